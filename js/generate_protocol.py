@@ -401,6 +401,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         "hello": (p.Hello(version=p.VERSION, streams=True, page="k3j9", said=2), None),
         "ack": (p.Ack(seq=3), None),
         "select": (p.Select(id=1, site="blocks/0"), None),
+        "choose_example": (p.ChooseExample(id=1, example=3), None),
         "perturb": (p.Perturb(id=2, site="blocks/0", kind="Scale", strength=0.5, at="input"), None),
         "adjust": (p.Adjust(id=3, perturbation=1, enabled=True, strength=None), None),
         "switch_all": (p.SwitchAll(id=5, enabled=False), None),

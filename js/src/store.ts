@@ -64,7 +64,7 @@ export class Store implements Receiver {
   /** The panel that the detail shows; "" for the first. */
   readonly panel = signal("");
   readonly words = new WordsState((request, settle) => this.kernel.ask(request, settle));
-  readonly inputs = new InputsState();
+  readonly inputs = new InputsState((request) => this.kernel.ask(request));
   readonly studies = new StudiesState((request, settle) => this.kernel.ask(request, settle), this.inputs);
   readonly values = new ValuesState((request, settle) => this.kernel.ask(request, settle), this.inputs);
   readonly axis = signal<Axis>("auto");

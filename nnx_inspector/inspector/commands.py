@@ -122,6 +122,7 @@ class Commands:
 
 _REQUESTS: Final[Mapping[type, Callable[[Commands, Any, Any], Answer | None]]] = {
     protocol.Select: lambda c, m, _: c._core.select(m.site),
+    protocol.ChooseExample: lambda c, m, _: c._core.view.begin_with(m.example),
     protocol.Perturb: Commands._perturb,
     protocol.SetMask: Commands._set_mask,
     protocol.Adjust: Commands._adjust,

@@ -172,6 +172,12 @@ class Presenter:
             self._kept.pop(message.type, None)  # the next one comes after it
             self._kept[ASIDE] = message
 
+    def begin_with(self, example: int) -> None:
+        """Let later views begin with an example; those on screen have chosen it."""
+        for name in ("inputs", ASIDE):
+            if name in self._kept:
+                self._kept[name] = dataclasses.replace(self._kept[name], example=example)
+
     def send(self, message: Any, buffer: bytes | None = None) -> None:
         self._send(message, buffer)
 

@@ -54,7 +54,7 @@ def inspector() -> Iterator[nni.Inspector]:
     """After a short training, with a perturbation on."""
     model = Net(rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (16, 3))
-    insp = nni.Inspector(model, x, display=False)
+    insp = nni.Inspector(model, x, labels=["no", "yes"], display=False)
 
     @nnx.jit
     def train_step(model: Net, x: jax.Array) -> jax.Array:
@@ -89,6 +89,7 @@ def look_at_the_head(insp: nni.Inspector) -> None:
             ends=(1, 16, 2), most=(1, 99, 99), norm_over=-1, component="value", exact=False,
         )
     )  # fmt: skip
+    commands.answer(protocol.ChooseExample(id=4, example=3))
     commands.wait()
 
 
@@ -215,6 +216,7 @@ def test_values_and_comparisons_that_were_opened(opened: Opened, inspector: nni.
     view.row("head").click()
     view.wait_selected("head")
     view.part("nni-tab-values").click()
+    expect(view.part("nni-examples")).to_have_attribute("data-value", "3")
     view.part("nni-legend-high").wait_for()
     values = inspector._core.opened.answers()
     _, buffer = next(one for one in values.values() if isinstance(one[0], protocol.Values))

@@ -2,10 +2,13 @@
 // Invariant: a word is given only for an axis that is known to hold the positions of the tokens, and
 // for a known example; every other place keeps its number.
 import { batch, computed, signal } from "@preact/signals";
+import type { Ask } from "../kernel/bridge";
 import type { Inputs, Pictures } from "../kernel/protocol";
 
 /** The names of axes that hold positions; `values/axes.py` gives them, and counts repeated ones. */
 const POSITIONS = /^(position|query|key)( \d+)?$/;
+
+const CHOOSE_MS = 100;
 
 export class InputsState {
   readonly inputs = signal<Inputs | null>(null);
@@ -18,18 +21,27 @@ export class InputsState {
   /** Whether the last click chose an example, so that this line says what was clicked. */
   readonly clicked = signal(false);
 
+  private chosen = false;
+  private timer: ReturnType<typeof setTimeout> | undefined;
+
+  constructor(private readonly ask?: (request: Ask) => void) {}
+
   choose(example: number): void {
     if (example === this.example.value) return;
+    this.chosen = true;
     batch(() => {
       this.example.value = example;
       this.clicked.value = true;
     });
+    clearTimeout(this.timer); // a slider passes many
+    this.timer = setTimeout(() => this.ask?.({ type: "choose_example", example }), CHOOSE_MS);
   }
 
   take(message: Inputs): void {
     batch(() => {
       this.inputs.value = message;
       if (message.studied) this.studied.value = message;
+      if (!this.chosen) this.example.value = message.example;
       if (this.example.value >= message.batch) this.example.value = 0;
     });
   }

@@ -672,12 +672,13 @@ export interface Pictures {
   readonly pixels: string;
 }
 
-/** The batch of the pass on screen. Buffer: none. `batch` counts its examples, of which `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there is none, and `positions` the number of ids of each example. `pictures` are None if the batch has none. `problem` says what could not be read; "" if nothing. `number` tells batches apart, and studies look at the last one that is `studied`, which is that of a forward pass. */
+/** The batch of the pass on screen. Buffer: none. `batch` counts its examples, of which `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there is none, and `positions` the number of ids of each example. `pictures` are None if the batch has none. `problem` says what could not be read; "" if nothing. `number` tells batches apart, and studies look at the last one that is `studied`, which is that of a forward pass. A new view looks at `example`. */
 export interface Inputs {
   readonly type: "inputs";
   readonly version: number;
   readonly number: number;
   readonly studied: boolean;
+  readonly example: number;
   readonly batch: number;
   readonly tokens: string;
   readonly positions: number;
@@ -723,6 +724,13 @@ export interface Select {
   readonly type: "select";
   readonly id: number;
   readonly site: string;
+}
+
+/** Browser to kernel: later views and saved pages begin with this example. */
+export interface ChooseExample {
+  readonly type: "choose_example";
+  readonly id: number;
+  readonly example: number;
 }
 
 /** Browser to kernel: add a perturbation of the menu to one site, switched on. A `strength` of None means the offer's default. */
@@ -919,7 +927,7 @@ export interface StopStudy {
 
 export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | Parameters | UnitFigures | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Curves | Passes | State | Findings | Reply | Arrays | Values;
 
-export type ToKernel = Hello | Ack | Select | Perturb | Adjust | Remove | SwitchAll | ShowNnx | SwitchMode | SetMask | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
+export type ToKernel = Hello | Ack | Select | ChooseExample | Perturb | Adjust | Remove | SwitchAll | ShowNnx | SwitchMode | SetMask | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
 
 /** The fields of every struct: a scalar, struct or a|b, then `?` null, `[]` list, `{}` map. */
 export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
@@ -979,11 +987,12 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Values: { version: "int", request: "int", array: "int", index: "int[]", axes: "int[]", norm_over: "int", component: "value|real|imag|abs", exact: "bool", starts: "int[]", ends: "int[]", block: "int[]", counts: "int[]", planes: "str[]", encoding: "float32|float64|int64|uint64" },
   Example: { words: "str[]", label: "str", prediction: "str" },
   Pictures: { path: "str", count: "int", rows: "int", columns: "int", height: "int", width: "int", channels: "int", shown: "str", pixels: "str" },
-  Inputs: { version: "int", number: "int", studied: "bool", batch: "int", tokens: "str", positions: "int", examples: "Example[]", problem: "str", pictures: "Pictures?" },
+  Inputs: { version: "int", number: "int", studied: "bool", example: "int", batch: "int", tokens: "str", positions: "int", examples: "Example[]", problem: "str", pictures: "Pictures?" },
   Positions: { version: "int", id: "int", site: "str", example: "int", unit: "int", axis: "int?", along: "int?", axes: "str[]", units: "int", positions: "int", figures: "str[]", source: "str" },
   Hello: { version: "int", streams: "bool", page: "str", said: "int" },
   Ack: { seq: "int" },
   Select: { id: "int", site: "str" },
+  ChooseExample: { id: "int", example: "int" },
   Perturb: { id: "int", site: "str", kind: "str", strength: "float?", at: "output|input" },
   Adjust: { id: "int", perturbation: "int", enabled: "bool", strength: "float?" },
   Remove: { id: "int", perturbation: "int" },
@@ -1011,7 +1020,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
 export const TO_BROWSER: Readonly<Record<string, string>> = { other: "Other", compared: "Compared", weights: "Weights", flow: "Flow", layout_library: "LayoutLibrary", inputs: "Inputs", positions: "Positions", nnx: "Nnx", parameters: "Parameters", units: "UnitFigures", code: "Code", sweep: "Sweep", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples", layout: "Layout", frame: "Frame", history: "History", curves: "Curves", passes: "Passes", state: "State", findings: "Findings", reply: "Reply", arrays: "Arrays", values: "Values" };
 
 /** The struct of every message type. */
-export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", perturb: "Perturb", adjust: "Adjust", remove: "Remove", switch_all: "SwitchAll", show_nnx: "ShowNnx", switch_mode: "SwitchMode", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_pass: "ShowPass", compare: "Compare", show_values: "ShowValues", read_values: "ReadValues", show_flow: "ShowFlow", show_operations: "ShowOperations", get_layout_library: "GetLayoutLibrary", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };
+export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", choose_example: "ChooseExample", perturb: "Perturb", adjust: "Adjust", remove: "Remove", switch_all: "SwitchAll", show_nnx: "ShowNnx", switch_mode: "SwitchMode", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_pass: "ShowPass", compare: "Compare", show_values: "ShowValues", read_values: "ReadValues", show_flow: "ShowFlow", show_operations: "ShowOperations", get_layout_library: "GetLayoutLibrary", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };
 
 /** What a click can add, in the order of the menu. Python can do more. */
 export const OFFERS: readonly Offer[] = [

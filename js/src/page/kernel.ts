@@ -63,6 +63,8 @@ export class Replay {
         if (recorded.row(request.site) === undefined) return refused(`there is no site ${request.site}.`);
         this.selected = request.site;
         return done(this.site());
+      case "choose_example":
+        return done([]);
       case "show_pass": {
         const at = recorded.indexOf(request.number);
         if (at < 0) return refused(`Pass ${request.number} is not kept on this page.`);

@@ -29,7 +29,8 @@ export function ExamplesPanel({ store, site }: { store: Store; site: Site }) {
     else studies.change({ unit });
   };
   // a saved page shows what was found, and nothing else can be asked for
-  const of = found && store.replay.value !== "" ? found : { ...wish, site: site.key, batch: 0 };
+  const same = here && found.unit === wish.unit && found.axis === wish.axis;
+  const of = found && (store.replay.value !== "" || same) ? found : { ...wish, site: site.key, batch: 0 };
   const axis = of.axis === -1 ? "" : `, axis=${of.axis}`;
   return (
     <section class="nni-words-panel" aria-label="Examples">

@@ -44,6 +44,7 @@ export class StudiesState {
     const empty = message.running || message.error !== "";
     const none = message.type === "logits" && !empty && message.bars.length === 0; // of a lens that is gone
     of.value = none ? null : { now: message, found: empty ? (of.value?.found ?? null) : message };
+    if (message.type === "examples" && !empty) this.change({ unit: message.unit, axis: message.axis }); // perhaps chosen in Python
     this.heard(message.type, message.running);
   }
 

@@ -60,7 +60,7 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
         )}
         {data && (
           <span class="nni-faint nni-small">
-            {count(units + data.header.more)} units of {count(data.header.each)} values each, {data.header.source}
+            {count(units + data.header.more)} units of {count(data.header.each)} values each{overBatch(axes, axis)}, {data.header.source}
           </span>
         )}
         <span class="nni-grow" />
@@ -92,6 +92,12 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
       )}
     </section>
   );
+}
+
+/** That the units are measured over all examples, whichever one is chosen; "" along the axis of the examples. */
+function overBatch(axes: readonly string[], axis: number): string {
+  const batch = axes.findIndex((name, i) => name.startsWith("batch (") && i !== axes.length + axis);
+  return batch < 0 ? "" : ` over all examples, ${axes[batch]!}`;
 }
 
 /** The legend of the strip's colours: as in the panel "Values", blue below 0 and orange above. */

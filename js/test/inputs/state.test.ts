@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, it, vi } from "vitest";
 import { exampleOf, InputsState, visible } from "../../src/inputs/state";
 import type { Inputs } from "../../src/kernel/protocol";
 
@@ -7,6 +7,7 @@ const inputs: Inputs = {
   version: 5,
   number: 1,
   studied: true,
+  example: 0,
   batch: 2,
   tokens: "tokens",
   positions: 3,
@@ -77,4 +78,20 @@ describe("a word on screen", () => {
   it("leaves everything else as it is", () => {
     for (const word of ["<img src=x onerror=alert(1)>", "👩‍👩‍👧", "שלום", "é", "&amp;"]) expect(visible(word)).toBe(word.replaceAll(" ", "·"));
   });
+});
+
+it("begins with the example that was looked at, and says which one is chosen", async () => {
+  vi.useFakeTimers();
+  const asked: unknown[] = [];
+  const state = new InputsState((request) => asked.push(request));
+  state.take({ ...inputs, number: 1, batch: 2, example: 1 }); // the batch of studies comes first
+  state.take({ ...inputs, number: 2, studied: false, batch: 8, example: 5 });
+  expect([state.example.value, state.studiedExample.value]).toEqual([5, 1]);
+  state.choose(2);
+  state.choose(3);
+  vi.runAllTimers();
+  vi.useRealTimers();
+  expect(asked).toEqual([{ type: "choose_example", example: 3 }]);
+  state.take({ ...inputs, number: 3, batch: 8, example: 5 }); // chosen here: it stays
+  expect(state.example.value).toBe(3);
 });

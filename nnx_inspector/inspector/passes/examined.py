@@ -46,6 +46,8 @@ def show_inputs(core: Core, value: Any = None) -> None:
     except Exception as error:  # noqa: BLE001 - the pass went well, and the screen says so
         why = f"The batch could not be read: {reply_text(error)}"
         message = dataclasses.replace(core.inputs.message([]), problem=why)
+    if before is not None and before.example < message.batch:
+        message = dataclasses.replace(message, example=before.example)
     if core.trial is not trial:
         return  # another pass was requested meanwhile, and shows its own batch
     if message.problem and message.problem != getattr(before, "problem", ""):

@@ -38,11 +38,13 @@ class Inputs(Shown, type="inputs"):
     `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there
     is none, and `positions` the number of ids of each example. `pictures` are None if the batch has
     none. `problem` says what could not be read; "" if nothing. `number` tells batches apart, and
-    studies look at the last one that is `studied`, which is that of a forward pass.
+    studies look at the last one that is `studied`, which is that of a forward pass. A new view
+    looks at `example`.
     """
 
     number: int = -1
     studied: bool = True
+    example: int = 0
     batch: int
     tokens: str
     positions: int

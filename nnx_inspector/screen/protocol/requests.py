@@ -34,6 +34,12 @@ class Select(Request, type="select"):
     site: str
 
 
+class ChooseExample(Request, type="choose_example"):
+    """Browser to kernel: later views and saved pages begin with this example."""
+
+    example: int
+
+
 class Perturb(Request, type="perturb"):
     """Browser to kernel: add a perturbation of the menu to one site, switched on. A `strength` of
     None means the offer's default.

@@ -8,6 +8,7 @@ from flax import nnx
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.passes.examined import arguments_of
+from nnx_inspector.screen import protocol
 
 IDS = np.arange(6, dtype=np.int32).reshape(2, 3)
 
@@ -130,7 +131,9 @@ def test_studies_keep_their_batch_apart_from_that_of_a_later_step(model):
     assert list(found.words) == [f"w{i}" for i in IDS[0]] == list(studied.examples[0].words)
     insp.step(loss, {"y": IDS, "x": IDS + 6}, jnp.ones(1))
     assert insp._core.view.kept("aside") == studied
+    insp._commands.answer(protocol.ChooseExample(id=1, example=1))
     insp.run(IDS + 1)
+    assert insp._core.view.kept("inputs").example == 1
     assert insp._core.view.kept("aside") is None
     assert insp._core.view.kept("inputs").number != found.batch
     assert insp._core.view.kept("attribution") == found
