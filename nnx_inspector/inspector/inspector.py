@@ -368,9 +368,9 @@ class Inspector(Readings):
             perturbation: any kind, such as `nni.Zero()`, `nni.Mask(units)` or `nni.StopGradient()`.
 
         Raises:
-            TypeError: it is not a perturbation, or has no meaning for a site's values. ValueError:
-            nothing matches (the text names the nearest), an array does not fit, or there is
-                no such layer.
+            TypeError: it is not a perturbation, or has no meaning for a site's values.
+            ValueError: nothing matches (the text names the nearest), an array does not fit, or
+                there is no such layer.
             InspectorError: it holds a traced value.
         """
         return self._targets.perturb(only, perturbation)

@@ -281,9 +281,10 @@ class Readings:
         Args:
             site: its key, `"layers[3]"` for one layer of a stack. Its output needs an axis for the
                 positions of the tokens.
-            example: which example of the batch. unit: the unit whose value is shown. axis: the axis
-            of the tokens in what the site (or its layer) returns. Needed if it is not
-                found, or to choose another: the keys of a pattern (-1) instead of its queries.
+            example: which example of the batch.
+            unit: the unit whose value is shown.
+            axis: the axis of the tokens in what the site (or its layer) returns. Needed if it is
+                not found, or to choose another: the keys of a pattern (-1) instead of its queries.
 
         Returns:
             A frame with a row for each position: `position`, `word`, `norm` (over the units),
@@ -291,9 +292,9 @@ class Readings:
             `gradient_times_activation` (added up over the units).
 
         Raises:
-            ValueError: there is no such site. InspectorError: the site has no axis of positions, or
-            it must be chosen by `axis`; or the
-                tokens are not known: the inspector needs `decode=`.
+            ValueError: there is no such site.
+            InspectorError: the site has no axis of positions, or it must be chosen by `axis`; or
+                the tokens are not known: the inspector needs `decode=`.
             IndexError: there is no such example or unit.
 
         Example:

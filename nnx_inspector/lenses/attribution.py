@@ -44,9 +44,10 @@ class Attribution:
     Attributes:
         of: the site, `"token"` (of several calls, `"token call 0"`), or `""` for an argument of
             the call.
-        method: "gradient", "gradient_times_input" or "integrated_gradients". values: the
-        attribution of each number, in the shape of the argument or of the site's output. scores:
-        one for each place: for a site, the sum over its features (for "gradient", their
+        method: "gradient", "gradient_times_input" or "integrated_gradients".
+        values: the attribution of each number, in the shape of the argument or of the site's
+            output.
+        scores: one for each place: for a site, the sum over its features (for "gradient", their
             norm); for an argument, `values` itself.
         output: the chosen output for each example.
         baseline_output: the output of the baseline, for integrated gradients; else None.

@@ -135,9 +135,10 @@ class Where:
     """Where something was measured.
 
     Attributes:
-        site: the site. rank: how many leading axes are rows, one for each scan around the site.
+        site: the site.
+        rank: how many leading axes are rows, one for each scan around the site.
         apart: whether each member of the ensemble sends its own figures; otherwise all send the
-        same.
+            same.
     """
 
     site: str

@@ -27,9 +27,9 @@ class Kept:
     """What was kept of one array.
 
     Attributes:
-        value: the array, or the result of a reduction; None if not wanted. units: figures for each
-        unit of an axis; None if not wanted, or if the array has no such axis
-            or more than `MAX_UNITS` units.
+        value: the array, or the result of a reduction; None if not wanted.
+        units: figures for each unit of an axis; None if not wanted, or if the array has no such
+            axis or more than `MAX_UNITS` units.
     """
 
     value: Any = None

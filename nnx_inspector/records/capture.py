@@ -78,10 +78,10 @@ def capture(
         units: an axis (-1 for the last) for whose units statistics are kept, up to 65,536 units,
             without keeping the array. Read them as `record[site].units`; None for an array
             without that axis.
-        parameters: whether to measure the parameters too, in `record.parameters`. sample: "auto"
-        makes the histogram of a large array from at least 65,536 evenly spaced values;
-            1 uses all values, 8 every eighth token (row, slice). All other figures are exact.
-            `Summary.rank_error` bounds the error of quantiles;
+        parameters: whether to measure the parameters too, in `record.parameters`.
+        sample: "auto" makes the histogram of a large array from at least 65,536 evenly spaced
+            values; 1 uses all values, 8 every eighth token (row, slice). All other figures are
+            exact. `Summary.rank_error` bounds the error of quantiles;
             `nnx_inspector.stats.summarize.summarize` says what a sample can miss.
 
     Returns:
@@ -139,8 +139,8 @@ def value_and_grad(
     Args:
         f: the loss: a function whose arguments hold modules (or a module, or a bound method).
         argnums: the arguments to differentiate with respect to: an int, an `nnx.DiffState`, or
-        several
-            of them. For a module, its parameters (`nnx.Param`), unless a DiffState selects others.
+            several of them. For a module, its parameters (`nnx.Param`), unless a DiffState selects
+            others.
         has_aux: whether `f` returns `(loss, aux)`.
         only: the sites to record; see `capture`, also for `inputs`, `values` and `units`.
         inputs: whether to measure inputs too.

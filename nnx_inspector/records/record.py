@@ -36,9 +36,10 @@ class Parameter:
     """One parameter array of a model in one pass.
 
     Attributes:
-        value: the Summary of its value before the step. gradient: the Summary of the loss's
-        gradient, or None if the parameter was not differentiated. update: the Summary of what the
-        optimizer would add, or None without an optimizer.
+        value: the Summary of its value before the step.
+        gradient: the Summary of the loss's gradient, or None if the parameter was not
+            differentiated.
+        update: the Summary of what the optimizer would add, or None without an optimizer.
     """
 
     value: Summary

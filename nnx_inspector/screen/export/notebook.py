@@ -33,10 +33,10 @@ class SavedOutput:
     """One output, from `show` on.
 
     Args:
-        last: returns the last state, or None if the output should stay as it is. failed: called
-        with the error of making or sending the output. seen: whether a browser has ever sent
-        anything. Without one (a notebook that runs by itself),
-            an output that is not sent before the cell ends is lost.
+        last: returns the last state, or None if the output should stay as it is.
+        failed: called with the error of making or sending the output.
+        seen: whether a browser has ever sent anything. Without one (a notebook that runs by
+            itself), an output that is not sent before the cell ends is lost.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The pattern of an attention, whoever computes it, against a softmax in NumPy with 64 bits."""
+"""The pattern of an attention, whatever computes it, against a softmax in NumPy with 64 bits."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_without_heads_and_under_vmap_the_axes_are_those_there_are() -> None:
 
 
 def unlike(x: jax.Array, w: jax.Array) -> dict[str, Callable[..., Any]]:
-    """Products of a softmax that are no attention, of `w`, a Variable."""
+    """Products of a softmax that are not attention; `w` is a Variable."""
     return {
         "a layer": lambda w: jax.nn.softmax(x @ w) @ w.T,
         "a router": lambda w: jnp.einsum("ne,end->nd", jax.nn.softmax(x @ w), jnp.ones((D, 3, 2))),
