@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.sites import Selection, iter_modules, of_operation, site_key
+from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Function, as_function, roots_of
 from nnx_inspector.program.harvest import evaluate
@@ -74,6 +76,11 @@ class Observed:
         atoms: list[Any] = self.stage.survey.jaxpr.outvars[: self.stage.outputs]
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms]
         return returned.rebuild([None] * len(returned.nodes), avals)
+
+    @functools.cached_property
+    def flow(self) -> tuple[tuple[Edge, ...], tuple[Edge, ...], tuple[Arrival, ...]]:
+        """The edges of the pass; see `dataflow`."""
+        return dataflow(self.stage.survey.jaxpr, self.stage.owner)
 
     def members(self, *sites: str) -> int:
         """How many models of an ensemble call one of the sites together; 0 for a single model."""

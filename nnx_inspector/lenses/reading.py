@@ -29,7 +29,6 @@ from nnx_inspector.hooks.sites import (
 )
 from nnx_inspector.lenses.addends import Walk
 from nnx_inspector.lenses.observed import Calls, Observed, arrays_in, copy_of, logits_in, module_at
-from nnx_inspector.program.analysis.dataflow import dataflow
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.stats.summarize import in_words
 
@@ -189,7 +188,7 @@ def _ends(one: Observed, after: str | None = None) -> list[str]:
 
     Modules without parameters (a dropout, a soft cap) are passed over.
     """
-    edges, borders, _ = dataflow(one.stage.survey.jaxpr, one.stage.owner)
+    edges, borders, _ = one.flow
     before: dict[str, set[str]] = {}
     for edge in (*borders, *edges):
         before.setdefault(edge.consumer, set()).add(edge.producer)
@@ -364,7 +363,7 @@ def _between(one: Observed, blocks: list[Stream]) -> list[Stream]:
     last, own = blocks[-1], logits_in(one.shapes)
     form = in_words(last.form.dtype, last.form.shape)
     logits = None if own is None else in_words(own.dtype, own.shape)
-    edges, borders, arrivals = dataflow(one.stage.survey.jaxpr, one.stage.owner)
+    edges, borders, arrivals = one.flow
     sources: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
     inner = set(borders)
     for edge in (*edges, *borders):  # what encloses a call returns after it

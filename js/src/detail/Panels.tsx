@@ -35,8 +35,9 @@ interface Panel {
   readonly View: FunctionComponent<PanelProps>;
 }
 
-/** The panels that look at one example; a saved page, which may have none of them, shows the batch first. */
+/** The panels that look at an example of the last forward pass. */
 const OF_STUDIES = new Set(["lens", "attribution"]);
+/** The panels that look at one example; a saved page, which may have none of them, shows the batch first. */
 const OF_EXAMPLES = new Set([...OF_STUDIES, "values", "words"]);
 /** In the order of the tabs; the first one is shown initially. */
 const panelsOf = ({ store: { replay, missing, inputs, studies } }: PanelProps): readonly Panel[] =>
