@@ -237,60 +237,54 @@ def _read(
 ) -> tuple[list[jax.Array], list[jax.Array], dict[int, jax.Array]]:
     """Points, sums and the counts of `APART`, from one reduction.
 
-    Means and squares of the differences from a typical value are merged pairwise (Chan, Golub and
-    LeVeque 1983), so that no mean must be known beforehand. Each partial result carries its own
+    Means and squares are merged pairwise (Chan, Golub and LeVeque 1983), so that no mean must be
+    known beforehand. A partial mean is the distance from one of its own values, and carries its own
     scale (Anderson 2017, "Algorithm 978: Safe scaling in the level 1 BLAS").
     """
     operands, initial, counted = counters(value)
     finite = is_finite(value)
-    origin = _typical(value, axes)
-    half = scaled_difference(value, origin, 0.5)
-    bits = bit_pattern(half)
-    width, bias = (52, 1023) if half.dtype == np.float64 else (23, 127)
-    exponent = jnp.where(finite, (bits & np.iinfo(bits.dtype).max) >> width, 0)
-    as_float = functools.partial(lax.bitcast_convert_type, new_dtype=half.dtype)
-    fraction = (bits & ~infinity_pattern(half.dtype)) | (bias << width)
-    fraction = jnp.where(exponent > 0, as_float(fraction), 0)  # from 1 to 2, or 0
-    one, zero = np.array(1, half.dtype), np.array(0, half.dtype)
+    real = sum_dtype(value.dtype)
+    width, bias = (52, 1023) if real == np.float64 else (23, 127)
+    as_float = functools.partial(lax.bitcast_convert_type, new_dtype=real)
+    one, zero = np.array(1, real), np.array(0, real)
 
     def combine(a: Any, b: Any) -> Any:
-        (e1, n1, mean1, square1), (e2, n2, mean2, square2) = a[-4:], b[-4:]
-        e, n = jnp.maximum(e1, e2), n1 + n2
-        f1, f2 = (as_float(jnp.maximum(bias - (e - x), 0) << width) for x in (e1, e2))
+        (n1, at1, e1, mean1, square1), (n2, at2, e2, mean2, square2) = a[-5:], b[-5:]
+        n, both = n1 + n2, (n1 > 0) & (n2 > 0)
+        half = jnp.where(both, scaled_difference(at2, at1, 0.5), zero)
+        bits = bit_pattern(half)
+        exponent = (bits & np.iinfo(bits.dtype).max) >> width
+        normal, exponent = exponent > 0, jnp.maximum(exponent, (half != 0).astype(bits.dtype))
+        e = jnp.maximum(jnp.maximum(e1, e2), exponent)
+        f1, f2, f = (as_float(jnp.maximum(bias - (e - x), 0) << width) for x in (e1, e2, exponent))
+        fraction = as_float((bits & ~infinity_pattern(real)) | (bias << width))  # from 1 to 2
+        step = jnp.where(normal, fraction, half * np.array(2.0 ** (bias - 1), real)) * f
+        mean1, mean2 = mean1 * f1, mean2 * f2
         share = n2 / jnp.maximum(n, one)
-        mean = mean1 * f1
-        apart = mean2 * f2 - mean
+        apart = mean2 + step - mean1
         square = square1 * (f1 * f1) + square2 * (f2 * f2) + apart * apart * (n1 * share)
-        return (*counted(a[:-4], b[:-4]), e, n, mean + apart * share, square)
+        mean = mean1 + apart * share
+        # the value nearer to its mean stays: the other one may stand out
+        second = (n1 == 0) | ((n2 > 1) & (jnp.abs(mean2) < jnp.abs(mean1)))
+        at, mean = jnp.where(second, at2, at1), jnp.where(second, mean - step, mean)
+        return (*counted(a[:-5], b[:-5]), n, at, e, mean, square)
 
-    none = [np.array(0, exponent.dtype), zero, zero, zero]
-    parts = (exponent, finite.astype(half.dtype), fraction, jnp.zeros_like(half))
-    *found, e, n, mean, square = lax.reduce((*operands, *parts), (*initial, *none), combine, axes)
+    nothing = jnp.zeros(value.shape, real)
+    parts = (finite.astype(real), value, bit_pattern(nothing), nothing, nothing)
+    none = [np.array(0, x.dtype) for x in parts]
+    *found, n, origin, e, mean, square = lax.reduce(
+        (*operands, *parts), (*initial, *none), combine, axes
+    )
     low, high, apart = from_counters(value, found)
     scale = jnp.where(e > 0, as_float(e << width), 0)
-    # `half` holds halves of the differences, whose scale is twice as large
-    origin = lax.squeeze(origin, axes)
+    origin = jnp.where(n > 0, origin, jnp.zeros_like(origin))
+    # means are halves of the differences, whose scale is twice as large
     shift = moved_shift(origin, 2 * (mean * scale), low, high)
     below = (bias - e) // 2  # the inverse of the largest scale is subnormal: it is applied twice
     lower, upper = (as_float((bias + x) << width) for x in (below, bias - e - below))
     rest = mean - scaled_difference(shift, origin, 0.5) * lower * upper
     sums = [scale, 2 * (n * rest), 4 * (square + n * (rest * rest))]
     return [low, high, shift], sums, apart
-
-
-def _typical(value: jax.Array, axes: _Axes) -> jax.Array:
-    """The median of three values of each row, because one may stand out; 0 if not finite."""
-
-    def at(part: float) -> jax.Array:
-        one = value
-        for axis in axes:
-            index = int(part * (one.shape[axis] - 1))
-            one = lax.slice_in_dim(one, index, index + 1, axis=axis)
-        return jnp.where(is_finite(one), one, jnp.zeros_like(one))
-
-    first, middle, last = at(0), at(0.5), at(1)
-    low, high = jnp.minimum(first, middle), jnp.maximum(first, middle)
-    return jnp.maximum(low, jnp.minimum(high, last))
 
 
 def _few(x: jax.Array, batch_rank: int) -> jax.Array:
