@@ -1,6 +1,7 @@
 // Whole views through anywidget's two entry points, in happy-dom.
 import { afterEach, describe, expect, it, vi } from "vitest";
 import { ABSENT_MS, ALONE_MS } from "../src/kernel/bridge";
+import { HISTORY_BINS, HISTORY_QUANTILES, VERSION } from "../src/kernel/protocol";
 import { ids } from "../src/ui/testids";
 import widget from "../src/widget";
 import { HOSTILE as EVIL } from "./helpers/injection";
@@ -109,6 +110,11 @@ describe("what was not measured", () => {
     expect(mean.dataset["value"]).toBe("NaN");
     expect(find(ids.detail)?.textContent).toContain("No gradient was measured here in this pass.");
     expect(find(ids.hist("gradient"))?.textContent).toContain("No gradient was measured here.");
+    const index = SITES.findIndex(({ key }) => key === find(ids.selected)!.dataset["value"]);
+    const history = { type: "history", version: VERSION, layout: 1, site: index, quantity: 0, steps: 2 };
+    stream.emit(history, new DataView(new Float64Array(2 * (1 + HISTORY_QUANTILES.length + HISTORY_BINS) + HISTORY_BINS + 1).fill(NaN).buffer));
+    await settle();
+    expect(find(ids.over("output"))?.textContent).toBe("activation2 stepsNo finite value in any step.");
   });
 });
 

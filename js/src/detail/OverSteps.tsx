@@ -38,17 +38,18 @@ export function OverSteps({ store }: { store: Store }) {
         {EACH.map(({ quantity, index: q, word }) => {
           const history = store.histories.value.get(q);
           const fits = history && history.header.site === index && history.header.steps > 0;
+          const drawn = fits && history.quantiles.some(Number.isFinite);
           return (
             <figure key={quantity} class="nni-figure" data-testid={ids.over(quantity)}>
               <figcaption>
                 <span class={`nni-q-${quantity}`}>{word}</span>
                 {fits && <span class="nni-faint">{history.header.steps === 1 ? "1 step" : `${count(history.header.steps)} steps`}</span>}
               </figcaption>
-              {fits ? (
+              {drawn ? (
                 <Chart history={history} quantity={quantity} word={word} heatmap={kind === "heatmap"} store={store} />
               ) : (
                 <div class="nni-nothing">
-                  <Waiting store={store} before="No steps recorded yet" />
+                  {fits ? "No finite value in any step." : <Waiting store={store} before="No steps recorded yet" />}
                 </div>
               )}
             </figure>

@@ -10,6 +10,7 @@ export function show(recorded: Recorded, place: HTMLElement): () => void {
   const { store, bridge } = parts;
   store.replay.value = recorded.note;
   store.missing.value = recorded.missing;
+  store.values.part.value = recorded.opened() ?? "output";
   const { control, stream } = comms(recorded);
   bridge.attach("stream", stream);
   bridge.attach("control", control);

@@ -3,6 +3,7 @@
 // short read; the messages read from it are those that the kernel would have sent.
 import { QUANTITIES, SPARK, STATISTICS, VERSION, type Frame, type Histogram, type Layout, type Progress, type State } from "../kernel/protocol";
 import { ProtocolError, toBrowser } from "../kernel/validate";
+import type { Part } from "../values/state";
 
 export type Message = readonly [header: unknown, buffer: DataView | undefined];
 
@@ -129,6 +130,12 @@ export class Recorded {
     const found = this.answers.get(what)?.get(site);
     if (!found) return null;
     return "error" in found ? found.error : this.message(found);
+  }
+
+  /** The part of the selected site whose values were opened last, without perturbations left out. */
+  opened(): Part | undefined {
+    const keys = [...(this.answers.get("values")?.keys() ?? [])].map((key): unknown[] => JSON.parse(key) as unknown[]);
+    return keys.findLast(([site, , clean, ...more]) => site === this.state.selected && clean === false && more.length === 0)?.[1] as Part | undefined;
   }
 
   /** The frame of a pass, with the histograms of a row. */

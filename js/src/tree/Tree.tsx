@@ -1,7 +1,7 @@
 // The tree of sites: search, menus, column heads, and the rows in view.
 // Invariant: the DOM holds only the rows in view, whatever the size of the model; one frame renders
 // those rows once.
-import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Store } from "../store";
 import { ids } from "../ui/testids";
 import { gridOf, leastOf } from "./columns";
@@ -22,6 +22,7 @@ export function Tree({ store }: { store: Store }) {
   const rows = tree.rows.value;
   const open = tree.open.value;
   const columns = tree.columns.value;
+  const grid = useMemo(() => gridOf(columns, sites?.list ?? []), [columns, sites]);
   const listed = tree.sort.value !== null;
   const selected = store.selectedIndex.value;
   const reveal = store.reveal.value;
@@ -82,7 +83,7 @@ export function Tree({ store }: { store: Store }) {
     <section
       class="nni-tree"
       aria-label="Modules"
-      style={{ "--nni-grid": gridOf(columns), "--nni-least": `${leastOf(columns)}px` }}
+      style={{ "--nni-grid": grid, "--nni-least": `${leastOf(columns)}px` }}
     >
       <Toolbar store={store} />
       <div

@@ -125,7 +125,7 @@ export function Strip({ data, figure, mask: given, editing, change, words, pictu
         onBlur={() => setAt(null)}
         onKeyDown={key}
       >
-        <Canvas height={grid.rows * grid.height} width={Math.max(width, 1)} label="" paint={paint} />
+        <Canvas height={grid.rows * grid.height + grid.below} width={Math.max(width, 1)} label="" paint={paint} />
         {active !== null && (
           <span id={id} class="nni-unseen-text" role="option" aria-selected={mask[active] === 1}>
             {told}

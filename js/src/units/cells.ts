@@ -14,9 +14,13 @@ interface Grid {
   readonly height: number;
   /** The empty places before the first unit. */
   readonly lead: number;
+  /** The room for numbers: left of several rows, below a single one. */
+  readonly left: number;
+  readonly below: number;
 }
 
 const GAP = 1;
+const FONT = 10;
 /** The width of a strip of patches, and how much of the picture its cells let through. */
 const PICTURE = 224;
 const THROUGH = 0.5;
@@ -28,17 +32,18 @@ export function gridOf(units: number, width: number, patches?: Patches | null): 
   if (patches) {
     const size = Math.min(PICTURE, room) / patches.columns;
     const lead = (patches.columns - (patches.skip % patches.columns)) % patches.columns;
-    return { columns: patches.columns, rows: (units + lead) / patches.columns, width: size, height: size, lead };
+    return { columns: patches.columns, rows: (units + lead) / patches.columns, width: size, height: size, lead, left: 0, below: 0 };
   }
-  if (units * 10 <= room) return { columns: units, rows: 1, width: Math.min(26, room / Math.max(units, 1)), height: 30, lead: 0 };
+  if (units * 10 <= room) return { columns: units, rows: 1, width: Math.min(26, room / Math.max(units, 1)), height: 30, lead: 0, left: 0, below: FONT + 3 };
   const [cell, height] = units <= 512 ? [12, 16] : units <= 4096 ? [8, 10] : [6, 7];
-  const columns = Math.max(1, Math.floor(room / cell));
-  return { columns, rows: Math.ceil(units / columns), width: room / columns, height, lead: 0 };
+  const left = 6.5 * String(units).length + 4;
+  const columns = Math.max(1, Math.floor((room - left) / cell));
+  return { columns, rows: Math.ceil(units / columns), width: (room - left) / columns, height, lead: 0, left, below: 0 };
 }
 
 export function cellAt(grid: Grid, units: number, x: number, y: number): number | null {
-  const [column, row] = [Math.floor(x / grid.width), Math.floor(y / grid.height)];
-  if (column < 0 || column >= grid.columns || row < 0) return null;
+  const [column, row] = [Math.floor((x - grid.left) / grid.width), Math.floor(y / grid.height)];
+  if (column < 0 || column >= grid.columns || row < 0 || row >= grid.rows) return null;
   const unit = row * grid.columns + column - grid.lead;
   return unit >= 0 && unit < units ? unit : null;
 }
@@ -85,6 +90,9 @@ export function paintStrip({ context: c, palette }: Area, { data, figure, grid, 
   const table = colours(range, dark);
   const [w, h] = [grid.width, grid.height];
   c.lineWidth = 1;
+  numberThem(c, palette.faint, grid, values.length);
+  c.save();
+  c.translate(grid.left, 0);
   const first = picture ? (picture.patches.skip + grid.lead) / grid.columns : 0;
   if (picture) {
     c.imageSmoothingEnabled = false;
@@ -133,5 +141,22 @@ export function paintStrip({ context: c, palette }: Area, { data, figure, grid, 
     c.lineWidth = 2;
     const place = active + grid.lead;
     c.strokeRect((place % grid.columns) * w, Math.floor(place / grid.columns) * h + 1, Math.max(w - GAP, 2), Math.max(h - 2, 2));
+  }
+  c.restore();
+}
+
+/** The numbers of the units: below a single row, and of the first unit of each of several, as many as there is room for. */
+function numberThem(c: CanvasRenderingContext2D, colour: string, grid: Grid, units: number): void {
+  if (grid.left + grid.below === 0) return;
+  c.fillStyle = colour;
+  c.font = `${FONT}px monospace`;
+  c.textBaseline = "middle";
+  c.textAlign = grid.left > 0 ? "right" : "center";
+  if (grid.left > 0) {
+    const step = Math.ceil(FONT / grid.height);
+    for (let row = 0; row < grid.rows; row += step) c.fillText(String(row * grid.columns), grid.left - 3, (row + 0.5) * grid.height);
+  } else {
+    const step = [1, 2, 4, 5, 8, 10, 20].find((n) => n * grid.width >= 6.5 * (String(units).length + 1)) ?? 50;
+    for (let unit = 0; unit < units; unit += step) c.fillText(String(unit), (unit + 0.5) * grid.width, grid.height + FONT / 2 + 2);
   }
 }

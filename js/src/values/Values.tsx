@@ -96,12 +96,10 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
       {arrays && array && shown && values.problem.value === "" && (
         <>
           <Axes values={values} array={array} shown={shown} inputs={store.inputs} />
-          <Readout values={values} inputs={store.inputs} />
-          {masked && (
-            <div class="nni-units-foot">
-              <MaskBar mask={masked.mask} what="places of the picture" editing={store.editingMask} change={masked.change} />
-            </div>
-          )}
+          <div class="nni-units-foot">
+            <Readout values={values} inputs={store.inputs} />
+            {masked && <MaskBar mask={masked.mask} what="places of the picture" editing={store.editingMask} change={masked.change} />}
+          </div>
           <Beside values={values}>
             <Picture values={values} inputs={store.inputs} label={`${arrays.part} of ${site.key || "the model"}, ${shapeText(array)}, as ${shown.view}`} drawn={masked} />
           </Beside>

@@ -29,6 +29,8 @@ type Tile = Rect & { readonly tile: number };
 
 const GAP = 4;
 const FONT = 10;
+/** The least width of a picture that shows its number. */
+const NUMBERED = 40;
 /** The room for words at the left and below, and how many letters fit in it. */
 const ROOM = { rows: 74, columns: 66, letters: 11 };
 
@@ -136,6 +138,7 @@ export function paintPicture(area: Area, at: Places, cells: Cells, picture: HTML
     part(whole[0], tall, whole[1], wide);
     context.globalAlpha = 1;
     if (i > 0 && rect.tile === at.tiles[0]!.tile) framed(area, rect); // the one that is also large
+    if (at.tiles.length > 1 && rect.width >= NUMBERED) numbered(area, rect);
     if (cursor && cursor.tile === rect.tile) crosshair(area, rect, [x(cursor.column), x(cursor.column + 1)], [y(cursor.row), y(cursor.row + 1)]);
     context.restore();
   });
@@ -193,6 +196,20 @@ export function paintWords({ context, palette }: Area, { box, tiles }: Places, w
       context.restore();
     });
   }
+}
+
+/** The number of a picture, in its corner. */
+function numbered({ context, palette }: Area, rect: Tile): void {
+  const text = String(rect.tile);
+  context.font = `${FONT}px monospace`;
+  context.textBaseline = "top";
+  context.textAlign = "right";
+  context.globalAlpha = 0.75;
+  context.fillStyle = palette.background;
+  context.fillRect(rect.x + rect.width - 6.5 * text.length - 4, rect.y, 6.5 * text.length + 4, FONT + 3);
+  context.globalAlpha = 1;
+  context.fillStyle = palette.text;
+  context.fillText(text, rect.x + rect.width - 2, rect.y + 2);
 }
 
 function framed({ context, palette }: Area, rect: Rect): void {

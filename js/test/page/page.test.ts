@@ -113,6 +113,13 @@ describe("what a page carries", () => {
     expect(statistic(decodeFrame(header, buffer), 4, 0, "mean")).toBe(2);
   });
 
+  it("says which part of the selected site was opened last", () => {
+    expect(recorded.opened()).toBeUndefined();
+    const keys = [["head", "output", false], ["head", "attention", false], ["head", "gradient", true], [1, [0, 0], [-1, 0, 1], -1, "value"], ["blocks/0", "input", false]]; // prettier-ignore
+    const values = keys.map((key) => [JSON.stringify(key), { error: "" }]);
+    expect(new Recorded(packed({ answers: { values }, state: state({ selected: "head" }) })).opened()).toBe("attention");
+  });
+
   it("puts a message together of exact numbers and shades", () => {
     const [[header, buffer]] = recorded.histories(2);
     const { quantiles, fractions } = decodeHistory(header as History, buffer);

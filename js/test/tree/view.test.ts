@@ -3,7 +3,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { STATISTICS } from "../../src/kernel/protocol";
 import { toSites } from "../../src/kernel/sites";
 import { Store } from "../../src/store";
-import { COLUMNS } from "../../src/tree/columns";
+import { COLUMNS, gridOf } from "../../src/tree/columns";
 import { testOf } from "../../src/tree/search";
 import { cell, frame, layout, perturbation, site, state } from "../helpers/messages";
 
@@ -175,6 +175,13 @@ describe("the layers of a stack", () => {
     expect(toSites(layout(many)).children[1]).toHaveLength(96);
     other.close();
   });
+});
+
+it("columns of text are as wide as their longest text needs, within bounds", () => {
+  const columns = COLUMNS.filter(({ id }) => id === "shape" || id === "spark");
+  const width = (output: string): string => gridOf(columns, [site("", -1, { output: "f32[2]" }), site("a", 0, { output })]).replace(/.*1fr\) /, "");
+  expect(width("f32[64,8,8,24]")).toBe("minmax(46px, 94px) 68px");
+  expect(width("f32[2,2]".repeat(9))).toBe("minmax(46px, 160px) 68px");
 });
 
 it("columns that are hidden do not sort", () => {

@@ -10,9 +10,9 @@ describe("cells", () => {
     for (const width of [0, 200, 641]) {
       const grid = gridOf(count, width);
       expect(grid.columns * grid.rows).toBeGreaterThanOrEqual(count);
-      expect(grid.columns * grid.width).toBeLessThanOrEqual(Math.max(width, 40) + 1e-9);
+      expect(grid.left + grid.columns * grid.width).toBeLessThanOrEqual(Math.max(width, 40) + 1e-9);
       for (const unit of [0, 1, count >> 1, count - 1].filter((u) => u < count)) {
-        const x = (unit % grid.columns) * grid.width + grid.width / 2;
+        const x = grid.left + (unit % grid.columns) * grid.width + grid.width / 2;
         const y = Math.floor(unit / grid.columns) * grid.height + grid.height / 2;
         expect(cellAt(grid, count, x, y)).toBe(unit);
       }
@@ -33,14 +33,16 @@ describe("cells", () => {
   it.each([false, true])("have the colours of the panel Values: blue below 0, orange above (dark: %s)", (dark) => {
     const data = decodeUnits(...units(3));
     data.figures.mean.set([-1, 1, 0]);
-    const painted: string[] = [];
+    const [painted, numbers]: [string[], string[]] = [[], []];
     const ignore = (): void => undefined;
     const context = {
       fillStyle: "", fillRect: () => painted.push(context.fillStyle), beginPath: ignore, moveTo: ignore, lineTo: ignore, stroke: ignore,
+      save: ignore, restore: ignore, translate: ignore, fillText: (text: string) => numbers.push(text),
     }; // prettier-ignore
     const palette = { text: "text", faint: "", line: "line", background: "", output: "", gradient: "", metric: "", perturb: "off", bad: "bad" };
     const area = { context: context as unknown as CanvasRenderingContext2D, width: 100, height: 30, palette };
     paintStrip(area, { data, figure: "mean", grid: gridOf(3, 100), mask: Uint8Array.from([1, 1, 1]), active: null, dark });
+    expect(numbers).toEqual(["0", "1", "2"]);
     const table = colours({ low: -1, high: 1, signed: true }, dark);
     const [below, above, zero] = painted.filter((colour) => colour !== "line");
     expect([below, above, zero]).toEqual([css(table, 0), css(table, 255 * 3), css(table, 128 * 3)]);

@@ -39,6 +39,7 @@ class KeptValues:
         """Keep the answer to a request; exact figures of single elements are left out."""
         key = key_of(request)
         if isinstance(request, protocol.ShowValues):
+            self._arrays.pop(key, None)  # the one that was opened last comes last
             self._arrays[key] = answer
         elif not request.exact:
             self._windows.pop(key, None)

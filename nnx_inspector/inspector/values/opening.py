@@ -221,6 +221,16 @@ class Opening:
         return Opened(moment, tuple(arrays), ({h.name: h.value for h in arrays},))
 
 
+def attentions(calls: Sequence[TracedCall]) -> dict[str, int]:
+    """How many attentions the call of each site computes, those with a site of their own too."""
+    found = {call.site: call.attends for call in calls}
+    for call in calls:
+        site = _caller(calls, call) if is_pattern(call.site) else None
+        if site is not None:
+            found[site] += 1
+    return found
+
+
 def opened_tree(opened: Opened, site: str, call: int | None) -> Any:
     """The values of one call of a site; `call` may be None if there is only one call.
 

@@ -15,7 +15,7 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import module_sites
 from nnx_inspector.inspector.core import Answer, Core
 from nnx_inspector.inspector.values.blocks import Window, exact_values, reduce_blocks
-from nnx_inspector.inspector.values.opening import Look, Opening
+from nnx_inspector.inspector.values.opening import Look, Opening, attentions
 from nnx_inspector.inspector.values.positions import Positions, figures_of
 from nnx_inspector.screen import protocol
 from nnx_inspector.stats.arithmetic import points_dtype
@@ -134,7 +134,7 @@ def look_of(core: Core) -> Look:
         setting=setting,
         modules={site.key: site.module for site in module_sites(core.model)},
         stacked={call.site: call.stacked for call in core.trace.calls},
-        attends={call.site: call.attends for call in core.trace.calls},
+        attends=attentions(core.trace.calls),
         passes=core.programs,
         trial=trial,
         source=f"{of}; a loop is running." if core.looping else f"{of}.",

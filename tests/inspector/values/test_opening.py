@@ -265,6 +265,9 @@ def test_attention_of_rank_3_and_weights_that_are_sown():
     shown = insp.values("attn@attention")
     np.testing.assert_array_equal(shown, insp.values("attn", part="attention"))
     np.testing.assert_allclose(shown, insp.values("attn/attention_weights"), rtol=1e-6)
+    insp.show_operations("attn")  # the pattern has a row of its own now
+    assert look_of(insp._core).parts("attn") == ("output", "input", "parameter", "attention")
+    np.testing.assert_array_equal(shown, insp.values("attn", part="attention"))
     with pytest.raises(InspectorError, match=r"'head' computes no attention.*'attn'"):
         opened(insp, "head", "attention")
     with pytest.raises(InspectorError, match=r"'head@softmax' is not called.*'head@\*'"):
