@@ -142,7 +142,7 @@ class Inputs:
         """The message for a batch: the arrays among the arguments of a pass."""
         found, problem = self.tokens_in(arguments) if self.decode is not None else (None, "")
         ids = np.zeros((0, 0), np.int32) if found is None else _rows(found)
-        pictures, no_picture = self._pictures_in(arguments)
+        pictures, no_picture = self.pictures_in(arguments)
         first = [one for one in arguments if pictures and one.path == pictures.path] or arguments
         batch = len(ids) if found is not None else _batch_of(first)
         positions = ids.shape[1]
@@ -186,7 +186,7 @@ class Inputs:
         found, _ = self.tokens_in(arguments)
         return [] if found is None else self.text(_rows(found)[example])
 
-    def _pictures_in(self, arguments: Sequence[Argument]) -> tuple[protocol.Pictures | None, str]:
+    def pictures_in(self, arguments: Sequence[Argument]) -> tuple[protocol.Pictures | None, str]:
         """The pictures of a batch, or None, and a sentence if the user named an argument without
         any.
         """

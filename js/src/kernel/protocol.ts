@@ -529,7 +529,7 @@ export interface ExciteRow {
   readonly at: number;
 }
 
-/** The examples that excite one unit of a site. Buffer: none. `total` is 0 while it is unknown; `count` is the number of examples seen; `extent` holds the lengths of the axes of `place`; `constant` says that all have one value. */
+/** The examples that excite one unit of a site. Buffer: none. `total` is 0 while it is unknown; `count` is the number of examples seen; `extent` holds the lengths of the axes of `place`; `constant` says that all have one value. `pictures` has one for each of the rows, if they are of other data than a batch that the screen has. */
 export interface UnitExamples {
   readonly type: "examples";
   readonly version: number;
@@ -550,6 +550,7 @@ export interface UnitExamples {
   readonly notes: readonly string[];
   readonly extent: readonly number[];
   readonly rows: readonly ExciteRow[];
+  readonly pictures: Pictures | null;
 }
 
 /** The pass of another run that `insp.compare` offers; a ShowPass of OTHER sends it. Buffer: none. `name` is that run's name, "" if there is no other run. `step` is None if the pass belongs to no step. `number` counts the passes offered, so that the browser pins each one once. */
@@ -976,7 +977,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Logits: { version: "int", running: "bool", error: "str", source: "str", batch: "int", example: "int", position: "int", token: "int", word: "str", logit: "float?", bars: "LogitBar[]" },
   Attributed: { version: "int", running: "bool", error: "str", source: "str", batch: "int", example: "int", of: "str", method: "str", word: "str", output: "float?", difference: "float?", shape: "int[]", blocks: "int", scores: "float?[]", words: "str[]" },
   ExciteRow: { which: "most|least|random", rank: "int", example: "int", place: "int[]", value: "float?", words: "str[]", at: "int" },
-  UnitExamples: { version: "int", running: "bool", error: "str", source: "str", batch: "int", stopped: "bool", done: "int", total: "int", site: "str", axis: "int", unit: "int", units: "int", count: "int", nan: "int", constant: "bool", notes: "str[]", extent: "int[]", rows: "ExciteRow[]" },
+  UnitExamples: { version: "int", running: "bool", error: "str", source: "str", batch: "int", stopped: "bool", done: "int", total: "int", site: "str", axis: "int", unit: "int", units: "int", count: "int", nan: "int", constant: "bool", notes: "str[]", extent: "int[]", rows: "ExciteRow[]", pictures: "Pictures?" },
   Other: { version: "int", name: "str", step: "int?", number: "int" },
   ComparedRow: { site: "str", quantity: "str", where: "both|here|pinned", total_variation: "float?", quantile_distance: "float?", constant: "bool", mean_difference: "float?", std_difference: "float?", rms_difference: "float?", nan: "int?", nan_pinned: "int?" },
   Compared: { version: "int", id: "int", number: "int", pinned: "int", rows: "ComparedRow[]", total: "int" },

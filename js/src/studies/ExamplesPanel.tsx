@@ -35,7 +35,7 @@ export function ExamplesPanel({ store, site }: { store: Store; site: Site }) {
   return (
     <section class="nni-words-panel" aria-label="Examples">
       <p class="nni-faint nni-small">
-        The inputs that excite one unit, head or channel. From here the batch of the example is searched; insp.examples(data, …) searches any data and shows it here.
+        The inputs that excite one unit, head or channel. Compute searches the batch of the last forward pass; insp.examples(data, …) searches any data, and shows what it finds here.
       </p>
       <Form store={store} name="Search for examples" running={shown?.now.running ?? false} start={() => studies.ask("examples", { site: site.key }, true)}>
         <Whole name="unit" value={wish.unit} testid={ids.examplesUnit} choose={choose} of={here ? found.units : undefined} />
@@ -61,11 +61,11 @@ function saidOf(found: UnitExamples): string {
   const nan = found.nan > 0 ? ` ${count(found.nan)} have a NaN, which is left out.` : "";
   const stopped = found.stopped ? " The search was stopped." : "";
   const notes = found.notes.map((note) => ` ${note}.`).join("");
-  return `Unit ${found.unit} of ${count(found.units)} of ${label(found.site)}: ${count(found.count)} examples searched, of ${found.source}.${nan}${stopped}${notes}`;
+  return `Unit ${found.unit} of ${count(found.units)} of ${label(found.site)}, in ${count(found.count)} examples of ${found.source}.${nan}${stopped}${notes}`;
 }
 
 function Table({ store, found }: { store: Store; found: UnitExamples }) {
-  const pictures = store.inputs.picturesOf(found.batch);
+  const pictures = found.pictures ?? store.inputs.picturesOf(found.batch);
   if (found.rows.length === 0) return <p class="nni-unseen">No example has a number for this unit.</p>;
   return (
     <>
@@ -79,9 +79,7 @@ function Table({ store, found }: { store: Store; found: UnitExamples }) {
           <section key={which} aria-label={TITLES[which]}>
             <h4>{TITLES[which]}</h4>
             <ol class="nni-bare">
-              {found.rows.filter((row) => row.which === which).map((row) => (
-                <Row key={row.rank} row={row} pictures={pictures} extent={found.extent} />
-              ))}
+              {found.rows.map((row, i) => row.which === which && <Row key={row.rank} row={row} pictures={pictures} at={found.pictures ? i : row.example} extent={found.extent} />)}
             </ol>
           </section>
         ))}
@@ -90,12 +88,13 @@ function Table({ store, found }: { store: Store; found: UnitExamples }) {
   );
 }
 
-function Row({ row, pictures, extent }: { row: ExciteRow; pictures: Pictures | null | undefined; extent: readonly number[] }) {
+/** `at`: the number of its picture. */
+function Row({ row, pictures, at, extent }: { row: ExciteRow; pictures: Pictures | null | undefined; at: number; extent: readonly number[] }) {
   const names = row.place.length === 1 ? ["position"] : row.place.length === 2 ? ["row", "column"] : row.place.map((_, i) => `axis ${i}`);
   const place = row.place.map((at, i) => `${names[i]} ${at}`).join(", ");
   return (
     <li data-testid={ids.excited} data-site={row.which} data-value={exact(row.value)}>
-      <Thumbnail pictures={pictures} example={row.example} height={56} mark={placeOnPicture(row.place, extent, pictures)} />
+      <Thumbnail pictures={pictures} example={at} height={56} mark={placeOnPicture(row.place, extent, pictures)} />
       <span class="nni-excited-value">{real(row.value)}</span>
       <span class="nni-faint">
         example {row.example}

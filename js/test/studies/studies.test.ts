@@ -105,6 +105,15 @@ it("lays the scores of pixels over the picture, and those of nothing else", asyn
   }
 });
 
+it("shows the pictures that came with the examples of other data, in their order", async () => {
+  const pictures = { path: "0", count: 2, rows: 4, columns: 4, height: 4, width: 4, channels: 1, shown: "grey", pixels: btoa("\0".repeat(32)) };
+  const [row] = (golden("examples", {}) as { rows: object[] }).rows;
+  const rows = [{ ...row, example: 700 }, { ...row, which: "least", example: 900 }, { ...row, which: "random", example: 3 }];
+  await open("examples");
+  await told(golden("examples", { batch: -1, rows, pictures }));
+  expect(view.all(ids.excited).map((one) => one.querySelectorAll("canvas").length)).toEqual([1, 1, 0]);
+});
+
 it("shows no picture of another batch: not a step's, nor a later one's", async () => {
   const pictures = { path: "0", count: 2, rows: 4, columns: 4, height: 4, width: 4, channels: 1, shown: "grey", pixels: btoa("\0".repeat(32)) };
   const inputs = { type: "inputs", version: VERSION, number: 5, studied: true, example: 0, batch: 2, tokens: "", positions: 0, examples: [], problem: "", pictures };

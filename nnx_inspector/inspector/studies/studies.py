@@ -9,9 +9,13 @@ Python gets, and an error of a study is shown in its panel. The recording keeps 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
+from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import reply_text
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.call import Call
@@ -27,9 +31,11 @@ from nnx_inspector.lenses.attribution import Attribution, attribute
 from nnx_inspector.lenses.examples import TopExamples, examples_of
 from nnx_inspector.lenses.lens import Lens, lens
 from nnx_inspector.lenses.logits import LogitAttribution, logit_attribution
+from nnx_inspector.program.function import is_input
 from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.records.donated import undisturbed
 from nnx_inspector.screen import protocol
+from nnx_inspector.screen.inputs import Argument
 
 
 def study(what: Any, **fields: Any) -> protocol.Study:
@@ -52,13 +58,14 @@ _EMPTY: dict[str, type[Any]] = {
 @dataclasses.dataclass(frozen=True)
 class _Found:
     """The last result of a kind, the name of its pass, the number of its batch (-1: other data),
-    and the words of an example.
+    the words of an example, and the pictures of several, if no batch on screen has them.
     """
 
     result: Any
     source: str
     batch: int
     words: Callable[[int], list[str]]
+    pictures: Callable[[Sequence[int]], protocol.Pictures | None] = lambda examples: None
 
 
 class Studies:
@@ -89,7 +96,7 @@ class Studies:
         inputs: Callable[[Any], Any] | None,
         progress: Progress,
     ) -> TopExamples:
-        return self._now(asked, self._searching(asked, data, k, inputs), progress, data)
+        return self._now(asked, self._searching(asked, data, k, inputs), progress, data, inputs)
 
     # --------------------------------------------------------- from the screen
 
@@ -154,10 +161,11 @@ class Studies:
         make: Callable[[Call, Report], Any],
         progress: Progress = False,
         data: Iterable[Any] | None = None,
+        inputs: Callable[[Any], Any] | None = None,
     ) -> Any:
         self._core.require_open()
         self._job.begin()
-        return self._make(asked, make, progress, data)
+        return self._make(asked, make, progress, data, inputs)
 
     def _make(
         self,
@@ -165,6 +173,7 @@ class Studies:
         make: Callable[[Call, Report], Any],
         progress: Progress,
         data: Iterable[Any] | None,
+        inputs: Callable[[Any], Any] | None = None,
     ) -> Any:
         core = self._core
 
@@ -175,14 +184,17 @@ class Studies:
             try:
                 self._show(self._empty(asked, running=True))
                 call = undisturbed(lambda: core.example_call().copied(), "The model")
-                trial, source = core.example, f"the example, at step {core.step}"
+                trial, source = core.example, f"the last forward pass, at step {core.step}"
                 with shown(progress, asked.what) as bar, call.configuration.held():
                     result = make(call, self._job.reporting(tell, bar))
                 if isinstance(result, TopExamples):
                     core.recording.keep_table(f"examples of {result.site}", result.columns())
                 if data is not None:
                     source = f"the data given, at step {core.step}"
-                    found = _Found(result, source, -1, lambda example: [])
+                    read = self._reader(data, inputs)
+                    words = lambda example: core.inputs.words(read([example]), 0)  # noqa: E731
+                    pictures = lambda those: core.inputs.pictures_in(read(those))[0]  # noqa: E731
+                    found = _Found(result, source, -1, words, pictures)
                 else:
                     of_it = trial is core.trial
                     arguments = arguments_of(core) if of_it else given(core, trial)
@@ -204,9 +216,28 @@ class Studies:
         name = inputs.name if of_classes else lambda number: inputs.text([number])[0]
         message = _MESSAGES[asked.what](found.result, asked, found.source, found.words, name)
         message = dataclasses.replace(message, batch=found.batch)
+        if asked.what == "examples":
+            pictures = found.pictures([row.example for row in message.rows])
+            message = dataclasses.replace(message, pictures=pictures)
         if asked.what == "lens":
             self._show(self._empty(study("logits")))  # those on screen may be of another example
         self._show(message)
+
+    def _reader(
+        self, data: Iterable[Any], inputs: Callable[[Any], Any] | None
+    ) -> Callable[[Sequence[int]], list[Argument]]:
+        """What gives the arguments of some examples of the data, as one batch; none if the data is
+        gone once it was read, as that of a generator is.
+        """
+        arguments = given(self._core, self._core.example)
+
+        def read(examples: Sequence[int]) -> list[Argument]:
+            rows = _rows_of(data, inputs, examples)
+            pairs = zip(arguments, rows, strict=False)
+            # ids that an embedding receives in part have no known places
+            return [dataclasses.replace(one, value=x) for one, x in pairs if not one.changed]
+
+        return read if isinstance(data, Sequence) or is_array(data) else lambda examples: []
 
     def _empty(self, asked: protocol.Study, **more: Any) -> Any:
         """The message of a study that has found nothing yet."""
@@ -224,6 +255,26 @@ _MESSAGES = {
     "attribution": attribution_message,
     "examples": examples_message,
 }
+
+
+def _rows_of(
+    data: Iterable[Any], inputs: Callable[[Any], Any] | None, examples: Sequence[int]
+) -> list[Any]:
+    """Each array of the batches, with these examples only; [] if the data has too few by now."""
+    found: dict[int, list[Any]] = {}
+    first = 0
+    for batch in data:
+        arrays = [
+            x for x in jax.tree.leaves(batch if inputs is None else inputs(batch)) if is_input(x)
+        ]
+        size = len(arrays[0]) if arrays else 0
+        for example in examples:
+            if first <= example < first + size:
+                found[example] = [np.asarray(x[example - first]) for x in arrays]
+        first += size
+    if not examples or len(found) < len(set(examples)):
+        return []
+    return [np.stack(of_one) for of_one in zip(*(found[n] for n in examples), strict=True)]
 
 
 def _nothing(hint: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 from nnx_inspector.screen.protocol.headers import Shown, Struct, Studied
+from nnx_inspector.screen.protocol.inputs import Pictures
 
 
 class Parameter(Struct):
@@ -199,7 +200,8 @@ class ExciteRow(Struct):
 class UnitExamples(Studied, type="examples"):
     """The examples that excite one unit of a site. Buffer: none. `total` is 0 while it is unknown;
     `count` is the number of examples seen; `extent` holds the lengths of the axes of `place`;
-    `constant` says that all have one value.
+    `constant` says that all have one value. `pictures` has one for each of the rows, if they are of
+    other data than a batch that the screen has.
     """
 
     stopped: bool
@@ -215,3 +217,4 @@ class UnitExamples(Studied, type="examples"):
     notes: tuple[str, ...]
     extent: tuple[int, ...]
     rows: tuple[ExciteRow, ...]
+    pictures: Pictures | None = None

@@ -2,6 +2,8 @@
 have oracles of their own.
 """
 
+import base64
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -203,6 +205,26 @@ def test_batches_that_raise_in_the_middle_say_so_and_free_the_panel(insp):
         insp.examples(data(), "head", progress=False)
     assert insp._core.view.kept("examples").error == "the file is gone"
     assert insp.examples([TOKENS, TOKENS[:1]], "head", progress=False).notes
+
+
+def test_examples_of_other_data_have_their_pictures_and_words(insp, picture):
+    data = [TOKENS[::-1], (TOKENS + 1) % len(WORDS)]
+    insp.examples(data, "head", 1, k=3, progress=False)
+    every = np.concatenate(data)
+    for row in insp._core.view.kept("examples").rows:
+        assert row.words[row.at] == WORDS[every[row.example, row.place[0]]]
+
+    photos = np.random.default_rng(0).integers(0, 256, (5, 2, 9, 9, 1)).astype(np.uint8)
+    picture.examples(
+        photos, "conv", 0, k=2, inputs=lambda x: np.repeat(x / 255, 3, -1), progress=False
+    )
+    for unit in (0, 3):
+        shown = ask(picture, "examples", site="conv", unit=unit, again=False)
+        found = np.frombuffer(base64.b64decode(shown.pictures.pixels), np.uint8)
+        expected = photos.reshape(10, 9, 9)[[row.example for row in shown.rows]]
+        np.testing.assert_array_equal(found.reshape(-1, 9, 9, 3)[..., 0], expected)
+    picture.examples(iter(list(photos / 255)), "conv", inputs=lambda x: np.repeat(x, 3, -1))
+    assert picture._core.view.kept("examples").pictures is None, "a generator is read once"
 
 
 def test_a_sweep_and_a_study_do_not_run_at_once(insp):
