@@ -333,7 +333,9 @@ class Readings:
         present model in `modes` and without the perturbations. The panel "Lens" shows it too.
 
         Raises:
-            ValueError, TypeError, InspectorError: as in `nni.lens`.
+            ValueError, TypeError, InspectorError: as in `nni.lens`; and without `unembed`, a
+                ValueError if nothing indicates that the output is logits: no words, classes or
+                pictures among the inputs, and no `labels`.
         """
         how = {"unembed": unembed, "norm": norm, "answer": answer, "k": k, "sites": sites}
         return self._studies.lens(study("lens"), **how)

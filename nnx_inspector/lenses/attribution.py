@@ -236,6 +236,7 @@ def _passes(
             return _returned(one, out)
 
         return of_argument, jnp.asarray(stage.inputs[place])
+    one.require_calls()
     calls = one.calls.get(site or "")
     if calls is None:
         near = ", ".join(map(repr, closest(site or "", list(one.calls))))
@@ -274,6 +275,7 @@ def _input_of(one: Observed) -> tuple[int | None, str | None, int | None]:
     first = stage.arrays[0]
     if jnp.issubdtype(first.dtype, jnp.floating):
         return 0, None, None
+    one.require_calls()
     embeds = [site for site in one.calls if _embeds(one, site)]
     held = len(stage.inputs) - len(stage.arrays)
     for number, found in sorted(inputs_received(stage.survey.jaxpr, stage.owner, embeds).items()):

@@ -82,6 +82,14 @@ class Observed:
         """The edges of the pass; see `dataflow`."""
         return dataflow(self.stage.survey.jaxpr, self.stage.owner)
 
+    def require_calls(self) -> None:
+        """Raise a ValueError if the pass calls no module."""
+        if not self.calls:
+            raise ValueError(
+                "This call calls no module of the model, so there is nothing to read. Pass the "
+                "model, or a function that calls it."
+            )
+
     def members(self, *sites: str) -> int:
         """How many models of an ensemble call one of the sites together; 0 for a single model."""
         marks = (mark for mark, _ in self.stage.survey.walk() if mark.site in sites)

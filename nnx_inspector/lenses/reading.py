@@ -85,8 +85,9 @@ def reading_of(one: Observed, unembed: Unembed, norm: Norm) -> Reading:
     """The reading of a pass, by the chosen unembedding and norm, or by proposals for None.
 
     Raises:
-        ValueError: a chosen site is not called, or nothing in the pass makes logits.
+        ValueError: no module is called, a chosen site is not, or nothing in the pass makes logits.
     """
+    one.require_calls()
     proposed = unembed is None and norm is None
     if unembed is None:
         unembed = _proposed(one)
@@ -355,45 +356,84 @@ def _streams(one: Observed, reading: Reading, sites: Any, size: int | None) -> l
     return _repeated(one, found, reading)
 
 
+_Given = dict[tuple[str, str, str], set[tuple[str, str]]]
+"""By site, part and form of an array: the calls, each with a part, from which it is made."""
+
+
 def _between(one: Observed, blocks: list[Stream]) -> list[Stream]:
     """The streams, given the repeated blocks: what they return or, where the code around them adds
     that to the stream, what comes in between the sums.
     """
-    place = lambda site: one.calls[site].last  # noqa: E731
-    last, own = blocks[-1], logits_in(one.shapes)
+    last, given = blocks[-1], _given_by_site(one)
     form = in_words(last.form.dtype, last.form.shape)
-    logits = None if own is None else in_words(own.dtype, own.shape)
-    edges, borders, arrivals = one.flow
-    sources: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
+    added = _added_by(one, last, given)
+    end = _first_sum(one, last, given, added, _before(last, form, given) - added)
+    return blocks if end is None else _sums(one, last, given, end, form)
+
+
+def _place(one: Observed, site: str) -> int:
+    return one.calls[site].last
+
+
+def _given_by_site(one: Observed) -> _Given:
+    """The edges of the pass by what receives; what encloses a call returns after it."""
+    edges, borders, _ = one.flow
+    found: _Given = {}
     inner = set(borders)
-    for edge in (*edges, *borders):  # what encloses a call returns after it
-        inward = edge in inner and place(edge.producer) >= place(edge.consumer)
-        outward = edge in inner and place(edge.producer) <= place(edge.consumer)
+    for edge in (*edges, *borders):
+        later = _place(one, edge.producer) - _place(one, edge.consumer)
+        inward, outward = edge in inner and later >= 0, edge in inner and later <= 0
         key = (edge.consumer, OUTPUT if outward else INPUT, edge.shape)
-        sources.setdefault(key, set()).add((edge.producer, INPUT if inward else OUTPUT))
-    mine = {last.place[:2]}
-    for (site, part, _), given in sorted(sources.items(), key=lambda item: place(item[0][0])):
-        if part == INPUT and given & mine and _is_bare(one, site):  # a dropout
-            mine.add((site, OUTPUT))
-    before, waiting = set[tuple[str, str]](), [last.place[:2]]
+        found.setdefault(key, set()).add((edge.producer, INPUT if inward else OUTPUT))
+    return found
+
+
+def _added_by(one: Observed, last: Stream, given: _Given) -> set[tuple[str, str]]:
+    """What the last block returns, and what modules without parameters, as a dropout, make of
+    it.
+    """
+    found = {last.place[:2]}
+    for (site, part, _), sources in sorted(given.items(), key=lambda item: _place(one, item[0][0])):
+        if part == INPUT and sources & found and _is_bare(one, site):
+            found.add((site, OUTPUT))
+    return found
+
+
+def _before(last: Stream, form: str, given: _Given) -> set[tuple[str, str]]:
+    """The calls through which the stream comes to the last block."""
+    found, waiting = set[tuple[str, str]](), [last.place[:2]]
     while waiting:
-        fresh = sources.get((waiting.pop()[0], INPUT, form), set()) - before
-        before |= fresh
+        fresh = given.get((waiting.pop()[0], INPUT, form), set()) - found
+        found |= fresh
         waiting += fresh
-    before -= mine
-    root = max(one.calls, key=place)
+    return found
+
+
+def _first_sum(
+    one: Observed,
+    last: Stream,
+    given: _Given,
+    added: set[tuple[str, str]],
+    before: set[tuple[str, str]],
+) -> tuple[str, str, str] | None:
+    """Where what the last block adds first comes together with the stream before it, if it does."""
+    root, own = max(one.calls, key=lambda site: _place(one, site)), logits_in(one.shapes)
+    logits = None if own is None else in_words(own.dtype, own.shape)
     sums = [
         key
-        for key, given in sources.items()
-        if mine & given and before & given and (key[0] != root or key[2] == logits)
-        if place(key[0]) > last.calls.last and not _is_bare(one, key[0])
+        for key, sources in given.items()
+        if added & sources and before & sources and (key[0] != root or key[2] == logits)
+        if _place(one, key[0]) > last.calls.last and not _is_bare(one, key[0])
     ]
-    if not sums:
-        return blocks
-    end = min(sums, key=lambda key: place(key[0]))
-    walk = Walk(one.stage.survey.jaxpr, one.stage.owner)
+    return min(sums, key=lambda key: _place(one, key[0])) if sums else None
 
-    number = {(a.stack[-1], a.received, a.shape): a.value for a in arrivals}
+
+def _sums(
+    one: Observed, last: Stream, given: _Given, end: tuple[str, str, str], form: str
+) -> list[Stream]:
+    """The places that receive the stream between its sums, up to the last."""
+    walk = Walk(one.stage.survey.jaxpr, one.stage.owner)
+    number = {(a.stack[-1], a.received, a.shape): a.value for a in one.flow[2]}
 
     def stream_at(site: str, part: str) -> Stream | None:
         calls = one.calls[site]
@@ -406,8 +446,8 @@ def _between(one: Observed, blocks: list[Stream]) -> list[Stream]:
     known = {number.get((end[0], end[1] == INPUT, form))}
     found: list[Stream] = []
     for site, calls in sorted(one.calls.items(), key=lambda item: item[1].last):
-        given, value = sources.get((site, INPUT, form)), number.get((site, True, form))
-        stream = stream_at(site, INPUT) if given and given <= sources[end] else None
+        sources, value = given.get((site, INPUT, form)), number.get((site, True, form))
+        stream = stream_at(site, INPUT) if sources and sources <= given[end] else None
         again = value in known or (calls.rows and any(each.calls.rows for each in found))
         if stream is not None and not again:  # of a scan, one for each layer
             found.append(stream)

@@ -57,6 +57,8 @@ LARGEST_CHUNK = 32
 CACHE = 8 << 20
 """Bytes of a chunk's values on a CPU. Beyond its caches, passes together are slower than one by one
 (50 passes of 6 MB: 5.7 s one by one, 7 to 9 s in chunks of 4 to 32)."""
+_NOT_REACHED = "the call does not pass through it with these arguments"
+_NO_CHANGE = "the model's output is all zeros or not finite: no change is relative to it"
 _OWN = ("site", "unit", "loss", "loss_change", "output_change", "kl", "top1_changed", "why_not")
 
 
@@ -107,8 +109,9 @@ def sweep(
     Returns:
         A pandas DataFrame with a row for each site, ranked by `|loss_change|` (non-finite first).
         Columns: `site`; with `units`, `unit`; `loss`, and `loss_change` from the clean pass; the
-        same two for each scalar of aux; `output_change`, the relative norm of the change of the
-        model's output; for logits `kl`, KL(clean || perturbed) in nats, and `top1_changed`, a
+        same two for each scalar of aux; `output_change`, the norm of the change of the model's
+        output, relative to that of the clean output (missing if that is all zeros, not finite, or
+        not floating-point); for logits `kl`, KL(clean || perturbed) in nats, and `top1_changed`, a
         fraction (both missing without logits); `why_not`, the reason if a site could not be
         measured. `attrs`: "clean", the clean values; "perturbation"; "chunk"; "stopped";
         "unmeasured", the sites left when stopped. If stopped, or interrupted after the first site,
@@ -273,8 +276,7 @@ class _Pass:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the scalars: the loss, and those of aux."""
-        outputs: list[Any] = [v.aval for v in self.stage.survey.jaxpr.outvars]
-        return tuple(self._scalars(outputs))
+        return tuple(self._scalars([v.aval for v in self.stage.survey.jaxpr.outvars]))
 
     def _scalars(self, out: list[Any]) -> dict[str, Any]:
         return _scalars(self.stage.finish(out, update=False)) if self.of_a_loss else {}
@@ -450,16 +452,14 @@ def _frame(program: _Program, report: Report, kind: str) -> pd.DataFrame:
     measured, stopped = _measured(program, report)
     clean, *each = measured
     rows: list[dict[str, Any]] = []
-    keys: dict[str, Any] = {"site": gates.names}
-    keys |= {"unit": gates.units} if gates.units else {}
+    keys = {"site": gates.names, **({"unit": gates.units} if gates.units else {})}
+    of_output = [clean[name] for name in ("output_change", "kl") if name in clean]
+    undefined = "" if program.names or not np.isnan(of_output).all() else _NO_CHANGE
     for number, figures in enumerate(each):
         at = {key: of[number] for key, of in keys.items()}
-        if figures.pop("reached"):
-            change = {f"{n}_change": figures[n] - clean[n] for n in program.names}
-            rows.append({**at, **figures, **change})
-        else:
-            why = "the call does not pass through it with these arguments"
-            rows.append({**at, "why_not": why})
+        why = undefined if figures.pop("reached") else _NOT_REACHED
+        change = {f"{n}_change": figures[n] - clean[n] for n in program.names}
+        rows.append({**at, "why_not": why} if why else {**at, **figures, **change})
     rows += [{"site": site, "why_not": why} for site, why in gates.refused.items()]
     figures = [c for name in program.names for c in (name, f"{name}_change")]
     figures += ["output_change", "kl", "top1_changed"]

@@ -186,6 +186,8 @@ def test_what_cannot_be_attributed_is_named():
         nni.attribute(model, X, method="saliency")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"is not a site of this call. The closest are 'conv'"):
         nni.attribute(model, X, site="cnov")
+    with pytest.raises(ValueError, match="calls no module of the model"):
+        nni.attribute(lambda model, x: x.sum(), model, X, site="conv")
     with pytest.raises(ValueError, match="out of range"):
         nni.attribute(model, X, output=3)
     with pytest.raises(ValueError, match="one for each of the 4 examples"):

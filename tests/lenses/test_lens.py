@@ -136,6 +136,8 @@ def test_what_cannot_be_read_is_named():
         ValueError, match=r"'haed' is not a site of this call. The closest are 'head'"
     ):
         nni.lens(model, TOKENS, unembed="haed")
+    with pytest.raises(ValueError, match="calls no module of the model"):
+        nni.lens(lambda m, x: jax.nn.one_hot(x, VOCABULARY), model, TOKENS)
     with pytest.raises(ValueError, match="No module's matrix makes"):
         nni.lens(Language(last="norm"), TOKENS)
     with pytest.raises(ValueError, match="out of range: there are 11, from 0 to 10"):

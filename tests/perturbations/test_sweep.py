@@ -329,6 +329,16 @@ def test_what_is_nan_behind_one_gate_stays_there_and_ranks_first():
     assert abs(frame["output_change"][2]) < 1e-6
 
 
+def test_no_change_is_relative_to_an_output_of_zeros():
+    model = models.MLP(rngs())
+    model.down.kernel[...] = jnp.zeros_like(model.down.kernel[...])
+    frame = sweep(model, loss_fn, X, perturbation=nni.Shift(1.0), progress=False)
+    changes = {site: row["loss_change"] for site, row in rows(frame).items()}
+    assert changes == {"up": 0, "down": 1, "": 1}
+    assert frame["output_change"].isna().all()
+    assert frame["why_not"].isna().all()  # the loss was measured
+
+
 def test_infinite_losses_rank_before_finite_ones():
     model = models.MLP(rngs())
     infinite = nni.Apply(lambda a: a + jnp.inf if a.shape[-1] == 2 else 2 * a)

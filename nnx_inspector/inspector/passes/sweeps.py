@@ -142,7 +142,7 @@ def _result(asked: Asked, frame: Any) -> protocol.Sweep:
     frame, attrs = frame.drop_duplicates("site"), frame.attrs  # of units the one that matters most
     measures = tuple(m for m in MEASURES if m in frame and frame[m].notna().any())
     always = "loss_change" if asked.of_a_loss else "output_change"
-    if always not in measures:
+    if not measures or (asked.of_a_loss and always not in measures):
         measures = (always, *measures)  # none of them is finite
     rows = [
         protocol.SweepRow(

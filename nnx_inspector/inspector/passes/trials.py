@@ -123,8 +123,8 @@ class Trial:
             ) from error
 
     def call(self, model: nnx.Module, switches: Switches) -> Call:
-        given = {name: one for name, one in vars(self).items() if name != "number"}
-        return Call(model, switches=switches, **given)
+        of_it = (self.args, self.kwargs, self.loss_fn, switches, self.configuration, self.entry)
+        return Call(model, *of_it)
 
 
 def made(

@@ -133,10 +133,25 @@ class Studies:
 
     def _passing(self, f: Callable[..., Any], how: dict[str, Any]) -> Callable[[Call, Report], Any]:
         def make(call: Call, report: Report) -> Any:
+            if f is not attribute and how.get("unembed") is None:
+                self._require_classes()
             function, args, kwargs = call.function()
             return f(function, *args, **how, **kwargs)
 
         return make
+
+    def _require_classes(self) -> None:
+        """Raise a ValueError if nothing indicates that the model's output is logits."""
+        core = self._core
+        given = [(trial.args, trial.kwargs) for trial in (core.example, core.trial)]
+        arrays = [x for x in jax.tree.leaves(given) if is_array(x)]
+        whole = any(getattr(x.dtype, "kind", "") in "iu" for x in arrays)
+        if not whole and not core.inputs.has_any(arrays):
+            raise ValueError(
+                "Nothing indicates that this model's output is logits: its inputs hold no words, "
+                "classes or pictures. If it is, name the site that makes them with unembed=, or "
+                "the classes with labels= of the Inspector."
+            )
 
     def _searching(
         self,

@@ -164,13 +164,14 @@ class Words(nnx.Module):
         return "nothing"
 
 
-def test_the_change_of_an_output_of_zeros_is_not_finite():
+def test_no_change_is_relative_to_an_output_of_zeros():
     net = nnx.Sequential(nnx.Linear(X.shape[-1], 2, rngs=nnx.Rngs(0)), lambda x: 0 * x)
     insp = nni.Inspector(net, X, display=False)
     insp.sweep(progress=False)
     message = insp._core.view._kept["sweep"]
     assert message.measures == ("output_change",)
     assert {row.output_change for row in message.rows} == {None}
+    assert all("output is all zeros" in row.why_not for row in message.rows)
     insp.close()
 
 

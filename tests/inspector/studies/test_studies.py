@@ -181,6 +181,32 @@ def test_a_tied_product_is_read_and_a_model_without_logits_told():
     insp.close()
 
 
+class Estimate(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(2)])
+        self.head = nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def test_numbers_that_nothing_indicates_to_be_logits_are_read_if_the_user_says_so():
+    x, model = jnp.ones((2, 4)), Estimate(nnx.Rngs(0))
+    insp = nni.Inspector(model, x, display=False)
+    for what in ("lens", "logits"):
+        assert "Nothing indicates that this model's output is logits" in ask(insp, what).error
+    shown = ask(insp, "lens", unembed="head")
+    assert (shown.error, shown.unembed, len(shown.rows)) == ("", "head", 2)
+    insp.step(lambda model, x, y: (model(x)[:, 0] * y).sum(), x, jnp.array([0, 2]))
+    assert ask(insp, "lens").error == ""  # whole numbers may be classes
+    insp.close()
+    insp = nni.Inspector(model, x, labels=["a", "b", "c"], display=False)
+    assert insp.lens().unembed == "head"
+    insp.close()
+
+
 def test_data_of_python_is_searched_shown_and_stopped(insp):
     asked = []
 
