@@ -19,11 +19,15 @@ import numpy as np
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import Type, by_rows
+from nnx_inspector.stats.bins import BINS
 from nnx_inspector.stats.packing import unpack
 from nnx_inspector.stats.summary import Summary
 
 _DTYPES: Final = ("uint32", "int32", "float32", "uint64", "int64", "float64")
 _FIELDS: Final = ("bins", "points", "sums")
+_TOGETHER: Final = 6
+"""The summaries that one kernel of a GPU finishes and joins: XLA gives a kernel 96 arrays at most,
+and each summary comes from 13."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +181,12 @@ def _unpacked(vector: Any) -> Any:
 
 def _joined(*arrays: jax.Array) -> list[jax.Array]:
     words = [jax.lax.bitcast_convert_type(x, jnp.uint32).reshape(-1) for x in arrays]
-    return [jnp.concatenate(words)]
+    groups: list[list[jax.Array]] = [[]]
+    for piece in words:
+        if piece.size >= BINS and sum(x.size >= BINS for x in groups[-1]) == _TOGETHER:
+            groups.append([])
+        groups[-1].append(piece)
+    return [jnp.concatenate(jax.lax.optimization_barrier([*map(jnp.concatenate, groups)]))]
 
 
 def _type_of_joined(*arrays: Type) -> list[Type]:

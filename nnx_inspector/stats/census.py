@@ -264,8 +264,7 @@ def _read(
         apart = mean2 + step - mean1
         square = square1 * (f1 * f1) + square2 * (f2 * f2) + apart * apart * (n1 * share)
         mean = mean1 + apart * share
-        # the value nearer to its mean stays: the other one may stand out
-        second = (n1 == 0) | ((n2 > 1) & (jnp.abs(mean2) < jnp.abs(mean1)))
+        second = (n1 == 0) | (jnp.abs(mean - step) < jnp.abs(mean))  # the value nearer to the mean
         at, mean = jnp.where(second, at2, at1), jnp.where(second, mean - step, mean)
         return (*counted(a[:-5], b[:-5]), n, at, e, mean, square)
 
@@ -276,14 +275,10 @@ def _read(
         (*operands, *parts), (*initial, *none), combine, axes
     )
     low, high, apart = from_counters(value, found)
+    shift = jnp.where(n > 0, origin, jnp.zeros_like(origin))
     scale = jnp.where(e > 0, as_float(e << width), 0)
-    origin = jnp.where(n > 0, origin, jnp.zeros_like(origin))
     # means are halves of the differences, whose scale is twice as large
-    shift = moved_shift(origin, 2 * (mean * scale), low, high)
-    below = (bias - e) // 2  # the inverse of the largest scale is subnormal: it is applied twice
-    lower, upper = (as_float((bias + x) << width) for x in (below, bias - e - below))
-    rest = mean - scaled_difference(shift, origin, 0.5) * lower * upper
-    sums = [scale, 2 * (n * rest), 4 * (square + n * (rest * rest))]
+    sums = [scale, 2 * (n * mean), 4 * (square + n * (mean * mean))]
     return [low, high, shift], sums, apart
 
 
@@ -345,7 +340,8 @@ def _counted(
 ) -> jax.Array:
     """The bins of a part, the counts of `APART`, the unseen values, and the numbers `behind` them.
 
-    Counting starts from the known counts. Values of the part that `APART` counts go to the unseen.
+    Values of the part that `APART` counts go to the unseen. The known counts come in last: where
+    counting begins with zeros, XLA makes those of all arrays of a program in one kernel.
     """
     index = _bins_of(part)
     known = {BINS + i: number for i, number in enumerate(behind)}
@@ -355,23 +351,24 @@ def _counted(
         known |= {**apart, UNSEEN_BIN: unseen}
         for one in apart:
             index = jnp.where(index == one, jnp.uint32(UNSEEN_BIN), index)
-    place = np.arange(BINS + len(behind))
-    start = jnp.zeros((*index.shape[: axes[0]], place.size), jnp.uint32)
+    counts = count(index, axes[0])
+    counts = jnp.pad(counts, [(0, 0)] * axes[0] + [(0, len(behind))])
+    place = lax.broadcasted_iota(np.int32, counts.shape, axes[0])
     for one, number in known.items():
-        start = jnp.where(place == one, number[..., None], start)
-    return count(index, axes[0], start)
+        counts = jnp.where(place == one, counts + number[..., None], counts)
+    return counts
 
 
 # ------------------------------------------------------------------ counting
 
 
-def _scattered(index: jax.Array, batch_rank: int, start: jax.Array, *, lanes: int = 1) -> jax.Array:
-    """How often each of the 4096 bins occurs, added to `start`, uint32, rows + (4096 or more,).
+def _scattered(index: jax.Array, batch_rank: int, *, lanes: int = 1) -> jax.Array:
+    """How often each of the 4096 bins occurs, uint32, rows + (4096,).
 
     With several lanes, neighbours along the last axis have separate counters.
     """
     rows = index.shape[:batch_rank]
-    length = start.shape[-1] if lanes == 1 else lanes * BINS
+    length = lanes * BINS
     counters = math.prod(rows) * length
     if math.prod(rows) > 1:  # one scatter into all rows' bins is faster than a batched one
         row = jnp.arange(math.prod(rows), dtype=jnp.uint32)
@@ -380,29 +377,20 @@ def _scattered(index: jax.Array, batch_rank: int, start: jax.Array, *, lanes: in
         lane = lax.broadcasted_iota(jnp.uint32, index.shape, index.ndim - 1) % jnp.uint32(lanes)
         index = index + lane * BINS
     even = with_even_axes(index, jnp.uint32(counters))
-    in_place = lanes == 1 and even is index  # or XLA would copy it
     counts = jnp.zeros(counters + (even is not index), jnp.uint32)
-    counts = start.reshape(counters) if in_place else counts
     counts = counts.at[even].add(jnp.uint32(1), mode="promise_in_bounds")
-    counts = counts[:counters].reshape(*rows, length)
-    if lanes > 1:
-        counts = counts.reshape(*rows, lanes, BINS).sum(axis=-2, dtype=jnp.uint32)
-    return counts if in_place else _added(start, counts)
+    counts = counts[:counters].reshape(*rows, lanes, BINS)
+    return counts.sum(axis=-2, dtype=jnp.uint32)
 
 
-def _added(start: jax.Array, counts: jax.Array) -> jax.Array:
-    more = start.shape[-1] - counts.shape[-1]
-    return start + jnp.pad(counts, [(0, 0)] * (counts.ndim - 1) + [(0, more)])
-
-
-def _counted_apart(index: jax.Array, batch_rank: int, start: jax.Array) -> jax.Array:
+def _counted_apart(index: jax.Array, batch_rank: int) -> jax.Array:
     """On a GPU: additions to one counter queue up, so that many values get several."""
     rows = math.prod(index.shape[:batch_rank])
     lanes = min(_COUNTERS // rows, index.shape[-1]) if index.size >= _CROWD else 1
-    return _scattered(index, batch_rank, start, lanes=max(lanes, 1))
+    return _scattered(index, batch_rank, lanes=max(lanes, 1))
 
 
-def _multiplied(index: jax.Array, batch_rank: int, start: jax.Array) -> jax.Array:
+def _multiplied(index: jax.Array, batch_rank: int) -> jax.Array:
     """For a TPU, whose scatter is slow: products of one-hot halves of each bin's number.
 
     The sums are exact, because they stay below 2**24.
@@ -426,7 +414,7 @@ def _multiplied(index: jax.Array, batch_rank: int, start: jax.Array) -> jax.Arra
         return total + found.astype(jnp.uint32), None
 
     total = lax.scan(add, jnp.zeros((*rows, half, half), jnp.uint32), each)[0]
-    return _added(start, total.reshape(*rows, BINS))
+    return total.reshape(*rows, BINS)
 
 
 _PROGRAMS: Final[dict[str | None, Callable[..., _Raw]]] = {

@@ -86,6 +86,7 @@ def _vector_of(bins: jax.Array, points: jax.Array, sums: jax.Array) -> list[jax.
     real = sums.dtype
     payloads = jnp.ones((*bins.shape[:-1], 1), real)  # to look at the bins would be a kernel more
     word = jnp.concatenate([bins, _words(points), _words(sums)], axis=-1)
+    word = lax.optimization_barrier(word)  # XLA would make each figure in a kernel of its own
     halves = [payloads, (word >> 16).astype(real), (word & 0xFFFF).astype(real)]
     return [jnp.concatenate(halves, axis=-1)]
 
