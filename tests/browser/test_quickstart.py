@@ -340,7 +340,7 @@ def test_both_themes_and_a_narrow_page(notebook: Notebook, view: View, width: in
         page.set_viewport_size({"width": 1400, "height": 1000})
 
 
-@pytest.mark.parametrize("width", [830, 1100])
+@pytest.mark.parametrize("width", [830, 1200])
 def test_a_perturbed_view_has_room(notebook: Notebook, view: View, width: int):
     page = notebook.page
     try:

@@ -4,7 +4,7 @@
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Store } from "../store";
 import { ids } from "../ui/testids";
-import { gridOf, leastOf } from "./columns";
+import { gridOf } from "./columns";
 import { Head } from "./Head";
 import { actionOf } from "./keyboard";
 import { Row, rowId } from "./rows/Row";
@@ -22,7 +22,7 @@ export function Tree({ store }: { store: Store }) {
   const rows = tree.rows.value;
   const open = tree.open.value;
   const columns = tree.columns.value;
-  const grid = useMemo(() => gridOf(columns, sites?.list ?? []), [columns, sites]);
+  const { grid, least } = useMemo(() => gridOf(columns, sites?.list ?? []), [columns, sites]);
   const listed = tree.sort.value !== null;
   const selected = store.selectedIndex.value;
   const reveal = store.reveal.value;
@@ -83,7 +83,7 @@ export function Tree({ store }: { store: Store }) {
     <section
       class="nni-tree"
       aria-label="Modules"
-      style={{ "--nni-grid": grid, "--nni-least": `${leastOf(columns)}px` }}
+      style={{ "--nni-grid": grid, "--nni-least": `${least}px` }}
     >
       <Toolbar store={store} />
       <div

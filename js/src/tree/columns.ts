@@ -10,8 +10,9 @@ export interface Column {
   /** The short name in the head; `name` is the full one. */
   readonly title: string;
   readonly name: string;
-  /** The width of the column in the grid. That of a text is `letter` pixels for each letter of the longest one, up to `most`. */
-  readonly width: string | { readonly letter: number; readonly most: number };
+  /** The width of the column in the grid. That of a text is `letter` pixels for each letter of the longest one, up to
+   * `most`; of these it keeps `kept` where there is little room. */
+  readonly width: string | { readonly letter: number; readonly most: number; readonly kept: number };
   readonly least: number;
   /** The value to sort by; a text is sorted from A to Z first. */
   readonly text?: (site: Site) => string;
@@ -45,8 +46,8 @@ export function zerosOf(frame: FrameData | null, index: number): number {
 const number = { width: "minmax(66px, 76px)", least: 66, show: real } as const;
 
 export const COLUMNS: readonly Column[] = [
-  { id: "type", title: "type", name: "Type", width: { letter: 7.8, most: 132 }, least: 44, text: (site) => site.kind },
-  { id: "shape", title: "output", name: "Output shape, for the example", width: { letter: 6.7, most: 160 }, least: 46, text: (site) => site.output },
+  { id: "type", title: "type", name: "Type", width: { letter: 7.8, most: 132, kept: 0 }, least: 44, text: (site) => site.kind },
+  { id: "shape", title: "output", name: "Output shape, for the example", width: { letter: 6.7, most: 160, kept: 94 }, least: 46, text: (site) => site.output },
   { id: "parameters", title: "params", name: "Parameters", width: "64px", least: 64, value: (site) => site.parameters, show: compact },
   { id: "flops", title: "FLOPs", name: "FLOPs", width: "64px", least: 64, value: (site) => site.flops ?? NaN, show: compact },
   { id: "calls", title: "calls", name: "Calls in one pass", width: "48px", least: 48, value: (site) => site.calls, show: count },
@@ -68,17 +69,19 @@ export const AT_FIRST: readonly string[] = ["type", "shape", "spark", "gradient"
 const NAME = { width: "minmax(max(140px, min(176px, 33%)), 1fr)", least: 140 } as const;
 const GAP = 8;
 
-export function gridOf(columns: readonly Column[], sites: readonly Site[]): string {
-  const widths = columns.map(({ width, least, text }) => {
-    if (typeof width === "string") return width;
+/** The columns as a grid, and the width below which the rows scroll sideways. */
+export function gridOf(columns: readonly Column[], sites: readonly Site[]): { readonly grid: string; readonly least: number } {
+  const sized = columns.map(({ width, least, text }) => {
+    if (typeof width === "string") return { width, least };
     const longest = sites.reduce((most, site) => Math.max(most, text!(site).length), 0);
-    return `minmax(${least}px, ${Math.max(Math.min(Math.ceil(longest * width.letter), width.most), least)}px)`;
+    const needed = Math.max(Math.min(Math.ceil(longest * width.letter), width.most), least);
+    const kept = Math.max(Math.min(needed, width.kept), least);
+    return { width: `minmax(${kept}px, ${needed}px)`, least: kept };
   });
-  return [NAME.width, ...widths].join(" ");
-}
-
-export function leastOf(columns: readonly Column[]): number {
-  return [NAME, ...columns].reduce((sum, column) => sum + column.least + GAP, 12);
+  return {
+    grid: [NAME.width, ...sized.map((column) => column.width)].join(" "),
+    least: [NAME, ...sized].reduce((sum, column) => sum + column.least + GAP, 12),
+  };
 }
 
 export function shown(column: Column, value: number): string {

@@ -179,9 +179,13 @@ describe("the layers of a stack", () => {
 
 it("columns of text are as wide as their longest text needs, within bounds", () => {
   const columns = COLUMNS.filter(({ id }) => id === "shape" || id === "spark");
-  const width = (output: string): string => gridOf(columns, [site("", -1, { output: "f32[2]" }), site("a", 0, { output })]).replace(/.*1fr\) /, "");
-  expect(width("f32[64,8,8,24]")).toBe("minmax(46px, 94px) 68px");
-  expect(width("f32[2,2]".repeat(9))).toBe("minmax(46px, 160px) 68px");
+  const widths = (output: string): unknown[] => {
+    const { grid, least } = gridOf(columns, [site("", -1, { output: "f32[2]" }), site("a", 0, { output })]);
+    return [grid.replace(/.*1fr\) /, ""), least];
+  };
+  expect(widths("f32[2,2]")).toEqual(["minmax(54px, 54px) 68px", 298]);
+  expect(widths("f32[64,8,8,24]")).toEqual(["minmax(94px, 94px) 68px", 338]);
+  expect(widths("f32[2,2]".repeat(9))).toEqual(["minmax(94px, 160px) 68px", 338]);
 });
 
 it("columns that are hidden do not sort", () => {
