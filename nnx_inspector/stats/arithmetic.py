@@ -238,3 +238,51 @@ def from_counters(
     ends = [from_keys(end, value.dtype) for end in (low, high)]
     low, high = (jnp.where(some, x, jnp.zeros_like(x)) for x in ends)
     return low, high, dict(zip(APART, counts, strict=False))
+
+
+def one_each(value: jax.Array) -> tuple[tuple[jax.Array, ...], tuple[Any, ...]]:
+    """Each value as a part for `pair_of_parts`, and the part of no values.
+
+    A part is the number of its finite values, one of them, an exponent, half the distance of the
+    mean from that value, and the sum of squares of half the distances from the mean, the last two
+    in units of 2 to that exponent (biased; 0 if there is no distance).
+    """
+    nothing = jnp.zeros(value.shape, sum_dtype(value.dtype))
+    parts = (is_finite(value).astype(nothing.dtype), value, bit_pattern(nothing), nothing, nothing)
+    return parts, tuple(np.array(0, x.dtype) for x in parts)
+
+
+def pair_of_parts(a: Any, b: Any) -> tuple[Any, ...]:
+    """Two parts as one (Chan, Golub and LeVeque 1983), so that no mean must be known beforehand.
+
+    Each carries its own scale (Anderson 2017, "Algorithm 978: Safe scaling in the level 1 BLAS").
+    """
+    (n1, at1, e1, mean1, square1), (n2, at2, e2, mean2, square2) = a, b
+    real = mean1.dtype
+    width, bias = _layout(real)
+    n, both = n1 + n2, (n1 > 0) & (n2 > 0)
+    half = jnp.where(both, scaled_difference(at2, at1, 0.5), np.array(0, real))
+    bits = bit_pattern(half)
+    exponent = (bits & np.iinfo(bits.dtype).max) >> width
+    normal, exponent = exponent > 0, jnp.maximum(exponent, (half != 0).astype(bits.dtype))
+    e = jnp.maximum(jnp.maximum(e1, e2), exponent)
+    f1, f2, f = (power_of_two(jnp.maximum(bias - (e - x), 0), real) for x in (e1, e2, exponent))
+    fraction = lax.bitcast_convert_type((bits & ~infinity_pattern(real)) | (bias << width), real)
+    step = jnp.where(normal, fraction, half * np.array(2.0 ** (bias - 1), real)) * f
+    mean1, mean2 = mean1 * f1, mean2 * f2
+    share = n2 / jnp.maximum(n, np.array(1, real))
+    apart = mean2 + step - mean1
+    square = square1 * (f1 * f1) + square2 * (f2 * f2) + apart * apart * (n1 * share)
+    mean = mean1 + apart * share
+    second = (n1 == 0) | (jnp.abs(mean - step) < jnp.abs(mean))  # the value nearer to the mean
+    return n, jnp.where(second, at2, at1), e, jnp.where(second, mean - step, mean), square
+
+
+def power_of_two(biased: jax.Array, real: Any) -> jax.Array:
+    """2 to an exponent, which is biased as in a float of this dtype; 0 for 0."""
+    return lax.bitcast_convert_type(biased << _layout(real)[0], real)
+
+
+def _layout(real: Any) -> tuple[int, int]:
+    """The bits of a float's fraction, and the bias of its exponent."""
+    return (52, 1023) if real == np.float64 else (23, 127)

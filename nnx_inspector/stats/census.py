@@ -40,7 +40,10 @@ from nnx_inspector.stats.arithmetic import (
     is_finite,
     is_floating,
     moved_shift,
+    one_each,
+    pair_of_parts,
     points_dtype,
+    power_of_two,
     real_values,
     scale_for,
     scaled_difference,
@@ -235,48 +238,18 @@ def _read_once(
 def _read(
     value: jax.Array, axes: _Axes
 ) -> tuple[list[jax.Array], list[jax.Array], dict[int, jax.Array]]:
-    """Points, sums and the counts of `APART`, from one reduction.
-
-    Means and squares are merged pairwise (Chan, Golub and LeVeque 1983), so that no mean must be
-    known beforehand. A partial mean is the distance from one of its own values, and carries its own
-    scale (Anderson 2017, "Algorithm 978: Safe scaling in the level 1 BLAS").
-    """
+    """Points, sums and the counts of `APART`, from one reduction: see `pair_of_parts`."""
     operands, initial, counted = counters(value)
-    finite = is_finite(value)
-    real = sum_dtype(value.dtype)
-    width, bias = (52, 1023) if real == np.float64 else (23, 127)
-    as_float = functools.partial(lax.bitcast_convert_type, new_dtype=real)
-    one, zero = np.array(1, real), np.array(0, real)
-
-    def combine(a: Any, b: Any) -> Any:
-        (n1, at1, e1, mean1, square1), (n2, at2, e2, mean2, square2) = a[-5:], b[-5:]
-        n, both = n1 + n2, (n1 > 0) & (n2 > 0)
-        half = jnp.where(both, scaled_difference(at2, at1, 0.5), zero)
-        bits = bit_pattern(half)
-        exponent = (bits & np.iinfo(bits.dtype).max) >> width
-        normal, exponent = exponent > 0, jnp.maximum(exponent, (half != 0).astype(bits.dtype))
-        e = jnp.maximum(jnp.maximum(e1, e2), exponent)
-        f1, f2, f = (as_float(jnp.maximum(bias - (e - x), 0) << width) for x in (e1, e2, exponent))
-        fraction = as_float((bits & ~infinity_pattern(real)) | (bias << width))  # from 1 to 2
-        step = jnp.where(normal, fraction, half * np.array(2.0 ** (bias - 1), real)) * f
-        mean1, mean2 = mean1 * f1, mean2 * f2
-        share = n2 / jnp.maximum(n, one)
-        apart = mean2 + step - mean1
-        square = square1 * (f1 * f1) + square2 * (f2 * f2) + apart * apart * (n1 * share)
-        mean = mean1 + apart * share
-        second = (n1 == 0) | (jnp.abs(mean - step) < jnp.abs(mean))  # the value nearer to the mean
-        at, mean = jnp.where(second, at2, at1), jnp.where(second, mean - step, mean)
-        return (*counted(a[:-5], b[:-5]), n, at, e, mean, square)
-
-    nothing = jnp.zeros(value.shape, real)
-    parts = (finite.astype(real), value, bit_pattern(nothing), nothing, nothing)
-    none = [np.array(0, x.dtype) for x in parts]
+    parts, none = one_each(value)
     *found, n, origin, e, mean, square = lax.reduce(
-        (*operands, *parts), (*initial, *none), combine, axes
+        (*operands, *parts),
+        (*initial, *none),
+        lambda a, b: (*counted(a[:-5], b[:-5]), *pair_of_parts(a[-5:], b[-5:])),
+        axes,
     )
     low, high, apart = from_counters(value, found)
     shift = jnp.where(n > 0, origin, jnp.zeros_like(origin))
-    scale = jnp.where(e > 0, as_float(e << width), 0)
+    scale = jnp.where(e > 0, power_of_two(e, mean.dtype), 0)
     # means are halves of the differences, whose scale is twice as large
     sums = [scale, 2 * (n * mean), 4 * (square + n * (mean * mean))]
     return [low, high, shift], sums, apart

@@ -19,7 +19,7 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import Type, by_rows
 from nnx_inspector._compat.sharding import left_to_the_compiler
 from nnx_inspector.arrays import is_array
-from nnx_inspector.stats.arithmetic import in_rows
+from nnx_inspector.stats.arithmetic import in_rows, one_each, pair_of_parts, power_of_two
 from nnx_inspector.stats.gauges import (
     EXAMPLES,
     HEAD,
@@ -97,29 +97,40 @@ def _gauge_of(x: jax.Array, *, limit: float, steps: tuple[int, ...]) -> list[jax
     units, examples = x.shape[-1], x.shape[0]
     y = _thinned(x, steps).astype(jnp.float32)
     looked, positions = y.shape[-1], int(np.prod(y.shape[1:-1]))
-    y = y.reshape(y.shape[0], positions, looked)
-    rows = y.shape[0] * positions
-    low, high, size, flat, ends = _extremes_and_counts(y.reshape(rows, looked))
-    # Everything is measured in units of the largest value, so that sums of squares do not overflow.
-    largest = jax.lax.bitcast_convert_type(size.max(), jnp.float32)
-    measured = jnp.isfinite(largest)
-    unit = jnp.where(measured & (largest > 0), largest, 1.0)
-    z = y / unit
-    away = z - z[:1]
-    off = away.mean(axis=0)
-    mean = off.mean(axis=0) + z[0].mean(axis=0)
-    centred = (z - mean).reshape(rows, looked)
-    spread, std = _sums(jnp.square((away - off).reshape(rows, looked)), jnp.square(centred), (0,))
-    covariance = jnp.matmul(centred.T, centred, precision=jax.lax.Precision.HIGHEST)
+    # in this order, so that each reduction is one of rows: XLA fuses only few results of columns
+    y = y.reshape(-1, positions, looked).transpose(2, 1, 0)
+    rows = y.shape[2] * positions
+    y = jax.lax.optimization_barrier(y.reshape(-1)).reshape(looked * positions, -1)
+    operands, initial, combine = _extremes_and_counts(y)
+    parts, none = one_each(y)
+    each = lambda a, b: (*combine(a[:5], b[:5]), *pair_of_parts(a[5:], b[5:]))  # noqa: E731
+    found = jax.lax.reduce((*operands, *parts), (*initial, *none), each, (1,))
+    found = [x.reshape(looked, positions) for x in found]
+    # over the positions, once more as if they had the same mean: their own squares are added
+    *_, n, at, e, off, square = found
+    alike = [n, jnp.zeros_like(at), e, jnp.zeros_like(off), square]
+    both = lambda a, b: (*each(a[:10], b[:10]), *pair_of_parts(a[10:], b[10:]))  # noqa: E731
+    found = jax.lax.reduce((*found, *alike), (*initial, *none, *none), both, (1,))
+    low, high, size, flat, ends, _, at, e, off, square, *_, e_within, _, within = found
+    mean = at + 2 * (off * power_of_two(e, np.float32))
+    # Covariances are measured in units of the largest distance, so that no square overflows.
+    zero = np.uint32(0), np.int32(1)
+    most = lambda a, b: (jnp.maximum(a[0], b[0]), jnp.maximum(a[1], b[1]))  # noqa: E731
+    largest, top = jax.lax.reduce((size, e), zero, most, (0,))
+    measured = jnp.isfinite(jax.lax.bitcast_convert_type(largest, jnp.float32))
+    unit = power_of_two(254 - jnp.minimum(top, 253), np.float32)
+    centred = (y.reshape(looked, rows) * 0.5 - mean[:, None] * 0.5) * unit
+    covariance = jnp.matmul(centred, centred.T, precision=jax.lax.Precision.HIGHEST)
     diagonal = jnp.where(np.eye(looked, dtype=bool), covariance, 0.0)
-    square, trace = _sums(jnp.square(covariance), diagonal, (0, 1))
-    rank = jnp.where(square > 0, trace * trace / jnp.where(square > 0, square, 1.0), jnp.nan)
+    square_of_all, trace = _sums(jnp.square(covariance), diagonal, (0, 1))
+    positive = square_of_all > 0
+    rank = jnp.where(positive, trace * trace / jnp.where(positive, square_of_all, 1.0), jnp.nan)
     figures = {
         "low": low,
         "high": high,
-        "mean": mean * unit,
-        "std": jnp.sqrt(std / rows) * unit,
-        "spread": jnp.sqrt(spread / rows) * unit,
+        "mean": mean,
+        "std": jnp.sqrt(square / rows) * 2 * power_of_two(e, np.float32),
+        "spread": jnp.sqrt(within / rows) * 2 * power_of_two(e_within, np.float32),
         "tanh": _part(flat & 0xFFFF, rows),
         "sigmoid": _part(flat >> 16, rows),
         "ends": _part(ends & 0xFFFF, rows),
@@ -130,7 +141,7 @@ def _gauge_of(x: jax.Array, *, limit: float, steps: tuple[int, ...]) -> list[jax
         "examples": examples,
         "units": units,
         "looked": looked,
-        "rank": rank if min(centred.shape) > 1 else jnp.nan,
+        "rank": rank if min(looked, rows) > 1 else jnp.nan,
         "positions": positions,
         "limit": limit,
         "reserved": 0.0,
@@ -141,8 +152,8 @@ def _gauge_of(x: jax.Array, *, limit: float, steps: tuple[int, ...]) -> list[jax
     return [jnp.concatenate([head, rest.reshape(-1)])]
 
 
-def _extremes_and_counts(y: jax.Array) -> tuple[jax.Array, ...]:
-    """The smallest, largest, largest size, and two packed counts of each unit of y[rows, units].
+def _extremes_and_counts(y: jax.Array) -> tuple[Any, Any, Any]:
+    """What finds the smallest, largest, largest size, and two packed counts of y.
 
     The size is an integer that orders NaN above Inf above all numbers. The counts are the values
     beyond TANH_FLAT and (upper 16 bits) SIGMOID_FLAT, and those near 0 or 1 and (upper) near 1.
@@ -152,20 +163,13 @@ def _extremes_and_counts(y: jax.Array) -> tuple[jax.Array, ...]:
     flat = _counted(size > TANH_FLAT, size > SIGMOID_FLAT)
     ends = _counted(near_zero | near_one, near_one)
     zero, infinity = np.uint32(0), np.float32(np.inf)
-    return tuple(
-        jax.lax.reduce(
-            (y, y, jax.lax.bitcast_convert_type(size, jnp.uint32), flat, ends),
-            (infinity, -infinity, zero, zero, zero),
-            lambda a, b: (
-                jnp.minimum(a[0], b[0]),
-                jnp.maximum(a[1], b[1]),
-                jnp.maximum(a[2], b[2]),
-                a[3] + b[3],
-                a[4] + b[4],
-            ),
-            (0,),
-        )
-    )
+
+    def combine(a: Any, b: Any) -> tuple[Any, ...]:
+        low, high = jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1])
+        return low, high, jnp.maximum(a[2], b[2]), a[3] + b[3], a[4] + b[4]
+
+    operands = (y, y, jax.lax.bitcast_convert_type(size, jnp.uint32), flat, ends)
+    return operands, (infinity, -infinity, zero, zero, zero), combine
 
 
 def _counted(lower: jax.Array, upper: jax.Array) -> jax.Array:
