@@ -33,7 +33,7 @@ from nnx_inspector.lenses.reading import (
     streams_of,
 )
 from nnx_inspector.lenses.rest import LINEAR, Held, Place, Rest
-from nnx_inspector.program.marks import INPUT, OUTPUT
+from nnx_inspector.program.marks import INPUT
 from nnx_inspector.stats.summarize import in_words
 
 if TYPE_CHECKING:
@@ -307,7 +307,8 @@ def stacked(
     """
     first = streams[0].calls
     received = [i for i, x in enumerate(first.received) if _alike(x, streams[0])]
-    received = received if streams[0].part == OUTPUT else []
+    if streams[0].part == INPUT or one.is_norm(first.site):  # a norm may receive an unfinished sum
+        received = []
     wanted = {stream.place[:2] for stream in (*streams, end)}
     if received:
         wanted.add((first.site, INPUT))

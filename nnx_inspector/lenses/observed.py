@@ -22,7 +22,14 @@ from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.layers import unwatched
-from nnx_inspector.hooks.sites import Selection, iter_modules, of_operation, site_key
+from nnx_inspector.hooks.sites import (
+    Selection,
+    iter_modules,
+    linen_parts,
+    of_operation,
+    parse_key,
+    site_key,
+)
 from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Function, as_function, roots_of
@@ -89,6 +96,23 @@ class Observed:
                 "This call calls no module of the model, so there is nothing to read. Pass the "
                 "model, or a function that calls it."
             )
+
+    def is_norm(self, site: str) -> bool:
+        """Whether a module is a norm: by its name or, in Linen, by a scale without a matrix."""
+        calls, path = self.calls[site], parse_key(site)[0]
+        if [x.shape for x in calls.received] != [x.shape for x in calls.returned]:
+            return False
+        module = module_at(self.model, path)
+        if module is not None:
+            return "norm" in type(module).__name__.lower()
+        around = [path[:end] for end in range(len(path))]
+        parts = [
+            linen_parts(owner).get(path[len(at) :], {})
+            for at in around
+            if (owner := module_at(self.model, at)) is not None
+        ]
+        held = next(filter(None, parts), {})
+        return "scale" in held and all(np.ndim(x) < 2 for x in jax.tree.leaves(held))
 
     def members(self, *sites: str) -> int:
         """How many models of an ensemble call one of the sites together; 0 for a single model."""

@@ -206,7 +206,7 @@ def _ends(one: Observed, after: str | None = None) -> list[str]:
         within = [p for p in producers if _is_within(p, path)]
         if within:
             waiting += within
-        elif of_operation(site)[1] or (_is_bare(one, site) and not _is_norm(one, site)):
+        elif of_operation(site)[1] or (_is_bare(one, site) and not one.is_norm(site)):
             waiting += producers
         else:
             found.append(site)
@@ -241,7 +241,9 @@ def _makes(one: Observed, site: str, classes: int) -> bool:
 
 def _norm_in(one: Observed, ends: Sequence[str]) -> str | Literal[False]:
     """The last norm among sites; False if there is none, or if it belongs to a repeated block."""
-    norms = [site for site in ends if _is_norm(one, site)]
+    norms = [
+        site for site in ends if one.is_norm(site) and module_at(one.model, parse_key(site)[0])
+    ]
     last = max(norms, key=lambda site: one.calls[site].last) if norms else None
     return last if last is not None and not _in_repeated(one, last) else False
 
@@ -263,14 +265,6 @@ def _repeats_itself(calls: Calls) -> bool:
 def _group(site: str) -> str:
     """A key that the blocks of a list share, and so do attributes with a number in their names."""
     return re.sub(r"\d+", "#", site)
-
-
-def _is_norm(one: Observed, site: str) -> bool:
-    shapes = [
-        [x.shape for x in part] for part in (one.calls[site].received, one.calls[site].returned)
-    ]
-    name = type(module_at(one.model, parse_key(site)[0])).__name__
-    return "norm" in name.lower() and shapes[0] == shapes[1]
 
 
 # --------------------------------------------------------- the residual stream
@@ -365,9 +359,10 @@ def _between(one: Observed, blocks: list[Stream]) -> list[Stream]:
     that to the stream, what comes in between the sums.
     """
     last, given = blocks[-1], _given_by_site(one)
+    if last.part == INPUT:
+        return blocks
     form = in_words(last.form.dtype, last.form.shape)
-    added = _added_by(one, last, given)
-    end = _first_sum(one, last, given, added, _before(last, form, given) - added)
+    end = _first_sum(one, last, given, form)
     return blocks if end is None else _sums(one, last, given, end, form)
 
 
@@ -410,13 +405,11 @@ def _before(last: Stream, form: str, given: _Given) -> set[tuple[str, str]]:
 
 
 def _first_sum(
-    one: Observed,
-    last: Stream,
-    given: _Given,
-    added: set[tuple[str, str]],
-    before: set[tuple[str, str]],
+    one: Observed, last: Stream, given: _Given, form: str
 ) -> tuple[str, str, str] | None:
     """Where what the last block adds first comes together with the stream before it, if it does."""
+    added = _added_by(one, last, given)
+    before = _before(last, form, given) - added
     root, own = max(one.calls, key=lambda site: _place(one, site)), logits_in(one.shapes)
     logits = None if own is None else in_words(own.dtype, own.shape)
     sums = [
@@ -490,4 +483,18 @@ def _repeated(one: Observed, found: Sequence[Stream], reading: Reading) -> list[
         )
     depth = min(len(parse_key(group[0].calls.site)[0]) for group in repeated)
     outermost = [g for g in repeated if len(parse_key(g[0].calls.site)[0]) == depth]
-    return max(outermost, key=lambda group: group[-1].calls.last)
+    last = max(outermost, key=lambda group: group[-1].calls.last)
+    if not _stands_beside(one, last):
+        return last
+    norms = [each.calls.site for each in last] + [reading.norm] * bool(reading.norm)
+    return [Stream(one.calls[site], 0, INPUT) for site in norms if site in one.calls]
+
+
+def _stands_beside(one: Observed, group: Sequence[Stream]) -> bool:
+    """Whether blocks are norms before the parts of a layer: they receive the stream. A norm that
+    ends a layer returns it: the next sum holds that.
+    """
+    if len(group) < 2 or not all(one.is_norm(each.calls.site) for each in group):
+        return False
+    walk = Walk(one.stage.survey.jaxpr, one.stage.owner)
+    return group[0].place[::2] not in walk.of_mark(group[1].calls.site, INPUT, 0)

@@ -283,6 +283,57 @@ def test_the_stream_is_followed_where_no_block_returns_it(how: str, first: str):
     np.testing.assert_allclose(shares.contributions.sum(0), shares.logit, atol=1e-5)
 
 
+class Compact(linen.Module):
+    """Layers that have no module of their own, with a norm before each part or after each sum."""
+
+    after: bool
+
+    @linen.compact
+    def __call__(self, tokens: Any) -> Any:
+        x, norm = linen.Embed(CLASSES, D)(tokens), lambda: linen.LayerNorm()
+        for _ in range(LAYERS):
+            if self.after:
+                x = norm()(x + linen.Dense(D)(jnp.tanh(linen.Dense(2 * D)(x))))
+            else:
+                x = x + linen.Dense(D)(jnp.tanh(linen.Dense(2 * D)(norm()(x))))
+        return linen.Dense(CLASSES)(x if self.after else norm()(x))
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_the_norms_of_layers_without_modules_receive_the_stream_or_end_a_layer(after: bool):
+    model = nnx.bridge.ToNNX(Compact(after), rngs=nnx.Rngs(0))
+    nnx.bridge.lazy_init(model, TOKENS)
+    for number in range(LAYERS + (not after)):
+        norm = getattr(model, f"LayerNorm_{number}")
+        norm["scale"][...] = 1 + jnp.arange(D) / (2 + number)
+
+    def dense(number: int, x: np.ndarray) -> np.ndarray:
+        part = getattr(model, f"Dense_{number}")
+        return x @ f64(part["kernel"][...]) + f64(part["bias"][...])
+
+    def normal(number: int, x: np.ndarray) -> np.ndarray:
+        x = x - x.mean(-1, keepdims=True)
+        scale = f64(getattr(model, f"LayerNorm_{number}")["scale"][...])
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
+
+    x = f64(model.Embed_0["embedding"][...])[TOKENS]
+    streams = [x]
+    for layer in range(LAYERS):
+        added = dense(2 * layer, np.tanh(dense(2 * layer + 1, x if after else normal(layer, x))))
+        x = normal(layer, x + added) if after else x + added
+        streams.append(x)
+    found = nni.lens(model, TOKENS, k=CLASSES)
+    names = [f"LayerNorm_{i}" + " input" * (not after) for i in range(LAYERS + (not after))]
+    assert list(found.sites) == names
+    for tokens, chances, stream in zip(
+        found.tokens, found.probabilities, streams[after:], strict=True
+    ):
+        logits = dense(2 * LAYERS, stream if after else normal(LAYERS, stream))
+        expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        in_order = np.take_along_axis(expected, tokens, -1)
+        np.testing.assert_allclose(chances, in_order, atol=1e-5)
+
+
 def test_sums_that_no_module_receives_are_chosen_as_operations():
     model = Adding("by hand")
     with pytest.raises(ValueError, match=r"'parts/3' returns what is added.*sites= the sums.*@add"):
