@@ -3,7 +3,7 @@
 import { statistic, type FrameData } from "../kernel/decode";
 import { QUANTITIES, type Site, type Statistic } from "../kernel/protocol";
 import type { Comparison } from "../time/compare";
-import { NOT_MEASURED, compact, count, percent, real } from "../ui/format";
+import { NOT_MEASURED, compact, count, percent, real, shortType } from "../ui/format";
 
 export interface Column {
   readonly id: string;
@@ -73,7 +73,7 @@ const GAP = 8;
 export function gridOf(columns: readonly Column[], sites: readonly Site[]): { readonly grid: string; readonly least: number } {
   const sized = columns.map(({ width, least, text }) => {
     if (typeof width === "string") return { width, least };
-    const longest = sites.reduce((most, site) => Math.max(most, text!(site).length), 0);
+    const longest = sites.reduce((most, site) => Math.max(most, shortType(text!(site)).length), 0);
     const needed = Math.max(Math.min(Math.ceil(longest * width.letter), width.most), least);
     const kept = Math.max(Math.min(needed, width.kept), least);
     return { width: `minmax(${kept}px, ${needed}px)`, least: kept };

@@ -184,7 +184,7 @@ it("columns of text are as wide as their longest text needs, within bounds", () 
     return [grid.replace(/.*1fr\) /, ""), least];
   };
   expect(widths("f32[2,2]")).toEqual(["minmax(54px, 54px) 68px", 298]);
-  expect(widths("f32[64,8,8,24]")).toEqual(["minmax(94px, 94px) 68px", 338]);
+  expect(widths("float32[64,8,8,24]")).toEqual(["minmax(94px, 94px) 68px", 338]);
   expect(widths("f32[2,2]".repeat(9))).toEqual(["minmax(94px, 160px) 68px", 338]);
 });
 
