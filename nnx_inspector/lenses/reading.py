@@ -486,8 +486,8 @@ def _repeated(one: Observed, found: Sequence[Stream], reading: Reading) -> list[
     last = max(outermost, key=lambda group: group[-1].calls.last)
     if not _stands_beside(one, last):
         return last
-    norms = [each.calls.site for each in last] + [reading.norm] * bool(reading.norm)
-    return [Stream(one.calls[site], 0, INPUT) for site in norms if site in one.calls]
+    norms = [each.calls.site for each in last] + [reading.norm or reading.unembed]
+    return [Stream(one.calls[site], 0, INPUT) for site in norms if site and site in one.calls]
 
 
 def _stands_beside(one: Observed, group: Sequence[Stream]) -> bool:

@@ -148,10 +148,13 @@ def _count(found: Sequence[Marked], axis: int) -> int:
     """The number of units along an axis of the arrays of a site's calls."""
     shapes = [x.shape for mark in found for x in arrays_of(mark)]
     if any(not -len(shape) <= axis < len(shape) for shape in shapes):
-        raise ValueError(f"it has no axis {axis} of units")
+        raise ValueError(f"{found[0].site!r} has no axis {axis} of units.")
     counts = {shape[axis] for shape in shapes}
     if len(counts) > 1:
-        raise ValueError(f"its arrays have different numbers of units along axis {axis}")
+        raise ValueError(
+            f"The arrays of {found[0].site!r} have different numbers of units along axis {axis}: "
+            f"{', '.join(map(str, map(list, shapes)))}. Choose a site within it."
+        )
     return counts.pop()
 
 

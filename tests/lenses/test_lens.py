@@ -144,6 +144,8 @@ def test_what_cannot_be_read_is_named():
         nni.lens(model, TOKENS, answer=11)
     with pytest.raises(TypeError, match="A token is an integer"):
         nni.lens(model, TOKENS, answer=0.5)
+    with pytest.raises(TypeError, match="A token is an integer"):
+        nni.lens(model, TOKENS, answer="the")
     with pytest.raises(ValueError, match="do not fit the positions"):
         nni.lens(model, TOKENS, answer=np.zeros(3, int))
     with pytest.raises(ValueError, match="k must be a number"):

@@ -70,7 +70,7 @@ def test_a_site_without_the_axis_is_listed_or_refused():
     refused = frame[frame["why_not"].notna()]
     assert refused["site"].tolist() == ["place"]
     assert "no axis 2" in refused["why_not"].iloc[0]
-    with pytest.raises(ValueError, match="has no axis 5"):
+    with pytest.raises(ValueError, match="'token' has no axis 5"):
         swept(Language(), sites="token", units=5)
 
 

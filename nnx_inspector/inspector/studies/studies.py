@@ -8,7 +8,10 @@ Python gets, and an error of a study is shown in its panel. The recording keeps 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -244,10 +247,10 @@ class Studies:
         """What gives the arguments of some examples of the data, as one batch; none if the data is
         gone once it was read, as that of a generator is.
         """
-        arguments = given(self._core, self._core.example)
+        arguments, batches = given(self._core, self._core.example), _Batches(data, inputs)
 
         def read(examples: Sequence[int]) -> list[Argument]:
-            rows = _rows_of(data, inputs, examples)
+            rows = batches.rows(examples)
             pairs = zip(arguments, rows, strict=False)
             # ids that an embedding receives in part have no known places
             return [dataclasses.replace(one, value=x) for one, x in pairs if not one.changed]
@@ -272,24 +275,41 @@ _MESSAGES = {
 }
 
 
-def _rows_of(
-    data: Iterable[Any], inputs: Callable[[Any], Any] | None, examples: Sequence[int]
-) -> list[Any]:
-    """Each array of the batches, with these examples only; [] if the data has too few by now."""
-    found: dict[int, list[Any]] = {}
-    first = 0
-    for batch in data:
-        arrays = [
-            x for x in jax.tree.leaves(batch if inputs is None else inputs(batch)) if is_input(x)
-        ]
-        size = len(arrays[0]) if arrays else 0
+@dataclasses.dataclass(frozen=True)
+class _Batches:
+    """The data of a search, of which single examples are read again."""
+
+    data: Any
+    inputs: Callable[[Any], Any] | None
+
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        """The number of the first example of each batch."""
+        sizes = (self._read(batch)[1] for batch in self.data)
+        return list(itertools.accumulate(sizes, initial=0))[:-1]
+
+    def rows(self, examples: Sequence[int]) -> list[Any]:
+        """Each array of the batches, with these examples only; [] if the data has too few by now,
+        or if they are of different shapes.
+        """
+        found: list[list[Any]] = []
         for example in examples:
-            if first <= example < first + size:
-                found[example] = [np.asarray(x[example - first]) for x in arrays]
-        first += size
-    if not examples or len(found) < len(set(examples)):
-        return []
-    return [np.stack(of_one) for of_one in zip(*(found[n] for n in examples), strict=True)]
+            number = bisect.bisect_right(self._starts, example) - 1
+            if not 0 <= number < len(self.data):
+                return []
+            arrays, size = self._read(self.data[number])
+            at = example - self._starts[number]
+            if at >= size:
+                return []
+            found.append([np.asarray(x[at] if x.shape[:1] == (size,) else x) for x in arrays])
+        alike = len({tuple(x.shape for x in one) for one in found}) == 1
+        return [np.stack(column) for column in zip(*found, strict=True)] if alike else []
+
+    def _read(self, batch: Any) -> tuple[list[Any], int]:
+        """The arrays of a batch, and the number of its examples."""
+        given = batch if self.inputs is None else self.inputs(batch)
+        arrays: list[Any] = [x for x in jax.tree.leaves(given) if is_input(x)]
+        return arrays, next((x.shape[0] for x in arrays if x.shape), 0)
 
 
 def _nothing(hint: Any) -> Any:

@@ -222,6 +222,17 @@ def test_data_of_python_is_searched_shown_and_stopped(insp):
     assert [running for *_, running in asked] == [True, True]
 
 
+def test_batches_of_different_lengths_are_searched_and_their_words_found(insp):
+    short = TOKENS[:, : LENGTH - 2]
+    batches = [(TOKENS,), (short,), (TOKENS[:1],)]
+    frame = insp.examples(batches, "head", 1, k=2, progress=False)
+    shown = insp._core.view.kept("examples")
+    rows = np.concatenate([TOKENS, np.pad(short, ((0, 0), (0, 2))), TOKENS[:1]])
+    assert [row.example for row in shown.rows] == frame.example.tolist()
+    for row in shown.rows:
+        assert row.words[row.at] == WORDS[rows[row.example, row.place[0]]]
+
+
 def test_batches_that_raise_in_the_middle_say_so_and_free_the_panel(insp):
     def data():
         yield TOKENS
