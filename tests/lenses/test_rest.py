@@ -334,6 +334,45 @@ def test_the_norms_of_layers_without_modules_receive_the_stream_or_end_a_layer(a
         np.testing.assert_allclose(chances, in_order, atol=1e-5)
 
 
+class Flat(nnx.Module):
+    """Parts without a block around them, whose inner size is another, and perhaps a last norm."""
+
+    def __init__(self, normed: bool):
+        rngs = nnx.Rngs(0)
+        self.token, self.head = (
+            nnx.Embed(CLASSES, D, rngs=rngs),
+            nnx.Linear(D, CLASSES, rngs=rngs),
+        )
+        self.norms = nnx.List([nnx.RMSNorm(D, rngs=rngs) for _ in range(LAYERS)])
+        self.ups = nnx.List([nnx.Linear(D, 9, rngs=rngs) for _ in range(LAYERS)])
+        self.downs = nnx.List([nnx.Linear(9, D, rngs=rngs) for _ in range(LAYERS)])
+        self.norm = nnx.LayerNorm(D, rngs=rngs) if normed else None
+
+    def streams(self, tokens: Any) -> list[Any]:
+        found = [self.token(tokens)]
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
+            found.append(found[-1] + down(nnx.silu(up(norm(found[-1])))))
+        return found
+
+    def read(self, x: Any) -> Any:
+        return self.head(x if self.norm is None else self.norm(x))
+
+    def __call__(self, tokens: Any) -> Any:
+        return self.read(self.streams(tokens)[-1])
+
+
+@pytest.mark.parametrize(("normed", "last"), [(True, "norm input"), (False, "head input")])
+def test_the_norms_before_parts_of_another_size_receive_the_stream(normed: bool, last: str):
+    model = Flat(normed)
+    found = nni.lens(model, TOKENS, k=CLASSES)
+    assert found.sites == ("norms/0 input", "norms/1 input", last)
+    for tokens, chances, stream in zip(
+        found.tokens, found.probabilities, model.streams(TOKENS), strict=True
+    ):
+        expected = np.asarray(jax.nn.softmax(model.read(stream)))
+        np.testing.assert_allclose(chances, np.take_along_axis(expected, tokens, -1), atol=1e-6)
+
+
 def test_sums_that_no_module_receives_are_chosen_as_operations():
     model = Adding("by hand")
     with pytest.raises(ValueError, match=r"'parts/3' returns what is added.*sites= the sums.*@add"):
