@@ -344,9 +344,11 @@ def token_at(token: Any, shape: Sequence[int]) -> jax.Array | None:
     """The chosen token at each position; None for none."""
     if token is None:
         return None
-    if not jnp.issubdtype((given := np.asarray(token)).dtype, jnp.integer):
+    given = np.asarray(token)  # NumPy takes a text too, which jax refuses in words of its own
+    if not jnp.issubdtype(given.dtype, jnp.integer):
         raise TypeError(f"A token is an integer, or an array of them, got {given.dtype}.")
-    chosen, places, classes = jnp.asarray(token), tuple(shape[:-1]), shape[-1]
+    chosen = jnp.asarray(token)
+    places, classes = tuple(shape[:-1]), shape[-1]
     if bool(((chosen < 0) | (chosen >= classes)).any()):
         raise ValueError(f"A token is out of range: there are {classes}, from 0 to {classes - 1}.")
     if chosen.ndim == 1 and len(places) == 2 and chosen.shape == places[:1] != places[1:]:
