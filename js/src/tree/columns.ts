@@ -43,7 +43,7 @@ export function zerosOf(frame: FrameData | null, index: number): number {
   return frame ? statistic(frame, index, OUTPUT, "zeros") / statistic(frame, index, OUTPUT, "size") : NaN;
 }
 
-const number = { width: "minmax(66px, 76px)", least: 66, show: real } as const;
+const number = { width: "66px", least: 66, show: real } as const;
 
 export const COLUMNS: readonly Column[] = [
   { id: "type", title: "type", name: "Type", width: { letter: 7.8, most: 132, kept: 0 }, least: 44, text: (site) => site.kind },
@@ -65,8 +65,9 @@ export const COLUMNS: readonly Column[] = [
 
 export const AT_FIRST: readonly string[] = ["type", "shape", "spark", "gradient"];
 
-/** The module's own column: the remaining width, but never less than this. */
-const NAME = { width: "minmax(max(140px, min(176px, 33%)), 1fr)", least: 140 } as const;
+/** The least width of the module's own column, which gets the width that remains: of the longest name two badges and
+ * its place in the tree included, but no more than `NAME_MOST` pixels or a third. */
+const NAME_MOST = 140;
 const GAP = 8;
 
 /** The columns as a grid, and the width below which the rows scroll sideways. */
@@ -78,9 +79,11 @@ export function gridOf(columns: readonly Column[], sites: readonly Site[]): { re
     const kept = Math.max(Math.min(needed, width.kept), least);
     return { width: `minmax(${kept}px, ${needed}px)`, least: kept };
   });
+  const needed = sites.reduce((most, site) => Math.max(most, 12 * site.depth + 7 * site.name.length), 0) + 75;
+  const name = { width: `minmax(min(${needed}px, max(${NAME_MOST}px, min(176px, 33%))), 1fr)`, least: Math.min(needed, NAME_MOST) };
   return {
-    grid: [NAME.width, ...sized.map((column) => column.width)].join(" "),
-    least: [NAME, ...sized].reduce((sum, column) => sum + column.least + GAP, 12),
+    grid: [name, ...sized].map((column) => column.width).join(" "),
+    least: [name, ...sized].reduce((sum, column) => sum + column.least + GAP, 12),
   };
 }
 

@@ -180,12 +180,21 @@ describe("the layers of a stack", () => {
 it("columns of text are as wide as their longest text needs, within bounds", () => {
   const columns = COLUMNS.filter(({ id }) => id === "shape" || id === "spark");
   const widths = (output: string): unknown[] => {
-    const { grid, least } = gridOf(columns, [site("", -1, { output: "f32[2]" }), site("a", 0, { output })]);
+    const { grid, least } = gridOf(columns, [site("", -1, { output: "f32[2]" }), site("attention_norm", 0, { output })]);
     return [grid.replace(/.*1fr\) /, ""), least];
   };
   expect(widths("f32[2,2]")).toEqual(["minmax(54px, 54px) 68px", 298]);
   expect(widths("float32[64,8,8,24]")).toEqual(["minmax(94px, 94px) 68px", 338]);
   expect(widths("f32[2,2]".repeat(9))).toEqual(["minmax(94px, 160px) 68px", 338]);
+});
+
+it("the column of names leaves to the others what the longest name does not need", () => {
+  const widths = (name: string): unknown[] => {
+    const { grid, least } = gridOf([], [site("", -1), site(name, 0)]);
+    return [Number(/min\((\d+)px/.exec(grid)![1]), least];
+  };
+  expect(widths("conv")).toEqual([12 + 28 + 75, 135]);
+  expect(widths("attention_norm")).toEqual([12 + 98 + 75, 160]);
 });
 
 it("columns that are hidden do not sort", () => {
