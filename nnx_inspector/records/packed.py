@@ -25,9 +25,9 @@ from nnx_inspector.stats.summary import Summary
 
 _DTYPES: Final = ("uint32", "int32", "float32", "uint64", "int64", "float64")
 _FIELDS: Final = ("bins", "points", "sums")
-_TOGETHER: Final = 6
-"""The summaries that one kernel of a GPU finishes and joins: XLA gives a kernel 96 arrays at most,
-and each summary comes from 13."""
+_TOGETHER: Final = 4
+"""The summaries that one kernel of a GPU finishes and joins. With more, XLA makes some of their
+figures in kernels of their own."""
 
 
 @dataclasses.dataclass(frozen=True)

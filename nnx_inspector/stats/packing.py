@@ -86,16 +86,16 @@ def _vector_of(bins: jax.Array, points: jax.Array, sums: jax.Array) -> list[jax.
     real = sums.dtype
     payloads = jnp.ones((*bins.shape[:-1], 1), real)  # to look at the bins would be a kernel more
     word = jnp.concatenate([bins, _words(points), _words(sums)], axis=-1)
-    word = lax.optimization_barrier(word)  # XLA would make each figure in a kernel of its own
-    halves = [payloads, (word >> 16).astype(real), (word & 0xFFFF).astype(real)]
-    return [jnp.concatenate(halves, axis=-1)]
+    # side by side: where each word is used once, XLA makes it in the kernel that splits it
+    halves = (word[..., None] >> np.array([16, 0], np.uint32)) & 0xFFFF
+    return [jnp.concatenate([payloads, halves.reshape(*bins.shape[:-1], -1).astype(real)], axis=-1)]
 
 
 def _fields_of(vector: jax.Array) -> list[Any]:
     length = vector.shape[-1]
-    float_dtype, middle = _DTYPES[length], 1 + (length - 1) // 2
-    upper = vector[..., 1:middle].astype(np.uint32)
-    lower = vector[..., middle:].astype(np.uint32)
+    float_dtype = _DTYPES[length]
+    halves = vector[..., 1:].reshape(*vector.shape[:-1], -1, 2).astype(np.uint32)
+    upper, lower = halves[..., 0], halves[..., 1]
     carried = upper + (lower >> 16)  # the sum of several lower halves has more than 16 bits
     word = jnp.where(carried > 0xFFFF, jnp.uint32(_LARGEST), (carried << 16) | (lower & 0xFFFF))
     reals = from_words(word[..., BINS:], np.dtype(float_dtype))
@@ -106,15 +106,15 @@ def _fields_of(vector: jax.Array) -> list[Any]:
 def _fields_on_host(vector: np.ndarray) -> list[np.ndarray]:
     """`_fields_of` a NumPy array, without touching its zeros."""
     length = vector.shape[-1]
-    float_dtype, middle = _DTYPES[length], 1 + (length - 1) // 2
+    float_dtype, words = _DTYPES[length], length // 2
     flat = vector.reshape(-1)
     place = np.flatnonzero(flat != 0)
-    row, at = np.divmod(place, length)
-    half, start = flat[place].astype(np.uint64), row * (middle - 1)
-    lower, upper = at >= middle, (at > 0) & (at < middle)
-    word = np.zeros(vector.size // length * (middle - 1), np.uint32)
-    word[(start + at - middle)[lower]] = half[lower]
-    high = (start + at - 1)[upper]
+    row, at = np.divmod(place, length)  # a row begins with the number of payloads
+    half, of = flat[place].astype(np.uint64), row * words + (at - 1) // 2
+    lower, upper = (at > 0) & (at % 2 == 0), at % 2 == 1
+    word = np.zeros(vector.size // length * words, np.uint32)
+    word[of[lower]] = half[lower]
+    high = of[upper]
     word[high] = np.minimum((half[upper] << np.uint64(16)) + word[high], _LARGEST)
     word = word.reshape(*vector.shape[:-1], -1)
     reals = np.ascontiguousarray(word[..., BINS:]).view(float_dtype)

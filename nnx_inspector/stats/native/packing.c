@@ -19,19 +19,19 @@ EXPORT void *nnx_inspector_pack(Frame *frame) {
     if (is_asked(frame)) return NULL;
     Buffer **in = frame->in.at, *out = frame->out.at[0];
     int wide = out->dtype == F64, words = wide ? 2 : 1;
-    int64_t rows = product(out->dims, out->rank - 1), middle = BINS + 6 * words;
+    int64_t rows = product(out->dims, out->rank - 1), total = BINS + 6 * words;
     for (int64_t row = 0; row < rows; row++) {
         const uint32_t *bins = (const uint32_t *)in[0]->data + row * BINS;
         const uint32_t *points = (const uint32_t *)in[1]->data + row * 3 * words;
         const uint32_t *sums = (const uint32_t *)in[2]->data + row * 3 * words;
-        int64_t at = row * (1 + 2 * middle);
+        int64_t at = row * (1 + 2 * total);
         uint32_t any = 0;
-        for (int64_t i = 0; i < middle; i++) {
+        for (int64_t i = 0; i < total; i++) {
             uint32_t word = i < BINS ? bins[i]
                 : i < BINS + 3 * words ? points[i - BINS] : sums[i - BINS - 3 * words];
             if (i < BINS) any |= word;
-            write_real(out->data, at + 1 + i, wide, word >> 16);
-            write_real(out->data, at + 1 + middle + i, wide, word & 0xFFFF);
+            write_real(out->data, at + 1 + 2 * i, wide, word >> 16);
+            write_real(out->data, at + 2 + 2 * i, wide, word & 0xFFFF);
         }
         write_real(out->data, at, wide, any != 0);
     }
@@ -44,16 +44,16 @@ EXPORT void *nnx_inspector_unpack(Frame *frame) {
     const Buffer *in = frame->in.at[0];
     Buffer **out = frame->out.at;
     int wide = in->dtype == F64, words = wide ? 2 : 1;
-    int64_t rows = product(in->dims, in->rank - 1), middle = BINS + 6 * words;
+    int64_t rows = product(in->dims, in->rank - 1), total = BINS + 6 * words;
     for (int64_t row = 0; row < rows; row++) {
         uint32_t *bins = (uint32_t *)out[0]->data + row * BINS;
         uint32_t *points = (uint32_t *)out[1]->data + row * 3 * words;
         uint32_t *sums = (uint32_t *)out[2]->data + row * 3 * words;
-        int64_t at = row * (1 + 2 * middle);
+        int64_t at = row * (1 + 2 * total);
         int several = read_real(in->data, at, wide) > 1;
-        for (int64_t i = 0; i < middle; i++) {
-            uint32_t upper = (uint32_t)read_real(in->data, at + 1 + i, wide);
-            uint32_t lower = (uint32_t)read_real(in->data, at + 1 + middle + i, wide);
+        for (int64_t i = 0; i < total; i++) {
+            uint32_t upper = (uint32_t)read_real(in->data, at + 1 + 2 * i, wide);
+            uint32_t lower = (uint32_t)read_real(in->data, at + 2 + 2 * i, wide);
             uint32_t carried = upper + (lower >> 16);
             uint32_t word = carried > 0xFFFF ? UINT32_MAX : carried << 16 | (lower & 0xFFFF);
             uint32_t nan = !wide ? 0x7FC00000u : (i - BINS) % 2 ? 0x7FF80000u : 0;
