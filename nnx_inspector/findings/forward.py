@@ -161,16 +161,16 @@ def dead_units(judged: Judged) -> Iterator[Finding]:
         if off is not None:
             found.append((site, off))
     if found:
+        found.sort(key=lambda one: one[1].part < ALMOST_ALL)  # first, one that lets nothing pass
         site, off = found[0]
         passes = judged.with_figures(site)
         units = int(passes[-1][1].figure(site, "units"))
-        worst = max(one.part for _, one in found)
         step = judged.since(site, off.mask, off.part)
         yield Finding(
             rule="dead-units",
             site=site,
             step=step,
-            severity="error" if worst >= ALMOST_ALL else "warning",
+            severity="error" if off.part >= ALMOST_ALL else "warning",
             evidence={
                 "fraction": off.part,
                 "units": units,

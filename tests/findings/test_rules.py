@@ -56,6 +56,15 @@ def test_a_layer_far_below_where_its_function_is_flat_is_dead(
     assert model.found() == [("dead-units", "c", "error")] * is_dead
 
 
+def test_the_layer_that_lets_nothing_pass_is_named_first() -> None:
+    model = dead(0.5, "b")
+    model.masks["d", "below"] = 1.0
+    model.facts["d"] = {"activation": "relu"}
+    (finding,) = diagnose(model.recording())
+    assert (finding.site, finding.severity) == ("d", "error")
+    assert finding.what.endswith("(also 50% of 'b')")
+
+
 def test_a_layer_that_begins_at_zero_is_not_dead() -> None:
     model = dead(1.0, kind="")
     model.told["c"] = {"norm": 0.0}
