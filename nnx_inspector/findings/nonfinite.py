@@ -174,7 +174,7 @@ def _why_nan(judged: Judged, item: Pass, site: str, quantity: str) -> str:
         return (
             f"{OF_PARAMETER} {broken[0]!r} is not finite, usually since an earlier update (or "
             f"since it was loaded); with the model as it was before, "
-            f"nni.first_nan(loss_fn)(model, batch) names the operation"
+            f"nni.first_nan(loss_fn, gradients=True)(model, batch) names the operation"
         )
     made = "0/0, Inf - Inf, or the log or root of a negative number"
     if judged.at(site) == min((judged.at(s) for s, _ in item.keys), default=()):

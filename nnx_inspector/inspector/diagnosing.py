@@ -90,8 +90,8 @@ class Diagnosing:
         )
         return (
             f". The values of that step are gone; these operations {can}: "
-            f"{'; '.join([*found[:MOST], *more])}. nni.first_nan tells which one did, given the "
-            f"model as it was before that step"
+            f"{'; '.join([*found[:MOST], *more])}. nni.first_nan(loss_fn, gradients=True)"
+            f"(model, batch) tells which one did, given the model as it was before that step"
         )
 
     def _presented(self, forced: bool) -> None:

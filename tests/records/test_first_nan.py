@@ -278,6 +278,10 @@ def test_after_a_loop_the_finding_lists_them(jitted):
         f"can have such a derivative: sqrt, in linear_norm at test_first_nan.py:{line}; one of the"
     )
     assert told in finding.message
+    assert "nni.first_nan(loss_fn, gradients=True)(model, batch)" in finding.message  # as here:
+    assert nni.first_nan(loss_of, gradients=True)(Planted(linear_norm), X).source.endswith(
+        f":{line}"
+    )
 
 
 def test_a_nan_that_the_parameters_had_lists_none():
