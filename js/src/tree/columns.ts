@@ -46,7 +46,7 @@ export function zerosOf(frame: FrameData | null, index: number): number {
 const number = { width: "66px", least: 66, show: real } as const;
 
 export const COLUMNS: readonly Column[] = [
-  { id: "type", title: "type", name: "Type", width: { letter: 7.8, most: 132, kept: 0 }, least: 44, text: (site) => site.kind },
+  { id: "type", title: "type", name: "Type", width: { letter: 8.5, most: 132, kept: 0 }, least: 44, text: (site) => site.kind },
   { id: "shape", title: "output", name: "Output shape, for the example", width: { letter: 6.7, most: 160, kept: 94 }, least: 46, text: (site) => site.output },
   { id: "parameters", title: "params", name: "Parameters", width: "64px", least: 64, value: (site) => site.parameters, show: compact },
   { id: "flops", title: "FLOPs", name: "FLOPs", width: "64px", least: 64, value: (site) => site.flops ?? NaN, show: compact },
