@@ -37,7 +37,7 @@ from nnx_inspector.live.steps import Region
 from nnx_inspector.perturbations.region import Known
 from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.records.record import Record
-from nnx_inspector.screen.inputs import Decode, Names, inputs_of
+from nnx_inspector.screen.inputs import Decode, Names, inputs_of, say_passed_on
 from nnx_inspector.screen.presenter import runs_by_itself
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Inspector(Readings):
         display: bool = True,
         **kwargs: Any,
     ):
-        inputs, others = inputs_of(decode=decode, tokens=tokens, images=images, labels=labels)
+        inputs, others = inputs_of(f, decode=decode, tokens=tokens, images=images, labels=labels)
         kwargs |= others
         entry, model, args, kwargs = entry_of(f, args, kwargs)
         selection = Selection(entry.selecting(only))
@@ -124,6 +124,7 @@ class Inspector(Readings):
                 self._core = core = Core(model, selection, Trial(args, kwargs, entry=entry), inputs)
         except Exception as error:
             say_if_ensemble(error, model)
+            say_passed_on(error, others)
             raise
         self._rerun = Reruns(core)
         self._loops = Loops(core, self._rerun)

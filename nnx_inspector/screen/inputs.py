@@ -8,11 +8,13 @@ and draws nothing itself, and knows no jax and no model.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from nnx_inspector.arrays import is_array
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.pictures import could_be, pictures_in
 
@@ -249,20 +251,82 @@ class Inputs:
         return np.where(np.isnan(logits).any(-1), -1, np.nan_to_num(logits).argmax(-1))
 
 
-def inputs_of(**given: Any) -> tuple[Inputs, dict[str, Any]]:
-    """The inputs that keywords of an Inspector name, and the keywords that go to the model."""
-    said, decode = dict[str, Any](), given["decode"]
+def inputs_of(f: Any, /, **given: Any) -> tuple[Inputs, dict[str, Any]]:
+    """The inputs that keywords of an Inspector name, and the keywords that go to the call of `f`.
+
+    Raises:
+        TypeError: a keyword names nothing, and `f` does not take it either.
+    """
+    given, said = {k: _plain(x) for k, x in given.items() if x is not None}, dict[str, Any]()
+    decode, labels, tokens, images = map(given.get, ("decode", "labels", "tokens", "images"))
     if callable(decode) or _is_table(decode):
         said["decode"] = decode
-        if isinstance(given["tokens"], (str, int)) and not isinstance(given["tokens"], bool):
-            said["tokens"] = given["tokens"]
-    if _is_table(given["labels"]) and not isinstance(given["labels"], str):
-        said["labels"] = given["labels"]
-    images = given.get("images")
+        if isinstance(tokens, (str, int)) and not isinstance(tokens, bool):
+            said["tokens"] = tokens
+    if _is_table(labels) and not isinstance(labels, str):
+        said["labels"] = labels
     if isinstance(images, str) or (isinstance(images, int) and images is not True):
         said["images"] = False if images == "none" else images
-    others = {k: x for k, x in given.items() if k not in said and x is not None}
+    others = {k: x for k, x in given.items() if k not in said}
+    for name, value in others.items():
+        if not _takes(f, name):
+            raise TypeError(
+                f"{_why(name, value)} The call that is inspected has no argument of this name "
+                f"either: leave it out, or pass {_SUCH[name]}."
+            )
     return Inputs(**said), others
+
+
+def say_passed_on(error: Exception, others: Mapping[str, Any]) -> None:
+    """Add a note to an error of a call that names a keyword which may have been meant for us."""
+    for name, value in others.items():
+        if isinstance(error, TypeError) and repr(name) in str(error):
+            error.add_note(
+                f"nnx_inspector: {_why(name, value)} So it went to the model. If it is not meant "
+                f"for the model, pass {_SUCH[name]}."
+            )
+
+
+def _why(name: str, value: Any) -> str:
+    return f"{name}= takes {_TAKEN[name]}; it is {_what(value)}."
+
+
+_TAKEN = {
+    "decode": "a function of ids, or the texts of all ids",
+    "tokens": "the position, name or path of the argument that holds the ids, and needs decode=",
+    "images": "the position, name or path of the argument that holds the pictures, or False",
+    "labels": "a sequence of the names of the classes, or a mapping from their numbers",
+}
+_SUCH = {
+    "decode": "decode=tokenizer.decode",
+    "tokens": "decode=tokenizer.decode too, and tokens=0 for the first argument",
+    "images": "images=0 for the first argument",
+    "labels": 'labels=["cat", "dog"]',
+}
+
+
+def _takes(f: Any, name: str) -> bool:
+    """Whether a call takes a keyword, as far as it tells."""
+    try:
+        parameters = inspect.signature(f).parameters
+    except (TypeError, ValueError):  # no signature, or no call: other errors tell
+        return True
+    found, every = parameters.get(name), inspect.Parameter.VAR_KEYWORD
+    return (found is not None and found.kind is not found.POSITIONAL_ONLY) or any(
+        one.kind is every for one in parameters.values()
+    )
+
+
+def _plain(given: Any) -> Any:
+    """An array of texts as a list; anything else as it is."""
+    is_text = isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "UT"
+    return given.tolist() if is_text else given
+
+
+def _what(value: Any) -> str:
+    if is_array(value):
+        return f"{value.dtype}{list(value.shape)}"
+    return f"{type(value).__name__} {_short(repr(value))}"
 
 
 def _is_table(given: Any) -> bool:

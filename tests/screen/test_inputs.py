@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nnx_inspector.screen.inputs import MOST_WORDS, Argument, Inputs, inputs_of
+from nnx_inspector.screen.inputs import MOST_WORDS, Argument, Inputs, inputs_of, say_passed_on
 
 IDS = np.arange(6, dtype=np.int32).reshape(2, 3)
 WORDS = ["<b>", " the", "\n", "é", "שלום", "👩‍👩‍👧"]
@@ -148,9 +148,38 @@ def test_a_label_that_could_be_another_is_none():
 
 def test_keywords_of_another_kind_are_those_of_the_model():
     array = np.ones(3)
-    inputs, others = inputs_of(decode=True, tokens=5, labels=array)
+    inputs, others = inputs_of(lambda x, **others: x, decode=True, tokens=5, labels=array)
     assert not inputs.given
     assert others.keys() == {"decode", "tokens", "labels"}
-    inputs, others = inputs_of(decode=WORDS, tokens=array, labels=["a"])
+    inputs, others = inputs_of(
+        lambda x, tokens: x, decode=WORDS, tokens=array, labels=np.array(["a"])
+    )
     assert (inputs.decode, inputs.tokens, inputs.labels) == (WORDS, None, ["a"])
     assert others == {"tokens": array}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"decode": 5}, "decode= takes a function of ids, or the texts of all ids; it is int 5."),
+        ({"decode": np.ones(2)}, "it is float64[2]. The call"),
+        ({"labels": "abc"}, "it is str 'abc'. The call that is inspected has no argument of this"),
+        ({"tokens": "x"}, "or pass decode=tokenizer.decode too, and tokens=0 for the first"),
+        ({"images": True}, "or pass images=0 for the first argument."),
+    ],
+)
+def test_what_neither_the_screen_nor_the_model_takes_is_named(given, said):
+    with pytest.raises(TypeError) as raised:
+        inputs_of(lambda x, mask=None: x, **given)
+    assert said in str(raised.value)
+
+
+def test_what_a_layer_of_the_model_refuses_is_named_too():
+    _, others = inputs_of(lambda *args, **kwargs: 0, decode=5)
+    error, another = (
+        TypeError(f"f() got an unexpected keyword argument {x!r}") for x in ["decode", "x"]
+    )
+    for one in (error, another):
+        say_passed_on(one, others)
+    assert "it is int 5. So it went to the model. If it is not meant" in error.__notes__[0]
+    assert not hasattr(another, "__notes__")
