@@ -64,9 +64,12 @@ export class Store implements Receiver {
   /** The panel that the detail shows; "" for the first. */
   readonly panel = signal("");
   readonly words = new WordsState((request, settle) => this.kernel.ask(request, settle));
-  readonly inputs = new InputsState((request) => this.kernel.ask(request));
+  readonly inputs: InputsState = new InputsState(
+    (request) => this.kernel.ask(request),
+    (): [string, string] => [this.selected.value ?? "", this.values.part.value],
+  );
   readonly studies = new StudiesState((request, settle) => this.kernel.ask(request, settle), this.inputs);
-  readonly values = new ValuesState((request, settle) => this.kernel.ask(request, settle), this.inputs);
+  readonly values: ValuesState = new ValuesState((request, settle) => this.kernel.ask(request, settle), this.inputs);
   readonly axis = signal<Axis>("auto");
   readonly looks: Looks;
   readonly masks: Masks;

@@ -79,6 +79,7 @@ class Core:
         opening: opens the arrays of a site.
         examined: the batch of a pass, read once per pass.
         embedded: the inputs of a program that its embeddings receive, found once per program.
+        apart: the sites of a program without words, see `examined.apart`.
         positions: by site, the figures of a text that the screen has shown of this batch.
         opened: the values that the screen has shown.
         compared: the comparisons of two passes that the screen has shown, by their numbers.
@@ -115,6 +116,7 @@ class Core:
         self.opening = Opening()
         self.examined: tuple[Trial, protocol.Inputs] | None = None
         self.embedded: tuple[Tracing, dict[int, dict[str, bool]]] | None = None
+        self.apart: dict[Any, tuple[Tracing, tuple[str, ...]]] = {}
         self.positions: dict[str, Answer] = {}
         self.opened = KeptValues()
         self.compared: dict[str, Answer] = {}

@@ -24,7 +24,11 @@ export class InputsState {
   private chosen = false;
   private timer: ReturnType<typeof setTimeout> | undefined;
 
-  constructor(private readonly ask?: (request: Ask) => void) {}
+  /** `shown` gives the site and the part whose arrays are on screen. */
+  constructor(
+    private readonly ask?: (request: Ask) => void,
+    private readonly shown: () => readonly [site: string, part: string] = () => ["", "output"],
+  ) {}
 
   choose(example: number): void {
     if (example === this.example.value) return;
@@ -86,7 +90,10 @@ export class InputsState {
   /** Whether an axis of this name and length holds the positions of the tokens. */
   holds(axis: string, length: number): boolean {
     const inputs = this.inputs.value;
-    return inputs !== null && inputs.tokens !== "" && length === inputs.positions && POSITIONS.test(axis);
+    if (inputs === null || inputs.tokens === "" || length !== inputs.positions || !POSITIONS.test(axis)) return false;
+    const [site, part] = this.shown();
+    const whole = site.replace(/(\[\d+\])+(?=$|[/@])/g, "");
+    return !inputs.apart.some((one) => one === "*" || one === whole || (part === "input" && one === `${whole} input`));
   }
 
   /** The word at an index of an axis; null if the place has no word. */

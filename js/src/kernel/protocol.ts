@@ -673,7 +673,7 @@ export interface Pictures {
   readonly pixels: string;
 }
 
-/** The batch of the pass on screen. Buffer: none. `batch` counts its examples, of which `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there is none, and `positions` the number of ids of each example. `pictures` are None if the batch has none. `problem` says what could not be read; "" if nothing. `number` tells batches apart, and studies look at the last one that is `studied`, which is that of a forward pass. A new view looks at `example`. */
+/** The batch of the pass on screen. Buffer: none. `batch` counts its examples, of which `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there is none, and `positions` the number of ids of each example. `pictures` are None if the batch has none. `problem` says what could not be read; "" if nothing. `number` tells batches apart, and studies look at the last one that is `studied`, which is that of a forward pass. A new view looks at `example`. `apart` are the sites without words: their positions may be those of another argument of this length, `"encoder input"` for what a site receives; ("*",) are all of them. */
 export interface Inputs {
   readonly type: "inputs";
   readonly version: number;
@@ -686,6 +686,7 @@ export interface Inputs {
   readonly examples: readonly Example[];
   readonly problem: string;
   readonly pictures: Pictures | null;
+  readonly apart: readonly string[];
 }
 
 /** The figures of a site at each position of an example, in answer to `ShowPositions`. Buffer: float64 [len(figures), positions]. `figures` are those of POSITION_FIGURES that there are; `units` is the number of units at each position. `along` is the number of the axis of the positions, None if that is not known: there are no figures, and `source` says so. `axes` has the names of those that could be it, "" for the others. Otherwise `source` names the pass in words. */
@@ -988,7 +989,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Values: { version: "int", request: "int", array: "int", index: "int[]", axes: "int[]", norm_over: "int", component: "value|real|imag|abs", exact: "bool", starts: "int[]", ends: "int[]", block: "int[]", counts: "int[]", planes: "str[]", encoding: "float32|float64|int64|uint64" },
   Example: { words: "str[]", label: "str", prediction: "str" },
   Pictures: { path: "str", count: "int", rows: "int", columns: "int", height: "int", width: "int", channels: "int", shown: "str", pixels: "str" },
-  Inputs: { version: "int", number: "int", studied: "bool", example: "int", batch: "int", tokens: "str", positions: "int", examples: "Example[]", problem: "str", pictures: "Pictures?" },
+  Inputs: { version: "int", number: "int", studied: "bool", example: "int", batch: "int", tokens: "str", positions: "int", examples: "Example[]", problem: "str", pictures: "Pictures?", apart: "str[]" },
   Positions: { version: "int", id: "int", site: "str", example: "int", unit: "int", axis: "int?", along: "int?", axes: "str[]", units: "int", positions: "int", figures: "str[]", source: "str" },
   Hello: { version: "int", streams: "bool", page: "str", said: "int" },
   Ack: { seq: "int" },

@@ -13,6 +13,7 @@ const inputs: Inputs = {
   positions: 3,
   problem: "",
   pictures: null,
+  apart: [],
   examples: [
     { words: ["a", " b", "c"], label: "", prediction: "" },
     { words: ["d", "e", "f"], label: "", prediction: "" },
@@ -42,6 +43,21 @@ describe("the words of an axis", () => {
     const none = new InputsState();
     none.take({ ...inputs, tokens: "" });
     expect(none.positionLabel("position", 3, 1, 0)).toBeNull();
+  });
+
+  it("are missing at sites that may have those of another argument", () => {
+    let shown: [string, string] = ["layers[3]", "output"];
+    const state = new InputsState(undefined, () => shown);
+    const said = (apart: string[]) => {
+      state.take({ ...inputs, apart });
+      return state.positionLabel("position", 3, 1, 0);
+    };
+    expect(said(["other", "layers input"])).toBe(" b");
+    expect(said(["layers"])).toBeNull();
+    expect(said(["*"])).toBeNull();
+    shown = ["layers", "input"];
+    expect(said(["layers input"])).toBeNull();
+    expect(said(["layers/0"])).toBe(" b");
   });
 
   it("are of the example in the slice, if the axis of the batch is known", () => {

@@ -13,7 +13,7 @@ const WORDS = ["<img src=x onerror=alert(1)>", " the", "\n"];
 
 async function told(tokens = "tokens"): Promise<void> {
   const examples = [WORDS, ["a", "b", "c"]].map((words, i) => ({ words, label: i ? "cat" : "", prediction: i ? "<b>dog</b>" : "" }));
-  stream.emit({ type: "inputs", version: VERSION, number: 1, studied: true, example: 0, batch: 2, tokens, positions: 3, examples, problem: "", pictures: null });
+  stream.emit({ type: "inputs", version: VERSION, number: 1, studied: true, example: 0, batch: 2, tokens, positions: 3, examples, problem: "", pictures: null, apart: [] });
   await settle();
 }
 
@@ -93,7 +93,7 @@ it("lets one choose the axis of the words where there are several, and says it i
 });
 
 it("says beside the examples what could not be read of the batch, and without them too", async () => {
-  const inputs = { type: "inputs", version: VERSION, number: 1, studied: true, example: 0, batch: 2, tokens: "", positions: 0, examples: [], problem: "decode raised.", pictures: null };
+  const inputs = { type: "inputs", version: VERSION, number: 1, studied: true, example: 0, batch: 2, tokens: "", positions: 0, examples: [], problem: "decode raised.", pictures: null, apart: [] };
   find(ids.tab("values"))!.click();
   for (const examples of [[], [{ words: ["1"], label: "", prediction: "" }]]) {
     stream.emit({ ...inputs, examples });
@@ -116,7 +116,7 @@ it("shows the words without colours where the site has no positions", async () =
 
 it("adds to a long text while one scrolls", async () => {
   const words = Array.from({ length: 2000 }, (_, i) => `w${i}`);
-  stream.emit({ type: "inputs", version: VERSION, number: 1, studied: true, example: 0, batch: 1, tokens: "x", positions: 2000, examples: [{ words, label: "", prediction: "" }], problem: "", pictures: null });
+  stream.emit({ type: "inputs", version: VERSION, number: 1, studied: true, example: 0, batch: 1, tokens: "x", positions: 2000, examples: [{ words, label: "", prediction: "" }], problem: "", pictures: null, apart: [] });
   await settle();
   find(ids.tab("words"))!.click();
   await settle();

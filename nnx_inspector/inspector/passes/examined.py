@@ -7,9 +7,11 @@ that are looked up in an embedding are known from the program, not guessed.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector.errors import InspectorError, reply_text
@@ -19,9 +21,15 @@ from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.inspector.passes.trials import Trial
 from nnx_inspector.inspector.values.reading import look_of
+from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.function import argument_name, is_input
+from nnx_inspector.program.marks import INPUT, OUTPUT
+from nnx_inspector.program.stage import Tracing
 from nnx_inspector.screen.inputs import Argument
+
+MOST_TRACED = 12
+"""The most programs that are traced to find out whose axes are whose."""
 
 
 def show_inputs(core: Core, value: Any = None) -> None:
@@ -38,8 +46,10 @@ def show_inputs(core: Core, value: Any = None) -> None:
     try:
         known = core.examined
         if known is None or known[0] is not trial:
-            batch = core.inputs.message(arguments_of(core))
-            which = {"number": trial.number, "studied": trial is core.example}
+            arguments = arguments_of(core)
+            batch = core.inputs.message(arguments)
+            which: Any = {"number": trial.number, "studied": trial is core.example}
+            which["apart"] = apart(core, trial, arguments)
             core.examined = known = trial, dataclasses.replace(batch, **which)
         outputs = [x for x in jax.tree.leaves(value) if isinstance(x, jax.Array)]
         message = core.inputs.predicting(known[1], outputs)
@@ -75,6 +85,101 @@ def arguments_of(core: Core) -> list[Argument]:
         )
     received = dataclasses.replace(found, value=arrays[0].value)
     return [received if one is found else one for one in arguments]
+
+
+def apart(core: Core, trial: Trial, arguments: list[Argument]) -> tuple[str, ...]:
+    """The sites whose positions may be those of another argument than the tokens.
+
+    Where another sequence is as long as the tokens, the program is traced once more with one token
+    less: the axes that are shorter then are those of the tokens.
+
+    Returns:
+        See `protocol.Inputs`.
+    """
+    found, _ = core.inputs.tokens_in(arguments)
+    if found is None:
+        return ()
+    place, length = arguments.index(found), found.value.shape[-1]
+    others = [i for i, one in enumerate(arguments) if one is not found and _has(one, length)]
+    if not any(_is_sequence(arguments[i]) for i in others):
+        return ()
+    tracing = core.programs.tracing(trial.call(core.model, core.modes.switches()))
+    key = id(tracing), found.path, length
+    if tracing is None:
+        return ("*",)
+    if key not in core.apart:
+        shorter = _shorter(core, trial, length, place, others)
+        sites = ("*",) if shorter is None else _unchanged(core, tracing, shorter, length)
+        core.apart[key] = tracing, sites
+    return core.apart[key][1]
+
+
+def is_apart(apart: tuple[str, ...], site: str) -> bool:
+    """Whether a site, or a layer of it, has no words."""
+    return "*" in apart or without_layers(site)[0] in apart
+
+
+def _has(one: Argument, length: int) -> bool:
+    return length in one.value.shape[one.value.ndim > 1 :] or bool(one.changed)
+
+
+def _is_sequence(one: Argument) -> bool:
+    """Whether an argument may be a sequence of its own: ids, or vectors."""
+    if jnp.issubdtype(one.value.dtype, jnp.integer):
+        return one.embedded is not False
+    return one.value.ndim > 2
+
+
+def _shorter(
+    core: Core, trial: Trial, length: int, tokens: int, others: list[int]
+) -> Tracing | None:
+    """The program with one token less, with as few other arguments shortened as it takes."""
+    leaves, tree = jax.tree.flatten((trial.args, trial.kwargs))
+    places = [i for i, x in enumerate(leaves) if is_input(x)]
+    lengths = {length, leaves[places[tokens]].shape[-1]}
+    if 1 in lengths:
+        return None
+    chosen = (some for n in range(len(others) + 1) for some in itertools.combinations(others, n))
+    for some in itertools.islice(chosen, MOST_TRACED):
+        less = list(leaves)
+        for i in (places[number] for number in (tokens, *some)):
+            x = less[i]
+            axes = range(x.ndim > 1, x.ndim)
+            less[i] = x[
+                tuple(
+                    slice(-1 if n in axes and x.shape[n] in lengths else None)
+                    for n in range(x.ndim)
+                )
+            ]
+        args, kwargs = tree.unflatten(less)
+        call = trial.call(core.model, core.modes.switches())
+        try:
+            return core.programs.tracing(dataclasses.replace(call, args=args, kwargs=kwargs))
+        except Exception:  # noqa: BLE001 - the user's function does not take it: these belong together
+            continue
+    return None
+
+
+def _unchanged(core: Core, one: Tracing, shorter: Tracing, length: int) -> tuple[str, ...]:
+    """The sites with an axis of this length that is not shorter in the other program."""
+    found = dict[str, None]()
+    attend = {call.site for call in core.trace.calls if call.attends}
+    for (mark, _), (less, _) in zip(one.survey.walk(), shorter.survey.walk(), strict=False):
+        ends = {INPUT: " input", OUTPUT: ""}
+        if mark.part not in ends or mark.site != less.site:
+            continue
+        for x, y in zip(mark.avals, less.avals, strict=False):
+            same = [a == b for a, b in zip(x.shape, y.shape, strict=False) if a == length]
+            crossed = (
+                x.shape[-2:] == (length, length)
+                and x.shape[-2:] != y.shape[-2:]
+                and len(set(same[-2:])) > 1
+            )
+            if same and (all(same) or crossed):
+                found[mark.site + ends[mark.part]] = None
+                if mark.site in attend:
+                    found[mark.site] = None
+    return tuple(found)
 
 
 def given(core: Core, trial: Trial) -> list[Argument]:

@@ -109,7 +109,7 @@ def attribution_message(
         blocks = max(1, math.ceil(max(scores.shape) / MOST_PIXELS))
         for axis in (0, 1):
             scores = np.add.reduceat(scores, np.arange(0, scores.shape[axis], blocks), axis)
-    scores = scores[:MOST_TOKENS]
+    size, scores = len(scores), scores[:MOST_TOKENS]
     output, baseline = found.output, found.baseline_output
     apart = None if baseline is None else output - baseline
     if batched:
@@ -128,13 +128,19 @@ def attribution_message(
         shape=tuple(scores.shape),
         blocks=blocks,
         scores=tuple(protocol.finite(x) for x in scores.ravel()),
-        words=tuple(texts[: len(scores)]) if len(texts) >= len(scores) else (),
+        words=tuple(texts[: len(scores)]) if len(texts) == size else (),
     )
 
 
 def examples_message(
-    found: Any, asked: protocol.Study, source: str, words: Words, name: Name
+    found: Any,
+    asked: protocol.Study,
+    source: str,
+    words: Words,
+    name: Name,
+    placed: bool = True,
 ) -> protocol.UnitExamples:
+    """The examples of a unit; `placed`: the places of the site are those of the words."""
     unit = _within(asked.unit, found.units, "unit")
     rows: list[protocol.ExciteRow] = []
     for which in ("most", "least", "random"):
@@ -142,7 +148,9 @@ def examples_message(
             if example < 0:
                 continue
             spot = tuple(map(int, place))
-            near, at = _around(words(example), spot)
+            text = words(example)
+            one_length = len(text) in found.shape or found.notes  # batches of several have notes
+            near, at = _around(text, spot if one_length and placed else ())
             rows.append(
                 protocol.ExciteRow(
                     which=which,

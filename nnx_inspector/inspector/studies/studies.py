@@ -22,7 +22,7 @@ from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import reply_text
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.call import Call
-from nnx_inspector.inspector.passes.examined import arguments_of, given
+from nnx_inspector.inspector.passes.examined import apart, arguments_of, given, is_apart
 from nnx_inspector.inspector.passes.job import Job
 from nnx_inspector.inspector.studies.messages import (
     attribution_message,
@@ -232,7 +232,11 @@ class Studies:
         found, inputs = self._found[asked.what], self._core.inputs
         of_classes = inputs.decode is None or (asked.what == "attribution" and inputs.labels)
         name = inputs.name if of_classes else lambda number: inputs.text([number])[0]
-        message = _MESSAGES[asked.what](found.result, asked, found.source, found.words, name)
+        words, placed = found.words, self._has_words(found.result)
+        if not placed and asked.what != "examples":
+            words = lambda example: []  # noqa: E731
+        more = {} if placed or asked.what != "examples" else {"placed": False}
+        message = _MESSAGES[asked.what](found.result, asked, found.source, words, name, **more)
         message = dataclasses.replace(message, batch=found.batch)
         if asked.what == "examples":
             pictures = found.pictures([row.example for row in message.rows])
@@ -240,6 +244,14 @@ class Studies:
         if asked.what == "lens":
             self._show(self._empty(study("logits")))  # those on screen may be of another example
         self._show(message)
+
+    def _has_words(self, found: Any) -> bool:
+        """Whether the positions of a result are surely those of the tokens."""
+        core = self._core
+        site = {Lens: lambda: found.sites[-1], Attribution: lambda: found.of.split(" call ")[0],
+                TopExamples: lambda: found.site}.get(type(found), lambda: "")()  # fmt: skip
+        at = apart(core, core.example, given(core, core.example))
+        return not is_apart(at, site)
 
     def _reader(
         self, data: Iterable[Any], inputs: Callable[[Any], Any] | None

@@ -101,6 +101,11 @@ def figures_of(
     if not 0 <= example < inputs.batch:
         raise IndexError(f"The batch has {inputs.batch} examples: there is no example {example}.")
     whole, rows = without_layers(site)
+    if {"*", whole} & {*inputs.apart}:
+        raise InspectorError(
+            f"The positions of {site!r} may be those of another argument than {inputs.tokens!r}, "
+            f"which is as long. Choose the argument with tokens=, or give them unlike lengths."
+        )
     place = _with_positions(opening.open(look, whole, "output").arrays, inputs, rows, site, axis)
     if place.along is None:
         return Positions({}, 0, None, place.axes)

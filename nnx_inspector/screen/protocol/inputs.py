@@ -39,7 +39,8 @@ class Inputs(Shown, type="inputs"):
     is none, and `positions` the number of ids of each example. `pictures` are None if the batch has
     none. `problem` says what could not be read; "" if nothing. `number` tells batches apart, and
     studies look at the last one that is `studied`, which is that of a forward pass. A new view
-    looks at `example`.
+    looks at `example`. `apart` are the sites without words: their positions may be those of another
+    argument of this length, `"encoder input"` for what a site receives; ("*",) are all of them.
     """
 
     number: int = -1
@@ -51,6 +52,7 @@ class Inputs(Shown, type="inputs"):
     examples: tuple[Example, ...]
     problem: str
     pictures: Pictures | None = None
+    apart: tuple[str, ...] = ()
 
 
 class Positions(Shown, type="positions"):

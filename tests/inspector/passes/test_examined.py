@@ -8,6 +8,7 @@ from flax import nnx
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.passes.examined import arguments_of
+from nnx_inspector.inspector.studies.studies import study
 from nnx_inspector.screen import protocol
 
 IDS = np.arange(6, dtype=np.int32).reshape(2, 3)
@@ -137,4 +138,72 @@ def test_studies_keep_their_batch_apart_from_that_of_a_later_step(model):
     assert insp._core.view.kept("aside") is None
     assert insp._core.view.kept("inputs").number != found.batch
     assert insp._core.view.kept("attribution") == found
+    insp.close()
+
+
+class Translator(nnx.Module):
+    """A model of two texts, whose attention reads one of them for the other."""
+
+    def __init__(self, rngs):
+        self.embed, self.embed_2 = nnx.Embed(20, 4, rngs=rngs), nnx.Embed(20, 4, rngs=rngs)
+        how = dict(num_heads=2, in_features=4, decode=False, rngs=rngs)
+        self.encode, self.cross = nnx.MultiHeadAttention(**how), nnx.MultiHeadAttention(**how)
+        self.norm, self.head = nnx.LayerNorm(4, rngs=rngs), nnx.Linear(4, 20, rngs=rngs)
+
+    def __call__(self, src, tgt, mask=None):
+        seen = self.encode(self.embed(src), mask=mask)
+        return self.head(self.norm(self.cross(self.embed_2(tgt), seen)))
+
+
+class Segments(Words):
+    """A model whose second ids belong to the first ones."""
+
+    def __call__(self, tokens, segments):
+        return self.head(self.embed(tokens) + self.places(segments))
+
+
+@pytest.mark.parametrize("tokens", ["src", "tgt"])
+def test_words_stand_only_where_they_are_those_of_the_chosen_text(tokens):
+    mask = jnp.ones((2, 1, 1, 3), bool)
+    insp = nni.Inspector(
+        Translator(nnx.Rngs(0)), IDS, IDS + 6, mask, decode=str, tokens=tokens, display=False
+    )
+    apart = set(insp._core.view.kept("inputs").apart)
+    of_src, of_tgt = {"embed", "encode"}, {"embed_2", "head", "norm"}
+    with_words, without = (of_src, of_tgt) if tokens == "src" else (of_tgt, of_src)
+    assert not with_words & apart
+    assert {*without, "cross", " input"} <= apart
+    own = IDS[1] + 6 * (tokens == "tgt")
+    for site in with_words:
+        assert insp.words(site, 1).word.tolist() == [str(i) for i in own]
+    with pytest.raises(nni.InspectorError, match="may be those of another argument than"):
+        insp.words("cross", 1)
+    insp.lens(unembed="head", norm="norm", sites=["encode", "cross"])
+    assert insp._core.view.kept("lens").words == ()
+    for site in ("encode", "head"):
+        insp._studies.ask(study("examples", site=site))
+        insp._studies.wait()
+        rows = insp._core.view.kept("examples").rows
+        assert all((row.at >= 0) == (site in with_words) for row in rows)
+        assert {len(row.words) for row in rows} == {3}
+    insp.close()
+
+
+def test_ids_that_belong_together_leave_the_words():
+    insp = nni.Inspector(
+        Segments(nnx.Rngs(0)), IDS, IDS % 2, decode=str, tokens="tokens", display=False
+    )
+    assert insp._core.view.kept("inputs").apart == ()
+    assert insp.words("head", 1).word.tolist() == ["3", "4", "5"]
+    insp.close()
+
+
+def test_words_of_another_length_mark_no_place():
+    insp = nni.Inspector(
+        Translator(nnx.Rngs(0)), IDS, IDS[:, :2] + 6, decode=str, tokens="src", display=False
+    )
+    insp.examples([(IDS, IDS[:, :2])], "head", k=1, progress=False)
+    assert {row.at for row in insp._core.view.kept("examples").rows} == {-1}
+    insp.attribute(site="embed_2")
+    assert insp._core.view.kept("attribution").words == ()
     insp.close()
