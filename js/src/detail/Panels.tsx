@@ -61,6 +61,9 @@ const ALL: readonly Panel[] = [
   { name: "compare", title: "Compare", View: ComparePanel },
 ];
 
+/** The least height in pixels of the selected module in a narrow view. */
+const ROOM = 450;
+
 function Overview({ store, site, index }: PanelProps) {
   return (
     <>
@@ -85,10 +88,17 @@ export function Panels(props: PanelProps) {
   const { name, View } = panels[at]!;
   if (panels.length === 1) return <View {...props} />;
 
+  // in a narrow view the tree scrolls with the panel: if there is little room below it, it gives way
+  const choose = (next: number, within: Element): void => {
+    props.store.panel.value = panels[next]!.name;
+    const body = within.closest(".nni-body")!;
+    const [around, detail] = [body, within.closest(".nni-detail")!].map((part) => part.getBoundingClientRect());
+    if (around.bottom - detail.top < ROOM) body.scrollTop += detail.top - around.top;
+  };
   const show = (to: number, strip: Element): void => {
     const next = (to + panels.length) % panels.length;
-    props.store.panel.value = panels[next]!.name;
-    strip.querySelectorAll<HTMLElement>("[role=tab]")[next]!.focus();
+    choose(next, strip);
+    strip.querySelectorAll<HTMLElement>("[role=tab]")[next]!.focus({ preventScroll: true });
   };
   const onKeyDown = (event: KeyboardEvent): void => {
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: panels.length - 1 }[event.key];
@@ -99,7 +109,7 @@ export function Panels(props: PanelProps) {
   return (
     <>
       <div class="nni-tabs" role="tablist" aria-label="What to show of the module" onKeyDown={onKeyDown}>
-        {panels.map((panel) => (
+        {panels.map((panel, i) => (
           <button
             key={panel.name}
             type="button"
@@ -107,7 +117,7 @@ export function Panels(props: PanelProps) {
             aria-selected={panel.name === name}
             tabIndex={panel.name === name ? 0 : -1}
             data-testid={ids.tab(panel.name)}
-            onClick={() => (props.store.panel.value = panel.name)}
+            onClick={(event) => choose(i, event.currentTarget)}
           >
             {panel.title}
           </button>
