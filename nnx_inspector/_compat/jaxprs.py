@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.stages
+import numpy as np
 from jax.interpreters import ad
 
 REMAT = frozenset(["remat2", "remat", "checkpoint"])
@@ -47,12 +48,76 @@ def with_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[st
 def retraced(jaxpr: Any, run: Callable[..., Any]) -> Any:
     """A jaxpr of the same kind, traced from `run(*inputs)`; the same object if that fails."""
     bare, _ = open_jaxpr(jaxpr)
+    if not is_simple(jaxpr):
+        return jaxpr
     avals = [v.aval for v in bare.invars]
-    if not all(type(a).__name__ == "ShapedArray" for a in avals):
-        return jaxpr  # a reference, a token
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     new = jax.make_jaxpr(run)(*shapes)
     return new if type(new) is type(jaxpr) else new.jaxpr if not new.consts else jaxpr
+
+
+def edited(
+    jaxpr: Any, *, inputs: Sequence[Any] = (), equations: Sequence[Any], outputs: Sequence[Any]
+) -> Any:
+    """A jaxpr of the same kind with other equations and outputs, and with more inputs in front.
+
+    Its effects are those of the jaxpr, except the ones that none of the equations has.
+    """
+    bare, _ = open_jaxpr(jaxpr)
+    effects = {e for e in bare.effects if any(e in one.effects for one in equations)}
+    new = bare.replace(
+        invars=[*inputs, *bare.invars], outvars=list(outputs), eqns=list(equations), effects=effects
+    )
+    return new if bare is jaxpr else jaxpr.replace(jaxpr=new)
+
+
+def is_simple(jaxpr: Any) -> bool:
+    """Whether a jaxpr's inputs are arrays: no references, and no types of hijax."""
+    bare, _ = open_jaxpr(jaxpr)
+    return all(type(v.aval).__name__ == "ShapedArray" for v in (*bare.constvars, *bare.invars))
+
+
+def with_inputs(params: dict[str, Any], jaxpr: Any, count: int) -> dict[str, Any]:
+    """A jit's parameters for a jaxpr that takes so many more inputs before the others."""
+    from jax._src.named_sharding import UNSPECIFIED
+
+    return {
+        **params,
+        "jaxpr": jaxpr,
+        "in_shardings": (UNSPECIFIED,) * count + tuple(params["in_shardings"]),
+        "in_layouts": (None,) * count + tuple(params["in_layouts"]),
+        "donated_invars": (False,) * count + tuple(params["donated_invars"]),
+    }
+
+
+def variable_like(variable: Any) -> Any:
+    """A new variable of the same type, which may be an input of a jaxpr."""
+    from jax._src import core
+
+    return core.Var(variable.aval)
+
+
+def is_dropped(variable: Any) -> bool:
+    """Whether an output of an equation has no name, because nothing uses it."""
+    from jax._src import core
+
+    return isinstance(variable, core.DropVar)
+
+
+def literal(value: np.ndarray | np.generic) -> Any:
+    """A constant as an equation's operand."""
+    from jax._src import core
+
+    return core.Literal(value, core.typeof(value))
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """A jaxpr of the same kind, inputs and outputs, without what they do not need."""
+    from jax.interpreters import partial_eval
+
+    bare, _ = open_jaxpr(jaxpr)
+    new, _ = partial_eval.dce_jaxpr(bare, [True] * len(bare.outvars), instantiate=True)
+    return new if bare is jaxpr else jaxpr.replace(jaxpr=new)
 
 
 def scopes() -> tuple[str, ...]:

@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import functools
 import sys
+import threading
 import types
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -20,6 +21,7 @@ from flax.nnx.transforms import compilation
 from jax._src import core
 from jax._src.interpreters import ad, batching
 
+from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.redirect import copy_of, redirect
 
 
@@ -145,6 +147,9 @@ def inside_while_loop() -> bool:
     return False
 
 
+Change = Callable[[Any], tuple[Any, Sequence[Any]] | None]
+
+
 @dataclasses.dataclass(frozen=True)
 class JitCall:
     """A call of a jitted function without its arrays, which suffices to compile it again."""
@@ -161,15 +166,40 @@ class JitCall:
             (self.args, self.kwargs), (other.args, other.kwargs)
         )
 
-    def compile(self) -> None:
-        """Trace and compile it in this thread's contexts; jax caches the program."""
+    def jitted(self) -> Callable[..., Any]:
+        """The jitted function, which shares its programs with the one that was called."""
+        from jax._src import pjit
+
+        return pjit._cpp_pjit(self.function, self.options)
+
+    def compile(self, change: Change = lambda _: None) -> None:
+        """Trace and compile it in this thread's contexts; jax caches the program.
+
+        Args:
+            change: returns, for the program, the one to be compiled instead and values for its
+                additional inputs; or None.
+        """
         from jax._src import pjit
 
         jitted = types.SimpleNamespace(_fun=self.function, _jit_info=self.options)
         with contextlib.ExitStack() as stack:
             if self.nnx is not None:
                 stack.enter_context(graphlib.update_context(self.nnx))
-            pjit.jit_trace(jitted, *self.args, **self.kwargs).lower().compile()
+            traced: Any = pjit.jit_trace(jitted, *self.args, **self.kwargs)
+            changed = change(traced.jaxpr)
+            if changed is not None:
+                _add_inputs(traced, *changed)
+            traced.lower().compile()
+
+
+def _add_inputs(traced: Any, program: Any, inputs: Sequence[Any]) -> None:
+    from jax._src import pjit
+
+    count = len(traced._meta_tys_flat) - len(traced._consts)
+    before = jax.tree.unflatten(traced._in_tree, [0] * count)
+    traced._in_tree = jax.tree.structure((inputs, before))
+    traced._params = jaxprs.with_inputs(traced._params, program, len(inputs))
+    traced._meta_tys_flat = [*map(pjit.convert_to_metaty, inputs), *traced._meta_tys_flat]
 
 
 def _alike(a: Any, b: Any) -> bool:
@@ -189,30 +219,107 @@ class JitListener(Protocol):
     def __call__(self, program: Any, variant: Hashable, made: Callable[[], JitCall], /) -> None: ...
 
 
-def swap_jit_misses(listener: JitListener) -> Callable[[], None]:
-    """Call `listener` for each jitted call that jax does not handle in its fast path.
+@dataclasses.dataclass(frozen=True, eq=False)
+class JitStart:
+    """A jitted call that is about to run; `program` and `made` are those of a `JitListener`."""
+
+    program: Any
+    made: Callable[[], JitCall]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    _params: Any
+    _arrays: Sequence[Any]
+    _run: Callable[..., Any]
+
+    def run(self, program: Any, inputs: Sequence[Any]) -> Any:
+        """The results of another program, which takes `inputs` before the arrays of this one."""
+        from jax._src import config, pjit
+
+        arrays = [*inputs, *self._arrays]
+        params = jaxprs.with_inputs(self._params.params, program, len(inputs))
+        if config.debug_nans.value or config.debug_infs.value:
+            out, *_ = self._run(self._params._replace(params=params), arrays)
+            return out  # or jax has looked for the operation that makes the NaN
+        return jax.tree.unflatten(self._params.out_tree, pjit.jit_p.bind(*arrays, **params))
+
+    def compiler(self, inputs: Sequence[Any]) -> Callable[[Any], None]:
+        """What compiles a program for `run`, in a thread's contexts. It traces nothing, and keeps
+        no array.
+        """
+        from jax._src import pjit
+        from jax._src.interpreters import mlir
+
+        types = list(map(pjit.convert_to_metaty, [*inputs, *self._arrays]))
+        before, count = self._params.params, len(inputs)
+        how: dict[str, Any] = {"lowering_platforms": None, "pgle_profiler": None}
+
+        def compile_it(program: Any) -> None:
+            params = jaxprs.with_inputs(before, program, count)
+            lowering = mlir.LoweringParameters()
+            pjit._resolve_and_lower(types, **params, **how, lowering_parameters=lowering).compile()
+
+        return compile_it
+
+
+class JitChooser(Protocol):
+    """A function called for each jitted call that is about to run; it must not raise.
+
+    If it returns a function, what that returns is the result of the call.
+    """
+
+    def __call__(self, call: JitStart, /) -> Callable[[], Any] | None: ...
+
+
+class _Call(threading.local):
+    """The call that a thread is about to run: its parameters, and how it was made."""
+
+    params: Any = None
+    made: Callable[[], JitCall] | None = None
+
+
+_call = _Call()
+
+
+def swap_jit_misses(
+    listener: JitListener, choose: JitChooser = lambda *_: None
+) -> Callable[[], None]:
+    """Call `listener` for each jitted call that jax does not handle in its fast path, and `choose`
+    before it runs.
 
     Any thread's calls are heard, except those within a trace. Returns an undo function.
     """
     from jax._src import pjit
 
-    original = pjit._infer_params
+    infer_before, run_before = pjit._infer_params, pjit._run_python_pjit
 
     def infer_params(fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
-        params, arrays = original(fun, options, args, kwargs)
+        params, arrays = infer_before(fun, options, args, kwargs)
         if core.trace_state_clean():
             placed = tuple(
                 x.sharding if isinstance(x, jax.Array) and x.committed else None for x in arrays
             )
             made = functools.partial(_jit_call, fun, options, args, kwargs)
             listener(params.params["jaxpr"], (options, placed), made)
+            _call.params, _call.made = params, made
         return params, arrays
 
+    def run_chosen(params: Any, arrays: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+        of, made, _call.params, _call.made = _call.params, _call.made, None, None
+        program, instead = params.params["jaxpr"], None
+        # jax may have found the same parameters for a call that was only lowered
+        if of is params and made is not None and core.trace_state_clean():
+            run = functools.partial(run_before, fun=fun, args=args, kwargs=kwargs)
+            instead = choose(JitStart(program, made, args, kwargs, params, arrays, run))
+        if instead is None:
+            return run_before(params, arrays, fun, args, kwargs)
+        # without an executable, jax comes here again the next time
+        return instead(), None, None, arrays, program, None, None, []
+
     module: Any = pjit
-    module._infer_params = infer_params
+    module._infer_params, module._run_python_pjit = infer_params, run_chosen
 
     def undo() -> None:
-        module._infer_params = original
+        module._infer_params, module._run_python_pjit = infer_before, run_before
 
     return undo
 

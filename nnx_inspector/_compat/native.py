@@ -224,7 +224,7 @@ def _rows_of(x: Any, axis: int | None, size: int) -> Any:
     return jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
 
 
-_once = Primitive("nnx_inspector_once")
+ONCE = Primitive("nnx_inspector_once")
 
 
 def computed_once(x: jax.Array, *, after: Sequence[jax.Array] = ()) -> jax.Array:
@@ -235,16 +235,16 @@ def computed_once(x: jax.Array, *, after: Sequence[jax.Array] = ()) -> jax.Array
     removes an `optimization_barrier` before it fuses.) `after` is computed first: if nothing else
     reads `x`, the result may then be changed in place.
     """
-    return _once.bind(x, *after)
+    return ONCE.bind(x, *after)
 
 
 def _first(x: Any, *_: Any) -> Any:
     return x
 
 
-_once.def_impl(_first)
-_once.def_abstract_eval(_first)
-mlir.register_lowering(_once, lambda ctx, x, *_: [x])
-lower_for_a_cpu(_once, _first, lambda *x: call("nnx_inspector_once", x[:1], *x, in_place=True)[0])
-ad.primitive_jvps[_once] = lambda primals, tangents: (_once.bind(*primals), tangents[0])
-batching.primitive_batchers[_once] = lambda args, dims: (_once.bind(*args), dims[0])
+ONCE.def_impl(_first)
+ONCE.def_abstract_eval(_first)
+mlir.register_lowering(ONCE, lambda ctx, x, *_: [x])
+lower_for_a_cpu(ONCE, _first, lambda *x: call("nnx_inspector_once", x[:1], *x, in_place=True)[0])
+ad.primitive_jvps[ONCE] = lambda primals, tangents: (ONCE.bind(*primals), tangents[0])
+batching.primitive_batchers[ONCE] = lambda args, dims: (ONCE.bind(*args), dims[0])

@@ -17,7 +17,6 @@ import time
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, TypeVar
 
-import jax
 from flax import nnx
 
 from nnx_inspector.background import weakly
@@ -30,7 +29,7 @@ from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.live.attendance import Attendance
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.losses import losses_of
-from nnx_inspector.live.session import Session
+from nnx_inspector.live.session import Session, StepEnd
 from nnx_inspector.live.steps import Region, check_every, check_tree, watched
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.recordings.layers import NOT_TOLD_APART, Stack, layer_key
@@ -299,7 +298,7 @@ class Loops:
         """Whether the loop goes on while the measured step runs, because the next one is too."""
         return self._every == 1 and session is self._ready and session.tells_steps_apart
 
-    def _record_behind(self, session: Session, step: int, end: jax.Array) -> None:
+    def _record_behind(self, session: Session, step: int, end: StepEnd) -> None:
         passes, count = session.passes_of(end)
         with self._core.lock:
             if self._core.closed:

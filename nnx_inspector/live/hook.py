@@ -41,7 +41,7 @@ from nnx_inspector.program.analysis.error_notes import note_site
 from nnx_inspector.program.eager import EagerPass
 from nnx_inspector.program.function import call_in_shapes
 from nnx_inspector.program.harvest import sinks_for
-from nnx_inspector.program.host import ask, tell, tied
+from nnx_inspector.program.host.primitives import ask, tell, tied
 from nnx_inspector.program.marks import (
     INPUT,
     OUTPUT,

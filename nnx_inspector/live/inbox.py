@@ -76,57 +76,65 @@ class Inbox:
     Attributes:
         every: passes 0, `every`, 2 * `every` and so on are sampled; 0 samples none.
         late: how many messages arrived after their pass was taken.
-        next_begins: if set, called when the pass after a sampled one begins, with what has arrived
-            of the sampled pass. It must not raise.
     """
 
-    def __init__(self, setting: Any):
+    def __init__(self) -> None:
         self.every = 1
         self.late = 0
-        self.next_begins: Callable[[Taken], None] | None = None
         self._lock = threading.Condition()
         self._count = 0
-        self._now = Begun(-1, False, setting)
         self._messages: dict[int, list[Message]] = {}
         self._awaiting: dict[int, set[str]] = {}
         self._settings: dict[int, Any] = {}
+        self._copied: set[int] = set()
 
     def begin(self, setting: Any, *, awaits: Iterable[str] = ()) -> Begun:
         """Begin a pass that awaits these messages, which may arrive after later passes begin."""
         with self._lock:
-            before = self._now_arrived() if self.next_begins is not None else None
             number = self._count
             self._count += 1
             sampled = self.every > 0 and number % self.every == 0
-            self._now = Begun(number, sampled, setting)
             if sampled:
                 self._messages[number] = []
                 self._settings[number] = setting
                 self._awaiting[number] = set(awaits)
                 self._lock.notify_all()
-            now, tell = self._now, self.next_begins
-        if before is not None and tell is not None:
-            tell(before)
-        return now
+            return Begun(number, sampled, setting)
 
-    def _now_arrived(self) -> Taken | None:
-        """A copy of what has arrived of the pass under way, or None if it is not sampled."""
-        number = self._now.number
-        if number not in self._messages:
-            return None
-        return Taken(number, self._settings[number], tuple(self._messages[number]))
+    def is_due(self, passes: int) -> bool:
+        """Whether one of the next passes is sampled."""
+        with self._lock:
+            return self.every > 0 and -self._count % self.every < passes
+
+    def pass_over(self, passes: int) -> None:
+        """Count passes, none of them sampled, that nobody begins."""
+        with self._lock:
+            self._count += passes
 
     def restart(self, every: int) -> None:
         """Count passes from 0 again, and sample every `every`-th one."""
         with self._lock:
             self.every, self._count = every, 0
             self._messages, self._settings, self._awaiting = {}, {}, {}
+            self._copied.clear()
 
     def wait_for_more_than(self, number: int, over: Callable[[], bool]) -> bool:
-        """Wait until `take` has a pass besides `number`; return False if `over` first."""
+        """Wait until `take` has a pass besides `number`, or `completed` has one; return False if
+        `over` first.
+        """
         with self._lock:
-            self._lock.wait_for(lambda: over() or self._ready(number))
+            self._lock.wait_for(lambda: over() or self._ready(number) or self._complete())
             return not over()
+
+    def completed(self) -> list[Taken]:
+        """Copies of the passes of which all messages have arrived, each once. They stay here."""
+        with self._lock:
+            numbers = self._complete()
+            self._copied.update(numbers)
+            return [Taken(n, self._settings[n], tuple(self._messages[n])) for n in numbers]
+
+    def _complete(self) -> list[int]:
+        return [n for n in self._messages if n not in self._copied and not self._awaiting[n]]
 
     def wake(self) -> None:
         """Let waiting threads check whether it is over."""
@@ -144,6 +152,7 @@ class Inbox:
 
     @property
     def count(self) -> int:
+        """How many passes have begun or were passed over."""
         return self._count
 
     def holds_nan(self) -> bool:
@@ -166,6 +175,7 @@ class Inbox:
             numbers = [number for number in self._ready(besides) if number < before]
             for number in numbers:
                 del self._awaiting[number]
+                self._copied.discard(number)
             return [Taken(n, self._settings.pop(n), tuple(self._messages.pop(n))) for n in numbers]
 
     def _ready(self, besides: int) -> list[int]:

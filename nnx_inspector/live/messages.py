@@ -75,6 +75,7 @@ class Asked:
         devices: how many devices ask for each pass.
 
     Attributes:
+        session: the number of the session.
         reached: the sites that the program calls, and the places that act there.
         sends: which messages the program sends in each measured pass.
     """
@@ -88,7 +89,7 @@ class Asked:
         claim: Claim | None,
         devices: int,
     ):
-        self._session, self._keys, self._places = session, keys, places
+        self.session, self._keys, self._places = session, keys, places
         self._claim, self._devices = claim, devices
         self.reached: Reached = set()  # both are filled while the call is traced
         self.unseen: dict[str, str] = {}
@@ -97,12 +98,18 @@ class Asked:
         self._begun: dict[int, list[tuple[Any, ...]]] = {}  # an answer for each of the others
         self._lock = threading.Lock()
 
+    @property
+    def certain(self) -> bool:
+        """Whether a program begins a pass each time that it asks."""
+        withdrawn = self._claim is not None and self._claim.withdrawn
+        return self._devices == 1 and not withdrawn
+
     def __call__(self, device: Any = 0) -> tuple[Any, ...]:
         def answer(session: Listener) -> tuple[Any, ...]:
             with self._lock:
                 return self._answer(session, int(device))
 
-        return _safely(self._session, answer, lambda: self._numbers(-1, False, CLEAN))
+        return _safely(self.session, answer, lambda: self._numbers(-1, False, CLEAN))
 
     def _answer(self, session: Listener, device: int) -> tuple[Any, ...]:
         number = self._asked.get(device, 0)

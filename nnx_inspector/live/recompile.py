@@ -38,12 +38,19 @@ class Noted:
         return self.call.same(other.call) and self.configuration == other.configuration
 
     def compile(
-        self, instead: Callable[[Layer], Layer] = lambda x: x, *, inside: tuple[Layer, ...] = ()
+        self,
+        instead: Callable[[Layer], Layer] = lambda x: x,
+        *,
+        inside: tuple[Layer, ...] = (),
+        change: jit.Change = lambda _: None,
     ) -> None:
-        """Compile it inside more layers; `instead` maps layers to their replacements."""
+        """Compile it inside more layers; `instead` maps layers to their replacements, and `change`
+        the program to what is compiled; see `jit.JitCall.compile`.
+        """
         layers = (*inside, *map(instead, self.layers))
-        with self.configuration.held(), installed(), opened(layers):
-            self.call.compile()
+        hooks = installed() if layers else contextlib.nullcontext()
+        with self.configuration.held(), hooks, opened(layers):
+            self.call.compile(change)
 
 
 class JitCalls:
@@ -100,7 +107,7 @@ _lock = threading.Lock()
 def _listen(calls: JitCalls) -> None:
     with _lock:
         if not _listening:
-            _undo.append(jit.swap_jit_misses(_hear))
+            _undo.append(jit.swap_jit_misses(_hear, _choose))
         _listening.append(calls)
 
 
@@ -114,3 +121,30 @@ def _forget(calls: JitCalls) -> None:
 def _hear(program: Any, variant: Hashable, made: Callable[[], jit.JitCall], /) -> None:
     for calls in list(_listening):
         calls.hear(program, variant, made)
+
+
+# -------------------------------------------------------------------- choosing
+
+
+class _Thread(threading.local):
+    choose: jit.JitChooser | None = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def choosing(choose: jit.JitChooser) -> Iterator[jit.JitChooser | None]:
+    """Inside, let `choose` choose what this thread's jitted calls run, instead of the one before.
+
+    It works while `JitCalls` are listening.
+    """
+    before, _thread.choose = _thread.choose, choose
+    try:
+        yield before
+    finally:
+        _thread.choose = before
+
+
+def _choose(call: jit.JitStart, /) -> Callable[[], Any] | None:
+    return None if _thread.choose is None else _thread.choose(call)

@@ -31,8 +31,9 @@ from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.inbox import Inbox, Taken, merged
 from nnx_inspector.live.messages import Ended, Reached, listeners
 from nnx_inspector.live.recompile import JitCalls
+from nnx_inspector.live.variants import Variants, chosen_by
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, has_room
-from nnx_inspector.program.host import EFFECT, tell
+from nnx_inspector.program.host.primitives import EFFECT, tell
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.layers import Stack, told_apart
 from nnx_inspector.stats.summary import Summary
@@ -63,6 +64,19 @@ def _taken(free: list[int], wanted: int) -> int:
 @functools.partial(jax.jit, static_argnums=0)
 def _end(host: Ended) -> jax.Array:
     return tell(host, True)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepEnd:
+    """The end of a step whose programs may still run.
+
+    Attributes:
+        count: how many passes had begun by then; None if the programs ask when they run.
+        ended: there when the step's programs have ended.
+    """
+
+    count: int | None
+    ended: jax.Array
 
 
 class Session:
@@ -122,7 +136,7 @@ class Session:
         self.blurred: set[str] = set()
         self.setting = CLEAN
         self.places: tuple[Place, ...] = ()
-        self.inbox = Inbox(CLEAN)
+        self.inbox = Inbox()
         self.ends: deque[int] = deque()
         self.on_armed: Callable[[], None] = lambda: None
         self._wanted: tuple[Place, ...] = ()
@@ -131,11 +145,12 @@ class Session:
         self.bare = False
         self._calls, self._bare_calls = self._no_calls(), JitCalls(None)
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
+        self.variants = Variants(self)
         self.begin()
         self.refresh()
 
     def _no_calls(self) -> JitCalls:
-        return JitCalls(weakly(self._is_mine))
+        return JitCalls(weakly(self.is_mine))
 
     def begin(self) -> None:
         """Take a free number for a loop, if possible the last: its programs are kept."""
@@ -221,7 +236,7 @@ class Session:
         self._wanted, hook = places, self.hook(places)
 
         def instead(layer: Layer) -> Layer:
-            if not self._is_mine(layer):
+            if not self.is_mine(layer):
                 return layer
             inside = cast(Watch, layer.wrap).inside
             wrap = dataclasses.replace(cast(Watch, hook.wrap), inside=inside)
@@ -235,7 +250,7 @@ class Session:
         def compile_all() -> None:
             for call in calls:
                 if not self._arming.closed:
-                    call.compile(instead)
+                    call.compile(instead, change=self.variants.ahead)
             self.places = places
 
         self._arming.do_instead(compile_all)
@@ -255,7 +270,7 @@ class Session:
         def compile_all() -> None:
             for call in calls:
                 if not self._arming.closed:
-                    call.compile(inside=(hook,))
+                    call.compile(inside=(hook,), change=self.variants.ahead)
 
         return bool(calls) and self._arming.do(compile_all)
 
@@ -275,7 +290,7 @@ class Session:
         self.errors.append(f"compiling ahead: {type(error).__name__}: {error}")
         self.on_armed()
 
-    def _is_mine(self, layer: Layer) -> bool:
+    def is_mine(self, layer: Layer) -> bool:
         return isinstance(layer.wrap, Watch) and layer.wrap.session == self.number
 
     @contextmanager
@@ -285,7 +300,8 @@ class Session:
         executables_called()
         try:
             hooks = hooked(self.hook(self.places))
-            with hooks, self._calls.listening(), started.fast_path(EFFECT):
+            listening, fast = self._calls.listening(), started.fast_path(EFFECT)
+            with hooks, listening, fast, chosen_by(self.variants):
                 yield
         finally:
             self._note(scope)
@@ -347,23 +363,26 @@ class Session:
         """Whether `step_ends` is reliable here; it was tried on CPUs only."""
         return jax.default_backend() == "cpu" and native.serves_here()
 
-    def step_ends(self) -> jax.Array:
+    def step_ends(self) -> StepEnd:
         """Start a program that separates this thread's passes so far from later ones; see
         `passes_of`.
 
         jax runs the programs of a CPU in the order in which a thread has started them.
         """
+        count = None if self.variants.ask else self.inbox.count
         with started.fast_path(EFFECT):
-            return _end(Ended(self.number))
+            return StepEnd(count, _end(Ended(self.number)))
 
-    def passes_of(self, end: jax.Array) -> tuple[list[Taken], int]:
+    def passes_of(self, end: StepEnd) -> tuple[list[Taken], int]:
         """The passes since the step before, and how many had begun by its end."""
-        end.block_until_ready()
-        count = self.ends.popleft()
+        end.ended.block_until_ready()
+        begun = self.ends.popleft()
+        count = begun if end.count is None else end.count
         return self.inbox.take(before=count), count
 
     def close(self) -> None:
         """Close the session, even in a loop: what its programs still send is ignored."""
         self._may_share = False
         self._arming.close()
+        self.variants.close()
         listeners.pop(self.number, None)

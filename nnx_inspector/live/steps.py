@@ -233,7 +233,6 @@ class _Receiver:
     def __init__(self, owner: Owner, session: Session, first: int):
         self._owner, self._session, self._first = owner, session, first
         self._over = False
-        session.inbox.next_begins = self._hold
         self._thread = threading.Thread(
             target=self._work, name="nnx_inspector.receiver", daemon=True
         )
@@ -242,6 +241,8 @@ class _Receiver:
     def _work(self) -> None:
         inbox = self._session.inbox
         while inbox.wait_for_more_than(KEPT_BACK, lambda: self._over):
+            for one in inbox.completed():
+                self._hold(one)
             self._hand_on(inbox.take(besides=KEPT_BACK))
 
     def _hand_on(self, passes: Iterable[Taken]) -> None:
@@ -249,10 +250,10 @@ class _Receiver:
             self._owner.pass_ends(self._session, self._first + one.number, one)
 
     def _hold(self, one: Taken) -> None:
-        """Hand on a pass that may still lack a gradient, so that it can be saved early."""
+        """Hand on a pass that may still get another gradient, so that it can be saved early."""
         try:
             self._owner.pass_held(self._session, self._first + one.number, one)
-        except Exception as error:  # noqa: BLE001 - within the user's step: counted and shown
+        except Exception as error:  # noqa: BLE001 - in our own thread: counted and shown
             self._session.errors.append(f"saving a pass: {type(error).__name__}: {error}")
 
     def finish(self) -> None:
@@ -261,5 +262,4 @@ class _Receiver:
         self._session.inbox.wake()
         self._thread.join()
         rest = self._session.take_passes()
-        self._session.inbox.next_begins = None
         self._hand_on(rest)

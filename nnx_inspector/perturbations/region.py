@@ -36,7 +36,7 @@ from nnx_inspector.perturbations.base import Perturbation, Refusal
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.slots import data_of
 from nnx_inspector.perturbations.values import Scale, Zero
-from nnx_inspector.program import host as board
+from nnx_inspector.program.host import boards as board
 from nnx_inspector.program.marks import OUTPUT, describe, is_observable, is_whole
 
 OFF, ZERO, SCALE = range(3)

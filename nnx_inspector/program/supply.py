@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.sharding import zeros_of
-from nnx_inspector.program.host import tell, tied
+from nnx_inspector.program.host.primitives import tell, tied
 
 
 class Received:

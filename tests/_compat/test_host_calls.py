@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from nnx_inspector._compat import host_calls, native, started
-from nnx_inspector.program.host import EFFECT, ask, tell
+from nnx_inspector.program.host.primitives import EFFECT, ask, tell
 
 PATIENCE = 60
 F32 = jax.ShapeDtypeStruct((), jnp.float32)
@@ -141,7 +141,7 @@ LEAVES = """
 import sys, threading
 import jax, jax.numpy as jnp, numpy as np
 from nnx_inspector._compat import started
-from nnx_inspector.program.host import EFFECT, ask, tell
+from nnx_inspector.program.host.primitives import EFFECT, ask, tell
 
 F32 = jax.ShapeDtypeStruct((), jnp.float32)
 reached, told = threading.Event(), []

@@ -8,7 +8,7 @@ import pytest
 from jax._src import api, pjit
 
 from nnx_inspector._compat import jit, started
-from nnx_inspector.program.host import EFFECT, tell
+from nnx_inspector.program.host.primitives import EFFECT, tell
 
 
 @pytest.fixture

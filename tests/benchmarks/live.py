@@ -40,6 +40,8 @@ def loops(case: Case) -> dict[str, Loop]:
     inspector = nni.Inspector(model, x, display=False)
     half = inspector.perturb("blocks/1/mlp", nni.Scale(0.5))
     half.enabled = False
+    perturbing = nni.Inspector(model, x, display=False)
+    perturbing.perturb("blocks/1/mlp", nni.Scale(0.5))
 
     def train() -> Any:
         return nets.train_step(model, optimizer, x, y)
@@ -68,9 +70,14 @@ def loops(case: Case) -> dict[str, Loop]:
         with nni.watch(model, every=10):
             return bare(steps)
 
-    def perturbed(steps: int, *, toggle: bool = False) -> Any:
+    def perturbed(steps: int) -> Any:
+        for _ in perturbing.watch(range(steps), every=10**9):
+            loss = train()
+        return loss
+
+    def toggled(steps: int) -> Any:
         for i, _ in enumerate(inspector.watch(range(steps), every=10**9)):
-            half.enabled = not toggle or i % 2 == 0
+            half.enabled = i % 2 == 0
             loss = train()
         half.enabled = False
         return loss
@@ -85,7 +92,7 @@ def loops(case: Case) -> dict[str, Loop]:
         "with insp.watch(every=10**9)": region(10**9),
         "with nni.watch(model, every=10)": recorded,
         "perturbed, not measured": perturbed,
-        "switched on and off in every step": lambda steps: perturbed(steps, toggle=True),
+        "switched on and off in every step": toggled,
     }
 
 

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from nnx_inspector.live.inbox import MOST_AWAITING, Inbox, merged
+from nnx_inspector.live.inbox import MOST_AWAITING, Begun, Inbox, merged
 from nnx_inspector.stats.summary import Summary, empty
 
 
@@ -29,7 +29,7 @@ def saying(site: str, quantity: str, count: int):
 
 
 def test_every_nth_pass_is_sampled_and_the_others_keep_nothing():
-    inbox = Inbox(Setting())
+    inbox = Inbox()
     inbox.every = 3
     begun = [inbox.begin(Setting()) for _ in range(7)]
     assert [b.number for b in begun] == list(range(7))
@@ -43,14 +43,14 @@ def test_every_nth_pass_is_sampled_and_the_others_keep_nothing():
 
 
 def test_none_is_sampled_where_every_is_zero():
-    inbox = Inbox(Setting())
+    inbox = Inbox()
     inbox.every = 0
     assert not inbox.begin(Setting()).sampled
     assert inbox.take() == []
 
 
 def test_a_pass_has_its_own_setting_to_its_end():
-    inbox = Inbox(Setting())
+    inbox = Inbox()
     inbox.begin(Setting(active=True))
     assert inbox.begin(Setting()).number == 1
     inbox.receive(0, saying("a", "output", 1))
@@ -58,7 +58,7 @@ def test_a_pass_has_its_own_setting_to_its_end():
 
 
 def test_the_newest_may_be_left_for_later():
-    inbox = Inbox(Setting())
+    inbox = Inbox()
     for _ in range(5):
         inbox.begin(Setting())
     assert [one.number for one in inbox.take(besides=2)] == [0, 1, 2]
@@ -68,7 +68,7 @@ def test_the_newest_may_be_left_for_later():
 
 
 def test_a_pass_is_kept_until_its_messages_arrive():
-    inbox = Inbox(Setting())
+    inbox = Inbox()
     inbox.begin(Setting())
     inbox.begin(Setting(), awaits=["output", "gradient"])
     for _ in range(4):
@@ -82,7 +82,7 @@ def test_a_pass_is_kept_until_its_messages_arrive():
 
 
 def test_messages_that_never_arrive_hold_up_a_bounded_number_of_passes():
-    inbox = Inbox(Setting())
+    inbox = Inbox()
     inbox.begin(Setting(), awaits=["gradient"])
     for _ in range(MOST_AWAITING - 1):
         inbox.begin(Setting())
@@ -92,7 +92,7 @@ def test_messages_that_never_arrive_hold_up_a_bounded_number_of_passes():
 
 
 def test_restarting_counts_from_zero_and_forgets():
-    inbox = Inbox(Setting())
+    inbox = Inbox()
     inbox.begin(Setting())
     inbox.restart(2)
     assert inbox.take() == []
@@ -101,7 +101,7 @@ def test_restarting_counts_from_zero_and_forgets():
 
 @pytest.mark.parametrize("over", [False, True])
 def test_those_who_wait_are_woken(over):
-    inbox, found = Inbox(Setting()), []
+    inbox, found = Inbox(), []
     ends = threading.Event()
     thread = threading.Thread(target=lambda: found.append(inbox.wait_for_more_than(1, ends.is_set)))
     thread.start()
@@ -116,7 +116,7 @@ def test_those_who_wait_are_woken(over):
 
 
 def test_calls_of_a_site_are_merged_and_known_sites_come_first():
-    inbox = Inbox(Setting())
+    inbox = Inbox()
     for count in (1, 2):
         number = inbox.begin(Setting()).number
         inbox.receive(number, saying("sown", "output", count))
@@ -126,3 +126,31 @@ def test_calls_of_a_site_are_merged_and_known_sites_come_first():
     assert list(found) == ["a", "sown"]
     sizes = {(k, q): int(np.sum(s.bins)) for k, of in found.items() for q, s in of.items()}
     assert sizes == {("a", "output"): 300, ("a", "gradient"): 30, ("sown", "output"): 3}
+
+
+def test_a_pass_is_complete_once_and_stays_until_it_is_taken():
+    inbox = Inbox()
+    first = inbox.begin(Setting(), awaits=["output", "gradient"]).number
+    second = inbox.begin(Setting(), awaits=["output"]).number
+    inbox.receive(first, saying("a", "output", 1))
+    assert inbox.completed() == []
+    inbox.receive(second, saying("a", "output", 2))
+    assert [one.number for one in inbox.completed()] == [second]
+    inbox.receive(first, saying("a", "gradient", 1), "gradient")
+    assert [one.number for one in inbox.completed()] == [first]
+    assert inbox.completed() == []
+    assert [one.number for one in inbox.take()] == [first, second]
+
+
+def test_passes_that_are_passed_over_are_counted():
+    inbox = Inbox()
+    inbox.restart(3)
+    assert inbox.is_due(1)
+    assert inbox.begin(Setting()).sampled
+    assert not inbox.is_due(2)
+    assert inbox.is_due(3)
+    inbox.pass_over(2)
+    assert inbox.count == 3
+    assert inbox.begin(Setting()) == Begun(3, True, Setting())
+    inbox.every = 0
+    assert not inbox.is_due(9)

@@ -13,7 +13,7 @@ from flax import nnx
 
 import nnx_inspector as nni
 from nnx_inspector._compat import native
-from nnx_inspector.program.host import ask
+from nnx_inspector.program.host.primitives import ask
 
 WIDTH = 256
 PATIENCE = 60

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnx_inspector.program.host import ask, tell, tied
+from nnx_inspector.program.host.primitives import ask, tell, tied
 
 W, X = jnp.eye(3) * 0.5, jnp.ones((2, 3))
 STACK = jnp.stack([W] * 3)

@@ -7,9 +7,7 @@ here is differentiated, and neither primitive keeps a tracer. Knows no sites and
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,8 +25,8 @@ from nnx_inspector.program.marks import is_observable
 
 # ---------------------------------------------------------------------- asking
 
-_ask = Primitive("nnx_inspector_ask")
-_ask.multiple_results = True
+ASK = Primitive("nnx_inspector_ask")
+ASK.multiple_results = True
 
 
 @ours()
@@ -58,7 +56,7 @@ def ask(
         now = lambda *xs: host(*xs[: len(of)])  # noqa: E731
         return list(jax.pure_callback(now, list(avals), *operands))
     shapes = tuple((a.shape, jnp.dtype(a.dtype)) for a in avals)
-    return _ask.bind(*operands, host=host, shapes=shapes, told=len(of))
+    return ASK.bind(*operands, host=host, shapes=shapes, told=len(of))
 
 
 def _first_element(tree: Any) -> list[jax.Array]:
@@ -84,30 +82,30 @@ def _ask_now(*operands: Any, host: Any, shapes: Any, told: int) -> list[jax.Arra
     return [jnp.asarray(x) for x in host(*operands[:told])]
 
 
-_ask.def_impl(_ask_now)
-_ask.def_effectful_abstract_eval(
+ASK.def_impl(_ask_now)
+ASK.def_effectful_abstract_eval(
     lambda *_, shapes, **how: ([ShapedArray(*s) for s in shapes], {EFFECT})
 )
-mlir.register_lowering(_ask, mlir.lower_fun(_ask_impl, multiple_results=True))
+mlir.register_lowering(ASK, mlir.lower_fun(_ask_impl, multiple_results=True))
 
 
 def _ask_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    out = _ask.bind(*primals, **params)
+    out = ASK.bind(*primals, **params)
     return out, [jaxprs.no_tangent(x) for x in out]
 
 
 def _ask_batch(args: Any, dims: Any, **params: Any) -> Any:
     one = [x if d is None else jnp.take(x, 0, axis=d) for x, d in zip(args, dims, strict=True)]
-    out = _ask.bind(*one, **params)
+    out = ASK.bind(*one, **params)
     return out, [None] * len(out)
 
 
-ad.primitive_jvps[_ask] = _ask_jvp
-batching.primitive_batchers[_ask] = _ask_batch
+ad.primitive_jvps[ASK] = _ask_jvp
+batching.primitive_batchers[ASK] = _ask_batch
 
 # --------------------------------------------------------------------- telling
 
-_tell = Primitive("nnx_inspector_tell")
+TELL = Primitive("nnx_inspector_tell")
 
 
 @ours()
@@ -123,7 +121,7 @@ def tell(host: Callable[..., None], gate: Any, *arrays: Any) -> jax.Array:
         A zero, to be `tied` to a value that the program needs: a transform of a loop may drop an
         equation that nothing depends on.
     """
-    return _tell.bind(gate, *map(jax.lax.stop_gradient, arrays), host=host)
+    return TELL.bind(gate, *map(jax.lax.stop_gradient, arrays), host=host)
 
 
 @ours()
@@ -145,15 +143,15 @@ def _tell_now(gate: Any, *arrays: Any, host: Any) -> jax.Array:
     return jnp.zeros((), jnp.float32)
 
 
-_tell.def_impl(_tell_now)
-_tell.def_effectful_abstract_eval(
+TELL.def_impl(_tell_now)
+TELL.def_effectful_abstract_eval(
     lambda gate, *arrays, host: (ShapedArray((), jnp.dtype("float32")), {EFFECT})
 )
-mlir.register_lowering(_tell, mlir.lower_fun(_tell_impl, multiple_results=False))
+mlir.register_lowering(TELL, mlir.lower_fun(_tell_impl, multiple_results=False))
 
 
 def _tell_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    out = _tell.bind(*primals, **params)
+    out = TELL.bind(*primals, **params)
     return out, jaxprs.no_tangent(out)
 
 
@@ -166,11 +164,11 @@ def _tell_batch(args: Any, dims: Any, *, host: Any) -> Any:
         jnp.broadcast_to(x, (size, *jnp.shape(x))) if d is None else jnp.moveaxis(x, d, 0)
         for x, d in zip(arrays, array_dims, strict=True)
     ]
-    return _tell.bind(gate, *whole, host=host), None
+    return TELL.bind(gate, *whole, host=host), None
 
 
-ad.primitive_jvps[_tell] = _tell_jvp
-batching.primitive_batchers[_tell] = _tell_batch
+ad.primitive_jvps[TELL] = _tell_jvp
+batching.primitive_batchers[TELL] = _tell_batch
 
 # ----------------------------------------------------------------------- tying
 
@@ -197,42 +195,3 @@ mlir.register_lowering(_tie, lambda ctx, x, zero: [x])
 ad.primitive_jvps[_tie] = _tie_jvp
 ad.primitive_transposes[_tie] = lambda ct, x, zero: [ct, None]
 batching.primitive_batchers[_tie] = _tie_batch
-
-
-_boards: dict[Hashable, tuple[np.ndarray, ...]] = {}
-_lock = threading.Lock()
-
-
-def publish(token: Hashable, arrays: Sequence[np.ndarray]) -> None:
-    """Set the arrays that programs read from the board `token`."""
-    new = tuple(np.array(a) for a in arrays)
-    with _lock:
-        _boards[token] = new
-
-
-def retire(token: Hashable) -> None:
-    """Remove a board, after waiting for the programs that read it."""
-    started.wait()
-    with _lock:
-        _boards.pop(token, None)
-
-
-def read(token: Hashable, avals: tuple[jax.ShapeDtypeStruct, ...]) -> list[jax.Array]:
-    """The board's arrays: read now, or within a trace when the program runs.
-
-    `token`, the board's name, is part of the program. A program that outlives its board reads
-    zeros.
-    """
-    current = functools.partial(_current, token, avals)
-    if not jit.is_tracing():
-        with ours():
-            return [jnp.asarray(x) for x in current()]
-    return ask(current, avals, once=not jit.inside_while_loop())
-
-
-def _current(token: Hashable, avals: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[np.ndarray, ...]:
-    with _lock:
-        found = _boards.get(token, ())
-    if [(a.shape, a.dtype) for a in found] != [(a.shape, a.dtype) for a in avals]:
-        return tuple(np.zeros(a.shape, a.dtype) for a in avals)
-    return tuple(a.copy() for a in found)

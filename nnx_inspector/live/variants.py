@@ -1,0 +1,207 @@
+"""Which variant of a watched program runs: the user's own, a perturbed one or one that measures.
+
+A program that begins a known number of passes gets their numbers and perturbations when it is
+started. If none of them is sampled, the user's own program runs in its place, or one that is
+perturbed and measures nothing, as soon as a thread has compiled it. Invariant: passes are numbered
+in the order in which their programs are started. A program whose passes are known only when it runs
+asks then, and so do all others from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from nnx_inspector._compat import jit
+from nnx_inspector._compat.configuration import Configuration, ours
+from nnx_inspector.background import Worker, weakly
+from nnx_inspector.hooks.layers import Layer, open_layers, opened, without
+from nnx_inspector.live.inbox import Inbox
+from nnx_inspector.live.messages import Asked, listeners
+from nnx_inspector.live.recompile import Noted, choosing
+from nnx_inspector.perturbations.slots import Setting
+from nnx_inspector.program.host.answers import Answered, answered, silenced
+from nnx_inspector.program.host.primitives import EFFECT
+
+_programs: weakref.WeakKeyDictionary[Any, Answered | None] = weakref.WeakKeyDictionary()
+_silenced: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_asking: set[int] = set()
+"""The numbers of the sessions whose programs ask: sessions of one number share their programs."""
+
+
+class Watched(Protocol):
+    """What a session is to the choice of its programs."""
+
+    number: int
+    inbox: Inbox
+    setting: Setting
+    errors: list[str]
+
+    def is_mine(self, layer: Layer) -> bool: ...
+
+
+class Variants:
+    """Chooses the variant of each jitted call of a session; see `jit.JitChooser`."""
+
+    def __init__(self, session: Watched):
+        self._session = weakref.ref(session)
+        self._bare: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._silent: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._worker = Worker("nnx_inspector.variants", weakly(self._not_compiled))
+
+    @property
+    def ask(self) -> bool:
+        """Whether the programs ask for their passes when they run."""
+        session = self._session()
+        return jax.device_count() > 1 or session is None or session.number in _asking
+
+    def must_ask(self) -> None:
+        """Let all programs ask, from now on."""
+        session = self._session()
+        if session is not None:
+            _asking.add(session.number)
+
+    def __call__(self, call: jit.JitStart, /) -> Callable[[], Any] | None:
+        session = self._session()
+        if session is None or self.ask or EFFECT not in call.program.effects:
+            return None
+        try:
+            return self._chosen(call, session)
+        except Exception as error:  # noqa: BLE001 - within the user's step: counted and shown
+            session.errors.append(f"choosing a program: {type(error).__name__}: {error}")
+            self.must_ask()
+            return None
+
+    def _chosen(self, call: jit.JitStart, session: Watched) -> Callable[[], Any] | None:
+        found = self._answered(call.program, session)
+        if found is None:
+            self.must_ask()
+        if found is None or not found.hosts:
+            return None
+        passes, active = len(found.hosts), session.setting.active
+        program: Any = found.program
+        if not session.inbox.is_due(passes):
+            if not active:
+                bare = self._own(call, session)
+                if bare is not None:
+                    return lambda: self._run_bare(bare, call, session, passes)
+            else:
+                program = self._quiet(call, session, found) or program
+
+        def run() -> Any:
+            answers = [answer for host in found.hosts for answer in host()]
+            return call.run(program, _put(answers))
+
+        return run
+
+    def ahead(self, program: Any) -> tuple[Any, list[jax.Array]] | None:
+        """What is compiled ahead for a program, and values for its additional inputs; or None."""
+        session = self._session()
+        found = None if session is None or self.ask else self._answered(program, session)
+        return None if found is None or not found.hosts else (found.program, _like(found))
+
+    def wait(self) -> None:
+        """Return when all variants that are wanted are compiled."""
+        self._worker.wait()
+
+    def close(self) -> None:
+        self._worker.close()
+        self._bare.clear()
+        self._silent.clear()
+
+    def _answered(self, program: Any, session: Watched) -> Answered | None:
+        """The program with its answers as inputs; None if it must ask."""
+        if program not in _programs:
+            _programs[program] = answered(program)
+        found = _programs[program]
+        if found is None:
+            return None
+        sure = all(
+            isinstance(host, Asked) and host.session == session.number and host.certain
+            for host in found.hosts
+        )
+        return found if sure else None
+
+    def _run_bare(
+        self, bare: Callable[..., Any], call: jit.JitStart, session: Watched, passes: int
+    ) -> Any:
+        with without(session.is_mine):
+            out = bare(*call.args, **call.kwargs)
+        session.inbox.pass_over(passes)
+        return out
+
+    def _own(self, call: jit.JitStart, session: Watched) -> Callable[..., Any] | None:
+        """The user's own function, once a thread has compiled it."""
+        if call.program not in self._bare:
+            layers = tuple(layer for layer in open_layers() if not session.is_mine(layer))
+            noted = Noted(call.made(), layers, Configuration.here())
+
+            def prepared() -> Callable[..., Any]:
+                noted.compile()
+                return noted.call.jitted()
+
+            self._prepare(self._bare, call.program, prepared, session)
+        return self._bare[call.program]
+
+    def _quiet(self, call: jit.JitStart, session: Watched, found: Answered) -> Any:
+        """The program that is perturbed and measures nothing, once a thread has compiled it."""
+        if call.program not in self._silent:
+            compile_it = call.compiler(_like(found))
+            layers, configuration = open_layers(), Configuration.here()
+
+            def prepared() -> Any:
+                if found.program not in _silenced:
+                    _silenced[found.program] = silenced(found.program)
+                with configuration.held(), opened(layers):
+                    compile_it(_silenced[found.program])
+                return _silenced[found.program]
+
+            self._prepare(self._silent, call.program, prepared, session)
+        return self._silent[call.program]
+
+    def _prepare(
+        self,
+        those: weakref.WeakKeyDictionary[Any, Any],
+        program: Any,
+        prepared: Callable[[], Any],
+        session: Watched,
+    ) -> None:
+        those[program] = None
+
+        def prepare() -> None:
+            if session.number in listeners:
+                those[program] = prepared()
+            else:  # the loop has ended; the next one may want it
+                those.pop(program, None)
+
+        self._worker.do(prepare)
+
+    def _not_compiled(self, error: Exception) -> None:
+        session = self._session()
+        if session is not None:  # the variant that measures goes on
+            session.errors.append(f"compiling ahead: {type(error).__name__}: {error}")
+
+
+@ours()
+def _put(answers: list[Any]) -> list[jax.Array]:
+    """The answers on the device; the user may forbid that jit puts them there."""
+    return jax.device_put(answers)
+
+
+def _like(found: Answered) -> list[jax.Array]:
+    return _put([np.zeros(t.shape, t.dtype) for t in found.types])
+
+
+@contextlib.contextmanager
+def chosen_by(variants: Variants) -> Iterator[None]:
+    """Inside, let a session choose the variants of this thread's jitted calls."""
+    with choosing(variants) as other:
+        if isinstance(other, Variants):  # a program of two sessions: each numbers its passes
+            other.must_ask()
+            variants.must_ask()
+        yield

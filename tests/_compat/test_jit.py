@@ -1,0 +1,116 @@
+"""Which program a jitted call runs can be chosen, each time that jax makes the call from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import pjit
+
+from nnx_inspector._compat import jit
+
+
+@contextmanager
+def chosen(choose: jit.JitChooser) -> Iterator[None]:
+    undo = jit.swap_jit_misses(lambda *_: None, choose)
+    try:
+        yield
+    finally:
+        undo()
+
+
+def test_what_is_chosen_runs_each_time_in_place_of_the_call():
+    asked: list[jit.JitStart] = []
+
+    def choose(call: jit.JitStart) -> Callable[[], Any]:
+        asked.append(call)
+        return lambda: jax.device_put(-2 * np.asarray(call.args[0]))
+
+    double, x = jax.jit(lambda x: 2 * x), jnp.arange(3.0)
+    with chosen(choose):
+        found = [double(x) for _ in range(3)]
+    assert len(asked) == 3
+    for one in found:
+        np.testing.assert_array_equal(one, -2 * x)
+    np.testing.assert_array_equal(double(x), 2 * x)
+
+
+def test_only_calls_that_run_are_chosen():
+    asked: list[jit.JitStart] = []
+    double, x = jax.jit(lambda x: 2 * x), jnp.ones(3)
+    with chosen(lambda call: asked.append(call)):
+        double.lower(x)
+        jax.eval_shape(double, x)
+        jax.make_jaxpr(double)(x)
+        jax.jit(lambda x: double(x) + 1).trace(x)
+        assert not asked
+        np.testing.assert_array_equal(double(x), 2 * x)
+    assert len(asked) == 1
+
+
+def test_a_jitted_function_made_of_a_call_shares_its_programs():
+    traced: list[int] = []
+
+    @jax.jit
+    def double(x: jax.Array) -> jax.Array:
+        traced.append(1)
+        return 2 * x
+
+    found: list[jit.JitStart] = []
+    with chosen(lambda call: found.append(call)):
+        double(jnp.ones(3))
+    np.testing.assert_array_equal(found[0].made().jitted()(jnp.ones(3)), 2 * np.ones(3))
+    assert len(traced) == 1
+
+
+def multiplied(x: jax.Array) -> Any:
+    return jax.make_jaxpr(lambda factor, x: factor * x)(jnp.float32(0), x)
+
+
+@pytest.mark.parametrize("nans", [False, True])
+@pytest.mark.parametrize("donate", [(), (0,)])
+def test_another_program_runs_with_more_inputs(donate: Any, nans: bool):
+    x, compilations = jnp.arange(3.0), list[str]()
+    made = multiplied(x)
+
+    def choose(call: jit.JitStart) -> Callable[[], Any]:
+        return lambda: call.run(made, [np.float32(3)])
+
+    double = jax.jit(lambda x: {"twice": 2 * x}, donate_argnums=donate)
+    undo = jit.compilation_events(lambda kind, _: compilations.append(kind))
+    with chosen(choose), jax.debug_nans(nans):
+        for _ in range(3):
+            given = jnp.arange(3.0)
+            np.testing.assert_array_equal(double(given)["twice"], 3 * np.arange(3.0))
+            assert given.is_deleted() == bool(donate and not nans), "jax may have to run it again"
+    undo()
+    assert compilations.count("compile") <= 2, "jnp.arange and the program"
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_another_program_is_compiled_beforehand(at_once: bool):
+    x, compilations, calls = jnp.arange(3.0), list[str](), list[jit.JitStart]()
+    made, double = multiplied(x), jax.jit(lambda x: 2 * x)
+    with chosen(lambda call: lambda: calls.append(call)):
+        double(x)
+    if at_once:
+        calls[0].compiler([np.float32(0)])(made)
+    else:
+        calls[0].made().compile(lambda _: (made, [np.float32(0)]))
+    undo = jit.compilation_events(lambda kind, _: compilations.append(kind))
+    with chosen(lambda call: lambda: call.run(made, [np.float32(3)])):
+        np.testing.assert_array_equal(double(x), 3 * x)
+    undo()
+    assert "compile" not in compilations
+
+
+def test_jax_is_as_before_afterwards():
+    before = pjit._infer_params, pjit._run_python_pjit
+    with chosen(lambda *_: None):
+        assert before[1] is not pjit._run_python_pjit
+    assert (pjit._infer_params, pjit._run_python_pjit) == before
