@@ -76,11 +76,13 @@ class Inbox:
     Attributes:
         every: passes 0, `every`, 2 * `every` and so on are sampled; 0 samples none.
         late: how many messages arrived after their pass was taken.
+        next_begins: called before a pass begins or is passed over; it must not raise.
     """
 
     def __init__(self) -> None:
         self.every = 1
         self.late = 0
+        self.next_begins: Callable[[], None] = lambda: None
         self._lock = threading.Condition()
         self._count = 0
         self._messages: dict[int, list[Message]] = {}
@@ -90,6 +92,7 @@ class Inbox:
 
     def begin(self, setting: Any, *, awaits: Iterable[str] = ()) -> Begun:
         """Begin a pass that awaits these messages, which may arrive after later passes begin."""
+        self.next_begins()
         with self._lock:
             number = self._count
             self._count += 1
@@ -108,6 +111,7 @@ class Inbox:
 
     def pass_over(self, passes: int) -> None:
         """Count passes, none of them sampled, that nobody begins."""
+        self.next_begins()
         with self._lock:
             self._count += passes
 

@@ -233,6 +233,8 @@ class _Receiver:
     def __init__(self, owner: Owner, session: Session, first: int):
         self._owner, self._session, self._first = owner, session, first
         self._over = False
+        self._holding = threading.Lock()
+        session.inbox.next_begins = self._hold_complete
         self._thread = threading.Thread(
             target=self._work, name="nnx_inspector.receiver", daemon=True
         )
@@ -241,19 +243,25 @@ class _Receiver:
     def _work(self) -> None:
         inbox = self._session.inbox
         while inbox.wait_for_more_than(KEPT_BACK, lambda: self._over):
-            for one in inbox.completed():
-                self._hold(one)
+            self._hold_complete()
             self._hand_on(inbox.take(besides=KEPT_BACK))
 
     def _hand_on(self, passes: Iterable[Taken]) -> None:
         for one in passes:
             self._owner.pass_ends(self._session, self._first + one.number, one)
 
+    def _hold_complete(self) -> None:
+        """Hand on the passes that have arrived, before the next begins: a killed process keeps
+        them.
+        """
+        with self._holding:
+            for one in self._session.inbox.completed():
+                self._hold(one)
+
     def _hold(self, one: Taken) -> None:
-        """Hand on a pass that may still get another gradient, so that it can be saved early."""
         try:
             self._owner.pass_held(self._session, self._first + one.number, one)
-        except Exception as error:  # noqa: BLE001 - in our own thread: counted and shown
+        except Exception as error:  # noqa: BLE001 - within the user's step: counted and shown
             self._session.errors.append(f"saving a pass: {type(error).__name__}: {error}")
 
     def finish(self) -> None:
@@ -262,4 +270,5 @@ class _Receiver:
         self._session.inbox.wake()
         self._thread.join()
         rest = self._session.take_passes()
+        self._session.inbox.next_begins = lambda: None
         self._hand_on(rest)
