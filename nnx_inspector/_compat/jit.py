@@ -242,6 +242,13 @@ class JitStart:
             return out  # or jax has looked for the operation that makes the NaN
         return jax.tree.unflatten(self._params.out_tree, pjit.jit_p.bind(*arrays, **params))
 
+    def like_mine(self, out: Any) -> Any:
+        """The results of the same function traced elsewhere, with the graphdefs of this program.
+
+        Modules come out of a program with the tags of the layers that were open in its trace.
+        """
+        return jax.tree.unflatten(self._params.out_tree, jax.tree.leaves(out))
+
     def compiler(self, inputs: Sequence[Any]) -> Callable[[Any], None]:
         """What compiles a program for `run`, in a thread's contexts. It traces nothing, and keeps
         no array.

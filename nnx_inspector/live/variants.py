@@ -133,7 +133,7 @@ class Variants:
         with without(session.is_mine):
             out = bare(*call.args, **call.kwargs)
         session.inbox.pass_over(passes)
-        return out
+        return call.like_mine(out)
 
     def _own(self, call: jit.JitStart, session: Watched) -> Callable[..., Any] | None:
         """The user's own function, once a thread has compiled it."""

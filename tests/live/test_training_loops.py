@@ -12,6 +12,8 @@ import pytest
 from training_made import made
 from watched_loops import LOOPS, check
 
+from nnx_inspector.live.variants import Variants
+
 WAYS = (
     "iterated", "region, perturbed", "script", "ticked, perturbed", "iterated, perturbed", "region",
     "ticked",
@@ -19,6 +21,18 @@ WAYS = (
 ENSEMBLE = "ensemble"  # a batch cannot be an inspector's example
 IN_PART = ("meta", "restored")
 """Loops in which only some calls are perturbed: they have no bare equivalent."""
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    """Have each variant of a program there when it is first wanted, on any machine."""
+    prepare = Variants._prepare
+
+    def prepare_now(self, *of):
+        prepare(self, *of)
+        self.wait()
+
+    monkeypatch.setattr(Variants, "_prepare", prepare_now)
 
 
 FIRSTS = range(8, 1000, 25)

@@ -251,6 +251,29 @@ def test_a_step_of_jax_jit_that_donates_its_state(asks: list[int]):
     assert len(asks) == len({0, 1, 3, 6})
 
 
+@nnx.jit
+def moved(model: Net, ema: Net, x: jax.Array) -> jax.Array:
+    for tree in (model, ema):
+        nnx.update(tree, jax.tree.map(lambda v: v + 0.01, nnx.state(tree)))
+    return model(x)
+
+
+def test_a_twin_that_leaves_a_bare_step_stays_a_twin(asks: list[int]):
+    model, ema, outputs = Net(), Net(), list[float]()
+    ema.scale[...] = jnp.float32(9.0)
+    session, recording, predict = Session(model), Recording(), nnx.jit(once)
+    with Region(_Recorder(recording), session, 3):
+        for number in range(9):
+            outputs.append(float(moved(model, ema, batch(number)).mean()))
+            predict(ema, batch(number))
+            session.variants.wait()
+    assert session.inbox.count == 9, "the twin is not watched"
+    assert [p.step for p in recording.passes] == [0, 3, 6]
+    for p in recording.passes:
+        assert at(recording, p.step).mean == pytest.approx(outputs[p.step], rel=1e-5)
+    assert len(asks) == len({0, 1, 3, 6}), "2, 4, 5, 7 and 8 ran bare"
+
+
 def test_a_pass_is_saved_when_the_next_step_runs_bare(tmp_path: pathlib.Path):
     model, step, file = Net(), nnx.jit(once), tmp_path / "run.nni"
     step(model, batch(0))
