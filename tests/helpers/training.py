@@ -108,6 +108,13 @@ class Loop:
         return (self.figures or figures)(call, 1.0 if self.hidden else self.factor)
 
 
+def with_members(each: Sequence[Figures]) -> Figures:
+    """The figures of an ensemble, and those of each of its members."""
+    whole = {key: np.stack([one[key] for one in each]) for key in each[0]}
+    rows = {(f"{s}[{i}]", q): x for i, one in enumerate(each) for (s, q), x in one.items()}
+    return whole | rows
+
+
 def numbers_of(model: nnx.Module) -> Weights:
     """Copies of a model's parameters, by path."""
     flat = nnx.to_flat_state(nnx.state(model, nnx.Param))

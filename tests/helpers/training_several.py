@@ -26,6 +26,7 @@ from training import (
     gradient_of,
     loss_of,
     numbers_of,
+    with_members,
 )
 
 
@@ -416,9 +417,7 @@ def ensemble(factor: float) -> Loop:
             figures(Call({n: v[i] for n, v in call.weights.items()}, call.x, back_of_loss), factor)
             for i in range(3)
         ]
-        whole = {key: np.stack([one[key] for one in each]) for key in each[0]}
-        rows = {(f"{s}[{i}]", q): x for i, one in enumerate(each) for (s, q), x in one.items()}
-        return whole | rows
+        return with_members(each)
 
     return _loop(
         model,

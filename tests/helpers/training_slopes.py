@@ -20,6 +20,7 @@ from training import (
     gradient_of,
     loss_of,
     numbers_of,
+    with_members,
 )
 
 RADIUS = 0.2
@@ -82,7 +83,7 @@ def evolution(factor: float) -> Loop:
             )
             for i in range(size)
         ]
-        return {key: np.stack([one[key] for one in each]) for key in each[0]}
+        return with_members(each)
 
     return Loop(
         model,
