@@ -149,6 +149,7 @@ class Reruns:
         """
         trial, switches, before = self._core.trial, self._core.modes.switches(), self._core.shown
         handles, passes, first = self._core.handles, self._core.programs, self._first
+        looping = self._core.looping
         self.failed, self._not_whole = False, ""
         try:
             setting = handles.setting()
@@ -179,6 +180,8 @@ class Reruns:
                 shown = self._make(trial, call, setting)
                 self._took_place(shown, call, instead_of=(before, count))
         except Exception as error:  # noqa: BLE001 - shown instead
+            if self._core.looping and not looping:
+                return  # the loop that began meanwhile is shown instead, and donated the arrays
             if step is not None and isinstance(error, InspectorError):
                 self._not_whole = str(error)  # the next measured pass may find the arrays there
                 return

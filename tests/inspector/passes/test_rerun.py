@@ -146,3 +146,26 @@ def test_a_step_that_holds_the_arrays_leaves_the_effect_for_a_later_pass(insp):
     nnx.update(insp.model, state)
     insp.run(batch())
     assert insp.effect is not None
+
+
+def test_a_loop_that_takes_the_arrays_when_it_begins_is_no_failure(insp, monkeypatch):
+    from nnx_inspector.inspector.passes import rerun
+
+    made, region, refresh = rerun.made, insp.watch(every=2), insp._rerun.refresh
+
+    def taken(*of):
+        monkeypatch.setattr(rerun, "made", made)
+        region.__enter__()
+        for leaf in jax.tree.leaves(state):
+            leaf.delete()
+        return made(*of)
+
+    state = nnx.state(insp.model)
+    kept = jax.tree.map(jnp.copy, state)
+    insp.run(batch())
+    monkeypatch.setattr(rerun, "made", taken)
+    refresh()
+    nnx.update(insp.model, kept)
+    insp.model(batch())
+    region.__exit__(None, None, None)
+    assert [n.text for n in insp._core.view._notices if "could not be run" in n.text] == []
