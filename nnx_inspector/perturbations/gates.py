@@ -24,6 +24,7 @@ from nnx_inspector.program.analysis.equations import is_call
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.stage import Staged
 from nnx_inspector.program.survey import Marked, Survey
+from nnx_inspector.stats.summarize import in_words
 
 NONE = -1
 """The gate number that means no gate."""
@@ -146,16 +147,18 @@ def gates_of(
 
 def _count(found: Sequence[Marked], axis: int) -> int:
     """The number of units along an axis of the arrays of a site's calls."""
-    shapes = [x.shape for mark in found for x in arrays_of(mark)]
-    if any(not -len(shape) <= axis < len(shape) for shape in shapes):
-        raise ValueError(f"{found[0].site!r} has no axis {axis} of units.")
-    counts = {shape[axis] for shape in shapes}
-    if len(counts) > 1:
+    arrays = [x for mark in found for x in arrays_of(mark)]
+    counts = [x.shape[axis] for x in arrays if -x.ndim <= axis < x.ndim]
+    if len(counts) < len(arrays) or len({*counts}) > 1:
+        site, words = found[0].site, [in_words(x.dtype, x.shape) for x in arrays]
+        if len({*words}) == 1:
+            raise ValueError(f"{site!r} has no axis {axis} of units: it has {words[0]}.")
         raise ValueError(
-            f"The arrays of {found[0].site!r} have different numbers of units along axis {axis}: "
-            f"{', '.join(map(str, map(list, shapes)))}. Choose a site within it."
+            f"{site!r} has {', '.join(dict.fromkeys(words))}, which have no units in common along "
+            f"axis {axis}. Choose a site that has one array, within it or after it, or leave out "
+            f"units=."
         )
-    return counts.pop()
+    return counts[0]
 
 
 def _require_reached(stage: Staged, terms: Sequence[Any], sites: Sequence[str]) -> None:

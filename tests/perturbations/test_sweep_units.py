@@ -70,8 +70,33 @@ def test_a_site_without_the_axis_is_listed_or_refused():
     refused = frame[frame["why_not"].notna()]
     assert refused["site"].tolist() == ["place"]
     assert "no axis 2" in refused["why_not"].iloc[0]
-    with pytest.raises(ValueError, match="'token' has no axis 5"):
+    with pytest.raises(ValueError, match=r"'token' has no axis 5 of units: it has float32\["):
         swept(Language(), sites="token", units=5)
+
+
+class Routed(nnx.Module):
+    """A mixture of experts in small: a value, and what is known about its routing."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.inner = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.inner(x), {"load": x[0, :3], "loss": x.sum()}
+
+
+def test_a_site_of_several_arrays_names_them_and_one_within_it_is_swept():
+    model, x = nnx.List([Routed(nnx.Rngs(0))]), jnp.arange(8.0).reshape(2, 4)
+    net = nnx.Sequential(*model, lambda y, info: y)
+    loss = lambda m, x: (m(x) ** 2).mean()  # noqa: E731
+    said = (
+        r"'layers/0' has float32\[2,4\], float32\[3\], float32\[\], which have no units in common"
+    )
+    with pytest.raises(ValueError, match=said):
+        nni.sweep(net, loss, x, sites="layers/0", units=-1, progress=False)
+    frame: Any = nni.sweep(net, loss, x, sites=["layers/0", "layers/0/*"], units=-1, progress=False)
+    assert frame["site"][frame["why_not"].isna()].tolist() == ["layers/0/inner"] * 4
+    whole: Any = nni.sweep(net, loss, x, sites="layers/0", perturbation=nni.Zero(), progress=False)
+    assert whole["loss"].tolist() == [0]
 
 
 # ---------------------------------------------------------------------- chains
