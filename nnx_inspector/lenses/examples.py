@@ -62,6 +62,7 @@ class TopExamples:
         stopped: whether the pass over the data was stopped before its end.
         notes: how batches of other shapes were handled, in words.
         shape: the lengths of the axes of `places`, in the last form of batch.
+        starts: the number of the first example of each batch.
     """
 
     site: str
@@ -74,6 +75,7 @@ class TopExamples:
     stopped: bool
     notes: tuple[str, ...]
     shape: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
 
     @property
     def units(self) -> int:
@@ -231,6 +233,7 @@ def examples_of(
         stopped=stopped,
         notes=stream.notes(),
         shape=stream.shape,
+        starts=tuple(stream.starts),
     )
 
 

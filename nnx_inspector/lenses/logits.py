@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
-from nnx_inspector.lenses.addends import Addend, Walk
+from nnx_inspector.lenses.addends import Addend
 from nnx_inspector.lenses.lens import (
     Decode,
     as_logits,
@@ -201,7 +201,6 @@ _End = tuple[str, str, int, tuple[int, ...]]
 
 def _addends(one: Observed, reading: Reading) -> tuple[_End, tuple[Addend, ...]]:
     """Where the final stream is, and its addends."""
-    walk = Walk(one.stage.survey.jaxpr, one.stage.owner)
     ends: list[_End] = []
     first = reading.norm or reading.unembed
     if first and first in one.calls:
@@ -212,7 +211,7 @@ def _addends(one: Observed, reading: Reading) -> tuple[_End, tuple[Addend, ...]]
     if not ends:
         raise ValueError(no_matrix(one))
     for end in ends:
-        counts = Counter(walk.of_mark(*end[:3]))
+        counts = Counter(one.walk.of_mark(*end[:3]))
         named = [each for each, count in counts.items() if count == one.calls[each[0]].count]
         if named:
             return end, tuple(sorted(named, key=lambda each: one.calls[each[0]].last))

@@ -30,6 +30,7 @@ from nnx_inspector.hooks.sites import (
     parse_key,
     site_key,
 )
+from nnx_inspector.lenses.addends import Walk
 from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Function, as_function, roots_of
@@ -88,6 +89,11 @@ class Observed:
     def flow(self) -> tuple[tuple[Edge, ...], tuple[Edge, ...], tuple[Arrival, ...]]:
         """The edges of the pass; see `dataflow`."""
         return dataflow(self.stage.survey.jaxpr, self.stage.owner)
+
+    @functools.cached_property
+    def walk(self) -> Walk:
+        """What the sums of the pass are made of; see `Walk`."""
+        return Walk(self.stage.survey.jaxpr, self.stage.owner)
 
     def require_calls(self) -> None:
         """Raise a ValueError if the pass calls no module."""

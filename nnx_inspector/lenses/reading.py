@@ -27,7 +27,6 @@ from nnx_inspector.hooks.sites import (
     parse_key,
     site_key,
 )
-from nnx_inspector.lenses.addends import Walk
 from nnx_inspector.lenses.observed import Calls, Observed, arrays_in, copy_of, logits_in, module_at
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.stats.summarize import in_words
@@ -425,13 +424,12 @@ def _sums(
     one: Observed, last: Stream, given: _Given, end: tuple[str, str, str], form: str
 ) -> list[Stream]:
     """The places that receive the stream between its sums, up to the last."""
-    walk = Walk(one.stage.survey.jaxpr, one.stage.owner)
     number = {(a.stack[-1], a.received, a.shape): a.value for a in one.flow[2]}
 
     def stream_at(site: str, part: str) -> Stream | None:
         calls = one.calls[site]
         for i, x in enumerate(calls.received if part == INPUT else calls.returned):
-            if in_words(x.dtype, x.shape) == form and walk.is_sum(site, part, i):
+            if in_words(x.dtype, x.shape) == form and one.walk.is_sum(site, part, i):
                 return Stream(calls, i, part)
         return None
 
@@ -496,5 +494,4 @@ def _stands_beside(one: Observed, group: Sequence[Stream]) -> bool:
     """
     if len(group) < 2 or not all(one.is_norm(each.calls.site) for each in group):
         return False
-    walk = Walk(one.stage.survey.jaxpr, one.stage.owner)
-    return group[0].place[::2] not in walk.of_mark(group[1].calls.site, INPUT, 0)
+    return group[0].place[::2] not in one.walk.of_mark(group[1].calls.site, INPUT, 0)

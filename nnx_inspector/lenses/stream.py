@@ -70,6 +70,7 @@ class Stream:
     Attributes:
         found, before: what is kept so far, on the device, and what was kept a pass ago.
         count: the number of examples so far.
+        starts: the number of the first example of each batch.
         places, shape: the number of the axes of places, and their lengths.
         waiting, numbers: the arrays and the example numbers of batches that will go through
             `program` together.
@@ -84,6 +85,7 @@ class Stream:
     found: Extremes | None = None
     before: Extremes | None = None
     count: int = 0
+    starts: list[int] = dataclasses.field(default_factory=list[int])
     places: int = 0
     shape: tuple[int, ...] = ()
     size: int = 0
@@ -118,6 +120,7 @@ class Stream:
             arrays = [x.copy() if isinstance(x, np.ndarray) else x for x in arrays]
         self.waiting.append(arrays)
         self.numbers.append(numbers)
+        self.starts.append(self.count)
         self.count += count
         if len(self.waiting) == program.many:
             self.merge()

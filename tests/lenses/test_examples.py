@@ -193,6 +193,7 @@ def test_a_layer_of_a_stack_and_longer_batches():
     expected = np.sort(np.concatenate(values), axis=0)[::-1][:8].T
     np.testing.assert_allclose(found.most.values, expected, rtol=1e-4, atol=1e-5)
     assert found.notes == ("2 programs ran, one for each form of batch",)
+    assert found.starts == (0, 3, 6)
     with pytest.raises(ValueError, match=r"stack of 3 layers. Choose one: 'blocks/mlp\[0\]'"):
         nni.top_examples(model, data, "blocks/mlp")
     with pytest.raises(ValueError, match="there is no layer 3"):

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import functools
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -209,7 +207,7 @@ class Studies:
                     core.recording.keep_table(f"examples of {result.site}", result.columns())
                 if data is not None:
                     source = f"the data given, at step {core.step}"
-                    read = self._reader(data, inputs)
+                    read = self._reader(data, inputs, result.starts)
                     words = lambda example: core.inputs.words(read([example]), 0)  # noqa: E731
                     pictures = lambda those: core.inputs.pictures_in(read(those))[0]  # noqa: E731
                     found = _Found(result, source, -1, words, pictures)
@@ -254,12 +252,12 @@ class Studies:
         return not is_apart(at, site)
 
     def _reader(
-        self, data: Iterable[Any], inputs: Callable[[Any], Any] | None
+        self, data: Iterable[Any], inputs: Callable[[Any], Any] | None, starts: Sequence[int]
     ) -> Callable[[Sequence[int]], list[Argument]]:
         """What gives the arguments of some examples of the data, as one batch; none if the data is
         gone once it was read, as that of a generator is.
         """
-        arguments, batches = given(self._core, self._core.example), _Batches(data, inputs)
+        arguments, batches = given(self._core, self._core.example), _Batches(data, inputs, starts)
 
         def read(examples: Sequence[int]) -> list[Argument]:
             rows = batches.rows(examples)
@@ -289,16 +287,13 @@ _MESSAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class _Batches:
-    """The data of a search, of which single examples are read again."""
+    """The data of a search, of which single examples are read again; `starts`: the number of the
+    first example of each batch.
+    """
 
     data: Any
     inputs: Callable[[Any], Any] | None
-
-    @functools.cached_property
-    def _starts(self) -> list[int]:
-        """The number of the first example of each batch."""
-        sizes = (self._read(batch)[1] for batch in self.data)
-        return list(itertools.accumulate(sizes, initial=0))[:-1]
+    starts: Sequence[int]
 
     def rows(self, examples: Sequence[int]) -> list[Any]:
         """Each array of the batches, with these examples only; [] if the data has too few by now,
@@ -306,11 +301,11 @@ class _Batches:
         """
         found: list[list[Any]] = []
         for example in examples:
-            number = bisect.bisect_right(self._starts, example) - 1
+            number = bisect.bisect_right(self.starts, example) - 1
             if not 0 <= number < len(self.data):
                 return []
             arrays, size = self._read(self.data[number])
-            at = example - self._starts[number]
+            at = example - self.starts[number]
             if at >= size:
                 return []
             found.append([np.asarray(x[at] if x.shape[:1] == (size,) else x) for x in arrays])

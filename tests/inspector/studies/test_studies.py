@@ -252,9 +252,15 @@ def test_examples_of_other_data_have_their_pictures_and_words(insp, picture):
         assert row.words[row.at] == WORDS[every[row.example, row.place[0]]]
 
     photos = np.random.default_rng(0).integers(0, 256, (5, 2, 9, 9, 1)).astype(np.uint8)
-    picture.examples(
-        photos, "conv", 0, k=2, inputs=lambda x: np.repeat(x / 255, 3, -1), progress=False
-    )
+    read = []
+
+    def inputs(batch):
+        read.append(batch)
+        return np.repeat(batch / 255, 3, -1)
+
+    picture.examples(photos, "conv", 0, k=2, inputs=inputs, progress=False)
+    rows = picture._core.view.kept("examples").rows
+    assert len(read) == len(photos) + 2 * len(rows)  # the search, then words and pictures of rows
     for unit in (0, 3):
         shown = ask(picture, "examples", site="conv", unit=unit, again=False)
         found = np.frombuffer(base64.b64decode(shown.pictures.pixels), np.uint8)
