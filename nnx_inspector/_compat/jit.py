@@ -187,19 +187,22 @@ class JitCall:
                 stack.enter_context(graphlib.update_context(self.nnx))
             traced: Any = pjit.jit_trace(jitted, *self.args, **self.kwargs)
             changed = change(traced.jaxpr)
-            if changed is not None:
-                _add_inputs(traced, *changed)
-            traced.lower().compile()
+            if changed is None:
+                traced.lower().compile()
+                return
+            program, inputs = changed
+            every = [*map(pjit.convert_to_metaty, inputs), *traced._meta_tys_flat]
+            _compile(every, jaxprs.with_inputs(traced._params, program, len(inputs)))
 
 
-def _add_inputs(traced: Any, program: Any, inputs: Sequence[Any]) -> None:
+def _compile(types: Sequence[Any], params: dict[str, Any]) -> None:
+    """Lower and compile what a jit with these parameters runs; jax caches it."""
     from jax._src import pjit
+    from jax._src.interpreters import mlir
 
-    count = len(traced._meta_tys_flat) - len(traced._consts)
-    before = jax.tree.unflatten(traced._in_tree, [0] * count)
-    traced._in_tree = jax.tree.structure((inputs, before))
-    traced._params = jaxprs.with_inputs(traced._params, program, len(inputs))
-    traced._meta_tys_flat = [*map(pjit.convert_to_metaty, inputs), *traced._meta_tys_flat]
+    how: dict[str, Any] = {"lowering_platforms": None, "pgle_profiler": None}
+    lowering = mlir.LoweringParameters()
+    pjit._resolve_and_lower(types, **params, **how, lowering_parameters=lowering).compile()
 
 
 def _alike(a: Any, b: Any) -> bool:
@@ -254,18 +257,10 @@ class JitStart:
         no array.
         """
         from jax._src import pjit
-        from jax._src.interpreters import mlir
 
         types = list(map(pjit.convert_to_metaty, [*inputs, *self._arrays]))
         before, count = self._params.params, len(inputs)
-        how: dict[str, Any] = {"lowering_platforms": None, "pgle_profiler": None}
-
-        def compile_it(program: Any) -> None:
-            params = jaxprs.with_inputs(before, program, count)
-            lowering = mlir.LoweringParameters()
-            pjit._resolve_and_lower(types, **params, **how, lowering_parameters=lowering).compile()
-
-        return compile_it
+        return lambda program: _compile(types, jaxprs.with_inputs(before, program, count))
 
 
 class JitChooser(Protocol):
