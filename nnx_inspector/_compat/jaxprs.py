@@ -13,6 +13,7 @@ import numpy as np
 from jax.interpreters import ad
 
 REMAT = frozenset(["remat2", "remat", "checkpoint"])
+JITS = frozenset(["jit", "pjit"])
 """The names of jax's remat primitive."""
 
 
@@ -236,7 +237,7 @@ def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
 
 def _bind_apart(equation: Any, values: Sequence[Any]) -> None:
     """Run a jit's inner equations one by one, as jax does to find the one that makes a NaN."""
-    for jaxpr in sub_jaxprs(equation) if equation.primitive.name in ("jit", "pjit") else ():
+    for jaxpr in sub_jaxprs(equation) if equation.primitive.name in JITS else ():
         inner, consts = open_jaxpr(jaxpr)
         env = dict(zip((*inner.constvars, *inner.invars), (*consts, *values), strict=True))
         for each in inner.eqns:

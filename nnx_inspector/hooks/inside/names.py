@@ -39,8 +39,7 @@ _WITHIN = "nnx_inspector_call"
 _OF_A_FUNCTION = "()"
 """Ends the scope, or the name, that stands for a function of jax's and not for the user's own."""
 
-_JITS = frozenset(["jit", "pjit"])
-_ENTERED = _JITS | jaxprs.REMAT | {"scan", "while", "cond", "closed_call", "core_call"}
+_ENTERED = jaxprs.JITS | jaxprs.REMAT | {"scan", "while", "cond", "closed_call", "core_call"}
 """The primitives whose functions `program.harvest` can enter."""
 
 _MOVES = """
@@ -50,7 +49,7 @@ _MOVES = """
 _SAME = frozenset(_MOVES.split())
 """Primitives that only hand a value on: they are not sites."""
 
-_ALIKE = _JITS | jaxprs.REMAT | {"closed_call", "core_call"}
+_ALIKE = jaxprs.JITS | jaxprs.REMAT | {"closed_call", "core_call"}
 """Those whose function has the operands and the results of the primitive."""
 
 _DERIVED = frozenset(["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"])
@@ -221,7 +220,7 @@ def _call(bind: Callable[..., Any]) -> Callable[..., Any]:
 
 def _function(primitive: str, params: dict[str, Any]) -> str | None:
     """The name of the function that a primitive calls; None if it has none of its own."""
-    if primitive in _DERIVED or (primitive in _JITS and not jaxprs.is_inlined(params)):
+    if primitive in _DERIVED or (primitive in jaxprs.JITS and not jaxprs.is_inlined(params)):
         return re.sub(r"\W", "", str(params.get("name", ""))) or None
     return None
 
@@ -235,7 +234,7 @@ def _name_of(primitive: str, params: dict[str, Any], scopes: Sequence[str]) -> s
     function = params["name"] if primitive == "name" else _function(primitive, params)
     if function is not None:
         return ".".join(map(_plain, [*users[-1:], function]))
-    if primitive in _JITS:
+    if primitive in jaxprs.JITS:
         return None
     return ".".join(map(_plain, [*scopes[-1:], primitive]))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,8 +17,6 @@ import numpy as np
 from nnx_inspector._compat import jaxprs, native
 from nnx_inspector._compat.host_calls import EFFECT
 from nnx_inspector.program.host.primitives import ASK, TELL
-
-_JITS: Final = ("jit", "pjit")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,7 +60,7 @@ def _answered(program: Any) -> tuple[Any, list[Callable[..., Any]], list[Any]] |
         elif one.primitive is TELL or EFFECT not in one.effects:
             equations.append(one)
         else:
-            within = _answered(one.params["jaxpr"]) if one.primitive.name in _JITS else None
+            within = _answered(one.params["jaxpr"]) if one.primitive.name in jaxprs.JITS else None
             if within is None:
                 return None
             inner, found, variables = within
