@@ -116,7 +116,7 @@ class Core:
         self.opening = Opening()
         self.examined: tuple[Trial, protocol.Inputs] | None = None
         self.embedded: tuple[Tracing, dict[int, dict[str, bool]]] | None = None
-        self.apart: dict[Any, tuple[Tracing, tuple[str, ...]]] = {}
+        self.apart = weakref.WeakKeyDictionary[Tracing, tuple[str, ...]]()
         self.positions: dict[str, Answer] = {}
         self.opened = KeptValues()
         self.compared: dict[str, Answer] = {}

@@ -18,10 +18,10 @@ from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import module_sites
 from nnx_inspector.inspector.core import Core
+from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.inspector.passes.trials import Trial
 from nnx_inspector.inspector.values.reading import look_of
-from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.function import argument_name, is_input
 from nnx_inspector.program.marks import INPUT, OUTPUT
@@ -103,20 +103,15 @@ def apart(core: Core, trial: Trial, arguments: list[Argument]) -> tuple[str, ...
     others = [i for i, one in enumerate(arguments) if one is not found and _has(one, length)]
     if not any(_is_sequence(arguments[i]) for i in others):
         return ()
-    tracing = core.programs.tracing(trial.call(core.model, core.modes.switches()))
-    key = id(tracing), found.path, length
+    call = trial.call(core.model, core.modes.switches())
+    tracing = core.programs.tracing(call)
     if tracing is None:
         return ("*",)
-    if key not in core.apart:
-        shorter = _shorter(core, trial, length, place, others)
+    if tracing not in core.apart:
+        shorter = _shorter(core, call, length, place, others)
         sites = ("*",) if shorter is None else _unchanged(core, tracing, shorter, length)
-        core.apart[key] = tracing, sites
-    return core.apart[key][1]
-
-
-def is_apart(apart: tuple[str, ...], site: str) -> bool:
-    """Whether a site, or a layer of it, has no words."""
-    return "*" in apart or without_layers(site)[0] in apart
+        core.apart[tracing] = sites
+    return core.apart[tracing]
 
 
 def _has(one: Argument, length: int) -> bool:
@@ -130,11 +125,9 @@ def _is_sequence(one: Argument) -> bool:
     return one.value.ndim > 2
 
 
-def _shorter(
-    core: Core, trial: Trial, length: int, tokens: int, others: list[int]
-) -> Tracing | None:
+def _shorter(core: Core, call: Call, length: int, tokens: int, others: list[int]) -> Tracing | None:
     """The program with one token less, with as few other arguments shortened as it takes."""
-    leaves, tree = jax.tree.flatten((trial.args, trial.kwargs))
+    leaves, tree = jax.tree.flatten((call.args, call.kwargs))
     places = [i for i, x in enumerate(leaves) if is_input(x)]
     lengths = {length, leaves[places[tokens]].shape[-1]}
     if 1 in lengths:
@@ -152,7 +145,6 @@ def _shorter(
                 )
             ]
         args, kwargs = tree.unflatten(less)
-        call = trial.call(core.model, core.modes.switches())
         try:
             return core.programs.tracing(dataclasses.replace(call, args=args, kwargs=kwargs))
         except Exception:  # noqa: BLE001 - the user's function does not take it: these belong together

@@ -138,7 +138,8 @@ def examples_message(
     source: str,
     words: Words,
     name: Name,
-    placed: bool = True,
+    *,
+    placed: bool,
 ) -> protocol.UnitExamples:
     """The examples of a unit; `placed`: the places of the site are those of the words."""
     unit = _within(asked.unit, found.units, "unit")

@@ -20,7 +20,7 @@ from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import reply_text
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.call import Call
-from nnx_inspector.inspector.passes.examined import apart, arguments_of, given, is_apart
+from nnx_inspector.inspector.passes.examined import apart, arguments_of, given
 from nnx_inspector.inspector.passes.job import Job
 from nnx_inspector.inspector.studies.messages import (
     attribution_message,
@@ -28,6 +28,7 @@ from nnx_inspector.inspector.studies.messages import (
     lens_message,
     logits_message,
 )
+from nnx_inspector.inspector.values.positions import is_apart
 from nnx_inspector.lenses.attribution import Attribution, attribute
 from nnx_inspector.lenses.examples import TopExamples, examples_of
 from nnx_inspector.lenses.lens import Lens, lens
@@ -230,10 +231,11 @@ class Studies:
         found, inputs = self._found[asked.what], self._core.inputs
         of_classes = inputs.decode is None or (asked.what == "attribution" and inputs.labels)
         name = inputs.name if of_classes else lambda number: inputs.text([number])[0]
-        words, placed = found.words, self._has_words(found.result)
-        if not placed and asked.what != "examples":
+        words, more = found.words, dict[str, Any]()
+        if asked.what == "examples":
+            more["placed"] = self._has_words(found.result)
+        elif not self._has_words(found.result):
             words = lambda example: []  # noqa: E731
-        more = {} if placed or asked.what != "examples" else {"placed": False}
         message = _MESSAGES[asked.what](found.result, asked, found.source, words, name, **more)
         message = dataclasses.replace(message, batch=found.batch)
         if asked.what == "examples":

@@ -78,6 +78,11 @@ class _Place:
         return tuple(whole), axis
 
 
+def is_apart(apart: tuple[str, ...], site: str) -> bool:
+    """Whether a site, or a layer of it, has no words; for `apart` see `protocol.Inputs`."""
+    return "*" in apart or without_layers(site)[0] in apart
+
+
 def figures_of(
     look: Look,
     opening: Opening,
@@ -101,7 +106,7 @@ def figures_of(
     if not 0 <= example < inputs.batch:
         raise IndexError(f"The batch has {inputs.batch} examples: there is no example {example}.")
     whole, rows = without_layers(site)
-    if {"*", whole} & {*inputs.apart}:
+    if is_apart(inputs.apart, site):
         raise InspectorError(
             f"The positions of {site!r} may be those of another argument than {inputs.tokens!r}, "
             f"which is as long. Choose the argument with tokens=, or give them unlike lengths."
