@@ -1,23 +1,7 @@
 // Run in the page by tree_on_screen.py: the widget with a mock comm, and what its updates take.
 // Messages come from Python, which knows the protocol; buffers are filled here.
 async ({ layout, state, frame: header, updates, statistics: stats, quantities, spark }) => {
-  const widget = (await import("/widget.js")).default;
-  const model = (role) => {
-    const handlers = [];
-    return {
-      get: (name) => ({ role, inspector: "bench", version: 1 })[name],
-      on: (name, f) => name === "msg:custom" && handlers.push(f),
-      send: () => {},
-      emit: (message, buffer) => handlers.forEach((f) => f(message, buffer ? [buffer] : [])),
-    };
-  };
-  const [control, stream] = [model("control"), model("stream")];
-  const signal = new AbortController().signal;
-  for (const m of [stream, control]) widget.initialize({ model: m, signal });
-  const el = document.createElement("div");
-  document.body.append(el);
-  widget.render({ model: control, el, signal });
-
+  const { stream, el, find, painted, idle, fine } = await alone();
   const { sites } = layout;
   const frame = (seq) => {
     const table = new Float64Array(sites.length * quantities * stats);
@@ -29,15 +13,7 @@ async ({ layout, state, frame: header, updates, statistics: stats, quantities, s
     bytes.set(sparks, table.byteLength);
     return [{ ...header, seq, step: seq, number: seq, progress: { ...header.progress, step: seq } }, new DataView(bytes.buffer)];
   };
-  const idle = () => new Promise((done) => setTimeout(done, 120));
-  // a task that is queued in a frame's callback runs once that frame has been painted
-  const painted = () => new Promise((done) => requestAnimationFrame(() => {
-    const channel = new MessageChannel();
-    channel.port1.onmessage = done;
-    channel.port2.postMessage(0);
-  }));
   const rows = () => el.querySelectorAll("[data-testid=nni-row]").length;
-  const find = (id) => el.querySelector(`[data-testid=${id}]`);
   await idle();
 
   const times = { };
@@ -48,8 +24,7 @@ async ({ layout, state, frame: header, updates, statistics: stats, quantities, s
   stream.emit(...first);
   await painted();
   times.first = [performance.now() - began];
-  const wrong = find("nni-notice")?.textContent ?? "";
-  if (wrong.trim() !== "") throw new Error(`the view says: ${wrong}`);
+  fine();
   if (rows() < 5) throw new Error("nothing was painted");
 
   // the work that an update makes: from the message to the end of the frame that shows it, less
@@ -60,12 +35,7 @@ async ({ layout, state, frame: header, updates, statistics: stats, quantities, s
     const received = performance.now();
     stream.emit(...message);
     const took = performance.now() - received;
-    const work = await new Promise((done) => requestAnimationFrame((start) => {
-      const channel = new MessageChannel();
-      const began = performance.now();
-      channel.port1.onmessage = () => done(performance.now() - began);
-      channel.port2.postMessage(0);
-    }));
+    const { work } = await painted();
     return took + work;
   };
   if (updates === 0) return times;

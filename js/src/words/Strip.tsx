@@ -1,6 +1,6 @@
 // A strip of text, each word coloured by its value. Invariants: a word is one text node and never
-// markup, isolated from the direction of its neighbours; pointing at a word renders nothing again; a
-// long text is added to while one scrolls, so that its beginning is there at once.
+// markup, isolated from the direction of its neighbours; pointing at a word renders nothing again; the
+// beginning of a long text is there at once, and most of the rest before one scrolls there.
 
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { areWhole, visible } from "../inputs/state";
@@ -10,8 +10,10 @@ import { dark } from "../ui/theme";
 import type { Range } from "../values/cells";
 import { colours, css, NOT_FINITE, shade } from "../charts/colour";
 
-/** How many words are added at a time: so few that no frame is late while one scrolls. */
+/** How many words are added at a time. */
 const CHUNK = 128;
+/** Up to so many are added when the browser is idle, for adding makes a frame late; more would make other colours late. */
+const AHEAD = 4096;
 
 interface Props {
   words: readonly string[];
@@ -34,6 +36,10 @@ export function Strip({ words, values, range, at, point, label }: Props) {
     if (scrollTop + 2 * clientHeight > scrollHeight - clientHeight) setShown((n) => (n < words.length ? n + CHUNK : n));
   };
   useEffect(more, [shown, words]);
+  useEffect(() => {
+    if (shown >= Math.min(words.length, AHEAD)) return;
+    return whenIdle(() => setShown((n) => n + CHUNK));
+  }, [shown, words]);
   useLayoutEffect(() => {
     const word = at === null ? null : box.current!.querySelector<HTMLElement>(`[data-at="${at}"]`);
     word?.setAttribute("data-pointed", "");
@@ -77,6 +83,16 @@ export function Strip({ words, values, range, at, point, label }: Props) {
       ))}
     </div>
   );
+}
+
+/** Calls between frames, unless what is returned is called before; a browser that cannot say when calls soon. */
+function whenIdle(act: () => void): () => void {
+  if (typeof requestIdleCallback === "undefined") {
+    const timer = setTimeout(act, 30);
+    return () => clearTimeout(timer);
+  }
+  const number = requestIdleCallback(act);
+  return () => cancelIdleCallback(number);
 }
 
 interface ChunkProps {

@@ -1,5 +1,5 @@
 // The panel "Words": what it asks for, what it shows, and that no word becomes an element.
-import { afterEach, beforeEach, expect, it } from "vitest";
+import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { VERSION } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
@@ -114,7 +114,7 @@ it("shows the words without colours where the site has no positions", async () =
   expect(find(ids.words)!.querySelectorAll(".nni-word")).toHaveLength(3);
 });
 
-it("adds to a long text while one scrolls", async () => {
+it("adds to a long text by itself, and at once what one goes to", async () => {
   const words = Array.from({ length: 2000 }, (_, i) => `w${i}`);
   stream.emit({ type: "inputs", version: VERSION, number: 1, studied: true, example: 0, batch: 1, tokens: "x", positions: 2000, examples: [{ words, label: "", prediction: "" }], problem: "", pictures: null, apart: [] });
   await settle();
@@ -124,4 +124,8 @@ it("adds to a long text while one scrolls", async () => {
   await settle();
   expect(find(ids.wordTold)!.textContent).toContain("w1999");
   expect(find(ids.words)!.querySelectorAll(".nni-word")).toHaveLength(2000);
+  find(ids.tab("overview"))!.click();
+  await settle();
+  find(ids.tab("words"))!.click();
+  await vi.waitFor(() => expect(find(ids.words)!.querySelectorAll(".nni-word")).toHaveLength(2000));
 });
