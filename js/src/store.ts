@@ -76,7 +76,7 @@ export class Store implements Receiver {
   readonly sweep = signal<Sweep | null>(null);
   readonly findings = signal<Findings | null>(null);
   /** The figure that the strip of units shows, and whether a click on the strip switches units. */
-  /** The axis along which the units of a site are shown; the last for other sites. */
+  /** The axis along which the units of a site are shown, once it was chosen. */
   readonly unitsAxis = signal({ site: "", axis: -1 });
   readonly unitFigure = signal("mean");
   readonly editingMask = signal(false);

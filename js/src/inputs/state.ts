@@ -4,6 +4,7 @@
 import { batch, computed, signal } from "@preact/signals";
 import type { Ask } from "../kernel/bridge";
 import type { Inputs, Pictures } from "../kernel/protocol";
+import { withoutLayers } from "../kernel/sites";
 
 /** The names of axes that hold positions; `values/axes.py` gives them, and counts repeated ones. */
 const POSITIONS = /^(position|query|key)( \d+)?$/;
@@ -92,7 +93,7 @@ export class InputsState {
     const inputs = this.inputs.value;
     if (inputs === null || inputs.tokens === "" || length !== inputs.positions || !POSITIONS.test(axis)) return false;
     const [site, part] = this.shown();
-    const whole = site.replace(/(\[\d+\])+(?=$|[/@])/g, "");
+    const whole = withoutLayers(site);
     return !inputs.apart.some((one) => one === "*" || one === whole || (part === "input" && one === `${whole} input`));
   }
 

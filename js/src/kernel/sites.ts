@@ -37,9 +37,13 @@ export function ancestors(sites: Sites, index: number): string[] {
 
 /** The key of the row that shows a site: its own key, or for a layer without a row its stack's. */
 export function rowOf(sites: Sites, key: string): string | undefined {
-  if (sites.byKey.has(key)) return key;
-  const stack = key.replace(/\[[^[\]]*\]$/, "");
-  return sites.byKey.has(stack) ? stack : undefined;
+  return [key, withoutLayers(key)].find((one) => sites.byKey.has(one));
+}
+
+/** A key without the numbers of layers, "blocks@mul[1]" for "blocks[3]@mul[1]": those of an operation are none. */
+export function withoutLayers(key: string): string {
+  const called = /^(\\.|[^\\@])*/s.exec(key)![0];
+  return called.replace(/(?<!\\)\[-?\d+\]/g, "") + key.slice(called.length);
 }
 
 /** Whether a key names an operation within a call: an `@` that no backslash escapes. */

@@ -4,7 +4,7 @@ import { placeOnPicture } from "../inputs/patches";
 import { Thumbnail } from "../inputs/Thumbnail";
 import { areWhole, visible } from "../inputs/state";
 import type { ExciteRow, Pictures, Site, UnitExamples } from "../kernel/protocol";
-import { label } from "../kernel/sites";
+import { label, withoutLayers } from "../kernel/sites";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
 import { count, exact, real } from "../ui/format";
@@ -23,7 +23,7 @@ export function ExamplesPanel({ store, site }: { store: Store; site: Site }) {
   const shown = studies.examples.value;
   const found = shown?.found ?? null;
   const wish = studies.wish.value;
-  const here = found !== null && found.site.replace(/(\[\d+\])+$/, "") === site.key;
+  const here = found !== null && [found.site, withoutLayers(found.site)].includes(site.key);
   const choose = (unit: number): void => {
     if (here && found.axis === wish.axis && unit < found.units && store.replay.value === "") studies.ask("examples", { site: found.site, unit }, false);
     else studies.change({ unit });

@@ -12,7 +12,7 @@ import { Choice } from "../ui/Choice";
 import { count, percent, real } from "../ui/format";
 import { ids } from "../ui/testids";
 import { ColourBar } from "../values/Legend";
-import { isDead, rangeOf } from "./cells";
+import { firstAxis, isDead, rangeOf } from "./cells";
 import { Strip } from "./Strip";
 
 const WORDS = { mean: "mean", std: "std", zeros: "zero_fraction" } as const;
@@ -23,7 +23,7 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
   const on = (store.state.value?.perturbations ?? []).map((p) => `${p.id} ${p.enabled} ${p.expression}`);
   const live = store.replay.value === "";
   const chosen = store.unitsAxis.value;
-  const axis = chosen.site === site.key && live ? chosen.axis : -1;
+  const axis = !live ? -1 : chosen.site === site.key ? chosen.axis : firstAxis(site);
   useLook(store.looks, "units", site.key, [store.frame.value?.header.seq, ...on].join("\n"), axis);
   const seen = store.looks.units.value;
   const here = seen?.site === site.key && (seen.data === null || seen.data.header.axis === axis || seen.error) ? seen : null;

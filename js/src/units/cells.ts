@@ -3,9 +3,12 @@
 // "Values"; units that are dead, not finite or off are also marked by a shape.
 import type { Area } from "../charts/Canvas";
 import type { UnitsData, UnitFigure } from "../kernel/decode";
+import { isOperation } from "../kernel/sites";
+import type { Site } from "../kernel/protocol";
 import type { Grid as Patches } from "../inputs/pictures";
 import type { Range } from "../values/cells";
 import { colours, css, shade } from "../charts/colour";
+import { NUMBERS, SIZE, textWidth } from "../charts/text";
 
 interface Grid {
   readonly columns: number;
@@ -20,7 +23,6 @@ interface Grid {
 }
 
 const GAP = 1;
-const FONT = 10;
 /** The width of a strip of patches, and how much of the picture its cells let through. */
 const PICTURE = 224;
 const THROUGH = 0.5;
@@ -34,9 +36,9 @@ export function gridOf(units: number, width: number, patches?: Patches | null): 
     const lead = (patches.columns - (patches.skip % patches.columns)) % patches.columns;
     return { columns: patches.columns, rows: (units + lead) / patches.columns, width: size, height: size, lead, left: 0, below: 0 };
   }
-  if (units * 10 <= room) return { columns: units, rows: 1, width: Math.min(26, room / Math.max(units, 1)), height: 30, lead: 0, left: 0, below: FONT + 3 };
+  if (units * 10 <= room) return { columns: units, rows: 1, width: Math.min(26, room / Math.max(units, 1)), height: 30, lead: 0, left: 0, below: SIZE + 3 };
   const [cell, height] = units <= 512 ? [12, 16] : units <= 4096 ? [8, 10] : [6, 7];
-  const left = 6.5 * String(units).length + 4;
+  const left = textWidth(String(units)) + 4;
   const columns = Math.max(1, Math.floor((room - left) / cell));
   return { columns, rows: Math.ceil(units / columns), width: (room - left) / columns, height, lead: 0, left, below: 0 };
 }
@@ -56,6 +58,12 @@ export function lineOf({ columns, lead }: Grid, from: number, to: number): numbe
     const [row, column] = [0, 1].map((k) => Math.round(a![k]! + ((b![k]! - a![k]!) * i) / steps)) as [number, number];
     return row * columns + column - lead;
   });
+}
+
+/** The axis that is shown first: of an attention that of the heads, of all else the last. */
+export function firstAxis({ key, output, stacked }: Pick<Site, "key" | "output" | "stacked">): number {
+  const rank = output.split(",").length - (stacked > 1 ? 1 : 0);
+  return isOperation(key) && /@attention(\[\d+\])?$/.test(key) && rank > 3 ? -3 : -1;
 }
 
 /** Whether a unit was always exactly 0. */
@@ -149,14 +157,14 @@ export function paintStrip({ context: c, palette }: Area, { data, figure, grid, 
 function numberThem(c: CanvasRenderingContext2D, colour: string, grid: Grid, units: number): void {
   if (grid.left + grid.below === 0) return;
   c.fillStyle = colour;
-  c.font = `${FONT}px monospace`;
+  c.font = NUMBERS;
   c.textBaseline = "middle";
   c.textAlign = grid.left > 0 ? "right" : "center";
   if (grid.left > 0) {
-    const step = Math.ceil(FONT / grid.height);
+    const step = Math.ceil(SIZE / grid.height);
     for (let row = 0; row < grid.rows; row += step) c.fillText(String(row * grid.columns), grid.left - 3, (row + 0.5) * grid.height);
   } else {
-    const step = [1, 2, 4, 5, 8, 10, 20].find((n) => n * grid.width >= 6.5 * (String(units).length + 1)) ?? 50;
-    for (let unit = 0; unit < units; unit += step) c.fillText(String(unit), (unit + 0.5) * grid.width, grid.height + FONT / 2 + 2);
+    const step = [1, 2, 4, 5, 8, 10, 20].find((n) => n * grid.width >= textWidth(`${units} `)) ?? 50;
+    for (let unit = 0; unit < units; unit += step) c.fillText(String(unit), (unit + 0.5) * grid.width, grid.height + SIZE / 2 + 2);
   }
 }

@@ -5,6 +5,7 @@ import type { Area } from "../charts/Canvas";
 import { shortened } from "../inputs/state";
 import { isBad, type Cells, type Range } from "./cells";
 import { css, colours, NOT_FINITE, shade } from "../charts/colour";
+import { NUMBERS, SIZE, textWidth } from "../charts/text";
 import type { Box, Cursor, Shown } from "./layout";
 
 interface Rect {
@@ -28,7 +29,6 @@ interface Places {
 type Tile = Rect & { readonly tile: number };
 
 const GAP = 4;
-const FONT = 10;
 /** The least width of a picture that shows its number. */
 const NUMBERED = 40;
 /** The room for words at the left and below, and how many letters fit in it. */
@@ -172,16 +172,16 @@ export function paintOff({ context, palette }: Area, { box, tiles }: Places, mas
 export function paintWords({ context, palette }: Area, { box, tiles }: Places, words: Words): void {
   const rect = tiles[0]!;
   context.fillStyle = palette.text;
-  context.font = `${FONT}px monospace`;
+  context.font = NUMBERS;
   context.textBaseline = "middle";
   context.textAlign = "right";
   const along = (texts: readonly string[], [from, to]: readonly [number, number], pixels: number, draw: (text: string, at: number) => void): void => {
     const each = pixels / (to - from || 1);
-    const step = Math.max(1, Math.ceil((FONT + 1) / each));
+    const step = Math.max(1, Math.ceil((SIZE + 1) / each));
     let before = -Infinity;
     for (let i = Math.ceil(from / step) * step; i < to && i < texts.length; i += step) {
-      const middle = Math.min(Math.max((i + 0.5 - from) * each, FONT / 2), pixels - FONT / 2); // the first and the last are whole
-      if (middle - before < FONT) continue; // the first and the last are moved towards their neighbours
+      const middle = Math.min(Math.max((i + 0.5 - from) * each, SIZE / 2), pixels - SIZE / 2); // the first and the last are whole
+      if (middle - before < SIZE) continue; // the first and the last are moved towards their neighbours
       draw(shortened(texts[i]!, ROOM.letters), middle);
       before = middle;
     }
@@ -201,12 +201,13 @@ export function paintWords({ context, palette }: Area, { box, tiles }: Places, w
 /** The number of a picture, in its corner. */
 function numbered({ context, palette }: Area, rect: Tile): void {
   const text = String(rect.tile);
-  context.font = `${FONT}px monospace`;
+  context.font = NUMBERS;
   context.textBaseline = "top";
   context.textAlign = "right";
   context.globalAlpha = 0.75;
   context.fillStyle = palette.background;
-  context.fillRect(rect.x + rect.width - 6.5 * text.length - 4, rect.y, 6.5 * text.length + 4, FONT + 3);
+  const width = textWidth(text) + 4;
+  context.fillRect(rect.x + rect.width - width, rect.y, width, SIZE + 3);
   context.globalAlpha = 1;
   context.fillStyle = palette.text;
   context.fillText(text, rect.x + rect.width - 2, rect.y + 2);

@@ -1,7 +1,7 @@
 // The strip of units: where its cells are, and their colours.
 import { describe, expect, it } from "vitest";
 import { decodeUnits } from "../../src/kernel/decode";
-import { cellAt, gridOf, lineOf, isDead, paintStrip, rangeOf } from "../../src/units/cells";
+import { cellAt, gridOf, lineOf, isDead, paintStrip, rangeOf, firstAxis } from "../../src/units/cells";
 import { colours, css } from "../../src/charts/colour";
 import { units } from "../helpers/messages";
 
@@ -58,4 +58,16 @@ it("lays patches out as in their picture, below a class token", () => {
   const at = (column: number, row: number) => cellAt(grid, 10, (column + 0.5) * grid.width, (row + 0.5) * grid.height);
   expect([at(0, 0), at(2, 0), at(0, 1), at(2, 3)]).toEqual([null, 0, 1, 9]);
   expect([lineOf(grid, 1, 9), lineOf(grid, 4, 4)]).toEqual([[1, 5, 9], [4, 4]]);
+});
+
+it.each([
+  ["attn@attention", "float32[2,4,6,6]", 1, -3],
+  ["attn@attention[1]", "float32[2,4,6,6]", 1, -3],
+  ["blocks@attention", "float32[3,2,4,6,6]", 3, -3],
+  ["blocks@attention", "float32[3,2,6,6]", 3, -1], // no heads
+  ["attn@attention", "float32[2,6,6]", 1, -1],
+  ["attn@softmax", "float32[2,4,6,6]", 1, -1],
+  ["attn\\@attention", "float32[2,4,6,6]", 1, -1],
+])("shows the heads of an attention first: %s %s", (key, output, stacked, axis) => {
+  expect(firstAxis({ key, output, stacked })).toBe(axis);
 });
