@@ -6,6 +6,8 @@ import os
 import sys
 import warnings
 
+NOTE = "nnx_inspector: "
+"""How the notes begin that this package adds to an error."""
 _OURS = (os.path.dirname(__file__) + os.sep, contextlib.__file__)
 
 
@@ -18,8 +20,12 @@ class InspectorWarning(UserWarning):
 
 
 def reply_text(error: BaseException) -> str:
-    """The text of an error for a reply to a request; never "", which would mean success."""
-    return f"{error.args[0] if error.args else error}" or type(error).__name__
+    """The text of an error for a reply to a request, with the notes that this package added to it;
+    never "", which would mean success.
+    """
+    text = f"{error.args[0] if error.args else error}" or type(error).__name__
+    notes = [n.removeprefix(NOTE) for n in getattr(error, "__notes__", ()) if n.startswith(NOTE)]
+    return "\n".join([text, *(note[:1].upper() + note[1:] for note in notes)])
 
 
 def raised(error: BaseException) -> str:

@@ -124,7 +124,8 @@ def _of_nonfinite(judged: Judged, cause: Finding, effect: Finding) -> bool:
         first = cause.evidence["pass"], cause.evidence.get("backward", 0), judged.at(cause.site)
         then = effect.evidence["pass"], effect.evidence.get("backward", 0), judged.at(effect.site)
         return first < then and effect.severity != "info"
-    lost = _is_too_small(effect) or _is_before(judged, cause, effect)
+    still = effect.rule == "no-gradient" and "did not change" in effect.what
+    lost = still or _is_too_small(effect) or _is_before(judged, cause, effect)
     return lost and cause.step <= effect.step
 
 

@@ -256,8 +256,8 @@ def _through(
                 if is_array(array):
                     whole = in_words(array.dtype, array.shape)
                     error.add_note(
-                        f"data is one array, {whole}, so each entry of its first axis was taken as "
-                        "a batch. To pass it as one batch, write [data]."
+                        f"nnx_inspector: data is one array, {whole}, so each entry of its first "
+                        "axis was taken as a batch. To pass it as one batch, write [data]."
                     )
                 raise
             done += 1

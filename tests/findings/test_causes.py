@@ -112,6 +112,17 @@ def test_a_layer_that_is_dead_from_when_steps_became_too_large_is_their_effect()
     assert "alive before step 6" in found[0].effects[0].advice
 
 
+def test_a_nan_explains_what_does_not_change_from_then_on() -> None:
+    recording, model = Recording(), Model(kind="watch")
+    model.told = {s: {"same": 0, "change": 1e-3} for s in SITES} | {"b": {"same": 1, "change": 0.0}}
+    recording.learn(model.known())
+    nan = Summary(bins=_nonfinite(np.nan), points=np.zeros(3), sums=np.zeros(3))
+    for step in range(4):
+        summaries = {s: {"output": nan if s == "d" else of(), "gradient": of()} for s in SITES}
+        recording.append(step, summaries, kind="watch", figures=model.figures())
+    assert told(diagnose(recording)) == [("nonfinite", ["no-gradient"])]
+
+
 def test_what_overflows_explains_the_inf_and_the_inf_the_nan() -> None:
     recording, model = Recording(), Model()
     recording.learn(model.known())

@@ -88,7 +88,7 @@ export function Strip({ words, values, range, at, point, label }: Props) {
 /** Calls between frames, unless what is returned is called before; a browser that cannot say when calls soon. */
 function whenIdle(act: () => void): () => void {
   if (typeof requestIdleCallback === "undefined") {
-    const timer = setTimeout(act, 30);
+    const timer = setTimeout(act);
     return () => clearTimeout(timer);
   }
   const number = requestIdleCallback(act);

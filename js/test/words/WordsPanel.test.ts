@@ -127,5 +127,5 @@ it("adds to a long text by itself, and at once what one goes to", async () => {
   find(ids.tab("overview"))!.click();
   await settle();
   find(ids.tab("words"))!.click();
-  await vi.waitFor(() => expect(find(ids.words)!.querySelectorAll(".nni-word")).toHaveLength(2000));
-});
+  await vi.waitFor(() => expect(find(ids.words)!.querySelectorAll(".nni-word")).toHaveLength(2000), { timeout: 30_000 });
+}, 60_000);
