@@ -251,7 +251,7 @@ def _through(
             given = batch if inputs is None else inputs(batch)
             try:
                 stream.take(given if isinstance(given, tuple) else (given,))
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, IndexError) as error:
                 array: Any = data
                 if is_array(array):
                     whole = in_words(array.dtype, array.shape)

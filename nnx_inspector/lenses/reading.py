@@ -475,9 +475,10 @@ def _repeated(one: Observed, found: Sequence[Stream], reading: Reading) -> list[
     if not repeated:
         names = ", ".join(repr(s.calls.site) for s in found if s.calls.site)
         others = f" Choose the sites that do with sites=, among {names}." if names else ""
+        read_by = reading.norm or reading.unembed
+        reader = repr(read_by) if read_by else "the end of the model"
         raise ValueError(
-            f"No block that repeats returns the residual stream that "
-            f"{reading.norm or reading.unembed!r} receives.{others}"
+            f"No block that repeats returns the residual stream that {reader} receives.{others}"
         )
     depth = min(len(parse_key(group[0].calls.site)[0]) for group in repeated)
     outermost = [g for g in repeated if len(parse_key(g[0].calls.site)[0]) == depth]

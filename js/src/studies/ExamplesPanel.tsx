@@ -71,7 +71,7 @@ function Table({ store, found }: { store: Store; found: UnitExamples }) {
     <>
       {found.constant && (
         <p class="nni-change" data-testid={ids.examplesConstant}>
-          This unit has one value, {real(found.rows[0]!.value)}, for every example: which ones are named means nothing.
+          This unit has one value, {real(found.rows[0]!.value)}, for every example, so it means nothing which ones are listed.
         </p>
       )}
       <div class="nni-excited">

@@ -49,7 +49,7 @@ it("says of a unit that never fires that its examples mean nothing", async () =>
   const row = { which: "most", rank: 1, example: 0, value: 0, place: [], words: [], at: -1 };
   await told(golden("examples", { constant: true, rows: [row] }));
   expect(view.find(ids.examplesConstant)!.textContent).toBe(
-    "This unit has one value, 0, for every example: which ones are named means nothing.",
+    "This unit has one value, 0, for every example, so it means nothing which ones are listed.",
   );
   await told(golden("examples", { rows: [], nan: 40 }));
   expect(text()).toContain("40 have a NaN, which is left out.");

@@ -241,6 +241,9 @@ def test_batches_that_raise_in_the_middle_say_so_and_free_the_panel(insp):
     with pytest.raises(OSError, match="gone"):
         insp.examples(data(), "head", progress=False)
     assert insp._core.view.kept("examples").error == "the file is gone"
+    with pytest.raises(IndexError):  # of the model, which wants two axes
+        insp.examples(TOKENS, "head", progress=False)
+    assert insp._core.view.kept("examples").error.endswith("To pass it as one batch, write [data].")
     assert insp.examples([TOKENS, TOKENS[:1]], "head", progress=False).notes
 
 
