@@ -26,6 +26,11 @@ model = Net(nnx.Rngs(0))
 x = jax.random.normal(jax.random.key(1), (4, 20, 16, 1))
 insp = nni.Inspector(model, x)
 insp.selected = "conv"
+
+def change(off):
+    made = model.conv(x)
+    clean, left = (model.wide(nnx.relu(y)) for y in (made, made.at[off].set(0)))
+    return float(jnp.linalg.norm(left - clean) / jnp.linalg.norm(clean))
 """
 
 
@@ -102,5 +107,30 @@ def test_a_convolution_by_the_keyboard(tmp_path):
         said = view.value("nni-values-expression")
         assert said == 'insp.values("wide", clean=True)[2]'
         assert notebook.ask(f"list({said}.shape)") == [20, 16, 3000]
+
+        # a rectangle drawn on the picture, then one channel clicked: the change of the output is
+        # that of plain flax
+        view.part("nni-remove").click()
+        view.row("conv").click()
+        view.part("nni-values-view").get_by_role("button", name="images").click()
+        view.part("nni-edit-mask").click()
+        box = picture.locator("canvas").bounding_box()
+        assert box is not None
+        corners = []
+        for press, share in ((notebook.page.mouse.down, 0.02), (notebook.page.mouse.up, 0.1)):
+            notebook.page.mouse.move(box["x"] + share * box["width"], box["y"] + 2 * share * 260)
+            place = at(view)
+            corners.append((place["height"], place["width"]))
+            press()
+        (top, left), (bottom, right) = corners
+        assert top < bottom
+        assert left < right
+        drawn = f"np.s_[:, {top}:{bottom + 1}, {left}:{right + 1}]"
+        close = "Math.abs(value - arg) <= 1e-4 * arg"
+        view.wait("nni-output-change", close, notebook.ask(f"change({drawn})"))
+        view.part("nni-tab-units").click()
+        view.part("nni-remove").click()
+        view.switch_unit(4)
+        view.wait("nni-output-change", close, notebook.ask("change(np.s_[..., 4])"))
         assert notebook.errors == []
         assert notebook.foreign == []

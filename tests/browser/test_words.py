@@ -40,6 +40,17 @@ model = Model(nnx.Rngs(0))
 ids = np.stack([np.arange(len(WORDS)), np.arange(len(WORDS))[::-1]])
 insp = nni.Inspector(model, ids, decode=WORDS)
 insp.selected = "embed"
+
+def logits(off=()):  # in plain NumPy, without some heads
+    attn, f64 = model.attn, lambda x: np.asarray(x[...], np.float64)
+    at = lambda one, how, x: np.einsum(how, x, f64(one.kernel)) + f64(one.bias)
+    x = f64(model.embed.embedding)[ids]
+    q, k, v = (at(one, "btd,dhe->bthe", x) for one in (attn.query, attn.key, attn.value))
+    weights = np.exp(np.einsum("bqhe,bkhe->bhqk", q, k) / np.sqrt(q.shape[-1]))
+    weights /= weights.sum(-1, keepdims=True)
+    weights[:, list(off)] = 0
+    mixed = at(attn.out, "bqhe,hed->bqd", np.einsum("bhqk,bkhe->bqhe", weights, v))
+    return at(model.head, "bqd,dw->bqw", mixed)
 """
 
 
@@ -138,6 +149,16 @@ def test_hostile_words_are_text(tmp_path):
         expect(view.part("nni-values-expression")).to_have_attribute(
             "data-value", 'insp.values("attn@attention")[1]'
         )
+
+        # a head left out by clicks: the change of the output is that of plain NumPy
+        view.part("nni-operations").click()
+        view.select("attn@attention")
+        view.part("nni-tab-units").click()
+        view.part("nni-edit-mask").click()
+        view.switch_unit(1)
+        norm = "np.linalg.norm"
+        change = notebook.ask(f"{norm}(logits([1]) - logits()) / {norm}(logits())")
+        view.wait("nni-output-change", "Math.abs(value - arg) <= 1e-4 * arg", change)
         assert notebook.errors == []
 
 

@@ -74,6 +74,13 @@ class View:
             self.part("nni-add-strength-number").fill(str(strength))
         self.part("nni-perturb-add").click()
 
+    def switch_unit(self, unit: int) -> None:
+        """Click one of a few units in the strip, after "Edit mask"."""
+        strip = self.part("nni-strip")
+        strip.click(position={"x": 26 * unit + 13, "y": 15})
+        expect(self.part("nni-unit-told")).to_have_attribute("data-value", str(unit))
+        expect(self.part("nni-units-off")).to_have_attribute("data-value", "1")
+
     def wait_selected(self, site: str) -> None:
         """Wait until the detail shows a site; in the overview, with its histogram."""
         expect(self.part("nni-selected")).to_have_attribute("data-value", site)
