@@ -104,7 +104,8 @@ def attribute(
             floating-point numbers, or, if it holds tokens, through the site that embeds it.
         output: the number of a class or token, or an array of them, one for each example; or a
             function of what `f` returns that returns a number, or one for each example. By default
-            the largest logit of each example.
+            the largest logit of each example. Of several arrays that `f` returns, the one named
+            `logits` holds them, or else the first.
         method: "gradient"; "gradient_times_input"; or "integrated_gradients", the mean gradient on
             the way from the baseline to the input, times their difference.
         position: for logits `[batch, position, classes]`, the position of the output.

@@ -143,7 +143,8 @@ def lens(
     applied to it, at every position. The model does not change.
 
     Args:
-        f: the model, or a method of it or a function of it that returns logits `[..., classes]`.
+        f: the model, or a method of it or a function of it that returns logits `[..., classes]`: of
+            several arrays the one named `logits`, or else the first.
         args: its arguments.
         unembed: the site that turns the normalised stream into logits: `"head"`, or
             `"token:attend"` for an embedding that is tied; or a function of an array. By default

@@ -22,6 +22,7 @@ from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.layers import unwatched
+from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import (
     Selection,
     iter_modules,
@@ -245,10 +246,15 @@ def arrays_in(tree: Any) -> list[Any]:
 
 
 def logits_in(out: Any) -> Any:
-    """The first array of a model's output that could be logits, or None."""
-    floats = [x for x in arrays_in(out) if jnp.issubdtype(x.dtype, jnp.floating)]
-    found = [x for x in floats if len(x.shape) >= 2]
-    return next((x for x in found if x.shape[-1] >= 2), found[0] if found else None)
+    """The array of a model's output that could be logits: of several, that which is named
+    `logits`, or else the first; None for none.
+    """
+    arrays = {path: x for path, x in jax.tree.leaves_with_path(out) if is_array(x)}
+    floats = {k: x for k, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+    found = {path: x for path, x in floats.items() if len(x.shape) >= 2}
+    able = {path: x for path, x in found.items() if x.shape[-1] >= 2} or found
+    named = [x for path, x in able.items() if path and plain_key(path[-1]) == "logits"]
+    return next(iter([*named, *able.values()]), None)
 
 
 def rows_of(site: str, rows: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:

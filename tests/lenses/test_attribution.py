@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,11 @@ from language import LENGTH, TOKENS, VOCABULARY, D, Language
 import nnx_inspector as nni
 
 X = np.random.default_rng(0).normal(size=(4, 6, 6, 1)).astype(np.float32)
+
+
+class Named(NamedTuple):
+    hidden: Any
+    logits: Any
 
 
 class Pictures(nnx.Module):
@@ -110,6 +115,23 @@ def test_the_largest_logit_and_functions_of_the_output():
     deep = nni.attribute(model, X, site="conv", method="gradient")
     assert deep.values.shape == (4, 6, 6, 4)
     assert deep.scores.shape == (4, 6, 6)
+
+
+@pytest.mark.parametrize("returned", [Named, lambda *x: Named(*x)._asdict()])
+def test_of_several_outputs_that_named_logits_is_meant(returned: Any):
+    model = Language()
+
+    def forward(model: Language, tokens: Any) -> Any:
+        logits = model(tokens)
+        return returned(jnp.tanh(logits[..., :D]), logits)
+
+    plain = nni.attribute(model, TOKENS, output=4)
+    np.testing.assert_array_equal(
+        nni.attribute(forward, model, TOKENS, output=4).values, plain.values
+    )
+    assert nni.lens(forward, model, TOKENS).unembed == "head"
+    shares = nni.logit_attribution(forward, model, TOKENS, token=4)
+    np.testing.assert_allclose(shares.logit, model(TOKENS)[..., 4], rtol=1e-5, atol=1e-5)
 
 
 def test_the_model_does_not_change():
