@@ -195,9 +195,13 @@ def _program(
         return jax.lax.map(alone, jnp.arange(len(x))), False
     value, pull = jax.vjp(picked, x)
     mixed = False
-    if value.ndim and len(value) > 1:
-        (of_first,) = pull(jnp.zeros_like(value).at[0].set(1))
-        mixed = (abs(of_first[1:]) > 0).any()
+    if value.ndim and len(value) > 1:  # weights scale, exactly, what depends on one example alone
+        most = min(30, jnp.finfo(value.dtype).maxexp // 2)  # in an odd cycle, for batches of pairs
+        powers = jnp.exp2(jnp.arange(len(value)) % (2 * most + 1) - float(most))
+        of_all, weighted = (pull(w.astype(value.dtype))[0] for w in (powers**0, powers))
+        scaled = of_all * powers.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1))
+        rows = (abs(each).reshape(len(x), -1).max(1) for each in (weighted - scaled, scaled))
+        mixed = ~jnp.less_equal(next(rows), 16 * jnp.finfo(x.dtype).eps * next(rows)).all()
     return _along(picked, x, start, method, steps), mixed
 
 

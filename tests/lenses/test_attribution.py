@@ -168,6 +168,20 @@ def test_each_example_is_attributed_with_the_others_as_they_are(method: Any):
     np.testing.assert_allclose(found.baseline_output, without, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("apart", [1, 2])
+def test_examples_that_meet_after_the_first_are_attributed_one_by_one(apart: int):
+    model = Language()
+
+    def messages(model: Language, x: Any) -> Any:  # as in a graph, from some nodes to others
+        received = jnp.concatenate([jnp.zeros((apart, D)), x[:-apart]])
+        return model.head(jnp.tanh(x + 2 * received))
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, D)), jnp.float32)
+    found = nni.attribute(messages, model, x, output=1, method="gradient")
+    own = jax.jacobian(lambda x: messages(model, x)[:, 1])(x)[np.arange(4), np.arange(4)]
+    np.testing.assert_allclose(found.values, own, rtol=1e-4, atol=1e-6)
+
+
 class Translator(nnx.Module):
     """One embedding for what is read and what is written, and a mask that comes before both."""
 
