@@ -7,6 +7,7 @@ import dis
 import os
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,12 +35,15 @@ class TaggedNodes(HashableMapping):
         """Whether the programs of this thread depend on tags."""
         return False
 
-    def __init__(self, mapping: Any, tag: Any):
-        super().__init__(mapping)
-        self.tag = tag
+    def __init__(self, mapping: HashableMapping, tag: Any):
+        super().__init__(mapping._mapping, copy=False)
+        self.plain, self.tag = mapping, tag
+        self._hash: int | None = None
 
     def __hash__(self) -> int:
-        return super().__hash__()
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
         tag = other.tag if isinstance(other, TaggedNodes) else ()
@@ -50,8 +54,17 @@ class TaggedNodes(HashableMapping):
     def __reduce__(self) -> Any:
         return HashableMapping, (dict(self),)  # a pickle can be read without this package
 
-    def plain(self) -> HashableMapping:
-        return HashableMapping(dict(self), copy=False)
+
+_tagged_nodes: weakref.WeakValueDictionary[Any, TaggedNodes] = weakref.WeakValueDictionary()
+
+
+def _with_tag(mapping: HashableMapping, tag: Any) -> TaggedNodes:
+    """The mapping with a tag: the same object each time, which caches compare at once."""
+    key = id(mapping), tag  # the result keeps the mapping alive
+    found = _tagged_nodes.get(key)
+    if found is None:
+        found = _tagged_nodes[key] = TaggedNodes(mapping, tag)
+    return found
 
 
 def graph_nodes(root: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
@@ -101,16 +114,21 @@ def swap_graph_node(
         tag = tag_of(node)
         if tag is None:
             return values, metadata
-        return [
-            (key, _tagged(value, tag) if key == NODES else value) for key, value in values
-        ], metadata
+        values = list(values)
+        for i, (key, value) in enumerate(values):
+            if key == NODES:
+                values[i] = key, _tagged(value, tag)
+                break
+        return values, metadata
 
     def init(node: Any, attributes: Any) -> None:
         attributes = list(attributes)
         tag = None
         for i, (key, value) in enumerate(attributes):
-            if key == NODES and isinstance(value, TaggedNodes):
-                tag, attributes[i] = value.tag, (key, value.plain())
+            if key == NODES:
+                if isinstance(value, TaggedNodes):
+                    tag, attributes[i] = value.tag, (key, value.plain)
+                break
         original.init(node, attributes)
         arrived(node, tag)
 
@@ -126,9 +144,9 @@ def swap_graph_node(
 
 def _tagged(value: Any, tag: Any) -> Any:
     if isinstance(value, graphlib.StaticElem):
-        return graphlib.StaticElem(TaggedNodes(dict(value.value), tag))
+        return graphlib.StaticElem(_with_tag(value.value, tag))
     if isinstance(value, HashableMapping):  # nnx.Object: attributes are not wrapped
-        return TaggedNodes(dict(value), tag)
+        return _with_tag(value, tag)
     return value
 
 
@@ -185,7 +203,7 @@ def swap_pytree_nodes(
             tag = tag_of(node) if NODES in static_keys else None
             if tag is not None:
                 at = static_keys.index(NODES)
-                stand_in = TaggedNodes(dict(static[at]), tag)
+                stand_in = _with_tag(static[at], tag)
                 static = (*static[:at], stand_in, *static[at + 1 :])
             return children, (node_keys, static_keys, static)
 
@@ -197,7 +215,7 @@ def swap_pytree_nodes(
         node_keys, static_keys, static = aux
         tags = [value.tag for value in static if isinstance(value, TaggedNodes)]
         if tags:
-            static = tuple(v.plain() if isinstance(v, TaggedNodes) else v for v in static)
+            static = tuple(v.plain if isinstance(v, TaggedNodes) else v for v in static)
         node = original_unflatten(cls, (node_keys, static_keys, static), children)
         moved = bool(tags) and _moves_a_stand_in(sys._getframe(2))
         arrived(node, tags[0] if tags else None, moved)

@@ -243,7 +243,10 @@ class JitStart:
         if config.debug_nans.value or config.debug_infs.value:
             out, *_ = self._run(self._params._replace(params=params), arrays)
             return out  # or jax has looked for the operation that makes the NaN
-        return jax.tree.unflatten(self._params.out_tree, pjit.jit_p.bind(*arrays, **params))
+        core.check_eval_args(arrays)
+        # `bind` would look at each array once more
+        started = pjit.jit_p.bind if config.debug_key_reuse.value else pjit.jit_p.impl
+        return jax.tree.unflatten(self._params.out_tree, started(*arrays, **params))
 
     def like_mine(self, out: Any) -> Any:
         """The results of the same function traced elsewhere, with the graphdefs of this program.

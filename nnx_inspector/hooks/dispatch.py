@@ -403,7 +403,9 @@ def _scopes() -> Iterator[Scope]:
 
 
 def _tag_of(module: Any) -> Any:
-    own = None if jit.is_tracing() else _thread.tagging
+    own = _thread.tagging
+    if own is not None and jit.is_tracing():
+        own = None
     if own is None and not open_layers():
         return None
     tag = {}

@@ -65,6 +65,7 @@ class Loops:
         self._perturbed = False
         self._start = 0
         self._some = False  # whether any step has ended
+        self._last_end: StepEnd | None = None  # of a step that is recorded behind the loop
         core.handles.on_change, core.handles.elsewhere = self._changed, self._is_compiling
         core.closing.callback(weakly(self._forget))
 
@@ -264,6 +265,9 @@ class Loops:
         if session.bare and self._ahead is not session:
             begun = session.compile_ahead()
             self._ahead, self._spare = session if begun else None, self._spare * begun
+        before, self._last_end = self._last_end, end
+        if before is not None:
+            before.wait()  # for the device, before the patience with the recorder begins
         if sampled and not core.recorder.wait(PATIENCE):
             core.wait_for("recorder", "recording the last measured step")
             core.recorder.wait()
@@ -385,7 +389,7 @@ class Loops:
                 core.step = max(core.step, self._start + session.inbox.count)
             self._some |= core.step > self._start
             core.looping = self._perturbed = False
-            self._session = self._region = None
+            self._session = self._region = self._last_end = None
             core.view.loop_thread = None
             core.view.training_perturbed = False
             self._progress(core.step, core.view.progress.total)

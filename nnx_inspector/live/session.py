@@ -13,7 +13,7 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, cast
 
 import jax
@@ -77,6 +77,11 @@ class StepEnd:
 
     count: int | None
     ended: jax.Array
+
+    def wait(self) -> None:
+        """Return when the step's programs have ended, even if in an error."""
+        with suppress(RuntimeError):  # who takes the passes reports it
+            self.ended.block_until_ready()
 
 
 class Session:

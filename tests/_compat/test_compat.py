@@ -39,8 +39,8 @@ def test_every_module_lists_its_nodes_in_a_hashable_mapping():
 
 def test_tagged_nodes_are_equal_by_tag_in_a_cache_while_a_region_is_open(monkeypatch):
     plain = nodes_of(models.MLP(rngs()))
-    tagged = flax_graphs.TaggedNodes(dict(plain), "a")
-    same, other = (flax_graphs.TaggedNodes(dict(plain), tag) for tag in ("a", "b"))
+    tagged = flax_graphs.TaggedNodes(plain, "a")
+    same, other = (flax_graphs.TaggedNodes(plain, tag) for tag in ("a", "b"))
     assert operator.eq(tagged, plain)
     assert operator.eq(plain, tagged)
     assert hash(plain) == hash(tagged) == hash(same)
@@ -50,14 +50,13 @@ def test_tagged_nodes_are_equal_by_tag_in_a_cache_while_a_region_is_open(monkeyp
     assert not operator.eq(tagged, plain)
     assert not operator.eq(plain, tagged)
     assert {tagged: 1}.get(other) is None
-    assert tagged.plain() == plain
-    assert type(tagged.plain()) is graphlib.HashableMapping
+    assert tagged.plain is plain
 
 
 def test_tagged_nodes_are_equal_in_a_comparison_that_code_writes_out(monkeypatch):
     plain = nodes_of(models.MLP(rngs()))
-    tagged = flax_graphs.TaggedNodes(dict(plain), "a")
-    other = flax_graphs.TaggedNodes(dict(plain), "b")
+    tagged = flax_graphs.TaggedNodes(plain, "a")
+    other = flax_graphs.TaggedNodes(plain, "b")
     monkeypatch.setattr(flax_graphs.TaggedNodes, "strict", lambda: True)
     assert tagged == other
     assert not tagged != plain  # noqa: SIM202
@@ -65,7 +64,7 @@ def test_tagged_nodes_are_equal_in_a_comparison_that_code_writes_out(monkeypatch
 
 
 def test_tagged_nodes_are_pickled_as_what_they_stand_for():
-    tagged = flax_graphs.TaggedNodes(dict(nodes_of(models.MLP(rngs()))), ("token", ("a",)))
+    tagged = flax_graphs.TaggedNodes(nodes_of(models.MLP(rngs())), ("token", ("a",)))
     again = pickle.loads(pickle.dumps(tagged))
     assert again == tagged
     assert type(again) is graphlib.HashableMapping
@@ -80,6 +79,15 @@ def swapped():
     )
     yield arrived, undo
     undo()
+
+
+def test_a_module_is_tagged_by_the_same_object_each_time(swapped):
+    model = models.MLP(rngs())
+    flatten = graphlib.GRAPH_REGISTRY[models.MLP].flatten
+    one, again = (dict(flatten(model)[0])[flax_graphs.NODES].value for _ in range(2))
+    assert isinstance(one, flax_graphs.TaggedNodes)
+    assert one is again
+    assert nodes_of(nnx.merge(*nnx.split(model))) is nodes_of(model)
 
 
 def test_a_tag_travels_through_split_and_merge(swapped):

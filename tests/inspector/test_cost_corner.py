@@ -9,7 +9,9 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
+from nnx_inspector.inspector.loops import PATIENCE
 from nnx_inspector.inspector.metrics import Meter
+from nnx_inspector.live.session import Session, StepEnd
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import CREDITS, SHORTEST, InspectorWidget
 from nnx_inspector.screen.presenter import STATED, Presenter
@@ -153,3 +155,37 @@ def test_a_loop_says_which_of_its_steps_are_alike(monkeypatch):
     measured, perturbed = ([of[name] for of in told] for name in ("measured", "perturbed"))
     assert (measured, perturbed) == ([True, False] * 2, [True, True, False, False])
     insp.close()
+
+
+def test_the_patience_with_the_recorder_begins_when_the_device_has_ended_the_step(monkeypatch):
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    insp = nni.Inspector(model, jnp.ones((4, 2)), display=False)
+    step = nnx.jit(lambda model, x: model(x).sum())
+    happened = []
+    ends, waits, wait_of = Session.step_ends, StepEnd.wait, insp._core.recorder.wait
+
+    def noted(what, function):
+        def call(*args):
+            out = function(*args)
+            happened.append((what, out if what == "end" else args[-1]))
+            return out
+
+        return call
+
+    for x in insp.watch([jnp.ones((4, 2))] * 2, every=1):
+        step(model, x)
+    monkeypatch.setattr(Session, "step_ends", noted("end", ends))
+    monkeypatch.setattr(StepEnd, "wait", noted("device", waits))
+    monkeypatch.setattr(
+        insp._core.recorder, "wait", lambda *s: noted("recorder", wait_of)(*s) if s else wait_of()
+    )
+    for x in insp.watch([jnp.ones((4, 2))] * 3, every=1):
+        step(model, x)
+    (_, a), (_, b), (_, c) = (one for one in happened if one[0] == "end")
+    patience = ("recorder", PATIENCE)
+    last = happened[happened.index(("end", a)) :]
+    assert last == [
+        *(("end", a), patience),
+        *(("end", b), ("device", a), patience),
+        *(("end", c), ("device", b), patience),
+    ]
