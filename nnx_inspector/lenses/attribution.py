@@ -194,15 +194,23 @@ def _program(
     if apart:
         return jax.lax.map(alone, jnp.arange(len(x))), False
     value, pull = jax.vjp(picked, x)
-    mixed = False
-    if value.ndim and len(value) > 1:  # weights scale, exactly, what depends on one example alone
-        most = min(30, jnp.finfo(value.dtype).maxexp // 2)  # in an odd cycle, for batches of pairs
-        powers = jnp.exp2(jnp.arange(len(value)) % (2 * most + 1) - float(most))
-        of_all, weighted = (pull(w.astype(value.dtype))[0] for w in (powers**0, powers))
-        scaled = of_all * powers.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1))
-        rows = (abs(each).reshape(len(x), -1).max(1) for each in (weighted - scaled, scaled))
-        mixed = ~jnp.less_equal(next(rows), 16 * jnp.finfo(x.dtype).eps * next(rows)).all()
+    mixed = _meet(pull, value, x) if value.ndim and len(value) > 1 else False
     return _along(picked, x, start, method, steps), mixed
+
+
+def _meet(pull: Callable[[Any], Any], value: Any, x: Any) -> Any:
+    """Whether the outputs of some examples depend on other examples.
+
+    The outputs are weighted by powers of 2, which scale, exactly, the gradient of an example that
+    only its own output depends on. Examples whose numbers differ by a multiple of 61 (or of fewer,
+    in float16) have equal weights: if only such examples depend on each other, it goes unnoticed.
+    """
+    most = min(30, jnp.finfo(value.dtype).maxexp // 2)
+    powers = jnp.exp2(jnp.arange(len(value)) % (2 * most + 1) - float(most))
+    of_all, weighted = (pull(w.astype(value.dtype))[0] for w in (powers**0, powers))
+    scaled = of_all * powers.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1))
+    error, size = (abs(each).reshape(len(x), -1).max(1) for each in (weighted - scaled, scaled))
+    return ~jnp.less_equal(error, 16 * jnp.finfo(x.dtype).eps * size).all()
 
 
 def _along(picked: Any, x: Any, start: Any, method: Method, steps: int) -> Any:

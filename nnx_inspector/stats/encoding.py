@@ -106,12 +106,15 @@ def _encoded(alike: Sequence[Summary]) -> Iterator[bytes]:
     apart[first] = index[first]
     steps = apart.astype("<u2").view(np.uint8).reshape(-1, 2)
     body = np.concatenate([steps, count.view(np.uint8).reshape(-1, 8)], axis=1).T.copy()
+    low, high = np.where(some, points[:, [MINIMUM, MAXIMUM]].T.astype(np.float64), np.nan)
+    for i in np.flatnonzero(some & np.isnan(low)):
+        low[i], high[i] = _range(index[start[i] : ends[i]], points[i])
     kind = points.dtype.newbyteorder("<")
     exact = points.astype(kind), sums.astype("<f8")
-    for i, (here, end) in enumerate(zip(start.tolist(), ends.tolist(), strict=True)):
+    each = zip(start.tolist(), ends.tolist(), low.tolist(), high.tolist(), strict=True)
+    for i, (here, end, *bounds) in enumerate(each):
         width = (int(count[here:end].max()).bit_length() + 7) // 8 if end > here else 0
-        low, high = _range(index[here:end], points[i]) if some[i] else (np.nan, np.nan)
-        header = _HEADER.pack(_POINTS.index(kind.str), width, end - here, low, high)
+        header = _HEADER.pack(_POINTS.index(kind.str), width, end - here, *bounds)
         moments = exact[0][i].tobytes() + exact[1][i].tobytes()
         yield header + moments + zlib.compress(body[: 2 + width, here:end].tobytes(), 1)
 
