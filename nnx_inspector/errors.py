@@ -6,8 +6,7 @@ import os
 import sys
 import warnings
 
-NOTE = "nnx_inspector: "
-"""How the notes begin that this package adds to an error."""
+_NOTE = "nnx_inspector: "
 _OURS = (os.path.dirname(__file__) + os.sep, contextlib.__file__)
 
 
@@ -24,8 +23,18 @@ def reply_text(error: BaseException) -> str:
     never "", which would mean success.
     """
     text = f"{error.args[0] if error.args else error}" or type(error).__name__
-    notes = [n.removeprefix(NOTE) for n in getattr(error, "__notes__", ()) if n.startswith(NOTE)]
-    return "\n".join([text, *(note[:1].upper() + note[1:] for note in notes)])
+    return "\n".join([text, *(note[:1].upper() + note[1:] for note in notes_of(error))])
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an error of the user's code, marked as ours."""
+    error.add_note(f"{_NOTE}{text}")
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """The texts of the notes that this package has added to an error."""
+    notes = getattr(error, "__notes__", ())
+    return [note.removeprefix(_NOTE) for note in notes if note.startswith(_NOTE)]
 
 
 def raised(error: BaseException) -> str:

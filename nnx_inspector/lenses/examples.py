@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.arrays import is_array
+from nnx_inspector.errors import add_note
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.lenses.extremes import LEAST, MOST, NOBODY, RANDOM, Extremes
 from nnx_inspector.lenses.observed import model_of
@@ -255,9 +256,10 @@ def _through(
                 array: Any = data
                 if is_array(array):
                     whole = in_words(array.dtype, array.shape)
-                    error.add_note(
-                        f"nnx_inspector: data is one array, {whole}, so each entry of its first "
-                        "axis was taken as a batch. To pass it as one batch, write [data]."
+                    add_note(
+                        error,
+                        f"data is one array, {whole}, so each entry of its first "
+                        "axis was taken as a batch. To pass it as one batch, write [data].",
                     )
                 raise
             done += 1

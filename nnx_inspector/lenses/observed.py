@@ -249,12 +249,14 @@ def logits_in(out: Any) -> Any:
     """The array of a model's output that could be logits: of several, that which is named
     `logits`, or else the first; None for none.
     """
-    arrays = {path: x for path, x in jax.tree.leaves_with_path(out) if is_array(x)}
-    floats = {k: x for k, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
-    found = {path: x for path, x in floats.items() if len(x.shape) >= 2}
-    able = {path: x for path, x in found.items() if x.shape[-1] >= 2} or found
-    named = [x for path, x in able.items() if path and plain_key(path[-1]) == "logits"]
-    return next(iter([*named, *able.values()]), None)
+    floats = [
+        (path, x)
+        for path, x in jax.tree.leaves_with_path(out)
+        if is_array(x) and jnp.issubdtype(x.dtype, jnp.floating) and len(x.shape) >= 2
+    ]
+    able = [(path, x) for path, x in floats if x.shape[-1] >= 2] or floats
+    named = [(path, x) for path, x in able if path and plain_key(path[-1]) == "logits"]
+    return next((x for _, x in named or able), None)
 
 
 def rows_of(site: str, rows: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:

@@ -21,7 +21,7 @@ from flax import nnx
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector.arrays import is_array
-from nnx_inspector.errors import InspectorError
+from nnx_inspector.errors import InspectorError, add_note
 from nnx_inspector.hooks.layers import TAP_OUTPUT, Context, Layer, unwatched, without
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Only, Selection, require_module
@@ -424,10 +424,8 @@ def _compiled(one: _Pass, chunk: int | None) -> _Program:
             lowered = jax.jit(one.program).lower(is_open, np.bool_(True), clean, data)
         except Exception as error:
             if chunk > 1:
-                error.add_note(
-                    "nnx_inspector: sweep vmaps the call over its sites. If the vmap fails, "
-                    "pass chunk=1, which avoids it."
-                )
+                why = "sweep vmaps the call over its sites"
+                add_note(error, f"{why}. If the vmap fails, pass chunk=1, which avoids it.")
             raise
         compiled = lowered.compile()
         needed = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from nnx_inspector.errors import add_note
 from nnx_inspector.program.marks import INPUT, OUTPUT, describe, measured_if, observe_cotangent
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.stats.census import Sample
@@ -71,7 +72,7 @@ class Keep:
             try:
                 value = self.values(x, *gate)
             except Exception as error:
-                error.add_note(f"nnx_inspector: in values= at site {site!r}, of {describe(x)}.")
+                add_note(error, f"in values= at site {site!r}, of {describe(x)}.")
                 raise
         elif self.values:
             value = x

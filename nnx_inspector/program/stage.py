@@ -19,7 +19,7 @@ from flax import nnx
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import jitted
 from nnx_inspector._compat.flax_graphs import graph_nodes
-from nnx_inspector.errors import InspectorError
+from nnx_inspector.errors import InspectorError, add_note
 from nnx_inspector.hooks.dispatch import hooked
 from nnx_inspector.hooks.intercept import warn_of_doubtful_calls
 from nnx_inspector.hooks.layers import Layer, open_layers, opened
@@ -357,10 +357,11 @@ def _say_why_values_are_unknown(error: Exception, may_run: bool) -> None:
     place = why_untraceable(error)
     if place:
         eagerly = "Call it with arrays, outside jit and vmap, and it runs eagerly; or use"
-        error.add_note(
-            f"nnx_inspector: the call is traced, as by jax.jit, so its code cannot read the value "
+        add_note(
+            error,
+            f"the call is traced, as by jax.jit, so its code cannot read the value "
             f"of an array: {place}. {eagerly if may_run else 'Use'} jax.lax.cond or "
-            f"jnp.where, or pass what it branches on as a Python value."
+            f"jnp.where, or pass what it branches on as a Python value.",
         )
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import jax
 
 from nnx_inspector._compat.configuration import unchecked
+from nnx_inspector.errors import add_note, notes_of
 from nnx_inspector.findings.findings import diagnose
-from nnx_inspector.program.analysis.error_notes import is_noted
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.record import Record
 
@@ -27,12 +27,12 @@ def noting_where(measure: Callable[[], Record | None]) -> Iterator[None]:
     try:
         yield
     except FloatingPointError as error:
-        if not is_noted(error):
+        if not notes_of(error):
             with unchecked():
                 record = measure()
             found = "" if record is None else where(record)
             if found:
-                error.add_note(f"nnx_inspector: {found}")
+                add_note(error, f"{found}")
         raise
 
 

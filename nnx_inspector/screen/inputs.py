@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nnx_inspector.arrays import is_array
+from nnx_inspector.errors import add_note
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.pictures import could_be, pictures_in
 
@@ -281,9 +282,10 @@ def say_passed_on(error: Exception, others: Mapping[str, Any]) -> None:
     """Add a note to an error of a call that names a keyword which may have been meant for us."""
     for name, value in others.items():
         if isinstance(error, TypeError) and repr(name) in str(error):
-            error.add_note(
-                f"nnx_inspector: {_why(name, value)} So it went to the model. If it is not meant "
-                f"for the model, pass {_SUCH[name]}."
+            add_note(
+                error,
+                f"{_why(name, value)} So it went to the model. If it is not meant "
+                f"for the model, pass {_SUCH[name]}.",
             )
 
 

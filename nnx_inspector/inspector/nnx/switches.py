@@ -18,6 +18,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector.arrays import own_attribute
+from nnx_inspector.errors import add_note
 from nnx_inspector.hooks.sites import Path, site_key
 
 FLAGS = {
@@ -225,7 +226,7 @@ class Switches:
                     _switch(node, dict(wanted[path]))
                 except Exception as error:
                     where = f"{site_key(path) or '(root)'!r} ({type(node).__name__})"
-                    error.add_note(f"nnx_inspector: raised while switching the modes of {where}.")
+                    add_note(error, f"raised while switching the modes of {where}.")
                     raise
 
     def in_words(self) -> str:

@@ -15,6 +15,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector._compat.configuration import Configuration
+from nnx_inspector.errors import add_note
 from nnx_inspector.hooks.content import key_of
 from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.pytrees import orders
@@ -97,7 +98,7 @@ class Call:
             with self.configuration.held(), unwatched():
                 (nnx.value_and_grad(loss) if of_a_loss else function.call)(*args, **kwargs)
         except FloatingPointError as error:
-            error.add_note(f"nnx_inspector: {found}")
+            add_note(error, f"{found}")
             raise
 
     def function(self) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:

@@ -15,6 +15,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector.arrays import own_attribute, shape_of
+from nnx_inspector.errors import add_note
 from nnx_inspector.hooks.sites import (
     CALL,
     Only,
@@ -127,10 +128,11 @@ def say_if_ensemble(error: Exception, model: nnx.Module) -> None:
     """Add a note to an error of a call if every array has an extra axis, as an ensemble's have."""
     found = {_members(module) for _, module in iter_modules(model)} - {None}
     if isinstance(error, (TypeError, ValueError)) and len(found) == 1 and found != {0}:
-        error.add_note(
-            f"nnx_inspector: the arrays of each layer have an extra first axis of {found.pop()}. "
+        add_note(
+            error,
+            f"the arrays of each layer have an extra first axis of {found.pop()}. "
             f"If this model is an ensemble made by nnx.vmap, pass the function that maps over it: "
-            f"nni.Inspector(forward, ensemble, x)."
+            f"nni.Inspector(forward, ensemble, x).",
         )
 
 

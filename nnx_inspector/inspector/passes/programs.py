@@ -22,6 +22,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import Configuration, unchecked
+from nnx_inspector.errors import add_note
 from nnx_inspector.findings.facts import facts_of_modules, facts_of_stage
 from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.sites import Path, Selection
@@ -321,7 +322,7 @@ class OwnedPasses:
                 return out
         except Exception as error:
             if call.switches:
-                error.add_note(f"nnx_inspector: with the modes {call.switches.in_words()}.")
+                add_note(error, f"with the modes {call.switches.in_words()}.")
             raise
 
     def _key_of(self, call: Call) -> Any:

@@ -16,6 +16,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector._compat import jaxprs, sources
+from nnx_inspector.errors import add_note
 from nnx_inspector.hooks import linen
 from nnx_inspector.hooks.inside.attention import FIXED, Trails, pattern_in
 from nnx_inspector.hooks.inside.kernels import is_understood
@@ -425,9 +426,10 @@ class MarkCalls:
                 out = next_fun(*args, **kwargs)
             except Exception as error:
                 if self.history.fail(error):
-                    error.add_note(
-                        f"nnx_inspector: raised in the call of {site or '(root)'!r} ({kind}) with "
-                        f"inputs {in_words(args, kwargs)}."
+                    add_note(
+                        error,
+                        f"raised in the call of {site or '(root)'!r} ({kind}) with "
+                        f"inputs {in_words(args, kwargs)}.",
                     )
                 raise
             if context.kind == "method":

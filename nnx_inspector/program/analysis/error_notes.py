@@ -6,20 +6,15 @@ Invariant: an error gets one such note, and is otherwise unchanged.
 
 from __future__ import annotations
 
+from nnx_inspector.errors import add_note, notes_of
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.survey import Survey
-
-_BEGINNING = "nnx_inspector: raised in the call of "
 
 
 def note_site(error: BaseException, site: str) -> None:
     """Add a note that names the module whose call raised an error, if there is none yet."""
-    if not is_noted(error):
-        error.add_note(f"{_BEGINNING}{site or '(root)'!r}.")
-
-
-def is_noted(error: BaseException) -> bool:
-    return any(note.startswith("nnx_inspector: ") for note in getattr(error, "__notes__", ()))
+    if not notes_of(error):
+        add_note(error, f"raised in the call of {site or '(root)'!r}.")
 
 
 def note_equation(error: BaseException, found: Survey, number: int) -> None:

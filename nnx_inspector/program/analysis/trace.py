@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nnx_inspector._compat import sources
+from nnx_inspector.errors import add_note
 from nnx_inspector.hooks.layers import TAP_INPUT, TAP_OUTPUT, Layer
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import (
@@ -246,7 +247,7 @@ def staged_for_trace(
             )
             partial = Trace(tuple(calls), (), (), sites, {}, error_in_words(error))
             vars(error)["partial_trace"] = partial
-            error.add_note("nnx_inspector: this exception's partial_trace holds the calls so far.")
+            add_note(error, "this exception's partial_trace holds the calls so far.")
             raise
         yield stage
 
