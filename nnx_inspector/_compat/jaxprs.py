@@ -78,16 +78,22 @@ def is_simple(jaxpr: Any) -> bool:
     return all(type(v.aval).__name__ == "ShapedArray" for v in (*bare.constvars, *bare.invars))
 
 
-def with_inputs(params: dict[str, Any], jaxpr: Any, count: int) -> dict[str, Any]:
-    """A jit's parameters for a jaxpr that takes so many more inputs before the others."""
+def with_inputs(
+    params: dict[str, Any], jaxpr: Any, inputs: int, *, outputs: int = 0
+) -> dict[str, Any]:
+    """A jit's parameters for a jaxpr that takes so many more inputs before the others, and returns
+    so many more outputs behind the others.
+    """
     from jax._src.named_sharding import UNSPECIFIED
 
     return {
         **params,
         "jaxpr": jaxpr,
-        "in_shardings": (UNSPECIFIED,) * count + tuple(params["in_shardings"]),
-        "in_layouts": (None,) * count + tuple(params["in_layouts"]),
-        "donated_invars": (False,) * count + tuple(params["donated_invars"]),
+        "in_shardings": (UNSPECIFIED,) * inputs + tuple(params["in_shardings"]),
+        "in_layouts": (None,) * inputs + tuple(params["in_layouts"]),
+        "donated_invars": (False,) * inputs + tuple(params["donated_invars"]),
+        "out_shardings": tuple(params["out_shardings"]) + (UNSPECIFIED,) * outputs,
+        "out_layouts": tuple(params["out_layouts"]) + (None,) * outputs,
     }
 
 

@@ -147,7 +147,7 @@ def inside_while_loop() -> bool:
     return False
 
 
-Change = Callable[[Any], tuple[Any, Sequence[Any]] | None]
+Change = Callable[[Any], tuple[Any, Sequence[Any], int] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,8 +176,8 @@ class JitCall:
         """Trace and compile it in this thread's contexts; jax caches the program.
 
         Args:
-            change: returns, for the program, the one to be compiled instead and values for its
-                additional inputs; or None.
+            change: returns, for the program, the one to be compiled instead, values for its
+                additional inputs, and the number of its additional outputs; or None.
         """
         from jax._src import pjit
 
@@ -190,9 +190,10 @@ class JitCall:
             if changed is None:
                 traced.lower().compile()
                 return
-            program, inputs = changed
+            program, inputs, outputs = changed
             every = [*map(pjit.convert_to_metaty, inputs), *traced._meta_tys_flat]
-            _compile(every, jaxprs.with_inputs(traced._params, program, len(inputs)))
+            params = jaxprs.with_inputs(traced._params, program, len(inputs), outputs=outputs)
+            _compile(every, params)
 
 
 def _compile(types: Sequence[Any], params: dict[str, Any]) -> None:
@@ -232,21 +233,21 @@ class JitStart:
     kwargs: dict[str, Any]
     _params: Any
     _arrays: Sequence[Any]
-    _run: Callable[..., Any]
 
-    def run(self, program: Any, inputs: Sequence[Any]) -> Any:
-        """The results of another program, which takes `inputs` before the arrays of this one."""
+    def run(self, program: Any, inputs: Sequence[Any], outputs: int = 0) -> tuple[Any, list[Any]]:
+        """The results of another program, which takes `inputs` before the arrays of this one, and
+        its additional outputs, which it returns behind the results.
+        """
         from jax._src import config, pjit
 
         arrays = [*inputs, *self._arrays]
-        params = jaxprs.with_inputs(self._params.params, program, len(inputs))
-        if config.debug_nans.value or config.debug_infs.value:
-            out, *_ = self._run(self._params._replace(params=params), arrays)
-            return out  # or jax has looked for the operation that makes the NaN
+        params = jaxprs.with_inputs(self._params.params, program, len(inputs), outputs=outputs)
         core.check_eval_args(arrays)
         # `bind` would look at each array once more
         started = pjit.jit_p.bind if config.debug_key_reuse.value else pjit.jit_p.impl
-        return jax.tree.unflatten(self._params.out_tree, started(*arrays, **params))
+        found = list(started(*arrays, **params))
+        count = len(found) - outputs
+        return jax.tree.unflatten(self._params.out_tree, found[:count]), found[count:]
 
     def like_mine(self, out: Any) -> Any:
         """The results of the same function traced elsewhere, with the graphdefs of this program.
@@ -313,8 +314,7 @@ def swap_jit_misses(
         program, instead = params.params["jaxpr"], None
         # jax may have found the same parameters for a call that was only lowered
         if of is params and made is not None and core.trace_state_clean():
-            run = functools.partial(run_before, fun=fun, args=args, kwargs=kwargs)
-            instead = choose(JitStart(program, made, args, kwargs, params, arrays, run))
+            instead = choose(JitStart(program, made, args, kwargs, params, arrays))
         if instead is None:
             return run_before(params, arrays, fun, args, kwargs)
         # without an executable, jax comes here again the next time
@@ -400,3 +400,10 @@ def with_local_settings(local: tuple[tuple[Any, Any], ...]) -> Iterator[None]:
                 stack.callback(hook, None if before is unset else before)
             stack.callback(state.set_local, before)
         yield
+
+
+def looks_for_nan() -> bool:
+    """Whether jax examines the results of each program of this thread, for a NaN or infinity."""
+    from jax._src import config
+
+    return bool(config.debug_nans.value or config.debug_infs.value)

@@ -7,11 +7,12 @@ arrives, and nothing is kept of a pass that is not sampled. Imports no jax.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,31 @@ class Sent:
         self.arrived.setdefault((site, quantity), []).append(summary)
 
 
-Message = Callable[[Sent], None]
-"""Adds its content to `Sent`. Whoever needs it first reads it: the program does not wait for that.
-"""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Message:
+    """What a program sends. Whoever needs it first reads it: the program does not wait for that.
+
+    Attributes:
+        read: adds its content to `Sent`.
+        arrays: what it consists of. A program that is still running may compute them.
+    """
+
+    read: Callable[[Sent], None]
+    arrays: Sequence[Any] = ()
+
+    @property
+    def is_here(self) -> bool:
+        return all(x.is_ready() for x in self._pending)
+
+    def wait(self) -> None:
+        """Return when it is here, or its program has failed."""
+        for x in self._pending:
+            with contextlib.suppress(RuntimeError):  # who calls the program gets it
+                x.block_until_ready()
+
+    @property
+    def _pending(self) -> list[Any]:
+        return [x for x in self.arrays if hasattr(x, "block_until_ready")]
 
 
 MOST_AWAITING = 32
@@ -131,11 +154,24 @@ class Inbox:
             return not over()
 
     def completed(self) -> list[Taken]:
-        """Copies of the passes of which all messages have arrived, each once. They stay here."""
+        """Copies of the passes that are here as a whole, each once. They stay in the inbox."""
         with self._lock:
-            numbers = self._complete()
+            numbers = [n for n in self._complete() if all(m.is_here for m in self._messages[n])]
             self._copied.update(numbers)
             return [Taken(n, self._settings[n], tuple(self._messages[n])) for n in numbers]
+
+    def wait_for_complete(self) -> None:
+        """Wait until the passes are here of which no message is missing."""
+        for message in self._messages_of(self._complete):
+            message.wait()
+
+    def waiting(self) -> list[Message]:
+        """All messages that were not taken."""
+        return self._messages_of(lambda: self._messages)
+
+    def _messages_of(self, numbers: Callable[[], Iterable[int]]) -> list[Message]:
+        with self._lock:
+            return [message for n in numbers() for message in self._messages[n]]
 
     def _complete(self) -> list[int]:
         return [n for n in self._messages if n not in self._copied and not self._awaiting[n]]
@@ -162,7 +198,8 @@ class Inbox:
     def holds_nan(self) -> bool:
         """Whether a summary that has arrived and was not yet taken counts a NaN."""
         with self._lock:
-            waiting = [Taken(n, self._settings[n], tuple(m)) for n, m in self._messages.items()]
+            here = [(n, [m for m in found if m.is_here]) for n, found in self._messages.items()]
+            waiting = [Taken(n, self._settings[n], tuple(found)) for n, found in here]
         summaries = [s for one in waiting for found in one.arrived.values() for s in found]
         return any(np.any(np.asarray(s.bins)[..., NAN_BIN]) for s in summaries)
 
@@ -209,7 +246,7 @@ class Taken:
     def sent(self) -> Sent:
         found = Sent()
         for message in self.messages:
-            message(found)
+            message.read(found)
         return found
 
     @property

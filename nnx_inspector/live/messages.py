@@ -12,13 +12,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from nnx_inspector.hooks.lookalikes import Claim, Lookalikes
-from nnx_inspector.live.inbox import Inbox, Sent
+from nnx_inspector.live.inbox import Inbox, Message, Sent
 from nnx_inspector.perturbations.region import rows_of
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting
 from nnx_inspector.program.function import WatchedCall
@@ -246,10 +247,14 @@ def _receive(
     read: Callable[[Arrays, Sent], None],
     what: str = OUTPUT,
 ) -> None:
-    """Keep a message, which is read later: the program waits for this function."""
+    """Keep a message, which is read later: a program may wait for this function, or still compute
+    the arrays.
+    """
 
-    def message(sent: Sent) -> None:
-        _safely(session, lambda _: read(list(arrays), sent), lambda: None)
+    def read_it(sent: Sent) -> None:
+        with suppress(jax.errors.JaxRuntimeError):  # the program has failed: who called it knows
+            here = jax.device_get(list(arrays))
+            _safely(session, lambda _: read(here, sent), lambda: None)
 
-    number = int(np.ravel(ticket)[0])
+    number, message = int(np.ravel(ticket)[0]), Message(read_it, arrays)
     _safely(session, lambda found: found.inbox.receive(number, message, what), lambda: None)

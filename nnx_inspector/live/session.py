@@ -13,7 +13,7 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast
 
 import jax
@@ -28,7 +28,7 @@ from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import Only, Selection, methods, module_sites, site_key
 from nnx_inspector.live.figures import Observer, told_gauges
 from nnx_inspector.live.hook import Watch
-from nnx_inspector.live.inbox import Inbox, Taken, merged
+from nnx_inspector.live.inbox import Inbox, Message, Taken, merged
 from nnx_inspector.live.messages import Ended, Reached, listeners
 from nnx_inspector.live.recompile import JitCalls
 from nnx_inspector.live.variants import Variants, chosen_by
@@ -72,16 +72,16 @@ class StepEnd:
 
     Attributes:
         count: how many passes had begun by then; None if the programs ask when they run.
-        ended: there when the step's programs have ended.
+        last: here when the step's passes have ended.
     """
 
     count: int | None
-    ended: jax.Array
+    last: Sequence[Message]
 
     def wait(self) -> None:
-        """Return when the step's programs have ended, even if in an error."""
-        with suppress(RuntimeError):  # who takes the passes reports it
-            self.ended.block_until_ready()
+        """Return when the step's passes have ended, even if in an error."""
+        for message in self.last:
+            message.wait()
 
 
 class Session:
@@ -196,14 +196,19 @@ class Session:
 
     def perturb(self, setting: Setting | Mapping[str, tuple[float, float]]) -> None:
         """Set the perturbations of the next pass and later ones: a setting, or its rows alone."""
-        started.wait()  # passes that this thread has started begin with the setting before
+        self._wait_until_begun()  # with the setting before
         self.setting = setting if isinstance(setting, Setting) else Setting(rows=dict(setting))
 
     def sample(self, every: int) -> None:
         """Sample every `every`-th of the next passes, 0 for none; see `Inbox.every`."""
         if every != self.inbox.every:
-            started.wait()  # passes that this thread has started may not have begun
+            self._wait_until_begun()
             self.inbox.every = every
+
+    def _wait_until_begun(self) -> None:
+        """Return when all passes have begun whose programs this thread has started."""
+        if self.variants.ask:
+            started.wait()
 
     def hook(self, places: tuple[Place, ...]) -> Layer:
         """The watching layer, with room for these places."""
@@ -322,11 +327,8 @@ class Session:
         scope.doubtful.clear()
 
     def reached(self) -> Reached:
-        """The sites and places that perturbed passes have reached since the last call.
-
-        Waits until started programs have finished.
-        """
-        started.wait()
+        """The sites and places that perturbed passes have reached since the last call."""
+        self._wait_until_begun()
         ran, self.ran = self.ran, {}
         return {one for sites in ran.values() for one in sites}
 
@@ -365,25 +367,30 @@ class Session:
 
     @property
     def tells_steps_apart(self) -> bool:
-        """Whether `step_ends` is reliable here; it was tried on CPUs only."""
-        return jax.default_backend() == "cpu" and native.serves_here()
+        """Whether `step_ends` is reliable here; where programs ask, that was tried on CPUs only."""
+        asks_well = jax.default_backend() == "cpu" and native.serves_here()
+        return asks_well or not self.variants.ask
 
     def step_ends(self) -> StepEnd:
-        """Start a program that separates this thread's passes so far from later ones; see
-        `passes_of`.
+        """What separates this thread's passes so far from later ones; see `passes_of`.
 
-        jax runs the programs of a CPU in the order in which a thread has started them.
+        Where programs ask, that is a program: jax runs those of a CPU in the order in which a
+        thread has started them.
         """
-        count = None if self.variants.ask else self.inbox.count
+        if not self.variants.ask:
+            return StepEnd(self.inbox.count, self.inbox.waiting())
         with started.fast_path(EFFECT):
-            return StepEnd(count, _end(Ended(self.number)))
+            ended = _end(Ended(self.number))
+        return StepEnd(None, [Message(lambda _: None, [ended])])
 
     def passes_of(self, end: StepEnd) -> tuple[list[Taken], int]:
         """The passes since the step before, and how many had begun by its end."""
-        end.ended.block_until_ready()
-        begun = self.ends.popleft()
-        count = begun if end.count is None else end.count
-        return self.inbox.take(before=count), count
+        end.wait()
+        count = self.ends.popleft() if end.count is None else end.count
+        passes = self.inbox.take(before=count)
+        for one in passes:
+            _ = one.sent  # read before anybody takes a lock for it
+        return passes, count
 
     def close(self) -> None:
         """Close the session, even in a loop: what its programs still send is ignored."""

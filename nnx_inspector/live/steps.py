@@ -243,11 +243,13 @@ class _Receiver:
     def _work(self) -> None:
         inbox = self._session.inbox
         while inbox.wait_for_more_than(KEPT_BACK, lambda: self._over):
+            inbox.wait_for_complete()  # not in `_hold_complete`, for which the user's step may wait
             self._hold_complete()
             self._hand_on(inbox.take(besides=KEPT_BACK))
 
     def _hand_on(self, passes: Iterable[Taken]) -> None:
         for one in passes:
+            _ = one.sent  # read before anybody takes a lock for it
             self._owner.pass_ends(self._session, self._first + one.number, one)
 
     def _hold_complete(self) -> None:

@@ -1,10 +1,10 @@
 """Which variant of a watched program runs: the user's own, a perturbed one or one that measures.
 
 A program that begins a known number of passes gets their numbers and perturbations when it is
-started. If none of them is sampled, the user's own program runs in its place, or one that is
-perturbed and measures nothing, as soon as a thread has compiled it. Invariant: passes are numbered
-in the order in which their programs are started. A program whose passes are known only when it runs
-asks then, and so do all others from then on.
+started, and returns what it has measured beside its results. If none of them is sampled, the user's
+own program runs in its place, or one that is perturbed and measures nothing, as soon as a thread
+has compiled it. Invariant: passes are numbered in the order in which their programs are started. A
+program whose passes are known only when it runs asks then, and so do all others from then on.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Variants:
     def ask(self) -> bool:
         """Whether the programs ask for their passes when they run."""
         session = self._session()
-        return jax.device_count() > 1 or session is None or session.number in _asking
+        if session is None or session.number in _asking or jax.device_count() > 1:
+            return True
+        # jax drops the results in which it finds a NaN: what was measured must be told before
+        return jit.looks_for_nan()
 
     def must_ask(self) -> None:
         """Let all programs ask, from now on."""
@@ -95,15 +98,23 @@ class Variants:
 
         def run() -> Any:
             answers = [answer for host in found.hosts for answer in host()]
-            return call.run(program, _put(answers))
+            count = found.told if program is found.program else 0
+            out, told = call.run(program, _put(answers), count)
+            if count:
+                found.tell(answers, told)
+            return out
 
         return run
 
-    def ahead(self, program: Any) -> tuple[Any, list[jax.Array]] | None:
-        """What is compiled ahead for a program, and values for its additional inputs; or None."""
+    def ahead(self, program: Any) -> tuple[Any, list[jax.Array], int] | None:
+        """What is compiled ahead for a program: it, values for its additional inputs, and how many
+        additional outputs it has; or None.
+        """
         session = self._session()
         found = None if session is None or self.ask else self._answered(program, session)
-        return None if found is None or not found.hosts else (found.program, _like(found))
+        if found is None or not found.hosts:
+            return None
+        return found.program, _like(found), found.told
 
     def wait(self) -> None:
         """Return when all variants that are wanted are compiled."""
@@ -156,7 +167,7 @@ class Variants:
 
             def prepared() -> Any:
                 if found.program not in _silenced:
-                    _silenced[found.program] = silenced(found.program)
+                    _silenced[found.program] = silenced(found)
                 with configuration.held(), opened(layers):
                     compile_it(_silenced[found.program])
                 return _silenced[found.program]

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from nnx_inspector.live.inbox import MOST_AWAITING, Begun, Inbox, merged
+from nnx_inspector.live.inbox import MOST_AWAITING, Begun, Inbox, Message, merged
 from nnx_inspector.stats.summary import Summary, empty
 
 
@@ -25,7 +25,7 @@ def some(count: int) -> Summary:
 
 def saying(site: str, quantity: str, count: int):
     """A message with one such summary."""
-    return lambda sent: sent.add(site, quantity, some(count))
+    return Message(lambda sent: sent.add(site, quantity, some(count)))
 
 
 def test_every_nth_pass_is_sampled_and_the_others_keep_nothing():

@@ -346,3 +346,49 @@ def test_a_perturbed_step_that_is_not_measured_tells_the_host_nothing(asks: list
     assert set(told) == {0, 4, 8}
     assert [p.step for p in insp.recording.passes if p.kind == "watch"] == [0, 4, 8]
     insp.close()
+
+
+def test_no_program_calls_the_host_while_it_runs(monkeypatch: pytest.MonkeyPatch):
+    from nnx_inspector.program.host import primitives
+
+    def never(*_: Any) -> None:
+        raise AssertionError("a program with a call of the host is made")
+
+    monkeypatch.setattr(primitives, "call_host", never)
+    model, step, recording = Net(), nnx.jit(learnt), Recording()
+    session = Session(model)
+    with Region(_Recorder(recording), session, 2):
+        wanted = []
+        for number in range(5):
+            wanted.append(mean_of(model, batch(number)))
+            step(model, batch(number))
+    session.close()
+    measured = [one for one in recording.passes if one.step % 2 == 0]
+    assert [one.step for one in measured] == [0, 2, 4]
+    means = [recording.summary("", index=i).mean for i in range(3)]
+    np.testing.assert_allclose(means, wanted[::2], rtol=1e-5)
+    assert recording.summary("", "gradient").mean == pytest.approx(1.0)
+    assert not session.errors
+
+
+def test_a_program_that_fails_loses_its_own_pass_alone():
+    model, recording = Net(), Recording()
+
+    def check(x: np.ndarray) -> np.ndarray:
+        if x.max() == 2:
+            raise ValueError("two is too much")
+        return x
+
+    @nnx.jit
+    def step(model: Net, x: jax.Array) -> jax.Array:
+        return model(jax.pure_callback(check, jax.ShapeDtypeStruct(x.shape, x.dtype), x))
+
+    session = Session(model)
+    with Region(_Recorder(recording), session, 1):
+        for number in range(4):
+            fails = pytest.raises((ValueError, RuntimeError), match="two is too much")
+            with fails if number == 2 else nullcontext():
+                jax.block_until_ready(step(model, batch(number)))
+    session.close()
+    assert [one.step for one in recording.passes] == [0, 1, 3]
+    assert not session.errors

@@ -115,7 +115,8 @@ def tell(host: Callable[..., None], gate: Any, *arrays: Any) -> jax.Array:
     Args:
         host: called on any thread, with NumPy arrays of its own; it must not raise.
         gate: bool[], under vmap the same for every example.
-        arrays: the arrays to send; under vmap their first axis is the batch.
+        arrays: the arrays to send; under vmap their first axis is the batch, except in a number
+            that all examples share.
 
     Returns:
         A zero, to be `tied` to a value that the program needs: a transform of a loop may drop an
@@ -160,11 +161,13 @@ def _tell_batch(args: Any, dims: Any, *, host: Any) -> Any:
     if gate_dim is not None:
         gate = jnp.any(gate)
     size = next((x.shape[d] for x, d in zip(arrays, array_dims, strict=True) if d is not None), 1)
-    whole = [
-        jnp.broadcast_to(x, (size, *jnp.shape(x))) if d is None else jnp.moveaxis(x, d, 0)
-        for x, d in zip(arrays, array_dims, strict=True)
-    ]
-    return TELL.bind(gate, *whole, host=host), None
+
+    def whole(x: Any, dim: int | None) -> Any:
+        if dim is not None:
+            return jnp.moveaxis(x, dim, 0)
+        return jnp.broadcast_to(x, (size, *jnp.shape(x))) if jnp.ndim(x) else x
+
+    return TELL.bind(gate, *map(whole, arrays, array_dims), host=host), None
 
 
 ad.primitive_jvps[TELL] = _tell_jvp

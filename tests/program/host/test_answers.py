@@ -1,4 +1,4 @@
-"""Programs that ask the host get the answers as inputs, and can be silenced."""
+"""The host's answers become inputs and the messages to it outputs; a program can be silenced."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from jax.core import eval_jaxpr
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.native import computed_once
-from nnx_inspector.program.host.answers import answered, silenced
+from nnx_inspector.program.host.answers import Answered, answered, silenced
 from nnx_inspector.program.host.primitives import EFFECT, ask, tell, tied
 
+NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
 FLOAT, WHOLE = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
 
 
@@ -39,6 +40,12 @@ def asked_twice(x: jax.Array) -> jax.Array:
 
 def answers_of(found: Any) -> list[Any]:
     return [answer for host in found.hosts for answer in host()]
+
+
+def changed(program: Any) -> Answered:
+    found = answered(program)
+    assert found is not None
+    return found
 
 
 def test_the_answers_become_inputs_in_the_order_of_the_questions():
@@ -94,6 +101,79 @@ def test_a_program_with_a_reference_is_left_alone():
     assert answered(program) is None
 
 
+def told_by(found: Any, *values: Any) -> tuple[list[np.ndarray], list[Any]]:
+    """The results of a program that was started with the host's answers, and what it told."""
+    answers = answers_of(found)
+    every = run(found.program, *answers, *values)
+    count = len(every) - found.told
+    found.tell(answers, every[count:])
+    return every[:count], every[count:]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_messages_become_outputs_and_what_the_host_knows_is_not_returned(is_known: bool):
+    heard: list[Any] = []
+
+    def note(*arrays: Any) -> None:
+        heard.append([np.asarray(x) for x in arrays])
+
+    def inner(number: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return tied(2 * x, tell(note, True, number, jnp.sin(x))), number
+
+    def step(x: jax.Array) -> jax.Array:
+        _, number = ask(FIRST, [FLOAT, WHOLE], [x])
+        y, same = jax.jit(inner)(number, x)
+        gate = True if is_known else same[0] > 0
+        return tied(y, tell(note, gate, same, x, y))
+
+    x = jnp.arange(3.0)
+    found = answered(jax.make_jaxpr(step)(x))
+    if not is_known:
+        assert found is None, "whether it tells is computed"
+        return
+    assert found is not None
+    assert not found.program.effects
+    results, told = told_by(found, x)
+    np.testing.assert_array_equal(results, [2 * x])
+    assert len(told) == 3, "the sine, x and y"
+    (number, sine), (same, first, double) = heard
+    np.testing.assert_array_equal([number, same], [[3, 4], [3, 4]])
+    np.testing.assert_allclose(sine, np.sin(np.arange(3.0)), rtol=1e-6)
+    np.testing.assert_array_equal(first, x)
+    np.testing.assert_array_equal(double, 2 * x)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_message_is_told_if_the_answer_says_so(is_open: bool):
+    heard: list[Any] = []
+
+    def step(x: jax.Array) -> jax.Array:
+        (gate,) = ask(host(np.bool_(is_open)), [jax.ShapeDtypeStruct((), jnp.bool_)], [x])
+        return tied(x, tell(heard.append, gate, x.sum()))
+
+    found = answered(jax.make_jaxpr(step)(jnp.arange(3.0)))
+    told_by(found, jnp.arange(3.0))
+    assert heard == [3.0] * is_open
+
+
+def test_the_examples_of_a_vmap_share_the_number_of_their_pass():
+    heard: list[Any] = []
+
+    def one(w: jax.Array, x: jax.Array) -> jax.Array:
+        (number,) = ask(host(np.int32(2)), [NUMBER], [x])
+        return tied(w * x, tell(lambda *xs: heard.append(xs), True, number, w * x)).sum()
+
+    w, x = jnp.float32(3), jnp.arange(6.0).reshape(2, 3)
+    found = answered(jax.make_jaxpr(jax.vmap(jax.value_and_grad(one), (None, 0)))(w, x))
+    assert found is not None
+    (values, _), told = told_by(found, w, x)
+    np.testing.assert_array_equal(values, 3 * x.sum(1))
+    ((number, products),) = heard
+    assert len(told) == 1
+    assert number == 2
+    np.testing.assert_array_equal(products, 3 * x)
+
+
 def test_a_silenced_program_computes_the_same_results_and_nothing_for_the_host():
     told: list[Any] = []
 
@@ -107,7 +187,7 @@ def test_a_silenced_program_computes_the_same_results_and_nothing_for_the_host()
 
     x = jnp.arange(3.0)
     program = jax.make_jaxpr(step)(x)
-    quiet = silenced(program)
+    quiet = silenced(changed(program))
     assert not quiet.effects
     assert "sin" not in str(quiet)
     assert "cos" not in str(quiet)
@@ -128,7 +208,7 @@ def test_what_kept_measured_values_apart_is_gone():
 
     for dtype, kept in ((jnp.float32, 0), (jnp.bfloat16, 2)):
         x = jnp.arange(3, dtype=dtype)
-        quiet = silenced(jax.make_jaxpr(step)(x))
+        quiet = silenced(changed(jax.make_jaxpr(step)(x)))
         assert str(quiet).count("nnx_inspector_once") == kept
         np.testing.assert_array_equal(run(quiet, x)[0], 2 * x + 1)
 
@@ -142,7 +222,7 @@ def test_gradients_are_those_of_the_program():
     w, x = jnp.float32(2.0), jnp.arange(3.0)
     found = answered(jax.make_jaxpr(jax.value_and_grad(loss))(w, x))
     assert found is not None
-    value, grad = run(silenced(found.program), *answers_of(found), w, x)
+    value, grad = run(silenced(found), *answers_of(found), w, x)
     squares = float((np.arange(3.0) ** 2).sum())
     assert value == pytest.approx((5 * 2) ** 2 * squares)
     assert grad == pytest.approx(2 * 5**2 * 2 * squares)
