@@ -9,7 +9,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import jax
 import jax.core as jcore
@@ -192,8 +192,22 @@ class JitCall:
                 return
             program, inputs, outputs = changed
             every = [*map(pjit.convert_to_metaty, inputs), *traced._meta_tys_flat]
-            params = jaxprs.with_inputs(traced._params, program, len(inputs), outputs=outputs)
-            _compile(every, params)
+            _compile(every, _changed(traced._params, program, len(inputs), outputs))
+
+
+_ON_A_GPU: Final = {"xla_gpu_graph_min_graph_size": 2**30}
+"""Kernels are started one by one. XLA would record them in a CUDA graph, and renew its nodes before
+each run, because the arrays have moved: 16 microseconds for a kernel, where a start takes 3 and
+most kernels of a summary run for 5."""
+
+
+def _changed(params: dict[str, Any], program: Any, inputs: int, outputs: int) -> dict[str, Any]:
+    """The parameters of a jit for another program, with more inputs and outputs."""
+    options = dict(params["compiler_options_kvs"])
+    if jax.default_backend() == "gpu":
+        options = {**_ON_A_GPU, **options}
+    changed = jaxprs.with_inputs(params, program, inputs, outputs=outputs)
+    return {**changed, "compiler_options_kvs": tuple(options.items())}
 
 
 def _compile(types: Sequence[Any], params: dict[str, Any]) -> None:
@@ -241,7 +255,7 @@ class JitStart:
         from jax._src import config, pjit
 
         arrays = [*inputs, *self._arrays]
-        params = jaxprs.with_inputs(self._params.params, program, len(inputs), outputs=outputs)
+        params = _changed(self._params.params, program, len(inputs), outputs)
         core.check_eval_args(arrays)
         # `bind` would look at each array once more
         started = pjit.jit_p.bind if config.debug_key_reuse.value else pjit.jit_p.impl
@@ -264,7 +278,7 @@ class JitStart:
 
         types = list(map(pjit.convert_to_metaty, [*inputs, *self._arrays]))
         before, count = self._params.params, len(inputs)
-        return lambda program: _compile(types, jaxprs.with_inputs(before, program, count))
+        return lambda program: _compile(types, _changed(before, program, count, 0))
 
 
 class JitChooser(Protocol):

@@ -385,8 +385,10 @@ class Session:
 
     def passes_of(self, end: StepEnd) -> tuple[list[Taken], int]:
         """The passes since the step before, and how many had begun by its end."""
-        end.wait()
-        count = self.ends.popleft() if end.count is None else end.count
+        count = end.count
+        if count is None:
+            end.wait()
+            count = self.ends.popleft()
         passes = self.inbox.take(before=count)
         for one in passes:
             _ = one.sent  # read before anybody takes a lock for it
