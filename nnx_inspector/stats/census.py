@@ -62,6 +62,9 @@ _FEW: Final = 2**12
 _CROWD: Final = 2**20
 """From this many values on, a GPU uses private counters: additions to one would queue up."""
 _COUNTERS: Final = 512
+_MANY: Final = 2**24
+"""The values of a large array: reading it twice takes less time there than merging parts, which is
+ten times the arithmetic."""
 _BLOCK: Final = 2**18
 """Values that a TPU counts at once."""
 _LARGEST: Final = 2**32 - 1
@@ -198,18 +201,9 @@ def _read_by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _
     """On several CPUs: integers in one reduction, sums in others, so that each is vectorised."""
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
-    operands, initial, combine = counters(value)
-    found = lax.reduce(tuple(operands), tuple(initial), combine, axes)
-    low, high, apart = from_counters(value, found)
-    shift = _near_mean(_few(x, batch_rank), axes, low, high)
-    scale, factor = scale_for(
-        scaled_difference(high, shift, 0.5), scaled_difference(low, shift, 0.5)
-    )
-    d = scaled_difference(value, _broadcastable(shift, axes), _broadcastable(factor, axes))
-    d = jnp.where(is_finite(value), d, 0)
-    sums = [scale, d.sum(axis=axes), (d * d).sum(axis=axes)]
+    points, sums, apart = _read_twice(x, value, axes)
     bins = _counted(_scattered, value, part, axes, apart)
-    return bins, in_rows([low, high, shift], axis=-1), in_rows(sums, axis=-1)
+    return bins, in_rows(points, axis=-1), in_rows(sums, axis=-1)
 
 
 def _read_once(
@@ -219,11 +213,12 @@ def _read_once(
     steps: tuple[int, ...],
     count: Callable[..., jax.Array],
 ) -> _Raw:
-    """On an accelerator: one reduction for all exact figures, whatever the gate says."""
+    """On an accelerator: all exact figures whatever the gate says, of most arrays in one reduction."""
     x = lax.optimization_barrier(x)  # or XLA would fold a constant while compiling, for minutes
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
-    points, sums, apart = _read(value, axes)
+    is_large = x.size >= _MANY
+    points, sums, apart = _read_twice(x, value, axes) if is_large else _read(value, axes)
     # one array of all figures is made by one kernel, and joined to others as a whole
     behind = [word for x in (*points, *sums) for word in words_of(x)]
     whole = _counted(count, value, part, axes, apart, behind)
@@ -235,10 +230,26 @@ def _read_once(
     return whole[..., :BINS], first, second
 
 
-def _read(
-    value: jax.Array, axes: _Axes
-) -> tuple[list[jax.Array], list[jax.Array], dict[int, jax.Array]]:
-    """Points, sums and the counts of `APART`, from one reduction: see `pair_of_parts`."""
+_Figures = tuple[list[jax.Array], list[jax.Array], dict[int, jax.Array]]
+"""Points, sums and the counts of `APART`."""
+
+
+def _read_twice(x: jax.Array, value: jax.Array, axes: _Axes) -> _Figures:
+    """First the counts and extremes, which are the scale of the sums, then these."""
+    operands, initial, combine = counters(value)
+    found = lax.reduce(tuple(operands), tuple(initial), combine, axes)
+    low, high, apart = from_counters(value, found)
+    shift = _near_mean(_few(x, axes[0]), axes, low, high)
+    scale, factor = scale_for(
+        scaled_difference(high, shift, 0.5), scaled_difference(low, shift, 0.5)
+    )
+    d = scaled_difference(value, _broadcastable(shift, axes), _broadcastable(factor, axes))
+    d = jnp.where(is_finite(value), d, 0)
+    return [low, high, shift], [scale, d.sum(axis=axes), (d * d).sum(axis=axes)], apart
+
+
+def _read(value: jax.Array, axes: _Axes) -> _Figures:
+    """All from one reduction: see `pair_of_parts`."""
     operands, initial, counted = counters(value)
     parts, none = one_each(value)
     *found, n, origin, e, mean, square = lax.reduce(

@@ -114,6 +114,19 @@ def test_what_is_lowered_for_each_platform(sample: Any, monkeypatch: pytest.Monk
     assert reads == {"cpu": 0, "cpus": 3, "cuda": 1, "tpu": 1}  # integers, and two sums
 
 
+def test_an_accelerator_reads_a_large_array_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = lowered((16, 512, 2048), "cuda")
+    assert len(re.findall(r"stablehlo.reduce\([^\n]*\n?[^\n]*tensor<16x512x2048x", text)) == 3
+    x = np.random.default_rng(4).normal(size=(4, 16, 64)).astype(np.float32)
+    x[0, 3], x[1], x[2, 0, 0] = np.nan, -np.inf, 3e38
+    monkeypatch.setattr(module, "_MANY", 1)
+    _run.clear_cache()
+    found = run(x, platform="cuda", rows=1)
+    for i, row in enumerate(x):
+        check(jax.tree.map(lambda a, i=i: a[i], found), row)
+    _run.clear_cache()
+
+
 def test_private_counters_where_a_gpu_counts_many() -> None:
     assert f"tensor<{512 * 4096}xui32>" in lowered((16, 512, 1024), "cuda", sample=1)
     assert f"tensor<{512 * 4096}xui32>" not in lowered((16, 512, 1024), "cuda")
