@@ -213,7 +213,7 @@ def _read_once(
     steps: tuple[int, ...],
     count: Callable[..., jax.Array],
 ) -> _Raw:
-    """On an accelerator: all exact figures whatever the gate says, of most arrays in one reduction."""
+    """On an accelerator: exact figures whatever the gate says, of most arrays in one reduction."""
     x = lax.optimization_barrier(x)  # or XLA would fold a constant while compiling, for minutes
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
