@@ -82,7 +82,7 @@ def with_inputs(
     params: dict[str, Any], jaxpr: Any, inputs: int, *, outputs: int = 0
 ) -> dict[str, Any]:
     """A jit's parameters for a jaxpr that takes so many more inputs before the others, and returns
-    so many more outputs behind the others.
+    so many more outputs after the others.
     """
     from jax._src.named_sharding import UNSPECIFIED
 

@@ -250,7 +250,7 @@ class JitStart:
 
     def run(self, program: Any, inputs: Sequence[Any], outputs: int = 0) -> tuple[Any, list[Any]]:
         """The results of another program, which takes `inputs` before the arrays of this one, and
-        its additional outputs, which it returns behind the results.
+        its additional outputs, which follow the results.
         """
         from jax._src import config, pjit
 
@@ -414,10 +414,3 @@ def with_local_settings(local: tuple[tuple[Any, Any], ...]) -> Iterator[None]:
                 stack.callback(hook, None if before is unset else before)
             stack.callback(state.set_local, before)
         yield
-
-
-def looks_for_nan() -> bool:
-    """Whether jax examines the results of each program of this thread, for a NaN or infinity."""
-    from jax._src import config
-
-    return bool(config.debug_nans.value or config.debug_infs.value)

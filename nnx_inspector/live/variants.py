@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.configuration import Configuration, ours
+from nnx_inspector._compat.configuration import Configuration, forbids_nan, ours
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.hooks.layers import Layer, open_layers, opened, without
 from nnx_inspector.live.inbox import Inbox
@@ -61,7 +61,7 @@ class Variants:
         if session is None or session.number in _asking or jax.device_count() > 1:
             return True
         # jax drops the results in which it finds a NaN: what was measured must be told before
-        return jit.looks_for_nan()
+        return forbids_nan()
 
     def must_ask(self) -> None:
         """Let all programs ask, from now on."""

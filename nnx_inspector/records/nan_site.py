@@ -32,7 +32,7 @@ def noting_where(measure: Callable[[], Record | None]) -> Iterator[None]:
                 record = measure()
             found = "" if record is None else where(record)
             if found:
-                add_note(error, f"{found}")
+                add_note(error, found)
         raise
 
 

@@ -98,7 +98,7 @@ class Call:
             with self.configuration.held(), unwatched():
                 (nnx.value_and_grad(loss) if of_a_loss else function.call)(*args, **kwargs)
         except FloatingPointError as error:
-            add_note(error, f"{found}")
+            add_note(error, found)
             raise
 
     def function(self) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:

@@ -27,7 +27,7 @@ class Message:
 
     Attributes:
         host: the `host` of the call of `tell`.
-        gate: whether it is told.
+        gate: whether to send it.
         operands: the arrays that are sent.
     """
 
@@ -51,11 +51,11 @@ class Answered:
 
     Attributes:
         program: takes the answers, one host's after the other, and then the other inputs; returns
-            what is told behind its results.
+            what it would have told after its results.
         hosts: the `host` of each call of `ask`, in order.
         types: the shapes and dtypes of the answers.
-        messages: what is told.
-        told: the number of the outputs that are told.
+        messages: what the program tells the host.
+        told: how many outputs follow the results.
     """
 
     program: Any
@@ -162,7 +162,7 @@ def _entered(
     new.inputs.extend(given)
     for message in inner.messages:
         new.messages.append(_Told(message.host, tuple(_read(message.operands, outside))))
-    # zip: what is told is behind the results
+    # not strict: the additional outputs follow the results
     for outer, result in zip(equation.outvars, bare.outvars, strict=False):
         if not jaxprs.is_literal(result) and result in bare.invars:
             instead[outer] = outside[result]
