@@ -15,6 +15,9 @@ WAIT = 60.0
 """The time limit in seconds; runs share two cores with others."""
 expect.set_options(timeout=WAIT * 1000)
 
+ARMED = "(insp._rerun._arming.wait(), insp._core.meter.compilations)[1]"
+"""For `Notebook.ask`: the compilations so far, those for insp.run and insp.step included."""
+
 _SCOPE = """
 const app = window.jupyterapp;
 const panel = [...app.shell.widgets('main')].find(w => w.context?.path === path);

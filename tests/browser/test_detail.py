@@ -113,13 +113,14 @@ def test_units_masks_and_a_sweep_in_a_running_notebook(lab: Lab):
         compiled = view.number("nni-compilations")
         strip.focus()
         strip.press("Home")
-        for off in (2, 3, 2):
+        changes = (2, 3, 2, 3, 2)
+        for off in changes:
             strip.press("Space")
             view.wait("nni-units-off", "value === arg", off)
             sign = ">" if off == 2 else "<"
             view.wait("nni-metric-loss", f"Math.abs(value - arg) {sign} 1e-3", ZEROED)
-        # one program may still have been under way; a change that compiles would add three
-        assert view.number("nni-compilations") <= compiled + 1
+        # up to three may have been under way: of the loop, of insp.step and of the looks
+        assert view.number("nni-compilations") < compiled + len(changes)
 
         # a sweep beside the training
         view.part("nni-tab-sweep").click()

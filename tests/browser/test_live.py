@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from browser.lab import Lab
-from browser.notebook import Notebook
+from browser.notebook import ARMED, Notebook
 from browser.view import View
 from playwright.sync_api import expect
 
@@ -189,7 +189,7 @@ def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
         view.perturb("Zero")
         view.part("nni-output-change").wait_for()  # the measuring program is compiled once
         view.part("nni-switch").click()
-        zeroed = notebook.ask("zeroed")
+        zeroed, compiled = notebook.ask(f"[zeroed, {ARMED}]")
         with training(lab, notebook, view, IN_A_CELL) as cell:
             view.root.evaluate(WATCH_SCREEN)
             toggle(view, 1)
@@ -201,7 +201,8 @@ def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
             toggle(view, 1)
             expect(view.part("nni-no-effect")).to_have_text("Nothing is perturbed.")
             expect(view.root.get_by_test_id("nni-effect")).to_have_count(0)
-            compiled = view.number("nni-compilations")
+            compiled += 3  # the step: as it is, measured, and perturbed but not measured
+            view.wait("nni-compilations", "value === arg", compiled)
             toggle(view, 4)
             scaled_from = view.number("nni-progress")
             view.select("first")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from browser.axe import violations
 from browser.lab import Lab
-from browser.notebook import Notebook
+from browser.notebook import ARMED, Notebook
 from browser.view import View
 from playwright.sync_api import expect
 
@@ -66,9 +66,6 @@ for batch in insp.watch(UntilStopped(), every=1):
     insp.metrics(loss=loss, accuracy=aux["accuracy"])
     seen.append((on, insp._core.meter.compilations, traces))
 """
-
-ARMED = "(insp._rerun._arming.wait(), insp._core.meter.compilations)[1]"
-"""The compilations so far, those that run in a thread included."""
 
 FIGURES = """{
     q: {s: repr(float(getattr(insp.recording.summary(%r, q), s))) for s in %r}
