@@ -41,6 +41,11 @@ jaxlib crashes if several threads use a cache whose keys compare in Python.
 """
 
 
+def replace_hooks(key: Any) -> None:
+    """Give `hooks` another value in this thread, until the context ends that has set it."""
+    hooks(key).__enter__()  # the end of that context undoes this one too
+
+
 @contextlib.contextmanager
 def unchecked() -> Iterator[None]:
     """For our programs that contain the user's code: compiled, and their results go unchecked."""

@@ -242,11 +242,13 @@ class JitStart:
     """A jitted call that is about to run; `program` and `made` are those of a `JitListener`."""
 
     program: Any
+    function: Any
     made: Callable[[], JitCall]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     _params: Any
     _arrays: Sequence[Any]
+    _own: Callable[[], Any]
 
     def run(self, program: Any, inputs: Sequence[Any], outputs: int = 0) -> tuple[Any, list[Any]]:
         """The results of another program, which takes `inputs` before the arrays of this one, and
@@ -262,6 +264,14 @@ class JitStart:
         found = list(started(*arrays, **params))
         count = len(found) - outputs
         return jax.tree.unflatten(self._params.out_tree, found[:count]), found[count:]
+
+    def own(self) -> Directly:
+        """What jax makes of the call in the contexts that are open here, for its fast path. The
+        results are `like_mine`.
+        """
+        _, leaves, _, *rest = self._own()
+        tree = self._params.out_tree
+        return Directly((jax.tree.unflatten(tree, leaves), leaves, tree, *rest))
 
     def like_mine(self, out: Any) -> Any:
         """The results of the same function traced elsewhere, with the graphdefs of this program.
@@ -281,10 +291,17 @@ class JitStart:
         return lambda program: _compile(types, _changed(before, program, count, 0))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Directly:
+    """The result of a jitted call, with all that jax needs to run it in its fast path next time."""
+
+    result: tuple[Any, ...]
+
+
 class JitChooser(Protocol):
     """A function called for each jitted call that is about to run; it must not raise.
 
-    If it returns a function, what that returns is the result of the call.
+    If it returns a function, what that returns is the result of the call, or `Directly`.
     """
 
     def __call__(self, call: JitStart, /) -> Callable[[], Any] | None: ...
@@ -295,16 +312,19 @@ class _Call(threading.local):
 
     params: Any = None
     made: Callable[[], JitCall] | None = None
+    infer: Callable[[], tuple[Any, Any]] | None = None
 
 
 _call = _Call()
 
 
 def swap_jit_misses(
-    listener: JitListener, choose: JitChooser = lambda *_: None
+    listener: JitListener,
+    choose: JitChooser = lambda *_: None,
+    prepare: Callable[[], None] = lambda: None,
 ) -> Callable[[], None]:
-    """Call `listener` for each jitted call that jax does not handle in its fast path, and `choose`
-    before it runs.
+    """Call `listener` for each jitted call that jax does not handle in its fast path, `prepare`
+    before it is traced, and `choose` before it runs.
 
     Any thread's calls are heard, except those within a trace. Returns an undo function.
     """
@@ -313,6 +333,8 @@ def swap_jit_misses(
     infer_before, run_before = pjit._infer_params, pjit._run_python_pjit
 
     def infer_params(fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
+        if core.trace_state_clean():
+            prepare()
         params, arrays = infer_before(fun, options, args, kwargs)
         if core.trace_state_clean():
             placed = tuple(
@@ -321,18 +343,24 @@ def swap_jit_misses(
             made = functools.partial(_jit_call, fun, options, args, kwargs)
             listener(params.params["jaxpr"], (options, placed), made)
             _call.params, _call.made = params, made
+            _call.infer = functools.partial(infer_before, fun, options, args, kwargs)
         return params, arrays
 
     def run_chosen(params: Any, arrays: Any, fun: Any, args: Any, kwargs: Any) -> Any:
-        of, made, _call.params, _call.made = _call.params, _call.made, None, None
+        of, made, infer = _call.params, _call.made, _call.infer
+        _call.params = _call.made = _call.infer = None
         program, instead = params.params["jaxpr"], None
         # jax may have found the same parameters for a call that was only lowered
-        if of is params and made is not None and core.trace_state_clean():
-            instead = choose(JitStart(program, made, args, kwargs, params, arrays))
+        if of is params and made is not None and infer is not None and core.trace_state_clean():
+            own = lambda: run_before(*infer(), fun, args, kwargs)  # noqa: E731
+            instead = choose(JitStart(program, fun, made, args, kwargs, params, arrays, own))
         if instead is None:
             return run_before(params, arrays, fun, args, kwargs)
+        found = instead()
+        if isinstance(found, Directly):
+            return found.result
         # without an executable, jax comes here again the next time
-        return instead(), None, None, arrays, program, None, None, []
+        return found, None, None, arrays, program, None, None, []
 
     module: Any = pjit
     module._infer_params, module._run_python_pjit = infer_params, run_chosen

@@ -29,6 +29,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.depth = 0
         self.before: Any = None  # what jax would call after each program of this thread
+        self.after: Callable[[Any], None] | None = None
         self.results: list[Any] = []
 
     def note(self, out: Any) -> None:
@@ -80,6 +81,13 @@ def wait() -> None:
             x.block_until_ready()
 
 
+def call_after(listener: Callable[[Any], None] | None) -> None:
+    """Call `listener(function)` when jax has started a jitted function of this thread in its fast
+    path, inside `fast_path`. It must not raise.
+    """
+    _thread.after = listener
+
+
 def _swap(effect: Any) -> Callable[[], None]:
     original = pjit._get_fastpath_data
     checks: list[Any] = [config.debug_nans, config.debug_infs]
@@ -120,6 +128,8 @@ def _listen() -> None:
 
 def _started(fun: Any, args: Any, kwargs: Any, out: Any) -> None:
     _thread.note(out)
+    if _thread.after is not None:
+        _thread.after(getattr(fun, "__wrapped__", fun))
     state, check = api._post_hook_state, _thread.before
     if check is config.config_ext.unset:
         check = state.get_global()

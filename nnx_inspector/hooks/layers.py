@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from nnx_inspector._compat.configuration import hooks
+from nnx_inspector._compat.configuration import hooks, replace_hooks
 from nnx_inspector.hooks.inside.names import functions_named
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Selection
@@ -84,8 +84,13 @@ class Layer:
     matched: set[str] = dataclasses.field(default_factory=lambda: set[str](), compare=False)
 
 
+Restore = Callable[[], Callable[[Layer], Layer]]
+"""Undoes a change of the open layers; returns what undoes it in one layer."""
+
+
 class _Thread(threading.local):
     layers: tuple[Layer, ...] = ()
+    restore: Restore | None = None
 
 
 _thread = _Thread()
@@ -115,6 +120,8 @@ def unwatched() -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def opened(layers: tuple[Layer, ...]) -> Iterator[None]:
     """Make these the open layers, in place of those open before."""
+    if _thread.restore is not None:
+        layers = tuple(map(_thread.restore(), layers))
     outer = _thread.layers
     named = functions_named() if see_operations(layers) else contextlib.nullcontext()
     with hooks(_key_of(layers)), named:
@@ -122,7 +129,21 @@ def opened(layers: tuple[Layer, ...]) -> Iterator[None]:
         try:
             yield
         finally:
+            if _thread.restore is not None:
+                _thread.restore()
             _thread.layers = outer
+
+
+def replace_opened(change: Callable[[Layer], Layer], *, restore: Restore | None = None) -> None:
+    """Change the layers that are open in this thread, until the context ends that has opened them.
+
+    Args:
+        change: returns the layer in place of one that is open.
+        restore: called before the open layers are changed in another way, in any context.
+    """
+    layers = tuple(map(change, _thread.layers))
+    replace_hooks(_key_of(layers))
+    _thread.layers, _thread.restore = layers, restore
 
 
 class _Key:

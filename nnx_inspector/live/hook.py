@@ -88,7 +88,8 @@ class Watch:
     """The hook of a session. It holds only names, numbers and places: equal hooks share programs.
 
     `inside` marks the hook for calls within a pass: a block that is jitted by itself has one
-    program there, and another one where it is called directly, as a pass of its own.
+    program there, and another one where it is called directly, as a pass of its own. `aside` has no
+    effect but another key for jit's caches; see `live.passing`.
     """
 
     session: int
@@ -97,6 +98,7 @@ class Watch:
     gradients: bool
     places: tuple[Place, ...]
     inside: bool = False
+    aside: bool = False
 
     @property
     def _owner(self) -> Any:
@@ -105,6 +107,8 @@ class Watch:
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         if self.inside:
             return self._marked(next_fun, args, kwargs, context)
+        if self.aside:  # what follows opens other layers, and so undoes that
+            return dataclasses.replace(self, aside=False)(next_fun, args, kwargs, context)
         with opened(()):  # see `EagerPass`
             device, devices = device_within()
             found = listeners.get(self.session)

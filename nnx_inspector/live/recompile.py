@@ -14,7 +14,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import Configuration
@@ -107,7 +107,7 @@ _lock = threading.Lock()
 def _listen(calls: JitCalls) -> None:
     with _lock:
         if not _listening:
-            _undo.append(jit.swap_jit_misses(_hear, _choose))
+            _undo.append(jit.swap_jit_misses(_hear, _choose, _prepare))
         _listening.append(calls)
 
 
@@ -126,15 +126,20 @@ def _hear(program: Any, variant: Hashable, made: Callable[[], jit.JitCall], /) -
 # -------------------------------------------------------------------- choosing
 
 
+class Chooser(jit.JitChooser, Protocol):
+    def prepare(self) -> None:
+        """Called before a call is traced that jax does not handle in its fast path."""
+
+
 class _Thread(threading.local):
-    choose: jit.JitChooser | None = None
+    choose: Chooser | None = None
 
 
 _thread = _Thread()
 
 
 @contextlib.contextmanager
-def choosing(choose: jit.JitChooser) -> Iterator[jit.JitChooser | None]:
+def choosing(choose: Chooser) -> Iterator[Chooser | None]:
     """Inside, let `choose` choose what this thread's jitted calls run, instead of the one before.
 
     It works while `JitCalls` are listening.
@@ -148,3 +153,8 @@ def choosing(choose: jit.JitChooser) -> Iterator[jit.JitChooser | None]:
 
 def _choose(call: jit.JitStart, /) -> Callable[[], Any] | None:
     return None if _thread.choose is None else _thread.choose(call)
+
+
+def _prepare() -> None:
+    if _thread.choose is not None:
+        _thread.choose.prepare()

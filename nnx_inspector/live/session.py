@@ -197,6 +197,7 @@ class Session:
     def perturb(self, setting: Setting | Mapping[str, tuple[float, float]]) -> None:
         """Set the perturbations of the next pass and later ones: a setting, or its rows alone."""
         self._wait_until_begun()  # with the setting before
+        self.variants.stop_passing()
         self.setting = setting if isinstance(setting, Setting) else Setting(rows=dict(setting))
 
     def sample(self, every: int) -> None:

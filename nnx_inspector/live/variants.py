@@ -23,6 +23,7 @@ from nnx_inspector.background import Worker, weakly
 from nnx_inspector.hooks.layers import Layer, open_layers, opened, without
 from nnx_inspector.live.inbox import Inbox
 from nnx_inspector.live.messages import Asked, listeners
+from nnx_inspector.live.passing import Passing
 from nnx_inspector.live.recompile import Noted, choosing
 from nnx_inspector.perturbations.slots import Setting
 from nnx_inspector.program.host.answers import Answered, answered, silenced
@@ -53,6 +54,7 @@ class Variants:
         self._bare: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._silent: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._worker = Worker("nnx_inspector.variants", weakly(self._not_compiled))
+        self._passing = Passing(weakly(session.is_mine), weakly(self._passed))
 
     @property
     def ask(self) -> bool:
@@ -68,10 +70,38 @@ class Variants:
         session = self._session()
         if session is not None:
             _asking.add(session.number)
+            self.stop_passing()
+
+    def stop_passing(self) -> None:
+        """Choose the program of each call again, from this thread's next one on."""
+        self._passing.stop()
+
+    def prepare(self) -> None:
+        self._passing.prepare()
+
+    def _passed(self, passes: int) -> bool:
+        session = self._session()
+        if session is None:
+            return False
+        session.inbox.pass_over(passes)
+        return self._may_pass(session)
+
+    def _may_pass(self, session: Watched) -> bool:
+        return not (self.ask or session.setting.active or session.inbox.is_due(self._passing.most))
+
+    def _pass(self, session: Watched) -> None:
+        """Let jax start the next programs itself, if none of them is measured or perturbed."""
+        if self._passing.most and self._may_pass(session):
+            self._passing.start()
 
     def __call__(self, call: jit.JitStart, /) -> Callable[[], Any] | None:
         session = self._session()
-        if session is None or self.ask or EFFECT not in call.program.effects:
+        if session is None or self.ask:
+            return None
+        self._passing.number = session.number
+        if EFFECT not in call.program.effects:
+            if any(map(session.is_mine, open_layers())):  # else it is the user's own
+                self._passing.learn(call.function, 0)
             return None
         try:
             return self._chosen(call, session)
@@ -92,6 +122,7 @@ class Variants:
             if not active:
                 bare = self._own(call, session)
                 if bare is not None:
+                    self._passing.learn(call.function, passes)
                     return lambda: self._run_bare(bare, call, session, passes)
             else:
                 program = self._quiet(call, session, found) or program
@@ -102,6 +133,7 @@ class Variants:
             out, told = call.run(program, _put(answers), count)
             if count:
                 found.tell(answers, told)
+            self._pass(session)
             return out
 
         return run
@@ -142,9 +174,13 @@ class Variants:
         self, bare: Callable[..., Any], call: jit.JitStart, session: Watched, passes: int
     ) -> Any:
         with without(session.is_mine):
-            out = bare(*call.args, **call.kwargs)
+            if self._passing.missed:
+                out = call.own()
+            else:
+                out = call.like_mine(bare(*call.args, **call.kwargs))
         session.inbox.pass_over(passes)
-        return call.like_mine(out)
+        self._pass(session)
+        return out
 
     def _own(self, call: jit.JitStart, session: Watched) -> Callable[..., Any] | None:
         """The user's own function, once a thread has compiled it."""
