@@ -379,8 +379,8 @@ def test_a_program_that_fails_loses_its_own_pass_alone():
             raise ValueError("two is too much")
         return x
 
-    @nnx.jit
-    def step(model: Net, x: jax.Array) -> jax.Array:
+    @jax.jit
+    def step(x: jax.Array) -> jax.Array:  # it writes no result of the failure to the model
         return model(jax.pure_callback(check, jax.ShapeDtypeStruct(x.shape, x.dtype), x))
 
     session = Session(model)
@@ -388,7 +388,7 @@ def test_a_program_that_fails_loses_its_own_pass_alone():
         for number in range(4):
             fails = pytest.raises((ValueError, RuntimeError), match="two is too much")
             with fails if number == 2 else nullcontext():
-                jax.block_until_ready(step(model, batch(number)))
+                jax.block_until_ready(step(batch(number)))
     session.close()
     assert [one.step for one in recording.passes] == [0, 1, 3]
     assert not session.errors
