@@ -84,13 +84,10 @@ class Layer:
     matched: set[str] = dataclasses.field(default_factory=lambda: set[str](), compare=False)
 
 
-Restore = Callable[[], Callable[[Layer], Layer]]
-"""Undoes a change of the open layers; returns what undoes it in one layer."""
-
-
 class _Thread(threading.local):
     layers: tuple[Layer, ...] = ()
-    restore: Restore | None = None
+    replaced: tuple[Layer, ...] | None = None  # those that `replace_layers` has replaced
+    restored: Callable[[], None]
 
 
 _thread = _Thread()
@@ -120,8 +117,10 @@ def unwatched() -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def opened(layers: tuple[Layer, ...]) -> Iterator[None]:
     """Make these the open layers, in place of those open before."""
-    if _thread.restore is not None:
-        layers = tuple(map(_thread.restore(), layers))
+    if _thread.replaced is not None:
+        before = dict(zip(_thread.layers, _thread.replaced, strict=True))
+        layers = tuple(before.get(layer, layer) for layer in layers)
+        restore_layers()
     outer = _thread.layers
     named = functions_named() if see_operations(layers) else contextlib.nullcontext()
     with hooks(_key_of(layers)), named:
@@ -129,21 +128,38 @@ def opened(layers: tuple[Layer, ...]) -> Iterator[None]:
         try:
             yield
         finally:
-            if _thread.restore is not None:
-                _thread.restore()
+            restore_layers()
             _thread.layers = outer
 
 
-def replace_opened(change: Callable[[Layer], Layer], *, restore: Restore | None = None) -> None:
-    """Change the layers that are open in this thread, until the context ends that has opened them.
+def replace_layers(change: Callable[[Layer], Layer], restored: Callable[[], None]) -> None:
+    """Change the layers that are open in this thread, until others are opened or these are closed.
 
     Args:
         change: returns the layer in place of one that is open.
-        restore: called before the open layers are changed in another way, in any context.
+        restored: called when the layers are again those before.
     """
-    layers = tuple(map(change, _thread.layers))
+    before = _thread.layers
+    _set(tuple(map(change, before)))
+    _thread.replaced, _thread.restored = before, restored
+
+
+def restore_layers() -> None:
+    """Undo `replace_layers` in this thread."""
+    if _thread.replaced is not None:
+        _set(_thread.replaced)
+        _thread.replaced = None
+        _thread.restored()
+
+
+def opened_layers() -> tuple[Layer, ...]:
+    """The layers that are open in this thread, as they were opened."""
+    return _thread.layers if _thread.replaced is None else _thread.replaced
+
+
+def _set(layers: tuple[Layer, ...]) -> None:
     replace_hooks(_key_of(layers))
-    _thread.layers, _thread.restore = layers, restore
+    _thread.layers = layers
 
 
 class _Key:

@@ -98,7 +98,7 @@ class Watch:
     gradients: bool
     places: tuple[Place, ...]
     inside: bool = False
-    aside: bool = False
+    aside: int = 0
 
     @property
     def _owner(self) -> Any:
@@ -108,7 +108,7 @@ class Watch:
         if self.inside:
             return self._marked(next_fun, args, kwargs, context)
         if self.aside:  # what follows opens other layers, and so undoes that
-            return dataclasses.replace(self, aside=False)(next_fun, args, kwargs, context)
+            return dataclasses.replace(self, aside=0)(next_fun, args, kwargs, context)
         with opened(()):  # see `EagerPass`
             device, devices = device_within()
             found = listeners.get(self.session)

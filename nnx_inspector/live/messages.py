@@ -11,7 +11,7 @@ import dataclasses
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ from nnx_inspector.stats.summary import Summary, merge
 
 GRADIENT = "gradient"
 
-Reached = set[tuple[str, Place | None]]
+Reached = Set[tuple[str, Place | None]]
 """The sites that a program calls, each with the place that acts there, None for a row."""
 
 
@@ -92,7 +92,8 @@ class Asked:
     ):
         self.session, self._keys, self._places = session, keys, places
         self._claim, self._devices = claim, devices
-        self.reached: Reached = set()  # both are filled while the call is traced
+        # both are filled while the call is traced
+        self.reached: set[tuple[str, Place | None]] = set()
         self.unseen: dict[str, str] = {}
         self.sends = {OUTPUT}
         self._asked: dict[int, int] = {}  # how often each device has asked

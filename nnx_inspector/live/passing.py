@@ -3,27 +3,54 @@
 Whether a pass is measured is decided in Python when its program is started. jax then looks for the
 program in Python too, argument by argument: 2 ms for a model of 300 arrays, in each pass. While
 none of the next passes is measured, a session's layer is put `aside`: it has another key for jit's
-caches, and under that key they hold the user's own programs, which start from C++. After each of
-them its passes are counted. Invariant: whoever opens or closes a layer finds those that were open
-before; a program under that key is the user's own, or has no pass.
+caches, and what they hold under that key starts from C++, the user's own programs or perturbed ones
+that always get the same numbers. After each of them its passes are counted. Invariant: whoever
+opens or closes a layer finds those that were open before; one key stands for one perturbation.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import itertools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from nnx_inspector._compat import started
-from nnx_inspector.hooks.layers import Layer, open_layers, replace_opened
+import numpy as np
 
-_passes: dict[int, weakref.WeakKeyDictionary[Any, int]] = {}
-"""Session number -> jitted function -> how many passes each of its programs begins. Sessions of one
-number share their programs."""
+from nnx_inspector._compat import started
+from nnx_inspector.hooks.layers import Layer, open_layers, replace_layers, restore_layers
+
+LARGEST = 2**14
+"""The most bytes of perturbations that are kept with a program: jax's caches may keep thousands."""
+
+Known = tuple[int, frozenset[Any]]
+"""How many passes a program begins, and what they reach."""
+
+_known: dict[int, weakref.WeakKeyDictionary[Any, Known]] = {}
+"""Session number -> jitted function -> what each of its programs does. Sessions of one number share
+their programs."""
 _irregular: set[int] = set()
 """The numbers of the sessions that have a function whose programs differ in that."""
+_keys: dict[bytes, int] = {}
+_counter = itertools.count(1)
+MOST_SPOILT = 32
+"""After this many spoilt keys a session's programs are always chosen in Python."""
+
+
+def key_of(numbers: Sequence[np.ndarray] = ()) -> int:
+    """The key of the programs that get these numbers, the user's own if there are none; 0 if they
+    are too large to be kept.
+    """
+    if sum(x.nbytes for x in numbers) > LARGEST:
+        return 0
+    content = hashlib.blake2b(digest_size=16)
+    for x in numbers:
+        content.update(x.tobytes())
+    found = content.digest()
+    return _keys[found] if found in _keys else _keys.setdefault(found, next(_counter))
 
 
 class Passing:
@@ -31,64 +58,78 @@ class Passing:
 
     Args:
         is_mine: whether a layer is the session's.
-        passed: called with the number of passes that a function has begun; returns whether the
-            next ones may be passed over too.
+        passed: called with what a program has done that jax has started; returns whether the next
+            one may be passed over too.
+
+    Attributes:
+        missed: the key under which jax has no program for the present call; 0 if it was not looked
+            for there.
+        number: the number of the session.
     """
 
-    def __init__(self, is_mine: Callable[[Layer], bool], passed: Callable[[int], bool]):
+    def __init__(self, is_mine: Callable[[Layer], bool], passed: Callable[[Known], bool]):
         self._is_mine, self._passed = is_mine, passed
         self._thread: int | None = None
-        self.missed = False
+        self._key = self._spoilt = 0
+        self.missed = 0
         self.number = 0
 
     @property
     def most(self) -> int:
-        """The most passes that a known function begins."""
-        return max(_passes.get(self.number, {}).values(), default=0)
+        """The most passes that a program of a known function begins."""
+        return max((passes for passes, _ in _known.get(self.number, {}).values()), default=0)
 
-    def learn(self, function: Any, passes: int) -> None:
-        """Note how many passes a program of a function begins."""
-        known = _passes.setdefault(self.number, weakref.WeakKeyDictionary())
+    def learn(self, function: Any, passes: int, reached: frozenset[Any] = frozenset()) -> None:
+        """Note what a program of a function does."""
+        known = _known.setdefault(self.number, weakref.WeakKeyDictionary())
         try:
-            if known.setdefault(function, passes) != passes:
+            if known.setdefault(function, (passes, reached)) != (passes, reached):
                 _irregular.add(self.number)
         except TypeError:  # it has no hash, or no weak references
             _irregular.add(self.number)
 
-    def start(self) -> None:
-        """Let jax start the next programs of this thread, if it can."""
+    def start(self, key: int) -> None:
+        """Let jax start the next programs of this thread under a key, if it can."""
         layers = open_layers()
-        if self.number in _irregular or not layers or not all(map(self._is_mine, layers)):
-            return
-        self._thread = threading.get_ident()
-        replace_opened(lambda layer: _put_aside(layer, True), restore=self.stop)
-        started.call_after(self._after)
+        regular = key and self.number not in _irregular
+        if regular and layers and all(map(self._is_mine, layers)):
+            self._thread, self._key = threading.get_ident(), key
+            replace_layers(lambda layer: _with_key(layer, key), self._stopped)
+            started.call_after(self._after)
 
-    def stop(self) -> Callable[[Layer], Layer]:
-        """Let each program be chosen again. Returns what puts a layer back."""
+    def spoil(self) -> None:
+        """Use no more the key under which jax has missed the present call. jax will never take its
+        fast path there, as the program of this call does not go with the key.
+        """
+        for content in [content for content, key in _keys.items() if key == self.missed]:
+            del _keys[content]
+        self._spoilt += 1
+        if self._spoilt > MOST_SPOILT:  # a variant cannot be compiled
+            _irregular.add(self.number)
+
+    def stop(self) -> None:
+        """Let each program be chosen again."""
         if self._thread == threading.get_ident():  # else that thread will stop after its program
-            self._thread = None
-            started.call_after(None)
-            replace_opened(self._put_back)
-        return self._put_back
+            restore_layers()
 
-    def _put_back(self, layer: Layer) -> Layer:
-        return _put_aside(layer, False) if self._is_mine(layer) else layer
+    def _stopped(self) -> None:
+        self._thread = None
+        started.call_after(None)
 
     def prepare(self) -> None:
-        """Note whether jax has missed a program while it might start them, and stop."""
-        self.missed = self._thread == threading.get_ident()
+        """Stop, and note under which key jax has missed a program."""
+        self.missed = self._key if self._thread == threading.get_ident() else 0
         self.stop()
 
     def _after(self, function: Any) -> None:
         try:
-            passes = _passes[self.number].get(function, 0)
+            found = _known[self.number].get(function)
         except TypeError:
             return
-        if passes and not self._passed(passes):
+        if found is not None and found[0] and not self._passed(found):
             self.stop()
 
 
-def _put_aside(layer: Layer, aside: bool) -> Layer:
+def _with_key(layer: Layer, key: int) -> Layer:
     wrap: Any = layer.wrap
-    return dataclasses.replace(layer, wrap=dataclasses.replace(wrap, aside=aside))
+    return dataclasses.replace(layer, wrap=dataclasses.replace(wrap, aside=key))

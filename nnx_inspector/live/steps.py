@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.dispatch import installed
-from nnx_inspector.hooks.layers import Layer, open_layers
+from nnx_inspector.hooks.layers import Layer, opened_layers
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session
 
@@ -81,12 +81,12 @@ class Steps:
             self._open.enter_context(self._session.open())
         elif due:
             self._open.enter_context(self._session.note_bare())
-        self._layers = open_layers()
+        self._layers = opened_layers()
 
     def end(self) -> None:
         if self._began is None:
             return
-        if open_layers() != self._layers:
+        if opened_layers() != self._layers:
             raise InspectorError(
                 "A step must end in the block where it began. Call insp.tick() in the body of the "
                 "loop itself, outside nni.perturb and nni.intercept_methods."

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, cast
 
 import jax
 import numpy as np
@@ -22,10 +22,10 @@ from nnx_inspector._compat.configuration import Configuration, forbids_nan, ours
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.hooks.layers import Layer, open_layers, opened, without
 from nnx_inspector.live.inbox import Inbox
-from nnx_inspector.live.messages import Asked, listeners
-from nnx_inspector.live.passing import Passing
+from nnx_inspector.live.messages import Asked, Reached, listeners
+from nnx_inspector.live.passing import Known, Passing, key_of
 from nnx_inspector.live.recompile import Noted, choosing
-from nnx_inspector.perturbations.slots import Setting
+from nnx_inspector.perturbations.slots import CLEAN, Setting
 from nnx_inspector.program.host.answers import Answered, answered, silenced
 from nnx_inspector.program.host.primitives import EFFECT
 
@@ -42,6 +42,7 @@ class Watched(Protocol):
     inbox: Inbox
     setting: Setting
     errors: list[str]
+    ran: dict[int, Reached]
 
     def is_mine(self, layer: Layer) -> bool: ...
 
@@ -55,6 +56,7 @@ class Variants:
         self._silent: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._worker = Worker("nnx_inspector.variants", weakly(self._not_compiled))
         self._passing = Passing(weakly(session.is_mine), weakly(self._passed))
+        self._setting, self._key = CLEAN, 0  # of the passes that jax starts itself
 
     @property
     def ask(self) -> bool:
@@ -79,20 +81,31 @@ class Variants:
     def prepare(self) -> None:
         self._passing.prepare()
 
-    def _passed(self, passes: int) -> bool:
+    def _passed(self, known: Known) -> bool:
         session = self._session()
         if session is None:
             return False
+        passes, reached = known
+        if session.setting.active:
+            session.ran[id(reached)] = reached
         session.inbox.pass_over(passes)
-        return self._may_pass(session)
+        return session.setting is self._setting and self._may_pass(session)
 
     def _may_pass(self, session: Watched) -> bool:
-        return not (self.ask or session.setting.active or session.inbox.is_due(self._passing.most))
+        return not (self.ask or session.inbox.is_due(self._passing.most))
 
-    def _pass(self, session: Watched) -> None:
-        """Let jax start the next programs itself, if none of them is measured or perturbed."""
-        if self._passing.most and self._may_pass(session):
-            self._passing.start()
+    def _pass(self, session: Watched, key: int) -> None:
+        """Let jax start the next programs itself, if none of them is measured."""
+        if self._passing.most and not self._worker.busy and self._may_pass(session):
+            self._setting, self._key = session.setting, key
+            self._passing.start(key)
+
+    def resume(self) -> None:
+        """Let jax start the next programs as before, if nothing has changed since."""
+        session = self._session()
+        if session is not None and session.setting is self._setting:
+            self._passing.number = session.number
+            self._pass(session, self._key)
 
     def __call__(self, call: jit.JitStart, /) -> Callable[[], Any] | None:
         session = self._session()
@@ -117,23 +130,36 @@ class Variants:
         if found is None or not found.hosts:
             return None
         passes, active = len(found.hosts), session.setting.active
+        hosts = cast("Sequence[Asked]", found.hosts)
+        reached = frozenset(x for host in hosts for x in host.reached)
+        self._passing.learn(call.function, passes, reached)
         program: Any = found.program
         if not session.inbox.is_due(passes):
             if not active:
                 bare = self._own(call, session)
                 if bare is not None:
-                    self._passing.learn(call.function, passes)
                     return lambda: self._run_bare(bare, call, session, passes)
             else:
                 program = self._quiet(call, session, found) or program
 
         def run() -> Any:
-            answers = [answer for host in found.hosts for answer in host()]
-            count = found.told if program is found.program else 0
-            out, told = call.run(program, _put(answers), count)
-            if count:
-                found.tell(answers, told)
-            self._pass(session)
+            setting, each = session.setting, [host() for host in hosts]
+            answers = [answer for one in each for answer in one]
+            key = key_of()
+            if setting.active:  # the first two of each are of the pass
+                key = key_of([x for one in each for x in one[2:]])
+            quiet = setting.active and program is not found.program
+            if quiet and key and key == self._passing.missed:
+                out = call.directly(program, _put(answers))
+            else:
+                if self._passing.missed:
+                    self._passing.spoil()
+                count = found.told if program is found.program else 0
+                out, told = call.run(program, _put(answers), count)
+                if count:
+                    found.tell(answers, told)
+            if setting is session.setting:
+                self._pass(session, key)
             return out
 
         return run
@@ -174,12 +200,15 @@ class Variants:
         self, bare: Callable[..., Any], call: jit.JitStart, session: Watched, passes: int
     ) -> Any:
         with without(session.is_mine):
-            if self._passing.missed:
+            if self._passing.missed == key_of():
                 out = call.own()
             else:
+                if self._passing.missed:
+                    self._passing.spoil()
                 out = call.like_mine(bare(*call.args, **call.kwargs))
         session.inbox.pass_over(passes)
-        self._pass(session)
+        if not session.setting.active:
+            self._pass(session, key_of())
         return out
 
     def _own(self, call: jit.JitStart, session: Watched) -> Callable[..., Any] | None:
@@ -251,4 +280,5 @@ def chosen_by(variants: Variants) -> Iterator[None]:
         if isinstance(other, Variants):  # a program of two sessions: each numbers its passes
             other.must_ask()
             variants.must_ask()
+        variants.resume()
         yield
