@@ -122,6 +122,24 @@ def test_another_program_is_compiled_beforehand(at_once: bool):
     assert "compile" not in compilations
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_runs_directly_is_in_the_fast_path_the_next_time(kept: bool):
+    """The call itself, or another program that always gets the same input."""
+    x, calls = jnp.arange(3.0), list[jit.JitStart]()
+    made = jax.make_jaxpr(lambda factor, x: factor * x)(jnp.float32(0), x)
+    double = jax.jit(lambda x: 2 * x)
+
+    def choose(call: jit.JitStart) -> Callable[[], Any]:
+        calls.append(call)
+        return lambda: call.directly(made, [jnp.float32(3)]) if kept else call.own()
+
+    with chosen(choose):
+        for number in range(4):
+            found = double(x + number)
+            np.testing.assert_array_equal(found, (3 if kept else 2) * (np.arange(3.0) + number))
+    assert len([call for call in calls if call.function is double.__wrapped__]) == 1
+
+
 def test_jax_is_as_before_afterwards():
     before = pjit._infer_params, pjit._run_python_pjit
     with chosen(lambda *_: None):

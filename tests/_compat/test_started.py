@@ -53,6 +53,17 @@ def test_a_program_with_another_effect_is_left_alone():
         assert in_python(lambda: [program(jnp.ones(3)) for _ in range(3)]) == 3
 
 
+def test_a_function_that_jax_has_started_itself_is_told():
+    double, x, heard = jax.jit(lambda x: 2 * x), jnp.ones(3), []
+    with started.fast_path(EFFECT):
+        double(x)
+        started.call_after(heard.append)
+        double(x)
+        started.call_after(None)
+        double(x)
+    assert heard == [double.__wrapped__]
+
+
 def test_all_that_was_started_has_ended_after_a_wait(program, told):
     x = jnp.ones((300, 300))
     with started.fast_path(EFFECT):
