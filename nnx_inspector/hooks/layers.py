@@ -139,6 +139,7 @@ def replace_layers(change: Callable[[Layer], Layer], restored: Callable[[], None
         change: returns the layer in place of one that is open.
         restored: called when the layers are again those before.
     """
+    restore_layers()
     before = _thread.layers
     _set(tuple(map(change, before)))
     _thread.replaced, _thread.restored = before, restored

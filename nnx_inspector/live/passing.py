@@ -36,7 +36,7 @@ _irregular: set[int] = set()
 """The numbers of the sessions that have a function whose programs differ in that."""
 _keys: dict[bytes, int] = {}
 _counter = itertools.count(1)
-MOST_SPOILT = 32
+MOST_SPOILT = 128
 """After this many spoilt keys a session's programs are always chosen in Python."""
 
 
@@ -104,7 +104,7 @@ class Passing:
         for content in [content for content, key in _keys.items() if key == self.missed]:
             del _keys[content]
         self._spoilt += 1
-        if self._spoilt > MOST_SPOILT:  # a variant cannot be compiled
+        if self._spoilt > MOST_SPOILT:  # a variant cannot be compiled, or each call is another
             _irregular.add(self.number)
 
     def stop(self) -> None:
@@ -123,7 +123,7 @@ class Passing:
 
     def _after(self, function: Any) -> None:
         try:
-            found = _known[self.number].get(function)
+            found = _known.get(self.number, {}).get(function)
         except TypeError:
             return
         if found is not None and found[0] and not self._passed(found):
