@@ -30,8 +30,8 @@ from nnx_inspector.live.figures import Observer, told_gauges
 from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.inbox import Inbox, Message, Taken, merged
 from nnx_inspector.live.messages import Ended, Reached, listeners
-from nnx_inspector.live.recompile import JitCalls
-from nnx_inspector.live.variants import Variants, chosen_by
+from nnx_inspector.live.programs.recompile import JitCalls
+from nnx_inspector.live.programs.variants import Variants, chosen_by
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, has_room
 from nnx_inspector.program.host.primitives import EFFECT, tell
 from nnx_inspector.recordings.facts import Figures

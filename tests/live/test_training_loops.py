@@ -12,7 +12,7 @@ import pytest
 from training_made import made
 from watched_loops import LOOPS, check
 
-from nnx_inspector.live.variants import Variants
+from nnx_inspector.live.programs.variants import Variants
 
 WAYS = (
     "iterated", "region, perturbed", "script", "ticked, perturbed", "iterated, perturbed", "region",

@@ -13,8 +13,8 @@ from looks import doubling, passing
 
 from nnx_inspector.hooks.dispatch import hooked
 from nnx_inspector.hooks.layers import INTERCEPTOR, Layer
-from nnx_inspector.live import recompile as jitcalls
-from nnx_inspector.live.recompile import JitCalls
+from nnx_inspector.live.programs import recompile as jitcalls
+from nnx_inspector.live.programs.recompile import JitCalls
 
 X = jnp.ones((4, 3))
 

@@ -23,8 +23,8 @@ from nnx_inspector.background import Worker, weakly
 from nnx_inspector.hooks.layers import Layer, open_layers, opened, without
 from nnx_inspector.live.inbox import Inbox
 from nnx_inspector.live.messages import Asked, Reached, listeners
-from nnx_inspector.live.passing import Known, Passing, key_of
-from nnx_inspector.live.recompile import Noted, choosing
+from nnx_inspector.live.programs.passing import Known, Passing, key_of
+from nnx_inspector.live.programs.recompile import Noted, choosing
 from nnx_inspector.perturbations.slots import CLEAN, Setting
 from nnx_inspector.program.host.answers import Answered, answered, silenced
 from nnx_inspector.program.host.primitives import EFFECT

@@ -288,7 +288,7 @@ def test_a_pass_is_saved_when_the_next_step_runs_bare(tmp_path: pathlib.Path):
 def test_a_program_that_does_not_compile_alone_goes_on_asking(
     asks: list[int], monkeypatch: pytest.MonkeyPatch
 ):
-    from nnx_inspector.live import variants
+    from nnx_inspector.live.programs import variants
 
     def broken(self: Any, *_: Any, **__: Any) -> None:
         raise RuntimeError("no room")
@@ -307,7 +307,7 @@ def test_a_program_that_does_not_compile_alone_goes_on_asking(
 
 
 def test_a_failure_to_choose_reaches_no_step(monkeypatch: pytest.MonkeyPatch):
-    from nnx_inspector.live import variants
+    from nnx_inspector.live.programs import variants
 
     def broken(program: Any) -> None:
         raise RuntimeError("no such jaxpr")
