@@ -97,10 +97,18 @@ class Passing:
             replace_layers(lambda layer: _with_key(layer, key), self._stopped)
             started.call_after(self._after)
 
-    def spoil(self) -> None:
-        """Use no more the key under which jax has missed the present call. jax will never take its
-        fast path there, as the program of this call does not go with the key.
+    def fits(self, key: int) -> bool:
+        """Whether jax has missed the present call under this key, not 0, so that it may keep the
+        program. Under another key it will never take its fast path for the call: that key is used
+        no more.
         """
+        if key and key == self.missed:
+            return True
+        if self.missed:
+            self._spoil()
+        return False
+
+    def _spoil(self) -> None:
         for content in [content for content, key in _keys.items() if key == self.missed]:
             del _keys[content]
         self._spoilt += 1

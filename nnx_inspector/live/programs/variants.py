@@ -149,11 +149,9 @@ class Variants:
             if setting.active:  # the first two of each are of the pass
                 key = key_of([x for one in each for x in one[2:]])
             quiet = setting.active and program is not found.program
-            if quiet and key and key == self._passing.missed:
+            if self._passing.fits(key if quiet else 0):
                 out = call.directly(program, _put(answers))
             else:
-                if self._passing.missed:
-                    self._passing.spoil()
                 count = found.told if program is found.program else 0
                 out, told = call.run(program, _put(answers), count)
                 if count:
@@ -200,11 +198,9 @@ class Variants:
         self, bare: Callable[..., Any], call: jit.JitStart, session: Watched, passes: int
     ) -> Any:
         with without(session.is_mine):
-            if self._passing.missed == key_of():
+            if self._passing.fits(key_of()):
                 out = call.own()
             else:
-                if self._passing.missed:
-                    self._passing.spoil()
                 out = call.like_mine(bare(*call.args, **call.kwargs))
         session.inbox.pass_over(passes)
         if not session.setting.active:

@@ -63,6 +63,10 @@ def _misses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+def is_aside() -> bool:
+    return any(getattr(layer.wrap, "aside", 0) for layer in open_layers())
+
+
 class Watched:
     """A region that waits for the variants, as a test of what happens then must."""
 
@@ -82,10 +86,6 @@ class Watched:
         out = jax.block_until_ready(step(*args))
         self.session.variants.wait()
         return out
-
-    @property
-    def aside(self) -> bool:
-        return any(getattr(layer.wrap, "aside", False) for layer in open_layers())
 
     def means(self) -> dict[int, float]:
         found = enumerate(self.recording.passes)
@@ -113,16 +113,15 @@ def test_a_pass_that_is_not_measured_is_started_by_jax_itself(misses: list[str])
             np.testing.assert_allclose(np.mean(out), mean_of(model, x), rtol=1e-5)
             if number > 12:  # once all are known, one call is missed: the measured one
                 assert misses == [STEP] * (number % 6 == 0), number
-                assert watched.aside == (number % 6 != 5), number
+                assert is_aside() == (number % 6 != 5), number
     check(watched, wanted)
     assert watched.session.inbox.count == 26
     assert not open_layers()
 
 
-def test_functions_of_several_passes_and_helpers_of_none(misses: list[str]):
-    model, one, two = Net(), nnx.jit(forward), jax.jit(twice, static_argnums=())
+def test_functions_of_several_passes_and_helpers_of_none():
+    model, one, two = Net(), nnx.jit(forward), nnx.jit(twice)
     split = jax.jit(lambda x: x + 1)
-    one, two = nnx.jit(forward), nnx.jit(twice)
     with Watched(model, 7) as watched:
         begun, wanted = 0, {}
         for number in range(24):
@@ -157,7 +156,7 @@ def test_a_function_whose_programs_begin_different_numbers_of_passes():
     assert watched.session.number in passing._irregular
 
 
-def test_other_shapes_and_calls_without_jit_between(misses: list[str]):
+def test_other_shapes_and_calls_without_jit_between():
     model, step = Net(), nnx.jit(forward)
     with Watched(model, 4) as watched:
         wanted = {}
@@ -228,7 +227,7 @@ def test_a_perturbation_acts_from_the_next_pass_on(elsewhere: bool):
         assert session is not None
         for number in range(18):
             if number == 8:
-                assert any(getattr(layer.wrap, "aside", 0) for layer in open_layers())
+                assert is_aside()
             if number in (8, 13):
                 thread = threading.Thread(target=switch, args=[number == 8])
                 thread.start() if elsewhere else switch(number == 8)
@@ -286,7 +285,7 @@ def test_an_error_in_a_step_and_the_end_of_a_loop_leave_nothing_open(misses: lis
         with Watched(model, 10) as watched:
             for number in range(6):
                 watched.run(step, model, batch(number))
-            assert watched.aside
+            assert is_aside()
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
