@@ -20,25 +20,69 @@ from typing import Any
 import jax
 from jax._src import api, config, pjit
 
+from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.jit import is_tracer
 
 _MANY = 16
+_SMALL = 4096  # bytes that are copied in no time
+
+
+class Latest:
+    """The results of the program that a thread has started last."""
+
+    def __init__(self) -> None:
+        self.out: Any = None
+
+    def ended(self) -> Callable[[], None] | None:
+        """What returns when that program has ended, None if it has.
+
+        It waits for one of the program's results, or for a copy if that is donated by then. The
+        copy may be late: another program may be running already.
+        """
+        small = None
+        for x in filter(_is_awaited, _arrays(self.out)):
+            small = x if small is None or x.nbytes < small.nbytes else small
+            if small.nbytes <= _SMALL:
+                break
+        if small is None:
+            return None
+        those = [small]
+        with contextlib.suppress(RuntimeError), ours():  # the device may have no room
+            those.append(jax.device_put(small, small.sharding, may_alias=False))
+        return functools.partial(_wait_for, *those)
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.depth = 0
+        self.latest: Latest | None = None
         self.before: Any = None  # what jax would call after each program of this thread
         self.after: Callable[[Any], None] | None = None
         self.results: list[Any] = []
 
     def note(self, out: Any) -> None:
         """Keep a result of a program that has not ended, unless jax knows the result already."""
+        if self.latest is not None:
+            self.latest.out = out
         if len(self.results) >= _MANY:
             self.results = [x for x in self.results if _is_awaited(x)]
-        leaves = (x for x in jax.tree.leaves(out) if isinstance(x, jax.Array) and not is_tracer(x))
-        arrays = (getattr(x, "_base_array", x) for x in leaves)  # of a random key
-        self.results.extend(itertools.islice(filter(_is_awaited, arrays), 1))
+        self.results.extend(itertools.islice(filter(_is_awaited, _arrays(out)), 1))
+
+
+def _arrays(out: Any) -> Iterator[Any]:
+    leaves = (x for x in jax.tree.leaves(out) if isinstance(x, jax.Array) and not is_tracer(x))
+    return (getattr(x, "_base_array", x) for x in leaves)  # of a random key
+
+
+def _wait_for(*those: jax.Array) -> None:
+    """Wait for the first of these that can be waited for.
+
+    A result may have been donated, and if its program has failed, reading it raises the error.
+    """
+    for x in those:
+        with contextlib.suppress(RuntimeError):
+            x.block_until_ready()
+            return
 
 
 def _is_awaited(x: Any) -> bool:
@@ -70,15 +114,23 @@ def fast_path(effect: Any) -> Iterator[None]:
                 undo()
 
 
+@contextlib.contextmanager
+def following(effect: Any) -> Iterator[Latest]:
+    """Inside, as in `fast_path`, the program that this thread has started last is known."""
+    with fast_path(effect):
+        _thread.latest = latest = Latest()
+        try:
+            yield latest
+        finally:
+            _thread.latest = None
+
+
 def wait() -> None:
     """Return when the programs that this thread has started have ended."""
     jax.effects_barrier()
     results, _thread.results = _thread.results, []
     for x in results:
-        # A result may have been donated to a later program, which is noted too. If its program
-        # has failed, reading the result raises the error.
-        with contextlib.suppress(RuntimeError):
-            x.block_until_ready()
+        _wait_for(x)  # one that was donated went to a program that is among these
 
 
 def call_after(listener: Callable[[Any], None] | None) -> None:

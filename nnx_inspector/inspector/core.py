@@ -153,7 +153,7 @@ class Core:
             "metrics": self.metrics.latest,
             "meter": self.meter,
             "effect": self.effect,
-            "errors": self.metrics.errors,
+            "errors": self.metrics.errors + self.meter.errors,
             "waiting": tuple(
                 protocol.Waiting(what=what, seconds=time.monotonic() - since)
                 for what, since in list(self._waiting.values())

@@ -26,13 +26,13 @@ from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.passes.rerun import Reruns
+from nnx_inspector.inspector.reports import Reports
 from nnx_inspector.live.attendance import Attendance
 from nnx_inspector.live.inbox import Taken
-from nnx_inspector.live.losses import losses_of
 from nnx_inspector.live.session import Session, StepEnd
-from nnx_inspector.live.steps import Region, check_every, check_tree, watched
+from nnx_inspector.live.steps import Region, Step, check_every, check_tree, watched
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
-from nnx_inspector.recordings.layers import NOT_TOLD_APART, Stack, layer_key
+from nnx_inspector.recordings.layers import Stack
 from nnx_inspector.screen import protocol
 
 T = TypeVar("T")
@@ -40,8 +40,6 @@ PATIENCE = 0.2
 """How long a loop waits for the recording before it says so, in seconds."""
 SPARED = 10
 """At most one in this many measured steps runs bare while the measured program compiles."""
-MODEL = -1
-"""Stands for a handle's number: the model itself."""
 
 
 class Loops:
@@ -56,12 +54,9 @@ class Loops:
         self._spare = 0  # the number of measured steps that may still run bare
         self._region: Region | None = None
         self._first = False
-        self._unseen: dict[str, str] = {}
+        self._reports = Reports(core)
         self._every = 1
-        self._attendance: Attendance | None = None
         self._taken: tuple[Handle, ...] = ()
-        self._warned: set[int] = set()
-        self._certain: list[str] = []  # warnings for the loop's own thread
         self._perturbed = False
         self._start = 0
         self._some = False  # whether any step has ended
@@ -229,10 +224,10 @@ class Loops:
             if self._first:
                 in_region = self._region is not None
                 before = 0 if in_region else session.inbox.count
-                self._attendance = Attendance(
+                attendance = Attendance(
                     session, self._every, core.step, before=before, in_region=in_region
                 )
-                self._warned = set()
+                self._reports.begin(attendance)
             if core.pending:
                 self._take_over(session)
             measured = self._between_passes or core.step % self._every == 0
@@ -256,39 +251,37 @@ class Loops:
         self._spare -= 1
         return True
 
-    def step_ends(
-        self, session: Session, step: int, *, sampled: bool, perturbed: bool, seconds: float
-    ) -> None:
+    def step_ends(self, session: Session, ended: Step) -> None:
         """Record a measured step and show it, in a thread that is at most one behind."""
-        began, core = time.perf_counter(), self._core
+        began, core, step, sampled = time.perf_counter(), self._core, ended.number, ended.sampled
         end = session.step_ends() if sampled and self._runs_on(session) else None
         if session.bare and self._ahead is not session:
             begun = session.compile_ahead()
             self._ahead, self._spare = session if begun else None, self._spare * begun
-        before, self._last_end = self._last_end, end
-        if before is not None:
-            before.wait()  # for the device, before the patience with the recorder begins
-        if sampled and not core.recorder.wait(PATIENCE):
-            core.wait_for("recorder", "recording the last measured step")
-            core.recorder.wait()
-            core.wait_for("recorder")
+        if sampled:
+            self._wait_for_last(end)
         here = sampled and end is None
         passes = session.take_passes() if here else []
         with core.lock:
             if core.closed:
                 return
             if here:
-                self._measured(session, step, passes, session.inbox.count)
+                self._have_program(session)
+                self._reports.add(session, passes, session.inbox.count, self._taken, step=step)
             core.metrics.settle(wait_until=step if here else -math.inf)
             core.step = step + 1
-            seconds += time.perf_counter() - began
-            core.meter.step_ends(seconds, measured=sampled, perturbed=perturbed)
+            seconds = ended.seconds + time.perf_counter() - began
+            core.meter.step_ends(seconds, measured=sampled, perturbed=ended.perturbed)
+            if ended.latest is not None:
+                core.meter.pass_edge(ended.latest.ended())
+            elif sampled:
+                core.meter.pass_edge(None if end is None else end.ended())
             self._progress(step + 1, core.view.progress.total)
-            certain, self._certain = self._certain, []
+            certain = self._reports.warnings()
         if sampled:
             record = functools.partial(self._record, session, step, passes)
             if end is not None:
-                record = functools.partial(self._record_behind, session, step, end)
+                record = functools.partial(self._record_behind, session, step, end, self._taken)
             core.recorder.do(record)
             if core.handles.setting().active:
                 self._rerun.refresh(step)
@@ -299,23 +292,31 @@ class Loops:
             warn(text)
 
     def _runs_on(self, session: Session) -> bool:
-        """Whether the loop goes on while the measured step runs, because the next one is too."""
-        return self._every == 1 and session is self._ready and session.tells_steps_apart
+        """Whether the loop goes on while the measured step runs."""
+        return session is self._ready and session.tells_steps_apart
 
-    def _record_behind(self, session: Session, step: int, end: StepEnd) -> None:
+    def _wait_for_last(self, end: StepEnd | None) -> None:
+        """Wait until the measured step before the one with this end is recorded."""
+        core = self._core
+        before, self._last_end = self._last_end, end
+        if before is not None:
+            before.wait()  # for the device, before the patience with the recorder begins
+        if not core.recorder.wait(PATIENCE):
+            core.wait_for("recorder", "recording the last measured step")
+            core.recorder.wait()
+            core.wait_for("recorder")
+
+    def _record_behind(
+        self, session: Session, step: int, end: StepEnd, taken: tuple[Handle, ...]
+    ) -> None:
         passes, count = session.passes_of(end)
         with self._core.lock:
             if self._core.closed:
                 return
-            self._measured(session, step, passes, count)
+            self._have_program(session)
+            self._reports.add(session, passes, count, taken, step=step)
             self._core.metrics.settle(wait_until=step)
         self._record(session, step, passes)
-
-    def _measured(self, session: Session, step: int, passes: list[Taken], count: int) -> None:
-        """Note what a measured step did; `count` passes had begun by its end."""
-        self._have_program(session)
-        self._certain += self._attended(session, passes, count, step=step)
-        self._tell_losses(session)
 
     def _have_program(self, session: Session) -> None:
         self._ready = session
@@ -359,9 +360,8 @@ class Loops:
             if core.closed:
                 return
             self._have_program(session)
-            self._attended(session, [one], session.inbox.count, step=step)
             self._record(session, step, [one], held=one.number)
-            self._tell_losses(session)
+            self._reports.add(session, [one], session.inbox.count, self._taken, step=step)
             core.metrics.settle()
             core.step = step + 1
             self._progress(step + 1, None)
@@ -384,7 +384,7 @@ class Loops:
         core = self._core
         core.recorder.wait()
         with core.lock:
-            certain, self._certain = self._certain, []
+            certain = self._reports.warnings()
             if self._between_passes:  # passes after the last measured one count too
                 core.step = max(core.step, self._start + session.inbox.count)
             self._some |= core.step > self._start
@@ -398,48 +398,11 @@ class Loops:
                 return
             core.wait_for("loop")
             passes = session.take_passes()
-            if self._attendance is not None:
-                certain += self._attended(session, passes, session.inbox.count)
-            self._attendance = None
-            self._tell_losses(session)
+            certain += self._reports.end(session, passes, session.inbox.count, self._taken)
             core.metrics.settle(wait_until=math.inf)
         core.view.present(force=True)
         for text in certain * (not failed):
             warn(text)
-
-    def _attended(
-        self, session: Session, passes: list[Taken], count: int, *, step: int | None = None
-    ) -> list[str]:
-        """Check what a step or loop has called and perturbed; return the new warnings."""
-        attendance, core = self._attendance, self._core
-        if attendance is None:
-            return []
-        over = step is None
-        attendance.note(count)
-        if step is None:
-            step = core.step
-        else:
-            attendance.step(step)
-        texts = dict[int, str]()
-        uncalled = attendance.uncalled(over=over)
-        if uncalled is not None or attendance.called:
-            core.recording.miss(uncalled)
-        if uncalled is not None:
-            texts[MODEL] = f"{uncalled.what}: {uncalled.advice}."
-        expected = core.handles.expected(self._taken)
-        idle = attendance.idle(expected, session.reached(), passes)
-        core.handles.tell_idle(idle)
-        on = {handle.id: handle for handle in self._taken}
-        for number, why in attendance.certainly_idle(idle, step, over=over).items():
-            if number in on:
-                kind = on[number].perturbation.kind_name
-                texts[number] = f"{kind} on {on[number].site!r} is not acting: {why}."
-        new = {number: text for number, text in texts.items() if number not in self._warned}
-        self._warned |= set(new)
-        for number, text in new.items():
-            site = on[number].site if number in on else None
-            core.notice("warning", text, site)
-        return list(new.values())
 
     def _record(
         self, session: Session, step: int, passes: list[Taken], *, held: int | None = None
@@ -451,17 +414,6 @@ class Loops:
             self._core.record_pass(
                 step, found, kind="watch", setting=setting, figures=figures, held=held
             )
-
-    def _tell_losses(self, session: Session) -> None:
-        for text in losses_of(session):
-            self._core.notice("warning", text)
-        unseen = dict(session.unseen)
-        for site in session.blurred:
-            count = session.stacks[site].layers
-            unseen.update({layer_key(site, i): NOT_TOLD_APART for i in range(count)})
-        if unseen != self._unseen:
-            self._unseen = unseen
-            self._core.show_layout(unseen)
 
     def _shown(self, step: int) -> None:
         if self._core.handles.setting().active:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
@@ -18,15 +19,14 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector._compat import jit
+from nnx_inspector.background import weakly
 from nnx_inspector.errors import warn
 from nnx_inspector.inspector.passes.programs import Result
+from nnx_inspector.live.clock import RECENT, Clock, Edge
 from nnx_inspector.perturbations.effects import Differences, OutputChange, output_change
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
-
-RECENT = 64
-"""The most steps of one kind whose times are kept."""
 
 
 class Metrics:
@@ -135,11 +135,15 @@ class Meter:
 
     Attributes:
         waited: how long the user waited for each first thing; see `protocol.Cost`.
+        errors: how many times could not be taken.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seconds: dict[tuple[bool, bool], deque[float]] = {}
+        self.errors = 0
+        self.clock = Clock(weakly(self._not_taken))
+        self._kinds: set[tuple[bool, bool]] = set()
+        self._steps = self._compiled_by_edge = 0
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._compiled_before = 0
         self.compilations = 0
@@ -153,20 +157,35 @@ class Meter:
 
     def loop_begins(self) -> None:
         """Begin a loop, whose steps may differ from those of the loop before."""
-        self._seconds = {}
+        self.clock = Clock(weakly(self._not_taken))
+        self._begin_span()
         self._recent.clear()
 
     def step_begins(self) -> None:
         self._compiled_before = self.compilations
 
     def step_ends(self, seconds: float, *, measured: bool, perturbed: bool) -> None:
-        """End the step, and count its time if nothing was compiled."""
+        """End a step that took the user's thread so many seconds."""
         if measured:
             self.waited.setdefault("step_seconds", seconds)
         if self.compilations == self._compiled_before:
-            of_its_kind = self._seconds.setdefault((measured, perturbed), deque(maxlen=RECENT))
-            of_its_kind.append(seconds)
             self._recent.append(seconds)
+        self._steps += 1
+        self._kinds.add((measured, perturbed))
+
+    def pass_edge(self, ended: Callable[[], object] | None) -> None:
+        """Time the steps since the last edge, by the end of this one on the device; see `Edge`."""
+        typical = len(self._kinds) == 1 and self.compilations == self._compiled_by_edge
+        kind = next(iter(self._kinds)) if typical else None
+        self.clock.pass_edge(Edge(time.perf_counter(), ended, self._steps, kind))
+        self._begin_span()
+
+    def _begin_span(self) -> None:
+        self._kinds, self._steps = set(), 0
+        self._compiled_by_edge = self.compilations
+
+    def _not_taken(self, _: Exception) -> None:
+        self.errors += 1
 
     @property
     def compared(self) -> tuple[float | None, float | None]:
@@ -176,12 +195,12 @@ class Meter:
             if plain is not None and measured is not None:
                 return plain, measured
         measured = [self._median(True, perturbed) for perturbed in (False, True)]
-        if any(not kind for kind, _ in self._seconds):
+        if any(not kind for kind, _ in list(self.clock.seconds)):
             return None, None  # there are plain steps, but none like a measured one
         return None, next((seconds for seconds in measured if seconds is not None), None)
 
     def _median(self, measured: bool, perturbed: bool) -> float | None:
-        seconds = self._seconds.get((measured, perturbed))
+        seconds = self.clock.seconds.get((measured, perturbed))
         return statistics.median(seconds) if seconds else None
 
     @property
@@ -189,6 +208,7 @@ class Meter:
         return 1 / max(1e-9, statistics.fmean(self._recent)) if self._recent else None
 
     def close(self) -> None:
+        self.clock.close()
         self._undo()
 
 

@@ -78,6 +78,10 @@ class StepEnd:
     count: int | None
     last: Sequence[Message]
 
+    def ended(self) -> Callable[[], None] | None:
+        """What returns when the step's passes have ended, None if they have."""
+        return None if all(message.is_here for message in self.last) else self.wait
+
     def wait(self) -> None:
         """Return when the step's passes have ended, even if in an error."""
         for message in self.last:
@@ -331,7 +335,7 @@ class Session:
         """The sites and places that perturbed passes have reached since the last call."""
         self._wait_until_begun()
         ran, self.ran = self.ran, {}
-        return {one for sites in ran.values() for one in sites}
+        return {one for sites in list(ran.values()) for one in sites}  # a pass may begin meanwhile
 
     def take(self) -> dict[str, dict[str, Summary]]:
         """The passes since the last `take`: site -> quantity -> summary over all calls.

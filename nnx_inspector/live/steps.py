@@ -9,17 +9,20 @@ programs count the passes of the model and send the sampled ones. Invariant: no 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Generator, Iterable, Sized
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, TypeVar
 
+from nnx_inspector._compat.started import Latest, following
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.dispatch import installed
 from nnx_inspector.hooks.layers import Layer, opened_layers
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session
+from nnx_inspector.program.host.primitives import EFFECT
 
 T = TypeVar("T")
 
@@ -27,14 +30,28 @@ KEPT_BACK = 2
 """How many passes may still lack gradients when later passes have begun."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step that the user's thread has ended.
+
+    Attributes:
+        seconds: how long it took that thread.
+        latest: the step's last program, if the next step is to be measured.
+    """
+
+    number: int
+    sampled: bool
+    perturbed: bool
+    seconds: float
+    latest: Latest | None
+
+
 class Owner(Protocol):
     """The object that begins a loop and receives its steps and passes."""
 
     def loop_begins(self, total: int | None) -> int: ...
     def step_begins(self, session: Session) -> bool: ...
-    def step_ends(
-        self, session: Session, step: int, *, sampled: bool, perturbed: bool, seconds: float
-    ) -> None: ...
+    def step_ends(self, session: Session, ended: Step) -> None: ...
     def step_left(self, session: Session, step: int, *, sampled: bool) -> None: ...
     def pass_ends(self, session: Session, step: int, one: Taken) -> None: ...
     def pass_held(self, session: Session, step: int, one: Taken) -> None: ...
@@ -70,6 +87,7 @@ class Steps:
         self._layers: tuple[Layer, ...] = ()
         self._began: float | None = None
         self._sampled = self._perturbed = False
+        self._latest: Latest | None = None
 
     def begin(self) -> None:
         self._perturbed = self._owner.step_begins(self._session)
@@ -81,6 +99,8 @@ class Steps:
             self._open.enter_context(self._session.open())
         elif due:
             self._open.enter_context(self._session.note_bare())
+        before_due = not self._sampled and (self._step + 1) % self._every == 0
+        self._latest = self._open.enter_context(following(EFFECT)) if before_due else None
         self._layers = opened_layers()
 
     def end(self) -> None:
@@ -93,19 +113,16 @@ class Steps:
             )
         seconds, self._began = time.perf_counter() - self._began, None
         self._open.close()
-        self._owner.step_ends(
-            self._session,
-            self._step,
-            sampled=self._sampled,
-            perturbed=self._perturbed,
-            seconds=seconds,
-        )
+        latest, self._latest = self._latest, None
+        ended = Step(self._step, self._sampled, self._perturbed, seconds, latest)
+        self._owner.step_ends(self._session, ended)
         self._step += 1
         raise_interrupt(self._session)
 
     def leave(self) -> None:
         """Leave the loop, perhaps within a step: by a `break` or an error."""
         began, self._began = self._began, None
+        self._latest = None
         self._open.close()
         if began is not None:
             self._owner.step_left(self._session, self._step, sampled=self._sampled)

@@ -20,7 +20,7 @@ from nnx_inspector.live.attendance import Attendance
 from nnx_inspector.live.inbox import Sent, Taken
 from nnx_inspector.live.losses import losses_of
 from nnx_inspector.live.session import Session
-from nnx_inspector.live.steps import Region, check_every, check_tree
+from nnx_inspector.live.steps import Region, Step, check_every, check_tree
 from nnx_inspector.program.analysis.stacks import shown_of
 from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.recordings.facts import Facts
@@ -114,9 +114,7 @@ class _Recorder:
     def step_begins(self, session: Session) -> bool:
         return False
 
-    def step_ends(
-        self, session: Session, step: int, *, sampled: bool, perturbed: bool, seconds: float
-    ) -> None:
+    def step_ends(self, session: Session, ended: Step) -> None:
         pass
 
     def step_left(self, session: Session, step: int, *, sampled: bool) -> None:

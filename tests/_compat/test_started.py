@@ -1,14 +1,16 @@
 """Programs that speak with the host take jax's fast path, and can be waited for."""
 
 import contextlib
+import threading
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax._src import api, pjit
 
-from nnx_inspector._compat import jit, started
-from nnx_inspector.program.host.primitives import EFFECT, tell
+from nnx_inspector._compat import jit, native, started
+from nnx_inspector.program.host.primitives import EFFECT, ask, tell
 
 
 @pytest.fixture
@@ -133,3 +135,46 @@ def test_jax_is_as_before_afterwards(program):
         program(jnp.ones(2))
         assert pjit._get_fastpath_data is not before[0]
     assert (pjit._get_fastpath_data, api._post_hook_state.get_local()) == before
+
+
+@pytest.mark.parametrize("donated", [False, True])
+def test_the_latest_program_is_waited_for_even_if_its_result_is_donated(donated):
+    if not native.serves_here():
+        pytest.skip("no function in C calls Python here: such programs are waited for")
+    may_end = threading.Event()
+
+    def host():
+        return (np.float32(may_end.wait(60)),)
+
+    @jax.jit
+    def held(x):
+        return x * ask(host, [jax.ShapeDtypeStruct((), jnp.float32)], after=[x])[0]
+
+    may_end.set()
+    many = jnp.ones((256, 256))  # or else jax runs the program in the thread that starts it
+    double = jax.jit(lambda x: 2 * x, donate_argnums=0)
+    x = double(held(many))
+    with started.following(EFFECT) as latest:
+        assert latest.ended() is None, "no program was started"
+        double(x).block_until_ready()
+        assert latest.ended() is None
+        may_end.clear()
+        out = held(many)
+        ended = latest.ended()
+    if donated:
+        double(out)
+    waited = threading.Thread(target=ended)
+    waited.start()
+    assert waited.is_alive()
+    may_end.set()
+    waited.join()
+
+
+def test_the_latest_program_may_return_a_random_key_and_no_array():
+    with started.following(EFFECT) as latest:
+        jax.jit(lambda key: jax.random.split(key, 3))(jax.random.key(0))
+        ended = latest.ended()
+        jax.jit(lambda: ())()
+        assert latest.ended() is None
+    if ended is not None:
+        ended()

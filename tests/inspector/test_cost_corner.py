@@ -1,17 +1,22 @@
 """The figures of the cost corner against a count by hand."""
 
 import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
 import nnx_inspector as nni
+from nnx_inspector._compat import native
 from nnx_inspector.inspector.loops import PATIENCE
 from nnx_inspector.inspector.metrics import Meter
 from nnx_inspector.live.session import Session, StepEnd
+from nnx_inspector.program.host.primitives import ask
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import CREDITS, SHORTEST, InspectorWidget
 from nnx_inspector.screen.presenter import STATED, Presenter
@@ -108,38 +113,109 @@ def meter():
     meter.close()
 
 
-def steps(meter, *, compiles=0, **of):
-    """Steps with these durations in seconds; `measured` and `perturbed` mark them."""
-    for seconds in of.pop("seconds"):
-        meter.step_begins()
-        meter.compilations += compiles
-        meter.step_ends(seconds, **of)
+@pytest.fixture
+def steps(meter, monkeypatch):
+    """Steps that take so many seconds each, compile so many programs, and are followed by an edge,
+    as the loop's measured steps and the steps before them are.
+    """
+    now = [0.0]
+    monkeypatch.setattr("nnx_inspector.inspector.metrics.time.perf_counter", lambda: now[0])
+
+    def run(*, seconds, compiles=0, **of):
+        for one in seconds:
+            now[0] += one
+            meter.step_begins()
+            meter.compilations += compiles
+            meter.step_ends(one, **of)
+            if of["measured"]:
+                meter.pass_edge(None)
+        if not of["measured"]:
+            meter.pass_edge(None)
+        meter.clock.wait()
+
+    meter.pass_edge(None)
+    return run
 
 
-def test_a_measured_step_is_compared_with_steps_like_it(meter):
+def test_a_measured_step_is_compared_with_steps_like_it(meter, steps):
     """Perturbed steps take 9 s unmeasured and 10 s measured, the others 1 s and 2 s."""
-    steps(meter, seconds=[9.0] * 30, measured=False, perturbed=True)
+    steps(seconds=[9.0] * 30, measured=False, perturbed=True)
     assert meter.compared == (None, None), "no step was measured"
-    steps(meter, seconds=[2.0] * 3, measured=True, perturbed=False)
+    steps(seconds=[2.0] * 3, measured=True, perturbed=False)
     assert meter.compared == (None, None), "9 s against 2 s would be 0.22 times"
-    steps(meter, seconds=[10.0] * 3, measured=True, perturbed=True)
+    steps(seconds=[10.0] * 3, measured=True, perturbed=True)
     assert meter.compared == (9.0, 10.0)
-    steps(meter, seconds=[1.0] * 5, measured=False, perturbed=False)
+    steps(seconds=[1.0] * 5, measured=False, perturbed=False)
     assert meter.compared == (1.0, 2.0)
 
 
-def test_steps_of_another_loop_and_steps_that_compile_are_left_out(meter):
-    steps(meter, seconds=[50.0], measured=True, perturbed=False, compiles=3)
+def test_steps_of_another_loop_and_steps_that_compile_are_left_out(meter, steps):
+    steps(seconds=[50.0], measured=True, perturbed=False, compiles=3)
     assert (meter.compared, meter.rate) == ((None, None), None)
-    steps(meter, seconds=[3.0, 1.0, 2.0], measured=True, perturbed=False)
+    steps(seconds=[3.0, 1.0, 2.0], measured=True, perturbed=False)
     assert meter.compared == (None, 2.0), "each step is measured"
-    steps(meter, seconds=[40.0], measured=False, perturbed=False, compiles=1)
+    steps(seconds=[40.0], measured=False, perturbed=False, compiles=1)
     assert meter.compared == (None, 2.0)
-    meter.compilations += 5  # between two steps: the cost of a pass for the screen
-    steps(meter, seconds=[1.0], measured=False, perturbed=False)
+    steps(seconds=[1.0], measured=False, perturbed=False)
     assert (meter.compared, meter.rate) == ((1.0, 2.0), 4 / 7)
     meter.loop_begins()
     assert (meter.compared, meter.rate) == ((None, None), None)
+
+
+def test_a_plain_step_takes_its_share_of_the_time_between_two_measured_ones(meter, steps):
+    steps(seconds=[2.0], measured=True, perturbed=False)
+    steps(seconds=[0.5, 1.0, 1.5], measured=False, perturbed=False)
+    assert meter.compared == (1.0, 2.0)
+
+
+def test_steps_among_which_a_perturbation_was_switched_are_left_out(meter, steps, monkeypatch):
+    steps(seconds=[2.0], measured=True, perturbed=False)
+    for perturbed in (True, False):
+        meter.step_begins()
+        meter.step_ends(1.0, measured=False, perturbed=perturbed)
+    steps(seconds=[1.0], measured=False, perturbed=False)
+    assert meter.compared == (None, 2.0)
+    steps(seconds=[1.0], measured=False, perturbed=False)
+    assert meter.compared == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_loop_that_does_not_wait_is_timed_by_the_device(every):
+    """The device is held in a measured step, whose time is counted when it is let go."""
+    if not native.serves_here():
+        pytest.skip("no function in C calls Python here: such programs are waited for")
+    may_end = threading.Event()
+
+    def host():
+        return (np.float32(may_end.wait(60)),)
+
+    @jax.jit
+    def held(x):
+        return x * ask(host, [jax.ShapeDtypeStruct((), jnp.float32)], after=[x])[0]
+
+    # so many values that jax does not run the held program in the thread that starts it
+    model, y = nnx.Linear(256, 256, rngs=nnx.Rngs(0)), jnp.ones((256, 256))
+    insp = nni.Inspector(model, y, display=False)
+    step = nnx.jit(lambda model, x: jnp.tanh(model(x)))
+    may_end.set()
+    held(y).block_until_ready()  # a step with a compilation is not counted
+    may_end.clear()
+    with ThreadPoolExecutor(1) as another:  # its programs do not hold up those of this thread
+        for i, _ in enumerate(insp.watch(range(2 * every + 2), every=every)):
+            clock = insp._core.meter.clock
+            if i == 2 * every:
+                clock.wait()
+                counted = len(clock.seconds[True, False])
+                y = another.submit(held, y).result()
+                began = time.perf_counter()
+            if i == 2 * every + 1:
+                assert len(clock.seconds[True, False]) == counted
+                seconds = time.perf_counter() - began
+                may_end.set()
+            y = step(model, y)
+    clock.wait()
+    insp.close()
+    assert clock.seconds[True, False][counted] >= seconds
 
 
 def test_a_loop_says_which_of_its_steps_are_alike(monkeypatch):

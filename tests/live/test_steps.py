@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -85,47 +86,54 @@ def test_switching_in_a_region_acts_on_later_passes_alone() -> None:
         np.testing.assert_allclose(y, expected * (i % 2), rtol=1e-5, atol=1e-6)
 
 
-def test_a_measured_step_is_started_while_the_one_before_runs() -> None:
+@nnx.jit
+def asking(model: Chain, x: jax.Array, scale: Any) -> jax.Array:
+    """A program that waits for the host, so the watched ones ask for their passes as they run."""
+    y = model(x)
+    (zero,) = ask(lambda: (np.float32(0),), [jax.ShapeDtypeStruct((), jnp.float32)], after=[y])
+    return y * scale + zero
+
+
+@pytest.mark.parametrize(("every", "step"), [(1, forward), (1, asking), (3, forward)])
+def test_a_step_is_started_while_the_measured_one_before_runs(every: int, step: Any) -> None:
     if not native.serves_here():
         pytest.skip("no function in C calls Python here: such programs are waited for")
     may_end = threading.Event()
-    may_end.set()
 
     def host() -> tuple[Any, ...]:
         return (np.float32(may_end.wait(PATIENCE)),)
 
-    @nnx.jit
-    def step(model: Chain, x: jax.Array) -> jax.Array:
-        y = model(x)
-        return y * ask(host, [jax.ShapeDtypeStruct((), jnp.float32)], after=[y])[0]
+    @jax.jit
+    def held(x: jax.Array) -> jax.Array:
+        return x * ask(host, [jax.ShapeDtypeStruct((), jnp.float32)], after=[x])[0]
 
     model, xs = Chain(nnx.Rngs(0)), batches(6)
     insp = nni.Inspector(model, xs[0], display=False)
     found: list[jax.Array] = []
-    for i, x in enumerate(insp.watch(xs, every=1)):
-        if i == 3:
-            found[2].block_until_ready()  # the loop is a step ahead: it would wait for the host too
-            may_end.clear()
-        found.append(step(model, x))
-        if i == 4:
-            assert not found[3].is_ready()
-            may_end.set()
+    with ThreadPoolExecutor(1) as another:  # its programs do not hold up those of this thread
+        for i, x in enumerate(insp.watch(xs, every=every)):
+            given = another.submit(held, x).result() if i == 3 else x
+            found.append(step(model, given, 1.0))
+            if i == 4:
+                assert not found[3].is_ready()
+                may_end.set()
     passes = [one for one in insp.recording.passes if one.kind == "watch"]
-    assert [one.step for one in passes] == list(range(6))
+    assert [one.step for one in passes] == list(range(0, 6, every))
     for one in passes:
         summary: Any = one.summary("")
         np.testing.assert_allclose(summary.mean, found[one.step].mean(), rtol=1e-4)
 
 
-def test_of_steps_that_are_all_measured_each_has_its_own_passes() -> None:
+@pytest.mark.parametrize("every", [1, 2])
+def test_each_measured_step_has_its_own_passes(every: int) -> None:
     """Steps call the model twice, not at all, or once, and the device is behind."""
     model, xs = Chain(nnx.Rngs(0)), batches(10)
     insp = nni.Inspector(model, xs[0], display=False)
     expected: dict[int, list[Any]] = {}
-    for i, x in enumerate(insp.watch(xs, every=1)):
+    for i, x in enumerate(insp.watch(xs, every=every)):
         calls = [forward(model, x, 1.0 + j) / (1.0 + j) for j in range((2 - i) % 3)]
         insp.metrics(calls=len(calls), last=calls[-1].sum() if calls else 0)
-        expected |= {i: calls} if calls else {}
+        expected |= {i: calls} if calls and i % every == 0 else {}
     passes = [one for one in insp.recording.passes if one.kind == "watch"]
     assert [one.step for one in passes] == list(expected)
     for one in passes:

@@ -213,11 +213,11 @@ class Variants:
             layers = tuple(layer for layer in open_layers() if not session.is_mine(layer))
             noted = Noted(call.made(), layers, Configuration.here())
 
-            def prepared() -> Callable[..., Any]:
+            def compiled() -> Callable[..., Any]:
                 noted.compile()
                 return noted.call.jitted()
 
-            self._prepare(self._bare, call.program, prepared, session)
+            self._compile_in_thread(self._bare, call.program, compiled, session)
         return self._bare[call.program]
 
     def _quiet(self, call: jit.JitStart, session: Watched, found: Answered) -> Any:
@@ -226,32 +226,32 @@ class Variants:
             compile_it = call.compiler(_like(found))
             layers, configuration = open_layers(), Configuration.here()
 
-            def prepared() -> Any:
+            def compiled() -> Any:
                 if found.program not in _silenced:
                     _silenced[found.program] = silenced(found)
                 with configuration.held(), opened(layers):
                     compile_it(_silenced[found.program])
                 return _silenced[found.program]
 
-            self._prepare(self._silent, call.program, prepared, session)
+            self._compile_in_thread(self._silent, call.program, compiled, session)
         return self._silent[call.program]
 
-    def _prepare(
+    def _compile_in_thread(
         self,
         those: weakref.WeakKeyDictionary[Any, Any],
         program: Any,
-        prepared: Callable[[], Any],
+        compiled: Callable[[], Any],
         session: Watched,
     ) -> None:
         those[program] = None
 
-        def prepare() -> None:
+        def work() -> None:
             if session.number in listeners:
-                those[program] = prepared()
+                those[program] = compiled()
             else:  # the loop has ended; the next one may want it
                 those.pop(program, None)
 
-        self._worker.do(prepare)
+        self._worker.do(work)
 
     def _not_compiled(self, error: Exception) -> None:
         session = self._session()

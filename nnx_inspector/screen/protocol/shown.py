@@ -206,10 +206,11 @@ class Effect(Struct):
 
 
 class Cost(Struct):
-    """The cost of inspection. Seconds are medians of recent steps: of plain steps, and of measured
-    steps that are otherwise like them (both perturbed, or neither). None if there are no such
-    steps. The last three say how long the user waited: for the tree, for the first pass, and for
-    the first measured step of a loop, with its compilation; None while unknown.
+    """The cost of inspection. Seconds are medians of recent steps, by their ends on the device: of
+    plain steps, and of measured steps that are otherwise like them (both perturbed, or neither).
+    None if there are no such steps. The last three say how long the user waited: for the tree, for
+    the first pass, and for the first measured step of a loop, with its compilation; None while
+    unknown.
     """
 
     plain_seconds: float | None

@@ -1,0 +1,114 @@
+"""What a watched loop reports of itself, besides figures: that it does not call the model, that a
+perturbation does not act, that a site is not seen.
+
+Invariant: each report is shown once in a loop, and warned of once, in the loop's own thread. The
+recorder's thread may gather them. What is certain is decided by `live.attendance`.
+"""
+
+from __future__ import annotations
+
+from nnx_inspector.inspector.core import Core
+from nnx_inspector.inspector.handles import Handle
+from nnx_inspector.live.attendance import Attendance
+from nnx_inspector.live.inbox import Taken
+from nnx_inspector.live.losses import losses_of
+from nnx_inspector.live.session import Session
+from nnx_inspector.recordings.layers import NOT_TOLD_APART, layer_key
+
+MODEL = -1
+"""Stands for a handle's number: the model itself."""
+
+
+class Reports:
+    """The reports of one loop after the other. The caller holds the core's lock."""
+
+    def __init__(self, core: Core):
+        self._core = core
+        self._attendance: Attendance | None = None
+        self._told: set[int] = set()
+        self._warnings: list[str] = []
+        self._unseen: dict[str, str] = {}
+
+    def begin(self, attendance: Attendance) -> None:
+        self._attendance, self._told = attendance, set()
+
+    def end(
+        self, session: Session, passes: list[Taken], count: int, taken: tuple[Handle, ...]
+    ) -> list[str]:
+        """Report what is certain now that the loop has ended; return the last warnings."""
+        self._attend(passes, session, count, taken, step=None)
+        self._attendance = None
+        self._tell_losses(session)
+        return self.warnings()
+
+    def add(
+        self,
+        session: Session,
+        passes: list[Taken],
+        count: int,
+        taken: tuple[Handle, ...],
+        *,
+        step: int,
+    ) -> None:
+        """Report what a measured step has called and perturbed.
+
+        Args:
+            passes: those of the step.
+            count: how many passes had begun by its end.
+            taken: the perturbations that were on.
+        """
+        self._attend(passes, session, count, taken, step=step)
+        self._tell_losses(session)
+
+    def warnings(self) -> list[str]:
+        """The new warnings, for the loop's own thread to give."""
+        found, self._warnings = self._warnings, []
+        return found
+
+    def _attend(
+        self,
+        passes: list[Taken],
+        session: Session,
+        count: int,
+        taken: tuple[Handle, ...],
+        *,
+        step: int | None,
+    ) -> None:
+        attendance, core = self._attendance, self._core
+        if attendance is None:
+            return
+        over = step is None
+        attendance.note(count)
+        if step is None:
+            step = core.step
+        else:
+            attendance.step(step)
+        texts = dict[int, str]()
+        uncalled = attendance.uncalled(over=over)
+        if uncalled is not None or attendance.called:
+            core.recording.miss(uncalled)
+        if uncalled is not None:
+            texts[MODEL] = f"{uncalled.what}: {uncalled.advice}."
+        idle = attendance.idle(core.handles.expected(taken), session.reached(), passes)
+        core.handles.tell_idle(idle)
+        on = {handle.id: handle for handle in taken}
+        for number, why in attendance.certainly_idle(idle, step, over=over).items():
+            if number in on:
+                kind = on[number].perturbation.kind_name
+                texts[number] = f"{kind} on {on[number].site!r} is not acting: {why}."
+        for number, text in texts.items():
+            if number not in self._told:
+                self._told.add(number)
+                core.notice("warning", text, on[number].site if number in on else None)
+                self._warnings.append(text)
+
+    def _tell_losses(self, session: Session) -> None:
+        for text in losses_of(session):
+            self._core.notice("warning", text)
+        unseen = dict(session.unseen)
+        for site in session.blurred:
+            count = session.stacks[site].layers
+            unseen.update({layer_key(site, i): NOT_TOLD_APART for i in range(count)})
+        if unseen != self._unseen:
+            self._unseen = unseen
+            self._core.show_layout(unseen)
