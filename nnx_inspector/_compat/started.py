@@ -55,15 +55,15 @@ class Latest:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.depth = 0
-        self.latest: Latest | None = None
+        self.latest: list[Latest] = []
         self.before: Any = None  # what jax would call after each program of this thread
         self.after: Callable[[Any], None] | None = None
         self.results: list[Any] = []
 
     def note(self, out: Any) -> None:
         """Keep a result of a program that has not ended, unless jax knows the result already."""
-        if self.latest is not None:
-            self.latest.out = out
+        for one in self.latest:
+            one.out = out
         if len(self.results) >= _MANY:
             self.results = [x for x in self.results if _is_awaited(x)]
         self.results.extend(itertools.islice(filter(_is_awaited, _arrays(out)), 1))
@@ -117,12 +117,13 @@ def fast_path(effect: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def following(effect: Any) -> Iterator[Latest]:
     """Inside, as in `fast_path`, the program that this thread has started last is known."""
+    latest = Latest()
     with fast_path(effect):
-        _thread.latest = latest = Latest()
+        _thread.latest.append(latest)
         try:
             yield latest
         finally:
-            _thread.latest = None
+            _thread.latest.remove(latest)  # the loops of a `zip` do not end their steps in turn
 
 
 def wait() -> None:

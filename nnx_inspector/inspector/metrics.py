@@ -135,7 +135,7 @@ class Meter:
 
     Attributes:
         waited: how long the user waited for each first thing; see `protocol.Cost`.
-        errors: how many times could not be taken.
+        errors: the number of steps whose time could not be taken.
     """
 
     def __init__(self) -> None:

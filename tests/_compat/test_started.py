@@ -178,3 +178,19 @@ def test_the_latest_program_may_return_a_random_key_and_no_array():
         assert latest.ended() is None
     if ended is not None:
         ended()
+
+
+def test_the_latest_program_of_two_loops_whose_steps_overlap_is_known_to_both():
+    double, x = jax.jit(lambda x: 2 * x), jnp.ones(3)
+    a, b = started.following(EFFECT), started.following(EFFECT)
+    one, two = a.__enter__(), b.__enter__()
+    double(x)
+    both = double(x)
+    assert one.out is both
+    assert two.out is both
+    a.__exit__(None, None, None)
+    last = double(x)
+    b.__exit__(None, None, None)
+    double(x)
+    assert one.out is both
+    assert two.out is last
