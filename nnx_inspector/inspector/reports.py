@@ -36,7 +36,7 @@ class Reports:
         self, session: Session, passes: list[Taken], count: int, taken: tuple[Handle, ...]
     ) -> list[str]:
         """Report what is certain now that the loop has ended; return the last warnings."""
-        self._attend(passes, session, count, taken, step=None)
+        self._attend(session, passes, count, taken, step=None)
         self._attendance = None
         self._tell_losses(session)
         return self.warnings()
@@ -57,7 +57,7 @@ class Reports:
             count: how many passes had begun by its end.
             taken: the perturbations that were on.
         """
-        self._attend(passes, session, count, taken, step=step)
+        self._attend(session, passes, count, taken, step=step)
         self._tell_losses(session)
 
     def warnings(self) -> list[str]:
@@ -67,8 +67,8 @@ class Reports:
 
     def _attend(
         self,
-        passes: list[Taken],
         session: Session,
+        passes: list[Taken],
         count: int,
         taken: tuple[Handle, ...],
         *,
