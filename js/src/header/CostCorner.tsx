@@ -36,7 +36,7 @@ function stepHint(plain: number | null, inspected: number | null): string {
   if (inspected === null) return "The time of a measured step, compared with a plain step of the same kind: not known yet";
   const what = `A measured step takes ${seconds(inspected)}`;
   if (plain === null) return `${what}. There is no plain step to compare with: watch(every=10) leaves most steps unmeasured.`;
-  return `${what}, a plain step ${seconds(plain)}: medians of the last 64 times of each, all perturbed or none, without steps that compile. A step is timed from the end of one on the device to that of another, and a plain step is the average of those between two measured ones.`;
+  return `${what}, a plain step ${seconds(plain)}: medians of the last 64 times of each, all perturbed or none, without steps that compile. A step is timed from the end of one on the device to that of another, and a plain step is the average of those between two measured ones. A measured step is recorded and drawn while the steps after it run, which slows them on a machine with few cores.`;
 }
 
 interface ItemProps {
