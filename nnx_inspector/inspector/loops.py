@@ -384,7 +384,6 @@ class Loops:
         core = self._core
         core.recorder.wait()
         with core.lock:
-            certain = self._reports.warnings()
             if self._between_passes:  # passes after the last measured one count too
                 core.step = max(core.step, self._start + session.inbox.count)
             self._some |= core.step > self._start
@@ -398,7 +397,7 @@ class Loops:
                 return
             core.wait_for("loop")
             passes = session.take_passes()
-            certain += self._reports.end(session, passes, session.inbox.count, self._taken)
+            certain = self._reports.end(session, passes, session.inbox.count, self._taken)
             core.metrics.settle(wait_until=math.inf)
         core.view.present(force=True)
         for text in certain * (not failed):

@@ -5,12 +5,12 @@ import threading
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from held import Held
 from jax._src import api, pjit
 
-from nnx_inspector._compat import jit, native, started
-from nnx_inspector.program.host.primitives import EFFECT, ask, tell
+from nnx_inspector._compat import jit, started
+from nnx_inspector.program.host.primitives import EFFECT, tell
 
 
 @pytest.fixture
@@ -139,26 +139,14 @@ def test_jax_is_as_before_afterwards(program):
 
 @pytest.mark.parametrize("donated", [False, True])
 def test_the_latest_program_is_waited_for_even_if_its_result_is_donated(donated):
-    if not native.serves_here():
-        pytest.skip("no function in C calls Python here: such programs are waited for")
-    may_end = threading.Event()
-
-    def host():
-        return (np.float32(may_end.wait(60)),)
-
-    @jax.jit
-    def held(x):
-        return x * ask(host, [jax.ShapeDtypeStruct((), jnp.float32)], after=[x])[0]
-
-    may_end.set()
-    many = jnp.ones((256, 256))  # or else jax runs the program in the thread that starts it
+    held, many = Held(), jnp.ones(Held.MANY)
     double = jax.jit(lambda x: 2 * x, donate_argnums=0)
     x = double(held(many))
     with started.following(EFFECT) as latest:
         assert latest.ended() is None, "no program was started"
         double(x).block_until_ready()
         assert latest.ended() is None
-        may_end.clear()
+        held.may_end.clear()
         out = held(many)
         ended = latest.ended()
     if donated:
@@ -166,7 +154,7 @@ def test_the_latest_program_is_waited_for_even_if_its_result_is_donated(donated)
     waited = threading.Thread(target=ended)
     waited.start()
     assert waited.is_alive()
-    may_end.set()
+    held.may_end.set()
     waited.join()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from held import Held
 
 import nnx_inspector as nni
-from nnx_inspector._compat import native
 from nnx_inspector.program.host.primitives import ask
 
 WIDTH = 256
-PATIENCE = 60
 
 
 class Chain(nnx.Module):
@@ -96,17 +94,8 @@ def asking(model: Chain, x: jax.Array, scale: Any) -> jax.Array:
 
 @pytest.mark.parametrize(("every", "step"), [(1, forward), (1, asking), (3, forward)])
 def test_a_step_is_started_while_the_measured_one_before_runs(every: int, step: Any) -> None:
-    if not native.serves_here():
-        pytest.skip("no function in C calls Python here: such programs are waited for")
-    may_end = threading.Event()
-
-    def host() -> tuple[Any, ...]:
-        return (np.float32(may_end.wait(PATIENCE)),)
-
-    @jax.jit
-    def held(x: jax.Array) -> jax.Array:
-        return x * ask(host, [jax.ShapeDtypeStruct((), jnp.float32)], after=[x])[0]
-
+    held = Held()
+    held.may_end.clear()
     model, xs = Chain(nnx.Rngs(0)), batches(6)
     insp = nni.Inspector(model, xs[0], display=False)
     found: list[jax.Array] = []
@@ -116,7 +105,7 @@ def test_a_step_is_started_while_the_measured_one_before_runs(every: int, step: 
             found.append(step(model, given, 1.0))
             if i == 4:
                 assert not found[3].is_ready()
-                may_end.set()
+                held.may_end.set()
     passes = [one for one in insp.recording.passes if one.kind == "watch"]
     assert [one.step for one in passes] == list(range(0, 6, every))
     for one in passes:
