@@ -13,6 +13,9 @@ _cache = tempfile.TemporaryDirectory(prefix="nnx-inspector-xla-", ignore_cleanup
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _cache.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# two workers share it, and jax compiles what it reads while the other has written half of it
+HALF_WRITTEN = "Error reading persistent compilation cache entry"
+os.environ.setdefault("PYTHONWARNINGS", f"ignore:{HALF_WRITTEN}:UserWarning")  # in the kernels
 
 import jax  # noqa: E402 - it reads the above when imported
 import pytest  # noqa: E402
@@ -32,6 +35,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("nnx_inspector")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("filterwarnings", f"ignore:{HALF_WRITTEN}:UserWarning")
 
 
 FILES = itertools.count(1)

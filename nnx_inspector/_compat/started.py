@@ -49,7 +49,7 @@ class Latest:
         those = [small]
         with contextlib.suppress(RuntimeError), ours():  # the device may have no room
             those.append(jax.device_put(small, small.sharding, may_alias=False))
-        return functools.partial(_wait_for, *those)
+        return functools.partial(wait_for, *those)
 
 
 class _Thread(threading.local):
@@ -74,7 +74,7 @@ def _arrays(out: Any) -> Iterator[Any]:
     return (getattr(x, "_base_array", x) for x in leaves)  # of a random key
 
 
-def _wait_for(*those: jax.Array) -> None:
+def wait_for(*those: jax.Array) -> None:
     """Wait for the first of these that can be waited for.
 
     A result may have been donated, and if its program has failed, reading it raises the error.
@@ -131,7 +131,7 @@ def wait() -> None:
     jax.effects_barrier()
     results, _thread.results = _thread.results, []
     for x in results:
-        _wait_for(x)  # one that was donated went to a program that is among these
+        wait_for(x)  # one that was donated went to a program that is among these
 
 
 def call_after(listener: Callable[[Any], None] | None) -> None:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from flax import nnx
 
+from nnx_inspector._compat.started import wait_for
 from nnx_inspector.background import weakly
 from nnx_inspector.errors import InspectorError, raised, warn
 from nnx_inspector.hooks.layers import open_layers
@@ -310,6 +311,10 @@ class Loops:
         self, session: Session, step: int, end: StepEnd, taken: tuple[Handle, ...]
     ) -> None:
         passes, count = session.passes_of(end)
+        with self._core.lock:
+            metrics = self._core.metrics.unsettled(step)
+        for metric in metrics:  # without the lock, which every step needs: they may take long
+            wait_for(metric)
         with self._core.lock:
             if self._core.closed:
                 return

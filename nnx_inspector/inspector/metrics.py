@@ -75,6 +75,11 @@ class Metrics:
         for text in bad:  # after the good ones are taken: a filter may turn warnings into errors
             warn(text)
 
+    def unsettled(self, step: int) -> list[jax.Array]:
+        """The arrays among the metrics up to a step that are not recorded."""
+        arrays = (value for one, _, value in self._waiting if one <= step)
+        return [value for value in arrays if isinstance(value, jax.Array)]
+
     def settle(self, *, wait_until: float = -math.inf) -> None:
         """Record the metrics that are ready, in order, and wait for those up to a step."""
         while self._waiting:

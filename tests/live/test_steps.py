@@ -113,6 +113,26 @@ def test_a_step_is_started_while_the_measured_one_before_runs(every: int, step: 
         np.testing.assert_allclose(summary.mean, found[one.step].mean(), rtol=1e-4)
 
 
+def test_a_metric_that_takes_long_holds_up_no_step() -> None:
+    held = Held()
+    model, xs = Chain(nnx.Rngs(0)), batches(11)
+    total = jax.jit(jnp.sum)
+    total(held(xs[0])).block_until_ready()
+    held.may_end.clear()
+    insp = nni.Inspector(model, xs[0], display=False)
+    late: list[jax.Array] = []
+    with ThreadPoolExecutor(1) as another:
+        for i, x in enumerate(insp.watch(xs, every=5)):
+            forward(model, x, 1.0).block_until_ready()
+            if i == 5:
+                late.append(another.submit(lambda x: total(held(x)), x).result())
+                insp.metrics(late=late[0])
+            if i == 9:
+                assert not late[0].is_ready()
+                held.may_end.set()
+    np.testing.assert_allclose(insp.recording.curves()["late"], [[5, late[0]]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_each_measured_step_has_its_own_passes(every: int) -> None:
     """Steps call the model twice, not at all, or once, and the device is behind."""
