@@ -48,6 +48,8 @@ TOGETHER = 20
 
 @pytest.fixture(autouse=True, scope="module")
 def programs_of_some_files() -> Iterator[None]:
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, 1_000)  # to look at all objects takes a second: see below
     yield
     if next(FILES) % TOGETHER == 0:
         jax.clear_caches()
@@ -90,7 +92,7 @@ WHOLE = {
 """Files whose cases are cheap and each test something else."""
 
 
-FIRST = {"test_wheel"}
+FIRST = {"test_notebooks", "test_quickstart", "test_wheel"}
 """Files that take longest; if they began last, one core would wait for them."""
 
 

@@ -83,17 +83,22 @@ def methods(cls: type) -> dict[str, Any]:
     Each value is the raw attribute of the first class in the MRO that has it.
     """
     own: dict[str, Any] = {}
-    bases = (nnx.Module, nnx.List, nnx.Dict, nnx.bridge.Module)
-    containers = (c for c in bases if issubclass(cls, c))
-    base = {c for container in containers for c in container.__mro__}
+    containers = (nnx.Module, nnx.List, nnx.Dict, nnx.bridge.Module)
+    base, inherited = _inherited(tuple(c for c in containers if issubclass(cls, c)))
     for owner in cls.__mro__:
         if owner in base:
             continue
         for name, value in vars(owner).items():
             if name not in own and (name == CALL or not name.startswith("_")):
                 own[name] = value
-    inherited = {n for b in base for n in vars(b)} | {"set_view"}
     return {n: v for n, v in own.items() if _is_method(v) and (n == CALL or n not in inherited)}
+
+
+@functools.cache
+def _inherited(containers: tuple[type, ...]) -> tuple[frozenset[type], frozenset[str]]:
+    """The classes of Flax that a module class derives from, and the names of their attributes."""
+    base = frozenset(c for container in containers for c in container.__mro__)
+    return base, frozenset({"set_view"}.union(*map(vars, base)))
 
 
 def _is_method(value: Any) -> bool:

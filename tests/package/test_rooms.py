@@ -1,6 +1,7 @@
 """The import order of the rooms; opening a recording starts no accelerator."""
 
 import ast
+import functools
 import pathlib
 import shutil
 import subprocess
@@ -55,6 +56,7 @@ MOST_FILES = 12
 MOST_LINES = 500
 
 
+@functools.cache
 def files() -> dict[str, pathlib.Path]:
     """Dotted name without the package -> file."""
     found = {}
