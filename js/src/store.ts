@@ -75,9 +75,9 @@ export class Store implements Receiver {
   readonly masks: Masks;
   readonly sweep = signal<Sweep | null>(null);
   readonly findings = signal<Findings | null>(null);
-  /** The figure that the strip of units shows, and whether a click on the strip switches units. */
   /** The axis along which the units of a site are shown, once it was chosen. */
   readonly unitsAxis = signal({ site: "", axis: -1 });
+  /** The figure that the strip of units shows, and whether a click on the strip switches units. */
   readonly unitFigure = signal("mean");
   readonly editingMask = signal(false);
   /** Counts up when the form that adds a perturbation should open. */
