@@ -587,6 +587,7 @@ def test_a_closed_inspector_says_so_and_keeps_its_recording(insp):
 def test_close_frees_both_widgets_and_a_dropped_inspector_is_freed(model, browser):
     from ipywidgets.widgets.widget import _instances
 
+    gc.collect()  # the inspectors of other tests
     before = set(_instances)
     insp = nni.Inspector(model, X)
     assert len(set(_instances) - before) == 4
