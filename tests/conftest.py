@@ -39,6 +39,8 @@ settings.load_profile("nnx_inspector")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", f"ignore:{HALF_WRITTEN}:UserWarning")
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, 1_000)  # to look at all objects takes a second: see below
 
 
 FILES = itertools.count(1)
@@ -48,8 +50,6 @@ TOGETHER = 20
 
 @pytest.fixture(autouse=True, scope="module")
 def programs_of_some_files() -> Iterator[None]:
-    young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, 1_000)  # to look at all objects takes a second: see below
     yield
     if next(FILES) % TOGETHER == 0:
         jax.clear_caches()
