@@ -40,7 +40,7 @@ class Latest:
         copy may be late: another program may be running already.
         """
         small = None
-        for x in filter(_is_awaited, _arrays(self.out)):
+        for x in filter(is_awaited, _arrays(self.out)):
             small = x if small is None or x.nbytes < small.nbytes else small
             if small.nbytes <= _SMALL:
                 break
@@ -65,8 +65,8 @@ class _Thread(threading.local):
         for one in self.latest:
             one.out = out
         if len(self.results) >= _MANY:
-            self.results = [x for x in self.results if _is_awaited(x)]
-        self.results.extend(itertools.islice(filter(_is_awaited, _arrays(out)), 1))
+            self.results = [x for x in self.results if is_awaited(x)]
+        self.results.extend(itertools.islice(filter(is_awaited, _arrays(out)), 1))
 
 
 def _arrays(out: Any) -> Iterator[Any]:
@@ -85,7 +85,11 @@ def wait_for(*those: jax.Array) -> None:
             return
 
 
-def _is_awaited(x: Any) -> bool:
+def is_awaited(x: Any) -> bool:
+    """Whether an array's program has not ended; False for a deleted one.
+
+    To ask jax 0.10 whether a deleted array is ready ends the process.
+    """
     return not (x.is_deleted() or x.is_ready())
 
 

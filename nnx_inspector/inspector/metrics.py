@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector._compat import jit
+from nnx_inspector._compat.started import is_awaited
 from nnx_inspector.background import weakly
 from nnx_inspector.errors import warn
 from nnx_inspector.inspector.passes.programs import Result
@@ -77,18 +78,13 @@ class Metrics:
 
     def unsettled(self, step: int) -> list[jax.Array]:
         """The arrays among the metrics up to a step that are not recorded."""
-        arrays = (value for one, _, value in self._waiting if one <= step)
-        return [value for value in arrays if isinstance(value, jax.Array)]
+        return [x for one, _, x in self._waiting if one <= step and isinstance(x, jax.Array)]
 
     def settle(self, *, wait_until: float = -math.inf) -> None:
         """Record the metrics that are ready, in order, and wait for those up to a step."""
         while self._waiting:
             step, name, value = self._waiting[0]
-            if (
-                step > wait_until
-                and isinstance(value, jax.Array)
-                and not cast(Any, value).is_ready()
-            ):
+            if step > wait_until and isinstance(value, jax.Array) and is_awaited(value):
                 return
             self._waiting.popleft()
             if isinstance(value, jax.Array) and value.is_deleted():

@@ -74,6 +74,18 @@ def test_scalars_of_all_kinds_are_taken() -> None:
     assert np.isnan(found["m7"][0][1])
 
 
+@pytest.mark.parametrize("wait_until", [-1, 3])
+def test_a_donated_metric_is_told_and_those_after_it_are_recorded(wait_until: int) -> None:
+    recording, texts = Recording(), list[str]()
+    metrics = Metrics(recording, lambda level, text: texts.append(text))
+    lost, kept = jnp.ones(()), jnp.full((), 2.0).block_until_ready()
+    metrics.add(3, {"lost": lost, "kept": kept})
+    lost.delete()
+    metrics.settle(wait_until=wait_until)
+    assert texts == ["The metric 'lost' of step 3 was donated and is lost."]
+    assert recording.curves()["kept"].tolist() == [[3.0, 2.0]]
+
+
 def test_a_loop_goes_on_and_each_name_is_told_once() -> None:
     model, x = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), jnp.ones((1, 2))
     insp = nni.Inspector(model, x, display=False)
