@@ -74,9 +74,14 @@ def has_functions() -> bool:
     return True
 
 
+def serves(devices: int) -> bool:
+    """Whether a program for so many CPUs can call them: XLA would gather a sharded array first."""
+    return devices == 1 and has_functions()
+
+
 def serves_here() -> bool:
-    """Whether the functions may be called: XLA would gather a sharded array for them."""
-    return jax.device_count() == 1 and has_functions()
+    """Whether every program of this process can call the functions, if it is one for CPUs."""
+    return serves(jax.device_count())
 
 
 def call(
@@ -114,7 +119,7 @@ def lower_for_a_cpu(
 ) -> None:
     """Lower a primitive for a CPU as `in_c`, which calls the functions, where they can be called.
 
-    `program` is lowered where there are several devices or no library, and for `jax.export`, whose
+    `program` is lowered for several devices, without the library, and for `jax.export`, whose
     result goes to processes that do not know the functions.
     """
     several = primitive.multiple_results
@@ -123,8 +128,11 @@ def lower_for_a_cpu(
     )
 
     def rule(ctx: Any, *args: Any, **how: Any) -> Any:
-        exported = ctx.module_context.lowering_parameters.for_export
-        return (with_c if serves_here() and not exported else without)(ctx, *args, **how)
+        module = ctx.module_context
+        # within a shard_map nothing says how many devices there are
+        devices = getattr(module.axis_context, "num_devices", jax.device_count())
+        served = serves(devices) and not module.lowering_parameters.for_export
+        return (with_c if served else without)(ctx, *args, **how)
 
     mlir.register_lowering(primitive, rule, platform="cpu")
 

@@ -27,7 +27,7 @@ from nnx_inspector._compat.native import (
     in_the_width,
     lower_for_a_cpu,
     only_if,
-    serves_here,
+    serves,
 )
 from nnx_inspector._compat.sharding import with_even_axes
 from nnx_inspector.stats.arithmetic import (
@@ -165,7 +165,9 @@ def _types(x: Any, *_: Any, batch_rank: int, steps: tuple[int, ...]) -> list[Any
 def _run(x: Any, *gate: Any, **how: Any) -> Any:
     x = jnp.asarray(x)  # without jit (`jax_disable_jit`) a NumPy array arrives as it is
     (platform,) = {device.platform for device in x.devices()}
-    return _program_for(platform)(x, *gate, **how)
+    several = platform == "cpu" and not serves(len(x.devices()))
+    program = in_the_width(_read_by_kind) if several else _program_for(platform)
+    return program(x, *gate, **how)
 
 
 def _batched(args: Any, dims: Any, *, batch_rank: int, steps: tuple[int, ...]) -> Any:
@@ -184,9 +186,7 @@ def _gated(program: Callable[..., _Raw]) -> Callable[..., _Raw]:
 
 
 def _on_a_cpu(x: jax.Array, *gate: Any, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
-    """A function in C that reads once and needs no compiler, or else the program in jax."""
-    if not serves_here():
-        return _read_by_kind(x, *gate, batch_rank=batch_rank, steps=steps)
+    """On one CPU: a function in C that reads once and needs no compiler."""
     exact = points_dtype(x.dtype)
     if x.dtype.name not in _IN_C:
         x = real_values(x)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import native
 from nnx_inspector._compat.native import has_functions, serves_here
@@ -27,6 +28,18 @@ def test_xla_takes_the_library_of_this_machine() -> None:
     assert native.library_path().is_file()
     assert has_functions()
     assert serves_here() == (jax.device_count() == 1)
+
+
+def test_a_program_for_one_of_several_devices_calls_the_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    x = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+    assert "nnx_inspector_census" in jax.jit(summarize).lower(x).as_text()
+    mesh = jax.sharding.AbstractMesh((8,), ("data",))
+    spread = x.update(sharding=NamedSharding(mesh, PartitionSpec("data")))
+    program = jax.jit(summarize).trace(spread).lower(lowering_platforms=("cpu",)).as_text()
+    assert "nnx_inspector_census" not in program
 
 
 @pytest.mark.parametrize("content", [None, b"not a library"])
@@ -114,7 +127,7 @@ def test_what_a_gate_closes_is_zeros_and_in_c_there_is_no_branch_to_compile(
 
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 6)).astype(np.float32))
     if not in_c:
-        monkeypatch.setattr(native, "serves_here", lambda: False)
+        monkeypatch.setattr(native, "serves", lambda _: False)
     program = jax.jit(measured).lower(x, True)
     assert ("stablehlo.case" in program.as_text()) is not (in_c and serves_here())
     run, expected = program.compile(), jax.jit(measured)(x)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from oracle import CLASSES, FLOATS, check, device, values
 
+from nnx_inspector._compat import native
 from nnx_inspector.stats import census as module
 from nnx_inspector.stats.census import census, strides
 from nnx_inspector.stats.summarize import summarize
@@ -99,7 +100,7 @@ def lowered(shape: tuple[int, ...], platform: str, **how: Any) -> str:
 @pytest.mark.parametrize("sample", ["auto", 1])
 def test_what_is_lowered_for_each_platform(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {p: lowered((16, 512, 1024), p, sample=sample) for p in ["cpu", "cuda", "tpu"]}
-    monkeypatch.setattr(module, "serves_here", lambda: False)
+    monkeypatch.setattr(native, "serves", lambda _: False)
     jax.clear_caches()
     texts["cpus"] = lowered((16, 512, 1024), "cpus", sample=sample)
     scatters = {p: text.count('"stablehlo.scatter"(') for p, text in texts.items()}
