@@ -25,7 +25,7 @@ from nnx_inspector.hooks.dispatch import executables_called, hooked, tagged
 from nnx_inspector.hooks.layers import TAP_OUTPUT, Layer
 from nnx_inspector.hooks.lookalikes import Lookalikes
 from nnx_inspector.hooks.scope import Scope, scope_of
-from nnx_inspector.hooks.sites import Only, Selection, methods, module_sites, site_key
+from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sites, site_key
 from nnx_inspector.live.figures import Observer, told_gauges
 from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.inbox import Inbox, Message, Taken, merged
@@ -124,11 +124,12 @@ class Session:
         self.model = model
         self.selection = Selection(only)
         self.selection.require_match(model)
-        if self.selection.inside:  # a pass is the model's call, and no operation in it
+        self.measured = None if measured is None else Selection(measured)
+        if not self.selection.matches((), CALL, model):  # but a pass is the model's call
+            self.measured = self.measured or self.selection
             self.selection = Selection((*self.selection.terms, ""))
         self.gradients = gradients
         self.besides = tuple(besides)
-        self.measured = None if measured is None else Selection(measured)
         if self.measured is not None:
             self.measured.require_match(model)
         self.stacks: Mapping[str, Stack] = {}

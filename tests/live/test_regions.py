@@ -277,6 +277,21 @@ def test_only_some_sites_are_measured_and_the_others_still_perturbed(insp):
     np.testing.assert_allclose(y, np.broadcast_to(insp.model.b.bias[...], y.shape), atol=1e-6)
 
 
+def test_a_selection_without_the_model_itself_does_not_change_what_a_pass_is():
+    """Both layers are measured in the same passes, and not each in every second one."""
+    model, optimizer = made()
+    with nni.watch(model, every=2, only=["a", "b"]) as recording:
+        for x in batches(4):
+            step(model, optimizer, x)
+    assert [one.step for one in recording.passes] == [0, 2]
+    for one, expected in zip(recording.passes, by_hand(4)[::2], strict=True):
+        assert set(one.keys) == {(site, q) for site in "ab" for q in ("output", "gradient")}
+        for site, quantity in one.keys:
+            mean = expected[site][quantity == "gradient"].mean()
+            found = one.summary(site, quantity).mean
+            np.testing.assert_allclose(found, mean, rtol=1e-3, atol=1e-6)
+
+
 def test_two_calls_of_the_model_in_one_loss_are_two_passes_with_gradients_of_their_own():
     model, _ = made()
 
