@@ -125,13 +125,13 @@ class Session:
         self.selection = Selection(only)
         self.selection.require_match(model)
         self.measured = None if measured is None else Selection(measured)
+        if self.measured is not None:
+            self.measured.require_match(model)
         if not self.selection.matches((), CALL, model):  # but a pass is the model's call
             self.measured = self.measured or self.selection
             self.selection = Selection((*self.selection.terms, ""))
         self.gradients = gradients
         self.besides = tuple(besides)
-        if self.measured is not None:
-            self.measured.require_match(model)
         self.stacks: Mapping[str, Stack] = {}
         self.keys: list[str] = []
         self._unmeasured: tuple[str, ...] = ()

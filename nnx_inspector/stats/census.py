@@ -165,9 +165,9 @@ def _types(x: Any, *_: Any, batch_rank: int, steps: tuple[int, ...]) -> list[Any
 def _run(x: Any, *gate: Any, **how: Any) -> Any:
     x = jnp.asarray(x)  # without jit (`jax_disable_jit`) a NumPy array arrives as it is
     (platform,) = {device.platform for device in x.devices()}
-    several = platform == "cpu" and not serves(len(x.devices()))
-    program = in_the_width(_read_by_kind) if several else _program_for(platform)
-    return program(x, *gate, **how)
+    if platform == "cpu" and not serves(len(x.devices())):
+        platform = "cpus"
+    return _program_for(platform)(x, *gate, **how)
 
 
 def _batched(args: Any, dims: Any, *, batch_rank: int, steps: tuple[int, ...]) -> Any:
@@ -403,6 +403,7 @@ def _multiplied(index: jax.Array, batch_rank: int) -> jax.Array:
 
 _PROGRAMS: Final[dict[str | None, Callable[..., _Raw]]] = {
     "cpu": _on_a_cpu,
+    "cpus": _read_by_kind,
     "tpu": _gated(functools.partial(_read_once, count=_multiplied)),
     None: functools.partial(_read_once, count=_counted_apart),
 }

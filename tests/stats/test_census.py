@@ -32,8 +32,8 @@ def run(x: Any, *, platform: str, **how: Any) -> Summary:
 
 @functools.partial(jax.jit, static_argnames=("platform", "rows", "sample"))
 def _run(x: jax.Array, *, platform: str, rows: int = 0, sample: Any = "auto") -> Summary:
-    program = module._read_by_kind if platform == "cpus" else module._program_for(platform)
-    bins, points, sums = program(x, batch_rank=rows, steps=strides(x.shape[rows:], sample))
+    steps = strides(x.shape[rows:], sample)
+    bins, points, sums = module._program_for(platform)(x, batch_rank=rows, steps=steps)
     return Summary(bins=bins, points=points, sums=sums)
 
 
