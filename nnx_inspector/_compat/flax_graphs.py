@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import dis
+import functools
 import os
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
 
 from flax.nnx import Variable, extract, graphlib, pytreelib
+from flax.nnx.graphlib import JAX_PYTREE_REGISTRY  # type: ignore[attr-defined]
 from flax.nnx.variablelib import HijaxVariable
 from flax.typing import HashableMapping
 
@@ -84,7 +86,8 @@ def graph_nodes(root: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
             yield path, node, again
             if again or found is None:
                 continue
-        for key, child in reversed(found.node_dict(node).items()):
+        plain = _tagging.get(id(found), found)  # listing a model takes nothing apart
+        for key, child in reversed(plain.node_dict(node).items()):
             kind = type(child)
             is_node = kinds.get(kind)
             if is_node is None:
@@ -93,6 +96,53 @@ def graph_nodes(root: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
                     kinds[kind] = is_node
             if is_node:
                 stack.append(((*path, key), child))
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind_of(cls: type) -> str:
+    """What a value of this type may hold: "object" if it is one of NNX, "tree", or "" (none)."""
+    if issubclass(cls, pytreelib.Pytree):
+        return "object"
+    if issubclass(cls, (Variable, types.NoneType, pytreelib.PytreeState)):
+        return ""
+    registered = cls in JAX_PYTREE_REGISTRY or cls in graphlib.PYTREE_REGISTRY
+    return "tree" if registered or issubclass(cls, tuple) else ""
+
+
+def links_within(root: Any) -> set[tuple[int, Any, int]]:
+    """`(object, key, object within it)` of all NNX objects of `root`, by their `id`.
+
+    Tells whether one was added, removed, replaced or moved, in a tenth of `graph_nodes`' time.
+    """
+    links: set[tuple[int, Any, int]] = set()
+    met = {id(root)}
+    stack: list[tuple[int, tuple[Any, ...], Iterable[tuple[Any, Any]]]]
+    stack = [(id(root), (), _data_of(root))]
+    while stack:
+        owner, within, values = stack.pop()
+        for key, value in values:
+            kind = _kind_of(type(value))
+            if kind == "object":
+                links.add((owner, (*within, key), id(value)))
+                if id(value) not in met:
+                    met.add(id(value))
+                    stack.append((id(value), (), _data_of(value)))
+            elif kind:
+                tree = cast(graphlib.NodeImpl[Any, Any, Any], graphlib.get_node_impl(value))
+                stack.append((owner, (*within, key), tree.node_dict(value).items()))
+    return links
+
+
+def _data_of(node: Any) -> Iterable[tuple[Any, Any]]:
+    values = vars(node)
+    if not node._pytree__is_pytree:
+        return values.items()
+    every = values[NODES]._mapping.items()  # by the interface of a Mapping they take longer
+    return [(key, values[key]) for key, data in every if data and key in values]
+
+
+_tagging: dict[int, Any] = {}
+"""The implementation of each class by that of `swap_graph_node` which replaces it now."""
 
 
 def swap_graph_node(
@@ -133,9 +183,10 @@ def swap_graph_node(
         arrived(node, tag)
 
     swapped = dataclasses.replace(original, flatten=flatten, init=init)
-    graphlib.GRAPH_REGISTRY[cls] = swapped
+    graphlib.GRAPH_REGISTRY[cls], _tagging[id(swapped)] = swapped, original
 
     def undo() -> None:
+        _tagging.pop(id(swapped), None)  # undoing it again has no effect
         if graphlib.GRAPH_REGISTRY.get(cls) is swapped:
             graphlib.GRAPH_REGISTRY[cls] = original
 

@@ -211,6 +211,8 @@ def _through_layers(
     frames = _thread.frames
     outermost = not frames
     if outermost:
+        for scope in _scopes():
+            scope.renew()
         needs_scope = any(layer.scope is None for layer in open_layers())
         _thread.outermost = Scope({(): call.owner}, _OUTERMOST) if needs_scope else None
         _thread.calls = {}

@@ -15,7 +15,7 @@ from typing import Any, cast
 from flax import nnx
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.flax_graphs import graph_nodes
+from nnx_inspector._compat.flax_graphs import graph_nodes, links_within
 from nnx_inspector.hooks.lookalikes import Lookalikes
 from nnx_inspector.hooks.sites import Path, iter_modules, require_module
 
@@ -33,6 +33,9 @@ class Scope:
         token: identifies the model.
         lookalikes: keeps claims on trees that may be the model's and then have its paths; None if
             only certain modules have a path.
+
+    Attributes:
+        readings: how often the model's modules were read: once more after each change of them.
     """
 
     def __init__(
@@ -40,29 +43,57 @@ class Scope:
     ):
         self.lookalikes = lookalikes
         self.token = token  # not the model: jit caches keep scopes alive
-        self._paths: dict[int, tuple[weakref.ref[Any], Path]] = {}
         self._copies: dict[int, tuple[weakref.ref[Any], Path]] = {}
         self._flattened: dict[Path, list[Any]] = {}
         self._arrived: dict[Path, tuple[Any, weakref.ref[Any]]] = {}
         self.types: set[type] = set()
         self._roots = [(prefix, weakref.ref(root)) for prefix, root in roots.items()]
-        self._variables: dict[int, Path] | None = None
+        self._root_ids = {id(root) for root in roots.values()}
         self._doubted: dict[int, tuple[weakref.ref[Any], Path | None]] = {}
         self._no_views: dict[int, weakref.ref[Any]] = {}
         self.unattributed: dict[str, int] = {}
         self.doubtful: dict[str, int] = {}
         self.operations: dict[str, str] = {}  # key -> primitive
-        for prefix, root in roots.items():
-            for path, module in iter_modules(root):
-                whole = cast(Path, (*prefix, *path))
-                self._paths.setdefault(id(module), (weakref.ref(module), whole))
-                self.types.add(type(module))
+        self.readings = 0
+        self._links = self._links_now()
+        self._read()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Scope) and self.token == other.token
 
     def __hash__(self) -> int:
         return hash(self.token)
+
+    def _read(self) -> None:
+        paths: dict[int, tuple[weakref.ref[Any], Path]] = {}
+        for prefix, root in self._there():
+            for path, module in iter_modules(root):
+                whole = cast(Path, (*prefix, *path))
+                paths.setdefault(id(module), (weakref.ref(module), whole))
+                self.types.add(type(module))
+        self._paths = paths
+        self._variables: dict[int, Path] | None = None
+        self.readings += 1
+
+    def _there(self) -> list[tuple[Path, nnx.Module]]:
+        """The roots that are still alive, by the prefixes of their paths."""
+        roots = [(prefix, ref()) for prefix, ref in self._roots]
+        return [(prefix, root) for prefix, root in roots if root is not None]
+
+    def _links_now(self) -> list[Any]:
+        return [links_within(root) for _, root in self._there()]
+
+    def renew(self) -> None:
+        """Read the model's modules again if one was added, removed, replaced or moved.
+
+        The copies met before are forgotten: they may have the place of another module now.
+        """
+        links = self._links_now()
+        if links != self._links:
+            self._links = links
+            self._copies, self._doubted, self._no_views = {}, {}, {}
+            self._flattened, self._arrived = {}, {}
+            self._read()
 
     def path_of(self, module: Any) -> Path | None:
         """The module's path. A view (`nnx.view`: the same Variables) has that of its original."""
@@ -120,11 +151,9 @@ class Scope:
         if ref is not None and ref() is module and tag is not None and tag != CLONE:
             return tag
         if self._variables is None:  # only a hint, because it may be out of date
-            roots = [(prefix, ref()) for prefix, ref in self._roots]
             self._variables = {
                 number: (*prefix, *path)
-                for prefix, root in roots
-                if root is not None
+                for prefix, root in self._there()
                 for path, number in variables_of(root)
             }
         below, first = mine[0]
@@ -189,6 +218,8 @@ class Scope:
 
     def leaves_with_tag(self, module: Any) -> Path | None:
         """The path to put into a graphdef or treedef; note in which trace it was put there."""
+        if id(module) in self._root_ids:
+            self.renew()
         path = self.path_of(module)
         if path is not None:
             trace = jit.trace_state()

@@ -21,6 +21,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector._compat.configuration import Configuration
+from nnx_inspector._compat.flax_graphs import links_within
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, raised
 from nnx_inspector.hooks.sites import Selection, module_sites, nothing_selected
@@ -101,6 +102,7 @@ class Core:
         self.given = selection
         self.choose(selection)
         self.modes = Modes(model)
+        self._links = links_within(model)
         example.require_there()
         require_whole((call := self.call()).parts.leaves, "The model")
         self.trace, self.missing = self.programs.read(call, self._first_trace)
@@ -194,7 +196,13 @@ class Core:
     def update(self, model: nnx.Module) -> None:
         """Use another model of an equal structure for passes."""
         self.model = self.modes.model = model
+        self._links = links_within(model)
         self.take_trace(self.trace)
+
+    def has_changed(self) -> bool:
+        """Whether a module was added, removed, replaced or moved since the last time."""
+        before, self._links = self._links, links_within(self.model)
+        return self._links != before
 
     def choose(self, selection: Selection) -> None:
         """Select other sites, without showing them yet. What was compiled for a selection stays."""

@@ -83,6 +83,7 @@ class Loops:
             )
         self._require_idle()
         self._every = every
+        self._rerun.follow()
         session = self._session_for(only, gradients, tree)
         trace = self._core.trace
         modules = {site.key for site in trace.modules}
@@ -232,6 +233,8 @@ class Loops:
             if core.pending:
                 self._take_over(session)
             measured = self._between_passes or core.step % self._every == 0
+            if measured:
+                self._rerun.follow()
             missing = session is not self._ready
             may = core.closed or (measured and self._may_run_bare(session))
             session.bare = missing and may
@@ -404,6 +407,7 @@ class Loops:
             passes = session.take_passes()
             certain = self._reports.end(session, passes, session.inbox.count, self._taken)
             core.metrics.settle(wait_until=math.inf)
+        self._rerun.follow()
         core.view.present(force=True)
         for text in certain * (not failed):
             warn(text)

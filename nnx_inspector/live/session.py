@@ -180,8 +180,12 @@ class Session:
             _free_numbers(self.model, self._tree).append(self.number)
 
     def refresh(self) -> None:
-        """Read the model's modules again: one may have been added or removed."""
+        """Forget the copies of the model's modules, and read which sites it has now."""
         self._scope = scope_of(self.model, lookalikes=self.lookalikes)
+        self._read_keys()
+
+    def _read_keys(self) -> None:
+        self._readings = self._scope.readings
         # sorted: an NNX transform reorders the attributes of the objects that it updates
         self.keys = sorted({*self.besides, *self._selected(self.selection)})
         only = self.measured
@@ -218,6 +222,9 @@ class Session:
 
     def hook(self, places: tuple[Place, ...]) -> Layer:
         """The watching layer, with room for these places."""
+        self._scope.renew()
+        if self._scope.readings != self._readings:
+            self._read_keys()
         keys = tuple(self.keys)
         watch = Watch(self.number, keys, self._unmeasured, self.gradients, places)
         return Layer(watch, TAP_OUTPUT, self.selection, self._scope, watches=True)

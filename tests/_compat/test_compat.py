@@ -685,3 +685,35 @@ def test_nodes_are_those_of_nnx():
     assert {paths[0]: number for number, paths in found.items()} == nodes
     several = [paths for paths in found.values() if len(paths) > 1]
     assert sorted(several, key=str) == sorted(nnx.find_duplicates(model), key=str)
+
+
+def test_links_tell_every_change_of_a_models_objects_and_no_step_of_training():
+    model = Sharing()
+    links = functools.partial(flax_graphs.links_within, model)
+    nodes = {id(node) for _, node, _ in flax_graphs.graph_nodes(model) if node is not model}
+    variables = {
+        id(node) for _, node in nnx.iter_graph(model, graph=True) if isinstance(node, nnx.Variable)
+    }
+    assert {inner for *_, inner in links()} == nodes - variables
+
+    before = links()
+    nnx.jit(lambda model: nnx.update(model, nnx.state(model)))(model)
+    nnx.update(model, jax.tree.map(jnp.zeros_like, nnx.state(model)))
+    model.held["y"][0].set_attributes(deterministic=True)
+    assert links() == before
+
+    def swap():
+        model.list[0], model.list[1] = model.list[1], model.list[0]
+
+    changes = [
+        lambda: setattr(model, "a", nnx.Linear(2, 2, rngs=rngs())),
+        lambda: setattr(model, "c", model.a),
+        lambda: delattr(model, "b"),
+        swap,
+        lambda: model.list.append(model.a),
+        lambda: model.held["x"].pop(),
+    ]
+    for change in changes:
+        before = links()
+        change()
+        assert links() != before

@@ -214,16 +214,27 @@ class Reruns:
             return None, NEW_PROGRAM
         return None, NEXT_STEP if looping else MEASURE_AGAIN
 
-    def _modes_changed(self, _: nnx.Module) -> None:
-        """Trace the example in the new modes, and run the last pass again."""
-        core, runs = self._core, True
-        core.require_open()
+    def follow(self) -> None:
+        """Show the model's modules as they are: one may have been added, removed or replaced."""
+        if self._core.has_changed():
+            self._reach = None
+            self._trace_again("with the model's new layers")
+
+    def _trace_again(self, where: str) -> bool:
+        """Trace the example and show its sites; returns whether it can be run."""
+        core = self._core
         try:
             core.take_trace(core.trace_example())
         except Exception as error:  # noqa: BLE001 - shown: another example may well run
-            text = f"The example cannot be run in these modes: {raised(error)}"
-            core.notice("warning", text)
-            runs = core.trial is not core.example
+            core.notice("warning", f"The example cannot be run {where}: {raised(error)}")
+            return False
+        return True
+
+    def _modes_changed(self, _: nnx.Module) -> None:
+        """Trace the example in the new modes, and run the last pass again."""
+        core = self._core
+        core.require_open()
+        runs = self._trace_again("in these modes") or core.trial is not core.example
         if runs and not core.looping:
             self.refresh()
         core.show_modes(core.modes.switches())
@@ -291,6 +302,7 @@ class Reruns:
             core.handles.arm(shown.setting)
             if not core.looping:
                 core.handles.tell_idle(self._idle_in(shown))
+        self.follow()
         self._show(shown, call)
         show_inputs(core, shown.outcome.perturbed.value)
         if shown.setting.active and shown.outcome.differences is None:
