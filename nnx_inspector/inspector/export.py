@@ -13,6 +13,7 @@ from typing import Any
 
 from nnx_inspector.background import weakly
 from nnx_inspector.errors import reply_text
+from nnx_inspector.files import write_whole
 from nnx_inspector.findings.findings import Finding
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.diagnosing import message_of
@@ -22,7 +23,7 @@ from nnx_inspector.inspector.values.kept import MOST_BYTES
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.assets import asset
 from nnx_inspector.screen.export.last_state import MOST_SITES
-from nnx_inspector.screen.export.page import page_of, write_page
+from nnx_inspector.screen.export.page import page_of
 from nnx_inspector.screen.export.replay import Answer, Told
 from nnx_inspector.screen.flow import flow_of
 from nnx_inspector.screen.presenter import ASIDE
@@ -40,7 +41,10 @@ def write_html(
     """Write a page with the recording and the findings; see `Inspector.to_html`."""
     title = f"{type(core.model).__name__} - nnx_inspector"
     told = told_by(core, [message_of(findings), *map(core.view.kept, KEPT)])
-    return write_page(path, page_of(core.recording, told, title=title, max_bytes=max_bytes))
+    page = page_of(core.recording, told, title=title, max_bytes=max_bytes)
+    file, size = write_whole(path, [page.encode()])
+    os.close(file)
+    return size
 
 
 def told_by(core: Core, kept: Sequence[Any]) -> Told:

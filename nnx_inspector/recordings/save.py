@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.files import write, write_whole
 from nnx_inspector.recordings.facts import Facts, Figures
 from nnx_inspector.recordings.format import MAGIC, Columns, Writer
 from nnx_inspector.recordings.passes import QUANTITIES, Pass
@@ -217,34 +217,8 @@ def save(path: str | os.PathLike[str], state: State) -> None:
         OSError: the file cannot be written; an existing file is left as it was.
         InspectorError: a name is too long, or a pass too large.
     """
-    file, _, _ = _replaced(os.path.realpath(path), dataclasses.replace(state, held={}))
+    file, _ = write_whole(path, Sections().of_state(dataclasses.replace(state, held={})))
     os.close(file)
-
-
-def _replaced(path: str, state: State) -> tuple[int, Sections, int]:
-    """Write a whole recording to a new file; return it, open for appending, and its size."""
-    folder, name = os.path.split(path)
-    new = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(4)}.new")
-    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
-    try:
-        sections, size = Sections(), 0
-        for part in sections.of_state(state):
-            _write(file, part)
-            size += len(part)
-        os.fsync(file)  # after a power failure the name must not refer to an unwritten file
-        os.replace(new, path)
-    except BaseException:
-        os.close(file)
-        with contextlib.suppress(OSError):
-            os.unlink(new)
-        raise
-    return file, sections, size
-
-
-def _write(file: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(file, left) :]
 
 
 class Journal:
@@ -283,10 +257,11 @@ class Journal:
         self._open()
 
     def _open(self) -> None:
-        file, self._sections, self._size = _replaced(self.path, self._state())
+        sections = Sections()
+        file, self._size = write_whole(self.path, sections.of_state(self._state()))
         if self._file is not None:
             os.close(self._file)
-        self._file = file
+        self._file, self._sections = file, sections
 
     def write(self, make: Callable[[Sections], bytes], kept: int) -> None:
         """Append what `make` returns; the recording now takes `kept` bytes. Never raises.
@@ -306,8 +281,7 @@ class Journal:
                 self._open()
             else:
                 data = make(self._sections)
-                _write(self._file, data)
-                self._size += len(data)
+                self._size += write(self._file, data)
         except (OSError, InspectorError) as error:
             self._fail(error)
 

@@ -31,7 +31,7 @@ ROOMS = (
 """A file imports only from its own room and earlier rooms; the first is the files at the top."""
 
 WITHOUT_JAX = {
-    "": {"background", "errors", "progress"},
+    "": {"background", "errors", "files", "progress"},
     "stats": {"bins", "encoding", "gauges", "moments", "summary", "table"},
     "recordings": None,
     "findings": {

@@ -198,7 +198,7 @@ def test_through_a_symbolic_link(tmp_path: pathlib.Path) -> None:
 def test_bad_places_are_the_systems_errors(tmp_path: pathlib.Path) -> None:
     with pytest.raises(FileNotFoundError):
         Recording().save(tmp_path / "nowhere" / "run.nni")
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(IsADirectoryError):
         Recording().save(tmp_path)
     with pytest.raises(FileNotFoundError):
         Recording().attach(tmp_path / "nowhere" / "run.nni", _never)
@@ -207,6 +207,8 @@ def test_bad_places_are_the_systems_errors(tmp_path: pathlib.Path) -> None:
     with pytest.raises(IsADirectoryError):
         load(tmp_path)
     os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="device or a pipe"):
+        Recording().attach(tmp_path / "pipe", _never)
     with pytest.raises(InspectorError, match="not a regular file"):
         load(tmp_path / "pipe")
     assert sorted(os.listdir(tmp_path)) == ["pipe"]

@@ -1,7 +1,7 @@
 """One HTML file that shows a recording offline: the front end, and the recording that it replays.
 
-Invariants: the file makes no network requests (its content security policy forbids them), no text
-of a model is markup in it, and it is written either whole or not at all. Knows no jax and no model.
+Invariants: the file makes no network requests (its content security policy forbids them), and no
+text of a model is markup in it. Knows no jax and no model.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ import base64
 import hashlib
 import html
 import math
-import os
-import pathlib
-import uuid
 from typing import Final
 
 from nnx_inspector.errors import InspectorError
@@ -79,25 +76,6 @@ def page_of(recording: Recording, told: Told, *, title: str, max_bytes: int = MA
                 f"{shown} of its passes, and max_bytes is {max_bytes:,}. Allow more."
             )
         most = max(2, min(shown - 1, math.floor(shown / over * 0.95)))
-
-
-def write_page(path: str | os.PathLike[str], text: str) -> int:
-    """Write a page, whole or not at all, and return its number of bytes.
-
-    Raises:
-        OSError: the folder does not exist, or cannot be written to.
-    """
-    target, data = pathlib.Path(path), text.encode()
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-    try:
-        with partial.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
-    return len(data)
 
 
 def shell_of(title: str) -> tuple[str, str]:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import html.parser
 import itertools
-import pathlib
 import re
 
 import pytest
@@ -16,7 +15,7 @@ from recorded import normal, summary_of
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.export import page
-from nnx_inspector.screen.export.page import page_of, write_page
+from nnx_inspector.screen.export.page import page_of
 from nnx_inspector.screen.export.replay import replayed
 
 HOSTILE = (
@@ -133,22 +132,3 @@ def test_what_the_browser_holds_is_bounded_too(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_recording_without_a_pass_has_a_page():
     assert store(page_of(Recording(), told(("a",)), title="Net")).index["frames"] == []
-
-
-def test_a_page_is_written_whole_or_not_at_all(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    target = tmp_path / "run.html"
-    assert write_page(target, "é") == 2
-    assert target.read_bytes() == "é".encode()
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_page(target, "another")
-    assert [one.name for one in tmp_path.iterdir()] == ["run.html"]
-    assert target.read_text() == "é"
-    with pytest.raises(FileNotFoundError):
-        write_page(tmp_path / "nowhere" / "run.html", "x")

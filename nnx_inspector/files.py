@@ -1,0 +1,49 @@
+"""Writes a file in one piece or not at all.
+
+Invariant: what is not a regular file (a device, a pipe, a folder) is left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterable
+
+
+def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> tuple[int, int]:
+    """Write a file in place of the one at `path`, or of the one that a link there points to.
+
+    Returns:
+        The file, open for writing at its end, and its size in bytes.
+
+    Raises:
+        OSError: it cannot be written, or `path` is no regular file; the old one is left as it was.
+    """
+    path = os.path.realpath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        kind = errno.EISDIR if os.path.isdir(path) else errno.EINVAL
+        what = "a folder" if kind == errno.EISDIR else "a device or a pipe"
+        raise OSError(kind, f"This is {what}. Pass the path of a file", path)
+    folder, name = os.path.split(path)
+    new = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(4)}.new")
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+    try:
+        size = sum(write(file, part) for part in parts)
+        os.fsync(file)  # after a power failure the name must not refer to an unwritten file
+        os.replace(new, path)
+    except BaseException:
+        os.close(file)
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
+    return file, size
+
+
+def write(file: int, data: bytes) -> int:
+    """Write all of the data to an open file; returns its size in bytes."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(file, left) :]
+    return len(data)

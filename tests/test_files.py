@@ -1,0 +1,56 @@
+"""Files are written whole or not at all, and only where a regular file was or nothing."""
+
+import os
+import pathlib
+
+import pytest
+
+from nnx_inspector.files import write, write_whole
+
+
+def test_a_file_is_replaced_whole_and_goes_on_at_its_end(tmp_path: pathlib.Path) -> None:
+    target = tmp_path / "run"
+    for parts in ([b"old, and longer"], [b"n", b"", b"ew"]):
+        file, size = write_whole(target, iter(parts))
+        assert target.read_bytes() == b"".join(parts)
+        assert size == target.stat().st_size
+        assert write(file, b"er") == 2
+        os.close(file)
+    assert target.read_bytes() == b"newer"
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_failure_leaves_the_old_file(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "run"
+    target.write_bytes(b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    def broken():
+        yield b"half"
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        write_whole(target, broken())
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(target, [b"new"])
+    assert [one.name for one in tmp_path.iterdir()] == ["run"]
+    assert target.read_bytes() == b"old"
+
+
+def test_what_is_no_file_stays_and_is_told(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(OSError, match=f"This is a device or a pipe.*'{tmp_path}/pipe'"):
+            write_whole(tmp_path / name, [b"x"])
+    with pytest.raises(IsADirectoryError, match=r"This is a folder\. Pass the path of a file"):
+        write_whole(tmp_path, [b"x"])
+    with pytest.raises(FileNotFoundError):
+        write_whole(tmp_path / "nowhere" / "run", [b"x"])
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+    assert (tmp_path / "pipe").is_fifo()
