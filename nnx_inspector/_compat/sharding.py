@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
-from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat import jaxprs, jit
 
 T = TypeVar("T")
 
@@ -55,6 +55,17 @@ def on_this_mesh(tree: Any) -> Any:
         return x if mesh.empty or mesh == current else jax.sharding.reshard(x, PartitionSpec())
 
     return tree if current.empty else jax.tree.map(moved, tree)
+
+
+def on_one_device(arrays: list[Any]) -> list[Any]:
+    """Small arrays, moved to one device if they lie on several: within no program, that is."""
+    if any(map(jit.is_tracer, arrays)):
+        return arrays
+    places = {frozenset(x.devices()) for x in arrays}
+    if len(places) < 2:
+        return arrays
+    first = min((device for place in places for device in place), key=lambda one: one.id)
+    return [jax.device_put(x, first) for x in arrays]
 
 
 def a_row_each(mesh: Any, axes: Sequence[str]) -> NamedSharding | None:

@@ -62,8 +62,9 @@ class _Thread(threading.local):
 
     def note(self, out: Any) -> None:
         """Keep a result of a program that has not ended, unless jax knows the result already."""
-        for one in self.latest:
-            one.out = out
+        if self.latest and not any(map(is_tracer, jax.tree.leaves(out))):  # not within a trace
+            for one in self.latest:
+                one.out = out
         if len(self.results) >= _MANY:
             self.results = [x for x in self.results if is_awaited(x)]
         self.results.extend(itertools.islice(filter(is_awaited, _arrays(out)), 1))

@@ -13,7 +13,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.sharding import zeros_of
+from nnx_inspector._compat.sharding import on_one_device, zeros_of
 from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import contents
@@ -42,7 +42,7 @@ def beginning(gate: Any, args: Any, kwargs: Any, context: Context) -> tuple[tupl
 @ours()
 def samples_of(held: Any, arguments: Any) -> Any:
     """A sample of each parameter, and whether the arguments vary; float32[..., STATE_LENGTH]."""
-    return jnp.stack([*map(sampled, held), varied(arguments)])
+    return jnp.stack(on_one_device([*map(sampled, held), varied(arguments)]))
 
 
 @jax.custom_batching.custom_vmap

@@ -124,7 +124,8 @@ def _applied(x: jax.Array, rows: jax.Array, *, index: int) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.inexact):
         scaled = x * strength.astype(x.dtype)
     else:
-        scaled = (x * strength).astype(x.dtype)
+        # jax promotes no integers of four bits or fewer
+        scaled = (x.astype(strength.dtype) * strength).astype(x.dtype)
     # The outer choice is between two arrays, so XLA computes the result once. A choice between an
     # array and a number would be repeated, and compiled, in every kernel that reads it.
     return jnp.where(mode == OFF, x, jnp.where(mode == ZERO, jnp.zeros_like(x), scaled))

@@ -19,6 +19,7 @@ import numpy as np
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import Type, by_rows
+from nnx_inspector._compat.sharding import on_one_device
 from nnx_inspector.stats.bins import BINS
 from nnx_inspector.stats.packing import unpack
 from nnx_inspector.stats.summary import Summary
@@ -123,6 +124,8 @@ def joined(tree: Any) -> tuple[Layout, list[Any]]:
         kind = type(leaf) if _is_whole(leaf) else object
         parts = tuple(placed(x, _is_whole(leaf)) for x in _arrays_of(leaf))
         found.append(_Leaf(kind, parts, leaf.opaque if kind is Summary else ""))
+    every = on_one_device([*pieces, *others])
+    pieces, others = every[: len(pieces)], every[len(pieces) :]
     wide = any(x.dtype.itemsize > 4 for x in pieces)  # from a Python number, for example
     with jax.enable_x64(wide or jax.config.read("jax_enable_x64")):
         words = _join(*pieces, rows=0)[0] if pieces else jnp.zeros(0, jnp.uint32)

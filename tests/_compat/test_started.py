@@ -168,6 +168,16 @@ def test_the_latest_program_may_return_a_random_key_and_no_array():
         ended()
 
 
+def test_the_latest_program_is_none_that_is_called_within_a_trace():
+    double, x = jax.jit(lambda x: 2 * x), jnp.ones(3)
+    with jax.checking_leaks(), started.following(EFFECT) as latest:
+        outer = jax.jit(lambda x: double(x) + 1)(x)  # jax would find a tracer that is kept
+        (kept,) = jax.tree.leaves(latest.out)
+        assert kept is outer
+        jax.grad(lambda x: double(x).sum())(x)
+        assert not any(isinstance(one, jax.core.Tracer) for one in jax.tree.leaves(latest.out))
+
+
 def test_the_latest_program_of_two_loops_whose_steps_overlap_is_known_to_both():
     double, x = jax.jit(lambda x: 2 * x), jnp.ones(3)
     a, b = started.following(EFFECT), started.following(EFFECT)

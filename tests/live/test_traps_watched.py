@@ -137,6 +137,25 @@ for name, (run, args) in runs.items():
     session.close()
     print(name, "fine")
 
+def move(x):
+    return jax.device_put(x, jax.devices()[1])
+
+model = nnx.Sequential(model, move, nnx.Linear(2, 2, rngs=nnx.Rngs(1)))
+last = model.layers[2]
+weights = np.asarray(last.kernel[...], np.float64)
+nnx.update(last, move(nnx.state(last)))
+session = Session(model)
+with session.open():
+    nnx.grad(lambda m, x: (m(x) ** 2).sum())(model, x)
+found = session.take()
+assert session.errors == [], session.errors
+out = plain @ weights
+for site, one, slope in (("", out, 2 * out), ("layers/0", plain, 2 * out @ weights.T)):
+    np.testing.assert_allclose(found[site]["output"].norm, np.linalg.norm(one), rtol=1e-5)
+    np.testing.assert_allclose(found[site]["gradient"].norm, np.linalg.norm(slope), rtol=1e-5)
+session.close()
+print("two devices", "fine")
+
 mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
 jax.set_mesh(mesh)
 model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))  # the other's arrays lie on a mesh of pmap's
@@ -164,8 +183,8 @@ def test_sharded_passes_are_summarised_once():
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    told = ["sharded jit fine", "shard_map fine", "pmap fine", "explicit fine"]
-    assert done.stdout.split("\n")[:4] == told
+    told = ("sharded jit", "shard_map", "pmap", "two devices", "explicit")
+    assert done.stdout.splitlines() == [f"{name} fine" for name in told]
 
 
 # --------------------------------------------------------------------- live knobs

@@ -153,12 +153,15 @@ def test_in_c_it_is_what_it_is_in_jax(row, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.bfloat16, jnp.complex64])
-def test_dtype_and_shape_are_kept(dtype):
-    x = jnp.ones((2, 3), dtype)
-    for row in ([OFF, 0.0], [ZERO, 0.0], [SCALE, 0.5]):
-        got = apply(x, jnp.array([row]), 0)
-        assert (got.dtype, got.shape) == (x.dtype, x.shape)
+def test_dtype_and_shape_are_kept():
+    small = jnp.int4, jnp.uint4, jnp.bool_, jnp.bfloat16, jnp.float8_e5m2
+    for dtype in (jnp.int32, *small, jnp.complex64):
+        x = jnp.full((2, 3), 4, dtype)
+        for row, factor in (([OFF, 0.0], 1.0), ([ZERO, 0.0], 0.0), ([SCALE, 0.5], 0.5)):
+            got = apply(x, jnp.array([row]), 0)
+            assert (got.dtype, got.shape) == (x.dtype, x.shape)
+            scaled = np.asarray(factor * float(x[0, 0].real)).astype(x.dtype)
+            np.testing.assert_array_equal(got, np.full((2, 3), scaled))
 
 
 def test_combine_lets_zero_win_and_factors_multiply():
