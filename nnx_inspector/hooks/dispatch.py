@@ -33,6 +33,7 @@ from nnx_inspector.hooks.layers import (
     TAP_OUTPUT,
     Context,
     Layer,
+    added,
     open_layers,
     opened,
     see_operations,
@@ -71,7 +72,7 @@ def hooked(*layers: Layer) -> Iterator[None]:
     if not layers:
         yield
         return
-    with installed(), opened((*open_layers(), *layers)):
+    with installed(), added(layers):
         yield
 
 
@@ -230,8 +231,10 @@ def _through_layers(
         if len(frames) > _thread.roomy:
             _borrow(len(frames))
         if call.module is call.owner:
-            for scope in _scopes():
-                scope.note_unattributed(call.owner)
+            scopes = [scope for scope in _scopes() if scope is not _thread.outermost]
+            if all(scope.path_of(call.owner) is None for scope in scopes):
+                for scope in scopes:
+                    scope.note_unattributed(call.owner)
         if names is None:
             return _wrapped_in_layers(call, ranks)(*args, **kwargs)
         with inside.apart():

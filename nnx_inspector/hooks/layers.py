@@ -115,8 +115,23 @@ def unwatched() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
+def added(layers: tuple[Layer, ...]) -> Iterator[None]:
+    """Open these layers too. Of several such contexts each closes its own, in whatever order they
+    are left: the steps of two loops may overlap.
+    """
+    restore_layers()
+    with functions_named() if see_operations(layers) else contextlib.nullcontext():
+        _set((*_thread.layers, *layers))
+        try:
+            yield
+        finally:
+            restore_layers()
+            _set(tuple(one for one in _thread.layers if not any(one is own for own in layers)))
+
+
+@contextlib.contextmanager
 def opened(layers: tuple[Layer, ...]) -> Iterator[None]:
-    """Make these the open layers, in place of those open before."""
+    """Make these the open layers, in place of those open before: within a call, or a thread."""
     if _thread.replaced is not None:
         before = dict(zip(_thread.layers, _thread.replaced, strict=True))
         layers = tuple(before.get(layer, layer) for layer in layers)
@@ -151,11 +166,6 @@ def restore_layers() -> None:
         _set(_thread.replaced)
         _thread.replaced = None
         _thread.restored()
-
-
-def opened_layers() -> tuple[Layer, ...]:
-    """The layers that are open in this thread, as they were opened."""
-    return _thread.layers if _thread.replaced is None else _thread.replaced
 
 
 def _set(layers: tuple[Layer, ...]) -> None:

@@ -17,9 +17,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from nnx_inspector._compat.started import Latest, following
-from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.dispatch import installed
-from nnx_inspector.hooks.layers import Layer, opened_layers
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session
 from nnx_inspector.program.host.primitives import EFFECT
@@ -84,7 +82,6 @@ class Steps:
     def __init__(self, owner: Owner, session: Session, every: int, step: int):
         self._owner, self._session, self._every, self._step = owner, session, every, step
         self._open = contextlib.ExitStack()
-        self._layers: tuple[Layer, ...] = ()
         self._began: float | None = None
         self._sampled = self._perturbed = False
         self._latest: Latest | None = None
@@ -101,16 +98,10 @@ class Steps:
             self._open.enter_context(self._session.note_bare())
         before_due = not self._sampled and (self._step + 1) % self._every == 0
         self._latest = self._open.enter_context(following(EFFECT)) if before_due else None
-        self._layers = opened_layers()
 
     def end(self) -> None:
         if self._began is None:
             return
-        if opened_layers() != self._layers:
-            raise InspectorError(
-                "A step must end in the block where it began. Call insp.tick() in the body of the "
-                "loop itself, outside nni.perturb and nni.intercept_methods."
-            )
         seconds, self._began = time.perf_counter() - self._began, None
         self._open.close()
         latest, self._latest = self._latest, None

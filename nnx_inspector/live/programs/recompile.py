@@ -132,29 +132,31 @@ class Chooser(jit.JitChooser, Protocol):
 
 
 class _Thread(threading.local):
-    choose: Chooser | None = None
+    def __init__(self) -> None:
+        self.choosers: tuple[Chooser, ...] = ()
 
 
 _thread = _Thread()
 
 
 @contextlib.contextmanager
-def choosing(choose: Chooser) -> Iterator[Chooser | None]:
-    """Inside, let `choose` choose what this thread's jitted calls run, instead of the one before.
+def choosing(choose: Chooser) -> Iterator[tuple[Chooser, ...]]:
+    """Inside, let `choose` choose what this thread's jitted calls run; yields the earlier choosers.
 
-    It works while `JitCalls` are listening.
+    Of several the newest chooses. It works while `JitCalls` are listening.
     """
-    before, _thread.choose = _thread.choose, choose
+    before = _thread.choosers
+    _thread.choosers = (*before, choose)
     try:
         yield before
-    finally:
-        _thread.choose = before
+    finally:  # others may have come or gone, for the steps of two loops may overlap
+        _thread.choosers = tuple(one for one in _thread.choosers if one is not choose)
 
 
 def _choose(call: jit.JitStart, /) -> Callable[[], Any] | None:
-    return None if _thread.choose is None else _thread.choose(call)
+    return _thread.choosers[-1](call) if _thread.choosers else None
 
 
 def _prepare() -> None:
-    if _thread.choose is not None:
-        _thread.choose.prepare()
+    if _thread.choosers:
+        _thread.choosers[-1].prepare()

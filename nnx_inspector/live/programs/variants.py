@@ -272,9 +272,9 @@ def _like(found: Answered) -> list[jax.Array]:
 @contextlib.contextmanager
 def chosen_by(variants: Variants) -> Iterator[None]:
     """Inside, let a session choose the variants of this thread's jitted calls."""
-    with choosing(variants) as other:
-        if isinstance(other, Variants):  # a program of two sessions: each numbers its passes
-            other.must_ask()
-            variants.must_ask()
+    with choosing(variants) as others:
+        for one in (*others, variants) if others else ():
+            if isinstance(one, Variants):  # a program of two sessions: each numbers its passes
+                one.must_ask()
         variants.resume()
         yield
