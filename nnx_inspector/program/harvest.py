@@ -27,7 +27,15 @@ from nnx_inspector._compat.sharding import a_row_each, counted_once, on_this_mes
 from nnx_inspector.program.analysis.equations import bodies_of
 from nnx_inspector.program.analysis.error_notes import note_equation
 from nnx_inspector.program.changes import difference
-from nnx_inspector.program.marks import CHANGE, INPUT, OUTPUT, mapped_first, sink_like, sinks_apart
+from nnx_inspector.program.marks import (
+    CHANGE,
+    INPUT,
+    OUTPUT,
+    mapped_first,
+    sink_like,
+    sink_of_branch,
+    sinks_apart,
+)
 from nnx_inspector.program.plan import NOTHING, Keep, Kept, Plan
 from nnx_inspector.program.survey import Around, Item, Marked, Survey
 from nnx_inspector.stats.census import Sample
@@ -187,7 +195,8 @@ def _run_mark(
         for value, axis, one in zip(values, axes, sink, strict=True):
             new = value
             if one is not None:
-                gated = {} if plan.gate is None else {"gate": plan.gate, "apart": plan.apart}
+                which = {"gate": plan.gate, "apart": plan.apart, "each": plan.each}
+                gated = {} if plan.gate is None else which
                 tap = functools.partial(plan.tap, sample=plan.sample, **gated)
                 new = tap(value, one) if axis is None else _of_members(tap, axis)(value, one)
             if new is not value and id(value) in memo:
@@ -260,7 +269,7 @@ def _run_while(
     n_test, n_body = (form.consts for form in bodies_of(equation))
     test_consts, body_consts = values[:n_test], values[n_test : n_test + n_body]
     init = values[n_test + n_body :]
-    plan = dataclasses.replace(plan, keep=plan.keep.additive())
+    plan, together = _each(dataclasses.replace(plan, keep=plan.keep.additive()))
 
     def step(carry: Any) -> Any:
         return evaluate(body, [*body_consts, *carry], plan=plan)
@@ -275,7 +284,7 @@ def _run_while(
         return evaluate(test, [*test_consts, *state[0]], plan=Plan(summarise=False))[0][0]
 
     out, seen = jax.lax.while_loop(proceed, advance, (init, nothing))
-    return out, [[], seen]
+    return out, [[], together(seen)]
 
 
 @ours()
@@ -294,6 +303,9 @@ def _run_cond(
     item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
 ) -> Any:
     index, *operands = values
+    plan, together = _each(plan)
+    if plan.each:
+        sink = jax.tree.map(lambda one: sink_of_branch(one, index), sink)
 
     def branch(number: int, operands: Any) -> Any:
         one = None if sink is None else sink[number]
@@ -307,7 +319,53 @@ def _run_cond(
         return out, [seen if n == number else nothing[n] for n in range(len(runs))]
 
     branches = [functools.partial(padded, n) for n in range(len(runs))]
-    return jax.lax.switch(index, branches, operands)
+    out, seen = jax.lax.switch(index, branches, operands)
+    return out, together(seen)
+
+
+def _each(plan: Plan) -> tuple[Plan, Callable[[Any], Any]]:
+    """The plan within a cond or a while loop of a watched program, and what to do with what is seen
+    there.
+
+    Around them may be a vmap whose examples differ in which branch they take and how often they
+    iterate. XLA computes everything for all of them, and drops what an example does not need: so
+    each example is measured by itself, and the dropped ones are dropped too. The members of an
+    ensemble are measured by themselves anyway, and stay so.
+    """
+    if plan.gate is None or plan.apart or plan.each:
+        return plan, lambda seen: seen
+    return dataclasses.replace(plan, each=True), together
+
+
+def together(seen: Any) -> Any:
+    """What was seen of each example of a vmap, as what was seen of all; a tree of `Seen`."""
+    with ours():
+        return _together(jax.lax.stop_gradient(seen))
+
+
+@jax.custom_batching.custom_vmap
+def _together(seen: Any) -> Any:
+    return seen
+
+
+@_together.def_vmap
+def _batch_together(size: int, every: Any, seen: Any) -> Any:
+    """Merge the examples; what is kept of them does not add up, and is zeros."""
+    (batched,) = every
+
+    def merged(one: Any, mapped: Any) -> Any:
+        if not any(jax.tree.leaves(mapped)):
+            return one
+        whole = jax.tree.map(
+            lambda x, there: x if there else jnp.broadcast_to(x, (size, *x.shape)), one, mapped
+        )
+        kept = jax.tree.map(lambda x: jnp.zeros_like(x[0]), whole.kept)
+        return Seen([merge_rows(s) for s in whole.summaries], whole.ran.max(axis=0), kept)
+
+    found = jax.tree.map(merged, seen, batched, is_leaf=lambda x: isinstance(x, Seen))
+    with ours():
+        found = _together(found)
+    return found, jax.tree.map(lambda _: False, found)
 
 
 def _zeros(shapes: Any) -> Any:

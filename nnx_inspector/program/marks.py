@@ -214,6 +214,7 @@ def observe_cotangent(
     gate: Any = None,
     always: bool = True,
     apart: bool = False,
+    each: bool = False,
 ) -> jax.Array:
     """Returns `x`; the gradient with respect to `sink` is the packed summary of that of `x`.
 
@@ -224,10 +225,11 @@ def observe_cotangent(
         gate: bool[], whether it is measured, or None; see `measured_if`.
         always: whether to compute a cotangent even if the program would not, because the value does
             not depend on what is differentiated.
-        apart: see `measured_if`.
+        apart, each: see `measured_if`.
     """
     gates = [] if gate is None else [gate]
-    return _tap.bind(x, sink, *gates, rows=0, sample=sample, always=always, apart=apart)
+    how = {"rows": 0, "sample": sample, "always": always, "apart": apart, "each": each}
+    return _tap.bind(x, sink, *gates, **how)
 
 
 @ours()
@@ -251,7 +253,7 @@ def _tapped_tangent(t: Any, t_sink: Any, *gates: Any, always: bool, **how: Any) 
 
 
 def _tap_transpose(
-    ct: Any, t: Any, sink: Any, *gates: Any, rows: int, sample: Sample, apart: bool, **_: Any
+    ct: Any, t: Any, sink: Any, *gates: Any, rows: int, sample: Sample, always: bool, **which: bool
 ) -> Any:
     rest = [None for _ in gates]
     if type(ct) is ad.Zero:
@@ -260,23 +262,28 @@ def _tap_transpose(
     if ad.is_undefined_primal(sink):
         with ours():
             measure = _Packed(rows, sample)
-            payload = measured_if(gates[0], measure, ct, apart=apart) if gates else measure(ct)
+            payload = measured_if(gates[0], measure, ct, **which) if gates else measure(ct)
             ct = computed_once(ct, after=[payload])
             payload = counted_once(payload, ct, jaxprs.varying_axes(sink))
     return (ct if ad.is_undefined_primal(t) else None), payload, *rest
 
 
 def measured_if(
-    gate: Any, measure: Callable[..., Any], x: jax.Array, *, apart: bool = False
+    gate: Any,
+    measure: Callable[..., Any],
+    x: jax.Array,
+    *,
+    apart: bool = False,
+    each: bool = False,
 ) -> Any:
     """`measure(x, gate)`, which is zeros unless the gate is open.
 
     Under vmap it covers the whole batch at once; with `apart`, each entry of the one vmap here,
-    which maps the members of an ensemble. `measure` is hashable: equal functions share what is
-    traced.
+    which maps the members of an ensemble; with `each`, each entry of every vmap, also of a later
+    one. `measure` is hashable: equal functions share what is traced.
     """
     x = jax.lax.stop_gradient(x)
-    return _gated(measure, apart and are_mapped([x]))(gate, x)
+    return _gated(measure, each or (apart and are_mapped([x])), each)(gate, x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,16 +297,19 @@ class _OfEach:
 
 
 @functools.lru_cache(maxsize=64)
-def _gated(measure: Callable[..., Any], apart: bool) -> Callable[[Any, jax.Array], Any]:
+def _gated(
+    measure: Callable[..., Any], apart: bool, again: bool
+) -> Callable[[Any, jax.Array], Any]:
     @jax.custom_batching.custom_vmap
     def measured(gate: Any, x: Any) -> Any:
         return measure(x, gate)
 
     @measured.def_vmap
     def _batch(size: int, batched: Any, gate: Any, x: Any) -> Any:
-        inner = _gated(_OfEach(measure) if apart else measure, False)
+        apart_here = apart and batched[1]
+        inner = _gated(_OfEach(measure) if apart_here else measure, again, again)
         found = inner(jnp.any(gate), x)
-        return found, jax.tree.map(lambda _: apart, found)
+        return found, jax.tree.map(lambda _: apart_here, found)
 
     return measured
 
@@ -367,6 +377,49 @@ def _batch_apart(args: Any, dims: Any, *, axis: int, **params: Any) -> Any:
 def _transpose_apart(ct: Any, _: Any, *, axis: int, **params: Any) -> Any:
     return [pack(merge_rows(unpack(ct), axis=axis))]
 
+
+# a sink within a branch of a cond: each example of a batched vmap has one, which only counts if the
+# example takes the branch
+_branch = Primitive("nnx_inspector_sink_of_branch")
+_merged = Primitive("nnx_inspector_sink_merged")
+
+
+def sink_of_branch(sink: jax.Array, index: jax.Array) -> jax.Array:
+    """`sink`, for a branch of a cond that `index` chooses, perhaps for each example of a batch."""
+    return _branch.bind(sink, index)
+
+
+def _batch_branch(args: Any, dims: Any) -> Any:
+    (sink, index), (sink_dim, index_dim) = args, dims
+    if sink_dim is None:
+        sink, sink_dim = _apart.bind(sink, axis=0, count=index.shape[index_dim], at=None), 0
+    one = index if index_dim is None else jnp.take(index, 0, axis=index_dim)
+    return _branch.bind(sink, one), sink_dim  # a vmap further out has its examples too
+
+
+def _branch_jvp(primals: Any, tangents: Any) -> Any:
+    t, index = tangents[0], primals[1]
+    return _branch.bind(*primals), t if type(t) is ad.Zero else _branch.bind(t, index)
+
+
+def _batch_merged(args: Any, dims: Any) -> Any:
+    (ct,), (dim,) = args, dims
+    return _merged.bind(pack(merge_rows(unpack(jnp.moveaxis(ct, dim, 0))))), None
+
+
+_branch.def_impl(lambda sink, index: sink)
+_branch.def_abstract_eval(lambda sink, index: sink)
+mlir.register_lowering(_branch, lambda ctx, sink, index: [sink])
+ad.primitive_jvps[_branch] = _branch_jvp
+ad.primitive_transposes[_branch] = lambda ct, sink, index: [
+    ct if type(ct) is ad.Zero else _merged.bind(ct),
+    None,
+]
+batching.primitive_batchers[_branch] = _batch_branch
+_merged.def_impl(lambda ct: ct)
+_merged.def_abstract_eval(lambda ct: ct)
+mlir.register_lowering(_merged, lambda ctx, ct: [ct])
+batching.primitive_batchers[_merged] = _batch_merged
 
 _apart.def_impl(jax.jit(_stacked, static_argnames=("axis", "count", "at")))
 _apart.def_abstract_eval(_apart_aval)

@@ -105,6 +105,8 @@ class Plan:
         gate: bool[], whether the program measures anything when it runs; None if it always does.
             Under a vmap around the call, it gates the measurement of the whole batch.
         apart: whether this vmap maps the members of an ensemble, and each is measured.
+        each: whether every entry of a vmap is measured by itself, where it may decide whether its
+            own values are computed; see `harvest.together`.
     """
 
     summarise: bool = True
@@ -117,9 +119,10 @@ class Plan:
     unmeasured: tuple[str, ...] = ()
     gate: Any = None
     apart: bool = False
+    each: bool = False
 
     def measured(self, measure: Callable[..., Any], x: jax.Array) -> Any:
         """What a function measures of an array, if anything is measured."""
         if self.gate is None:
             return measure(x)
-        return measured_if(self.gate, measure, x, apart=self.apart)
+        return measured_if(self.gate, measure, x, apart=self.apart, each=self.each)

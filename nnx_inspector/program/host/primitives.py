@@ -53,10 +53,24 @@ def ask(
     of = [] if device is None else [device]
     operands = [*of, *(x for tree in after for x in _first_element(tree))]
     if not once and jit.is_tracing():
-        now = lambda *xs: host(*xs[: len(of)])  # noqa: E731
-        return list(jax.pure_callback(now, list(avals), *operands))
+        return _question(lambda *xs: host(*xs[: len(of)]), list(avals))(*operands)
     shapes = tuple((a.shape, jnp.dtype(a.dtype)) for a in avals)
     return ASK.bind(*operands, host=host, shapes=shapes, told=len(of))
+
+
+def _question(host: Callable[..., Any], avals: list[Any]) -> Callable[..., list[jax.Array]]:
+    """A call of the host that may be dropped or made twice, one for the whole batch of a vmap."""
+
+    @jax.custom_batching.custom_vmap
+    def asked(*operands: Any) -> list[jax.Array]:
+        return list(jax.pure_callback(host, avals, *operands))
+
+    @asked.def_vmap
+    def _batch(size: int, batched: Any, *operands: Any) -> Any:
+        one = [x[0] if mapped else x for x, mapped in zip(operands, batched, strict=True)]
+        return asked(*one), [False] * len(avals)
+
+    return asked
 
 
 def _first_element(tree: Any) -> list[jax.Array]:
