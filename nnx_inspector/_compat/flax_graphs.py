@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
-from flax.nnx import Variable, extract, graphlib, pytreelib
+from flax.nnx import Module, Variable, extract, graphlib, pytreelib
 from flax.nnx.graphlib import JAX_PYTREE_REGISTRY  # type: ignore[attr-defined]
 from flax.nnx.variablelib import HijaxVariable
 from flax.typing import HashableMapping
@@ -100,9 +100,11 @@ def graph_nodes(root: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
 
 @functools.lru_cache(maxsize=4096)
 def _kind_of(cls: type) -> str:
-    """What a value of this type may hold: "object" if it is one of NNX, "tree", or "" (none)."""
+    """What a value of this type may hold modules as: "module" or another "object" of NNX, "tree",
+    or "" for none.
+    """
     if issubclass(cls, pytreelib.Pytree):
-        return "object"
+        return "module" if issubclass(cls, Module) else "object"
     if issubclass(cls, (Variable, types.NoneType, pytreelib.PytreeState)):
         return ""
     registered = cls in JAX_PYTREE_REGISTRY or cls in graphlib.PYTREE_REGISTRY
@@ -110,9 +112,10 @@ def _kind_of(cls: type) -> str:
 
 
 def links_within(root: Any) -> set[tuple[int, Any, int]]:
-    """`(object, key, object within it)` of all NNX objects of `root`, by their `id`.
+    """`(object, key, module within it)` of all modules of `root`, by their `id`.
 
-    Tells whether one was added, removed, replaced or moved, in a tenth of `graph_nodes`' time.
+    Tells whether one was added, removed, replaced or moved, in a tenth of `graph_nodes`' time. A
+    loop may replace other objects in each step: an `nnx.Rngs`.
     """
     links: set[tuple[int, Any, int]] = set()
     met = {id(root)}
@@ -122,8 +125,9 @@ def links_within(root: Any) -> set[tuple[int, Any, int]]:
         owner, within, values = stack.pop()
         for key, value in values:
             kind = _kind_of(type(value))
-            if kind == "object":
+            if kind == "module":
                 links.add((owner, (*within, key), id(value)))
+            if kind in ("module", "object"):
                 if id(value) not in met:
                     met.add(id(value))
                     stack.append((id(value), (), _data_of(value)))

@@ -269,7 +269,7 @@ def _run_while(
     n_test, n_body = (form.consts for form in bodies_of(equation))
     test_consts, body_consts = values[:n_test], values[n_test : n_test + n_body]
     init = values[n_test + n_body :]
-    plan, together = _each(dataclasses.replace(plan, keep=plan.keep.additive()))
+    plan, merged = _each(dataclasses.replace(plan, keep=plan.keep.additive()))
 
     def step(carry: Any) -> Any:
         return evaluate(body, [*body_consts, *carry], plan=plan)
@@ -284,7 +284,7 @@ def _run_while(
         return evaluate(test, [*test_consts, *state[0]], plan=Plan(summarise=False))[0][0]
 
     out, seen = jax.lax.while_loop(proceed, advance, (init, nothing))
-    return out, [[], together(seen)]
+    return out, [[], merged(seen)]
 
 
 @ours()
@@ -303,7 +303,7 @@ def _run_cond(
     item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
 ) -> Any:
     index, *operands = values
-    plan, together = _each(plan)
+    plan, merged = _each(plan)
     if plan.each:
         sink = jax.tree.map(lambda one: sink_of_branch(one, index), sink)
 
@@ -320,7 +320,7 @@ def _run_cond(
 
     branches = [functools.partial(padded, n) for n in range(len(runs))]
     out, seen = jax.lax.switch(index, branches, operands)
-    return out, together(seen)
+    return out, merged(seen)
 
 
 def _each(plan: Plan) -> tuple[Plan, Callable[[Any], Any]]:
