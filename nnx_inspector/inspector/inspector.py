@@ -313,7 +313,6 @@ class Inspector(Readings):
         Raises:
             InspectorError: the call is outside a watched region.
         """
-        self._core.require_open()
         self._loops.tick()
 
     def metrics(self, **values: Any) -> None:
@@ -484,7 +483,11 @@ class Inspector(Readings):
         self._rerun.show_operations(site, shown=shown)
 
     def close(self) -> None:
-        """Free the widget, the programs and the hooks. The recording stays readable."""
+        """Free the widget, the programs and the hooks. The recording stays readable.
+
+        A loop that is being watched goes on without; what it has measured so far is recorded.
+        """
+        self._loops.settle()
         self._core.close()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:

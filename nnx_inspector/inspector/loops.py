@@ -119,7 +119,17 @@ class Loops:
             if tuple(map(abs, reach.turns(site)[:1])) == (stacks[site],)
         }
 
+    @property
+    def _unwatched(self) -> bool:
+        """Whether a loop goes on whose inspector was closed; raise an error if no loop does."""
+        unwatched = self._core.closed and self._core.looping
+        if not unwatched:
+            self._core.require_open()
+        return unwatched
+
     def tick(self) -> None:
+        if self._unwatched:
+            return
         if self._region is None or not self._core.looping:
             raise InspectorError(
                 "insp.tick() marks the start of a step inside a watched region: with "
@@ -128,7 +138,9 @@ class Loops:
         self._region.tick()
 
     def add_metrics(self, values: Mapping[str, Any]) -> None:
-        core = self._core.require_open()
+        if self._unwatched:
+            return
+        core = self._core
         with core.lock:
             passed = None
             if self._between_passes:  # a device may be behind: no pass may have begun yet
@@ -442,6 +454,24 @@ class Loops:
         self._require_idle()
         self._core.watched = model
         self._forget()
+
+    def settle(self) -> None:
+        """Record what a running loop has measured so far, before its inspector is closed.
+
+        In another thread than the loop's this does not wait for long, and leaves the step or the
+        region under way: a callback of its program may be what closes the inspector.
+        """
+        core, session = self._core, self._session
+        if session is None:
+            return
+        here = core.view.loop_thread == threading.get_ident()
+        core.recorder.wait(None if here else PATIENCE)
+        if not here:
+            return
+        if self._between_passes and self._region is not None:
+            self._region.hand_on()
+        else:
+            self.step_left(session, core.step, sampled=True)
 
     def _forget(self) -> None:
         """Close the sessions. A running loop goes on unwatched."""

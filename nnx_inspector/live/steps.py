@@ -224,9 +224,13 @@ class Region:
 
     def _end_plain(self) -> None:
         self._stack.close()
-        if self._receiver is not None:
-            self._receiver.finish()
-            self._receiver = None
+        self.hand_on()
+
+    def hand_on(self) -> None:
+        """Hand on the passes so far, and none of the later ones; with ticks, do nothing."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.finish()
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
