@@ -245,7 +245,8 @@ def _run_scan(
 
     def body(carry: Any, x: Any) -> Any:
         elements, one, row = x
-        within = dataclasses.replace(plan, rows=(*plan.rows, (row, form.times)))
+        around = (*plan.rows, (row, form.times))
+        within = dataclasses.replace(plan, rows=around, each=plan.each or plan.apart)
         out, seen = evaluate(child, [*consts, *carry, *elements], plan=within, sinks=one)
         return out[: len(init)], (out[len(init) :], seen)
 
@@ -304,7 +305,7 @@ def _run_cond(
 ) -> Any:
     index, *operands = values
     plan, merged = _each(plan)
-    if plan.each:
+    if plan.each and not plan.apart:
         sink = jax.tree.map(lambda one: sink_of_branch(one, index), sink)
 
     def branch(number: int, operands: Any) -> Any:
@@ -330,11 +331,11 @@ def _each(plan: Plan) -> tuple[Plan, Callable[[Any], Any]]:
     Around them may be a vmap whose examples differ in which branch they take and how often they
     iterate. XLA computes everything for all of them, and drops what an example does not need: so
     each example is measured by itself, and the dropped ones are dropped too. The members of an
-    ensemble are measured by themselves anyway, and stay so.
+    ensemble stay apart.
     """
-    if plan.gate is None or plan.apart or plan.each:
+    if plan.gate is None or plan.each:
         return plan, lambda seen: seen
-    return dataclasses.replace(plan, each=True), together
+    return dataclasses.replace(plan, each=True), (lambda seen: seen) if plan.apart else together
 
 
 def together(seen: Any) -> Any:

@@ -162,3 +162,88 @@ def test_a_model_may_be_called_in_a_loop_that_ends_earlier_for_some_examples():
         watched = run(model, X)
     np.testing.assert_array_equal(watched, plain)
     assert len(recording.passes) == int(3 * np.abs(X[:, 0]).max())  # one for all examples
+
+
+def ensemble_of(model):
+    """An ensemble of multiples of a model, and its members."""
+    graphdef, state = nnx.split(model)
+    factors = jnp.array([1.0, -1.0, 0.5, -2.0])
+    states = [jax.tree.map(lambda x, by=by: by * x, state) for by in factors]
+    members = [nnx.merge(graphdef, one) for one in states]
+    return nnx.merge(graphdef, jax.tree.map(lambda *xs: jnp.stack(xs), *states)), members
+
+
+def member_gradient(model, x):
+    return nnx.grad(lambda model: half_square(model(x)))(model)
+
+
+OF_MEMBERS = {
+    "gradient of a vmap": lambda model, x: nnx.grad(
+        lambda model: half_square(nnx.vmap(lambda model, x: model(x))(model, x))
+    )(model),
+    "vmap of a gradient": lambda model, x: nnx.vmap(member_gradient)(model, x),
+}
+
+
+@pytest.mark.parametrize("way", OF_MEMBERS)
+def test_a_member_counts_in_the_branch_it_takes(way):
+    ensemble, members = ensemble_of(Choosing())
+    x = X[: len(members)]
+    with nni.watch(ensemble) as recording:
+        nnx.jit(OF_MEMBERS[way])(ensemble, x)
+    (one,) = recording.passes
+    taken = set()
+    for number, member in enumerate(members):
+        found, _ = choices(member, x[number][None].astype(np.float64))
+        for site, both in found.items():
+            for quantity, values in zip(("output", "gradient"), both, strict=True):
+                row = f"{site}[{number}]"
+                if not values.size:
+                    assert (row, quantity) not in one.keys or not one.summary(row, quantity).size
+                    continue
+                taken.add(site)
+                summary = one.summary(row, quantity)
+                assert summary.size == summary.finite == 3, (row, quantity)
+                figures = summary.mean, summary.std, summary.min, summary.max
+                exact = values.mean(), values.std(), values.min(), values.max()
+                np.testing.assert_allclose(figures, exact, rtol=1e-4, atol=1e-6, err_msg=row)
+    assert taken == {"", "a", "up", "down"}
+
+
+def test_a_member_counts_in_the_iterations_it_makes():
+    ensemble, members = ensemble_of(Looping())
+    x = X[: len(members)]
+    with nni.watch(ensemble) as recording:
+        nnx.jit(lambda model, x: nnx.vmap(lambda model, x: model(x))(model, x))(ensemble, x)
+    (one,) = recording.passes
+    for number, member in enumerate(members):
+        made, now = [], x[number].astype(np.float64)
+        for _ in range(int(3 * abs(x[number, 0]))):
+            now = linear(member.layer, now)
+            made.append(now)
+        found = one.summary(f"layer[{number}]")
+        assert found.size == 3 * len(made)
+        if made:
+            np.testing.assert_allclose(found.mean, np.mean(made), rtol=1e-4)
+            np.testing.assert_allclose(found.norm, np.linalg.norm(made), rtol=1e-4)
+
+
+@pytest.mark.parametrize("way", OF_MEMBERS)
+def test_members_are_counted_once_within_a_scan(way):
+    ensemble, members = ensemble_of(Steps())
+    x = X[: len(members)]
+    singles = []
+    for member, one_x in zip(members, x, strict=True):
+        with nni.watch(member) as recording:
+            nnx.jit(member_gradient)(member, one_x)
+        singles += recording.passes
+    with nni.watch(ensemble) as recording:
+        nnx.jit(OF_MEMBERS[way])(ensemble, x)
+    (one,) = recording.passes
+    for site in ("choose", "choose/a", "choose/up", "choose/down"):
+        for quantity in ("output", "gradient"):
+            parts = [s.summary(site, quantity) for s in singles if (site, quantity) in s.keys]
+            found = one.summary(site, quantity)
+            assert found.size == sum(part.size for part in parts), (site, quantity)
+            norm = np.linalg.norm([part.norm for part in parts if part.size])
+            np.testing.assert_allclose(found.norm, norm, rtol=1e-4, err_msg=site)
