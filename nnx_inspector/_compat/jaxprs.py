@@ -215,6 +215,8 @@ def shard_map_parts(equation: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 def varying_axes(x: Any) -> frozenset[str]:
     """The manual axes along which an array differs between devices; none without `check_vma`."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        return frozenset()
     kind = getattr(x, "aval", x).manual_axis_type
     return frozenset() if kind is None else kind.varying
 

@@ -8,6 +8,7 @@ Does not measure anything and does not know the model.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -81,9 +82,10 @@ class Entry:
         is_leaf = lambda x: x is None or isinstance(x, kind)  # noqa: E731
         trees = [jax.tree.flatten(v, is_leaf=is_leaf) for v in values]
         if any(tree[1] != trees[0][1] for tree in trees):
+            many = f"{part.removesuffix('s')}s"
             shapes = " and ".join(dict.fromkeys(str(c.structure) for c in self.calls))
             raise InspectorError(
-                f"The calls of {self.key!r} have {part}s of different structures ({shapes}), which "
+                f"The calls of {self.key!r} have {many} of different structures ({shapes}), which "
                 f"cannot be merged. Read each call: record[{self.key!r}].calls[0].{part}."
             )
         merged = [
@@ -154,12 +156,22 @@ class Entry:
     @property
     def units(self) -> Any:
         """The Units of the outputs of all calls (for a pytree, a pytree of them), or None."""
-        return self._merged("units", Units, _merged_units)
+        return self._merged("units", Units, functools.partial(self._merged_units, "units"))
 
     @property
     def input_units(self) -> Any:
         """The Units of what the method received, or None."""
-        return self._merged("input_units", Units, _merged_units)
+        part = "input_units"
+        return self._merged(part, Units, functools.partial(self._merged_units, part))
+
+    def _merged_units(self, part: str, found: Sequence[Units]) -> Units:
+        kinds = dict.fromkeys(f"{len(one)} of {one.points.dtype}" for one in found)
+        if len(kinds) > 1:
+            raise InspectorError(
+                f"The calls of {self.key!r} have different units ({' and '.join(kinds)}), which "
+                f"cannot be merged. Read each call: record[{self.key!r}].calls[0].{part}."
+            )
+        return merge_units([one.merged() for one in found])  # the calls' rows may differ
 
     @property
     def rows(self) -> int:
@@ -183,10 +195,6 @@ class Entry:
 def _row_of(call: Call, index: int) -> Call:
     at = (*[slice(None)] * len(call.leading), index)
     return dataclasses.replace(jax.tree.map(lambda x: x[at], call), loops=call.loops - 1)
-
-
-def _merged_units(parts: Sequence[Units]) -> Units:
-    return merge_units([part.merged() for part in parts])  # the calls' rows may differ
 
 
 class Record(Mapping[str, Entry]):

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from models import batch, rngs
 
+import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.records.capture import capture, value_and_grad
 from nnx_inspector.records.record import Record
@@ -283,3 +284,35 @@ def test_keys_alone_and_in_loops():
         record = capture(mapped)(split, keys)[1]
         assert record[""].output.opaque.startswith("key<fry>[")
         assert record.unseen == {}
+
+
+class Shared(nnx.Module):
+    """Uses one activation after two layers of different widths."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.a, self.b = nnx.Linear(3, 8, rngs=rngs), nnx.Linear(8, 4, rngs=rngs)
+        self.act = Activation()
+
+    def __call__(self, x):
+        return self.act(self.b(self.act(self.a(x))))
+
+
+class Activation(nnx.Module):
+    def __call__(self, x):
+        return nnx.relu(x)
+
+
+def test_units_of_calls_of_different_widths_are_read_call_by_call(tmp_path):
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype("f")
+    model = Shared()
+    _, record = nni.capture(model, units=-1, values=True)(x)  # a NumPy array among the values
+    with pytest.raises(nni.InspectorError, match=r"'act' .* \(8 of float32 and 4 of float32\)"):
+        _ = record["act"].units
+    h = np.maximum(np.asarray(model.a(x), np.float64), 0)
+    np.testing.assert_allclose(record["act"].calls[0].units.mean, h.mean(0), rtol=1e-5)
+    np.testing.assert_array_equal(record["a"].input_values, x)
+    insp = nni.Inspector(model, x, display=False)
+    insp.to_html(tmp_path / "page.html")  # all else is on the page
+    insp.close()
+    assert (tmp_path / "page.html").stat().st_size > 0
