@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Iterable
 
 
@@ -27,9 +28,14 @@ def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> tuple[i
         what = "a folder" if kind == errno.EISDIR else "a device or a pipe"
         raise OSError(kind, f"This is {what}. Pass the path of a file", path)
     folder, name = os.path.split(path)
+    if not os.path.isdir(folder):  # else the error would name our temporary file
+        raise FileNotFoundError(errno.ENOENT, "There is no such folder; make it first", folder)
     new = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(4)}.new")
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
     try:
+        if os.path.exists(path):
+            with contextlib.suppress(PermissionError):  # of a file system without modes
+                shutil.copymode(path, new)  # a file that others may not read stays so
         size = sum(write(file, part) for part in parts)
         os.fsync(file)  # after a power failure the name must not refer to an unwritten file
         os.replace(new, path)

@@ -54,3 +54,18 @@ def test_what_is_no_file_stays_and_is_told(tmp_path: pathlib.Path) -> None:
         write_whole(tmp_path / "nowhere" / "run", [b"x"])
     assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_file_keeps_its_mode(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "private"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    file, _ = write_whole(path, [b"new"])
+    os.close(file)
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_missing_folder_is_named(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no such folder; make it first: .*'.*/missing'"):
+        write_whole(tmp_path / "missing" / "run.nni", [b""])

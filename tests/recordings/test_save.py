@@ -164,6 +164,7 @@ def test_saving_replaces_in_one_piece_or_not_at_all(
     monkeypatch.undo()
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["run.nni"]
+    path.unlink()
     umask = os.umask(0o027)
     try:
         recording.save(path)
