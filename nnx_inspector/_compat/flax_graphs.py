@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import dis
 import functools
@@ -55,6 +56,9 @@ class TaggedNodes(HashableMapping):
 
     def __reduce__(self) -> Any:
         return HashableMapping, (dict(self),)  # a pickle can be read without this package
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TaggedNodes:
+        return _with_tag(copy.deepcopy(self.plain, memo), self.tag)  # `copy.deepcopy(module)`
 
 
 _tagged_nodes: weakref.WeakValueDictionary[Any, TaggedNodes] = weakref.WeakValueDictionary()

@@ -1,10 +1,12 @@
 """Reports on whether a watched loop calls the model and where it is perturbed: text and time."""
 
+import copy
 import re
 import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from models import TwoLayers
@@ -114,6 +116,34 @@ def test_the_wrong_object_is_told_once_and_nothing_empty_is_recorded(
     assert uncalled(insp.findings) == []
     assert uncalled(nni.diagnose(nni.load(tmp_path / "run.nni"))) == []
     assert len(watched(insp.recording)) == 4
+
+
+def another(model):
+    return TwoLayers(nnx.Rngs(1))
+
+
+WAYS = {
+    "jax.jit": lambda copied: jax.jit(lambda model, x: model(x))(copied, X),
+    "eager": lambda copied: copied(X),
+    "nnx.jit": lambda copied: forward(copied, X),
+    "split": lambda copied: jax.jit(lambda s, x: nnx.merge(nnx.graphdef(copied), s)(x))(
+        nnx.state(copied), X
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("copied", [copy.deepcopy, nnx.clone, another])
+def test_a_copy_made_within_a_loop_is_not_the_model(insp, model, copied, way):
+    """Within a `jax.jit` a deep copy was taken for the model: its graphdef had lost the tag."""
+    plain = way(copied(model))
+    insp.perturb("", nni.Scale(2.0))
+    outputs = []
+    texts = loop(insp, lambda _: outputs.append(way(copied(model))))
+    assert any("another TwoLayers" in text or "of a TwoLayers" in text for text in texts)
+    assert watched(insp.recording) == []
+    for output in outputs:
+        np.testing.assert_array_equal(output, plain)
 
 
 def test_a_long_loop_is_told_while_it_runs(insp, model):
