@@ -381,7 +381,8 @@ class Loops:
                 return
             self._have_program(session)
             self._record(session, step, [one], held=one.number)
-            self._reports.add(session, [one], session.inbox.count, self._taken, step=step)
+            # not how many have begun: this thread may be some passes behind
+            self._reports.add(session, [one], one.number + 1, self._taken, step=step)
             core.metrics.settle()
             core.step = step + 1
             self._progress(step + 1, None)

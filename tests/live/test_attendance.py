@@ -146,6 +146,22 @@ def test_a_copy_made_within_a_loop_is_not_the_model(insp, model, copied, way):
         np.testing.assert_array_equal(output, plain)
 
 
+def test_a_receiver_that_is_some_passes_behind_misses_no_call(insp, model):
+    """It said that the loop did not call the model, whose perturbation had just been switched on."""
+    handle = insp.perturb("a", nni.Scale(2.0))
+    handle.enabled = False
+
+    def run():
+        with insp.watch(every=1):
+            with insp._core.lock:  # which the receiver needs to record a pass
+                for _ in range(30):
+                    forward(model, X)
+                handle.enabled = True
+
+    assert told(run) == []
+    assert watched(insp.recording) == list(range(30))
+
+
 def test_a_long_loop_is_told_while_it_runs(insp, model):
     step, heard = of_a_clone(model), []
 
