@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from nnx_inspector.hooks.pytrees import rebuilt
 from nnx_inspector.hooks.sites import parse_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.live.beginning import beginning
+from nnx_inspector.live.calls import Calls
 from nnx_inspector.live.messages import GRADIENT, Asked, Cotangents, Outputs, Where, listeners
 from nnx_inspector.perturbations.apply import parameter_rules
 from nnx_inspector.perturbations.perturbed import Rows
@@ -113,7 +115,15 @@ class Watch:
             device, devices = device_within()
             found = listeners.get(self.session)
             claim = None if found is None else found.lookalikes.claim_on(context.module)
-            asked = Asked(self.session, self.keys, self.places, claim=claim, devices=devices)
+            asked = Asked(
+                self.session,
+                self.keys,
+                self.places,
+                site=context.site or "",
+                calls=_calls_here(self.session),
+                claim=claim,
+                devices=devices,
+            )
             # a call after an update begins after it
             after = (args, kwargs), next(parameters_of(context.module), None)
             ticket, gate, rows, data = self._asks(asked, after, device)
@@ -293,6 +303,17 @@ class Watch:
             return values
 
         return perturb
+
+
+_calls: weakref.WeakKeyDictionary[Any, dict[int, Calls]] = weakref.WeakKeyDictionary()
+"""The calls of each program that is being traced, by the numbers of the sessions."""
+
+
+def _calls_here(session: int) -> Calls:
+    trace = jit.outermost_trace()
+    if trace is None:  # each call is a program of its own
+        return Calls()
+    return _calls.setdefault(trace, {}).setdefault(session, Calls())
 
 
 def _tap(x: jax.Array, sink: jax.Array, **how: Any) -> jax.Array:

@@ -1,7 +1,7 @@
 """The watched passes: which one is under way, and the summaries that arrived of each.
 
-A pass begins when a program reaches the outermost call of the model; what it does and sends is
-fixed from then on. Invariant: data is kept under the number of its own pass, however late it
+A pass begins with a call of the model (`live.calls`); what it does and sends is fixed from then
+on. Invariant: data is kept under the number of its own pass, however late it
 arrives, and nothing is kept of a pass that is not sampled. Imports no jax.
 """
 
@@ -12,11 +12,13 @@ import dataclasses
 import functools
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from nnx_inspector.live.calls import OF_MODEL, Call, UnderWay
 from nnx_inspector.recordings.layers import one_of
 from nnx_inspector.stats.bins import NAN_BIN
 from nnx_inspector.stats.summary import Summary
@@ -107,41 +109,58 @@ class Inbox:
         self.late = 0
         self.next_begins: Callable[[], None] = lambda: None
         self._lock = threading.Condition()
-        self._count = 0
+        self._now = UnderWay()
         self._messages: dict[int, list[Message]] = {}
-        self._awaiting: dict[int, set[str]] = {}
+        self._awaiting: dict[int, Counter[str]] = {}
         self._settings: dict[int, Any] = {}
         self._copied: set[int] = set()
 
-    def begin(self, setting: Any, *, awaits: Iterable[str] = ()) -> Begun:
-        """Begin a pass that awaits these messages, which may arrive after later passes begin."""
+    def begin(self, setting: Any, *, call: Call = OF_MODEL, awaits: Iterable[str] = ()) -> Begun:
+        """The pass of a call that begins now; a new one, or the one that the call joins.
+
+        It awaits these messages, which may arrive after later passes begin.
+        """
         self.next_begins()
         with self._lock:
-            number = self._count
-            self._count += 1
-            sampled = self.every > 0 and number % self.every == 0
+            self._now = self._now.after(call, setting)
+            number = self._now.count - 1
+            sampled = self._samples(number)
             if sampled:
-                self._messages[number] = []
+                self._messages.setdefault(number, [])
                 self._settings[number] = setting
-                self._awaiting[number] = set(awaits)
+                self._awaiting.setdefault(number, Counter()).update(awaits)
                 self._lock.notify_all()
             return Begun(number, sampled, setting)
 
-    def is_due(self, passes: int) -> bool:
-        """Whether one of the next passes is sampled."""
-        with self._lock:
-            return self.every > 0 and -self._count % self.every < passes
+    def _samples(self, number: int) -> bool:
+        return self.every > 0 and number % self.every == 0
 
-    def pass_over(self, passes: int) -> None:
-        """Count passes, none of them sampled, that nobody begins."""
+    def is_due(self, calls: Iterable[Call], setting: Any) -> bool:
+        """Whether the pass of one of the next calls is sampled."""
+        now = self._now
+        for call in calls:
+            now = now.after(call, setting)
+            if self._samples(now.count - 1):
+                return True
+        return False
+
+    def pass_over(self, calls: Iterable[Call], setting: Any) -> None:
+        """Count the passes, none of them sampled, of calls that nobody begins."""
         self.next_begins()
         with self._lock:
-            self._count += passes
+            for call in calls:
+                self._now = self._now.after(call, setting)
+
+    def end_pass(self) -> int:
+        """Let the next call begin a pass; returns how many passes have begun."""
+        with self._lock:
+            self._now = self._now.ended()
+            return self._now.count
 
     def restart(self, every: int) -> None:
         """Count passes from 0 again, and sample every `every`-th one."""
         with self._lock:
-            self.every, self._count = every, 0
+            self.every, self._now = every, UnderWay()
             self._messages, self._settings, self._awaiting = {}, {}, {}
             self._copied.clear()
 
@@ -174,7 +193,10 @@ class Inbox:
             return [message for n in numbers() for message in self._messages[n]]
 
     def _complete(self) -> list[int]:
-        return [n for n in self._messages if n not in self._copied and not self._awaiting[n]]
+        return [n for n in self._messages if n not in self._copied and not self._awaits(n)]
+
+    def _awaits(self, number: int) -> bool:
+        return any(count > 0 for count in self._awaiting[number].values())
 
     def wake(self) -> None:
         """Let waiting threads check whether it is over."""
@@ -185,7 +207,7 @@ class Inbox:
         with self._lock:
             if number in self._messages:
                 self._messages[number].append(message)
-                self._awaiting[number].discard(what)
+                self._awaiting[number][what] -= 1
                 self._lock.notify_all()
             else:
                 self.late += 1
@@ -193,7 +215,7 @@ class Inbox:
     @property
     def count(self) -> int:
         """How many passes have begun or were passed over."""
-        return self._count
+        return self._now.count
 
     def holds_nan(self) -> bool:
         """Whether a summary that has arrived and was not yet taken counts a NaN."""
@@ -213,6 +235,8 @@ class Inbox:
             before: only passes with smaller numbers are taken.
         """
         with self._lock:
+            if not besides and before == math.inf:
+                self._now = self._now.ended()
             numbers = [number for number in self._ready(besides) if number < before]
             for number in numbers:
                 del self._awaiting[number]
@@ -223,7 +247,7 @@ class Inbox:
         numbers = list(self._messages)
         count = max(0, len(numbers) - besides)
         for index, number in enumerate(numbers[:count] if besides else ()):
-            if self._awaiting[number] and len(numbers) - index <= MOST_AWAITING:
+            if self._awaits(number) and len(numbers) - index <= MOST_AWAITING:
                 return numbers[:index]
         return numbers[:count]
 

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from nnx_inspector.hooks.lookalikes import Claim, Lookalikes
+from nnx_inspector.live.calls import Call, Calls
 from nnx_inspector.live.inbox import Inbox, Message, Sent
 from nnx_inspector.perturbations.region import rows_of
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting
@@ -72,6 +73,8 @@ class Asked:
         session: the number of the session.
         keys: the sites that have a row.
         places: the other places that the program has room for.
+        site: the module that is called.
+        calls: the calls of the program; this one is added.
         claim: the claim by which the called module is the model's; None if it certainly is.
         devices: how many devices ask for each pass.
 
@@ -87,10 +90,14 @@ class Asked:
         keys: Sequence[str],
         places: Sequence[Place],
         *,
+        site: str,
+        calls: Calls,
         claim: Claim | None,
         devices: int,
     ):
         self.session, self._keys, self._places = session, keys, places
+        self._site, self._calls = site, calls
+        calls.add(site)
         self._claim, self._devices = claim, devices
         # both are filled while the call is traced
         self.reached: set[tuple[str, Place | None]] = set()
@@ -100,20 +107,25 @@ class Asked:
         self._begun: dict[int, list[tuple[Any, ...]]] = {}  # an answer for each of the others
         self._lock = threading.Lock()
 
+    def call(self, *, ordered: bool = True) -> Call:
+        return self._calls.call(self._site, ordered=ordered)
+
     @property
     def certain(self) -> bool:
         """Whether a program begins a pass each time that it asks."""
         withdrawn = self._claim is not None and self._claim.withdrawn
         return self._devices == 1 and not withdrawn
 
-    def __call__(self, device: Any = 0) -> tuple[Any, ...]:
+    def __call__(self, device: Any = 0, *, ordered: bool = False) -> tuple[Any, ...]:
+        """The numbers of the pass; `ordered` if the program's calls are told in order."""
+
         def answer(session: Listener) -> tuple[Any, ...]:
             with self._lock:
-                return self._answer(session, int(device))
+                return self._answer(session, int(device), self.call(ordered=ordered))
 
         return _safely(self.session, answer, lambda: self._numbers(-1, False, CLEAN))
 
-    def _answer(self, session: Listener, device: int) -> tuple[Any, ...]:
+    def _answer(self, session: Listener, device: int, call: Call) -> tuple[Any, ...]:
         number = self._asked.get(device, 0)
         self._asked[device] = number + 1
         if number in self._begun:
@@ -124,7 +136,7 @@ class Asked:
         if self._claim is not None and self._claim.withdrawn:
             session.unseen[""] = self._claim.withdrawn
             return self._numbers(-1, False, CLEAN)
-        now = session.inbox.begin(session.setting, awaits=self.sends)
+        now = session.inbox.begin(session.setting, call=call, awaits=self.sends)
         if now.setting.active:
             session.ran[id(self.reached)] = self.reached
         session.unseen.update(self.unseen)  # the session may be later than the trace
@@ -200,9 +212,9 @@ class Outputs:
     def _read(self, arrays: Arrays, sent: Sent) -> None:
         measured, states = taken_apart(self.layout, arrays)
         for i, name in enumerate(self.states):
-            sent.states[name] = states[..., i, :]
+            sent.states.setdefault(name, states[..., i, :])
         sent.calls.append(self.call)
-        sent.members = self.members
+        sent.members = max(sent.members, self.members)
         for where, (summary, vector) in zip(self.where, measured, strict=True):
             if not self.apart or np.any(summary.bins):  # else another device sends it
                 sent.add(where.site, OUTPUT, where.summary(summary, self.members))
@@ -230,12 +242,12 @@ class Cotangents:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """Notes how many passes had begun when the programs started before have ended."""
+    """Ends the pass under way when the programs started before have ended, and notes its number."""
 
     session: int
 
     def __call__(self) -> None:
-        _safely(self.session, lambda found: found.ends.append(found.inbox.count), lambda: None)
+        _safely(self.session, lambda found: found.ends.append(found.inbox.end_pass()), lambda: None)
 
 
 Arrays = list[np.ndarray]

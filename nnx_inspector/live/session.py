@@ -391,7 +391,7 @@ class Session:
         thread has started them.
         """
         if not self.variants.ask:
-            return StepEnd(self.inbox.count, self.inbox.waiting())
+            return StepEnd(self.inbox.end_pass(), self.inbox.waiting())
         with started.fast_path(EFFECT):
             ended = _end(Ended(self.number))
         return StepEnd(None, [Message(lambda _: None, [ended])])

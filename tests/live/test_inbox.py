@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from nnx_inspector.live.calls import OF_MODEL
 from nnx_inspector.live.inbox import MOST_AWAITING, Begun, Inbox, Message, merged
 from nnx_inspector.stats.summary import Summary, empty
 
@@ -13,6 +14,9 @@ from nnx_inspector.stats.summary import Summary, empty
 @dataclasses.dataclass(frozen=True)
 class Setting:
     active: bool = False
+
+
+SAME = Setting()
 
 
 def some(count: int) -> Summary:
@@ -145,12 +149,12 @@ def test_a_pass_is_complete_once_and_stays_until_it_is_taken():
 def test_passes_that_are_passed_over_are_counted():
     inbox = Inbox()
     inbox.restart(3)
-    assert inbox.is_due(1)
+    assert inbox.is_due([OF_MODEL], SAME)
     assert inbox.begin(Setting()).sampled
-    assert not inbox.is_due(2)
-    assert inbox.is_due(3)
-    inbox.pass_over(2)
+    assert not inbox.is_due([OF_MODEL] * 2, SAME)
+    assert inbox.is_due([OF_MODEL] * 3, SAME)
+    inbox.pass_over([OF_MODEL] * 2, SAME)
     assert inbox.count == 3
     assert inbox.begin(Setting()) == Begun(3, True, Setting())
     inbox.every = 0
-    assert not inbox.is_due(9)
+    assert not inbox.is_due([OF_MODEL] * 9, SAME)

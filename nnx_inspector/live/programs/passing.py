@@ -22,12 +22,13 @@ import numpy as np
 
 from nnx_inspector._compat import started
 from nnx_inspector.hooks.layers import Layer, open_layers, replace_layers, restore_layers
+from nnx_inspector.live.calls import Call
 
 LARGEST = 2**14
 """The most bytes of perturbations that are kept with a program: jax's caches may keep thousands."""
 
-Known = tuple[int, frozenset[Any]]
-"""How many passes a program begins, and what they reach."""
+Known = tuple[tuple[Call, ...], frozenset[Any]]
+"""The calls of a program, and what they reach."""
 
 _known: dict[int, weakref.WeakKeyDictionary[Any, Known]] = {}
 """Session number -> jitted function -> what each of its programs does. Sessions of one number share
@@ -75,15 +76,17 @@ class Passing:
         self.number = 0
 
     @property
-    def most(self) -> int:
-        """The most passes that a program of a known function begins."""
-        return max((passes for passes, _ in _known.get(self.number, {}).values()), default=0)
+    def known(self) -> set[tuple[Call, ...]]:
+        """The calls of the program of each known function."""
+        return {calls for calls, _ in _known.get(self.number, {}).values()}
 
-    def learn(self, function: Any, passes: int, reached: frozenset[Any] = frozenset()) -> None:
+    def learn(
+        self, function: Any, calls: tuple[Call, ...], reached: frozenset[Any] = frozenset()
+    ) -> None:
         """Note what a program of a function does."""
         known = _known.setdefault(self.number, weakref.WeakKeyDictionary())
         try:
-            if known.setdefault(function, (passes, reached)) != (passes, reached):
+            if known.setdefault(function, (calls, reached)) != (calls, reached):
                 _irregular.add(self.number)
         except TypeError:  # it has no hash, or no weak references
             _irregular.add(self.number)

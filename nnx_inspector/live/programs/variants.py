@@ -21,6 +21,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import Configuration, forbids_nan, ours
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.hooks.layers import Layer, open_layers, opened, without
+from nnx_inspector.live.calls import Call
 from nnx_inspector.live.inbox import Inbox
 from nnx_inspector.live.messages import Asked, Reached, listeners
 from nnx_inspector.live.programs.passing import Known, Passing, key_of
@@ -85,18 +86,20 @@ class Variants:
         session = self._session()
         if session is None:
             return False
-        passes, reached = known
+        calls, reached = known
         if session.setting.active:
             session.ran[id(reached)] = reached
-        session.inbox.pass_over(passes)
+        session.inbox.pass_over(calls, session.setting)
         return session.setting is self._setting and self._may_pass(session)
 
     def _may_pass(self, session: Watched) -> bool:
-        return not (self.ask or session.inbox.is_due(self._passing.most))
+        if self.ask:
+            return False
+        return not any(session.inbox.is_due(x, session.setting) for x in self._passing.known)
 
     def _pass(self, session: Watched, key: int) -> None:
         """Let jax start the next programs itself, if none of them is measured."""
-        if self._passing.most and not self._worker.busy and self._may_pass(session):
+        if any(self._passing.known) and not self._worker.busy and self._may_pass(session):
             self._setting, self._key = session.setting, key
             self._passing.start(key)
 
@@ -114,7 +117,7 @@ class Variants:
         self._passing.number = session.number
         if EFFECT not in call.program.effects:
             if any(map(session.is_mine, open_layers())):  # else it is the user's own
-                self._passing.learn(call.function, 0)
+                self._passing.learn(call.function, ())
             return None
         try:
             return self._chosen(call, session)
@@ -129,21 +132,22 @@ class Variants:
             self.must_ask()
         if found is None or not found.hosts:
             return None
-        passes, active = len(found.hosts), session.setting.active
+        active = session.setting.active
         hosts = cast("Sequence[Asked]", found.hosts)
+        calls = tuple(host.call() for host in hosts)
         reached = frozenset(x for host in hosts for x in host.reached)
-        self._passing.learn(call.function, passes, reached)
+        self._passing.learn(call.function, calls, reached)
         program: Any = found.program
-        if not session.inbox.is_due(passes):
+        if not session.inbox.is_due(calls, session.setting):
             if not active:
                 bare = self._own(call, session)
                 if bare is not None:
-                    return lambda: self._run_bare(bare, call, session, passes)
+                    return lambda: self._run_bare(bare, call, session, calls)
             else:
                 program = self._quiet(call, session, found) or program
 
         def run() -> Any:
-            setting, each = session.setting, [host() for host in hosts]
+            setting, each = session.setting, [host(ordered=True) for host in hosts]
             answers = [answer for one in each for answer in one]
             key = key_of()
             if setting.active:  # the first two of each are of the pass
@@ -195,14 +199,18 @@ class Variants:
         return found if sure else None
 
     def _run_bare(
-        self, bare: Callable[..., Any], call: jit.JitStart, session: Watched, passes: int
+        self,
+        bare: Callable[..., Any],
+        call: jit.JitStart,
+        session: Watched,
+        calls: Sequence[Call],
     ) -> Any:
         with without(session.is_mine):
             if self._passing.fits(key_of()):
                 out = call.own()
             else:
                 out = call.like_mine(bare(*call.args, **call.kwargs))
-        session.inbox.pass_over(passes)
+        session.inbox.pass_over(calls, session.setting)
         if not session.setting.active:
             self._pass(session, key_of())
         return out

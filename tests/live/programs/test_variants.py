@@ -30,9 +30,9 @@ def _asks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     asked: list[int] = []
     answer = messages.Asked._answer
 
-    def noted(self: Any, session: Any, device: int) -> Any:
+    def noted(self: Any, session: Any, *about: Any) -> Any:
         asked.append(session.inbox.count)
-        return answer(self, session, device)
+        return answer(self, session, *about)
 
     monkeypatch.setattr(messages.Asked, "_answer", noted)
     return asked
