@@ -83,7 +83,9 @@ class Entry:
         trees = [jax.tree.flatten(v, is_leaf=is_leaf) for v in values]
         if any(tree[1] != trees[0][1] for tree in trees):
             many = f"{part.removesuffix('s')}s"
-            shapes = " and ".join(dict.fromkeys(str(c.structure) for c in self.calls))
+            of_input = part.startswith("input")
+            structures = [c.input_structure if of_input else c.structure for c in self.calls]
+            shapes = " and ".join(dict.fromkeys(map(str, structures)))
             raise InspectorError(
                 f"The calls of {self.key!r} have {many} of different structures ({shapes}), which "
                 f"cannot be merged. Read each call: record[{self.key!r}].calls[0].{part}."
@@ -95,6 +97,18 @@ class Entry:
             for column in zip(*(tree[0] for tree in trees), strict=True)
         ]
         return jax.tree.unflatten(trees[0][1], merged)
+
+    def named(self, part: str) -> list[tuple[str, Summary]]:
+        """The summaries of a part, each with its path within the call's pytree.
+
+        Those of all calls are merged by their paths: the pytrees of two calls may differ.
+        """
+        found: dict[tuple[str, str], list[Summary]] = {}  # a key and numbers do not add up
+        for call in self.calls:
+            if call.took_place:
+                for path, summary in named_summaries(getattr(call, part)):
+                    found.setdefault((path, summary.opaque), []).append(summary)
+        return [(path, merge(summaries)) for (path, _), summaries in found.items()]
 
     @property
     def output(self) -> Any:
@@ -314,7 +328,7 @@ class Record(Mapping[str, Entry]):
         for key in self:
             entry = self[key]
             measured = ("output", "input", "gradient")
-            parts = {q: named_summaries(getattr(entry, q)) for q in measured}
+            parts = {q: entry.named(q) for q in measured}
             parts["change"] = list(entry.changes.items())
             for quantity, found in parts.items():
                 for path, summary in found:

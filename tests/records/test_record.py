@@ -149,13 +149,38 @@ def test_calls_of_unlike_structure_do_not_add_up_and_can_be_read_apart():
 
         def __call__(self, x):
             self.either(x, True)
-            return self.either(x, False)
+            return self.either({"x": 2 * x}["x"], both=False)
 
-    _, record = capture(Twice())(batch(4, 3))
+    _, record = capture(Twice(), inputs=True)(x := batch(4, 3))
     with pytest.raises(InspectorError, match=r"outputs of different structures.*calls\[0\].output"):
         _ = record["either"].output
     assert record["either"].calls[1].output.size == 12
     assert record["either"].calls[0].output[1].size == 12
+    rows = record.to_frame().set_index(["site", "quantity", "array"])
+    for path, y in (("[0]", x), ("[1]", x), ("", 2 * x)):
+        row = rows.loc[("either", "output", path)]
+        assert (row["calls"], row["size"]) == (2, 12)
+        np.testing.assert_allclose(row["norm"], np.linalg.norm(y), rtol=1e-5)
+    row = rows.loc[("either", "input", "")]
+    np.testing.assert_allclose(row["norm"], np.linalg.norm([x, 2 * x]), rtol=1e-5)
+
+
+def test_inputs_of_unlike_structure_are_named_as_such():
+    class Either(nnx.Module):
+        def __call__(self, x, more=None):
+            return x if more is None else x + more
+
+    class Twice(nnx.Module):
+        def __init__(self):
+            self.either = Either()
+
+        def __call__(self, x):
+            return self.either(self.either(x), x)
+
+    _, record = capture(Twice(), inputs=True)(batch(4, 3))
+    with pytest.raises(InspectorError, match="inputs of different structures") as error:
+        _ = record["either"].input
+    assert str(error.value).count("float32[4,3]") == 3
 
 
 def test_repeated_calls_are_apart_in_loops_scans_and_of_shared_modules():
