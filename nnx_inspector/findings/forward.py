@@ -129,7 +129,7 @@ def _largest(figures: Figures, site: str) -> float:
 
 def _limit_of(figures: Figures, site: str) -> float:
     power = figures.figure(site, "limit")
-    if math.isnan(power):
+    if not 0 < power < 1025:  # of no dtype; NaN if it is unknown
         return 0.0
     # float16 ends at 2**16, float8 before that; bfloat16 and float32 at 2**128
     return 2.0**power / NEAR_LIMIT if power < 64 else 2.0 ** (power * SQUARE_LIMIT)

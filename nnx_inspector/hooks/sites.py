@@ -309,8 +309,8 @@ class Selection:
             if re.search(r"(?<!\\)\[", called):
                 whole = re.sub(r"(?<!\\)\[[^]]*\]", "", called) + operation
                 raise InspectorError(
-                    f"{term!r} selects one layer of a stacked module, which only nni.perturbed and "
-                    f"Inspector.perturb can do. Select {whole!r} instead."
+                    f"{term!r} is one layer of a stacked module, and here all its layers are "
+                    f"selected together. Select {whole!r} instead."
                 )
         self.terms = terms
         self.inside = any(isinstance(term, str) and of_operation(term)[1] for term in terms)

@@ -265,11 +265,16 @@ class Core:
         """Return a site's key, or raise a ValueError that names the nearest keys.
 
         Args:
-            layers: whether it may be the key of one layer, like `"layers[3]"`.
+            site: the key; that of one layer also as `sweep` writes it, `"layers[3]/mlp"`.
+            layers: whether it may be the key of one layer, `"layers/mlp[3]"`.
         """
-        if (without_layers(site)[0] if layers else site) not in self.view.keys:
-            raise ValueError(nothing_selected(Selection(site), self.view.keys))
-        return site
+        whole, chosen = without_layers(site)
+        key = whole + "".join(f"[{index}]" for index in chosen)
+        if whole not in self.view.keys:
+            raise ValueError(nothing_selected(Selection(whole), self.view.keys))
+        if not layers and key not in self.view.keys:
+            raise ValueError(f"{whole!r} has no layer {key.removeprefix(whole)}.")
+        return key
 
     def select(self, site: str) -> None:
         self.view.select(self.known(site, layers=False))

@@ -287,7 +287,7 @@ class Inspector(Readings):
         A call of `insp.tick()` in each step marks the steps.
 
         Args:
-            batches: the batches to iterate over.
+            batches: the batches. What fetches ahead belongs inside: `watch(prefetch(batches))`.
             every: measure the steps (passes) 0, every, 2 every, ...
             only: which of the inspector's sites to measure; see `intercept_methods`.
             gradients: whether to measure the gradients of activations too.

@@ -38,7 +38,7 @@ from nnx_inspector.screen.comparison import other_pass, recording_of, weights_me
 from nnx_inspector.screen.source import documentation_of, excerpts_of
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.stats.units import Units
+from nnx_inspector.stats.units import MAX_UNITS, Units
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,11 +170,14 @@ def _record_of_units(core: Core, *sites: str, axis: int = -1) -> Record:
 
 
 def _units_in(record: Record, site: str, axis: int = -1) -> Any:
-    units = record[site].units
+    entry = record[site]
+    units = entry.units
     if not _leaves(units):
         what = "an axis" if axis == -1 else f"an axis {axis}"
+        forms = " and ".join(dict.fromkeys(str(call.structure) for call in entry.calls))
         raise InspectorError(
-            f"{site or '(root)'!r} returns no array of numbers with {what}, so it has no units."
+            f"{site or '(root)'!r} returns {forms}: no array of numbers with {what} of at most "
+            f"{MAX_UNITS:,} entries, so it has no figures of units."
         )
     return units
 

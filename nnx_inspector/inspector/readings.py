@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import jax
 from flax import nnx
 
 from nnx_inspector.errors import InspectorError
@@ -27,6 +28,7 @@ from nnx_inspector.lenses.attribution import Attribution, Method
 from nnx_inspector.lenses.lens import Lens
 from nnx_inspector.lenses.logits import LogitAttribution
 from nnx_inspector.lenses.reading import Norm, Unembed
+from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.analysis.first_nan import Operation
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.recordings.recording import Recording
@@ -237,7 +239,8 @@ class Readings:
         parameters, in a program of its own that keeps the arrays of this site only.
 
         Args:
-            site: its key; also that of an operation within a call, `"attn@attention"`.
+            site: its key; also that of an operation within a call, `"attn@attention"`, or of one
+                layer of a stack, `"layers/mlp[2]"`.
             part: "output", "input", "gradient" (of the loss by the output, after `step`),
                 "parameter", or "attention" (the patterns that a call computes).
             call: which call of the site, if it was called several times.
@@ -268,8 +271,15 @@ class Readings:
         called, operation = of_operation(site)
         by_module = operation and called not in core.view.keys  # a method that has no row
         core.known(site_key(parse_key(site)[0]) if by_module else called, layers=False)
-        opened = self._opening.open(look_of(core), site, part, clean=clean)
-        return opened_tree(opened, site, call)
+        whole, layers = without_layers(site)
+        if layers and part == "parameter":
+            raise InspectorError(
+                f"The parameters of all layers of {whole!r} are one array each. Read them as "
+                f"values({whole!r}, part='parameter')."
+            )
+        opened = self._opening.open(look_of(core), whole, part, clean=clean)
+        found = opened_tree(opened, whole, call)
+        return jax.tree.map(lambda x: x[layers], found) if layers else found
 
     def words(
         self, site: str, example: int = 0, *, unit: int = 0, axis: int | None = None

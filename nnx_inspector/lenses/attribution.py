@@ -141,7 +141,7 @@ def attribute(
         run, x = _passes(one, number, chosen, call)
         out = jax.jit(run)(x, one.stage.inputs)
         pick = output if callable(output) else _logit(out, output, position)
-        start = jnp.broadcast_to(jnp.asarray(baseline, x.dtype), x.shape)
+        start = _start(baseline, x)
 
         def program(apart: bool) -> Any:
             def make(x: Any, start: Any, inputs: Any) -> Any:
@@ -166,6 +166,18 @@ def attribute(
         baseline_output=of_baseline if integrated else None,
         error=float(abs(sums - (output_of - of_baseline)).max()) if integrated else None,
     )
+
+
+def _start(baseline: Any, x: jax.Array) -> jax.Array:
+    """The baseline in the form of what is attributed to."""
+    given = np.asarray(baseline)
+    try:
+        return jnp.broadcast_to(jnp.asarray(given, x.dtype), x.shape)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"baseline= must be a number, or an array like {in_words(x.dtype, x.shape)}; got "
+            f"{in_words(given.dtype, given.shape)}."
+        ) from error
 
 
 Run = Callable[[Any, Any], Any]
@@ -347,7 +359,8 @@ def _logit(out: Any, chosen: Any, position: int) -> Callable[[Any], jax.Array]:
         return found[:, position] if found.ndim == 3 else found
 
     own = of_examples(out)
-    classes: Any = jnp.argmax(own, -1) if chosen is None else token_at(chosen, own.shape)
+    given = token_at(chosen, own.shape, what="The logit that output= chooses")
+    classes: Any = jnp.argmax(own, -1) if given is None else given
 
     def pick(out: Any) -> jax.Array:
         return jnp.take_along_axis(of_examples(out), jnp.expand_dims(classes, -1), -1)[:, 0]

@@ -215,7 +215,7 @@ def examples_of(
         stopped = _through(stream, data, inputs, total, report)
         stream.merge()
     if stream.found is None:
-        raise ValueError("There is no batch in data.")
+        raise ValueError("data has no batch with an example in it.")
     found: Extremes = jax.device_get(stream.found)
     kept = found.kept
     places = np.stack(kept.place, -1) if kept.place else np.empty((*kept.example.shape, 0), int)

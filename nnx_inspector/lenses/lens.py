@@ -341,17 +341,17 @@ def _alike(x: jax.ShapeDtypeStruct, stream: Stream) -> bool:
     return x.shape == stream.form.shape and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def token_at(token: Any, shape: Sequence[int]) -> jax.Array | None:
-    """The chosen token at each position; None for none."""
+def token_at(token: Any, shape: Sequence[int], *, what: str = "A token") -> jax.Array | None:
+    """The chosen token at each position; None for none. Errors call it `what`."""
     if token is None:
         return None
     given = np.asarray(token)  # NumPy takes a text too, which jax refuses in words of its own
     if not jnp.issubdtype(given.dtype, jnp.integer):
-        raise TypeError(f"A token is an integer, or an array of them, got {given.dtype}.")
+        raise TypeError(f"{what} is an integer, or an array of them, got {given.dtype}.")
     chosen = jnp.asarray(token)
     places, classes = tuple(shape[:-1]), shape[-1]
     if bool(((chosen < 0) | (chosen >= classes)).any()):
-        raise ValueError(f"A token is out of range: there are {classes}, from 0 to {classes - 1}.")
+        raise ValueError(f"{what} is out of range: there are {classes}, from 0 to {classes - 1}.")
     if chosen.ndim == 1 and len(places) == 2 and chosen.shape == places[:1] != places[1:]:
         chosen = chosen[:, None]  # one for each example
     try:

@@ -99,6 +99,8 @@ class Stream:
     def take(self, args: tuple[Any, ...]) -> None:
         """Merge the examples of a batch, now or with the next ones."""
         count = _size_of(args)
+        if not count:  # a filter may leave nothing of a batch
+            return
         self.size = self.size or count
         if count < self.size:
             args = _filled(args, count, self.size)

@@ -160,8 +160,9 @@ def _how_many(batches: Iterable[Any]) -> int | None:
 class Region:
     """`with insp.watch(every=10):` around a loop that cannot iterate over `insp.watch(batches)`.
 
-    Passes 0, `every`, 2 * `every` and so on of the model are measured (`live.calls`). A perturbation
-    acts from the next pass on, even within a step. A `tick` in each step marks the steps.
+    Passes 0, `every`, 2 * `every` and so on of the model are measured; see `live.calls`. A
+    perturbation acts from the next pass on, even within a step. A `tick` in each step marks the
+    steps.
     """
 
     def __init__(self, owner: Owner, session: Session, every: int):

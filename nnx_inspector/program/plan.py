@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from nnx_inspector.errors import add_note
 from nnx_inspector.program.marks import INPUT, OUTPUT, describe, measured_if, observe_cotangent
@@ -53,6 +54,12 @@ class Keep:
     units: int | None = None
     parts: tuple[str, ...] = (OUTPUT, INPUT)
     sites: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.units, bool) or not isinstance(self.units, int | np.integer | None):
+            raise TypeError(
+                f"units= takes the number of an axis, -1 for the last, got {self.units!r}."
+            )
 
     def __bool__(self) -> bool:
         return bool(self.values) or self.units is not None

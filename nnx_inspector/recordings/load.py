@@ -142,6 +142,11 @@ def _instead(head: bytes) -> str:
         what = "it is empty: nothing was written to it, or it was cut off"
     elif MAGIC.startswith(head):
         what = "it was cut off before the first pass"
+    elif head.startswith(MAGIC[:-1] + b"\r"):
+        return (
+            "is a recording whose line ends were changed, which damages it: it was copied as text. "
+            "Copy it again as a binary file; in git, mark *.nni as binary."
+        )
     elif head.startswith(line):
         version = head.partition(b"\n")[0].rpartition(b" ")[2].decode("ascii", "replace")
         return (

@@ -152,6 +152,8 @@ def test_collapse_of_variance() -> None:
         (1e20, 128, True),
         (1e9, 128, False),
         (1e20, np.nan, False),
+        (1e20, 1e6, False),  # of a file that was made up
+        (1e20, -1e6, False),
     ],
 )
 def test_overflow(top: float, limit: float, expected: bool) -> None:

@@ -258,9 +258,7 @@ def test_a_type_that_matches_nothing_is_named():
 
 
 def test_an_index_into_a_stack_is_refused_for_now():
-    with pytest.raises(
-        InspectorError, match=r"'blocks\[3\]' selects one layer .* 'blocks' instead"
-    ):
+    with pytest.raises(InspectorError, match=r"'blocks\[3\]' is one layer .* 'blocks' instead"):
         Selection("blocks[3]")
 
 

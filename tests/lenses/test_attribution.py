@@ -224,8 +224,10 @@ def test_what_cannot_be_attributed_is_named():
         nni.attribute(model, X, site="cnov")
     with pytest.raises(ValueError, match="calls no module of the model"):
         nni.attribute(lambda model, x: x.sum(), model, X, site="conv")
-    with pytest.raises(ValueError, match="out of range"):
+    with pytest.raises(ValueError, match="logit that output= chooses is out of range: there are 3"):
         nni.attribute(model, X, output=3)
+    with pytest.raises(ValueError, match=r"baseline= must be a number, .* got float32\[2,2\]"):
+        nni.attribute(model, X, baseline=jnp.ones((2, 2)))
     with pytest.raises(ValueError, match="one for each of the 4 examples"):
         nni.attribute(model, X, output=lambda y: y)
     with pytest.raises(TypeError, match="must be a real number"):

@@ -74,6 +74,14 @@ def test_they_are_the_first_of_a_full_sort(size: int):
     assert found.notes == ((padded,) if size == 6 else ())
 
 
+def test_batches_without_an_example_are_passed_over():
+    """A filter may leave nothing of a batch."""
+    data = [X[:0], X[:6], X[6:6], X[6:], X[:0]]
+    check(nni.top_examples(Model(), data, "same", k=5), X, 5)
+    with pytest.raises(ValueError, match="no batch with an example"):
+        nni.top_examples(Model(), [X[:0]], "same")
+
+
 def test_a_batch_may_come_in_the_memory_of_the_one_before():
     memory = np.empty_like(X[:6])
 
@@ -252,7 +260,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no batch axis": (lambda: nni.top_examples(Twice(), [X], "mean"), ValueError, "first axis"),
     "axis": (lambda: nni.top_examples(Model(), [X], "same", axis=3), ValueError, "no axis 3 of"),
     "batch": (lambda: nni.top_examples(Model(), [X], "same", axis=0), ValueError, "no axis 0 of"),
-    "empty": (lambda: nni.top_examples(Model(), [], "same"), ValueError, "no batch in data"),
+    "empty": (lambda: nni.top_examples(Model(), [], "same"), ValueError, "data has no batch"),
     "k": (lambda: nni.top_examples(Model(), [X], "same", k=0), ValueError, "k must be"),
     "array": (
         lambda: nni.top_examples(Model(), X[..., 0], "same"), TypeError, r"write \[data\]"

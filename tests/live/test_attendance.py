@@ -147,7 +147,7 @@ def test_a_copy_made_within_a_loop_is_not_the_model(insp, model, copied, way):
 
 
 def test_a_receiver_that_is_some_passes_behind_misses_no_call(insp, model):
-    """It said that the loop did not call the model, whose perturbation had just been switched on."""
+    """It was said that the loop does not call the model, when a perturbation was switched on."""
     handle = insp.perturb("a", nni.Scale(2.0))
     handle.enabled = False
 

@@ -101,6 +101,12 @@ def test_under_vmap_the_mapped_axes_come_first(in_axes, out_axes):
     np.testing.assert_allclose(plain["up"].values, model.up(x), rtol=1e-6)
 
 
+@pytest.mark.parametrize("axis", ["x", True, 1.0])
+def test_units_are_of_the_number_of_an_axis(axis):
+    with pytest.raises(TypeError, match=r"units= takes the number of an axis, .* got"):
+        capture(lambda x: x, units=axis)
+
+
 def test_units_under_vmap_are_those_of_the_axis_that_the_module_sees():
     model, x = models.MLP(rngs()), batch(3, 4)  # the examples lie along the last axis
     mapped = lambda model, x: jax.vmap(model, in_axes=1, out_axes=1)(x)  # noqa: E731

@@ -456,6 +456,14 @@ def test_a_recording_of_a_newer_version_says_to_upgrade(tmp_path: pathlib.Path) 
         load(path)
 
 
+def test_a_recording_that_was_copied_as_text_says_so(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run.nni"
+    Recording().save(path)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    with pytest.raises(InspectorError, match=r"line ends were changed.*binary"):
+        load(path)
+
+
 def test_what_is_no_path_is_a_type_error() -> None:
     for value in (None, 3, Recording()):
         with pytest.raises(TypeError, match=f"path of a recording.*got {type(value).__name__}"):

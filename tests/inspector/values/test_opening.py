@@ -127,12 +127,19 @@ def test_layers_of_a_scan_are_an_axis():
         rows.append(at @ w + b)
         at = at + np.tanh(rows[-1])
     close(insp.values("blocks/linear"), np.stack(rows))
+    close(insp.values("blocks/linear[1]"), rows[1])
+    close(insp.values("blocks[1]/linear"), rows[1])  # as `nni.sweep` writes it
+    with pytest.raises(ValueError, match=r"'blocks/linear' has no layer \[9\]"):
+        insp.values("blocks/linear[9]")
+    with pytest.raises(InspectorError, match="one array each"):
+        insp.values("blocks/linear[1]", part="parameter")
     assert axes(insp, "blocks/linear") == [("", ("layer", "batch", "feature"))]
     back, per_layer = 2 * at, []
     for w, row in zip(kernel[::-1], rows[::-1], strict=True):
         per_layer.insert(0, back * (1 - np.tanh(row) ** 2))
         back = back + per_layer[0] @ w.T
     close(insp.values("blocks/linear", part="gradient"), np.stack(per_layer))
+    close(insp.values("blocks[1]/linear", part="gradient"), per_layer[1])
     names = dict(axes(insp, "blocks/linear", "parameter"))
     assert names["kernel"] == ("layer", "in feature", "out feature")
     insp.close()
