@@ -111,7 +111,8 @@ class Observed:
             return False
         module = module_at(self.model, path)
         if module is not None:
-            return "norm" in type(module).__name__.lower()
+            name = type(module).__name__.lower()
+            return "norm" in name or "rms" in name
         around = [path[:end] for end in range(len(path))]
         parts = [
             linen_parts(owner).get(path[len(at) :], {})

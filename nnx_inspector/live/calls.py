@@ -1,8 +1,9 @@
 """Which calls begin a pass, where a loop does not mark its steps.
 
 A pass is a call of the model. Where a program calls only parts of it, a pass is a call of the part
-that it calls first. All other calls join the pass under way: an auxiliary loss on a layer, or a
-module that a backward pass calls again. Imports no jax.
+that it calls first; in a loop that also calls the model it waits for that call. All other calls
+join the pass under way: an auxiliary loss on a layer, or a module that a backward pass calls again.
+Imports no jax.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ class Calls:
 MOST_CALLS = 1000
 """After so many calls a pass ends, even if the leader is called no more."""
 
+FEW_CALLS = 16
+"""After so many calls a pass waits no longer for the model's call in a later program."""
+
 
 @dataclasses.dataclass(frozen=True)
 class UnderWay:
@@ -61,12 +65,14 @@ class UnderWay:
     Attributes:
         count: how many passes have begun.
         called: the sites called in it; None if the next call begins another.
+        whole: whether the model was called in the pass before.
         calls: how many calls it has.
         setting: the perturbations in force, from its beginning to its end.
     """
 
     count: int = 0
     called: frozenset[str] | None = None
+    whole: bool = False
     calls: int = 0
     setting: object = None
 
@@ -74,14 +80,19 @@ class UnderWay:
         """The pass that this call belongs to: this one, or the next."""
         called = self.called
         if called is None or setting is not self.setting or self._ends_with(call, called):
-            return UnderWay(self.count + 1, frozenset((call.site,)), 1, setting)
+            whole = called is not None and MODEL in called
+            return UnderWay(self.count + 1, frozenset((call.site,)), whole, 1, setting)
         if call.site not in called:
             called |= {call.site}
-        return UnderWay(self.count, called, self.calls + 1, setting)
+        return UnderWay(self.count, called, self.whole, self.calls + 1, setting)
 
     def _ends_with(self, call: Call, called: frozenset[str]) -> bool:
         if self.calls >= MOST_CALLS:
             return call.leads
+        # a program of parts alone, in a loop whose steps call the model too
+        waits = call.leader != MODEL and self.whole and MODEL not in called
+        if waits and self.calls < FEW_CALLS:
+            return False
         again = call.ordered or call.site in called
         return call.leads and call.leader in called and again
 

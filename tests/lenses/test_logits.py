@@ -82,7 +82,7 @@ class Scaled(nnx.Module):
     def __init__(self):
         rngs = nnx.Rngs(0)
         self.token, self.up = nnx.Embed(VOCABULARY, D, rngs=rngs), nnx.Linear(D, D, rngs=rngs)
-        self.norm, self.head = OwnNorm(), nnx.Linear(D, VOCABULARY, use_bias=False, rngs=rngs)
+        self.norm, self.head = OwnRMS(), nnx.Linear(D, VOCABULARY, use_bias=False, rngs=rngs)
 
     def __call__(self, tokens):
         x = self.token(tokens) * 4.0
@@ -90,7 +90,7 @@ class Scaled(nnx.Module):
         return self.head(self.norm(x))
 
 
-class OwnNorm(nnx.Module):
+class OwnRMS(nnx.Module):
     def __call__(self, x):
         return x / jnp.sqrt((x**2).mean(-1, keepdims=True))
 

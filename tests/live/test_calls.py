@@ -57,6 +57,16 @@ def test_programs_of_single_parts_share_a_pass_until_one_of_them_runs_again():
     assert found == [0, 0, 1, 1, 2]
 
 
+def test_a_program_of_a_part_that_runs_twice_waits_for_the_model():
+    """The first pass ends too early; the others are whole."""
+    now, found = UnderWay(), []
+    for site in ["a", "a", ""] * 3 + ["a"] * 40:
+        now = now.after(Call(site, site), None)
+        found.append(now.count - 1)
+    assert found[:9] == [0, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert found[9:28] == [4] * 16 + [5, 6, 7], "the model is called no more"
+
+
 def test_a_changed_setting_and_an_ended_step_begin_a_pass():
     now = UnderWay().after(OF_MODEL, "first")
     joining = Call("a", "", leads=False)
