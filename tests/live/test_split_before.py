@@ -51,6 +51,23 @@ def test_a_step_that_merges_an_older_graphdef_is_measured():
     assert recording.passes[-1].summary("a", "gradient").size == 20
 
 
+@pytest.mark.parametrize("each_step", [False, True])
+def test_a_tree_that_is_merged_within_the_loop_stays_the_model(each_step):
+    """Merged once, it was the model in the first step, and a clone in all others."""
+    model = Net(nnx.Rngs(0))
+    older, step, tree = nnx.graphdef(Net(nnx.Rngs(1))), nnx.jit(lambda m, x: m(x)), None
+    insp = nni.Inspector(model, X, display=False)
+    for _ in insp.watch(range(4), every=1):
+        if each_step or tree is None:
+            tree = nnx.merge(older, jax.tree.map(lambda x: 2 * x, nnx.state(model)))
+        y = step(tree, X)
+    watched = [one for one in insp.recording.passes if one.kind == "watch"]
+    assert [one.step for one in watched] == [0, 1, 2, 3]
+    for one in watched:
+        np.testing.assert_allclose(one.summary("").norm, np.linalg.norm(y), rtol=1e-5)
+    insp.close()
+
+
 def test_of_two_trees_in_one_program_neither_is_taken_for_the_model():
     model, graphdef, student = split()
     teacher = jax.tree.map(jnp.copy, student)
