@@ -269,7 +269,7 @@ class Core:
             layers: whether it may be the key of one layer, `"layers/mlp[3]"`.
         """
         whole, chosen = without_layers(site)
-        key = whole + "".join(f"[{index}]" for index in chosen)
+        key = site if "@" in site else whole + "".join(f"[{index}]" for index in chosen)
         if whole not in self.view.keys:
             raise ValueError(nothing_selected(Selection(whole), self.view.keys))
         if not layers and key not in self.view.keys:

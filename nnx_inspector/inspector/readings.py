@@ -268,10 +268,11 @@ class Readings:
             >>> insp.close()
         """
         core = self._core.require_open()
-        called, operation = of_operation(site)
-        by_module = operation and called not in core.view.keys  # a method that has no row
-        core.known(site_key(parse_key(site)[0]) if by_module else called, layers=False)
         whole, layers = without_layers(site)
+        called, operation = of_operation(whole)
+        by_module = operation and called not in core.view.keys  # a method that has no row
+        known = called if operation else site
+        core.known(site_key(parse_key(whole)[0]) if by_module else known, layers=False)
         if layers and part == "parameter":
             raise InspectorError(
                 f"The parameters of all layers of {whole!r} are one array each. Read them as "
