@@ -1,16 +1,27 @@
-"""Which calls begin a pass, where a loop does not mark its steps.
+"""Which calls begin a pass, where a loop does not mark its steps, and which passes are measured.
 
-A pass is a call of the model. Where a program calls only parts of it, a pass is a call of the part
-that it calls first; in a loop that also calls the model it waits for that call. All other calls
-join the pass under way: an auxiliary loss on a layer, or a module that a backward pass calls again.
-Imports no jax.
+A pass lasts from one call of the model to the next. Where no program calls the model, it lasts from
+one run of a program to the next: of the first program, the leader. Other calls join the pass under
+way: an auxiliary loss on a layer, a second program, a module that a backward pass calls again. No
+rule fits every loop. So a program that runs again and again within a pass becomes the leader, and a
+call that no measured pass has is measured on its own. Imports no jax.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 MODEL = ""
+
+Program = tuple[str, ...]
+"""The sites that a program calls, not within each other, in the order of its trace."""
+
+Key = tuple[str, Program]
+"""A site as one of a program's calls."""
+
+OF_MODELS: Program = (MODEL,)
+"""Leads where the calls of the model are the passes, in whatever program."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,16 +30,23 @@ class Call:
 
     Attributes:
         site: the module that is called.
-        leader: the site whose calls in this program are the passes.
-        leads: whether it comes first, up to the leader's first call, and so may begin a pass.
-        ordered: whether the calls are told in the order of the trace; those of a loop within a
-            program are not, where none needs the result of another.
+        program: what the program calls.
+        starts: whether it is the first call of a run of the program; None if that is not known.
     """
 
     site: str = MODEL
-    leader: str = MODEL
-    leads: bool = True
-    ordered: bool = True
+    program: Program = OF_MODELS
+    starts: bool | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.site, self.program
+
+    @property
+    def leads(self) -> bool:
+        """Whether the program calls the model, and this not after it."""
+        sites = self.program
+        return MODEL in sites and sites.index(self.site) <= sites.index(MODEL)
 
 
 OF_MODEL = Call()
@@ -38,24 +56,19 @@ class Calls:
     """The calls of one program, in the order of its trace."""
 
     def __init__(self) -> None:
-        self._sites: list[str] = []
+        self._sites: dict[str, None] = {}
 
     def add(self, site: str) -> None:
-        if site not in self._sites:
-            self._sites.append(site)
+        self._sites.setdefault(site)
 
-    def call(self, site: str, *, ordered: bool = True) -> Call:
+    def call(self, site: str, *, starts: bool | None = None) -> Call:
         """What the program's calls of a site are; certain when the program has been traced."""
-        sites = self._sites
-        leader = MODEL if MODEL in sites else sites[0]
-        return Call(site, leader, sites.index(site) <= sites.index(leader), ordered)
+        return Call(site, tuple(self._sites), starts)
 
 
-MOST_CALLS = 1000
-"""After so many calls a pass ends, even if the leader is called no more."""
-
-FEW_CALLS = 16
-"""After so many calls a pass waits no longer for the model's call in a later program."""
+FEW = 4
+"""With one run more than these in a pass, a program that has joined it leads. A program that has
+led so many passes leads on when the model is called."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,37 +77,101 @@ class UnderWay:
 
     Attributes:
         count: how many passes have begun.
-        called: the sites called in it; None if the next call begins another.
-        whole: whether the model was called in the pass before.
-        calls: how many calls it has.
+        leader: the program whose runs are the passes, or `OF_MODELS`; None before the first call.
+        led: how many passes it has begun.
+        openers: the programs that run before the model is called.
+        called: the calls of this pass; None if the next call begins another.
+        runs: how often each program has run in this pass.
         setting: the perturbations in force, from its beginning to its end.
+        missed: how many passes have gone by with a call since it was measured.
+        alone: the calls that are measured although the pass is not.
     """
 
     count: int = 0
-    called: frozenset[str] | None = None
-    whole: bool = False
-    calls: int = 0
+    leader: Program | None = None
+    led: int = 0
+    openers: frozenset[Program] = frozenset()
+    called: frozenset[Key] | None = None
+    runs: Mapping[Program, int] = dataclasses.field(default_factory=lambda: {})
     setting: object = None
+    missed: Mapping[Key, int] = dataclasses.field(default_factory=lambda: {})
+    alone: frozenset[Key] = frozenset()
 
-    def after(self, call: Call, setting: object) -> UnderWay:
-        """The pass that this call belongs to: this one, or the next."""
-        called = self.called
-        if called is None or setting is not self.setting or self._ends_with(call, called):
-            whole = called is not None and MODEL in called
-            return UnderWay(self.count + 1, frozenset((call.site,)), whole, 1, setting)
-        if call.site not in called:
-            called |= {call.site}
-        return UnderWay(self.count, called, self.whole, self.calls + 1, setting)
+    def measures(self, call: Call, every: int) -> bool:
+        """Whether a call of this pass is measured: those of pass 0, `every`, 2 * `every` are."""
+        return every > 0 and ((self.count - 1) % every == 0 or call.key in self.alone)
 
-    def _ends_with(self, call: Call, called: frozenset[str]) -> bool:
-        if self.calls >= MOST_CALLS:
-            return call.leads
-        # a program of parts alone, in a loop whose steps call the model too
-        waits = call.leader != MODEL and self.whole and MODEL not in called
-        if waits and self.calls < FEW_CALLS:
+    def may_measure(self, calls: Sequence[Call], setting: object, every: int) -> bool:
+        """Whether one of the next calls is measured."""
+        if every < 1:
             return False
-        again = call.ordered or call.site in called
-        return call.leads and call.leader in called and again
+        most = len(calls)  # so many passes may begin
+        soon = -(self.count - 1) % every <= most or self.alone
+        if not soon and max(self.missed.values(), default=0) + most < every:
+            return False
+        now = self
+        for call in calls:
+            now = now.after(call, setting, every)
+            if now.measures(call, every):
+                return True
+        return False
+
+    def after(self, call: Call, setting: object, every: int) -> UnderWay:
+        """The pass that this call belongs to: this one, or the next."""
+        starts, (leader, led, openers) = self._starts(call), self._led(call)
+        count, called, runs, alone = self.count, self.called, self.runs, self.alone
+        if called is None or setting is not self.setting or self._ends(call, leader, openers):
+            count, led = count + 1, led + 1
+            called, runs, alone = frozenset[Key](), {}, frozenset[Key]()
+        if starts:
+            runs = {**runs, call.program: runs.get(call.program, 0) + 1}
+        missed, key = self.missed, call.key
+        if key not in called:
+            before = missed.get(key, 0)
+            if before >= every:
+                alone |= {key}
+            measured = every > 0 and (key in alone or (count - 1) % every == 0)
+            missed = {**missed, key: 0 if measured else before + 1}
+            called |= {key}
+        return UnderWay(count, leader, led, openers, called, runs, setting, missed, alone)
 
     def ended(self) -> UnderWay:
+        """With the next call, another pass begins."""
         return dataclasses.replace(self, called=None)
+
+    def _has(self, site: str) -> bool:
+        return any(site == one for one, _ in self.called or ())
+
+    def _starts(self, call: Call) -> bool:
+        """Whether a call is the first of a run of its program."""
+        if call.starts is not None:
+            return call.starts
+        # the model may be in a branch that this run does not take
+        first = next((site for site in call.program if site != MODEL), MODEL)
+        return call.site == first and (self._has(first) or call.program not in self.runs)
+
+    def _led(self, call: Call) -> tuple[Program, int, frozenset[Program]]:
+        """The leader after a call, how many passes it has begun, and the openers."""
+        leader, led, openers = self.leader, self.led, self.openers
+        if leader is None:
+            return (OF_MODELS if MODEL in call.program else call.program), led, openers
+        if call.site == MODEL and leader != OF_MODELS and led < FEW:
+            return OF_MODELS, led, openers | {leader}
+        if self._starts(call) and self.runs.get(call.program, 0) >= FEW:
+            return (
+                (OF_MODELS if self._has(MODEL) and MODEL in call.program else call.program),
+                FEW,
+                openers,
+            )
+        return leader, led, openers
+
+    def _ends(self, call: Call, leader: Program, openers: frozenset[Program]) -> bool:
+        """Whether a call begins the next pass."""
+        if leader != OF_MODELS:
+            return call.program == leader and self._starts(call)
+        if not self._has(MODEL):
+            return False
+        if call.program in openers:
+            return self._starts(call)
+        # of calls without a known order, only one that the pass has already
+        return call.leads and (call.starts is not None or self._has(call.site))

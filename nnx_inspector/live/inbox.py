@@ -122,9 +122,8 @@ class Inbox:
         """
         self.next_begins()
         with self._lock:
-            self._now = self._now.after(call, setting)
-            number = self._now.count - 1
-            sampled = self._samples(number)
+            self._now = self._now.after(call, setting, self.every)
+            number, sampled = self._now.count - 1, self._now.measures(call, self.every)
             if sampled:
                 self._messages.setdefault(number, [])
                 self._settings[number] = setting
@@ -132,24 +131,16 @@ class Inbox:
                 self._lock.notify_all()
             return Begun(number, sampled, setting)
 
-    def _samples(self, number: int) -> bool:
-        return self.every > 0 and number % self.every == 0
-
-    def is_due(self, calls: Iterable[Call], setting: Any) -> bool:
-        """Whether the pass of one of the next calls is sampled."""
-        now = self._now
-        for call in calls:
-            now = now.after(call, setting)
-            if self._samples(now.count - 1):
-                return True
-        return False
+    def is_due(self, calls: Sequence[Call], setting: Any) -> bool:
+        """Whether one of the next calls is sampled."""
+        return self._now.may_measure(calls, setting, self.every)
 
     def pass_over(self, calls: Iterable[Call], setting: Any) -> None:
         """Count the passes, none of them sampled, of calls that nobody begins."""
         self.next_begins()
         with self._lock:
             for call in calls:
-                self._now = self._now.after(call, setting)
+                self._now = self._now.after(call, setting, self.every)
 
     def end_pass(self) -> int:
         """Let the next call begin a pass; returns how many passes have begun."""

@@ -107,8 +107,8 @@ class Asked:
         self._begun: dict[int, list[tuple[Any, ...]]] = {}  # an answer for each of the others
         self._lock = threading.Lock()
 
-    def call(self, *, ordered: bool = True) -> Call:
-        return self._calls.call(self._site, ordered=ordered)
+    def call(self, *, starts: bool | None = None) -> Call:
+        return self._calls.call(self._site, starts=starts)
 
     @property
     def certain(self) -> bool:
@@ -116,12 +116,12 @@ class Asked:
         withdrawn = self._claim is not None and self._claim.withdrawn
         return self._devices == 1 and not withdrawn
 
-    def __call__(self, device: Any = 0, *, ordered: bool = False) -> tuple[Any, ...]:
-        """The numbers of the pass; `ordered` if the program's calls are told in order."""
+    def __call__(self, device: Any = 0, *, starts: bool | None = None) -> tuple[Any, ...]:
+        """The numbers of the pass; `starts` as in `Call`."""
 
         def answer(session: Listener) -> tuple[Any, ...]:
             with self._lock:
-                return self._answer(session, int(device), self.call(ordered=ordered))
+                return self._answer(session, int(device), self.call(starts=starts))
 
         return _safely(self.session, answer, lambda: self._numbers(-1, False, CLEAN))
 

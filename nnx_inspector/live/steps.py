@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from nnx_inspector._compat.started import Latest, following
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.dispatch import installed
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session
@@ -170,8 +171,15 @@ class Region:
         self._stack = contextlib.ExitStack()
         self._steps: Steps | None = None
         self._receiver: _Receiver | None = None
+        self._entered = False
 
     def __enter__(self) -> Region:
+        if self._entered:
+            raise InspectorError(
+                "This region was entered before. Make one for each loop: "
+                "with insp.watch(every=10): ..."
+            )
+        self._entered = True
         first = self._owner.loop_begins(None)
         try:
             self._session.inbox.restart(self._every)

@@ -41,8 +41,9 @@ def watch(
     """Record the passes that this thread makes through a model, which stays jitted and unchanged.
 
     A pass is a call of the model, and its number is the step in the recording. Calls of its parts
-    beside it belong to the pass under way. Passes 0, `every`, 2 * `every` and so on are measured,
-    inside the compiled program. The README lists the costs.
+    beside it belong to the pass under way; in a loop that calls only parts, a run of the first
+    program is a pass. Passes 0, `every`, 2 * `every` and so on are measured, inside the compiled
+    program. The README lists the costs.
 
     Args:
         model: the model to record. Other models of the same class are not recorded.

@@ -203,6 +203,38 @@ def test_a_region_cannot_be_iterated_over(insp):
         list(insp.watch(every=10))
 
 
+def test_a_region_is_entered_once(insp):
+    """A second loop within it had no perturbations, and left a thread behind."""
+    region = insp.watch(every=1)
+    with region:
+        step(insp.model, nnx.Optimizer(insp.model, SGD, wrt=nnx.Param), X)
+    with pytest.raises(nni.InspectorError, match="entered before"), region:
+        pass
+
+
+def test_a_model_that_is_being_updated_is_read_at_the_next_pass(insp, monkeypatch):
+    """flax empties an object before it fills it; the effect is measured in another thread."""
+    model, forward, refreshed = insp.model, nnx.jit(lambda m, x: m(x)), threading.Event()
+    insp.perturb("a", nni.Scale(2.0))
+    refresh = insp._rerun.refresh
+
+    def noted(step=None):
+        refresh(step)
+        if threading.current_thread().name == "nnx_inspector.receiver":
+            refreshed.set()
+
+    monkeypatch.setattr(insp._rerun, "refresh", noted)
+    with insp.watch(every=1):
+        with insp._core.lock:  # which the receiver needs to record a pass
+            for _ in range(6):
+                forward(model, X)
+            whole = dict(vars(model.a))
+            vars(model.a).clear()
+        assert refreshed.wait(60)
+        vars(model.a).update(whole)
+        assert not insp._rerun.failed
+
+
 def test_a_switch_acts_from_the_next_pass_and_whole_passes_only(insp):
     forward = nnx.jit(lambda m, x: m(x))
     handle = insp.perturb("b", nni.Zero())

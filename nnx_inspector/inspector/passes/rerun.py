@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,11 @@ NEXT_STEP = "The effect is measured at the next measured step of the loop."
 MEASURE_AGAIN = "The effect has not been measured: insp.run() or insp.step(...) measures it."
 FAILED = "The effect could not be measured: see the messages."
 
+HALF = (KeyError, AttributeError, RuntimeError)
+"""What reading a model may raise while flax updates it in another thread, the loop's."""
+MOST_HALVES = 3
+"""After so many such errors in a row the next is shown."""
+
 
 class Reruns:
     """The passes of one model that are made for the screen.
@@ -56,6 +62,7 @@ class Reruns:
         self._core = core
         self.failed = False
         self._not_whole = ""  # why a measured pass of a loop has no effect
+        self._halves = 0  # how often in a row the model was perhaps being updated
         self._first: tuple[Trial, Call] | None = None  # the first pass, while it is wanted
         self._asked = False  # whether anything has waited for it
         self._began: float | None = None  # when a pass was first wanted
@@ -179,11 +186,16 @@ class Reruns:
                 count = len(self._core.recording)
                 shown = self._make(trial, call, setting)
                 self._took_place(shown, call, instead_of=(before, count))
+            self._halves = 0
         except Exception as error:  # noqa: BLE001 - shown instead
             if self._core.looping and not looping:
                 return  # the loop that began meanwhile is shown instead, and donated the arrays
             if step is not None and isinstance(error, InspectorError):
                 self._not_whole = str(error)  # the next measured pass may find the arrays there
+                return
+            besides = step is not None and self._core.view.loop_thread != threading.get_ident()
+            if besides and isinstance(error, HALF) and self._halves < MOST_HALVES:
+                self._halves, self._not_whole = self._halves + 1, NEXT_STEP
                 return
             again = "" if before is None else " again"
             self._fail(f"{trial.name} could not be run{again}", error)

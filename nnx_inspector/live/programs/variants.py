@@ -134,7 +134,7 @@ class Variants:
             return None
         active = session.setting.active
         hosts = cast("Sequence[Asked]", found.hosts)
-        calls = tuple(host.call() for host in hosts)
+        calls = tuple(host.call(starts=i == 0) for i, host in enumerate(hosts))
         reached = frozenset(x for host in hosts for x in host.reached)
         self._passing.learn(call.function, calls, reached)
         program: Any = found.program
@@ -147,7 +147,7 @@ class Variants:
                 program = self._quiet(call, session, found) or program
 
         def run() -> Any:
-            setting, each = session.setting, [host(ordered=True) for host in hosts]
+            setting, each = session.setting, [host(starts=i == 0) for i, host in enumerate(hosts)]
             answers = [answer for one in each for answer in one]
             key = key_of()
             if setting.active:  # the first two of each are of the pass
