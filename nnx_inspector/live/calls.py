@@ -9,8 +9,8 @@ call that no measured pass has is measured on its own. Imports no jax.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 MODEL = ""
 
@@ -24,8 +24,7 @@ OF_MODELS: Program = (MODEL,)
 """Leads where the calls of the model are the passes, in whatever program."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A call of a module that is not within another one's.
 
     Attributes:
@@ -71,42 +70,49 @@ FEW = 4
 led so many passes leads on when the model is called."""
 
 
-@dataclasses.dataclass(frozen=True)
-class UnderWay:
-    """The pass under way.
+_NO_RUNS: Mapping[Program, int] = {}
+_NO_MISSES: Mapping[Key, int] = {}
+_NO_KEYS: frozenset[Key] = frozenset()
+_NO_SITES: frozenset[str] = frozenset()
+
+
+class UnderWay(NamedTuple):
+    """The pass under way. A tuple: an unmeasured step of a fast loop makes one.
 
     Attributes:
-        count: how many passes have begun.
+        begun: how many passes have begun.
         leader: the program whose runs are the passes, or `OF_MODELS`; None before the first call.
         led: how many passes it has begun.
         openers: the programs that run before the model is called.
         called: the calls of this pass; None if the next call begins another.
+        sites: their sites.
         runs: how often each program has run in this pass.
         setting: the perturbations in force, from its beginning to its end.
         missed: how many passes have gone by with a call since it was measured.
         alone: the calls that are measured although the pass is not.
     """
 
-    count: int = 0
+    begun: int = 0
     leader: Program | None = None
     led: int = 0
     openers: frozenset[Program] = frozenset()
     called: frozenset[Key] | None = None
-    runs: Mapping[Program, int] = dataclasses.field(default_factory=lambda: {})
+    sites: frozenset[str] = _NO_SITES
+    runs: Mapping[Program, int] = _NO_RUNS
     setting: object = None
-    missed: Mapping[Key, int] = dataclasses.field(default_factory=lambda: {})
-    alone: frozenset[Key] = frozenset()
+    missed: Mapping[Key, int] = _NO_MISSES
+    alone: frozenset[Key] = _NO_KEYS
 
     def measures(self, call: Call, every: int) -> bool:
         """Whether a call of this pass is measured: those of pass 0, `every`, 2 * `every` are."""
-        return every > 0 and ((self.count - 1) % every == 0 or call.key in self.alone)
+        return every > 0 and ((self.begun - 1) % every == 0 or call.key in self.alone)
 
     def may_measure(self, calls: Sequence[Call], setting: object, every: int) -> bool:
         """Whether one of the next calls is measured."""
         if every < 1:
             return False
         most = len(calls)  # so many passes may begin
-        soon = -(self.count - 1) % every <= most or self.alone
+        soon = -(self.begun - 1) % every <= most or self.alone
         if not soon and max(self.missed.values(), default=0) + most < every:
             return False
         now = self
@@ -118,29 +124,28 @@ class UnderWay:
 
     def after(self, call: Call, setting: object, every: int) -> UnderWay:
         """The pass that this call belongs to: this one, or the next."""
-        starts, (leader, led, openers) = self._starts(call), self._led(call)
-        count, called, runs, alone = self.count, self.called, self.runs, self.alone
-        if called is None or setting is not self.setting or self._ends(call, leader, openers):
+        starts = self._starts(call)
+        leader, led, openers = self._led(call, starts)
+        count, called, sites, runs = self.begun, self.called, self.sites, self.runs
+        missed, alone, key, program = self.missed, self.alone, call.key, call.program
+        ends = setting is not self.setting or self._ends(call, starts, leader, openers)
+        if called is None or ends:
             count, led = count + 1, led + 1
-            called, runs, alone = frozenset[Key](), {}, frozenset[Key]()
+            called, sites, runs, alone = _NO_KEYS, _NO_SITES, _NO_RUNS, _NO_KEYS
         if starts:
-            runs = {**runs, call.program: runs.get(call.program, 0) + 1}
-        missed, key = self.missed, call.key
+            runs = {**runs, program: runs.get(program, 0) + 1}
         if key not in called:
             before = missed.get(key, 0)
             if before >= every:
                 alone |= {key}
             measured = every > 0 and (key in alone or (count - 1) % every == 0)
             missed = {**missed, key: 0 if measured else before + 1}
-            called |= {key}
-        return UnderWay(count, leader, led, openers, called, runs, setting, missed, alone)
+            called, sites = called | {key}, sites | {call.site}
+        return UnderWay(count, leader, led, openers, called, sites, runs, setting, missed, alone)
 
     def ended(self) -> UnderWay:
         """With the next call, another pass begins."""
-        return dataclasses.replace(self, called=None)
-
-    def _has(self, site: str) -> bool:
-        return any(site == one for one, _ in self.called or ())
+        return self._replace(called=None, sites=_NO_SITES)
 
     def _starts(self, call: Call) -> bool:
         """Whether a call is the first of a run of its program."""
@@ -148,30 +153,27 @@ class UnderWay:
             return call.starts
         # the model may be in a branch that this run does not take
         first = next((site for site in call.program if site != MODEL), MODEL)
-        return call.site == first and (self._has(first) or call.program not in self.runs)
+        return call.site == first and (first in self.sites or call.program not in self.runs)
 
-    def _led(self, call: Call) -> tuple[Program, int, frozenset[Program]]:
+    def _led(self, call: Call, starts: bool) -> tuple[Program, int, frozenset[Program]]:
         """The leader after a call, how many passes it has begun, and the openers."""
         leader, led, openers = self.leader, self.led, self.openers
         if leader is None:
             return (OF_MODELS if MODEL in call.program else call.program), led, openers
         if call.site == MODEL and leader != OF_MODELS and led < FEW:
             return OF_MODELS, led, openers | {leader}
-        if self._starts(call) and self.runs.get(call.program, 0) >= FEW:
-            return (
-                (OF_MODELS if self._has(MODEL) and MODEL in call.program else call.program),
-                FEW,
-                openers,
-            )
+        if starts and self.runs.get(call.program, 0) >= FEW:
+            of_models = MODEL in self.sites and MODEL in call.program
+            return (OF_MODELS if of_models else call.program), FEW, openers
         return leader, led, openers
 
-    def _ends(self, call: Call, leader: Program, openers: frozenset[Program]) -> bool:
+    def _ends(self, call: Call, starts: bool, leader: Program, openers: frozenset[Program]) -> bool:
         """Whether a call begins the next pass."""
         if leader != OF_MODELS:
-            return call.program == leader and self._starts(call)
-        if not self._has(MODEL):
+            return starts and call.program == leader
+        if MODEL not in self.sites:
             return False
         if call.program in openers:
-            return self._starts(call)
+            return starts
         # of calls without a known order, only one that the pass has already
-        return call.leads and (call.starts is not None or self._has(call.site))
+        return call.leads and (call.starts is not None or call.site in self.sites)

@@ -123,7 +123,7 @@ class Inbox:
         self.next_begins()
         with self._lock:
             self._now = self._now.after(call, setting, self.every)
-            number, sampled = self._now.count - 1, self._now.measures(call, self.every)
+            number, sampled = self._now.begun - 1, self._now.measures(call, self.every)
             if sampled:
                 self._messages.setdefault(number, [])
                 self._settings[number] = setting
@@ -146,7 +146,7 @@ class Inbox:
         """Let the next call begin a pass; returns how many passes have begun."""
         with self._lock:
             self._now = self._now.ended()
-            return self._now.count
+            return self._now.begun
 
     def restart(self, every: int) -> None:
         """Count passes from 0 again, and sample every `every`-th one."""
@@ -206,7 +206,7 @@ class Inbox:
     @property
     def count(self) -> int:
         """How many passes have begun or were passed over."""
-        return self._now.count
+        return self._now.begun
 
     def holds_nan(self) -> bool:
         """Whether a summary that has arrived and was not yet taken counts a NaN."""

@@ -33,7 +33,7 @@ def passes(runs: list[str], every: int = 1, *, ordered: bool = True):
             due = now.may_measure([call], setting, every)
             now = now.after(call, setting, every)
             assert due or not now.measures(call, every)
-            found[-1].append((now.count - 1, now.measures(call, every)))
+            found[-1].append((now.begun - 1, now.measures(call, every)))
     return found
 
 
@@ -86,7 +86,7 @@ def test_a_model_in_a_branch_that_is_seldom_taken_does_not_collect_steps(program
     for i in range(40):
         for site in program if i % 10 == at else ("e", "d"):
             now = now.after(Call(site, program), None, 1)
-        found.append(now.count - 1)
+        found.append(now.begun - 1)
     assert found[-30:] == list(range(found[-30], found[-30] + 30))
 
 
@@ -95,16 +95,16 @@ def test_calls_that_are_not_told_in_order_share_a_pass_too():
     for site in ["M", "a", "a", "M", "M", "a"]:
         site = MODEL if site == "M" else site
         now = now.after(Call(site, ("a", MODEL)), None, 1)
-        found.append(now.count - 1)
+        found.append(now.begun - 1)
     assert found == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_changed_setting_and_an_ended_step_begin_a_pass():
     now = UnderWay().after(OF_MODEL, "first", 1)
     joining = Call("a", ("a",))
-    assert now.after(joining, "first", 1).count == 1
-    assert now.after(joining, "second", 1).count == 2
-    assert now.ended().after(joining, "first", 1).count == 2
+    assert now.after(joining, "first", 1).begun == 1
+    assert now.after(joining, "second", 1).begun == 2
+    assert now.ended().after(joining, "first", 1).begun == 2
 
 
 @pytest.mark.parametrize("every", [2, 3, 10])
