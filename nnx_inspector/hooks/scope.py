@@ -244,10 +244,10 @@ class Scope:
         if self._known(module) is not None or type(module) not in self.types:
             return
         if path in (None, CLONE) or not (moved or self._is_stand_in(path)):
-            known = self._doubted.get(id(module))
-            if known is None or known[0]() is not module or known[1] is not None:
+            # a program may have updated a tree of unknown origin, which may have a claim
+            if not (self.doubts(module) and self._doubted[id(module)][1] is None):
                 self._doubted[id(module)] = (weakref.ref(module), path)
-            return  # else a program has updated a tree of unknown origin: it may have a claim
+            return
         self._arrived[path] = (jit.trace_state(), weakref.ref(module))
         self._copies[id(module)] = (weakref.ref(module), path)
         if self.lookalikes is not None:

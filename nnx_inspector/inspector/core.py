@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import threading
 import time
@@ -41,6 +42,7 @@ from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace, trace_of
 from nnx_inspector.program.stage import Staged, Tracing
 from nnx_inspector.recordings.facts import Figures
+from nnx_inspector.recordings.layers import layer_key
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.donated import require_whole
 from nnx_inspector.records.layers import layers_of
@@ -269,7 +271,7 @@ class Core:
             layers: whether it may be the key of one layer, `"layers/mlp[3]"`.
         """
         whole, chosen = without_layers(site)
-        key = site if "@" in site else whole + "".join(f"[{index}]" for index in chosen)
+        key = functools.reduce(layer_key, chosen, whole)
         if whole not in self.view.keys:
             raise ValueError(nothing_selected(Selection(whole), self.view.keys))
         if not layers and key not in self.view.keys:

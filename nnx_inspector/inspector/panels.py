@@ -174,10 +174,9 @@ def _units_in(record: Record, site: str, axis: int = -1) -> Any:
     units = entry.units
     if not _leaves(units):
         what = "an axis" if axis == -1 else f"an axis {axis}"
-        forms = " and ".join(dict.fromkeys(str(call.structure) for call in entry.calls))
         raise InspectorError(
-            f"{site or '(root)'!r} returns {forms}: no array of numbers with {what} of at most "
-            f"{MAX_UNITS:,} entries, so it has no figures of units."
+            f"{site or '(root)'!r} returns {entry.forms()}: no array of numbers with {what} of at "
+            f"most {MAX_UNITS:,} entries, so it has no figures of units."
         )
     return units
 

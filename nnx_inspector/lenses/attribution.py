@@ -170,10 +170,10 @@ def attribute(
 
 def _start(baseline: Any, x: jax.Array) -> jax.Array:
     """The baseline in the form of what is attributed to."""
-    given = np.asarray(baseline)
     try:
-        return jnp.broadcast_to(jnp.asarray(given, x.dtype), x.shape)
+        return jnp.broadcast_to(jnp.asarray(baseline, x.dtype), x.shape)
     except (TypeError, ValueError) as error:
+        given = np.asarray(baseline)
         raise type(error)(
             f"baseline= must be a number, or an array like {in_words(x.dtype, x.shape)}; got "
             f"{in_words(given.dtype, given.shape)}."

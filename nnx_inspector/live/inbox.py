@@ -1,8 +1,8 @@
 """The watched passes: which one is under way, and the summaries that arrived of each.
 
-A pass begins with a call of the model (`live.calls`); what it does and sends is fixed from then
-on. Invariant: data is kept under the number of its own pass, however late it
-arrives, and nothing is kept of a pass that is not sampled. Imports no jax.
+A pass begins with a call of the model (`live.calls`); what it does and sends is fixed from then on.
+Invariant: data is kept under the number of its own pass, however late it arrives, and nothing is
+kept of a pass that is not sampled. Imports no jax.
 """
 
 from __future__ import annotations
@@ -226,8 +226,6 @@ class Inbox:
             before: only passes with smaller numbers are taken.
         """
         with self._lock:
-            if not besides and before == math.inf:
-                self._now = self._now.ended()
             numbers = [number for number in self._ready(besides) if number < before]
             for number in numbers:
                 del self._awaiting[number]

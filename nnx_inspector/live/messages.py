@@ -116,12 +116,12 @@ class Asked:
         withdrawn = self._claim is not None and self._claim.withdrawn
         return self._devices == 1 and not withdrawn
 
-    def __call__(self, device: Any = 0, *, starts: bool | None = None) -> tuple[Any, ...]:
-        """The numbers of the pass; `starts` as in `Call`."""
+    def __call__(self, device: Any = 0, *, call: Call | None = None) -> tuple[Any, ...]:
+        """The numbers of the pass; `call` is this one, where its place in the run is known."""
 
         def answer(session: Listener) -> tuple[Any, ...]:
             with self._lock:
-                return self._answer(session, int(device), self.call(starts=starts))
+                return self._answer(session, int(device), call or self.call())
 
         return _safely(self.session, answer, lambda: self._numbers(-1, False, CLEAN))
 

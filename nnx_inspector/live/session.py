@@ -376,6 +376,7 @@ class Session:
     def take_passes(self) -> list[Taken]:
         """Like `take`, but each pass separately."""
         started.wait()
+        self.inbox.end_pass()
         return self.inbox.take()
 
     @property

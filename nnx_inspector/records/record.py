@@ -83,12 +83,10 @@ class Entry:
         trees = [jax.tree.flatten(v, is_leaf=is_leaf) for v in values]
         if any(tree[1] != trees[0][1] for tree in trees):
             many = f"{part.removesuffix('s')}s"
-            of_input = part.startswith("input")
-            structures = [c.input_structure if of_input else c.structure for c in self.calls]
-            shapes = " and ".join(dict.fromkeys(map(str, structures)))
             raise InspectorError(
-                f"The calls of {self.key!r} have {many} of different structures ({shapes}), which "
-                f"cannot be merged. Read each call: record[{self.key!r}].calls[0].{part}."
+                f"The calls of {self.key!r} have {many} of different structures "
+                f"({self.forms(part)}), which cannot be merged. Read each call: "
+                f"record[{self.key!r}].calls[0].{part}."
             )
         merged = [
             add([s for s in column if s is not None])
@@ -97,6 +95,12 @@ class Entry:
             for column in zip(*(tree[0] for tree in trees), strict=True)
         ]
         return jax.tree.unflatten(trees[0][1], merged)
+
+    def forms(self, part: str = "output") -> str:
+        """The different structures of a part in its calls, in words."""
+        of_input = part.startswith("input")
+        structures = [c.input_structure if of_input else c.structure for c in self.calls]
+        return " and ".join(dict.fromkeys(map(str, structures)))
 
     def named(self, part: str) -> list[tuple[str, Summary]]:
         """The summaries of a part, each with its path within the call's pytree.

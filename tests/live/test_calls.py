@@ -13,10 +13,9 @@ import nnx_inspector as nni
 from nnx_inspector.live.calls import MODEL, OF_MODEL, Call, Calls, UnderWay
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
-H = jnp.asarray(np.random.default_rng(1).normal(size=(5, 4)), jnp.float32)
 
 
-def passes(runs: list[str], every: int = 1, *, ordered: bool = True):
+def passes(runs: list[str], every: int = 1):
     """For each run of a program, the number of the pass of each call and whether it is measured.
 
     A program is written as its sites, the model as "M": "aM" calls a part and then the model.
@@ -29,7 +28,7 @@ def passes(runs: list[str], every: int = 1, *, ordered: bool = True):
             traced.add(site)
         found.append([])
         for i, site in enumerate(sites):
-            call = traced.call(site, starts=i == 0 if ordered else None)
+            call = traced.call(site, starts=i == 0)
             due = now.may_measure([call], setting, every)
             now = now.after(call, setting, every)
             assert due or not now.measures(call, every)
@@ -37,8 +36,8 @@ def passes(runs: list[str], every: int = 1, *, ordered: bool = True):
     return found
 
 
-def numbers(runs: list[str], *, ordered: bool = True) -> list[list[int]]:
-    return [[number for number, _ in run] for run in passes(runs, ordered=ordered)]
+def numbers(runs: list[str]) -> list[list[int]]:
+    return [[number for number, _ in run] for run in passes(runs)]
 
 
 @pytest.mark.parametrize(

@@ -448,19 +448,21 @@ def test_a_file_that_is_no_recording_is_told_what_it_is(
         load(tmp_path / "run.nni")
 
 
-def test_a_recording_of_a_newer_version_says_to_upgrade(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (b"recording 1\n", b"recording 2\n", r"version 2 of the format.*pip install --upgrade"),
+        (b"\n", b"\r\n", r"line ends were changed.*binary"),
+    ],
+    ids=["a newer version", "copied as text"],
+)
+def test_a_recording_that_cannot_be_read_says_what_to_do(
+    tmp_path: pathlib.Path, before: bytes, after: bytes, words: str
+) -> None:
     path = tmp_path / "run.nni"
     Recording().save(path)
-    path.write_bytes(path.read_bytes().replace(b"recording 1\n", b"recording 2\n"))
-    with pytest.raises(InspectorError, match=r"version 2 of the format.*pip install --upgrade"):
-        load(path)
-
-
-def test_a_recording_that_was_copied_as_text_says_so(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "run.nni"
-    Recording().save(path)
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    with pytest.raises(InspectorError, match=r"line ends were changed.*binary"):
+    path.write_bytes(path.read_bytes().replace(before, after))
+    with pytest.raises(InspectorError, match=words):
         load(path)
 
 

@@ -147,7 +147,8 @@ class Variants:
                 program = self._quiet(call, session, found) or program
 
         def run() -> Any:
-            setting, each = session.setting, [host(starts=i == 0) for i, host in enumerate(hosts)]
+            setting = session.setting
+            each = [host(call=one) for host, one in zip(hosts, calls, strict=True)]
             answers = [answer for one in each for answer in one]
             key = key_of()
             if setting.active:  # the first two of each are of the pass
