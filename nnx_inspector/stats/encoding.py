@@ -104,19 +104,26 @@ def _encoded(alike: Sequence[Summary]) -> Iterator[bytes]:
     start = np.concatenate([[0], ends[:-1]])
     first = start[start < ends]
     apart[first] = index[first]
+    widths = np.zeros(len(alike), int)
+    widths[start < ends] = _bytes_of(np.maximum.reduceat(count, first)) if len(first) else 0
     steps = apart.astype("<u2").view(np.uint8).reshape(-1, 2)
-    body = np.concatenate([steps, count.view(np.uint8).reshape(-1, 8)], axis=1).T.copy()
+    planes = count.view(np.uint8).reshape(-1, 8)[:, : widths.max(initial=0)]
+    body = np.concatenate([steps, planes], axis=1).T.copy()
     low, high = np.where(some, points[:, [MINIMUM, MAXIMUM]].T.astype(np.float64), np.nan)
     for i in np.flatnonzero(some & np.isnan(low)):
         low[i], high[i] = _range(index[start[i] : ends[i]], points[i])
     kind = points.dtype.newbyteorder("<")
     exact = points.astype(kind), sums.astype("<f8")
-    each = zip(start.tolist(), ends.tolist(), low.tolist(), high.tolist(), strict=True)
-    for i, (here, end, *bounds) in enumerate(each):
-        width = (int(count[here:end].max()).bit_length() + 7) // 8 if end > here else 0
+    columns = [x.tolist() for x in (start, ends, widths, low, high)]
+    for i, (here, end, width, *bounds) in enumerate(zip(*columns, strict=True)):
         header = _HEADER.pack(_POINTS.index(kind.str), width, end - here, *bounds)
         moments = exact[0][i].tobytes() + exact[1][i].tobytes()
         yield header + moments + zlib.compress(body[: 2 + width, here:end].tobytes(), 1)
+
+
+def _bytes_of(counts: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """How many bytes each count needs, at least 1."""
+    return 1 + (counts[:, None] >> np.arange(8, 64, 8, dtype=np.uint64) > 0).sum(axis=1)
 
 
 def _range(index: npt.NDArray[Any], points: npt.NDArray[Any]) -> tuple[float, float]:

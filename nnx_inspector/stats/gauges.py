@@ -145,7 +145,7 @@ def read(
     for i, one in enumerate(measured):
         count, width = int(rows[i]), int(wanted[i])
         here = slice(start[i], start[i] + count), slice(width)
-        affine = _from_affine(sites[one], mean[here].mean(axis=0), std[here].mean(axis=0))
+        affine = _from_affine(sites[one], mean[here], std[here])
         figures["shifted"][i], figures["scaled"][i] = affine
     positive, within = (low >= 0) & (high <= 1), (low >= -1) & (high <= 1)
     mostly = {name: always(of(name) >= MOSTLY) for name in ("tanh", "sigmoid", "ends", "top")}
@@ -177,10 +177,17 @@ def _alike(
 
 
 def _from_affine(one: Calls, mean: Any, std: Any) -> tuple[float, float]:
-    """The figures "shifted" and "scaled" of a BatchNorm; NaN for another module."""
+    """The figures "shifted" and "scaled" of a BatchNorm; NaN for another module.
+
+    Args:
+        one: the site's calls.
+        mean: of each unit, `[calls, units]`.
+        std: its deviation, `[calls, units]`.
+    """
     parts = [x for x in (one.scale, one.bias) if x is not None]
-    if not parts or any(len(x) != len(mean) for x in parts):
+    if not parts or any(len(x) != mean.shape[1] for x in parts):
         return np.nan, np.nan
+    mean, std = mean.mean(axis=0), std.mean(axis=0)
     around = 0.0 if one.bias is None else np.asarray(one.bias, np.float64)
     size = np.ones(len(mean)) if one.scale is None else np.abs(np.asarray(one.scale, np.float64))
     used = size > 1e-6

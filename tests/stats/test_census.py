@@ -25,6 +25,7 @@ DTYPES = [*FLOATS[:4], FLOATS[5], np.int8, np.uint16, np.int32, np.uint64, np.bo
 
 def run(x: Any, *, platform: str, **how: Any) -> Summary:
     """The summary by a platform's program: those of a CPU there, others on whatever there is."""
+    assert platform != "cpu" or native.has_functions()  # which registers them
     there = jax.devices("cpu" if platform in ("cpu", "cpus") else None)[0]
     with jax.default_device(there):
         return _run(jax.device_put(x, there), platform=platform, **how)
