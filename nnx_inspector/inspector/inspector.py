@@ -23,7 +23,7 @@ from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.page import Pages
-from nnx_inspector.inspector.passes.entry import entry_of, others_in_words, say_if_ensemble
+from nnx_inspector.inspector.passes.entry import entry_of, others_in_words, saying_if_ensemble
 from nnx_inspector.inspector.passes.examined import show_inputs
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.passes.sweeps import Sweeps
@@ -37,7 +37,7 @@ from nnx_inspector.live.steps import Region
 from nnx_inspector.perturbations.region import Known
 from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.records.record import Record
-from nnx_inspector.screen.inputs import Decode, Names, inputs_of, say_passed_on
+from nnx_inspector.screen.inputs import Decode, Names, inputs_of, passing_on
 from nnx_inspector.screen.presenter import runs_by_itself
 
 if TYPE_CHECKING:
@@ -116,16 +116,13 @@ class Inspector(Readings):
     ):
         inputs, others = inputs_of(f, decode=decode, tokens=tokens, images=images, labels=labels)
         kwargs |= others
-        entry, model, args, kwargs = entry_of(f, args, kwargs)
-        selection = Selection(entry.selecting(only))
-        selection.require_match(model)
-        try:
-            with uncollected():
-                self._core = core = Core(model, selection, Trial(args, kwargs, entry=entry), inputs)
-        except Exception as error:
-            say_if_ensemble(error, model)
-            say_passed_on(error, others)
-            raise
+        with passing_on(others):
+            entry, model, args, kwargs = entry_of(f, args, kwargs)
+            selection = Selection(entry.selecting(only))
+            selection.require_match(model)
+            example = Trial(args, kwargs, entry=entry)
+            with saying_if_ensemble(model), uncollected():
+                self._core = core = Core(model, selection, example, inputs)
         self._rerun = Reruns(core)
         self._loops = Loops(core, self._rerun)
         self._targets = Targets(core, self._rerun)

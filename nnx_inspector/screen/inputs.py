@@ -7,9 +7,10 @@ and draws nothing itself, and knows no jax and no model.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -278,15 +279,20 @@ def inputs_of(f: Any, /, **given: Any) -> tuple[Inputs, dict[str, Any]]:
     return Inputs(**said), others
 
 
-def say_passed_on(error: Exception, others: Mapping[str, Any]) -> None:
-    """Add a note to an error of a call that names a keyword which may have been meant for us."""
-    for name, value in others.items():
-        if isinstance(error, TypeError) and repr(name) in str(error):
-            add_note(
-                error,
-                f"{_why(name, value)} So it went to the model. If it is not meant "
-                f"for the model, pass {_SUCH[name]}.",
-            )
+@contextlib.contextmanager
+def passing_on(others: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, an error of a call that names one of these keywords says that it was passed on."""
+    try:
+        yield
+    except TypeError as error:
+        for name, value in others.items():
+            if repr(name) in str(error):
+                add_note(
+                    error,
+                    f"{_why(name, value)} So it went to the model. If it is not meant "
+                    f"for the model, pass {_SUCH[name]}.",
+                )
+        raise
 
 
 def _why(name: str, value: Any) -> str:

@@ -506,6 +506,24 @@ def test_what_is_no_module_is_refused(browser):
         nni.Inspector({}, X)
 
 
+def test_texts_under_the_name_of_an_argument_are_said_to_go_to_the_model(browser):
+    class Reads(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = nnx.Embed(5, 2, rngs=rngs)
+
+        def __call__(self, tokens):
+            return self.embed(tokens)
+
+    with pytest.raises(TypeError, match="multiple values for argument 'tokens'") as raised:
+        nni.Inspector(Reads(nnx.Rngs(0)), jnp.zeros((2, 3), int), tokens=list("abcde"))
+    assert raised.value.__notes__ == [
+        "nnx_inspector: tokens= takes the position, name or path of the argument that holds the "
+        "ids, and needs decode=; it is list ['a', 'b', 'c', 'd', 'e']. So it went to the model. "
+        "If it is not meant for the model, pass decode=tokenizer.decode too, and tokens=0 for the "
+        "first argument."
+    ]
+
+
 def test_an_example_of_the_wrong_shape_names_the_site_and_leaves_the_model(model, browser):
     before = dict(vars(Net)), nnx.graphdef(model)
     with pytest.raises(TypeError) as caught:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nnx_inspector.screen.inputs import MOST_WORDS, Argument, Inputs, inputs_of, say_passed_on
+from nnx_inspector.screen.inputs import MOST_WORDS, Argument, Inputs, inputs_of, passing_on
 
 IDS = np.arange(6, dtype=np.int32).reshape(2, 3)
 WORDS = ["<b>", " the", "\n", "é", "שלום", "👩‍👩‍👧"]
@@ -180,6 +180,7 @@ def test_what_a_layer_of_the_model_refuses_is_named_too():
         TypeError(f"f() got an unexpected keyword argument {x!r}") for x in ["decode", "x"]
     )
     for one in (error, another):
-        say_passed_on(one, others)
+        with pytest.raises(TypeError), passing_on(others):
+            raise one
     assert "it is int 5. So it went to the model. If it is not meant" in error.__notes__[0]
     assert not hasattr(another, "__notes__")

@@ -6,9 +6,10 @@ same way. Invariant: the call has the arguments that the user wrote, each in its
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -124,16 +125,21 @@ def others_in_words(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     )
 
 
-def say_if_ensemble(error: Exception, model: nnx.Module) -> None:
-    """Add a note to an error of a call if every array has an extra axis, as an ensemble's have."""
-    found = {_members(module) for _, module in iter_modules(model)} - {None}
-    if isinstance(error, (TypeError, ValueError)) and len(found) == 1 and found != {0}:
-        add_note(
-            error,
-            f"the arrays of each layer have an extra first axis of {found.pop()}. "
-            f"If this model is an ensemble made by nnx.vmap, pass the function that maps over it: "
-            f"nni.Inspector(forward, ensemble, x).",
-        )
+@contextlib.contextmanager
+def saying_if_ensemble(model: nnx.Module) -> Iterator[None]:
+    """Inside, an error of a call says whether every array has an extra axis, as an ensemble's."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        found = {_members(module) for _, module in iter_modules(model)} - {None}
+        if len(found) == 1 and found != {0}:
+            add_note(
+                error,
+                f"the arrays of each layer have an extra first axis of {found.pop()}. If this "
+                f"model is an ensemble made by nnx.vmap, pass the function that maps over it: "
+                f"nni.Inspector(forward, ensemble, x).",
+            )
+        raise
 
 
 def _members(module: nnx.Module) -> int | None:
