@@ -9,6 +9,7 @@ restores its original code object. Knows no module and no hook.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -50,13 +51,22 @@ def copy_of(function: types.FunctionType) -> types.FunctionType:
     return copy
 
 
+def can_redirect(function: types.FunctionType) -> bool:
+    """Whether a function runs its code when it is called, as a generator or a coroutine does not.
+
+    Python 3.13 warns where a function gets the code of another kind of function.
+    """
+    kinds = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    return not function.__code__.co_flags & kinds
+
+
 def redirect(
     function: types.FunctionType, target: Callable[..., Any], original: types.FunctionType
 ) -> Redirection:
     """Call `target` whenever `function` is called, until undone.
 
     Args:
-        function: any Python function; it may have a closure and defaults.
+        function: a Python function that `can_redirect`; it may have a closure and defaults.
         target: called with the same arguments. It must not call `function`.
         original: `copy_of(function)`, which `target` may call.
     """

@@ -21,7 +21,7 @@ from typing import Any
 from flax import nnx
 
 from nnx_inspector._compat import flax_graphs, flax_linen, jit
-from nnx_inspector._compat.redirect import copy_of, redirect
+from nnx_inspector._compat.redirect import can_redirect, copy_of, redirect
 from nnx_inspector.hooks import linen
 from nnx_inspector.hooks.sites import methods
 
@@ -180,7 +180,7 @@ def _reachable_by_reference(cls: type, name: str, raw: Any, hooks: Hooks) -> Any
         if isinstance(raw, types.FunctionType)
         else inspect.unwrap(raw, stop=lambda f: f in _redirected)
     )
-    if not isinstance(function, types.FunctionType):
+    if not isinstance(function, types.FunctionType) or not can_redirect(function):
         return raw
     if function not in _redirected:
         original = copy_of(function)

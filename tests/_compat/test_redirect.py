@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnx_inspector._compat.redirect import copy_of, redirect
+from nnx_inspector._compat.redirect import can_redirect, copy_of, redirect
 
 
 class Base:
@@ -93,6 +94,25 @@ def test_a_function_that_wraps_another_keeps_saying_so():
     redirection.undo()
     assert outer.__wrapped__ is inner
     assert len(seen) == 1
+
+
+def generator():
+    yield 1
+
+
+async def coroutine():
+    pass
+
+
+async def asynchronous_generator():
+    yield 1
+
+
+@pytest.mark.parametrize("function", [generator, coroutine, asynchronous_generator])
+def test_a_function_that_runs_later_than_its_call_is_not_redirected(function):
+    """Python 3.13 warns of the code of another kind of function, and may come to refuse it."""
+    assert not can_redirect(function)
+    assert can_redirect(Derived.method)
 
 
 def test_ten_thousand_times_leave_nothing_behind():
