@@ -102,6 +102,16 @@ def graph_nodes(root: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
                 stack.append(((*path, key), child))
 
 
+def structure_of(graphdef: Any) -> Any:
+    """What graphdefs with the same structure have in common, to be compared with `==`.
+
+    A tuple takes one and the same object for equal, as a NaN or a table is not to itself. From
+    Python 3.13 on the `==` of a dataclass, which a graphdef is, does not.
+    """
+    attributes = [(key, getattr(one, "value", one)) for key, one in graphdef.attributes]
+    return graphdef.nodes, attributes
+
+
 @functools.lru_cache(maxsize=4096)
 def _kind_of(cls: type) -> str:
     """What a value of this type may hold modules as: "module" or another "object" of NNX, "tree",

@@ -84,15 +84,15 @@ def read_watched(
 
 def _site_of(site: ModuleSite) -> SiteFacts:
     module: Any = site.module
-    rate = getattr(module, "rate", float("nan")) if isinstance(module, nnx.Dropout) else math.nan
+    rate = getattr(module, "rate", UNKNOWN) if isinstance(module, nnx.Dropout) else UNKNOWN
     own = vars(module)
     return SiteFacts(
         site=site.key,
         type=type(module).__name__,
         declared=_declared(own.get("dtype")),
         running=_flag(own.get("use_running_average")),
-        deterministic=_flag(own.get("deterministic")) if rate == rate else UNKNOWN,
-        rate=float(rate) if isinstance(rate, (int, float)) else math.nan,
+        deterministic=_flag(own.get("deterministic")) if rate != UNKNOWN else UNKNOWN,
+        rate=float(rate) if isinstance(rate, (int, float)) else UNKNOWN,
     )
 
 
@@ -173,7 +173,7 @@ def _joined(base: SiteFacts, found: _Seen) -> SiteFacts:
     running, deterministic = base.running, base.deterministic
     if base.running != UNKNOWN:  # a call's changes show which mode it ran in
         running = 0 if "BatchStat" in found.changed else 1
-    if base.deterministic != UNKNOWN or base.rate == base.rate:
+    if base.deterministic != UNKNOWN or base.rate >= 0:
         deterministic = 0 if "RngCount" in found.changed else 1
     return dataclasses.replace(
         base,

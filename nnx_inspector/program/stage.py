@@ -18,7 +18,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import jitted
-from nnx_inspector._compat.flax_graphs import graph_nodes
+from nnx_inspector._compat.flax_graphs import graph_nodes, structure_of
 from nnx_inspector.errors import InspectorError, add_note
 from nnx_inspector.hooks.dispatch import hooked
 from nnx_inspector.hooks.intercept import warn_of_doubtful_calls
@@ -343,7 +343,8 @@ def _unchanged_on_error(nodes: Any) -> Iterator[None]:
 
 def _contents(nodes: Any) -> tuple[Any, list[Any]]:
     graphdef, state = nnx.split(nodes, graph=True)
-    return graphdef, jax.tree.leaves(state)  # read now: a State holds the Variables themselves
+    # read now: a State holds the Variables themselves
+    return structure_of(graphdef), jax.tree.leaves(state)
 
 
 def _differ(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool:

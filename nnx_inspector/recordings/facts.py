@@ -41,7 +41,7 @@ class SiteFacts:
         examples: how many values of its output enter a statistic over the batch; -1 unknown.
         running: whether a module with running statistics uses them (1) or the batch's (0).
         deterministic: whether a Dropout is off (1) or on (0).
-        rate: the rate of a Dropout; NaN for other modules.
+        rate: the rate of a Dropout; -1 for other modules.
     """
 
     site: str
@@ -55,7 +55,7 @@ class SiteFacts:
     examples: int = UNKNOWN
     running: int = UNKNOWN
     deterministic: int = UNKNOWN
-    rate: float = float("nan")
+    rate: float = UNKNOWN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -124,6 +124,27 @@ def test_the_registry_is_as_before_after_the_undo(swapped):
     assert isinstance(graphlib.GRAPH_REGISTRY[models.MLP], graphlib.GraphNodeImpl)
 
 
+class NeverEqual:
+    """Its `==` raises, as the truth of a comparison of two tables does."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other):
+        raise ValueError("the truth value is ambiguous")
+
+
+def test_the_structure_of_a_graphdef_is_compared_without_the_users_equality():
+    def structure(**attributes):
+        module = nnx.Linear(2, 2, rngs=rngs())
+        vars(module).update(attributes)
+        return flax_graphs.structure_of(nnx.split(module, graph=True)[0])
+
+    odd, nan = NeverEqual(), float("nan")
+    assert structure(odd=odd, fill=nan) == structure(odd=odd, fill=nan)
+    assert structure(fill=1.0) != structure(fill=2.0)
+    assert structure(fill=1.0) != structure(full=1.0)
+
+
 def test_a_class_that_is_no_graph_node_is_left_alone():
     undo = flax_graphs.swap_graph_node(int, lambda node: "tag", lambda node, tag: None)
     undo()
