@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
@@ -206,6 +207,22 @@ _tap_linear.def_abstract_eval(lambda t, *_, **how: t)
 mlir.register_lowering(_tap_linear, lambda ctx, t, *_, **how: [t])
 
 
+# has no elements: all that it tells is which vmaps map an array
+_extent = Primitive("nnx_inspector_extent")
+
+
+def _no_elements(x: Any, *, sizes: tuple[int, ...]) -> jax.Array:
+    return jnp.zeros((*sizes, 0), jnp.float32)
+
+
+def _extent_jvp(primals: Any, _: Any, **how: Any) -> Any:
+    return (extent := _extent.bind(*primals, **how)), jaxprs.no_tangent(extent)
+
+
+def _batch_extent(args: Any, dims: Any, *, sizes: tuple[int, ...]) -> Any:
+    return _extent.bind(*args, sizes=(args[0].shape[dims[0]], *sizes)), 0
+
+
 def observe_cotangent(
     x: jax.Array,
     sink: jax.Array,
@@ -242,27 +259,36 @@ def sink_dtype(dtype: Any) -> Any:
     return jnp.float64 if dtype in (jnp.float64, jnp.complex128) else jnp.float32
 
 
-def _tap_jvp(primals: Any, tangents: Any, *, of: Primitive, **how: Any) -> Any:
-    return of.bind(*primals, **how), _tapped_tangent(*tangents[:2], *primals[2:], **how)
+def _tap_jvp(primals: Any, tangents: Any, **how: Any) -> Any:
+    x, _, *gates = primals
+    rest = [*gates, *(_extent.bind(x, sizes=()) for _ in gates)]
+    return _tap.bind(*primals, **how), _tapped_tangent(*tangents[:2], *rest, **how)
 
 
-def _tapped_tangent(t: Any, t_sink: Any, *gates: Any, always: bool, **how: Any) -> Any:
+def _tap_linear_jvp(primals: Any, tangents: Any, **how: Any) -> Any:
+    return _tap_linear.bind(*primals, **how), _tapped_tangent(*tangents[:2], *primals[2:], **how)
+
+
+def _tapped_tangent(t: Any, t_sink: Any, *rest: Any, always: bool, **how: Any) -> Any:
     if type(t_sink) is ad.Zero or (type(t) is ad.Zero and not always):
         return t
-    return _tap_linear.bind(ad.instantiate_zeros(t), t_sink, *gates, always=always, **how)
+    return _tap_linear.bind(ad.instantiate_zeros(t), t_sink, *rest, always=always, **how)
 
 
 def _tap_transpose(
-    ct: Any, t: Any, sink: Any, *gates: Any, rows: int, sample: Sample, always: bool, **which: bool
+    ct: Any, t: Any, sink: Any, *gated: Any, rows: int, sample: Sample, always: bool, **which: bool
 ) -> Any:
-    rest = [None for _ in gates]
+    rest = [None for _ in gated]
     if type(ct) is ad.Zero:
         return None, None, *rest
     payload = None
     if ad.is_undefined_primal(sink):
         with ours():
             measure = _Packed(rows, sample)
-            payload = measured_if(gates[0], measure, ct, **which) if gates else measure(ct)
+            if gated:
+                payload = measured_if(gated[0], measure, ct, gated[1], **which)
+            else:
+                payload = measure(ct)
             ct = computed_once(ct, after=[payload])
             payload = counted_once(payload, ct, jaxprs.varying_axes(sink))
     return (ct if ad.is_undefined_primal(t) else None), payload, *rest
@@ -272,6 +298,7 @@ def measured_if(
     gate: Any,
     measure: Callable[..., Any],
     x: jax.Array,
+    extent: Any = (),
     *,
     apart: bool = False,
     each: bool = False,
@@ -280,10 +307,12 @@ def measured_if(
 
     Under vmap it covers the whole batch at once; with `apart`, each entry of the one vmap here,
     which maps the members of an ensemble; with `each`, each entry of every vmap, also of a later
-    one. `measure` is hashable: equal functions share what is traced.
+    one. Where a vmap maps `extent` and not `x` (a loss that sends the same to each example), each
+    entry is an `x`. `measure` is hashable: equal functions share what is traced.
     """
     x = jax.lax.stop_gradient(x)
-    return _gated(measure, each or (apart and are_mapped([x])), each)(gate, x)
+    apart = apart and are_mapped([x, *jax.tree.leaves(extent)])
+    return _gated(measure, each or apart, each)(gate, x, extent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,16 +328,19 @@ class _OfEach:
 @functools.lru_cache(maxsize=64)
 def _gated(
     measure: Callable[..., Any], apart: bool, again: bool
-) -> Callable[[Any, jax.Array], Any]:
+) -> Callable[[Any, jax.Array, Any], Any]:
     @jax.custom_batching.custom_vmap
-    def measured(gate: Any, x: Any) -> Any:
+    def measured(gate: Any, x: Any, extent: Any) -> Any:
         return measure(x, gate)
 
     @measured.def_vmap
-    def _batch(size: int, batched: Any, gate: Any, x: Any) -> Any:
-        apart_here = apart and batched[1]
+    def _batch(size: int, batched: Any, gate: Any, x: Any, extent: Any) -> Any:
+        mapped = batched[1]
+        if not mapped and any(jax.tree.leaves(batched[2])):
+            mapped, x = True, jnp.broadcast_to(x, (size, *x.shape))
+        apart_here = apart and mapped
         inner = _gated(_OfEach(measure) if apart_here else measure, again, again)
-        found = inner(jnp.any(gate), x)
+        found = inner(jnp.any(gate), x, extent)
         return found, jax.tree.map(lambda _: apart_here, found)
 
     return measured
@@ -421,14 +453,20 @@ _merged.def_abstract_eval(lambda ct: ct)
 mlir.register_lowering(_merged, lambda ctx, ct: [ct])
 batching.primitive_batchers[_merged] = _batch_merged
 
+_extent.def_impl(_no_elements)
+_extent.def_abstract_eval(lambda x, *, sizes: ShapedArray((*sizes, 0), np.dtype(np.float32)))
+mlir.register_lowering(_extent, mlir.lower_fun(_no_elements, multiple_results=False))
+ad.primitive_jvps[_extent] = _extent_jvp
+batching.primitive_batchers[_extent] = _batch_extent
+
 _apart.def_impl(jax.jit(_stacked, static_argnames=("axis", "count", "at")))
 _apart.def_abstract_eval(_apart_aval)
 mlir.register_lowering(_apart, mlir.lower_fun(_stacked, multiple_results=False))
 ad.deflinear2(_apart, _transpose_apart)
 batching.primitive_batchers[_apart] = _batch_apart
 
-ad.primitive_jvps[_tap] = functools.partial(_tap_jvp, of=_tap)
-ad.primitive_jvps[_tap_linear] = functools.partial(_tap_jvp, of=_tap_linear)
+ad.primitive_jvps[_tap] = _tap_jvp
+ad.primitive_jvps[_tap_linear] = _tap_linear_jvp
 ad.primitive_transposes[_tap_linear] = _tap_transpose
 batching.primitive_batchers[_tap] = _batcher(_tap)
 batching.primitive_batchers[_tap_linear] = _batcher(_tap_linear)

@@ -149,20 +149,29 @@ def test_a_vmapped_pass_is_summarised_as_one_batch():
     session.close()
 
 
-def test_per_example_gradients_add_up():
+def _call(model, x):
+    return model(x)
+
+
+@pytest.mark.parametrize("around", [lambda f: f, nnx.jit, nnx.remat, nnx.vmap])
+@pytest.mark.parametrize("power", [2, 1], ids=["squares", "a sum"])
+def test_per_example_gradients_add_up(power, around):
+    """Also where the loss is linear and sends the same gradient to each example."""
     model = TwoLayers(nnx.Rngs(0))
     session = Session(model)
+    twice = around is nnx.vmap
+    call = nnx.vmap(_call, in_axes=(None, 0)) if twice else around(_call)
 
     @nnx.jit
     def f(model, x):
-        one = lambda m, x: nnx.grad(lambda m: (m(x[None]) ** 2).sum())(m)  # noqa: E731
+        one = lambda m, x: nnx.grad(lambda m: (call(m, x[None]) ** power).sum())(m)  # noqa: E731
         return nnx.vmap(one, in_axes=(None, 0))(model, x)
 
     with session.open():
         f(model, X)
     got = session.take()
     y = activations(model, X)[""][0]
-    check(got[""]["gradient"], 2 * y)
+    check(got[""]["gradient"], 2 * y if power == 2 else np.ones_like(y))
     session.close()
 
 
