@@ -280,9 +280,10 @@ class Handles:
                 in_use=self.place_in_use(one),
                 sites=tuple(one.sites),
                 of_gradient=one.perturbation.acts_on == "gradient",
+                compiling=one.compiling,
             )
             for one in handles
-            if one.enabled and not one.compiling
+            if one.enabled
         ]
 
     def tell_idle(self, idle: Mapping[int, str]) -> None:

@@ -96,6 +96,8 @@ class Reports:
             if number in on:
                 kind = on[number].perturbation.kind_name
                 texts[number] = f"{kind} on {on[number].site!r} is not acting: {why}."
+        for number, why in attendance.misfits.items():
+            texts[number] = f"{why}, so it changes nothing in such a call."
         for number, text in texts.items():
             if number not in self._told:
                 self._told.add(number)

@@ -34,6 +34,7 @@ class Expected:
         in_use: the place where it acts, None for a row.
         sites: the keys of its sites.
         of_gradient: whether it changes a gradient.
+        compiling: whether the program with a place for it is not ready yet.
     """
 
     number: int
@@ -41,6 +42,7 @@ class Expected:
     in_use: Place | None
     sites: tuple[str, ...]
     of_gradient: bool
+    compiling: bool
 
 
 @dataclasses.dataclass
@@ -109,6 +111,7 @@ class Attendance:
         self._steps = self._last = 0
         self._idle: dict[int, tuple[int, str]] = {}  # since when, and why
         self._acted: set[int] = set()
+        self.misfits: dict[int, str] = {}  # why it did not fit a call
         self._now = False
         self.called = False
 
@@ -188,9 +191,14 @@ class Attendance:
         """
         found: dict[int, str] = {}
         for one in expected:
-            if any((site, one.in_use) in reached for site in one.sites):
+            fits = {why for site, at, why in reached if at == one.in_use and site in one.sites}
+            if fits - {""}:
+                self.misfits[one.number] = min(fits - {""})
+            if "" in fits:
                 found[one.number] = self._without_gradient(one, passes)
-            elif self._away or reached:
+            elif fits:
+                found[one.number] = min(fits)
+            elif not one.compiling and (self._away or reached):
                 found[one.number] = self._why_not(one)
         return found
 

@@ -34,9 +34,9 @@ from nnx_inspector.live.beginning import beginning
 from nnx_inspector.live.calls import Calls
 from nnx_inspector.live.messages import GRADIENT, Asked, Cotangents, Outputs, Where, listeners
 from nnx_inspector.perturbations.apply import parameter_rules
-from nnx_inspector.perturbations.perturbed import Rows
+from nnx_inspector.perturbations.perturbed import Rows, as_seen
 from nnx_inspector.perturbations.perturbed import applied as applied_at
-from nnx_inspector.perturbations.region import ROW, apply
+from nnx_inspector.perturbations.region import ROW, apply, misfit
 from nnx_inspector.perturbations.slots import PARAMETER, Place, switched
 from nnx_inspector.perturbations.substitute import parameters_within
 from nnx_inspector.program.analysis.error_notes import note_site
@@ -264,7 +264,8 @@ class Watch:
         places = [place for place, *_ in mine]
         rules = parameter_rules(places, [(on, *numbers) for _, on, numbers in mine])
         with parameters_within(context.module, parse_key(context.path)[0], rules) as reached:
-            asked.reached.update((key, p) for p in places for key in p.sites if key in reached)
+            found = ((key, p) for p in places for key in p.sites if key in reached)
+            asked.reached.update((key, place, reached[key]) for key, place in found)
             yield
 
     def _perturb(
@@ -282,7 +283,7 @@ class Watch:
             if ensemble is not None and not around:
                 around = ((ensemble.number, ensemble.count),)
             if mark.part == OUTPUT and site in self.keys:
-                asked.reached.add((site, None))
+                asked.reached.add((site, None, ""))
                 index = self.keys.index(site)
                 values = [apply(x, rows, index) for x in values]
             for place, on, numbers in places:
@@ -291,15 +292,15 @@ class Watch:
                 if len(place.rows) > len(around):
                     asked.unseen[site] = OUTSIDE
                     continue
-                asked.reached.add((site, place))
                 one = jax.tree.unflatten(place.treedef, numbers)
-                name = f"{site}/{calls[id(mark)]}"
-                changes = [
-                    functools.partial(applied_at, one.apply_at, mapped=mapped, name=f"{name}/{n}")
-                    for n, mapped in enumerate(mark.mapped)
-                ]
-                here = _in_layer(on, place.rows, around)
-                values = [switched(here, *pair) for pair in zip(changes, values, strict=True)]
+                here, name = _in_layer(on, place.rows, around), f"{site}/{calls[id(mark)]}"
+                for n, mapped in enumerate(mark.mapped):
+                    why = misfit(one, site, as_seen(values[n], mapped))
+                    asked.reached.add((site, place, why))
+                    if not why:
+                        how = {"mapped": mapped, "name": f"{name}/{n}"}
+                        change = functools.partial(applied_at, one.apply_at, **how)
+                        values[n] = switched(here, change, values[n])
             return values
 
         return perturb

@@ -30,7 +30,7 @@ from nnx_inspector.stats.summary import Summary, merge
 
 GRADIENT = "gradient"
 
-Reached = Set[tuple[str, Place | None]]
+Reached = Set[tuple[str, Place | None, str]]
 """The sites that a program calls, each with the place that acts there, None for a row."""
 
 
@@ -80,7 +80,8 @@ class Asked:
 
     Attributes:
         session: the number of the session.
-        reached: the sites that the program calls, and the places that act there.
+        reached: the sites that the program calls, and the places that act there; with each, why it
+            does not fit what the site has there ("" if it does).
         sends: which messages the program sends in each measured pass.
     """
 
@@ -100,7 +101,7 @@ class Asked:
         calls.add(site)
         self._claim, self._devices = claim, devices
         # both are filled while the call is traced
-        self.reached: set[tuple[str, Place | None]] = set()
+        self.reached: set[tuple[str, Place | None, str]] = set()
         self.unseen: dict[str, str] = {}
         self.sends = {OUTPUT}
         self._asked: dict[int, int] = {}  # how often each device has asked

@@ -190,11 +190,19 @@ class _Switched(ParameterPerturbation):
     on: Any
     leaves: tuple[Any, ...]
 
+    @property
+    def kind_name(self) -> str:
+        return self._data.kind_name
+
     def apply(self, x: jax.Array, name: str) -> jax.Array:
         return slots.applied(self.place, self.on, self.leaves, x, name)
 
     def why_not(self, x: Any) -> Any:
-        return jax.tree.unflatten(self.place.treedef, self.leaves).why_not(x)
+        return self._data.why_not(x)
+
+    @property
+    def _data(self) -> ParameterPerturbation:
+        return jax.tree.unflatten(self.place.treedef, self.leaves)
 
 
 def parameter_rule(key: str, rows: tuple[int, ...], one: ParameterPerturbation) -> ParameterRule:

@@ -297,15 +297,19 @@ def check_fits(one: Perturbation, mark: Marked, stage: Staged) -> None:
     if stage.scope.operations.get(mark.site) == kernels.KERNEL:
         raise ValueError(kernels.NO_PATTERN.format(site=mark.site))
     for x in arrays_of(mark):
-        why = one.why_not(x)
+        why = refusal(one, mark.site, x)
         if why is not None:
-            raise refusal(one, mark.site, x, why)
+            raise why
 
 
 def arrays_of(mark: Marked) -> Iterator[jax.ShapeDtypeStruct]:
     """The arrays of a mark as the module sees them, without the axes of vmaps."""
-    for aval, mapped in zip(mark.avals, mark.mapped, strict=True):
-        shape = list(aval.shape)
-        for axis in reversed(mapped):
-            del shape[axis]
-        yield jax.ShapeDtypeStruct(tuple(shape), aval.dtype)
+    return map(as_seen, mark.avals, mark.mapped)
+
+
+def as_seen(x: Any, mapped: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    """An array, or its aval, as the module sees it, without the axes of vmaps."""
+    shape = list(x.shape)
+    for axis in reversed(mapped):
+        del shape[axis]
+    return jax.ShapeDtypeStruct(tuple(shape), x.dtype)

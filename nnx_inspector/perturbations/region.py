@@ -214,9 +214,17 @@ class _Perturb:
         return [np.frombuffer(data, a.dtype).reshape(a.shape) for data, a in pairs]
 
 
-def refusal(one: Any, site: str, x: Any, why: Refusal) -> Refusal:
-    """The error to raise for what `why_not` returned for an array of a site, or a parameter."""
+def refusal(one: Any, site: str, x: Any) -> Refusal | None:
+    """The error to raise if a perturbation does not fit an array of a site, or a parameter."""
+    why = one.why_not(jax.ShapeDtypeStruct(x.shape, x.dtype))
+    if why is None:
+        return None
     return type(why)(f"{one.kind_name} at {site or '(root)'!r}, {describe(x)}: {why}.")
+
+
+def misfit(one: Any, site: str, x: Any) -> str:
+    """Why a perturbation does not fit an array of a site, as a clause; "" if it does."""
+    return str(refusal(one, site, x) or "").removesuffix(".")
 
 
 def nothing_to_perturb(site: str, part: str) -> TypeError:
@@ -233,9 +241,9 @@ def _each(one: Perturbation, on: Any, leaves: list[Any], site: str, call: int) -
     for index, leaf in enumerate(leaves):
         if is_observable(leaf):
             x = jnp.asarray(leaf)
-            why = one.why_not(jax.ShapeDtypeStruct(x.shape, x.dtype))
+            why = refusal(one, site, x)
             if why is not None:
-                raise refusal(one, site, x, why)
+                raise why
             changed = one.apply_at(x, f"{site}/{call}/{number}")
             # off only if a program outlives its region: a retired board reads as zeros
             new[index] = jnp.where(on, changed, x) if jit.is_tracer(on) else changed

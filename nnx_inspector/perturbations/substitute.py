@@ -27,7 +27,7 @@ from nnx_inspector.hooks.sites import (
 )
 from nnx_inspector.hooks.variables import contents, variables_by_path
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.region import refusal
+from nnx_inspector.perturbations.region import misfit, refusal
 from nnx_inspector.program.analysis.equations import ROW, bodies_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.marks import describe
@@ -103,19 +103,23 @@ def _arrays(stage: Staged) -> list[_Array]:
 def _perturbed(
     one: ParameterPerturbation, value: Any, name: str, layer: tuple[int, ...]
 ) -> jax.Array:
-    part = value[layer] if layer else value
-    name += "".join(f"[{index}]" for index in layer)
-    why = one.why_not(part)
+    part, name = _part(value, name, layer)
+    why = refusal(one, name, part)
     if why is not None:
-        raise refusal(one, name, part, why)
+        raise why
     new = one.apply(part, name)
     return value.at[layer].set(new) if layer else new
+
+
+def _part(value: Any, name: str, layer: tuple[int, ...]) -> tuple[Any, str]:
+    """The chosen layer of a parameter, and its name."""
+    return value[layer] if layer else value, name + "".join(f"[{index}]" for index in layer)
 
 
 @contextlib.contextmanager
 def parameters_within(
     module: nnx.Module, prefix: Path, rules: Sequence[ParameterRule]
-) -> Iterator[set[str]]:
+) -> Iterator[dict[str, str]]:
     """A context in which a module's Variables hold perturbed values, for a call in the user's
     program.
 
@@ -127,10 +131,11 @@ def parameters_within(
             first axis.
 
     Returns:
-        The patterns of the rules that have changed something.
+        The patterns of the rules that select something; with each, why the perturbation does not
+        fit what is there, which it then leaves as it is ("" if it does fit).
     """
     changed: list[tuple[nnx.Variable[Any], Any, Any]] = []
-    reached: set[str] = set()
+    reached: dict[str, str] = {}
     try:
         for path, variable, value in contents(module) if rules else ():
             if isinstance(value, jax.Ref):
@@ -147,7 +152,7 @@ def parameters_within(
 
 
 def _perturbed_value(
-    variable: Any, value: Any, path: Path, rules: Sequence[ParameterRule], reached: set[str]
+    variable: Any, value: Any, path: Path, rules: Sequence[ParameterRule], reached: dict[str, str]
 ) -> Any:
     leaves, treedef = jax.tree_util.tree_flatten_with_path(value)
     new = [leaf for _, leaf in leaves]
@@ -156,9 +161,12 @@ def _perturbed_value(
         array = _Array(name, path, i, isinstance(variable, nnx.Param))
         for rule in rules:
             if isinstance(leaf, jax.Array) and array.is_meant_by(rule.pattern):
-                reached.add(rule.pattern)
                 for one in rule.perturbations:
-                    new[i] = _perturbed(one, new[i], name, rule.layer)
+                    part, of_layer = _part(new[i], name, rule.layer)
+                    why = misfit(one, of_layer, part)
+                    reached[rule.pattern] = reached.get(rule.pattern) or why
+                    if not why:
+                        new[i] = _perturbed(one, new[i], name, rule.layer)
     same = all(a is b for a, (_, b) in zip(new, leaves, strict=True))
     return value if same else jax.tree.unflatten(treedef, new)
 

@@ -203,3 +203,46 @@ def test_closing_while_something_is_compiled_is_quiet():
         if i == 2:
             insp.perturb("a", nni.Noise(0.1))
     insp.close()
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("mode", ["batches", "ticks", "region"])
+def test_what_does_not_fit_a_smaller_batch_changes_nothing_there_and_is_told(mode, every):
+    model = TwoLayers(nnx.Rngs(0))
+    insp = nni.Inspector(model, X, display=False)
+    offset = jnp.arange(5.0)[:, None]
+    handle = insp.perturb("a", nni.Shift(offset))
+    call, batches = nnx.jit(lambda model, x: model(x)), [X, X, X, X[:2]]
+    found = []
+    with pytest.warns(nni.InspectorWarning, match=r"Shift at 'a', float32\[2,4\].*changes nothing"):
+        if mode == "batches":
+            found = [call(model, x) for x in insp.watch(batches, every=every)]
+        else:
+            with insp.watch(every=every):
+                for x in batches:
+                    if mode == "ticks":
+                        insp.tick()
+                    found.append(call(model, x))
+    shifted = nni.perturbed(model)({"a": nni.Shift(offset)}, X)
+    for y in found[:3]:
+        np.testing.assert_allclose(y, shifted, rtol=1e-5)
+    np.testing.assert_array_equal(found[3], call(model, X[:2]))
+    if mode != "region":  # there the report covers several passes, and it acts in some
+        assert "does not broadcast" in handle.not_acting
+    insp.close()
+
+
+def test_what_does_not_fit_a_parameter_of_a_replaced_layer_leaves_it_alone():
+    model = TwoLayers(nnx.Rngs(0))
+    insp = nni.Inspector(model, X, display=False)
+    insp.perturb("a/kernel", nni.PruneMask(jnp.zeros(model.a.kernel.shape)))
+    found = []
+    with pytest.warns(nni.InspectorWarning, match=r"PruneMask at 'a/kernel', float32\[3,6\]"):
+        for step in insp.watch(range(4), every=1):
+            if step == 2:
+                model.a = nnx.Linear(3, 6, rngs=nnx.Rngs(1))
+                model.b = nnx.Linear(6, 2, rngs=nnx.Rngs(2))
+            found.append(model(X))
+    assert not np.any(found[0] - found[0][:1]), "without its kernel, it ignores its input"
+    np.testing.assert_array_equal(found[3], model(X))
+    insp.close()
