@@ -69,6 +69,11 @@ def diagnose(recording: Recording) -> list[Finding]:
         >>> diagnose(recording)
         []
     """
+    if not isinstance(recording, Recording):
+        raise TypeError(
+            f"diagnose takes a Recording, such as insp.recording or what nni.watch gives, got "
+            f"{type(recording).__name__}."
+        )
     judged = Judged(recording.passes, recording.facts)
     found = [finding for rule in _RULES for finding in rule(judged)]
     return sorted(by_cause(judged, found), key=lambda finding: _rank(judged, finding))

@@ -47,6 +47,8 @@ def site_key(path: Sequence[str | int], method: str = CALL) -> str:
 
 def split_escaped(text: str, separator: str) -> list[str]:
     """Split at each separator that is not escaped by a backslash; the parts stay escaped."""
+    if not isinstance(text, str):
+        raise TypeError(f"A site's key is a text such as 'blocks/0/attn', got {text!r}.")
     if "\\" not in text:
         return text.split(separator)
     parts = [""]

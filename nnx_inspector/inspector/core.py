@@ -290,10 +290,12 @@ class Core:
             try:
                 with configuration.held():
                     train()
-            except Exception as error:  # noqa: BLE001 - there is no caller: it is shown
+            except Exception as error:
                 text = f"The background loop stopped: {raised(error)}"
                 self.notice("error", text)
                 self.view.state_changed()
+                if not self.view.on_screen:  # else there is no one to raise it for
+                    raise
 
         thread = threading.Thread(target=work, name="nnx_inspector.background", daemon=True)
         thread.start()

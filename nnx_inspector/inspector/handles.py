@@ -52,7 +52,9 @@ class Handle:
 
     @property
     def enabled(self) -> bool:
-        """Whether it is on. Setting it takes effect at the next pass and compiles nothing."""
+        """Whether it is on. Setting it takes effect at the next pass, in a loop that marks its
+        steps at the next step, and compiles nothing.
+        """
         return self._enabled and not self._removed
 
     @enabled.setter

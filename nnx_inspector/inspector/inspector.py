@@ -328,7 +328,7 @@ class Inspector(Readings):
                 present settings of jax apply in the thread too.
 
         Returns:
-            The started thread. An error of `train` is shown in the widget.
+            The started thread. An error of `train` is shown in the widget, or else printed.
         """
         return self._core.require_open().in_background(train)
 
@@ -351,7 +351,8 @@ class Inspector(Readings):
     # --------------------------------------------------------- perturbations
 
     def perturb(self, only: Only, perturbation: Known) -> Handle:
-        """Add a perturbation, as a click does. It acts from the next pass on.
+        """Add a perturbation, as a click does. It acts from the next pass on; in a loop that marks
+        its steps (`insp.watch(batches)`, `insp.tick()`), from the next step on.
 
         `Zero` and `Scale` on outputs act at once. Other kinds, inputs and single layers of a stack
         need a place in the program. A program with that place is compiled once, in the background,
@@ -361,7 +362,8 @@ class Inspector(Readings):
         Args:
             only: a site key or a glob, `"layers[3]"` for one layer of a stacked module, a filter,
                 or several. For `ParameterNoise` and `PruneMask` it selects parameters, by their
-                paths or by modules with all their parameters.
+                paths or by modules with all their parameters. A layer that is added to the model
+                later is not among them: perturb it then.
             perturbation: any kind, such as `nni.Zero()`, `nni.Mask(units)` or `nni.StopGradient()`.
 
         Raises:

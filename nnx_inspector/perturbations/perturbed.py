@@ -132,6 +132,11 @@ def perturbed(f: Any) -> Callable[..., Any]:
 
 
 def _rules(perturbations: Perturbations) -> list[_Rule]:
+    if not isinstance(perturbations, Mapping):
+        raise TypeError(
+            f"The perturbations must be a dict by site, such as {{'blocks/0': nni.Zero()}}, got "
+            f"{type(perturbations).__name__}."
+        )
     for key in perturbations:
         if not isinstance(key, str):
             raise TypeError(f"A key must be a site key or a glob, got {type(key).__name__}.")

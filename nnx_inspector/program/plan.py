@@ -60,6 +60,11 @@ class Keep:
             raise TypeError(
                 f"units= takes the number of an axis, -1 for the last, got {self.units!r}."
             )
+        if not (isinstance(self.values, bool | np.bool_) or callable(self.values)):
+            raise TypeError(
+                f"values= takes True, False or a function of one array, got {self.values!r}; "
+                f"only= chooses the sites."
+            )
 
     def __bool__(self) -> bool:
         return bool(self.values) or self.units is not None

@@ -127,3 +127,9 @@ def test_saturated_counts_are_no_evidence_but_a_nan_still_is() -> None:
     assert finding.evidence["nan"] == 3
     assert "size" not in finding.evidence
     assert "NaN among more values than can be counted" in finding.message
+
+
+@pytest.mark.parametrize("other", [None, [Recording()]])
+def test_only_a_recording_is_diagnosed(other: object) -> None:
+    with pytest.raises(TypeError, match=r"takes a Recording, such as insp\.recording .* got "):
+        diagnose(other)  # type: ignore[arg-type]

@@ -348,3 +348,10 @@ def test_a_missing_example_is_told_with_what_the_model_takes():
         sites.require_arguments(Masked(), (1,), {"trian": True, "train": True})
     sites.require_arguments(Masked(), (1,), {"train": True})
     sites.require_arguments(Masked().__call__, (1,), {"train": True})
+
+
+@pytest.mark.parametrize("key", [0, None, ("layers", 0)])
+def test_a_key_is_a_text(key):
+    _, record = capture(models.MLP(nnx.Rngs(0)))(jnp.ones((2, 3)))
+    with pytest.raises(TypeError, match=r"A site's key is a text such as 'blocks/0/attn', got"):
+        record[key]

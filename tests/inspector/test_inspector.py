@@ -340,12 +340,15 @@ def test_a_broken_comm_is_counted_and_does_not_stop_the_loop(insp, model, monkey
     assert insp._core.view.failures > 0
 
 
-def test_a_background_loop_reports_what_it_raises(insp):
+def test_a_background_loop_reports_what_it_raises(insp, monkeypatch):
     def loop():
         raise ZeroDivisionError("mine")
 
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
     insp.background(loop).join()
     assert "ZeroDivisionError: mine" in insp._core.view._notices[-1].text
+    assert [one.exc_type for one in printed] == [ZeroDivisionError], "it is not on screen"
 
 
 def test_run_without_arguments_runs_what_was_run_last_and_at_first_the_example(insp, model):

@@ -556,3 +556,10 @@ def test_a_program_that_outlives_its_region_is_neutral():
         compiled = jax.jit(lambda x: model(x)).lower(X).compile()
         np.testing.assert_allclose(compiled(X), 0.5 * (X @ model.kernel[...]), rtol=1e-6)
     np.testing.assert_allclose(compiled(X), model(X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("given", [Zero(), "up", None])
+def test_perturbations_are_given_by_site(given):
+    model = models.MLP(nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"a dict by site, such as \{'blocks/0': nni.Zero\(\)\}"):
+        perturbed(model)(given, jnp.ones((2, 4)))

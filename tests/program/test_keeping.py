@@ -107,6 +107,11 @@ def test_units_are_of_the_number_of_an_axis(axis):
         capture(lambda x: x, units=axis)
 
 
+def test_values_are_not_the_name_of_a_site():
+    with pytest.raises(TypeError, match=r"function of one array, got 'head'; only= chooses"):
+        capture(lambda x: x, values="head")
+
+
 def test_units_under_vmap_are_those_of_the_axis_that_the_module_sees():
     model, x = models.MLP(rngs()), batch(3, 4)  # the examples lie along the last axis
     mapped = lambda model, x: jax.vmap(model, in_axes=1, out_axes=1)(x)  # noqa: E731

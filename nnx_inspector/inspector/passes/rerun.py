@@ -184,7 +184,7 @@ class Reruns:
                             self._want_comparison(call, setting)
             elif not later or not (before is None or self._is_shown(trial, switches, setting)):
                 count = len(self._core.recording)
-                shown = self._make(trial, call, setting)
+                shown = undisturbed(lambda: self._make(trial, call, setting), "The model")
                 self._took_place(shown, call, instead_of=(before, count))
             self._halves = 0
         except Exception as error:  # noqa: BLE001 - shown instead
