@@ -164,6 +164,21 @@ def test_a_model_may_be_called_in_a_loop_that_ends_earlier_for_some_examples():
     assert len(recording.passes) == int(3 * np.abs(X[:, 0]).max())  # one for all examples
 
 
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_model_called_in_a_branch_counts_each_example_once(power):
+    """Those of the other branch too, as XLA computes both."""
+    model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+    def loss(x):
+        return jax.lax.cond(x[0] > 0, lambda x: (model(x) ** power).sum(), jnp.sum, x)
+
+    with nni.watch(model) as recording:
+        nnx.jit(lambda model: jax.vmap(jax.grad(loss))(X))(model)
+    y = linear(model, X.astype(np.float64))
+    back = np.where(X[:, :1] > 0, 2 * y, 0) if power == 2 else np.ones_like(y)
+    check(recording, {("", "output"): y, ("", "gradient"): back})
+
+
 def ensemble_of(model):
     """An ensemble of multiples of a model, and its members."""
     graphdef, state = nnx.split(model)

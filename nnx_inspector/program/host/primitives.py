@@ -174,7 +174,14 @@ def _tell_batch(args: Any, dims: Any, *, host: Any) -> Any:
     (gate, *arrays), (gate_dim, *array_dims) = args, dims
     if gate_dim is not None:
         gate = jnp.any(gate)
-    size = next((x.shape[d] for x, d in zip(arrays, array_dims, strict=True) if d is not None), 1)
+    pairs = list(zip(arrays, array_dims, strict=True))
+    mapped = [(x, d) for x, d in pairs if d is not None]
+    of_all = any(d is None and jnp.ndim(x) for x, d in pairs)
+    if of_all and all(jnp.ndim(x) == 1 for x, _ in mapped):
+        # a cond for each example has mapped the number that they share, and nothing that is sent
+        numbers = [x if d is None else x[0] for x, d in pairs]
+        return TELL.bind(gate, *numbers, host=host), None
+    size = next((x.shape[d] for x, d in mapped), 1)
 
     def whole(x: Any, dim: int | None) -> Any:
         if dim is not None:
