@@ -41,6 +41,11 @@ def left_to_the_compiler(f: Callable[[Any], T], x: Any) -> T:
     return automatic(x)
 
 
+def first_along(x: Any, axis: int = 0) -> jax.Array:
+    """The first entry along an axis that a `vmap` added, and that may lie on several devices."""
+    return left_to_the_compiler(functools.partial(jnp.take, indices=0, axis=axis), x)
+
+
 def _explicit(mesh: Any) -> tuple[str, ...]:
     types = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, kind in types if kind == AxisType.Explicit)

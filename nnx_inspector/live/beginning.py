@@ -13,7 +13,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.sharding import on_one_device, zeros_of
+from nnx_inspector._compat.sharding import first_along, on_one_device, zeros_of
 from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import contents
@@ -60,7 +60,7 @@ def _sampled_batch(
     axis_size: int, in_batched: Any, gate: Any, held: Any, arguments: Any
 ) -> tuple[Any, Any]:
     _, of_held, of_arguments = in_batched
-    held = [x[0] if batched else x for x, batched in zip(held, of_held, strict=True)]
+    held = [first_along(x) if batched else x for x, batched in zip(held, of_held, strict=True)]
     arguments = [
         x.reshape(-1, *x.shape[2:]) if batched else x
         for x, batched in zip(arguments, of_arguments, strict=True)

@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import computed_once
-from nnx_inspector._compat.sharding import counted_once
+from nnx_inspector._compat.sharding import counted_once, first_along
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
 from nnx_inspector.program.members import are_mapped, members_in
@@ -425,7 +425,7 @@ def _batch_branch(args: Any, dims: Any) -> Any:
     (sink, index), (sink_dim, index_dim) = args, dims
     if sink_dim is None:
         sink, sink_dim = _apart.bind(sink, axis=0, count=index.shape[index_dim], at=None), 0
-    one = index if index_dim is None else jnp.take(index, 0, axis=index_dim)
+    one = index if index_dim is None else first_along(index, index_dim)
     return _branch.bind(sink, one), sink_dim  # a vmap further out has its examples too
 
 

@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.sharding import zeros_of
+from nnx_inspector._compat.sharding import first_along, zeros_of
 from nnx_inspector.program.host.primitives import tell, tied
 
 
@@ -120,7 +120,7 @@ def _supply_batch(
         size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
         kind = _like(kind, (size, *kind.shape), kind.dtype)
     numbers = [
-        x if d is None else jnp.take(x, 0, axis=d)
+        x if d is None else first_along(x, d)
         for x, d in zip((ticket, gate), dims[-2:], strict=True)
     ]
     out = of.bind(*values, *numbers, apart=False, kind=kind, **params)

@@ -168,6 +168,14 @@ assert session.errors == [], session.errors
 np.testing.assert_allclose(found["output"].norm, np.linalg.norm(plain), rtol=1e-5)
 np.testing.assert_allclose(found["gradient"].norm, np.linalg.norm(2 * plain), rtol=1e-5)
 print("explicit", "fine")
+
+with session.open():
+    nnx.jit(lambda m, x: jax.vmap(jax.grad(lambda x: (m(x) ** 2).sum()))(x))(model, x)
+found = session.take()[""]
+assert session.errors == [], session.errors
+np.testing.assert_allclose(found["output"].norm, np.linalg.norm(plain), rtol=1e-5)
+np.testing.assert_allclose(found["gradient"].norm, np.linalg.norm(2 * plain), rtol=1e-5)
+print("each example, explicit", "fine")
 """
 
 
@@ -183,7 +191,7 @@ def test_sharded_passes_are_summarised_once():
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    told = ("sharded jit", "shard_map", "pmap", "two devices", "explicit")
+    told = ("sharded jit", "shard_map", "pmap", "two devices", "explicit", "each example, explicit")
     assert done.stdout.splitlines() == [f"{name} fine" for name in told]
 
 

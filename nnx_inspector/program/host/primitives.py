@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 from nnx_inspector._compat import jaxprs, jit, started
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.host_calls import EFFECT, call_host
-from nnx_inspector._compat.sharding import left_to_the_compiler
+from nnx_inspector._compat.sharding import first_along, left_to_the_compiler
 from nnx_inspector.program.marks import is_observable
 
 # ---------------------------------------------------------------------- asking
@@ -67,7 +67,7 @@ def _question(host: Callable[..., Any], avals: list[Any]) -> Callable[..., list[
 
     @asked.def_vmap
     def _batch(size: int, batched: Any, *operands: Any) -> Any:
-        one = [x[0] if mapped else x for x, mapped in zip(operands, batched, strict=True)]
+        one = [first_along(x) if mapped else x for x, mapped in zip(operands, batched, strict=True)]
         return asked(*one), [False] * len(avals)
 
     return asked
@@ -109,7 +109,7 @@ def _ask_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 def _ask_batch(args: Any, dims: Any, **params: Any) -> Any:
-    one = [x if d is None else jnp.take(x, 0, axis=d) for x, d in zip(args, dims, strict=True)]
+    one = [x if d is None else first_along(x, d) for x, d in zip(args, dims, strict=True)]
     out = ASK.bind(*one, **params)
     return out, [None] * len(out)
 
@@ -179,7 +179,7 @@ def _tell_batch(args: Any, dims: Any, *, host: Any) -> Any:
     of_all = any(d is None and jnp.ndim(x) for x, d in pairs)
     if of_all and all(jnp.ndim(x) == 1 for x, _ in mapped):
         # a cond for each example has mapped the number that they share, and nothing that is sent
-        numbers = [x if d is None else x[0] for x, d in pairs]
+        numbers = [x if d is None else first_along(x) for x, d in pairs]
         return TELL.bind(gate, *numbers, host=host), None
     size = next((x.shape[d] for x, d in mapped), 1)
 
@@ -206,7 +206,7 @@ def tied(x: Any, zero: jax.Array) -> Any:
 
 def _tie_batch(args: Any, dims: Any) -> Any:
     (x, zero), (x_dim, zero_dim) = args, dims
-    return _tie.bind(x, zero if zero_dim is None else jnp.take(zero, 0, axis=zero_dim)), x_dim
+    return _tie.bind(x, zero if zero_dim is None else first_along(zero, zero_dim)), x_dim
 
 
 def _tie_jvp(primals: Any, tangents: Any) -> Any:
