@@ -193,8 +193,9 @@ def by_rows(
         ]
 
     def batched(args: Any, dims: Any, *, rows: int, **how: Any) -> Any:
-        size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-        each = [x if _is_gate(x) else _rows_of(x, d, size) for x, d in zip(args, dims, strict=True)]
+        pairs = list(zip(args, dims, strict=True))
+        like = next((x, d) for x, d in pairs if d is not None)
+        each = [x if _is_gate(x) else _rows_of(x, d, *like) for x, d in pairs]
         out = primitive.bind(*each, rows=rows + 1, **how)
         return out, [0] * len(out)
 
@@ -228,8 +229,14 @@ def _is_gate(x: Any) -> bool:
     return x.ndim == 0 and x.dtype == np.bool_
 
 
-def _rows_of(x: Any, axis: int | None, size: int) -> Any:
-    return jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+def _rows_of(x: Any, axis: int | None, other: Any, its_axis: int) -> Any:
+    """`x` with a first axis of rows: its own, or one like the axis of another array."""
+    if axis is not None:
+        return jnp.moveaxis(x, axis, 0)
+    mine, its = jax.typeof(x).sharding, jax.typeof(other).sharding
+    rows = its.spec[its_axis]
+    at = None if rows is None else NamedSharding(its.mesh, PartitionSpec(rows, *mine.spec))
+    return jax.lax.broadcast(x, (other.shape[its_axis],), out_sharding=at)
 
 
 ONCE = Primitive("nnx_inspector_once")
