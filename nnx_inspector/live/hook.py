@@ -264,8 +264,9 @@ class Watch:
         places = [place for place, *_ in mine]
         rules = parameter_rules(places, [(on, *numbers) for _, on, numbers in mine])
         with parameters_within(context.module, parse_key(context.path)[0], rules) as reached:
-            found = ((key, p) for p in places for key in p.sites if key in reached)
-            asked.reached.update((key, place, reached[key]) for key, place in found)
+            asked.reached.update(
+                (key, p, why) for p in places for key, why in reached if key in p.sites
+            )
             yield
 
     def _perturb(

@@ -119,7 +119,7 @@ def _part(value: Any, name: str, layer: tuple[int, ...]) -> tuple[Any, str]:
 @contextlib.contextmanager
 def parameters_within(
     module: nnx.Module, prefix: Path, rules: Sequence[ParameterRule]
-) -> Iterator[dict[str, str]]:
+) -> Iterator[set[tuple[str, str]]]:
     """A context in which a module's Variables hold perturbed values, for a call in the user's
     program.
 
@@ -132,10 +132,10 @@ def parameters_within(
 
     Returns:
         The patterns of the rules that select something; with each, why the perturbation does not
-        fit what is there, which it then leaves as it is ("" if it does fit).
+        fit an array, which it then leaves as it is ("" if it fits one).
     """
     changed: list[tuple[nnx.Variable[Any], Any, Any]] = []
-    reached: dict[str, str] = {}
+    reached: set[tuple[str, str]] = set()
     try:
         for path, variable, value in contents(module) if rules else ():
             if isinstance(value, jax.Ref):
@@ -152,7 +152,11 @@ def parameters_within(
 
 
 def _perturbed_value(
-    variable: Any, value: Any, path: Path, rules: Sequence[ParameterRule], reached: dict[str, str]
+    variable: Any,
+    value: Any,
+    path: Path,
+    rules: Sequence[ParameterRule],
+    reached: set[tuple[str, str]],
 ) -> Any:
     leaves, treedef = jax.tree_util.tree_flatten_with_path(value)
     new = [leaf for _, leaf in leaves]
@@ -164,7 +168,7 @@ def _perturbed_value(
                 for one in rule.perturbations:
                     part, of_layer = _part(new[i], name, rule.layer)
                     why = misfit(one, of_layer, part)
-                    reached[rule.pattern] = reached.get(rule.pattern) or why
+                    reached.add((rule.pattern, why))
                     if not why:
                         new[i] = _perturbed(one, new[i], name, rule.layer)
     same = all(a is b for a, (_, b) in zip(new, leaves, strict=True))

@@ -361,7 +361,7 @@ def _batcher(primitive: Primitive) -> Any:
     def batch(args: Any, dims: Any, *, rows: int, **how: Any) -> Any:
         (x, sink, *gates), (x_dim, sink_dim, *_) = args, dims
         if sink_dim is None:  # one sink for the whole batch: its summary covers all of it
-            if rows:
+            if rows and x_dim is not None:
                 x = jnp.moveaxis(x, x_dim, -1)
                 return primitive.bind(x, sink, *gates, rows=rows, **how), x.ndim - 1
             return primitive.bind(x, sink, *gates, rows=rows, **how), x_dim
