@@ -92,7 +92,7 @@ def _site_of(site: ModuleSite) -> SiteFacts:
         declared=_declared(own.get("dtype")),
         running=_flag(own.get("use_running_average")),
         deterministic=_flag(own.get("deterministic")) if rate != UNKNOWN else UNKNOWN,
-        rate=float(rate) if isinstance(rate, (int, float)) else UNKNOWN,
+        rate=float(rate if isinstance(rate, (int, float)) else UNKNOWN),
     )
 
 

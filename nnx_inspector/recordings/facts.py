@@ -55,7 +55,7 @@ class SiteFacts:
     examples: int = UNKNOWN
     running: int = UNKNOWN
     deterministic: int = UNKNOWN
-    rate: float = UNKNOWN
+    rate: float = float(UNKNOWN)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
