@@ -41,8 +41,12 @@ def left_to_the_compiler(f: Callable[[Any], T], x: Any) -> T:
     return automatic(x)
 
 
-def first_along(x: Any, axis: int = 0) -> jax.Array:
-    """The first entry along an axis that a `vmap` added, and that may lie on several devices."""
+def first_along(x: Any, axis: int | None = 0) -> Any:
+    """The first entry along an axis that a `vmap` added, and that may lie on several devices; `x`
+    itself if it added none.
+    """
+    if axis is None:
+        return x
     return left_to_the_compiler(functools.partial(jnp.take, indices=0, axis=axis), x)
 
 

@@ -192,12 +192,13 @@ class Attendance:
         found: dict[int, str] = {}
         for one in expected:
             fits = {why for site, at, why in reached if at == one.in_use and site in one.sites}
-            if fits - {""}:
-                self.misfits[one.number] = min(fits - {""})
+            misfits = fits - {""}
+            if misfits:
+                self.misfits[one.number] = min(misfits)
             if "" in fits:
                 found[one.number] = self._without_gradient(one, passes)
-            elif fits:
-                found[one.number] = min(fits)
+            elif misfits:
+                found[one.number] = self.misfits[one.number]
             elif not one.compiling and (self._away or reached):
                 found[one.number] = self._why_not(one)
         return found

@@ -36,7 +36,7 @@ from nnx_inspector.live.messages import GRADIENT, Asked, Cotangents, Outputs, Wh
 from nnx_inspector.perturbations.apply import parameter_rules
 from nnx_inspector.perturbations.perturbed import Rows, as_seen
 from nnx_inspector.perturbations.perturbed import applied as applied_at
-from nnx_inspector.perturbations.region import ROW, apply, misfit
+from nnx_inspector.perturbations.region import ROW, apply, misfit, refusal
 from nnx_inspector.perturbations.slots import PARAMETER, Place, switched
 from nnx_inspector.perturbations.substitute import parameters_within
 from nnx_inspector.program.analysis.error_notes import note_site
@@ -296,7 +296,7 @@ class Watch:
                 one = jax.tree.unflatten(place.treedef, numbers)
                 here, name = _in_layer(on, place.rows, around), f"{site}/{calls[id(mark)]}"
                 for n, mapped in enumerate(mark.mapped):
-                    why = misfit(one, site, as_seen(values[n], mapped))
+                    why = misfit(refusal(one, site, as_seen(values[n], mapped)))
                     asked.reached.add((site, place, why))
                     if not why:
                         how = {"mapped": mapped, "name": f"{name}/{n}"}

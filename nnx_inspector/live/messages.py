@@ -31,7 +31,8 @@ from nnx_inspector.stats.summary import Summary, merge
 GRADIENT = "gradient"
 
 Reached = Set[tuple[str, Place | None, str]]
-"""The sites that a program calls, each with the place that acts there, None for a row."""
+"""The sites that a program calls, each with the place that acts there, None for a row, and why it
+does not fit what the site has there ("" if it does)."""
 
 
 class Listener(Protocol):
@@ -80,8 +81,7 @@ class Asked:
 
     Attributes:
         session: the number of the session.
-        reached: the sites that the program calls, and the places that act there; with each, why it
-            does not fit what the site has there ("" if it does).
+        reached: the sites that the program calls, and the places that act there; see `Reached`.
         sends: which messages the program sends in each measured pass.
     """
 

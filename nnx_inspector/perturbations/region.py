@@ -222,9 +222,9 @@ def refusal(one: Any, site: str, x: Any) -> Refusal | None:
     return type(why)(f"{one.kind_name} at {site or '(root)'!r}, {describe(x)}: {why}.")
 
 
-def misfit(one: Any, site: str, x: Any) -> str:
-    """Why a perturbation does not fit an array of a site, as a clause; "" if it does."""
-    return str(refusal(one, site, x) or "").removesuffix(".")
+def misfit(why: Refusal | None) -> str:
+    """A refusal as a clause; "" if there is none."""
+    return str(why or "").removesuffix(".")
 
 
 def nothing_to_perturb(site: str, part: str) -> TypeError:

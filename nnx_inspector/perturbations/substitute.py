@@ -26,6 +26,7 @@ from nnx_inspector.hooks.sites import (
     split_escaped,
 )
 from nnx_inspector.hooks.variables import contents, variables_by_path
+from nnx_inspector.perturbations.base import Refusal
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.region import misfit, refusal
 from nnx_inspector.program.analysis.equations import ROW, bodies_of
@@ -87,7 +88,9 @@ def perturbed_parameters(stage: Staged, rules: Sequence[ParameterRule]) -> dict[
             for number, array in chosen.items():
                 value = replaced.get(number, stage.inputs[number])
                 layer = _layer_of(array, value, rule, stage)
-                replaced[number] = _perturbed(one, value, array.name, layer)
+                replaced[number], why = _perturbed(one, value, array.name, layer)
+                if why is not None:
+                    raise why
     return replaced
 
 
@@ -102,18 +105,15 @@ def _arrays(stage: Staged) -> list[_Array]:
 
 def _perturbed(
     one: ParameterPerturbation, value: Any, name: str, layer: tuple[int, ...]
-) -> jax.Array:
-    part, name = _part(value, name, layer)
+) -> tuple[Any, Refusal | None]:
+    """The perturbed parameter; or the parameter itself, and why the perturbation does not fit."""
+    part = value[layer] if layer else value
+    name += "".join(f"[{index}]" for index in layer)
     why = refusal(one, name, part)
     if why is not None:
-        raise why
+        return value, why
     new = one.apply(part, name)
-    return value.at[layer].set(new) if layer else new
-
-
-def _part(value: Any, name: str, layer: tuple[int, ...]) -> tuple[Any, str]:
-    """The chosen layer of a parameter, and its name."""
-    return value[layer] if layer else value, name + "".join(f"[{index}]" for index in layer)
+    return (value.at[layer].set(new) if layer else new), None
 
 
 @contextlib.contextmanager
@@ -166,11 +166,8 @@ def _perturbed_value(
         for rule in rules:
             if isinstance(leaf, jax.Array) and array.is_meant_by(rule.pattern):
                 for one in rule.perturbations:
-                    part, of_layer = _part(new[i], name, rule.layer)
-                    why = misfit(one, of_layer, part)
-                    reached.add((rule.pattern, why))
-                    if not why:
-                        new[i] = _perturbed(one, new[i], name, rule.layer)
+                    new[i], why = _perturbed(one, new[i], name, rule.layer)
+                    reached.add((rule.pattern, misfit(why)))
     same = all(a is b for a, (_, b) in zip(new, leaves, strict=True))
     return value if same else jax.tree.unflatten(treedef, new)
 

@@ -425,7 +425,7 @@ def _batch_branch(args: Any, dims: Any) -> Any:
     (sink, index), (sink_dim, index_dim) = args, dims
     if sink_dim is None:
         sink, sink_dim = _apart.bind(sink, axis=0, count=index.shape[index_dim], at=None), 0
-    one = index if index_dim is None else first_along(index, index_dim)
+    one = first_along(index, index_dim)
     return _branch.bind(sink, one), sink_dim  # a vmap further out has its examples too
 
 

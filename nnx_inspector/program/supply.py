@@ -119,10 +119,7 @@ def _supply_batch(
     if apart:
         size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
         kind = _like(kind, (size, *kind.shape), kind.dtype)
-    numbers = [
-        x if d is None else first_along(x, d)
-        for x, d in zip((ticket, gate), dims[-2:], strict=True)
-    ]
+    numbers = map(first_along, (ticket, gate), dims[-2:])
     out = of.bind(*values, *numbers, apart=False, kind=kind, **params)
     return out, 0 if apart else None
 

@@ -109,8 +109,7 @@ def _ask_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 def _ask_batch(args: Any, dims: Any, **params: Any) -> Any:
-    one = [x if d is None else first_along(x, d) for x, d in zip(args, dims, strict=True)]
-    out = ASK.bind(*one, **params)
+    out = ASK.bind(*map(first_along, args, dims), **params)
     return out, [None] * len(out)
 
 
@@ -179,8 +178,7 @@ def _tell_batch(args: Any, dims: Any, *, host: Any) -> Any:
     of_all = any(d is None and jnp.ndim(x) for x, d in pairs)
     if of_all and all(jnp.ndim(x) == 1 for x, _ in mapped):
         # a cond for each example has mapped the number that they share, and nothing that is sent
-        numbers = [x if d is None else first_along(x) for x, d in pairs]
-        return TELL.bind(gate, *numbers, host=host), None
+        return TELL.bind(gate, *map(first_along, arrays, array_dims), host=host), None
     size = next((x.shape[d] for x, d in mapped), 1)
 
     def whole(x: Any, dim: int | None) -> Any:
@@ -206,7 +204,7 @@ def tied(x: Any, zero: jax.Array) -> Any:
 
 def _tie_batch(args: Any, dims: Any) -> Any:
     (x, zero), (x_dim, zero_dim) = args, dims
-    return _tie.bind(x, zero if zero_dim is None else first_along(zero, zero_dim)), x_dim
+    return _tie.bind(x, first_along(zero, zero_dim)), x_dim
 
 
 def _tie_jvp(primals: Any, tangents: Any) -> Any:
