@@ -373,8 +373,8 @@ class Loops:
             self._record(session, core.step, session.take_passes())
         self._shown(core.step)
 
-    def pass_ends(self, session: Session, step: int, one: Taken) -> None:
-        """Record a pass of a region and show it; called in the region's thread."""
+    def pass_ends(self, session: Session, step: int, one: Taken, *, newest: bool) -> None:
+        """Record a pass of a region, and show the newest; called in the region's thread."""
         core = self._core
         with core.lock:
             if core.closed:
@@ -386,7 +386,8 @@ class Loops:
             core.metrics.settle()
             core.step = step + 1
             self._progress(step + 1, None)
-        self._shown(step)
+        if newest:  # this runs the model once more, if it is perturbed
+            self._shown(step)
 
     def pass_held(self, session: Session, step: int, one: Taken) -> None:
         """Save a pass of a region that may be incomplete, so that a killed process keeps it.

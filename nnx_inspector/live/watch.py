@@ -122,7 +122,7 @@ class _Recorder:
     def step_left(self, session: Session, step: int, *, sampled: bool) -> None:
         pass
 
-    def pass_ends(self, session: Session, step: int, one: Taken) -> None:
+    def pass_ends(self, session: Session, step: int, one: Taken, *, newest: bool) -> None:
         for call in one.sent.calls:
             if call is not None and not any(call is known for known in self._known):
                 self._known.append(call)

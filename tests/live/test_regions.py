@@ -235,6 +235,21 @@ def test_a_model_that_is_being_updated_is_read_at_the_next_pass(insp, monkeypatc
         assert not insp._rerun.failed
 
 
+def test_of_passes_that_wait_the_newest_alone_is_run_again_for_its_effect(insp, monkeypatch):
+    forward, again = nnx.jit(lambda m, x: m(x)), []
+    insp.perturb("a", nni.Scale(2.0))
+    refresh = insp._rerun.refresh
+    monkeypatch.setattr(insp._rerun, "refresh", lambda step: (again.append(step), refresh(step)))
+    with insp.watch(every=1):
+        with insp._core.lock:  # which the receiver needs to record a pass
+            for _ in range(6):
+                forward(insp.model, X)
+    watched = [one.step for one in insp.recording.passes if one.kind == "watch"]
+    assert watched == list(range(6))
+    assert again[-1] == watched[-1]
+    assert len(again) <= 3  # those that waited before the lock was taken, in it, and at the end
+
+
 def test_a_switch_acts_from_the_next_pass_and_whole_passes_only(insp):
     forward = nnx.jit(lambda m, x: m(x))
     handle = insp.perturb("b", nni.Zero())
