@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from counted import calls_in
 from flax import nnx
 
 import nnx_inspector as nni
@@ -103,23 +104,6 @@ def test_a_deep_model_can_be_traced():
     traced = on_a_stack_of_its_own(lambda: nni.trace(nested(200), X))
     assert not isinstance(traced, Exception), traced
     assert [call.depth for call in traced.calls] == list(range(200))
-
-
-def calls_in(work: Any) -> int:
-    """The number of Python's calls in some work."""
-    seen = 0
-
-    def count(frame: Any, event: str, _: Any) -> None:
-        nonlocal seen
-        seen += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return seen
 
 
 @pytest.mark.parametrize(
