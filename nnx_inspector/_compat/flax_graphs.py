@@ -163,6 +163,18 @@ _tagging: dict[int, Any] = {}
 """The implementation of each class by that of `swap_graph_node` which replaces it now."""
 
 
+def hold(variable: Variable[Any], value: Any) -> None:
+    """Let a Variable hold a value, also one that belongs to an enclosing trace.
+
+    There flax refuses any change, since the value might outlast the trace: the caller puts the
+    former value back.
+    """
+    if isinstance(variable, HijaxVariable):
+        variable.set_raw_value(value)
+    else:
+        object.__setattr__(variable, "_raw_value", value)
+
+
 def swap_graph_node(
     cls: type, tag_of: Callable[[Any], Any], arrived: Callable[[Any, Any], None]
 ) -> Callable[[], None]:

@@ -17,6 +17,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.flax_graphs import hold
 from nnx_inspector.hooks.sites import (
     Path,
     Selection,
@@ -143,12 +144,12 @@ def parameters_within(
             new = _perturbed_value(variable, value, (*prefix, *path), rules, reached)
             if new is not value:
                 changed.append((variable, value, new))
-                variable.set_raw_value(new)
+                hold(variable, new)
         yield reached
     finally:
         for variable, value, new in changed:
             if isinstance(variable, nnx.Param) or variable.get_raw_value() is new:
-                variable.set_raw_value(value)
+                hold(variable, value)
 
 
 def _perturbed_value(

@@ -14,6 +14,7 @@ import models
 import numpy as np
 import pytest
 from flax import linen, nnx
+from flax.errors import TraceContextError
 from flax.nnx import graphlib
 from jax.interpreters import ad
 from models import batch, rngs
@@ -143,6 +144,22 @@ def test_the_structure_of_a_graphdef_is_compared_without_the_users_equality():
     assert structure(odd=odd, fill=nan) == structure(odd=odd, fill=nan)
     assert structure(fill=1.0) != structure(fill=2.0)
     assert structure(fill=1.0) != structure(full=1.0)
+
+
+def test_a_variable_holds_a_value_within_a_trace_that_it_does_not_belong_to():
+    variable, seen = nnx.Param(jnp.ones(2)), []
+    before = variable.get_raw_value()
+
+    def doubled(x):
+        with pytest.raises(TraceContextError):
+            variable.set_raw_value(x)
+        flax_graphs.hold(variable, before * x)
+        seen.append(variable[...] + x)
+        flax_graphs.hold(variable, before)
+        return seen[0]
+
+    np.testing.assert_array_equal(jax.vmap(doubled)(jnp.asarray([2.0, 3.0])), [[4, 4], [6, 6]])
+    assert variable.get_raw_value() is before
 
 
 def test_a_class_that_is_no_graph_node_is_left_alone():

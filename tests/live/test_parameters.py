@@ -65,6 +65,41 @@ def test_a_watched_step_with_perturbed_parameters_is_the_hand_written_one(one, j
     insp.close()
 
 
+WITHIN = {
+    "vmap": lambda m, x: jax.vmap(lambda p: m(p))(x),
+    "grad": lambda m, x: jax.grad(lambda x: (m(x) ** 2).sum())(x),
+    "jvp": lambda m, x: jax.jvp(m, (x,), (x,))[1],
+    "linearize": lambda m, x: jax.linearize(m, x)[1](x),
+    "checkpoint": lambda m, x: jax.checkpoint(lambda x: m(x))(x),
+    "map": lambda m, x: jax.lax.map(lambda p: m(p), x),
+    "scan": lambda m, x: jax.lax.scan(lambda c, p: (c, m(p)), 0, x)[1],
+    "jit": lambda m, x: jax.jit(lambda x: m(x))(x),
+}
+"""A model that a function takes from around it, which flax lets nobody change in there."""
+
+
+@pytest.mark.parametrize("within", WITHIN.values(), ids=WITHIN)
+@pytest.mark.parametrize("removed", [False, True], ids=["perturbed", "removed"])
+def test_a_model_from_around_a_transform_is_perturbed_there(within, removed):
+    model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    step = nnx.jit(nnx.value_and_grad(lambda m, x: (within(m, x) ** 2).mean()))
+    insp = nni.Inspector(model, X, display=False)
+    expected = step(model, X) if removed else None
+    handle = insp.perturb("kernel", PRUNED)
+    if removed:
+        handle.remove()
+    for _ in insp.watch(range(2), every=2):
+        found = step(model, X)
+    assert handle.not_acting == ""
+    insp.close()
+    if not removed:
+        model.kernel[...] = model.kernel[...] * PRUNED.mask
+        expected = step(model, X)
+        kernel = expected[1]["kernel"]  # of the pruned model: its gradient passes the mask too
+        kernel[...] = kernel[...] * PRUNED.mask
+    assert_alike(found, expected)
+
+
 def test_switching_and_tuning_compile_nothing_and_return_exactly():
     model, traces = Net(nnx.Rngs(0)), []
 
