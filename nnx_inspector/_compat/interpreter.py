@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 from jax._src import core
+from jax._src import linear_util as lu
 
 from nnx_inspector._compat.jaxprs import is_literal, open_jaxpr
 from nnx_inspector._compat.jit import is_tracer
@@ -52,6 +53,12 @@ def _apart(primitive: Any) -> Iterator[None]:
         _thread.apart = before
 
 
+@lu.transformation2
+def _run_apart(function: Any, primitive: Any, /, *values: Any) -> Any:
+    with _apart(primitive):
+        return function(*values)
+
+
 class _Interpreted(core.Trace):
     """A trace without tracers of its own: its values are those of the enclosing trace."""
 
@@ -87,9 +94,10 @@ class _Interpreted(core.Trace):
         self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
     ) -> Any:
         if any(map(is_tracer, tracers)):
+            later = _run_apart(fwd, primitive), _run_apart(bwd, primitive)  # it may be traced then
             with core.set_current_trace(self._outer), _apart(primitive):
                 return self._outer.process_custom_vjp_call(
-                    primitive, fun, fwd, bwd, tracers, **params
+                    primitive, fun, *later, tracers, **params
                 )
         with core.set_current_trace(self):
             return fun.call_wrapped(*tracers)

@@ -8,6 +8,7 @@ import functools
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
@@ -19,7 +20,7 @@ import numpy as np
 from flax.nnx import graphlib
 from flax.nnx.transforms import compilation
 from jax._src import core
-from jax._src.interpreters import ad, batching
+from jax._src.interpreters import ad, batching, partial_eval
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.redirect import copy_of, redirect
@@ -67,15 +68,38 @@ def outermost_trace() -> Any:
     return found
 
 
-def identity_of(tracer: Any) -> int:
-    """An id of a program's value that stays the same through the transforms that it enters."""
-    while is_tracer(tracer):
-        inner = getattr(tracer, "primal", None)
-        inner = getattr(tracer, "val", None) if inner is None else inner
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What a value is outside the transforms that it has entered.
+
+    Attributes:
+        value: an object that is the same for the same value.
+        program: identifies the trace of the program that it belongs to; None for an array.
+        given: whether that program takes it from outside and has not computed it.
+    """
+
+    value: Any
+    program: Hashable
+    given: bool
+
+
+def origin_of(x: Any) -> Origin:
+    """What an array or a tracer is outside `vmap`, `grad` and the like, up to the next program."""
+    while is_tracer(x):
+        if isinstance(x, partial_eval.DynamicJaxprTracer):
+            return Origin(x.val, _without_hold(x._trace), x.parent is None)
+        inner = getattr(x, "primal", None)
+        inner = getattr(x, "val", None) if inner is None else inner
         if inner is None:
-            break
-        tracer = inner
-    return id(tracer)
+            return Origin(x, _without_hold(x._trace), given=False)
+        x = inner
+    return Origin(x, None, given=False)
+
+
+def _without_hold(trace: Any) -> Hashable:
+    found = weakref.ref(trace)
+    hash(found)  # one that is not known before the trace ends never is
+    return found
 
 
 def vmaps_here() -> list[Any]:

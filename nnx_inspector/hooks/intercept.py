@@ -107,9 +107,9 @@ def telling_what_was_not_seen(scope: Scope | None) -> Iterator[None]:
     executables = executables_called(restart=earlier)
     if executables:
         warnings.warn(
-            f"{executables} calls of executables that were compiled ahead of time, before this "
-            f"context was entered, cannot be seen or changed inside. Call the function itself, or "
-            f"compile it inside the context.",
+            f"{executables} call{'s' * (executables > 1)} of executables that were compiled ahead "
+            f"of time, before this context was entered, cannot be seen or changed inside. Call the "
+            f"function itself, or compile it inside the context.",
             InspectorWarning,
             stacklevel=_outside(),
         )
@@ -125,8 +125,8 @@ def warn_of_doubtful_calls(scope: Scope, way_out: str) -> None:
         calls = ", ".join(f"{count} of {name}" for name, count in counts.items())
         warnings.warn(
             f"Calls that may be the model's could not be attributed to it: {calls}. They go "
-            f"through a graphdef split before the hooks (as in nnx.cached_partial), or through a "
-            f"clone of the model. {way_out}",
+            f"through a graphdef split before the hooks (as in nnx.cached_partial), a clone of the "
+            f"model, or a tree with other parameters (a teacher). {way_out}",
             InspectorWarning,
             stacklevel=_outside(),
         )

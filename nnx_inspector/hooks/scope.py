@@ -9,14 +9,14 @@ Does not keep the model alive and calls nothing.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, cast
 
 from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.flax_graphs import graph_nodes, links_within
-from nnx_inspector.hooks.lookalikes import Lookalikes
+from nnx_inspector.hooks.lookalikes import Held, Lookalikes, Merged
 from nnx_inspector.hooks.sites import Path, iter_modules, require_module
 
 CLONE: Path = ("", "clone")
@@ -46,6 +46,8 @@ class Scope:
         self._copies: dict[int, tuple[weakref.ref[Any], Path]] = {}
         self._flattened: dict[Path, list[Any]] = {}
         self._arrived: dict[Path, tuple[Any, weakref.ref[Any]]] = {}
+        self._held = Held()
+        self._merged: dict[Hashable, int] = {}  # the first tree of each path in a program
         self.types: set[type] = set()
         self._roots = [(prefix, weakref.ref(root)) for prefix, root in roots.items()]
         self._root_ids = {id(root) for root in roots.values()}
@@ -196,6 +198,7 @@ class Scope:
         """Forget the copies met so far and the calls that could not be attributed."""
         for known in (self._copies, self._flattened, self._arrived, self._doubted, self._no_views):
             known.clear()
+        self._merged.clear()
         self.unattributed.clear()
         self.doubtful.clear()
 
@@ -227,6 +230,7 @@ class Scope:
             if trace not in traces:
                 alive = [t for t in traces if not jit.trace_is_over(t)]
                 self._flattened[path] = [*alive, trace]
+            self._held.leaves(module)
             if self.lookalikes is not None:
                 self.lookalikes.leaves(module, path)
         return path
@@ -236,14 +240,16 @@ class Scope:
 
         In the trace in which the original was flattened, the module is the user's own clone or the
         result of a transform: a second model. In another trace it is a transform's stand-in for the
-        original. A transform makes one stand-in per trace; a second one is the user's own merge,
-        perhaps of another model's state (unless it has the same Variables: a view). `moved` says
-        that a transform replaced its own stand-in by this module. A `path` of None means an unknown
-        origin (an older graphdef).
+        original, unless its parameters are not the model's: see `lookalikes`. A transform makes one
+        stand-in per trace; a second one is the user's own merge, perhaps of another model's state
+        (unless it has the same Variables: a view). `moved` says that a transform replaced its own
+        stand-in by this module. A `path` of None means an unknown origin (an older graphdef).
         """
         if self._known(module) is not None or type(module) not in self.types:
             return
-        if path in (None, CLONE) or not (moved or self._is_stand_in(path)):
+        tree = Merged() if moved or path in (None, CLONE) else self._held.read(module)
+        if path in (None, CLONE) or not (moved or self._is_stand_in(path, tree)):
+            self._take_back(module)
             # a program may have updated a tree of unknown origin, which may have a claim
             if not (self.doubts(module) and self._doubted[id(module)][1] is None):
                 self._doubted[id(module)] = (weakref.ref(module), path)
@@ -251,12 +257,25 @@ class Scope:
         self._arrived[path] = (jit.trace_state(), weakref.ref(module))
         self._copies[id(module)] = (weakref.ref(module), path)
         if self.lookalikes is not None:
-            self.lookalikes.arrives(module, path)
+            self.lookalikes.arrives(module, path, tree)
 
-    def _is_stand_in(self, path: Path) -> bool:
+    def _take_back(self, module: nnx.Module) -> None:
+        """Forget the paths of the parts of another tree that have no parameters to tell it by."""
+        for _, part in iter_modules(module):
+            if id(part) in self._copies:
+                path = self._copies.pop(id(part))[1]
+                self._doubted[id(part)] = (weakref.ref(part), path)
+                if path in self._arrived and self._arrived[path][1]() is part:
+                    del self._arrived[path]
+
+    def _is_stand_in(self, path: Path, tree: Merged) -> bool:
         trace = jit.trace_state()
-        if trace in self._flattened.get(path, ()):
+        if tree.others or trace in self._flattened.get(path, ()):
             return False
+        if tree.giver is not None:
+            first = self._merged.setdefault((tree.giver, path), tree.values)
+            if first != tree.values:
+                return self.lookalikes is not None  # which then claims neither
         earlier = self._arrived.get(path)
         return earlier is None or earlier[0] != trace or earlier[1]() is None
 

@@ -182,8 +182,7 @@ class Walk:
         return [len(every.variables), len(every.containers), len(every.entries)]
 
     def _collect_pytree(self, node: Any, path: Path) -> int:
-        is_node = lambda x: isinstance(x, nnx.Variable | nnx.Pytree)  # noqa: E731
-        leaves = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_node)[0]
+        leaves = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_node)[0]
         found = [
             self.collect(leaf, (*path, *map(plain_key, inner)))
             for inner, leaf in leaves
@@ -236,6 +235,28 @@ def contents(module: Any) -> Contents:
 def _part(module: Any) -> Contents | None:
     parts = (walk.part(module) for walk in _around.walks)
     return next((part for part in parts if part is not None), None)
+
+
+def held_by(module: Any) -> Iterator[Any]:
+    """The Variables and NNX objects in the attributes of an object, also within lists and dicts."""
+    nodes = [module]
+    while nodes:
+        node = nodes.pop()
+        kind = kind_of(type(node))
+        items = _entries(node, "object" if node is module and kind == "pytree" else kind)[0]
+        for _, value in items:
+            kind = kind_of(type(value))
+            if kind in ("list", "dict"):
+                nodes.append(value)
+            elif kind == "pytree":
+                leaves = jax.tree.leaves(value, is_leaf=_is_node)
+                yield from (leaf for leaf in leaves if _is_node(leaf))
+            elif kind != "plain":
+                yield value
+
+
+def _is_node(x: Any) -> bool:
+    return isinstance(x, nnx.Variable | nnx.Pytree)
 
 
 def variables_by_path(roots: Mapping[Path, Any]) -> Iterator[tuple[Path, nnx.Variable[Any]]]:

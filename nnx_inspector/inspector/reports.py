@@ -107,6 +107,7 @@ class Reports:
     def _tell_losses(self, session: Session) -> None:
         for text in losses_of(session):
             self._core.notice("warning", text)
+            self._warnings.append(text)
         unseen = dict(session.unseen)
         for site in session.blurred:
             count = session.stacks[site].layers

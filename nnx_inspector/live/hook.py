@@ -107,6 +107,9 @@ class Watch:
         return "watch", self.session
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        if kept_apart():
+            self._note_apart(context.site or "")
+            return next_fun(*args, **kwargs)
         if self.inside:
             return self._marked(next_fun, args, kwargs, context)
         if self.aside:  # what follows opens other layers, and so undoes that
@@ -151,10 +154,7 @@ class Watch:
             return _tied(out, tell(host, gate, ticket, *arrays))
 
     def _marked(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        site, owner, apart = context.site or "", self._owner, kept_apart()
-        if apart:
-            why = f"it is called inside a {apart} equation, which cannot be entered"
-            _threads.asked[self.session].unseen[site] = why
+        site, owner = context.site or "", self._owner
         if any(p.at == INPUT and site in p.sites for p in self.places):
             args, kwargs = mark_arguments(args, kwargs, owner=owner, site=site, part=INPUT)
         with within(context.module):
@@ -164,6 +164,15 @@ class Watch:
                 note_site(error, site)
                 raise
             return mark_tree(out, owner=owner, site=site, part=OUTPUT)
+
+    def _note_apart(self, site: str) -> None:
+        """Note a call that is neither measured nor perturbed: nor may its second run be, in which a
+        function with a derivative of its own computes it again for the gradient.
+        """
+        why = f"it is called inside a {kept_apart()} equation, which cannot be entered"
+        for one in (_threads.asked.get(self.session), listeners.get(self.session)):
+            if one is not None:
+                one.unseen[site] = why
 
     def _within(self) -> Any:
         hook = dataclasses.replace(self, inside=True)

@@ -25,8 +25,9 @@ def losses_of(session: Session) -> Iterator[str]:
     unattributed, session.unattributed = session.unattributed, {}
     for name, count in unattributed.items():
         yield (
-            f"{count} calls of {name} could not be attributed to this model (another model, "
-            f"a copy, or a graphdef made before watching) and are not shown."
+            f"{count} call{'s' * (count > 1)} of {name} in the traced programs could not be "
+            f"attributed to this model (another model, a copy, or a graphdef made before watching) "
+            f"and are not shown."
         )
     new = {site: why for site, why in session.unseen.items() if site not in session.told}
     session.told |= set(new)

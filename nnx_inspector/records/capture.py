@@ -264,7 +264,8 @@ def record_of(
     unseen = {**stage.survey.unseen, **unseen_references(stage.roots)}
     for name, count in stage.survey.unattributed.items():
         unseen[f"({name})"] = (
-            f"{count} calls of modules of this type are unattributed: these modules are not part "
-            f"of the model that was passed, but copies of it or made during the call"
+            f"{count} call{'s' * (count > 1)} of modules of this type cannot be attributed: these "
+            f"modules are not part of the model that was passed, but copies of it, trees with "
+            f"other parameters, or made during the call"
         )
     return Record(calls, unseen, parameters, eager=stage.eager)

@@ -528,7 +528,7 @@ def test_calls_of_a_clone_are_unattributed_and_counted_once_each():
     with pytest.warns(InspectorWarning, match="1 of MLP, 2 of Linear"):
         _, record = capture(lambda m: m(x) + nnx.clone(m)(x))(model)
     assert len(record[""].calls) == 1
-    assert record.unseen["(MLP)"].startswith("1 calls of modules of this type are unattributed")
+    assert record.unseen["(MLP)"].startswith("1 call of modules of this type cannot be attributed")
     assert record.unseen["(Linear)"].startswith("2 calls")
 
 

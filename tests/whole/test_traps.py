@@ -246,7 +246,7 @@ def test_an_executable_compiled_before_is_told(by):
             x,
         )
     plain = run()
-    with pytest.warns(nni.InspectorWarning, match="1 calls of executables .* ahead of time"):
+    with pytest.warns(nni.InspectorWarning, match="1 call of executables .* ahead of time"):
         with intercept_methods(log, model=model):
             np.testing.assert_array_equal(run(), plain)
     assert log.sites == []
