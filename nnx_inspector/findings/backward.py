@@ -194,6 +194,8 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
         for one in graded:
             for quantity in reached:
                 reached[quantity] += (site, quantity) in one.layout.at
+        if reached["output"] and not _ran(graded, site):
+            continue
         for parameter in parameters:
             # a bias that a norm or a difference cancels has a gradient of 0 by design
             bias = parameter.axes < max(p.axes for p in parameters)
@@ -219,6 +221,12 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
                 yield parameter, "absent" if absent else "still" if still else "cut", step
             elif moving and reached["gradient"] and len(same) >= 2 and min(same) == 1 and not bias:
                 yield parameter, "absent" if absent else "still", step
+
+
+def _ran(passes: Sequence[Pass], site: str) -> bool:
+    """Whether a pass has values of a site: none has chosen it, if it is a branch (an expert)."""
+    found = (one.summary(site) for one in passes)
+    return any(summary is not None and summary.size > 0 for summary in found)
 
 
 def _is_evident(judged: Judged, parameter: ParameterFacts) -> bool:

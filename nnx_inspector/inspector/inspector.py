@@ -289,8 +289,8 @@ class Inspector(Readings):
             only: which of the inspector's sites to measure; see `intercept_methods`.
             gradients: whether to measure the gradients of activations too.
             tree: which tree is the model, where one program merges several of its structure that
-                were split before the loop (a student and the average of its weights): 0 is the one
-                that the program calls first. Without it none of them is measured.
+                were split outside it (a student and the average of its weights): 0 is the one that
+                the program calls first. Without it none of them is measured.
 
         Raises:
             TypeError: `batches` cannot be iterated over.

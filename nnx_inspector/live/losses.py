@@ -18,16 +18,16 @@ def losses_of(session: Session) -> Iterator[str]:
     late, session.inbox.late = session.inbox.late, 0
     if late:
         yield (
-            f"The gradients of {late} calls arrived after their pass was recorded and are not "
-            f"shown: they were computed after several later calls. Iterate over "
+            f"The gradients of {late} call{'s' * (late > 1)} arrived after their pass was recorded "
+            f"and are not shown: they were computed after several later calls. Iterate over "
             f"insp.watch(batches), which knows where a step ends."
         )
     unattributed, session.unattributed = session.unattributed, {}
     for name, count in unattributed.items():
         yield (
-            f"{count} call{'s' * (count > 1)} of {name} in the traced programs could not be "
-            f"attributed to this model (another model, a copy, or a graphdef made before watching) "
-            f"and are not shown."
+            f"Not shown: {count} call{'s' * (count > 1)} of {name} in the traced programs, which "
+            f"could not be attributed to this model (another model, a copy, or a graphdef made "
+            f"before watching)."
         )
     new = {site: why for site, why in session.unseen.items() if site not in session.told}
     session.told |= set(new)

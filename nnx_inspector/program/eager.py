@@ -308,7 +308,9 @@ def _names_a_tracer(argument: Any) -> bool:
     The exception itself is not converted to text: a user's `__str__` may raise.
     """
     if isinstance(argument, str):
-        return "Tracer" in argument or "Traced<" in argument
+        # Python names the types of operands that fit no better with values
+        mistake = argument.startswith("unsupported operand")
+        return not mistake and ("Tracer" in argument or "Traced<" in argument)
     return jit.is_tracer(argument)
 
 

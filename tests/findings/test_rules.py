@@ -206,6 +206,13 @@ def test_a_watched_module_whose_output_gets_no_gradient() -> None:
     assert model.found() == [("no-gradient", "b", "warning")]
 
 
+def test_a_branch_that_no_pass_has_chosen_does_not_lack_a_gradient() -> None:
+    """An expert that no step was routed to."""
+    model = Model(kind="watch")
+    model.gradients["b"], model.outputs["b"] = None, of(n=0)
+    assert ("no-gradient", "b", "warning") not in model.found()
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

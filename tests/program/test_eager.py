@@ -425,5 +425,8 @@ def test_which_exceptions_are_a_matter_of_tracing():
             jax.jit(read)(X)
         found.append(why_untraceable(caught.value))
     assert all("test_eager.py" in why or "array" in why for why in found)
+    with pytest.raises(TypeError, match="DynamicJaxprTracer") as mistake:
+        jax.jit(lambda x: () @ x)(X)
+    assert why_untraceable(mistake.value) == "", "it fails as well with values"
     assert why_untraceable(Silent()) == ""
     assert why_untraceable(ValueError("shapes do not match")) == ""
