@@ -99,11 +99,13 @@ class _Parameters:
         self._read: dict[int, tuple[weakref.ref[Any], Merged]] = {}
         self._numbers: dict[Hashable, int] = {}
 
-    def hold(self, module: nnx.Module) -> None:
+    def hold(self, module: nnx.Pytree) -> None:
         for node in held_by(module):
             for one in _parameters(node):
                 self._held[id(one.value)] = one
                 self._programs.add(one.program)
+            if isinstance(node, nnx.Pytree) and not isinstance(node, nnx.Module):
+                self.hold(node)  # a module is told of itself
 
     def read(self, module: Any) -> Merged:
         ref, known = self._read.get(id(module), (None, Merged()))

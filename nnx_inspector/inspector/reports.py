@@ -11,7 +11,7 @@ from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.live.attendance import Attendance
 from nnx_inspector.live.inbox import Taken
-from nnx_inspector.live.losses import losses_of
+from nnx_inspector.live.losses import losses_of, others_of
 from nnx_inspector.live.session import Session
 from nnx_inspector.recordings.layers import NOT_TOLD_APART, layer_key
 
@@ -105,9 +105,11 @@ class Reports:
                 self._warnings.append(text)
 
     def _tell_losses(self, session: Session) -> None:
-        for text in losses_of(session):
+        losses = list(losses_of(session))
+        for text in (*losses, *others_of(session)):
             self._core.notice("warning", text)
-            self._warnings.append(text)
+        if MODEL not in self._told:  # otherwise that says it
+            self._warnings += losses
         unseen = dict(session.unseen)
         for site in session.blurred:
             count = session.stacks[site].layers

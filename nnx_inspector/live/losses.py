@@ -1,4 +1,4 @@
-"""Warnings about what a watched loop could not show."""
+"""Warnings about what a watched loop could not show: of the model, and beside it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ NAMED = 5
 
 
 def losses_of(session: Session) -> Iterator[str]:
-    """The losses since the last call, as warnings; each loss is reported once."""
-    errors, session.errors = session.errors, []
-    for text in errors:
-        yield f"A summary was lost on its way to the host: {text}"
+    """What was lost of the model since the last call, as warnings; each loss is reported once."""
     late, session.inbox.late = session.inbox.late, 0
     if late:
         yield (
@@ -22,6 +19,22 @@ def losses_of(session: Session) -> Iterator[str]:
             f"and are not shown: they were computed after several later calls. Iterate over "
             f"insp.watch(batches), which knows where a step ends."
         )
+    new = {site: why for site, why in session.unseen.items() if site not in session.told}
+    session.told |= set(new)
+    for why in dict.fromkeys(new.values()):
+        sites = [site or "(root)" for site, reason in new.items() if reason == why]
+        more = f" and {len(sites) - NAMED} more" if len(sites) > NAMED else ""
+        yield f"{', '.join(map(repr, sites[:NAMED]))}{more}: {why}."
+
+
+def others_of(session: Session) -> Iterator[str]:
+    """Failures of our own since the last call, and calls that may not be the model's, as warnings.
+
+    On a screen, where the loop's own errors and findings are told as well, they need no more.
+    """
+    errors, session.errors = session.errors, []
+    for text in errors:
+        yield f"A summary was lost on its way to the host: {text}"
     unattributed, session.unattributed = session.unattributed, {}
     for name, count in unattributed.items():
         yield (
@@ -29,12 +42,6 @@ def losses_of(session: Session) -> Iterator[str]:
             f"could not be attributed to this model (another model, a copy, or a graphdef made "
             f"before watching)."
         )
-    new = {site: why for site, why in session.unseen.items() if site not in session.told}
-    session.told |= set(new)
-    for why in dict.fromkeys(new.values()):
-        sites = [site or "(root)" for site, reason in new.items() if reason == why]
-        more = f" and {len(sites) - NAMED} more" if len(sites) > NAMED else ""
-        yield f"{', '.join(map(repr, sites[:NAMED]))}{more}: {why}."
     executables, session.executables = session.executables, 0
     if executables:
         yield (

@@ -18,7 +18,7 @@ from nnx_inspector.findings.facts import facts_of_modules, read_watched
 from nnx_inspector.hooks.sites import Only, require_module
 from nnx_inspector.live.attendance import Attendance
 from nnx_inspector.live.inbox import Sent, Taken
-from nnx_inspector.live.losses import losses_of
+from nnx_inspector.live.losses import losses_of, others_of
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import Region, Step, check_every, check_tree
 from nnx_inspector.program.analysis.stacks import shown_of
@@ -93,7 +93,7 @@ def watch(
     finally:
         session.close()
         recording.detach()
-        lost = list(losses_of(session))
+        lost = [*losses_of(session), *others_of(session)]
         for text in (*failed, *(lost if uncalled is None else ())):
             warn(text)
 

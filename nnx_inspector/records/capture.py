@@ -264,8 +264,8 @@ def record_of(
     unseen = {**stage.survey.unseen, **unseen_references(stage.roots)}
     for name, count in stage.survey.unattributed.items():
         unseen[f"({name})"] = (
-            f"{count} call{'s' * (count > 1)} of modules of this type cannot be attributed: these "
-            f"modules are not part of the model that was passed, but copies of it, trees with "
-            f"other parameters, or made during the call"
+            f"{count} unattributed call{'s' * (count > 1)} of modules of this type, which are not "
+            f"part of the model that was passed, but copies of it, trees with other parameters, or "
+            f"made during the call"
         )
     return Record(calls, unseen, parameters, eager=stage.eager)

@@ -403,9 +403,9 @@ def test_linen_modules_that_are_applied_by_hand_are_unattributed():
     assert calls(model, X, model=model) == ["", "inner", "wrapped", "wrapped/Dense_0"]
     _, record = nni.capture(model)(X)
     assert sorted(record) == ["", "inner", "wrapped", "wrapped/Dense_0"]
-    assert "2 calls" in record.unseen["(Mlp)"]
-    assert "1 calls" in record.unseen["(Block)"]
-    assert "1 calls" in record.unseen["(Dense)"]
+    assert "2 unattributed calls" in record.unseen["(Mlp)"]
+    assert "1 unattributed call " in record.unseen["(Block)"]
+    assert "1 unattributed call " in record.unseen["(Dense)"]
 
 
 def test_a_linen_module_inside_an_unknown_tonnx_has_no_path():
@@ -413,7 +413,7 @@ def test_a_linen_module_inside_an_unknown_tonnx_has_no_path():
     assert calls(other, X, model=model) == []
     other.to_nnx__rngs = None  # its streams belong to another trace
     _, record = nni.capture(lambda m, x: m(x) + other(x))(model, X)
-    assert "1 calls" in record.unseen["(ToNNX)"]
+    assert "1 unattributed call " in record.unseen["(ToNNX)"]
 
 
 # ---------------------------------------------- what is computed stays the same

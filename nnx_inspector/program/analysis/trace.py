@@ -198,8 +198,8 @@ def trace_of(stage: Staged) -> Trace:
     source, _ = sources.source_of_caller()
     unseen = {**stage.survey.unseen, **unseen_references(stage.roots)}
     for name, count in stage.survey.unattributed.items():
-        calls = f"{count} call{'s' * (count > 1)}"
-        unseen[f"({name})"] = f"{calls} of modules of this type cannot be attributed"
+        calls = f"{count} unattributed call{'s' * (count > 1)}"
+        unseen[f"({name})"] = f"{calls} of modules of this type"
     own = (v for _, v in variables_by_path(stage.roots) if is_weight(v))
     weights = {number for v in own for number in stage.spans.get(id(v), ())}
     how: Any = dict(known=not stage.eager, weights=weights)
