@@ -61,11 +61,22 @@ def trace_is_over(state: Any) -> bool:
 
 
 def outermost_trace() -> Any:
-    """The trace of the whole program that is being traced, or None."""
-    trace, found = core.trace_ctx.trace, None
+    """The trace of all that is being traced, or None."""
+    return next(_traces_outwards(None), None)
+
+
+def outermost_program() -> Any:
+    """The trace of the whole program that is being traced (`jit`, not an eager `grad`), or None."""
+    return next(_traces_outwards(partial_eval.DynamicJaxprTrace), None)
+
+
+def _traces_outwards(kind: type | None) -> Iterator[Any]:
+    """The traces of a kind that are under way, outermost first."""
+    trace, found = core.trace_ctx.trace, list[Any]()
     while trace is not None and not isinstance(trace, core.EvalTrace):
-        trace, found = getattr(trace, "parent_trace", None), trace
-    return found
+        found.append(trace)
+        trace = getattr(trace, "parent_trace", None)
+    return (one for one in reversed(found) if kind is None or isinstance(one, kind))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,7 +75,7 @@ class Held:
         self._programs: weakref.WeakKeyDictionary[Any, _Parameters] = weakref.WeakKeyDictionary()
 
     def _here(self) -> _Parameters | None:
-        program = jit.outermost_trace()
+        program = jit.outermost_program()
         return None if program is None else self._programs.setdefault(program, _Parameters())
 
     def leaves(self, module: nnx.Module) -> None:

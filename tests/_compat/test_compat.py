@@ -625,6 +625,39 @@ def test_the_outermost_trace_and_the_identity_of_a_value_within_transforms():
     assert jit.outermost_trace() is None
 
 
+def test_where_a_value_comes_from():
+    given, found, programs = {}, {}, []
+    constant = jnp.ones(2)
+
+    @jax.jit
+    def program(x):
+        def note(name, value):
+            origin = jit.origin_of(value)
+            found[name] = origin.given, origin.program == jit.origin_of(x).program
+            given[name] = origin.value is jit.origin_of(x).value
+
+        note("itself", x)
+        jax.grad(lambda x: (note("in grad", x), x.sum())[1])(x)
+        jax.vmap(lambda x: note("in vmap", x))(x)
+        jax.vmap(jax.grad(lambda x: (note("in both", x), x)[1]))(x)
+        jax.jit(lambda x: note("in jit", x))(x)
+        note("computed", x + 1)
+        assert jit.origin_of(constant).program is None
+        jax.grad(lambda x: (programs.append(jit.outermost_program()), x.sum())[1])(x)
+        programs.append(jit.outermost_program())
+
+    program(jnp.ones(3))
+    followed = {"itself", "in grad", "in vmap", "in both"}
+    assert {name for name, same in given.items() if same} == followed
+    assert {name for name, (is_given, _) in found.items() if is_given} == followed | {"in jit"}
+    assert {name for name, (_, here) in found.items() if here} == followed | {"computed"}
+    jax.grad(lambda x: (programs.append(jit.outermost_program()), x)[1])(1.0)
+    jax.grad(jax.jit(lambda x: (programs.append(jit.outermost_program()), x)[1]))(1.0)
+    assert programs[0] is programs[1] is not None
+    assert programs[2] is None
+    assert programs[3] is not None
+
+
 def test_primitives_are_interpreted_where_python_runs_them():
     names = []
 
