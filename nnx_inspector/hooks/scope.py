@@ -249,7 +249,8 @@ class Scope:
             return
         tree = Merged() if moved or path in (None, CLONE) else self._held.read(module)
         if path in (None, CLONE) or not (moved or self._is_stand_in(path, tree)):
-            self._take_back(module)
+            if tree.values:
+                self._take_back(module)
             # a program may have updated a tree of unknown origin, which may have a claim
             if not (self.doubts(module) and self._doubted[id(module)][1] is None):
                 self._doubted[id(module)] = (weakref.ref(module), path)
@@ -260,9 +261,12 @@ class Scope:
             self.lookalikes.arrives(module, path, tree)
 
     def _take_back(self, module: nnx.Module) -> None:
-        """Forget the paths of the parts of another tree that have no parameters to tell it by."""
+        """Forget the paths of the parts of another tree that have no parameters to tell it by.
+
+        A part with parameters was told by them: it may be the model's own, which the tree shares.
+        """
         for _, part in iter_modules(module):
-            if id(part) in self._copies:
+            if id(part) in self._copies and not self._held.read(part).values:
                 path = self._copies.pop(id(part))[1]
                 self._doubted[id(part)] = (weakref.ref(part), path)
                 if path in self._arrived and self._arrived[path][1]() is part:

@@ -154,6 +154,34 @@ def test_of_two_trees_that_a_program_is_given_neither_is_taken_without_a_choice(
         assert one.summary("a").norm == pytest.approx(np.linalg.norm(expected), rel=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["clone", "state"])
+def test_what_a_teacher_shares_with_the_student_stays_the_students(kind):
+    """A frozen trunk, say: its calls are the model's, whoever makes them."""
+    student, _ = made()
+    student.b = nnx.Linear(3, 2, rngs=nnx.Rngs(1))
+    teacher = nnx.clone(student)
+    teacher.a = student.a
+
+    @nnx.jit
+    def step(student, teacher, b, x):
+        if kind == "state":
+            graphdef, state = nnx.split(student)
+            state["b"] = b
+            y = jax.vmap(lambda x: nnx.merge(graphdef, state)(x))(x)
+        else:
+            y = teacher(x)
+        return (student(2 * x) - y).mean()
+
+    insp = nni.Inspector(student, X, display=False)
+    for _ in insp.watch(range(1)):
+        step(student, teacher, jax.tree.map(lambda x: x + 1, nnx.state(student.b)), X)
+    found = insp.recording.passes[-1].summary("a")
+    one, two = (np.asarray(student.a(x), np.float64) for x in (X, 2 * X))
+    assert found.size == 2 * one.size
+    np.testing.assert_allclose(found.norm, np.linalg.norm([one, two]), rtol=1e-5)
+    insp.close()
+
+
 def test_one_tree_that_a_program_is_given_is_the_model():
     """In branches and in a second run, too: each has arrays of its own."""
     student, _ = made()
