@@ -94,10 +94,11 @@ class _Interpreted(core.Trace):
         self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
     ) -> Any:
         if any(map(is_tracer, tracers)):
-            later = _run_apart(fwd, primitive), _run_apart(bwd, primitive)  # it may be traced then
+            # these two may run after this call
+            fwd, bwd = (_run_apart(rule, primitive) for rule in (fwd, bwd))
             with core.set_current_trace(self._outer), _apart(primitive):
                 return self._outer.process_custom_vjp_call(
-                    primitive, fun, *later, tracers, **params
+                    primitive, fun, fwd, bwd, tracers, **params
                 )
         with core.set_current_trace(self):
             return fun.call_wrapped(*tracers)

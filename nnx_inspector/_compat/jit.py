@@ -62,21 +62,22 @@ def trace_is_over(state: Any) -> bool:
 
 def outermost_trace() -> Any:
     """The trace of all that is being traced, or None."""
-    return next(_traces_outwards(None), None)
+    return next(iter(_traces_here()), None)
 
 
 def outermost_program() -> Any:
     """The trace of the whole program that is being traced (`jit`, not an eager `grad`), or None."""
-    return next(_traces_outwards(partial_eval.DynamicJaxprTrace), None)
+    kind = partial_eval.DynamicJaxprTrace
+    return next((one for one in _traces_here() if isinstance(one, kind)), None)
 
 
-def _traces_outwards(kind: type | None) -> Iterator[Any]:
-    """The traces of a kind that are under way, outermost first."""
+def _traces_here() -> list[Any]:
+    """The traces that are under way, outermost first."""
     trace, found = core.trace_ctx.trace, list[Any]()
     while trace is not None and not isinstance(trace, core.EvalTrace):
         found.append(trace)
         trace = getattr(trace, "parent_trace", None)
-    return (one for one in reversed(found) if kind is None or isinstance(one, kind))
+    return found[::-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +110,7 @@ def origin_of(x: Any) -> Origin:
 
 def _without_hold(trace: Any) -> Hashable:
     found = weakref.ref(trace)
-    hash(found)  # one that is not known before the trace ends never is
+    hash(found)  # kept from now on: it cannot be computed once the trace is gone
     return found
 
 

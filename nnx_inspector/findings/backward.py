@@ -194,8 +194,6 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
         for one in graded:
             for quantity in reached:
                 reached[quantity] += (site, quantity) in one.layout.at
-        if reached["output"] and not _ran(graded, site):
-            continue
         for parameter in parameters:
             # a bias that a norm or a difference cancels has a gradient of 0 by design
             bias = parameter.axes < max(p.axes for p in parameters)
@@ -206,6 +204,8 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
             if told and max(told) > 0:
                 continue
             if parameter.needed == 0 and all(p.needed == 0 for p in judged.parameters_in(site)):
+                continue
+            if reached["output"] and not _ran(graded, site):
                 continue
             if told:
                 cut = reached["output"] > 0 and reached["gradient"] == 0

@@ -89,11 +89,23 @@ class Held:
         here = self._here()
         return Merged() if here is None else here.read(module)
 
+    def is_second(self, tree: Merged, path: Hashable) -> bool:
+        """Whether the program that was given a tree was given another one for this path before."""
+        here = self._here()
+        if here is None or tree.giver is None:
+            return False
+        return here.firsts.setdefault((tree.giver, path), tree.values) != tree.values
+
 
 class _Parameters:
-    """The parameters of the model in one program, and what was merged in it."""
+    """The parameters of the model in one program, and what was merged in it.
+
+    Attributes:
+        firsts: the first tree that was merged of those given to a program for a path.
+    """
 
     def __init__(self) -> None:
+        self.firsts: dict[Hashable, int] = {}
         self._held: dict[int, jit.Origin] = {}
         self._programs: set[Hashable] = set()
         self._read: dict[int, tuple[weakref.ref[Any], Merged]] = {}
@@ -105,7 +117,7 @@ class _Parameters:
                 self._held[id(one.value)] = one
                 self._programs.add(one.program)
             if isinstance(node, nnx.Pytree) and not isinstance(node, nnx.Module):
-                self.hold(node)  # a module is told of itself
+                self.hold(node)  # a module is noted by itself
 
     def read(self, module: Any) -> Merged:
         ref, known = self._read.get(id(module), (None, Merged()))

@@ -9,7 +9,7 @@ Does not keep the model alive and calls nothing.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from typing import Any, cast
 
 from flax import nnx
@@ -47,7 +47,6 @@ class Scope:
         self._flattened: dict[Path, list[Any]] = {}
         self._arrived: dict[Path, tuple[Any, weakref.ref[Any]]] = {}
         self._held = Held()
-        self._merged: dict[Hashable, int] = {}  # the first tree of each path in a program
         self.types: set[type] = set()
         self._roots = [(prefix, weakref.ref(root)) for prefix, root in roots.items()]
         self._root_ids = {id(root) for root in roots.values()}
@@ -198,7 +197,6 @@ class Scope:
         """Forget the copies met so far and the calls that could not be attributed."""
         for known in (self._copies, self._flattened, self._arrived, self._doubted, self._no_views):
             known.clear()
-        self._merged.clear()
         self.unattributed.clear()
         self.doubtful.clear()
 
@@ -263,7 +261,7 @@ class Scope:
     def _take_back(self, module: nnx.Module) -> None:
         """Forget the paths of the parts of another tree that have no parameters to tell it by.
 
-        A part with parameters was told by them: it may be the model's own, which the tree shares.
+        A part with parameters has been judged by them: the tree may share it with the model.
         """
         for _, part in iter_modules(module):
             if id(part) in self._copies and not self._held.read(part).values:
@@ -276,10 +274,8 @@ class Scope:
         trace = jit.trace_state()
         if tree.others or trace in self._flattened.get(path, ()):
             return False
-        if tree.giver is not None:
-            first = self._merged.setdefault((tree.giver, path), tree.values)
-            if first != tree.values:
-                return self.lookalikes is not None  # which then claims neither
+        if self._held.is_second(tree, path):
+            return self.lookalikes is not None  # which then claims neither
         earlier = self._arrived.get(path)
         return earlier is None or earlier[0] != trace or earlier[1]() is None
 

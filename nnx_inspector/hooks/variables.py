@@ -242,9 +242,7 @@ def held_by(module: Any) -> Iterator[Any]:
     nodes = [module]
     while nodes:
         node = nodes.pop()
-        kind = kind_of(type(node))
-        items = _entries(node, "object" if node is module and kind == "pytree" else kind)[0]
-        for _, value in items:
+        for _, value in _entries(node, kind_of(type(node)))[0]:
             kind = kind_of(type(value))
             if kind in ("list", "dict"):
                 nodes.append(value)

@@ -170,9 +170,9 @@ class Watch:
         function with a derivative of its own computes it again for the gradient.
         """
         why = f"it is called inside a {kept_apart()} equation, which cannot be entered"
-        for one in (_threads.asked.get(self.session), listeners.get(self.session)):
-            if one is not None:
-                one.unseen[site] = why
+        one = _threads.asked.get(self.session) or listeners.get(self.session)
+        if one is not None:
+            one.unseen[site] = why
 
     def _within(self) -> Any:
         hook = dataclasses.replace(self, inside=True)

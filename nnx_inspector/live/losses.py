@@ -30,7 +30,7 @@ def losses_of(session: Session) -> Iterator[str]:
 def others_of(session: Session) -> Iterator[str]:
     """Failures of our own since the last call, and calls that may not be the model's, as warnings.
 
-    On a screen, where the loop's own errors and findings are told as well, they need no more.
+    `insp.watch` shows these on the screen alone; `nni.watch`, which has none, warns of them.
     """
     errors, session.errors = session.errors, []
     for text in errors:
