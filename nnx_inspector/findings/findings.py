@@ -15,7 +15,6 @@ from nnx_inspector.findings.backward import (
     update_ratio,
     vanishing_gradient,
 )
-from nnx_inspector.findings.calls import uncalled
 from nnx_inspector.findings.causes import by_cause
 from nnx_inspector.findings.finding import (
     CAUSES_FIRST,
@@ -24,10 +23,11 @@ from nnx_inspector.findings.finding import (
     Finding,
     Severity,
 )
-from nnx_inspector.findings.forward import collapse, constant, dead_units, overflow, saturated_units
+from nnx_inspector.findings.forward import collapse, constant, dead_units, saturated_units
 from nnx_inspector.findings.judged import Judged
-from nnx_inspector.findings.model import dtype, mode, unused
+from nnx_inspector.findings.model import dtype, mode, uncalled, unused
 from nnx_inspector.findings.nonfinite import nonfinite
+from nnx_inspector.findings.overflow import overflow
 from nnx_inspector.recordings.recording import Recording
 
 __all__ = ["Finding", "Severity", "diagnose"]

@@ -1,4 +1,4 @@
-"""Rules for the model itself: dtypes, modes, modules that nothing uses.
+"""Rules for the model itself: dtypes, modes, modules that nothing uses, loops that do not call it.
 
 Invariant: a rule makes no finding from a fact that is unknown.
 """
@@ -317,3 +317,21 @@ def _moved(judged: Judged, path: str) -> bool:
         if one.figures.parameter(path, "same") == 0 and not one.figures.parameter(path, "decay"):
             return True
     return False
+
+
+# ---------------------------------------------------------------------- uncalled
+
+
+def uncalled(judged: Judged) -> Iterator[Finding]:
+    """A loop, the one watched last, that calls something else instead of the watched model."""
+    found = judged.facts.uncalled
+    if found is not None:
+        yield Finding(
+            rule="uncalled",
+            site="",
+            step=found.step,
+            severity="error",
+            evidence={"steps": found.steps, "calls": found.calls},
+            what=found.what,
+            advice=found.advice,
+        )
