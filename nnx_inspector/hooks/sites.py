@@ -23,6 +23,7 @@ from flax import nnx
 from nnx_inspector._compat.flax_graphs import graph_nodes
 from nnx_inspector.arrays import own_attribute
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.globs import escape, glob_matches, segment_matches, split_escaped
 from nnx_inspector.hooks.inside.attention import NONE_FOUND
 
 CALL = "__call__"
@@ -31,33 +32,12 @@ Only = Any
 """A glob over site keys, a module type, a predicate `(path, module) -> bool`, or several."""
 
 
-@functools.lru_cache(maxsize=4096, typed=True)
-def escape(segment: str | int) -> str:
-    """One segment of a path, with `/`, `:`, `[`, `@` and backslashes escaped by a backslash."""
-    return re.sub(r"([\\/:\[@])", r"\\\1", str(segment))
-
-
 def site_key(path: Sequence[str | int], method: str = CALL) -> str:
     """The key of a site: `"blocks/0/attn"`, `"encoder:encode"`, or `""` for the root's call. An
     operation within a call is a method like `"@softmax"`: `"blocks/0/attn@softmax"`.
     """
     key = "/".join(map(escape, path))
     return key if method == CALL else key + ":" * (method[0] != "@") + method
-
-
-def split_escaped(text: str, separator: str) -> list[str]:
-    """Split at each separator that is not escaped by a backslash; the parts stay escaped."""
-    if not isinstance(text, str):
-        raise TypeError(f"A site's key is a text such as 'blocks/0/attn', got {text!r}.")
-    if "\\" not in text:
-        return text.split(separator)
-    parts = [""]
-    for piece in re.findall(r"\\.|.", text, re.DOTALL):  # an escaped character is one piece
-        if piece == separator:
-            parts.append("")
-        else:
-            parts[-1] += piece
-    return parts
 
 
 def parse_key(key: str) -> tuple[tuple[str, ...], str]:
@@ -309,7 +289,7 @@ class Selection:
                 )
             called, operation = of_operation(term) if isinstance(term, str) else ("", "")
             if re.search(r"(?<!\\)\[", called):
-                whole = re.sub(r"(?<!\\)\[[^]]*\]", "", called) + operation
+                whole = re.sub(r"(?<!\\)\[[^][]*\]", "", called) + operation
                 raise InspectorError(
                     f"{term!r} is one layer of a stacked module, and here all its layers are "
                     f"selected together. Select {whole!r} instead."
@@ -347,7 +327,7 @@ class Selection:
             in_any = wanted_operation and re.search(r"(?<!\\)[*?]", pattern)
             wanted = rest[0] if rest else "*" if in_any else CALL
             method, operation = of_operation(method)
-            if not _segment_pattern(wanted_operation).fullmatch(operation):
+            if not segment_matches(wanted_operation, operation):
                 return False
             return fnmatch.fnmatchcase(method or CALL, wanted) and glob_matches(pattern, path)
         if "@" in method or not fnmatch.fnmatchcase(method, self.default_methods):
@@ -462,37 +442,3 @@ def closest(key: str, keys: Sequence[str], n: int = 3) -> list[str]:
     by_path = difflib.get_close_matches(key, keys, n=n, cutoff=0.5)
     first = [*by_name, *by_path] if "*" in key else [*by_path, *by_name]
     return list(dict.fromkeys([*first, *keys]))[:n]
-
-
-def escaped_glob(key: str) -> str:
-    """The glob that matches a key alone."""
-    return re.sub(r"([*?])", r"\\\1", key)
-
-
-def glob_matches(pattern: str, path: Path) -> bool:
-    """Whether a glob matches a path: `*` matches within a segment, `**` any number of segments."""
-    parts = split_escaped(pattern, "/") if pattern else []
-    return _match(parts, [escape(s) for s in path])
-
-
-def _match(pattern: list[str], segments: list[str]) -> bool:
-    if not pattern:
-        return not segments
-    if pattern[0] == "**":
-        return any(_match(pattern[1:], segments[i:]) for i in range(len(segments) + 1))
-    if not segments or not _segment_pattern(pattern[0]).fullmatch(segments[0]):
-        return False
-    return _match(pattern[1:], segments[1:])
-
-
-def _segment_pattern(glob: str) -> re.Pattern[str]:
-    # not fnmatch: a backslash escapes here, and [...] is never a character class
-    out, i = "", 0
-    while i < len(glob):
-        if glob[i] == "\\" and i + 1 < len(glob):
-            out += re.escape(glob[i : i + 2])
-            i += 2
-            continue
-        out += ".*" if glob[i] == "*" else "." if glob[i] == "?" else re.escape(glob[i])
-        i += 1
-    return re.compile(out, re.DOTALL)

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from nnx_inspector.hooks.sites import Selection, escape, parse_key, site_key
+from nnx_inspector.hooks.globs import escape
+from nnx_inspector.hooks.sites import Selection, parse_key, site_key
 from nnx_inspector.perturbations.perturbed import Act, arrays_of, at_marks, check_fits, why_unseen
 from nnx_inspector.perturbations.values import Mean, Perturbation, Zero
 from nnx_inspector.program.analysis.equations import is_call

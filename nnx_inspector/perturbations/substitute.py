@@ -18,14 +18,8 @@ from flax import nnx
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.flax_graphs import hold
-from nnx_inspector.hooks.sites import (
-    Path,
-    Selection,
-    glob_matches,
-    nothing_selected,
-    site_key,
-    split_escaped,
-)
+from nnx_inspector.hooks.globs import glob_matches, split_escaped
+from nnx_inspector.hooks.sites import Path, Selection, nothing_selected, site_key
 from nnx_inspector.hooks.variables import contents, variables_by_path
 from nnx_inspector.perturbations.base import Refusal
 from nnx_inspector.perturbations.parameters import ParameterPerturbation

@@ -124,7 +124,7 @@ class Screen:
                 raise protocol.ProtocolError(f"{message.type!r} is not for the kernel.")
         except protocol.ProtocolError as error:
             number = content.get("id") if isinstance(content, dict) else None
-            if isinstance(number, int) and not isinstance(number, bool):
+            if type(number) is int and abs(number) <= protocol.LARGEST_INTEGER:
                 self.reply(number, str(error))
             return
         if isinstance(message, protocol.Hello) and not self._is_news(message):

@@ -12,7 +12,7 @@ from flax import linen, nnx
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks import sites
-from nnx_inspector.hooks.sites import Selection, glob_matches, parse_key, site_key
+from nnx_inspector.hooks.sites import Selection, parse_key, site_key
 from nnx_inspector.program.function import argument_name
 from nnx_inspector.records.capture import capture
 
@@ -39,10 +39,6 @@ def keys_of(model):
 def test_a_key_is_written_and_read_back(path, method, key):
     assert site_key(path, method) == key
     assert parse_key(key) == (tuple(str(p) for p in path), method)
-
-
-def test_a_split_escape_keeps_the_separator_that_a_backslash_escapes():
-    assert sites.split_escaped(r"a\/b/c", "/") == [r"a\/b", "c"]
 
 
 # ----------------------------------------------------------------- modules
@@ -162,36 +158,6 @@ def test_private_methods_and_nested_classes_are_not_sites():
 
 
 # --------------------------------------------------------------- selection
-
-
-@pytest.mark.parametrize(
-    ("glob", "path", "expected"),
-    [
-        ("", (), True),
-        ("", ("a",), False),
-        ("*", ("a",), True),
-        ("*", (), False),
-        ("*", ("a", "b"), False),
-        ("**", (), True),
-        ("**", ("a", "b", "c"), True),
-        ("blocks/*/attn", ("blocks", 3, "attn"), True),
-        ("blocks/*/attn", ("blocks", 3, "mlp"), False),
-        ("blocks/**", ("blocks",), True),
-        ("**/attn", ("attn",), True),
-        ("**/attn", ("blocks", 0, "attn"), True),
-        ("a/**/d", ("a", "b", "c", "d"), True),
-        ("a/**/d", ("a", "b", "c"), False),
-        ("bl*s/0", ("blocks", 0), True),
-        ("b?d", ("bad",), True),
-        ("b?d", ("bd",), False),
-        (r"a\/b", ("a/b",), True),
-        ("a/b", ("a/b",), False),
-        (r"c\[0]", ("c[0]",), True),
-        ("a.c", ("abc",), False),
-    ],
-)
-def test_globs(glob, path, expected):
-    assert glob_matches(glob, path) is expected
 
 
 def test_a_pattern_without_a_colon_means_the_call():

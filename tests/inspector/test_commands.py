@@ -341,11 +341,23 @@ def test_what_was_clicked_last_is_told_in_python_and_what_failed_is_not_sent(fak
         ({"at": None}, "perturb.at must be 'output' or 'input', got None"),
         ({"at": ["output"]}, r"perturb.at must be 'output' or 'input', got \['output'\]"),
         ({"strength": "1"}, "perturb.strength must be float, got str"),
+        ({"strength": 10**400}, "perturb.strength must be finite"),
+        ({"strength": -(10**5000)}, "perturb.strength must be finite"),
+        ({"id": 2**53 + 1}, r"perturb.id must lie within 2\*\*53 of 0"),
+        ({"at": 10**5000}, "perturb.at must be 'output' or 'input', got a very long int"),
+        ({"type": 10**5000}, "Unknown message type a very long int"),
+        ({"site": "0" * 10**6}, "perturb.site has 1000000 characters, more than 65536"),
     ],
 )
 def test_a_command_that_does_not_fit_is_refused(header, text):
     with pytest.raises(protocol.ProtocolError, match=text):
         protocol.from_header(protocol.to_header(perturb("Zero")) | header)
+
+
+@pytest.mark.parametrize("strength", [3, -(2**53), 10**20, 1e300])
+def test_a_number_that_javascript_has_is_taken(strength):
+    message = protocol.from_header(protocol.to_header(perturb("Zero")) | {"strength": strength})
+    assert message.strength == float(strength)
 
 
 # ------------------------------------------------------------------- presenting

@@ -17,6 +17,7 @@ TO_KERNEL = [cls.type for cls in protocol.TO_KERNEL]
 
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=30),
+    st.sampled_from([53, 400, 5000]).map(lambda n: -(10**n)), st.just("*a" * 40_000),
     st.sampled_from(["__proto__", "constructor", "\x00", "\u202e", "<img src=x>", "x" * 10_000]),
     st.sampled_from(sorted(HEADERS)),
 )  # fmt: skip

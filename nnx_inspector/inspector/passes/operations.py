@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.sites import CALL, Selection, escaped_glob, of_operation, parse_key
+from nnx_inspector.hooks.globs import escaped_glob
+from nnx_inspector.hooks.sites import CALL, Selection, of_operation, parse_key
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.perturbations.perturbed import without_layers

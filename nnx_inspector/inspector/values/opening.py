@@ -18,9 +18,10 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.globs import escaped_glob
 from nnx_inspector.hooks.inside.attention import is_pattern
 from nnx_inspector.hooks.pytrees import plain_key
-from nnx_inspector.hooks.sites import Selection, escaped_glob, of_operation, parse_key, site_key
+from nnx_inspector.hooks.sites import Selection, of_operation, parse_key, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.programs import OwnedPasses

@@ -110,14 +110,14 @@ def from_header(header: Any) -> Any:
 
     Raises:
         ProtocolError: the header is not an object, its type is unknown, or a field is missing,
-            unknown or not of its declared type.
+            unknown, not of its declared type, or too large.
     """
     if not isinstance(header, Mapping):
         raise ProtocolError(f"A message must be an object, got {type(header).__name__}.")
     kind = header.get("type")
     cls = MESSAGES.get(kind) if isinstance(kind, str) else None
     if cls is None:
-        raise ProtocolError(f"Unknown message type {kind!r}.")
+        raise ProtocolError(f"Unknown message type {_shown(kind)}.")
     return _build(cls, {k: v for k, v in header.items() if k != "type"}, cls.type)
 
 
@@ -136,7 +136,8 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         words = typing.get_args(hint)
         if not isinstance(value, str) or value not in words:
-            raise ProtocolError(f"{where} must be {' or '.join(map(repr, words))}, got {value!r}.")
+            listed = " or ".join(map(repr, words))
+            raise ProtocolError(f"{where} must be {listed}, got {_shown(value)}.")
         return value
     if origin in (typing.Union, types.UnionType):
         inner = [h for h in typing.get_args(hint) if h is not type(None)]
@@ -155,13 +156,26 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise ProtocolError(f"{where} must be an object, got {type(value).__name__}.")
         return _build(typing.cast(type, hint), value, where)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+    if hint is float and type(value) is int:  # JavaScript writes 1e20 so
+        value = float(value) if abs(value) < 10**308 else math.inf
+    if type(value) is int and abs(value) > terms.LARGEST_INTEGER:
+        raise ProtocolError(f"{where} must lie within 2**53 of 0.")
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ProtocolError(f"{where} must be {hint.__name__}, got {type(value).__name__}.")
     if isinstance(value, float) and not math.isfinite(value):
         raise ProtocolError(f"{where} must be finite.")
+    if isinstance(value, str) and len(value) > terms.LONGEST_INPUT:
+        raise ProtocolError(
+            f"{where} has {len(value)} characters, more than {terms.LONGEST_INPUT}."
+        )
     return value
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or very deep lists
+        return f"a very long {type(value).__name__}"
 
 
 def to_json(message: Any) -> str:

@@ -33,6 +33,10 @@ MOST_ALIASES: Final = 4
 """The most other paths of one node or Variable."""
 LONGEST_ERROR: Final = 400
 """The most characters of a `ProtocolError`."""
+LONGEST_INPUT: Final = 65_536
+"""The most characters of one text from the browser, as of a name in a recording."""
+LARGEST_INTEGER: Final = 2**53
+"""The largest integer that JavaScript has exactly."""
 LONGEST_TEXT: Final = 160
 """The most characters of one text of a user's model in an `Nnx`."""
 
