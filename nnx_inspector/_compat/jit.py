@@ -144,6 +144,11 @@ def is_tracer(x: Any) -> bool:
     return isinstance(x, jcore.Tracer)
 
 
+def in_forward_mode(x: Any) -> bool:
+    """Whether a value is differentiated here in forward mode (`jax.jvp`), innermost."""
+    return isinstance(x, ad.JVPTracer)
+
+
 def compilation_events(listener: Callable[[str, float], None]) -> Callable[[], None]:
     """Call `listener(kind, seconds)` for each trace and compilation; returns an undo function."""
     import jax.monitoring

@@ -17,7 +17,7 @@ from typing import Final
 from nnx_inspector.findings.evidence import STILL, gain_by_luck, left_by_luck, may_be_off
 from nnx_inspector.findings.finding import Finding, Severity, named
 from nnx_inspector.findings.judged import Judged
-from nnx_inspector.recordings.facts import ParameterFacts
+from nnx_inspector.recordings.facts import Figures, ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 
 VANISHED: Final = 1e-4
@@ -171,6 +171,9 @@ def _is_bad(ratio: float, layers: int, luck: float, vanishing: bool) -> bool:
 
 def no_gradient(judged: Judged) -> Iterator[Finding]:
     """Parameters that do not learn: one finding for each, which `causes` merges."""
+    if (whole := _nothing_reached(judged)) is not None:
+        yield whole
+        return
     for one, why, step in _without(judged):
         what, advice = WHY[why]
         benign = why in ("still", "absent") or ON_PURPOSE.search(one.path)
@@ -183,6 +186,55 @@ def no_gradient(judged: Judged) -> Iterator[Finding]:
             what=f"The parameter {one.path!r} {what}",
             advice=advice,
         )
+
+
+def _nothing_reached(judged: Judged) -> Finding | None:
+    """The finding if the passes are differentiated with respect to parameters of the model, and no
+    gradient ever comes back to any of them.
+
+    In a loop, parameters that move by other means (a gradient in forward mode, a loss of the
+    parameters alone) prove that there is one.
+    """
+    passes = [(p, f) for p in judged.clean if (f := p.figures) is not None]
+    passes = [(p, f, of) for p, f in passes if (of := _differentiated(judged, f))]
+    in_loop = [p for p, *_ in passes if p.kind == "watch"]
+    if judged.graded or not passes or len(in_loop) == 1 == len(passes):
+        return None
+    if any(f.parameter(p.path, "graded") > 0 for _, f, of in passes for p in of):
+        return None
+    if any(_learns(judged, p.path) for ps in judged.held.values() for p in ps):
+        return None
+    first, _, of = passes[0]
+    count, elements = len(of), sum(p.size for p in of)
+    return Finding(
+        rule="no-gradient",
+        site="",
+        step=first.step,
+        severity="error",
+        evidence={"parameters": count, "elements": elements, "passes": len(passes)},
+        what=(
+            f"From step {first.step} on, a loss is differentiated with respect to {count} "
+            f"parameter{'s' * (count > 1)} of the model, and no gradient comes back to "
+            f"{'any of them' if count > 1 else 'it'}"
+        ),
+        advice=(
+            "usually a jax.lax.stop_gradient, argmax, round or cast to integers stands between the "
+            "model's output and the loss, or the loss uses another array instead of that output; "
+            "nothing is learnt until that is changed"
+        ),
+    )
+
+
+def _differentiated(judged: Judged, figures: Figures) -> list[ParameterFacts]:
+    """The parameters with respect to which a pass is differentiated."""
+    held = [p for ps in judged.held.values() for p in ps]
+    return [p for p in held if figures.parameter(p.path, "differentiated") == 1]
+
+
+def _learns(judged: Judged, path: str) -> bool:
+    """Whether a parameter ever changes otherwise than by a factor (weight decay)."""
+    each = [p.figures for p in judged.clean if p.figures is not None]
+    return any(f.parameter(path, "same") == 0 and f.parameter(path, "decay") != 1 for f in each)
 
 
 def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:

@@ -15,7 +15,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.sharding import first_along, on_one_device, zeros_of
 from nnx_inspector.hooks.layers import Context
-from nnx_inspector.hooks.sites import site_key
+from nnx_inspector.hooks.sites import Path, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.program.marks import is_observable, is_whole
 from nnx_inspector.stats.gauges import VARIED
@@ -29,14 +29,19 @@ def beginning(gate: Any, args: Any, kwargs: Any, context: Context) -> tuple[tupl
     for path, variable, value in contents(context.module):
         is_kept = isinstance(variable, (nnx.Param, nnx.BatchStat))
         if is_kept and isinstance(value, jax.Array) and is_sampled(value):
-            inner = site_key(path)
-            held[f"{context.path}/{inner}" if context.path else inner] = value
+            held[path_within(context, path)] = value
     leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
     arrays = [jnp.asarray(x) for x in leaves if is_observable(x)]
     operands = jax.lax.stop_gradient((list(held.values()), arrays))
     # if nothing is traced, a cond would be compiled again for each call
     traced = any(map(jit.is_tracer, (gate, *jax.tree.leaves(operands))))
     return (*held, VARIED), sampled_if(gate, *operands) if traced else samples_of(*operands)
+
+
+def path_within(context: Context, path: Path) -> str:
+    """The path of a Variable in the model, by its path in the module that is called."""
+    inner = site_key(path)
+    return f"{context.path}/{inner}" if context.path else inner
 
 
 @ours()

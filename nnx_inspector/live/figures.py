@@ -6,7 +6,8 @@ Runs nothing on a device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from nnx_inspector.stats.gauges import (
     VARIED,
     Calls,
     compared,
+    figure_of,
+    part_larger,
     read,
     sample_of,
 )
@@ -75,9 +78,17 @@ class Observer:
 
     def __init__(self) -> None:
         self._before: dict[str, Any] = {}
+        self._still: dict[str, Any] = {}  # the elements that no pass has seen changed
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
-    def figures(self, gauges: Gauges, states: States, *, follow: bool = True) -> Figures:
+    def figures(
+        self,
+        gauges: Gauges,
+        states: States,
+        *,
+        follow: bool = True,
+        differentiated: Set[str] | None = None,
+    ) -> Figures:
         """The figures of a pass.
 
         Args:
@@ -85,6 +96,8 @@ class Observer:
             states: the states of its parameters.
             follow: whether to compare the parameters with the pass before; False for a pass outside
                 the loop, which is not part of its history.
+            differentiated: the paths of the parameters with respect to which the pass is
+                differentiated; None for those whose gradient was measured.
         """
         calls = [self._calls(site, vectors, states) for site, vectors in gauges.items()]
         numbers, rows, masks = read(calls)
@@ -93,16 +106,34 @@ class Observer:
         told = states.pop(VARIED, None)
         now = np.array([_flat(state) for state in states.values()]).reshape(-1, STATE_LENGTH)
         before = [self._before.get(path, _UNKNOWN) if follow else _UNKNOWN for path in states]
+        rows_of_parameters = compared(now, np.array(before).reshape(-1, STATE_LENGTH))
+        graded = ~np.isnan(figure_of(rows_of_parameters, "graded"))
+        figure_of(rows_of_parameters, "differentiated")[:] = (
+            graded if differentiated is None else [path in differentiated for path in states]
+        )
         if follow:
+            self._follow(list(states), now, np.array(before), rows_of_parameters)
             self._before.update(zip(states, now, strict=True))
         return Figures(
             sites=self._shared(names[i] for i in numbers),
             rows=rows,
             masks=masks,
             parameters=self._shared(states),
-            parameter_rows=compared(now, np.array(before).reshape(-1, STATE_LENGTH)),
+            parameter_rows=rows_of_parameters,
             varied=UNKNOWN if told is None else int(np.any(np.asarray(told)[..., AT])),
         )
+
+    def _follow(self, paths: Sequence[str], now: Any, before: Any, rows: Any) -> None:
+        """Put in how much of each parameter no pass has seen changed, and of what size that is."""
+        stuck, larger = figure_of(rows, "stuck"), figure_of(rows, "larger")
+        for i, path in enumerate(paths):
+            if math.isnan(figure_of(rows, "change")[i]):
+                self._still.pop(path, None)
+                continue
+            values, past = sample_of(now[i]), sample_of(before[i])
+            still = self._still.get(path, np.ones(len(values), bool)) & (values == past)
+            self._still[path] = still
+            stuck[i], larger[i] = still.mean(), part_larger(values, still)
 
     def _calls(self, site: str, vectors: Sequence[Any], states: States) -> Calls:
         mean, scale, bias = (_sample(states, site, n) for n in ("mean", "scale", "bias"))

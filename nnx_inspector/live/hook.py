@@ -30,7 +30,7 @@ from nnx_inspector.hooks.layers import Context, open_layers, opened
 from nnx_inspector.hooks.pytrees import rebuilt
 from nnx_inspector.hooks.sites import parse_key
 from nnx_inspector.hooks.variables import contents
-from nnx_inspector.live.beginning import beginning
+from nnx_inspector.live.beginning import beginning, path_within
 from nnx_inspector.live.calls import Calls
 from nnx_inspector.live.messages import GRADIENT, Asked, Cotangents, Outputs, Where, listeners
 from nnx_inspector.perturbations.apply import parameter_rules
@@ -150,7 +150,8 @@ class Watch:
             where, measured = _measured(one)
             layout, arrays = joined((measured, Small(begun)))
             members = ensemble.count if ensemble and are_mapped(arrays) else 0
-            host = Outputs(self.session, layout, where, members, states, call, devices > 1)
+            what = layout, where, members, states, asked.differentiated
+            host = Outputs(self.session, *what, call, devices > 1)
             return _tied(out, tell(host, gate, ticket, *arrays))
 
     def _marked(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
@@ -229,12 +230,14 @@ class Watch:
             apart=ensemble is not None,
         )
         one = EagerPass(self._owner, plan, calls=calls, sinks_of=self._sinks_of)
-        values = _differentiable(context.module, arguments) if self.gradients and wanted else []
+        paths, values = [], []
+        if self.gradients and wanted:
+            paths, values = _differentiable(context, arguments)
         if values:
             send = functools.partial(self._send, asked, drawn, ensemble.count if ensemble else 0)
             apart = ensemble is not None
-            received = one.received
-            one.seed = supply_of(values, ticket, gate, received=received, send=send, apart=apart)
+            how = {"send": send, "moved": functools.partial(_note_moved, asked, paths)}
+            one.seed = supply_of(values, ticket, gate, received=one.received, apart=apart, **how)
         return one
 
     def _sinks_of(self, found: Survey) -> list[Any]:
@@ -375,15 +378,29 @@ def _drawn(one: EagerPass) -> dict[int, Where]:
     }
 
 
-def _differentiable(module: Any, arguments: Any) -> list[Any]:
-    """What a call may be differentiated with respect to: tracers in its module and arguments."""
-    held = [value for _, _, value in contents(module)] if isinstance(module, nnx.Module) else []
-    leaves = [*held, *jax.tree.leaves(arguments)]
-    return [
-        x
-        for x in leaves
+def _differentiable(context: Context, arguments: Any) -> tuple[list[str], list[Any]]:
+    """What a call may be differentiated with respect to: tracers in its module and arguments.
+
+    Returns:
+        The paths of those that are parameters, "" for others, and the tracers.
+    """
+    module, found = context.module, list[tuple[str, Any]]()
+    for path, variable, value in contents(module) if isinstance(module, nnx.Module) else ():
+        reverse = isinstance(variable, nnx.Param) and not jit.in_forward_mode(value)
+        named = reverse and context.path is not None
+        found.append((path_within(context, path) if named else "", value))
+    found += [("", x) for x in jax.tree.leaves(arguments)]
+    found = [
+        (path, x)
+        for path, x in found
         if jit.is_tracer(x) and is_observable(x) and jnp.issubdtype(x.dtype, jnp.inexact)
     ]
+    return [path for path, _ in found], [x for _, x in found]
+
+
+def _note_moved(asked: Asked, paths: Sequence[str], moved: Sequence[bool]) -> None:
+    found = (path for path, is_moved in zip(paths, moved, strict=False) if is_moved and path)
+    asked.differentiated.update(found)
 
 
 def _tied(out: Any, zero: jax.Array) -> Any:

@@ -83,6 +83,7 @@ class Asked:
         session: the number of the session.
         reached: the sites that the program calls, and the places that act there; see `Reached`.
         sends: which messages the program sends in each measured pass.
+        differentiated: the paths of the parameters with respect to which it is differentiated.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Asked:
         self.reached: set[tuple[str, Place | None, str]] = set()
         self.unseen: dict[str, str] = {}
         self.sends = {OUTPUT}
+        self.differentiated: set[str] = set()
         self._asked: dict[int, int] = {}  # how often each device has asked
         self._begun: dict[int, list[tuple[Any, ...]]] = {}  # an answer for each of the others
         self._lock = threading.Lock()
@@ -196,6 +198,7 @@ class Outputs:
         where: the site of each of them.
         members: how many members of an ensemble send it together; 0 for none.
         states: the paths of the parameters whose samples end the message.
+        differentiated: as in `Asked`, which fills it.
         apart: whether several devices send a message each.
     """
 
@@ -204,6 +207,7 @@ class Outputs:
     where: tuple[Where, ...]
     members: int
     states: tuple[str, ...]
+    differentiated: Set[str]
     call: WatchedCall | None
     apart: bool
 
@@ -215,6 +219,7 @@ class Outputs:
         for i, name in enumerate(self.states):
             sent.states.setdefault(name, states[..., i, :])
         sent.calls.append(self.call)
+        sent.differentiated.update(self.differentiated)
         sent.members = max(sent.members, self.members)
         for where, (summary, vector) in zip(self.where, measured, strict=True):
             if not self.apart or np.any(summary.bins):  # else another device sends it

@@ -367,11 +367,12 @@ class Session:
         """The figures of some passes that the rules need."""
         gauges: dict[str, list[Any]] = {}
         states: dict[str, Any] = {}
+        differentiated = {path for one in passes for path in one.sent.differentiated}
         for one in passes:
             states = {**one.sent.states, **states}  # the first pass takes precedence
             for site, vectors in told_gauges(one.sent.gauges, self.stacks).items():
                 gauges.setdefault(site, []).extend(vectors)
-        return self._observer.figures(gauges, states)
+        return self._observer.figures(gauges, states, differentiated=differentiated)
 
     def take_passes(self) -> list[Taken]:
         """Like `take`, but each pass separately."""

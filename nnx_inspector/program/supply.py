@@ -49,6 +49,8 @@ class Received:
 Send = Callable[[dict[int, Any]], tuple[Callable[..., None], Sequence[Any]]]
 """A function of what was received that returns the function for the host, and its arrays."""
 
+Moved = Callable[[Sequence[bool]], None]
+
 _supply = Primitive("nnx_inspector_supply")
 _linear = Primitive("nnx_inspector_supply_linear")
 
@@ -60,6 +62,7 @@ def supply_of(
     *,
     received: Received,
     send: Send,
+    moved: Moved,
     apart: bool = False,
 ) -> jax.Array:
     """A zero that sinks can be drawn from, float32[].
@@ -70,13 +73,16 @@ def supply_of(
         gate: bool[], whether to send the message.
         received: keeps what the sinks receive.
         send: makes the message. The host's function must not raise.
+        moved: called with whether the pass is differentiated with respect to each of the values,
+            where it is at all; also if no cotangent ever comes back.
         apart: whether the one vmap here maps the members of an ensemble, and each has its own zero.
             All examples of another vmap share one, and are measured together.
     """
     # within a shard_map it differs between devices if one of the values does
     like = max(map(jax.typeof, values), key=lambda aval: len(jaxprs.varying_axes(aval)))
     kind = _like(like, (), jnp.float32)
-    return _supply.bind(*values, ticket, gate, kind=kind, apart=apart, received=received, send=send)
+    how = {"kind": kind, "apart": apart, "received": received, "send": send, "moved": moved}
+    return _supply.bind(*values, ticket, gate, **how)
 
 
 def _zero(*_: Any, kind: Any, **how: Any) -> jax.Array:
@@ -91,9 +97,12 @@ def _like(x: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 def _supply_jvp(primals: Any, tangents: Any, *, of: Primitive, **params: Any) -> Any:
     out = of.bind(*primals, **params)
-    moved = [t for t in tangents[:-2] if type(t) is not ad.Zero]
-    if not moved:
+    nonzero = [type(t) is not ad.Zero for t in tangents[:-2]]
+    if not any(nonzero):
         return out, jaxprs.no_tangent(out)
+    if of is _supply:
+        params["moved"](nonzero)
+    moved = [t for t, is_nonzero in zip(tangents[:-2], nonzero, strict=True) if is_nonzero]
     return out, _linear.bind(*moved, *primals[-2:], **params)
 
 

@@ -36,7 +36,14 @@ from nnx_inspector.recordings.save import (
 )
 from nnx_inspector.recordings.save import NONFINITE as KINDS
 from nnx_inspector.stats.encoding import checked
-from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES, all_masks
+from nnx_inspector.stats.gauges import (
+    BYTES,
+    MASKS,
+    PARAMETER_FIGURES,
+    SITE_FIGURES,
+    all_masks,
+    all_parameter_figures,
+)
 
 _SPARE: Final = 8 * 2**20
 """Bytes of memory that loading may take beyond twice the file's size: enough for tiny summaries."""
@@ -349,7 +356,10 @@ class _Opened:
         masks = all_masks(column(columns, "masks", "uint8", (len(sites), None, BYTES)))
         if masks.shape[1] != len(MASKS):
             raise ValueError(f"column 'masks' has {masks.shape[1]} masks, not {len(MASKS)}")
-        states = column(columns, "states", "float32", (len(parameters), len(PARAMETER_FIGURES)))
+        states = column(columns, "states", "float32", (len(parameters), None))
+        states = all_parameter_figures(states)
+        if states.shape[1] != len(PARAMETER_FIGURES):
+            raise ValueError(f"column 'states' has {states.shape[1]} figures of a parameter")
         [varied] = column(columns, "varied", "int64", (1,)).tolist()
         self._figures = Figures(
             sites=tuple(sites),

@@ -59,10 +59,14 @@ MOSTLY: Final = 2 / 3
 """A unit with this share of saturated values is saturated. The input of a tanh then has a deviation
 of 6 or more, six times that under Glorot's initialisation."""
 
-PARAMETER_FIGURES: Final = ("norm", "gradient", "graded", "change", "same", "decay")
+OF_LOOP: Final = ("stuck", "larger", "differentiated")
+"""Share of the sample that no pass of the loop has seen changed; the chance that such an element is
+larger than one that did change (NaN unless there are both); 1 if the pass is differentiated with
+respect to the parameter, even if no gradient comes back. Older recordings lack them."""
+PARAMETER_FIGURES: Final = ("norm", "gradient", "graded", "change", "same", "decay", *OF_LOOP)
 """What a pass keeps of a parameter: root mean square of the sample; the gradient's norm and nonzero
 share; root mean square of the change since the pass before, relative to the former value (NaN
-if that was 0); 1 if no bit changed; 1 if the change is the value times one factor."""
+if that was 0); 1 if no bit changed; 1 if the change is the value times one factor; OF_LOOP."""
 
 VARIED: Final = "(what the model received)"
 """The name under which a watched pass says whether its arguments differ between examples."""
@@ -249,8 +253,37 @@ def compared(states: npt.NDArray[Any], before: npt.NDArray[Any]) -> npt.NDArray[
             "same": np.where(known, same, np.nan),
             "decay": np.where(follows, _is_decay(past, change, count), np.nan),
         }
-        rows = np.stack([found[name] for name in PARAMETER_FIGURES], axis=1)
+        unknown = np.full(len(states), np.nan)
+        rows = np.stack([found.get(name, unknown) for name in PARAMETER_FIGURES], axis=1)
         return rows.astype(np.float32)
+
+
+def figure_of(rows: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    """One figure of parameters, as a view of their rows."""
+    return rows[:, PARAMETER_FIGURES.index(name)]
+
+
+def part_larger(values: npt.NDArray[np.float64], still: npt.NDArray[np.bool_]) -> float:
+    """The chance that an element that is still is larger than one that is not; ties count half.
+
+    Example:
+        >>> part_larger(np.array([1.0, -4.0, 2.0, 8.0]), np.array([False, True, False, True]))
+        1.0
+    """
+    sizes = np.abs(values)
+    moved = np.sort(sizes[~still])
+    if not len(moved) or not still.any():
+        return np.nan
+    below = [np.searchsorted(moved, sizes[still], side) for side in ("left", "right")]
+    return float(np.mean(below) / len(moved))
+
+
+def all_parameter_figures(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Figures of parameters as a recording keeps them; older recordings lack the last ones."""
+    missing = len(PARAMETER_FIGURES) - rows.shape[1]
+    if not 0 < missing <= len(OF_LOOP):
+        return rows
+    return np.pad(rows, ((0, 0), (0, missing)), constant_values=np.nan)
 
 
 def _is_decay(past: Any, change: Any, count: Any) -> npt.NDArray[np.bool_]:

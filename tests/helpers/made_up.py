@@ -99,8 +99,8 @@ class Model:
         for (site, mask), part in self.masks.items():
             count = round(part * self.sites[site]["looked"])
             bits[SITES.index(site), MASKS.index(mask), :count] = True
-        state = {"norm": 0.1, "gradient": 0.1, "graded": 1.0, "change": np.nan, "same": np.nan}
-        state |= {"decay": np.nan}
+        state = dict.fromkeys(PARAMETER_FIGURES, np.nan)
+        state |= {"norm": 0.1, "gradient": 0.1, "graded": 1.0}
         if self.kind == "watch":
             state |= {"gradient": np.nan, "graded": np.nan, "change": 1e-3, "same": 0, "decay": 0}
         states = [[{**state, **self.told[s]}[n] for n in PARAMETER_FIGURES] for s in SITES]

@@ -20,6 +20,7 @@ class Told:
     def __init__(self):
         self.messages = []
         self.found = {}
+        self.moved = []
 
     def tap(self, gate, *values):
         """A function of a value and a name, for a pass that may be differentiated by `values`."""
@@ -30,7 +31,8 @@ class Told:
             layout, arrays = joined([Sunk(found[number]) for number in numbers])
             return functools.partial(self.receive, layout, [names[i] for i in numbers]), arrays
 
-        supply = supply_of(values, jnp.int32(7), gate, received=received, send=send)
+        how = {"received": received, "send": send, "moved": self.moved.append}
+        supply = supply_of(values, jnp.int32(7), gate, **how)
 
         def tap(x, name):
             names.append(name)
