@@ -25,7 +25,7 @@ KINDS: Final = ("", "relu", "tanh", "sigmoid", "gelu", "silu")
 """The activation functions that are recognised."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SiteFacts:
     """What is known about one site.
 
@@ -58,7 +58,7 @@ class SiteFacts:
     rate: float = float(UNKNOWN)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterFacts:
     """What is known about one Variable that holds an array of floats.
 

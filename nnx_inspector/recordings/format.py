@@ -3,11 +3,13 @@
 A section is a header with a checksum of its own and a body in the safetensors format. The file
 grows by whole sections. Invariant: a section is read exactly as it was written, and in its place;
 a short last section is a torn write, which is distinguished from damage. Does not know what the
-columns mean, and imports no jax. The format is in notebooks/recording-format.md.
+columns mean, and imports no jax. It also says what a file of another kind is. The format is in
+notebooks/recording-format.md.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
 import struct
 import zlib
@@ -30,8 +32,24 @@ OPTIONAL: Final = 1
 MOST_JSON: Final = 4096
 """The largest JSON header of a body, in bytes."""
 
+BEGINNING: Final = 512
+"""How many bytes of a file say what it is."""
+WAY_OUT: Final = (
+    "nni.load reads the file that insp.save(path), recording.save(path) or "
+    "nni.watch(model, save=path) wrote."
+)
+
 _CHUNK: Final = 2**20
 _TYPES: Final = ("uint8", "uint32", "int64", "float32", "float64")
+
+_BEGINNINGS: Final = (
+    (b"PK\x03\x04", "it is a zip archive (an .npz, .keras or PyTorch file is one, too)"),
+    (b"\x1f\x8b", "it is compressed by gzip; unpack it first, if a recording is inside"),
+    (b"\x28\xb5\x2f\xfd", "it is compressed by zstd; unpack it first, if a recording is inside"),
+    (b"\x93NUMPY", "it is a NumPy array (.npy)"),
+    (b"\x89HDF", "it is an HDF5 file"),
+    (b"\x80", "it looks like a pickle or a msgpack file"),
+)
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -172,3 +190,45 @@ def column(
         wanted = f"{dtype}[{', '.join('n' if m is None else str(m) for m in shape)}]"
         raise ValueError(f"column {name!r} is {found.dtype}{list(found.shape)}, not {wanted}")
     return found
+
+
+def instead_of_one(head: bytes) -> str:
+    """What a file that does not begin like a recording is instead, and what to do."""
+    text = head.lstrip().lower()
+    line = MAGIC.rpartition(b" ")[0]
+    if not head:
+        what = "it is empty: nothing was written to it, or it was cut off"
+    elif MAGIC.startswith(head):
+        what = "it was cut off before the first pass"
+    elif head.startswith(MAGIC[:-1] + b"\r"):
+        return (
+            "is a recording whose line ends were changed, which damages it: it was copied as text. "
+            "Copy it again as a binary file; in git, mark *.nni as binary."
+        )
+    elif head.startswith(line):
+        version = head.partition(b"\n")[0].rpartition(b" ")[2].decode("ascii", "replace")
+        return (
+            f"is a recording in version {version} of the format, which only a newer nnx_inspector "
+            f"can read. Upgrade: pip install --upgrade nnx_inspector."
+        )
+    elif known := [what for beginning, what in _BEGINNINGS if head.startswith(beginning)]:
+        what = known[0]
+    elif head[8:9] == b"{" and head[4:8] == bytes(4):
+        what = "it is a safetensors file, perhaps the arrays of a checkpoint"
+    elif text.startswith((b"<!doctype html", b"<html")):
+        what = "it is a web page; if insp.to_html wrote it, open it in a browser"
+    elif text.startswith(b"{"):
+        what = "it is JSON; if it is a notebook, open it in Jupyter"
+    elif _is_text(head):
+        what = "it is a text file"
+    else:
+        what = "it begins with unknown bytes"
+    return f"is not a recording: {what}. {WAY_OUT}"
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        decoded = codecs.getincrementaldecoder("utf-8")().decode(head)  # may end within a letter
+    except UnicodeDecodeError:
+        return False
+    return "\0" not in decoded

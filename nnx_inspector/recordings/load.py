@@ -6,19 +6,29 @@ never a crash, and never more memory than twice the file plus some megabytes. Im
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
+import re
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.errors import InspectorError
+from nnx_inspector.errors import InspectorError, warn
 from nnx_inspector.recordings.facts import Facts, Figures, flaw_in
-from nnx_inspector.recordings.format import MAGIC, Columns, DamagedError, Reader, column
+from nnx_inspector.recordings.format import (
+    BEGINNING,
+    MAGIC,
+    WAY_OUT,
+    Columns,
+    DamagedError,
+    Reader,
+    column,
+    instead_of_one,
+)
 from nnx_inspector.recordings.passes import NONFINITE, QUANTITIES, Measured, step_number
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.recordings.save import (
@@ -51,11 +61,17 @@ _NAME_BYTES: Final = 160
 """Bytes of memory that a name takes besides its letters."""
 _SUMMARY_BYTES: Final = 320
 """Bytes of memory that a summary, its key and its place take besides its packed bytes."""
+_TEXT_BYTES: Final = 80
+"""Bytes of memory that a text of a table or a fact takes besides its letters."""
+_COLUMN_BYTES: Final = 400
+"""Bytes of memory that a column of a table takes besides its values."""
+_TEXT: Final = re.compile(rb'\s*+("(?:[^"\\]++|\\.)*+")\s*+([,\]])', re.DOTALL)
+"""A text of a JSON list, and what follows it."""
 _BATCH: Final = 2**14
 _MOST_FIRSTS: Final = 2 * len(QUANTITIES) * len(KINDS)
 
 
-def load(path: str | os.PathLike[str]) -> Recording:
+def load(path: str | bytes | os.PathLike[str], *, damaged: bool = False) -> Recording:
     """Load a recording from a file, on the host alone: no accelerator is touched.
 
     The file may still be growing, or its process may have been killed. An incomplete section at
@@ -63,13 +79,15 @@ def load(path: str | os.PathLike[str]) -> Recording:
 
     Args:
         path: a file written by `Recording.save`, `Inspector.save` or `nni.watch(save=)`.
+        damaged: whether to read a damaged file up to the damage. An InspectorWarning then says
+            where it is, and the recording is marked as `cut_short`.
 
     Returns:
         A Recording equal to the one that was saved. It may be appended to and saved again.
 
     Raises:
         InspectorError: the file is not a recording (the message says what it looks like), or it
-            is damaged (the message says where).
+            is damaged (the message says where) before its first pass or without `damaged=True`.
         TypeError: `path` is not a path.
         OSError: the file cannot be opened.
 
@@ -89,98 +107,56 @@ def load(path: str | os.PathLike[str]) -> Recording:
         )
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
-        raise _FolderError(f"{os.fspath(path)!r} is a folder{_IN_A_FOLDER} {_WAY_OUT}")
+        raise _FolderError(f"{os.fspath(path)!r} is a folder{_IN_A_FOLDER} {WAY_OUT}")
     if not stat.S_ISREG(mode):
-        raise InspectorError(f"{os.fspath(path)!r} is not a regular file. {_WAY_OUT}")
+        raise InspectorError(f"{os.fspath(path)!r} is not a regular file. {WAY_OUT}")
     with open(path, "rb") as file:
-        head = file.read(_HEAD)
+        head = file.read(BEGINNING)
         if not head.startswith(MAGIC):
-            raise InspectorError(f"{os.fspath(path)!r} {_instead(head)}")
+            raise InspectorError(f"{os.fspath(path)!r} {instead_of_one(head)}")
         file.seek(0)
         reader = Reader(file)
         opened = _Opened(reader.size)
-        try:
-            for section in reader.sections(opened.kinds):
-                try:
-                    opened.kinds[section.kind](section.columns)
-                except ValueError as error:
-                    where = f"the section {section.kind!r} at byte {section.at}"
-                    raise DamagedError(f"{where}: {error}") from error
-            recording = opened.recording(torn=reader.torn > 0)
-            recording.name = os.path.basename(os.fsdecode(path))
-            return recording
-        except DamagedError as error:
+        damage = _read(reader, opened)
+        if damage is not None and not (damaged and opened.begun):
+            way_out = "nni.load(path, damaged=True) reads what was recorded before that byte"
             raise InspectorError(
-                f"{os.fspath(path)!r} is a recording that cannot be read: {error}. The part before "
-                "that byte, if any, is whole: a copy of the file cut there can be read."
-            ) from error
+                f"{os.fspath(path)!r} is a recording that cannot be read: {damage}."
+                + f" {way_out}." * opened.begun
+            ) from damage
+        recording = opened.recording(torn=reader.torn > 0 or damage is not None)
+        recording.name = os.path.basename(os.fsdecode(path))
+    if damage is not None:
+        warn(
+            f"{os.fspath(path)!r} is damaged: {damage}. The {len(recording)} passes kept were "
+            "recorded before that byte; nothing after it was read."
+        )
+    return recording
 
 
-# -------------------------------------------------------- files of other kinds
+def _read(reader: Reader, opened: _Opened) -> DamagedError | None:
+    """Read the sections up to the first damage; returns that."""
+    try:
+        for section in reader.sections(opened.kinds):
+            try:
+                opened.kinds[section.kind](section.columns)
+            except ValueError as error:
+                where = f"the section {section.kind!r} at byte {section.at}"
+                raise DamagedError(f"{where}: {error}") from error
+        opened.require_head()
+    except DamagedError as error:
+        return error
+    return None
 
-_HEAD: Final = 512
-_WAY_OUT: Final = (
-    "nni.load reads the file that insp.save(path), recording.save(path) or "
-    "nni.watch(model, save=path) wrote."
-)
+
 _IN_A_FOLDER: Final = (
     ", not a recording: a recording is one file. If it holds a checkpoint, restore it with the "
     "library that saved it and inspect the model: nni.Inspector(model, x)."
-)
-_BEGINNINGS: Final = (
-    (b"PK\x03\x04", "it is a zip archive (an .npz, .keras or PyTorch file is one, too)"),
-    (b"\x1f\x8b", "it is compressed by gzip; unpack it first, if a recording is inside"),
-    (b"\x28\xb5\x2f\xfd", "it is compressed by zstd; unpack it first, if a recording is inside"),
-    (b"\x93NUMPY", "it is a NumPy array (.npy)"),
-    (b"\x89HDF", "it is an HDF5 file"),
-    (b"\x80", "it looks like a pickle or a msgpack file"),
 )
 
 
 class _FolderError(InspectorError, IsADirectoryError):
     """A folder in place of a file; also an OSError, as `open` would raise."""
-
-
-def _instead(head: bytes) -> str:
-    """What a file that does not begin like a recording is instead, and what to do."""
-    text = head.lstrip().lower()
-    line = MAGIC.rpartition(b" ")[0]
-    if not head:
-        what = "it is empty: nothing was written to it, or it was cut off"
-    elif MAGIC.startswith(head):
-        what = "it was cut off before the first pass"
-    elif head.startswith(MAGIC[:-1] + b"\r"):
-        return (
-            "is a recording whose line ends were changed, which damages it: it was copied as text. "
-            "Copy it again as a binary file; in git, mark *.nni as binary."
-        )
-    elif head.startswith(line):
-        version = head.partition(b"\n")[0].rpartition(b" ")[2].decode("ascii", "replace")
-        return (
-            f"is a recording in version {version} of the format, which only a newer nnx_inspector "
-            f"can read. Upgrade: pip install --upgrade nnx_inspector."
-        )
-    elif known := [what for beginning, what in _BEGINNINGS if head.startswith(beginning)]:
-        what = known[0]
-    elif head[8:9] == b"{" and head[4:8] == bytes(4):
-        what = "it is a safetensors file, perhaps the arrays of a checkpoint"
-    elif text.startswith((b"<!doctype html", b"<html")):
-        what = "it is a web page; if insp.to_html wrote it, open it in a browser"
-    elif text.startswith(b"{"):
-        what = "it is JSON; if it is a notebook, open it in Jupyter"
-    elif _is_text(head):
-        what = "it is a text file"
-    else:
-        what = "it begins with unknown bytes"
-    return f"is not a recording: {what}. {_WAY_OUT}"
-
-
-def _is_text(head: bytes) -> bool:
-    try:
-        decoded = codecs.getincrementaldecoder("utf-8")().decode(head)  # may end within a letter
-    except UnicodeDecodeError:
-        return False
-    return "\0" not in decoded
 
 
 class _Marks(NamedTuple):
@@ -225,14 +201,30 @@ class _Opened:
         self._waiting_bytes = 0
         self._keys: tuple[bytes, tuple[tuple[str, str], ...]] = (b"", ())
         self._figures: Figures | None = None  # of the pass that follows
+        self._known: Facts | None = None
+        self._kept: dict[str, int] = {}  # title of a table, or "" for the facts -> their bytes
+        self._kept_bytes = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether the head section was read."""
+        return self._found is not None
+
+    def require_head(self) -> None:
+        self._begun()
 
     def recording(self, *, torn: bool) -> Recording:
         """The whole recording, once the file is read to the end."""
         recording = self._begun()
-        for marks, what in self._waiting.values():  # the process ended before they were complete
-            state = recording.state()
-            news = not {(marks.perturbed, *which) for which in what.nonfinite} <= state.firsts
-            self._take(marks._replace(number=state.appended, news=news), what)
+        if self._known is not None:
+            recording.learn(self._known)
+        state = recording.state()
+        firsts = set(state.firsts)
+        for number, (marks, what) in enumerate(self._waiting.values(), state.appended):
+            # the process ended before these were complete
+            found = {(marks.perturbed, *which) for which in what.nonfinite}
+            self._take(marks._replace(number=number, news=not found <= firsts), what)
+            firsts |= found
         recording.cut_short = torn or any(left > 0 for left in self._held)
         return recording
 
@@ -324,30 +316,61 @@ class _Opened:
         self._last = number
 
     def _table(self, columns: Columns) -> None:
-        title, *names = _texts(columns.get(":names")) or [""]
+        here = sum(column.nbytes for column in columns.values())
+        (title, *names), taken = self._texts(columns.get(":names"), here)
         table = dict[str, npt.NDArray[Any]]()
         for name in names:
             values = columns.get(name)
             if values is None or values.ndim != 1:
                 raise ValueError(f"column {name!r} of a table is missing, or has several axes")
+            taken += _COLUMN_BYTES
             if values.dtype == np.uint32:
-                texts = np.array(_texts(columns.get(f"{name}:texts")), object)
+                texts, more = self._texts(columns.get(f"{name}:texts"), here + taken)
+                taken += more
                 if len(values) and values.max() >= len(texts):
                     raise ValueError(f"column {name!r} has a number without a text")
-                values = texts[values]
+                self._require_room(here + taken + 8 * len(values))
+                values = np.array(texts, object)[values]
             table[name] = values
         if len({len(values) for values in table.values()}) > 1:
             raise ValueError("the columns of a table have different lengths")
+        self._keep(f"table {title}", taken)
         self._begun().keep_table(title, table)
 
+    def _texts(self, data: npt.NDArray[Any] | None, before: int) -> tuple[list[str], int]:
+        """The texts in a column, a JSON list, and the bytes of memory that they take.
+
+        They are decoded one by one: as a whole, JSON may take many times its size.
+        """
+        texts, taken, at, end = list[str](), 0, 1, b","
+        if data is not None and data.dtype == np.uint8 and data.ndim == 1 and data[:1] == b"["[0]:
+            if data.size == 2 and data[1] == b"]"[0]:
+                return texts, taken
+            while end == b"," and (found := _TEXT.match(data.data, at)):
+                at, end = found.end(), found[2]
+                # in UTF-8, as a str, and once more without the escapes
+                self._require_room(before + taken + _TEXT_BYTES + 9 * len(found[1]))
+                texts.append(json.loads(found[1].decode()))
+                taken += _TEXT_BYTES + sys.getsizeof(texts[-1])
+        if data is None or end != b"]" or at != data.size:
+            raise ValueError("a column of texts must be a list of texts")
+        return texts, taken
+
     def _facts(self, columns: Columns) -> None:
-        self._require_room(2 * sum(column.nbytes for column in columns.values()))
+        taken = _bytes_of_facts(columns)
+        self._require_room(sum(column.nbytes for column in columns.values()) + taken)
         try:
-            facts = Facts.from_columns(columns)
+            self._known = Facts.from_columns(columns)  # each section has all facts
         except InspectorError as error:
             raise ValueError(str(error)) from error
-        self._begun().learn(facts)
-        self._begun().miss(facts.uncalled)  # the last one written counts
+        self._begun()
+        self._keep("facts", taken)
+
+    def _keep(self, what: str, taken: int) -> None:
+        """Count what replaces an earlier one of its kind."""
+        self._kept_bytes += taken - self._kept.get(what, 0)
+        self._kept[what] = taken
+        self._require_room(0)
 
     def _take_figures(self, columns: Columns) -> None:
         sites = self._named(column(columns, "site", "uint32"))
@@ -415,6 +438,7 @@ class _Opened:
         taken = (
             self._name_bytes
             + self._waiting_bytes
+            + self._kept_bytes
             + more
             + (0 if self._found is None else self._found.nbytes)
         )
@@ -430,15 +454,19 @@ def _ends(columns: Columns, size: int) -> npt.NDArray[np.int64]:
     return ends
 
 
-def _texts(data: npt.NDArray[Any] | None) -> list[str]:
-    """The list of texts in a column."""
-    try:
-        found = None if data is None or data.dtype != np.uint8 else json.loads(data.tobytes())
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-        raise ValueError("a column of texts must be a list of texts")
-    return found
+def _bytes_of_facts(columns: Columns) -> int:
+    """An upper bound of the memory that facts in these columns take as objects."""
+    taken = 0
+    for name, values in columns.items():
+        if values.dtype == np.uint8:
+            taken += 4 * values.size
+            continue
+        taken += 24 * values.size
+        if name.endswith("_ends"):
+            taken += _TEXT_BYTES * int(np.count_nonzero(np.diff(values, axis=0))) + _TEXT_BYTES
+        else:
+            taken += 32 * int(np.count_nonzero((values < -5) | (values > 256)))
+    return taken
 
 
 def _parts(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> Iterator[bytes]:

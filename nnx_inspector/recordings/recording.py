@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
 _Floats = npt.NDArray[np.float64]
-
 _POINTS_PER_PASS: Final = 10
 
 
@@ -93,6 +92,7 @@ class Recording:
         self._held: dict[int, Pass] = {}
         self._facts: Facts | None = None
         self._tables: dict[str, Columns] = {}
+        self._table_bytes = 0
         self.cut_short = False
         self.name = ""
 
@@ -328,6 +328,8 @@ class Recording:
     def keep_table(self, title: str, columns: Columns) -> None:
         """Keep a table of numbers and text, in place of the one with this title."""
         with self._lock:
+            for sign, table in ((-1, self._tables.get(title, {})), (1, columns)):
+                self._table_bytes += sign * sum(column.nbytes for column in table.values())
             self._tables[title] = columns
             if self._journal is not None:
                 self._journal.write(lambda s: s.of_table(title, columns), self.nbytes)
@@ -349,13 +351,11 @@ class Recording:
 
     @property
     def nbytes(self) -> int:
-        """The memory that the passes and the metrics take, in bytes.
-
-        A cache that all recordings share holds up to 600 unpacked summaries more, about 5 kB each.
+        """The memory that passes, metrics and tables take, in bytes, besides a cache that all
+        recordings share: up to 600 unpacked summaries of about 5 kB.
         """
         with self._lock:
-            tables = sum(x.nbytes for table in self._tables.values() for x in table.values())
-            return self._bytes + self._curves.nbytes + tables
+            return self._bytes + self._curves.nbytes + self._table_bytes
 
     @property
     def thinned(self) -> int:

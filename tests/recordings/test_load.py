@@ -23,7 +23,8 @@ import safetensors.numpy
 from crafted import MAGIC, blob_of, file_of, parts_of, small
 from recorded import assert_readable, assert_same, contents, normal, summary_of
 
-from nnx_inspector.errors import InspectorError
+from nnx_inspector.errors import InspectorError, InspectorWarning
+from nnx_inspector.recordings.facts import Facts, ParameterFacts, SiteFacts
 from nnx_inspector.recordings.format import DamagedError, Reader
 from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.recording import Recording
@@ -396,6 +397,153 @@ def test_memory_stays_below_twice_the_file(
     found = assert_cheap(path, data)
     assert found is not None
     assert len(found) == passes
+
+
+def table(title: str, **texts: bytes) -> crafted.Part:
+    names = json.dumps([title, *texts]).encode()
+    columns = {":names": np.frombuffer(names, np.uint8)}
+    for name, data in texts.items():
+        columns[name] = np.zeros(1, np.uint32)
+        columns[f"{name}:texts"] = np.frombuffer(data, np.uint8)
+    return b"tabl", 1, safetensors.numpy.save(columns)
+
+
+MB = 10**6
+HOSTILE = {
+    "nested lists": [table("t", a=b"[" + b"[]," * (2 * MB) + b"[]]")],
+    "objects": [table("t", a=b"[" + b'{"":{}},' * MB + b"{}]")],
+    "numbers": [table("t", a=b"[" + b"1e5," * (2 * MB) + b"0]")],
+    "short texts": [table("t", a=b"[" + b'"abc",' * MB + b'"a"]')],
+    "no text": [table("t", a=b"[" + b'"",' * (2 * MB) + b'""]')],
+    "letters of four bytes": [table("t", a=b'["\\ud83d\\ude00' + b"a" * (8 * MB) + b'"]')],
+    "escapes": [table("t", a=b'["' + b"\\n" * (4 * MB) + b'"]')],
+    "a text without an end": [table("t", a=b'["' + b"a" * (8 * MB))],
+    "no list": [table("t", a=b'"' + b"a" * (8 * MB) + b'"')],
+    "something after the list": [table("t", a=b'["a"]' + b" " * (8 * MB) + b"x")],
+    "many tables": [table(f"t{i}", a=b'["",' + b'"",' * 500 + b'""]') for i in range(4000)],
+    "names without columns": [table("t" * MB, **{"a" * i: b"[]" for i in range(1, 40)})] * 8,
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_table_takes_no_more_than_twice_the_file(path: pathlib.Path, what: str) -> None:
+    found = assert_cheap(path, file_of([NAMES, head(), *HOSTILE[what]]))
+    assert found is None or what == "names without columns"
+
+
+@pytest.mark.parametrize("columns", ["site", "parameter"])
+def test_hostile_facts_take_no_more_than_twice_the_file(path: pathlib.Path, columns: str) -> None:
+    fact = SiteFacts(site="ab", type="cd", entering="ef") if columns == "site" else None
+    other = ParameterFacts(path="ab", site="cd", type="ef", dtype="gh", size=10**6)
+    facts = Facts(sites=(fact,) * 60_000) if fact else Facts(parameters=(other,) * 60_000)
+    section = b"fact", 1, safetensors.numpy.save(facts.to_columns())
+    assert_cheap(path, file_of([NAMES, head(), section, section]))
+
+
+def test_the_texts_of_a_table_are_read_as_they_were_saved(path: pathlib.Path) -> None:
+    texts = [
+        "",
+        "a",
+        '"',
+        "\\",
+        '\\"',
+        '",',
+        "]",
+        "\n\t",
+        "é",
+        "\U0001f600",
+        "\ud800",
+        '["a"]',
+        "a\0b",
+    ]
+    texts += [f"word {i}" for i in range(5000)]
+    recording = Recording()
+    recording.keep_table('a, "b"', {"text": np.array(texts, object), "n": np.arange(len(texts))})
+    recording.keep_table("empty", {"text": np.zeros(0, object)})
+    recording.keep_table("", {})
+    recording.save(path)
+    found = load(path).tables
+    assert list(found) == ['a, "b"', "empty", ""]
+    assert found['a, "b"']["text"].tolist() == texts
+    assert found['a, "b"']["n"].tolist() == list(range(len(texts)))
+    assert len(found["empty"]) == len(found[""]) == 0
+
+
+def test_held_passes_are_added_without_copying_the_others(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [(b"held", *one_pass([BLOB], **{"pass": np.array([0, i, 0, 0, 0, i])})[1:])
+            for i in range(200)]  # fmt: skip
+    states = []
+    real = Recording.state
+    monkeypatch.setattr(Recording, "state", lambda self: states.append(self) or real(self))
+    found = tried(path, file_of([NAMES, head(bounds=np.array([1000, 2**20])), *held]))
+    assert found is not None
+    assert found.steps == list(range(200))
+    assert [p.number for p in found.passes] == list(range(200))
+    assert len(states) <= 1
+
+
+def test_many_sections_of_facts_are_not_joined_one_by_one(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def section(*sites: str) -> crafted.Part:
+        facts = Facts(sites=tuple(SiteFacts(site=site) for site in sites))
+        return b"fact", 1, safetensors.numpy.save(facts.to_columns())
+
+    joined = []
+    monkeypatch.setattr(Facts, "joined", lambda *both: joined.append(both) or both[1])
+    found = tried(path, file_of([NAMES, head(), section("a"), *[section("a", "b")] * 50]))
+    assert found is not None
+    assert found.facts is not None
+    assert [one.site for one in found.facts.sites] == ["a", "b"]
+    assert not joined
+
+
+@pytest.mark.parametrize("change", ["a byte", "a section is left out", "a section of a lie"])
+def test_what_precedes_the_damage_is_offered_and_read(path: pathlib.Path, change: str) -> None:
+    every = Recording()
+    for step in range(6):
+        every.append(step, {"a": {"output": summary_of(normal(step))}}, metrics={"loss": step})
+    every.save(path)
+    parts = parts_of(path.read_bytes())
+    (at,) = [i for i, part in enumerate(parts) if part[0] == b"pass"][3:4]
+    data, before = file_of(parts), len(file_of(parts[:at]))
+    if change == "a byte":
+        data = data[: before + 40] + bytes([data[before + 40] ^ 1]) + data[before + 41 :]
+    elif change == "a section is left out":
+        data = data[:before] + data[len(file_of(parts[: at + 1])) :]
+    else:
+        data = file_of([*parts[:at], one_pass([b"x"]), *parts[at:]])
+    path.write_bytes(data)
+    offer = rf"at byte {before}\b.*nni.load\(path, damaged=True\) reads what was recorded before"
+    with pytest.raises(InspectorError, match=offer):
+        load(path)
+    said = rf"run.nni' is damaged: .*at byte {before}\b.*The 3 passes kept were recorded before"
+    with pytest.warns(InspectorWarning, match=said):
+        found = load(path, damaged=True)
+    assert found.steps == [0, 1, 2]
+    assert found.cut_short
+    for mine, theirs in zip(found.passes, every.passes[:3], strict=True):
+        assert mine.packed == theirs.packed
+    found.append(9, {"a": {"output": summary_of(normal(9))}})
+    found.save(path)
+    assert load(path).steps == [0, 1, 2, 9]
+
+
+@pytest.mark.parametrize("data", [MAGIC, b"text", small()[:40], MAGIC + b"\0" * 100])
+def test_a_file_without_a_pass_is_refused_with_damaged_too(path: pathlib.Path, data: bytes) -> None:
+    path.write_bytes(data)
+    with pytest.raises(InspectorError) as error:
+        load(path, damaged=True)
+    assert "damaged=True" not in str(error.value)
+
+
+def test_a_whole_file_is_read_in_silence_with_damaged_too(path: pathlib.Path) -> None:
+    path.write_bytes(small())
+    found = load(path, damaged=True)
+    assert_same(found, load(path))
+    assert not found.cut_short
 
 
 def test_metrics_without_end_are_thinned_in_time(path: pathlib.Path) -> None:
