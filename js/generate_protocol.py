@@ -164,7 +164,13 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         progress=progress, number=12, held=True,
     )  # fmt: skip
     history = p.History(version=p.VERSION, layout=1, site=1, quantity=0, steps=2)
-    curves = p.Curves(version=p.VERSION, names=("loss", "accuracy"), points=(3, 1))
+    curves = p.Curves(
+        version=p.VERSION,
+        names=("loss", "accuracy"),
+        points=(3, 1),
+        recorded=(3, 1),
+        not_finite=(1, 0),
+    )
     state = p.State(
         version=p.VERSION, seq=4, selected="blocks/0",
         perturbations=(

@@ -99,12 +99,25 @@ def histories_of(
 
 
 def curves_of(recording: Recording, *, points: int = 600) -> tuple[protocol.Curves, bytes]:
-    """All metrics over the steps. A longer curve has `points` evenly spaced points and its end."""
-    curves: dict[str, Any] = {}
-    for name, curve in recording.curves().items():
+    """All metrics over the steps.
+
+    A curve longer than `points` is divided into as many stretches. It has the first finite value of
+    each and the first that is not finite, so that no gap and no value between two gaps is lost, and
+    its end.
+    """
+    recorded = recording.curves()
+    finite = {name: np.isfinite(curve[:, 1]) for name, curve in recorded.items()}
+    shown: list[Any] = []
+    for name, curve in recorded.items():
+        some = np.arange(len(curve))
         if len(curve) > points:
-            curve = curve[np.linspace(0, len(curve) - 1, points).round().astype(int)]
-        curve = np.where(np.isfinite(curve), curve, np.nan)
-        curves[name] = curve
-    message = protocol.Curves(names=tuple(curves), points=tuple(len(c) for c in curves.values()))
-    return message, protocol.curves_buffer(list(curves.values()))
+            stretches = 2 * (some * points // len(curve)) + finite[name]
+            some = np.union1d(np.unique(stretches, return_index=True)[1], some[-1:])
+        shown.append(np.where(np.isfinite(curve[some]), curve[some], np.nan))
+    message = protocol.Curves(
+        names=tuple(recorded),
+        points=tuple(len(curve) for curve in shown),
+        recorded=tuple(len(curve) for curve in recorded.values()),
+        not_finite=tuple(int((~one).sum()) for one in finite.values()),
+    )
+    return message, protocol.curves_buffer(shown)

@@ -1,8 +1,12 @@
-// One metric over the steps, as a line. Invariant: values that have no place on the axis are gaps.
+// One metric over the steps, as a line. Invariants: values that have no place on the axis are gaps; a
+// value between two gaps is a dot; a step whose value is not finite has a mark on the axis.
 import type { Area } from "./Canvas";
 import { plot } from "./plot";
 import { plain } from "../ui/format";
 import { linear, logarithmic, stepTicks } from "./scale";
+
+/** The height of the mark of a step whose value is not finite. */
+const MARK = 5;
 
 /** The least and the largest finite value, above 0 only if `positive`; [∞, −∞] if there is none. */
 function ends(points: Float64Array, positive: boolean): [low: number, high: number] {
@@ -25,9 +29,20 @@ export function suitsLog(points: Float64Array): boolean {
   return low > 0 && high >= 100 * low;
 }
 
+/** The ranges of points that a line joins. */
+function* runs(points: Float64Array, hasPlace: (value: number) => boolean): Generator<[from: number, to: number]> {
+  const n = points.length / 2;
+  for (let from = 0; from < n; from++) {
+    if (!hasPlace(points[from * 2 + 1])) continue;
+    let to = from + 1;
+    while (to < n && hasPlace(points[to * 2 + 1])) to += 1;
+    yield [from, to];
+    from = to;
+  }
+}
+
 export function paintCurve(area: Area, points: Float64Array, color: string, log = false): void {
   const { context } = area;
-  const n = points.length / 2;
   let [low, high] = ends(points, log);
   if (!(low <= high)) [low, high] = log ? [1, 10] : [0, 1];
   const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
@@ -43,24 +58,20 @@ export function paintCurve(area: Area, points: Float64Array, color: string, log 
   context.fillStyle = color;
   context.lineWidth = 1.5;
   context.lineJoin = "round";
-  context.beginPath();
-  let down = false;
-  for (let i = 0; i < n; i++) {
-    const value = points[i * 2 + 1];
-    if (!hasPlace(value)) {
-      down = false;
-    } else if (down) {
-      context.lineTo(at.x(points[i * 2]), at.y(value));
-    } else {
-      context.moveTo(at.x(points[i * 2]), at.y(value));
-      down = true;
-    }
-  }
-  context.stroke();
-  const end = points[points.length - 1];
-  if (hasPlace(end)) {
+  const dot = (i: number, radius: number): void => {
     context.beginPath();
-    context.arc(at.x(last), at.y(end), 2.5, 0, 2 * Math.PI);
+    context.arc(at.x(points[i * 2]), at.y(points[i * 2 + 1]), radius, 0, 2 * Math.PI);
     context.fill();
+  };
+  for (const [from, to] of runs(points, hasPlace)) {
+    if (to - from === 1) dot(from, 1.5);
+    context.beginPath();
+    for (let i = from; i < to; i++) context.lineTo(at.x(points[i * 2]), at.y(points[i * 2 + 1]));
+    context.stroke();
+  }
+  if (hasPlace(points[points.length - 1])) dot(points.length / 2 - 1, 2.5);
+  context.fillStyle = area.palette.bad;
+  for (let i = 0; i < points.length; i += 2) {
+    if (!Number.isFinite(points[i + 1])) context.fillRect(at.x(points[i]) - 0.75, at.top + at.height - MARK, 1.5, MARK);
   }
 }

@@ -42,6 +42,9 @@ export interface CurveData {
   readonly name: string;
   /** [points, 2]: step and value. */
   readonly points: Float64Array;
+  /** How many values the recording has of it, and how many of these are NaN or Inf. */
+  readonly recorded: number;
+  readonly notFinite: number;
 }
 
 export interface ParameterData extends Parameter {
@@ -105,11 +108,11 @@ export function decodeHistory(header: History, buffer: DataView | undefined): Hi
 }
 
 export function decodeCurves(header: Curves, buffer: DataView | undefined): CurveData[] {
-  if (header.names.length !== header.points.length) {
-    throw new ProtocolError(`curves has ${header.names.length} names and ${header.points.length} points.`);
+  for (const counts of [header.points, header.recorded, header.not_finite]) {
+    if (counts.length !== header.names.length) throw new ProtocolError(`curves has ${header.names.length} names and ${counts.length} counts.`);
   }
   const reader = new Reader(header.type, buffer, 2 * sum(header.points));
-  return header.names.map((name, i) => ({ name, points: reader.floats(header.points[i] * 2) }));
+  return header.names.map((name, i) => ({ name, points: reader.floats(header.points[i] * 2), recorded: header.recorded[i], notFinite: header.not_finite[i] }));
 }
 
 export function decodeParameters(header: Parameters, buffer: DataView | undefined): ParametersData {

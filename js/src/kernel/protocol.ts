@@ -86,12 +86,14 @@ export interface History {
   readonly steps: number;
 }
 
-/** The metrics over the steps so far. Buffer: for each of `names`, float64 [points, 2]: step and value (NaN if it was not finite), with `points[i]` rows for `names[i]`. */
+/** The metrics over the steps so far. Buffer: for each of `names`, float64 [points, 2]: step and value (NaN if it was not finite), with `points[i]` rows for `names[i]`. The recording has `recorded[i]` values of it, and `not_finite[i]` of these are NaN or Inf. */
 export interface Curves {
   readonly type: "curves";
   readonly version: number;
   readonly names: readonly string[];
   readonly points: readonly number[];
+  readonly recorded: readonly number[];
+  readonly not_finite: readonly number[];
 }
 
 /** The passes that the recording still has, oldest first. Buffer: float64 [passes, 5]: number, step, whether something was perturbed (0 or 1), index into `kinds`, and the setting's number. That number differs from the one before if the perturbations changed; 0 means that nothing was perturbed, or that the perturbations are unknown. `thinned` older passes are gone. */
@@ -939,7 +941,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Histogram: { site: "int", quantity: "int", bins: "int" },
   Frame: { version: "int", seq: "int", layout: "int", step: "int", perturbed: "bool", metrics: "float?{}", histograms: "Histogram[]", progress: "Progress", number: "int", held: "bool" },
   History: { version: "int", layout: "int", site: "int", quantity: "int", steps: "int" },
-  Curves: { version: "int", names: "str[]", points: "int[]" },
+  Curves: { version: "int", names: "str[]", points: "int[]", recorded: "int[]", not_finite: "int[]" },
   Passes: { version: "int", passes: "int", kinds: "str[]", thinned: "int" },
   Perturbation: { id: "int", site: "str", sites: "str[]", reach: "int", kind: "str", at: "output|input|parameter", acts_on: "value|gradient|parameter", expression: "str", strength: "float?", strength_name: "str", low: "float", high: "float", units: "int", units_off: "int", mask: "str", python: "str", enabled: "bool", pending: "bool", compiling: "bool", not_acting: "str", axis: "int", columns: "int" },
   SiteEffect: { site: "str", change: "float?" },

@@ -6,7 +6,7 @@ import { Canvas, type Area } from "../charts/Canvas";
 import { canBeLog, paintCurve, suitsLog } from "../charts/curve";
 import type { CurveData } from "../kernel/decode";
 import type { Store } from "../store";
-import { exact, plain } from "../ui/format";
+import { count, exact, plain } from "../ui/format";
 import { ids } from "../ui/testids";
 
 export function Metrics({ store }: { store: Store }) {
@@ -24,10 +24,11 @@ export function Metrics({ store }: { store: Store }) {
   );
 }
 
-function Curve({ curve: { name, points } }: { curve: CurveData }) {
+function Curve({ curve: { name, points, recorded, notFinite } }: { curve: CurveData }) {
   const last = points[points.length - 1];
   const known = Number.isFinite(last);
   const said = known ? plain(last, 4) : "not finite"; // a step without the metric has no point
+  const gaps = notFinite > 0 ? `${count(notFinite)} of ${count(recorded)} not finite` : "";
   const [chosen, choose] = useState<boolean | null>(null);
   const possible = canBeLog(points);
   const log = possible && (chosen ?? suitsLog(points));
@@ -35,7 +36,7 @@ function Curve({ curve: { name, points } }: { curve: CurveData }) {
   return (
     <figure class="nni-metric" data-testid={ids.metric(name)} data-value={exact(last)}>
       <figcaption>
-        <span>{name}</span>
+        <span title={name}>{name}</span>
         {possible && (
           <button type="button" class="nni-link nni-small" aria-label={`${log ? "log" : "linear"} axis of ${name}`} title={log ? "Show it on a linear axis" : "Show it on a logarithmic axis"} data-testid={ids.metricLog(name)} onClick={() => choose(!log)}>
             {log ? "log" : "linear"}
@@ -44,6 +45,11 @@ function Curve({ curve: { name, points } }: { curve: CurveData }) {
         <b class={known ? undefined : "nni-bad"}>{said}</b>
       </figcaption>
       {points.some((one, i) => i % 2 === 1 && Number.isFinite(one)) && <Canvas height={84} label={`${name} over the steps, last value ${said}`} paint={paint} />}
+      {gaps && (
+        <span class="nni-metric-gaps nni-bad nni-small" title={`${gaps}: the recorded values that are NaN or Inf. Their steps are marked on the axis.`} data-testid={ids.metricGaps(name)}>
+          {gaps}
+        </span>
+      )}
     </figure>
   );
 }

@@ -80,7 +80,9 @@ function Metric({ metric, effect }: { metric: string; effect: Effect }) {
   const perturbed = effect.perturbed[metric] ?? null;
   return (
     <tr>
-      <th scope="row">{metric}</th>
+      <th scope="row" class="nni-effect-metric" title={metric}>
+        {metric}
+      </th>
       <td data-testid={ids.effectValue(metric, "clean")} data-value={exact(clean)}>
         {real(clean)}
       </td>

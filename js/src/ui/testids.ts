@@ -62,7 +62,8 @@
 // nni-nnx [value: the site]         a module as NNX sees it; in it nni-nnx-node [data-path],
 // nni-nnx-variable [data-path, data-value: relative change], nni-nnx-kind [data-kind],
 // nni-nnx-mode [data-module, data-name], nni-nnx-since [value: the step compared with]
-// nni-metric-<name> [value: the last one], in it nni-metric-log-<name>: its axis
+// nni-metric-<name> [value: the last one], in it nni-metric-log-<name>: its axis, and nni-metric-gaps-<name>: how many
+// values are not finite
 // nni-error                         a view's own failure
 
 export const ids = {
@@ -181,6 +182,7 @@ export const ids = {
   noEffect: "nni-no-effect",
   metric: (name: string) => `nni-metric-${name}`,
   metricLog: (name: string) => `nni-metric-log-${name}`,
+  metricGaps: (name: string) => `nni-metric-gaps-${name}`,
   valuesPart: "nni-values-part",
   valuesClean: "nni-values-clean",
   valuesView: "nni-values-view",

@@ -66,7 +66,7 @@ function packed(more: object = {}, sites = SITES): Uint8Array {
     layout: layout(sites),
     state: state({ progress: { kind: "watch", running: false, step: 11, total: null, rate: null } }),
     kept: [{ type: "findings", version: VERSION, findings: [], more: 0 }],
-    curves: packing.message({ type: "curves", version: VERSION, names: ["loss"], points: [2] }, new Float64Array([0, 3, 1, 2])),
+    curves: packing.message({ type: "curves", version: VERSION, names: ["loss"], points: [2], recorded: [2], not_finite: [0] }, new Float64Array([0, 3, 1, 2])),
     passes: packing.message(header, new Float64Array(buffer.buffer)),
     library: packing.add(new TextEncoder().encode("export const arrange = 1;"), "u1"),
     histories: [

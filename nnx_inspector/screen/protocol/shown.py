@@ -97,11 +97,14 @@ class History(Shown, type="history"):
 
 class Curves(Shown, type="curves"):
     """The metrics over the steps so far. Buffer: for each of `names`, float64 [points, 2]: step
-    and value (NaN if it was not finite), with `points[i]` rows for `names[i]`.
+    and value (NaN if it was not finite), with `points[i]` rows for `names[i]`. The recording has
+    `recorded[i]` values of it, and `not_finite[i]` of these are NaN or Inf.
     """
 
     names: tuple[str, ...]
     points: tuple[int, ...]
+    recorded: tuple[int, ...]
+    not_finite: tuple[int, ...]
 
 
 class Passes(Shown, type="passes"):
