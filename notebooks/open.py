@@ -1,7 +1,7 @@
 """Sets up an environment beside this checkout and opens the quickstart in JupyterLab.
 
 Needs Python 3.11 or newer and nothing else: `python3 notebooks/open.py`. Arguments go to
-JupyterLab. Knows nothing of the package but its name.
+JupyterLab, for example `--no-browser`. Knows nothing of the package but its name.
 """
 
 from __future__ import annotations
@@ -25,9 +25,16 @@ def environment(extra: str) -> pathlib.Path:
     if not python.exists():
         print(f"Making an environment in {folder.name}", flush=True)
         venv.create(folder, with_pip=True)
-    print(f"Installing nnx_inspector[{extra}] (the first time takes minutes)", flush=True)
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    if subprocess.run([*pip, "--editable", f"{ROOT}[{extra}]"], check=False).returncode:
+    print(f"Installing nnx_inspector[{extra}]: minutes the first time, then seconds", flush=True)
+    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
+    # not to the terminal itself: pip's bars would leave a hundred packages' lines between them
+    pip += ["--progress-bar", "off", "--editable", f"{ROOT}[{extra}]"]
+    with subprocess.Popen(pip, stdout=subprocess.PIPE, text=True, errors="replace") as installing:
+        assert installing.stdout is not None
+        for line in installing.stdout:
+            if not line.startswith("Requirement already satisfied"):
+                print(line, end="", flush=True)
+    if installing.returncode:
         sys.exit(
             "Installing failed; pip says why above. It needs the package index, and npm's registry "
             "to build the front end: see notebooks/docs/limits.md, 'Installing fails'."
@@ -40,6 +47,7 @@ def main() -> None:
     root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     notebook = str(ROOT / "notebooks" / "quickstart.ipynb")
     command = [str(python), "-m", "jupyter", "lab", notebook, *root, *sys.argv[1:]]
+    print("Starting JupyterLab with the quickstart; Ctrl-C twice stops it", flush=True)
     with contextlib.suppress(KeyboardInterrupt):  # JupyterLab's own way to stop
         sys.exit(subprocess.run(command, check=False).returncode)
 

@@ -1,4 +1,4 @@
-"""What `tests/run.py` makes of its arguments."""
+"""What `tests/run.py` makes of its arguments, and what is said while its environment is set up."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import os
 import pathlib
 import runpy
 import sys
+from collections.abc import Callable
 
 import pytest
 
-RUN = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "run.py"))
+TESTS = pathlib.Path(__file__).parents[1]
+RUN = runpy.run_path(str(TESTS / "run.py"))
+OPEN = runpy.run_path(str(TESTS.parent / "notebooks" / "open.py"))
 
 
 def test_the_cpu_is_the_default() -> None:
@@ -51,3 +54,51 @@ def test_a_platform_that_jax_does_not_find_is_an_error_that_says_what_to_install
 def test_a_platform_that_jax_finds_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     RUN["check_platform"]("cpu", sys.executable, {**os.environ, **RUN["settings"]("cpu")})
     assert capfd.readouterr().out.endswith(" on cpu\n")
+
+
+PIP = """#!{python}
+import sys
+print("Collecting jax", flush=True)
+print("Requirement already satisfied: numpy in ./somewhere")
+print("Installing collected packages: jax")
+print("asked for", *sys.argv[1:4])
+sys.exit({code})
+"""
+
+
+@pytest.fixture
+def with_pip(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int], pathlib.Path]:
+    """`open.environment` in a checkout whose environment has a pip that ends with a code."""
+
+    def environment(code: int) -> pathlib.Path:
+        python = tmp_path / ".venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(PIP.format(python=sys.executable, code=code))
+        python.chmod(0o755)
+        monkeypatch.setitem(OPEN["environment"].__globals__, "ROOT", tmp_path)
+        return OPEN["environment"]("notebook")
+
+    return environment
+
+
+def test_setting_up_says_what_pip_says_but_not_what_was_there(
+    with_pip: Callable[[int], pathlib.Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    python = with_pip(0)
+    assert python.name == "python"
+    assert capfd.readouterr().out.splitlines() == [
+        "Installing nnx_inspector[notebook]: minutes the first time, then seconds",
+        "Collecting jax",
+        "Installing collected packages: jax",
+        "asked for -m pip install",
+    ]
+
+
+def test_setting_up_ends_where_pip_fails(
+    with_pip: Callable[[int], pathlib.Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="Installing failed; pip says why above"):
+        with_pip(1)
+    assert "Collecting jax" in capfd.readouterr().out
