@@ -278,6 +278,7 @@ class Handles:
         return [
             Expected(
                 number=one.id,
+                perturbation=one.perturbation,
                 place=one.place,
                 in_use=self.place_in_use(one),
                 sites=tuple(one.sites),

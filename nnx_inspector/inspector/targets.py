@@ -12,9 +12,11 @@ from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.passes.rerun import Reruns
-from nnx_inspector.perturbations.apply import chosen_layer, parameter_keys
+from nnx_inspector.perturbations.apply import check_applies, parameter_keys
+from nnx_inspector.perturbations.base import OfPart
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.region import Known, check_applies, is_live, require_known
+from nnx_inspector.perturbations.perturbed import chosen_layer
+from nnx_inspector.perturbations.region import Known, is_live, require_known
 from nnx_inspector.perturbations.slots import place_of
 
 
@@ -69,5 +71,6 @@ class Targets:
             self._rerun.reached().check(one, sites, rows)
 
     def _check_value(self, value: Known, handle: Handle) -> None:
-        if place_of(value, handle.sites, handle.rows) != handle.place:
+        same = place_of(value, handle.sites, handle.rows) == handle.place
+        if not same or isinstance(value, OfPart):  # whose numbers may be beyond an axis
             self._check(value, handle.sites, handle.rows)

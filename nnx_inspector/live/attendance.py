@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from nnx_inspector.hooks.lookalikes import SPLIT_INSIDE, TWINS
 from nnx_inspector.hooks.sites import module_sites
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.messages import GRADIENT, Reached
 from nnx_inspector.live.session import Session
-from nnx_inspector.perturbations.slots import Place
+from nnx_inspector.perturbations.base import OfPart
+from nnx_inspector.perturbations.region import Known
+from nnx_inspector.perturbations.slots import Place, misfit, refusal
 from nnx_inspector.recordings.facts import Uncalled
 
 MEASURED = 3
@@ -30,6 +33,7 @@ class Expected:
 
     Attributes:
         number: the number of its handle.
+        perturbation: the perturbation, with the numbers that it has now.
         place: the place that it needs, unless it is a row.
         in_use: the place where it acts, None for a row.
         sites: the keys of its sites.
@@ -38,6 +42,7 @@ class Expected:
     """
 
     number: int
+    perturbation: Known
     place: Place
     in_use: Place | None
     sites: tuple[str, ...]
@@ -191,7 +196,11 @@ class Attendance:
         """
         found: dict[int, str] = {}
         for one in expected:
-            fits = {why for site, at, why in reached if at == one.in_use and site in one.sites}
+            fits = {
+                why or _lacks(one.perturbation, site, seen)
+                for site, at, why, seen in reached
+                if at == one.in_use and site in one.sites
+            }
             misfits = fits - {""}
             if misfits:
                 self.misfits[one.number] = min(misfits)
@@ -255,3 +264,10 @@ class Attendance:
             for number, (since, why) in self._idle.items()
             if number not in self._acted and (over or strange or step - since >= STEPS)
         }
+
+
+def _lacks(one: Known, site: str, seen: Any) -> str:
+    """Why what a site has does not have the part that a perturbation chooses by its numbers, which
+    its program does not know; "" if it has.
+    """
+    return misfit(refusal(one, site, seen)) if isinstance(one, OfPart) and seen is not None else ""

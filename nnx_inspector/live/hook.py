@@ -36,8 +36,8 @@ from nnx_inspector.live.messages import GRADIENT, Asked, Cotangents, Outputs, Wh
 from nnx_inspector.perturbations.apply import parameter_rules
 from nnx_inspector.perturbations.perturbed import Rows, as_seen
 from nnx_inspector.perturbations.perturbed import applied as applied_at
-from nnx_inspector.perturbations.region import ROW, apply, misfit, refusal
-from nnx_inspector.perturbations.slots import PARAMETER, Place, switched
+from nnx_inspector.perturbations.region import ROW, apply
+from nnx_inspector.perturbations.slots import PARAMETER, Place, misfit, refusal, switched
 from nnx_inspector.perturbations.substitute import parameters_within
 from nnx_inspector.program.analysis.error_notes import note_site
 from nnx_inspector.program.eager import EagerPass
@@ -277,7 +277,7 @@ class Watch:
         rules = parameter_rules(places, [(on, *numbers) for _, on, numbers in mine])
         with parameters_within(context.module, parse_key(context.path)[0], rules) as reached:
             asked.reached.update(
-                (key, p, why) for p in places for key, why in reached if key in p.sites
+                (key, p, why, None) for p in places for key, why in reached if key in p.sites
             )
             yield
 
@@ -296,7 +296,7 @@ class Watch:
             if ensemble is not None and not around:
                 around = ((ensemble.number, ensemble.count),)
             if mark.part == OUTPUT and site in self.keys:
-                asked.reached.add((site, None, ""))
+                asked.reached.add((site, None, "", None))
                 index = self.keys.index(site)
                 values = [apply(x, rows, index) for x in values]
             for place, on, numbers in places:
@@ -308,8 +308,9 @@ class Watch:
                 one = jax.tree.unflatten(place.treedef, numbers)
                 here, name = _in_layer(on, place.rows, around), f"{site}/{calls[id(mark)]}"
                 for n, mapped in enumerate(mark.mapped):
-                    why = misfit(refusal(one, site, as_seen(values[n], mapped)))
-                    asked.reached.add((site, place, why))
+                    seen = as_seen(values[n], mapped)
+                    why = misfit(refusal(one, site, seen))
+                    asked.reached.add((site, place, why, seen))
                     if not why:
                         how = {"mapped": mapped, "name": f"{name}/{n}"}
                         change = functools.partial(applied_at, one.apply_at, **how)

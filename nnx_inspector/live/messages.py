@@ -30,9 +30,10 @@ from nnx_inspector.stats.summary import Summary, merge
 
 GRADIENT = "gradient"
 
-Reached = Set[tuple[str, Place | None, str]]
-"""The sites that a program calls, each with the place that acts there, None for a row, and why it
-does not fit what the site has there ("" if it does)."""
+Reached = Set[tuple[str, Place | None, str, Any]]
+"""The sites that a program calls, each with the place that acts there, None for a row; why it does
+not fit what the site has there ("" if it does, as far as the program knows); and the shape and
+dtype of that, None for a row or a parameter."""
 
 
 class Listener(Protocol):
@@ -102,7 +103,7 @@ class Asked:
         calls.add(site)
         self._claim, self._devices = claim, devices
         # both are filled while the call is traced
-        self.reached: set[tuple[str, Place | None, str]] = set()
+        self.reached: set[tuple[str, Place | None, str, Any]] = set()
         self.unseen: dict[str, str] = {}
         self.sends = {OUTPUT}
         self.differentiated: set[str] = set()

@@ -8,6 +8,7 @@ acts first, then the places in their order. Does not trace or compile the call.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from nnx_inspector.hooks.layers import Layer
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Only, Selection, module_sites
 from nnx_inspector.perturbations import perturbed, slots
-from nnx_inspector.perturbations.base import is_random
+from nnx_inspector.perturbations.base import OfPart, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import (
     Act,
@@ -28,16 +29,15 @@ from nnx_inspector.perturbations.perturbed import (
     check_fits,
     check_layers,
     why_unseen,
-    without_layers,
 )
-from nnx_inspector.perturbations.region import apply, nothing_to_perturb
-from nnx_inspector.perturbations.slots import Place
+from nnx_inspector.perturbations.region import Live, apply
+from nnx_inspector.perturbations.slots import Place, Setting, nothing_to_perturb, refusal
 from nnx_inspector.perturbations.substitute import ParameterRule, perturbed_parameters
-from nnx_inspector.perturbations.values import Perturbation
+from nnx_inspector.perturbations.values import Perturbation, Scale
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.stage import LayersOf, Staged
-from nnx_inspector.program.survey import Marked
+from nnx_inspector.program.survey import Marked, Survey
 
 
 def layers_for(selection: Selection, received: Iterable[str]) -> LayersOf:
@@ -69,7 +69,11 @@ def at_marks(
         act = Act(jax.tree.unflatten(place.treedef, leaves), place.rows, on)
         for site in place.sites:
             acting.setdefault((site, place.at), []).append(act)
-    at_places = perturbed.at_marks(stage, lambda mark: acting.get((mark.site, mark.part), ()))
+    at_places = perturbed.at_marks(
+        stage.calls,
+        lambda mark: acting.get((mark.site, mark.part), ()),
+        lambda one, mark: check_fits(one, mark, stage),
+    )
 
     def perturb(mark: Marked, values: list[Any], rows: Rows) -> list[Any]:
         if mark.part == OUTPUT and mark.site in index:
@@ -86,25 +90,6 @@ def are_random(places: Sequence[Place]) -> bool:
 
 
 # ----------------------------------------------------------------- selections
-
-
-def chosen_layer(only: Only) -> tuple[Only, tuple[int, ...]]:
-    """A selection without its layer indices, and those indices: `("layers", (3,))` for
-    `"layers[3]"`.
-
-    Raises:
-        ValueError: its terms choose different layers.
-    """
-    several = isinstance(only, (list, tuple, set, frozenset))
-    terms: list[Any] = list(only) if several else [only]  # type: ignore[arg-type]
-    apart = [without_layers(t) if isinstance(t, str) else (t, ()) for t in terms]
-    rows = {of_term for _, of_term in apart}
-    if len(rows) > 1:
-        raise ValueError(
-            f"{only!r} chooses different layers. Add a perturbation for each, such as in a loop."
-        )
-    bare = [term for term, _ in apart]
-    return (bare if several else bare[0]), (rows.pop() if rows else ())
 
 
 def parameter_keys(model: nnx.Module, only: Only) -> list[str]:
@@ -125,6 +110,26 @@ def parameter_keys(model: nnx.Module, only: Only) -> list[str]:
 
 
 # -------------------------------------------------------------------- checks
+
+_ARRAYS = re.compile(r"[\w<>]+\[[\d,]*\]")
+
+
+def check_applies(perturbation: Live, site: str, output: str) -> None:
+    """Raise a TypeError if a perturbation has no meaning for a site's output.
+
+    Args:
+        output: the description of its output (`"(float32[8], {mask: bool[4]})"`).
+    """
+    arrays = _ARRAYS.findall(output)
+    if not arrays:
+        raise nothing_to_perturb(site, OUTPUT)
+    if isinstance(perturbation, Scale):
+        for text in arrays:
+            if not text.startswith(("float", "bfloat", "complex")):
+                raise TypeError(
+                    f"Scale needs floating-point values, but {site or '(root)'!r} returns {text}. "
+                    f"Zero works on every dtype."
+                )
 
 
 class Reach:
@@ -177,6 +182,25 @@ class Reach:
             return list(perturbed_parameters(stage, rules).values())
 
         jax.eval_shape(replaced, self._stage.inputs)
+
+
+def check_parts(found: Survey, setting: Setting) -> None:
+    """Raise if a unit or an example that a perturbation chooses by its numbers, which are data of
+    the program, does not exist in a call.
+
+    Raises:
+        ValueError: there is no such unit or example at a site.
+    """
+    for place, (on, *leaves) in zip(setting.places, setting.data, strict=True):
+        one = jax.tree.unflatten(place.treedef, leaves)
+        if not on or not isinstance(one, OfPart):
+            continue
+        for mark, *_ in found.walk():
+            if mark.part == place.at and mark.site in place.sites:
+                for x in perturbed.arrays_of(mark):
+                    why = refusal(one, mark.site, x)
+                    if why is not None:
+                        raise why
 
 
 # -------------------------------------------------------------------- places

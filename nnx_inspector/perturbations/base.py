@@ -288,7 +288,9 @@ class OfPart(Kind):
         return on if self.example is None else on & _along(self.example, shape, 0)
 
     def misfit(self, shape: tuple[int, ...]) -> Refusal | None:
-        """Why an array has no such part, as far as the part's numbers are known."""
+        """Why an array has no such part, as far as the numbers of all its parts are known."""
+        if isinstance(self.whole, OfPart) and (why := self.whole.misfit(shape)) is not None:
+            return why
         for value, axis, what in ((self.units, self.axis, "unit"), (self.example, 0, "example")):
             if value is None:
                 continue
@@ -301,14 +303,31 @@ class OfPart(Kind):
                         f"a mask of shape {value.shape} does not fit the {count} {what}s along its "
                         f"axis {axis}"
                     )
-            elif not (jit.is_tracer(value) or isinstance(value, jax.ShapeDtypeStruct)):
-                beyond = [int(i) for i in np.ravel(value) if not -count <= i < count]
+            elif (known := _known(value)) is not None:
+                beyond = [int(i) for i in known if not -count <= i < count]
                 if beyond:
                     return ValueError(
                         f"it has {count} {what}s along axis {axis}, so there is no {what} "
                         f"{beyond[0]}"
                     )
         return None
+
+    def lacking(self, shape: tuple[int, ...]) -> Any:
+        """Whether an array has no such part, bool[]; False if `misfit` knows."""
+        found = self.whole.lacking(shape) if isinstance(self.whole, OfPart) else False
+        for value, axis in ((self.units, self.axis), (self.example, 0)):
+            if jit.is_tracer(value) and value.dtype != jnp.bool_ and _known(value) is None:
+                count = shape[axis]
+                found = found | jnp.any((value < -count) | (value >= count))
+        return found
+
+
+def _known(numbers: Any) -> list[Any] | None:
+    """The numbers, where `vmap` or `grad` maps arrays and not those of a program; None if not."""
+    if isinstance(numbers, jax.ShapeDtypeStruct):
+        return None
+    origin = jit.origin_of(numbers)
+    return None if origin.program is not None else np.ravel(origin.value).tolist()
 
 
 @kind(checked=True)

@@ -70,7 +70,7 @@ class Gates:
             acts_here = mark.part == self.part and mark.site in self.first
             return [Act(one, on=gates[mark.site], axis=self.axis)] if acts_here else []
 
-        return at_marks(stage, acts)
+        return at_marks(stage.calls, acts, lambda one, mark: check_fits(one, mark, stage))
 
     def reached(self, found: Survey, seen: list[Any], gates: Open) -> Any:
         """Whether the call passed an open gate, bool[]: a branch may not have been taken."""

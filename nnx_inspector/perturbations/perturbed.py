@@ -19,11 +19,10 @@ import jax.numpy as jnp
 
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector.hooks.inside import kernels
-from nnx_inspector.hooks.sites import Selection, of_operation
+from nnx_inspector.hooks.sites import Only, Selection, of_operation
 from nnx_inspector.perturbations.base import Kind, Perturbation, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.region import nothing_to_perturb, refusal
-from nnx_inspector.perturbations.slots import switched
+from nnx_inspector.perturbations.slots import loud, nothing_to_perturb, refusal, switched
 from nnx_inspector.perturbations.substitute import (
     ParameterRule,
     perturbed_parameters,
@@ -50,6 +49,25 @@ def without_layers(key: str) -> tuple[str, tuple[int, ...]]:
     """A key as a glob, and the layers that it chooses: `("layers", (3,))` for `"layers[3]"`."""
     called, operation = of_operation(key)
     return _INDEX.sub("", called) + operation, tuple(int(i) for i in _INDEX.findall(called))
+
+
+def chosen_layer(only: Only) -> tuple[Only, tuple[int, ...]]:
+    """A selection without its layer indices, and those indices: `("layers", (3,))` for
+    `"layers[3]"`.
+
+    Raises:
+        ValueError: its terms choose different layers.
+    """
+    several = isinstance(only, (list, tuple, set, frozenset))
+    terms: list[Any] = list(only) if several else [only]  # type: ignore[arg-type]
+    apart = [without_layers(t) if isinstance(t, str) else (t, ()) for t in terms]
+    rows = {of_term for _, of_term in apart}
+    if len(rows) > 1:
+        raise ValueError(
+            f"{only!r} chooses different layers. Add a perturbation for each, such as in a loop."
+        )
+    bare = [term for term, _ in apart]
+    return (bare if several else bare[0]), (rows.pop() if rows else ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +135,7 @@ def perturbed(f: Any) -> Callable[..., Any]:
             if not stage.eager:
                 _check(stage, rules)
             numbered = any(is_random(one) for rule in rules for one in rule.perturbations)
-            perturb = at_marks(stage, _by_rules(rules))
+            perturb = at_marks(stage.calls, _by_rules(rules), _checked_at(stage))
             plan = Plan(summarise=False, perturb=perturb, numbered=numbered)
             replaced = perturbed_parameters(
                 stage, [rule.of_parameters for rule in rules if rule.of_parameters.perturbations]
@@ -179,26 +197,37 @@ class Act:
 
 
 def at_marks(
-    stage: Staged, acts: Callable[[Marked], Iterable[Act]]
+    calls: Mapping[int, int],
+    acts: Callable[[Marked], Iterable[Act]],
+    check: Callable[[Perturbation, Marked], None],
 ) -> Callable[[Marked, list[Any], Rows], list[Any]]:
-    """The function for `Plan.perturb` that does the acts of each mark, in their order."""
-    calls = stage.calls  # an eager call counts them as it runs
+    """The function for `Plan.perturb` that does the acts of each mark, in their order.
+
+    Args:
+        calls: the number of each mark's call; an eager call counts them as it runs.
+        acts: what is done at a mark.
+        check: raises if a perturbation does not fit a mark.
+    """
 
     def perturb(mark: Marked, values: list[Any], rows: Rows) -> list[Any]:
         for act in acts(mark):
-            check_fits(act.one, mark, stage)
+            check(act.one, mark)
             check_apart(mark, act.rows)
             on, name = _is_on(act, mark.site, rows), f"{mark.site}/{calls[id(mark)]}"
             one = act.one if act.axis is None else act.one.only(on, axis=act.axis)
             on = on if act.axis is None else on.any()
             changes = [
-                functools.partial(applied, one.apply_at, mapped=mapped, name=f"{name}/{number}")
+                functools.partial(applied, loud(one), mapped=mapped, name=f"{name}/{number}")
                 for number, mapped in enumerate(mark.mapped)
             ]
             values = [switched(on, *pair) for pair in zip(changes, values, strict=True)]
         return values
 
     return perturb
+
+
+def _checked_at(stage: Staged) -> Callable[[Perturbation, Marked], None]:
+    return lambda one, mark: check_fits(one, mark, stage)
 
 
 @ours()
@@ -297,10 +326,15 @@ def applied(apply_at: Callable[..., jax.Array], x: Any, mapped: tuple[int, ...],
 
 def check_fits(one: Perturbation, mark: Marked, stage: Staged) -> None:
     """Raise if a perturbation has no meaning for what a module returns or receives."""
-    if not mark.avals:
-        raise nothing_to_perturb(mark.site, mark.part)
     if stage.scope.operations.get(mark.site) == kernels.KERNEL:
         raise ValueError(kernels.NO_PATTERN.format(site=mark.site))
+    check_arrays(one, mark)
+
+
+def check_arrays(one: Perturbation, mark: Marked) -> None:
+    """Raise if a perturbation has no meaning for the arrays of a mark."""
+    if not mark.avals:
+        raise nothing_to_perturb(mark.site, mark.part)
     for x in arrays_of(mark):
         why = refusal(one, mark.site, x)
         if why is not None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import re
+import itertools
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -24,26 +25,45 @@ from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.interpreter import kept_apart
 from nnx_inspector._compat.native import APPLY, call, in_the_width, lower_for_a_cpu, serves_here
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.dispatch import hooked
 from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.intercept import open_layer
-from nnx_inspector.hooks.layers import PERTURBATION, Context, Layer
+from nnx_inspector.hooks.layers import (
+    PERTURBATION,
+    TAP_OUTPUT,
+    Context,
+    Layer,
+    open_layers,
+    opened,
+)
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
-from nnx_inspector.hooks.scope import scope_of
-from nnx_inspector.hooks.sites import Only, Selection
-from nnx_inspector.perturbations.base import Perturbation, Refusal
+from nnx_inspector.hooks.scope import Scope, scope_of
+from nnx_inspector.hooks.sites import Only, Selection, module_sites
+from nnx_inspector.perturbations.base import OfPart, Perturbation, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.slots import data_of
+from nnx_inspector.perturbations.perturbed import Act, Rows, arrays_of, at_marks, chosen_layer
+from nnx_inspector.perturbations.slots import data_of, nothing_to_perturb, refusal
 from nnx_inspector.perturbations.values import Scale, Zero
+from nnx_inspector.program.eager import EagerPass
 from nnx_inspector.program.host import boards as board
-from nnx_inspector.program.marks import OUTPUT, describe, is_observable, is_whole
+from nnx_inspector.program.marks import (
+    INPUT,
+    OUTPUT,
+    is_observable,
+    is_whole,
+    mark_arguments,
+    mark_tree,
+)
+from nnx_inspector.program.members import ensemble_of, within
+from nnx_inspector.program.plan import Plan
+from nnx_inspector.program.survey import Marked
 
 OFF, ZERO, SCALE = range(3)
 ROW = 2
 """The number of entries of a row: mode and strength."""
-
-_ARRAYS = re.compile(r"[\w<>]+\[[\d,]*\]")
 
 Live = Zero | Scale
 """The kinds that fit a row; on outputs, every program has a row for every site."""
@@ -164,91 +184,195 @@ ad.primitive_transposes[_apply] = _apply_transpose
 batching.primitive_batchers[_apply] = _apply_batch
 
 
-def check_applies(perturbation: Live, site: str, output: str) -> None:
-    """Raise a TypeError if a perturbation has no meaning for a site's output.
+class _Met:
+    """The shapes of the arrays that the programs of one hook perturb; they keep it alive."""
 
-    Args:
-        output: the description of its output (`"(float32[8], {mask: bool[4]})"`).
-    """
-    arrays = _ARRAYS.findall(output)
-    if not arrays:
-        raise nothing_to_perturb(site, OUTPUT)
-    if isinstance(perturbation, Scale):
-        for text in arrays:
-            if not text.startswith(("float", "bfloat", "complex")):
-                raise TypeError(
-                    f"Scale needs floating-point values, but {site or '(root)'!r} returns {text}. "
-                    f"Zero works on every dtype."
-                )
+    def __init__(self) -> None:
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def fit(self, one: Perturbation) -> bool:
+        """Whether all of them have the part that a perturbation chooses."""
+        return not isinstance(one, OfPart) or not any(map(one.misfit, tuple(self.shapes)))
+
+
+_met: weakref.WeakValueDictionary[Any, _Met] = weakref.WeakValueDictionary()
+"""By the name of a board."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Perturb:
-    """The hook of `perturb`. Equal hooks share compiled programs; the numbers are on the board."""
+class _Numbers:
+    """A perturbation whose numbers are on a board. Equal ones share compiled programs.
+
+    Attributes:
+        fixed: for a region within a trace, the numbers themselves: the program runs after the
+            region.
+        met: what its programs perturb; empty within a trace.
+    """
 
     token: Any
     treedef: Any
     avals: tuple[jax.ShapeDtypeStruct, ...]
-    fixed: tuple[bytes, ...] | None = None
-    """For a region within a trace, the numbers themselves: the program runs after the region."""
+    fixed: tuple[bytes, ...] | None
+    met: _Met = dataclasses.field(compare=False)
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        if context.type_name == kernels.KERNEL:
-            raise ValueError(kernels.NO_PATTERN.format(site=context.site))
-        on, *leaves = self._numbers()
-        one: Perturbation = jax.tree.unflatten(self.treedef, leaves)
-        site, call = context.site or type(context.module).__name__, context.call
-        if one.at == OUTPUT:
-            out = next_fun(*args, **kwargs)
-            arrays = jax.tree.leaves(out, is_leaf=is_whole)
-            return rebuilt(out, _each(one, on, arrays, site, call), is_whole)
-        arrays = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
-        new = _each(one, on, arrays, site, call)
-        args, kwargs = with_arguments(args, kwargs, new, is_whole)
-        return next_fun(*args, **kwargs)
+    def read(self) -> tuple[Any, Perturbation]:
+        """Whether it is on, and the perturbation, with the numbers that a program reads."""
+        found = self._fixed()
+        on, *leaves = board.read(self.token, self.avals, keep=self.met) if found is None else found
+        return on, jax.tree.unflatten(self.treedef, leaves)
 
-    def _numbers(self) -> Sequence[Any]:
+    def check(self, one: Perturbation, site: str, x: Any) -> None:
+        """Raise if the perturbation does not fit an array, by the numbers that it has now."""
+        found = self._fixed() or board.published(self.token)
+        known = one if found is None else jax.tree.unflatten(self.treedef, found[1:])
+        why = refusal(known, site, x)
+        if why is not None:
+            raise why
+        self.met.shapes.add(tuple(x.shape))
+
+    def _fixed(self) -> Sequence[Any] | None:
         if self.fixed is None:
-            return board.read(self.token, self.avals)
+            return None
         pairs = zip(self.fixed, self.avals, strict=True)
         return [np.frombuffer(data, a.dtype).reshape(a.shape) for data, a in pairs]
 
 
-def refusal(one: Any, site: str, x: Any) -> Refusal | None:
-    """The error to raise if a perturbation does not fit an array of a site, or a parameter."""
-    why = one.why_not(jax.ShapeDtypeStruct(x.shape, x.dtype))
-    if why is None:
-        return None
-    return type(why)(f"{one.kind_name} at {site or '(root)'!r}, {describe(x)}: {why}.")
+@dataclasses.dataclass(frozen=True)
+class _Perturb:
+    """The hook of `perturb` at a site, in all its calls."""
+
+    numbers: _Numbers
+
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        if context.type_name == kernels.KERNEL:
+            raise ValueError(kernels.NO_PATTERN.format(site=context.site))
+        on, one = self.numbers.read()
+        site, call = context.site or type(context.module).__name__, context.call
+        if one.at == OUTPUT:
+            out = next_fun(*args, **kwargs)
+            arrays = jax.tree.leaves(out, is_leaf=is_whole)
+            return rebuilt(out, self._each(one, on, arrays, site, call), is_whole)
+        arrays = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
+        new = self._each(one, on, arrays, site, call)
+        args, kwargs = with_arguments(args, kwargs, new, is_whole)
+        return next_fun(*args, **kwargs)
+
+    def _each(
+        self, one: Perturbation, on: Any, leaves: list[Any], site: str, call: int
+    ) -> list[Any]:
+        """The leaves of what a module returns or receives, with the arrays perturbed."""
+        if not any(map(is_observable, leaves)):
+            raise nothing_to_perturb(site, one.at)
+        new, number = list(leaves), 0
+        for index, leaf in enumerate(leaves):
+            if is_observable(leaf):
+                x = jnp.asarray(leaf)
+                self.numbers.check(one, site, x)
+                changed = one.apply_at(x, f"{site}/{call}/{number}")
+                # off only if a program outlives its region: a retired board reads as zeros
+                new[index] = jnp.where(on, changed, x) if jit.is_tracer(on) else changed
+                number += 1
+        return new
 
 
-def misfit(why: Refusal | None) -> str:
-    """A refusal as a clause; "" if there is none."""
-    return str(why or "").removesuffix(".")
+# ----------------------------------------------------------------- one layer of a stack
 
 
-def nothing_to_perturb(site: str, part: str) -> TypeError:
-    """The error for a module that returns or receives no array."""
-    verb = "returns" if part == OUTPUT else "receives"
-    return TypeError(f"{site or '(root)'!r} {verb} no array, so there is nothing to perturb.")
+@dataclasses.dataclass(frozen=True)
+class _Mark:
+    """The hook that marks a site one of whose layers is perturbed."""
+
+    owner: Any
+    at: str
+
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        site = context.site or type(context.module).__name__
+        if context.type_name == kernels.KERNEL:
+            raise ValueError(kernels.NO_PATTERN.format(site=site))
+        if kept_apart():
+            why = f"it is called inside a {kept_apart()} equation, which cannot be entered"
+            raise ValueError(f"{site!r} cannot be perturbed here: {why}.")
+        how = {"owner": self.owner, "site": site, "part": self.at}
+        if self.at == INPUT:
+            self._require(site, (args, kwargs))
+            args, kwargs = mark_arguments(args, kwargs, **how)
+        with within(context.module):
+            out = next_fun(*args, **kwargs)
+            if self.at == INPUT:
+                return out
+            self._require(site, out)
+            return mark_tree(out, **how)
+
+    def _require(self, site: str, tree: Any) -> None:
+        if not any(map(is_observable, jax.tree.leaves(tree, is_leaf=is_whole))):
+            raise nothing_to_perturb(site, self.at)
 
 
-def _each(one: Perturbation, on: Any, leaves: list[Any], site: str, call: int) -> list[Any]:
-    """The leaves of what a module returns or receives, with the arrays perturbed."""
-    if not any(map(is_observable, leaves)):
-        raise nothing_to_perturb(site, one.at)
-    new, number = list(leaves), 0
-    for index, leaf in enumerate(leaves):
-        if is_observable(leaf):
-            x = jnp.asarray(leaf)
-            why = refusal(one, site, x)
-            if why is not None:
-                raise why
-            changed = one.apply_at(x, f"{site}/{call}/{number}")
-            # off only if a program outlives its region: a retired board reads as zeros
-            new[index] = jnp.where(on, changed, x) if jit.is_tracer(on) else changed
-            number += 1
-    return new
+@dataclasses.dataclass(frozen=True)
+class _InLayer:
+    """The hook of the outermost call, which perturbs one layer at the marks while the call runs.
+
+    Only the loop over a stack knows which layer runs, so it has to be within the call.
+    """
+
+    numbers: _Numbers
+    rows: tuple[int, ...]
+    selection: Selection
+
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        self._require_stack(context.module)
+        with opened(()):  # see `EagerPass`
+            on, one = self.numbers.read()
+            ensemble = ensemble_of(context.module)
+        calls: dict[int, int] = {}
+        act = at_marks(calls, lambda _: [Act(one, self.rows, on)], self._check)
+
+        def perturb(mark: Marked, values: list[Any], around: Rows) -> list[Any]:
+            if ensemble is not None and not around:
+                around = ((ensemble.number, ensemble.count),)
+            if not around:
+                raise self._outside(mark.site)
+            return act(mark, values, around)
+
+        plan = Plan(
+            summarise=False,
+            perturb=perturb,
+            numbered=is_random(one),
+            apart=ensemble is not None,
+        )
+        one_pass = EagerPass(self.numbers.token, plan, calls=calls)
+        inside = tuple(layer for layer in open_layers() if layer.wrap != self)
+        with opened(inside):
+            out = one_pass.run(lambda: next_fun(*args, **kwargs))
+        for site, why in one_pass.survey.unseen.items():
+            raise ValueError(f"{site!r} cannot be perturbed here: {why}.")
+        return out
+
+    def _check(self, one: Perturbation, mark: Marked) -> None:
+        for x in arrays_of(mark):
+            self.numbers.check(one, mark.site, x)
+
+    @property
+    def _chosen(self) -> str:
+        return "".join(f"[{i}]" for i in self.rows)
+
+    def _require_stack(self, module: Any) -> None:
+        """Raise if a list of modules is selected, which is never called itself."""
+        sites = module_sites(module) if isinstance(module, nnx.Module) else ()
+        for site in sites:
+            if isinstance(site.module, nnx.List) and self.selection.matches_key(site.key):
+                raise ValueError(
+                    f"{self._chosen} chooses a layer of a stacked module, and {site.key!r} is a "
+                    f"list of modules. Name one of them by its path: '{site.key}/0'."
+                )
+
+    def _outside(self, site: str) -> InspectorError:
+        return InspectorError(
+            f"{site!r} is called here without a loop over layers around it, so {self._chosen} "
+            f"chooses none of its calls. If it is a module of a list, name it by its path. If the "
+            f"loop is in your own function and not in the model's call, use nni.perturbed(f)"
+            f"({{key: perturbation}}, ...), or insp.perturb."
+        )
 
 
 _open: threading.local = threading.local()
@@ -264,17 +388,24 @@ def perturb(
     runs: another `perturb` of the same sites and kind, with other numbers, compiles nothing. Within
     a traced function, the numbers become part of its program.
 
+    It reaches every call that this thread makes inside, and no other: with `model=` those of that
+    model, otherwise those of any model that has such a site. A submodule that two models share is
+    perturbed in both, unless `model=` names one. Tasks of asyncio are one thread: what another task
+    calls while this one waits inside is perturbed too.
+
     Args:
-        only: which sites; see `intercept_methods`.
+        only: which sites; see `intercept_methods`. `"layers[3]"` chooses one layer of a stacked
+            module, if the loop over the layers is within the call of the model.
         perturbation: any kind for values or gradients, such as `Scale(0.5)`, `Mask(units)` or
             `StopGradient()`. Under vmap it acts on each example.
         model: the module that paths are relative to; by default the outermost module called.
 
     Raises:
         TypeError: not a perturbation, or one that has no meaning for a site's values.
-        ValueError: `only` matches no site, or an array does not fit.
-        InspectorError: the perturbation holds a traced value; pass it as an argument of
-            `nni.perturbed` instead.
+        ValueError: `only` matches no site, an array does not fit, or a site has no such unit,
+            example or layer.
+        InspectorError: the perturbation holds a traced value, which is an argument of
+            `nni.perturbed` instead; or a layer is chosen where none can be told apart.
 
     Example:
         >>> import jax.numpy as jnp
@@ -287,28 +418,62 @@ def perturb(
         0.0
     """
     leaves, treedef = _data_of(perturbation)
-    selection = Selection(only)
+    bare, rows = chosen_layer(only)
+    selection = Selection(bare)
     scope = None if model is None else scope_of(model)
     avals = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
     if jit.is_tracing():
         fixed = tuple(leaf.tobytes() for leaf in leaves)
-        hook = _Perturb("perturb", treedef, avals, fixed)
-        with open_layer(Layer(hook, PERTURBATION, selection, scope), model):
+        numbers = _Numbers("perturb", treedef, avals, fixed, _Met())
+        with _opened(numbers, perturbation.at, rows, selection, scope, model):
             yield
         return
-    base = (selection, scope, treedef, avals, threading.get_ident())
+    base = (selection, rows, scope, treedef, avals, threading.get_ident())
     depths: dict[Any, int] = _open.__dict__.setdefault("depths", {})
     depth = depths.get(base, 0)
-    token = ("perturb", *base, depth)
+    token, met = _board_for(perturbation, ("perturb", *base, depth))
     depths[base] = depth + 1
     try:
         board.publish(token, leaves)
-        hook = _Perturb(token, treedef, avals)
-        with open_layer(Layer(hook, PERTURBATION, selection, scope), model):
+        numbers = _Numbers(token, treedef, avals, None, met)
+        with _opened(numbers, perturbation.at, rows, selection, scope, model):
             yield
     finally:
         depths[base] = depth
         board.retire(token)  # waits for programs started in the region, which read the board
+
+
+def _board_for(one: Perturbation, name: tuple[Any, ...]) -> tuple[Any, _Met]:
+    """A board whose programs perturb only arrays that have the part chosen, and what they met.
+
+    A program cannot raise. If the part is beyond an array of the programs of one board, those of
+    another read it, so what is called in the region is traced again, and checked.
+    """
+    for number in itertools.count():
+        met = _met.setdefault((*name, number), _Met())
+        if met.fit(one):
+            return (*name, number), met
+    raise AssertionError
+
+
+@contextlib.contextmanager
+def _opened(
+    numbers: _Numbers,
+    at: str,
+    rows: tuple[int, ...],
+    selection: Selection,
+    scope: Scope | None,
+    model: nnx.Module | None,
+) -> Iterator[None]:
+    """Open the layers of a region."""
+    if not rows:
+        with open_layer(Layer(_Perturb(numbers), PERTURBATION, selection, scope), model):
+            yield
+        return
+    outermost = Layer(_InLayer(numbers, rows, selection), TAP_OUTPUT, Selection("**:*"), scope)
+    mark = Layer(_Mark(numbers.token, at), PERTURBATION, selection, scope)
+    with hooked(outermost), open_layer(mark, model):
+        yield
 
 
 def _data_of(perturbation: Any) -> tuple[list[np.ndarray], Any]:

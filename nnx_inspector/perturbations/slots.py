@@ -18,8 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat import jaxprs, jit
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector.perturbations.base import OfPart, Perturbation, Refusal
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.values import Perturbation
+from nnx_inspector.program.marks import OUTPUT, describe
 
 PARAMETER = "parameter"
 Data = tuple[np.ndarray, ...]
@@ -112,6 +114,45 @@ def switched(on: Any, change: Callable[[jax.Array], jax.Array], x: jax.Array) ->
 
 def _as_it_is(x: jax.Array) -> jax.Array:
     return x
+
+
+def refusal(one: Any, site: str, x: Any) -> Refusal | None:
+    """The error to raise if a perturbation does not fit an array of a site, or a parameter."""
+    why = one.why_not(jax.ShapeDtypeStruct(x.shape, x.dtype))
+    if why is None:
+        return None
+    return type(why)(f"{one.kind_name} at {site or '(root)'!r}, {describe(x)}: {why}.")
+
+
+def loud(one: Perturbation | ParameterPerturbation) -> Callable[[jax.Array, str], jax.Array]:
+    """What a perturbation does to an array with a name. If a traced index is beyond its axis, which
+    cannot raise, the array becomes NaN, as in `jnp.take`.
+    """
+    change = one.apply if isinstance(one, ParameterPerturbation) else one.apply_at
+
+    def changed(x: jax.Array, name: str) -> jax.Array:
+        y = change(x, name)
+        lacking = one.lacking(x.shape) if isinstance(one, OfPart) else False
+        return y if lacking is False else jnp.where(lacking, _no_number(x.dtype), y)
+
+    return changed
+
+
+@ours()
+def _no_number(dtype: Any) -> jax.Array:
+    """What jax fills in for an element that does not exist: NaN for floats."""
+    return jnp.take(jnp.zeros(1, dtype), 1, mode="fill")
+
+
+def misfit(why: Refusal | None) -> str:
+    """A refusal as a clause; "" if there is none."""
+    return str(why or "").removesuffix(".")
+
+
+def nothing_to_perturb(site: str, part: str) -> TypeError:
+    """The error for a module that returns or receives no array."""
+    verb = "returns" if part == OUTPUT else "receives"
+    return TypeError(f"{site or '(root)'!r} {verb} no array, so there is nothing to perturb.")
 
 
 def _no_rows() -> Mapping[str, tuple[float, float]]:

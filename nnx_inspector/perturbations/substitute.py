@@ -23,7 +23,7 @@ from nnx_inspector.hooks.sites import Path, Selection, nothing_selected, site_ke
 from nnx_inspector.hooks.variables import contents, variables_by_path
 from nnx_inspector.perturbations.base import Refusal
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.region import misfit, refusal
+from nnx_inspector.perturbations.slots import loud, misfit, refusal
 from nnx_inspector.program.analysis.equations import ROW, bodies_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.marks import describe
@@ -107,7 +107,7 @@ def _perturbed(
     why = refusal(one, name, part)
     if why is not None:
         return value, why
-    new = one.apply(part, name)
+    new = loud(one)(part, name)
     return (value.at[layer].set(new) if layer else new), None
 
 

@@ -14,7 +14,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.programs import OwnedPasses
-from nnx_inspector.perturbations.apply import Reach, chosen_layer, parameter_keys
+from nnx_inspector.perturbations.apply import Reach, parameter_keys
 from nnx_inspector.perturbations.base import Kind, OfPart
 from nnx_inspector.perturbations.gradients import (
     ClipGradient,
@@ -23,7 +23,7 @@ from nnx_inspector.perturbations.gradients import (
     StopGradient,
 )
 from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
-from nnx_inspector.perturbations.perturbed import perturbed
+from nnx_inspector.perturbations.perturbed import chosen_layer, perturbed
 from nnx_inspector.perturbations.slots import Setting, place_of
 from nnx_inspector.perturbations.values import (
     Apply,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import nnx_inspector as nni
 from nnx_inspector.perturbations import region
-from nnx_inspector.perturbations.region import OFF, SCALE, ZERO, apply, check_applies, combine
+from nnx_inspector.perturbations.apply import check_applies
+from nnx_inspector.perturbations.region import OFF, SCALE, ZERO, apply, combine
 from nnx_inspector.program.host import boards as board
 from nnx_inspector.stats.measure_gauges import gauge
 from nnx_inspector.stats.summarize import summarize

@@ -27,7 +27,13 @@ from nnx_inspector.findings.facts import facts_of_modules, facts_of_stage
 from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.sites import Path, Selection
 from nnx_inspector.inspector.passes.call import Call, Form, Parts, blank
-from nnx_inspector.perturbations.apply import are_random, at_marks, layers_for, parameters_under
+from nnx_inspector.perturbations.apply import (
+    are_random,
+    at_marks,
+    check_parts,
+    layers_for,
+    parameters_under,
+)
 from nnx_inspector.perturbations.effects import Differences, differences
 from nnx_inspector.perturbations.region import rows_of
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting
@@ -303,6 +309,9 @@ class OwnedPasses:
     def _run(self, kind: Kind, call: Call, setting: Setting) -> Any:
         try:
             with under(call.configuration):
+                known = self.tracing(call)
+                if known is not None:
+                    check_parts(known.survey, setting)
                 program, inputs, _ = self._prepared(kind, call, setting)
                 if self._is_eager(call):
                     return program.function(*inputs)

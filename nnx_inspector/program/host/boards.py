@@ -35,22 +35,31 @@ def retire(token: Hashable) -> None:
         _boards.pop(token, None)
 
 
-def read(token: Hashable, avals: tuple[jax.ShapeDtypeStruct, ...]) -> list[jax.Array]:
+def published(token: Hashable) -> tuple[np.ndarray, ...] | None:
+    """The board's arrays, on the host; None without a board."""
+    with _lock:
+        return _boards.get(token)
+
+
+def read(
+    token: Hashable, avals: tuple[jax.ShapeDtypeStruct, ...], *, keep: object = None
+) -> list[jax.Array]:
     """The board's arrays: read now, or within a trace when the program runs.
 
     `token`, the board's name, is part of the program. A program that outlives its board reads
-    zeros.
+    zeros. The program keeps `keep` alive.
     """
-    current = functools.partial(_current, token, avals)
+    current = functools.partial(_current, token, avals, keep)
     if not jit.is_tracing():
         with ours():
             return [jnp.asarray(x) for x in current()]
     return ask(current, avals, once=not jit.inside_while_loop())
 
 
-def _current(token: Hashable, avals: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[np.ndarray, ...]:
-    with _lock:
-        found = _boards.get(token, ())
+def _current(
+    token: Hashable, avals: tuple[jax.ShapeDtypeStruct, ...], _: object
+) -> tuple[np.ndarray, ...]:
+    found = published(token) or ()
     if [(a.shape, a.dtype) for a in found] != [(a.shape, a.dtype) for a in avals]:
         return tuple(np.zeros(a.shape, a.dtype) for a in avals)
     return tuple(a.copy() for a in found)
