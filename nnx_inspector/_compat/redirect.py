@@ -43,10 +43,10 @@ def copy_of(function: types.FunctionType) -> types.FunctionType:
     copy = types.FunctionType(
         code, names, function.__name__, function.__defaults__, function.__closure__
     )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    copy.__qualname__ = function.__qualname__
-    copy.__module__ = function.__module__
-    copy.__doc__ = function.__doc__
+    # Python 3.14 makes the annotations when they are asked for
+    annotations = "__annotate__" if hasattr(function, "__annotate__") else "__annotations__"
+    for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__", annotations):
+        setattr(copy, name, getattr(function, name))
     copy.__dict__.update(function.__dict__)
     return copy
 

@@ -12,6 +12,8 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import operator
+import sys
 import threading
 import types
 import weakref
@@ -21,6 +23,7 @@ from typing import Any
 from flax import nnx
 
 from nnx_inspector._compat import flax_graphs, flax_linen, jit
+from nnx_inspector._compat.picklers import Reduce, Reductions
 from nnx_inspector._compat.redirect import can_redirect, copy_of, redirect
 from nnx_inspector.hooks import linen
 from nnx_inspector.hooks.sites import methods
@@ -55,6 +58,8 @@ _wrapped: set[type] = set()
 _undo: list[Callable[[], None]] = []
 _redirected: dict[types.FunctionType, types.FunctionType] = {}
 _originals: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The wrappers of methods that the class itself does not have."""
 
 
 @contextlib.contextmanager
@@ -105,7 +110,16 @@ def _wrap_shared(hooks: Hooks) -> None:
     _undo.append(flax_graphs.swap_pytree_nodes(hooks.tag_of, hooks.arrived))
     _undo.append(jit.swap_executables(hooks.compiled, hooks.executed))
     _undo.append(flax_linen.swap_linen_jit_key(linen.program_key))
+    reductions = Reductions(_reduced)
+    reductions.renew()
+    _undo.append(reductions.undo)
+
+    def renewing(original: Any, _: Hooks) -> Callable[..., Any]:
+        # a pickler may have been loaded since; it asks a module for its state before its class
+        return lambda *args: (reductions.renew(), original(*args))[1]
+
     for function, observed in (
+        (nnx.Module.__getstate__, renewing),
         (nnx.Module.sow, _observed_sow),
         (nnx.Module.perturb, _observed_perturb),
     ):
@@ -121,6 +135,8 @@ def _wrap_class(cls: type, hooks: Hooks) -> None:
         own = name in vars(cls)
         previous = vars(cls).get(name)
         wrapper = _wrapper(cls, name, raw, hooks)
+        if not own:
+            _inherited.add(wrapper)
         type.__setattr__(cls, name, wrapper)  # a sealed metaclass may refuse setattr
         _undo.append(functools.partial(_restore, cls, name, wrapper, own, previous))
     _undo.append(
@@ -212,6 +228,51 @@ class _Decorated:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._raw.__reduce_ex__(protocol)
+
+
+# -------------------------------------------------------------------- pickling
+
+
+def _reduced(reduce: Reduce, obj: Any) -> Any:
+    """What `reduce` returns for a class or a function as it is without wrappers."""
+    if isinstance(obj, type) and obj in _wrapped:
+        found = reduce(obj)
+        if isinstance(found, tuple):  # by value
+            contents = found[2][0]
+            for name, value in list(contents.items()):
+                if not _is_wrapper(value):
+                    continue
+                if value in _inherited:
+                    del contents[name]
+                else:
+                    contents[name] = _originals[value]
+        return found
+    if not isinstance(obj, types.FunctionType):
+        return reduce(obj)
+    raw = _originals.get(obj, obj)
+    plain = _redirected.get(raw, raw)
+    if plain is obj:
+        return reduce(obj)
+    owner, _, name = raw.__qualname__.rpartition(".")
+    try:
+        cls = operator.attrgetter(owner)(sys.modules[raw.__module__])
+        found = getattr(cls, name)
+    except (KeyError, AttributeError):
+        return reduce(plain)
+    if (
+        not _is_wrapper(found)
+        or _originals[found] is not raw
+        or reduce(found) is not NotImplemented
+    ):
+        return reduce(plain)
+    return NotImplemented if found is obj else (getattr, (cls, name))  # by its name
+
+
+def _is_wrapper(value: Any) -> bool:
+    return isinstance(value, (types.FunctionType, _Decorated)) and value in _originals
 
 
 # ------------------------------------------------------------ sow and perturb
