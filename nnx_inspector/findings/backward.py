@@ -17,6 +17,7 @@ from typing import Final
 from nnx_inspector.findings.evidence import STILL, gain_by_luck, left_by_luck, may_be_off
 from nnx_inspector.findings.finding import Finding, Severity, named
 from nnx_inspector.findings.judged import Judged
+from nnx_inspector.findings.precision import rounded_off, stuck_parameters
 from nnx_inspector.recordings.facts import Figures, ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 
@@ -174,7 +175,11 @@ def no_gradient(judged: Judged) -> Iterator[Finding]:
     if (whole := _nothing_reached(judged)) is not None:
         yield whole
         return
+    stuck = stuck_parameters(judged)
+    rounded = {p.path for p, _ in stuck.parts} if stuck else set[str]()
     for one, why, step in _without(judged):
+        if why == "still" and one.path in rounded:
+            continue
         what, advice = WHY[why]
         benign = why in ("still", "absent") or ON_PURPOSE.search(one.path)
         yield Finding(
@@ -183,7 +188,7 @@ def no_gradient(judged: Judged) -> Iterator[Finding]:
             step=step,
             severity="info" if benign else "warning",
             evidence={"parameters": 1, "elements": one.size},
-            what=f"The parameter {one.path!r} {what}",
+            what=f"From step {step} on, the parameter {one.path!r} {what}",
             advice=advice,
         )
 
@@ -337,6 +342,8 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
             "the learning rate is usually too high; lower it by a factor of 10 or more, or clip "
             "the gradient if its size jumps",
         )
+    elif (stuck := stuck_parameters(judged)) and not _rises(ratios):
+        yield rounded_off(stuck)
     elif len(intervals) >= LEAST_INTERVALS and 0 < largest <= TOO_SMALL and not _rises(ratios):
         yield _update(
             judged,

@@ -131,7 +131,7 @@ def _of_nonfinite(judged: Judged, cause: Finding, effect: Finding) -> bool:
 
 def _of_overflow(judged: Judged, cause: Finding, effect: Finding) -> bool:
     """A large value is squared to Inf, saturates functions, and makes gradients explode."""
-    if cause.step > effect.step:
+    if cause.step > effect.step or cause.severity == "info":  # info: float8 that is cut off
         return False
     if effect.rule == "nonfinite":
         return cause.step < effect.step or "backward" in effect.evidence or _not_after(

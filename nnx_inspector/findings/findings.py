@@ -27,7 +27,7 @@ from nnx_inspector.findings.forward import collapse, constant, dead_units, satur
 from nnx_inspector.findings.judged import Judged
 from nnx_inspector.findings.model import dtype, mode, uncalled, unused
 from nnx_inspector.findings.nonfinite import nonfinite
-from nnx_inspector.findings.overflow import overflow
+from nnx_inspector.findings.precision import overflow
 from nnx_inspector.recordings.recording import Recording
 
 __all__ = ["Finding", "Severity", "diagnose"]
