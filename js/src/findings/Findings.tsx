@@ -1,5 +1,5 @@
 // The findings of the rules: one button in the header, and below it the list, worst first, each with
-// a link to its site. Invariant: the list overlays the view, so a finding that arrives while data
+// a link to its site and step. Invariant: the list overlays the view, so a finding that arrives while data
 // streams moves nothing; all texts are text nodes.
 import type { FindingRow, Findings as Found } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
@@ -55,8 +55,12 @@ function Site({ one, store }: { one: FindingRow; store: Store }) {
   const sites = store.sites.value;
   const row = sites ? rowOf(sites, one.site) : undefined;
   if (row === undefined) return <span class="nni-site">{label(one.site)}</span>;
+  const open = () => {
+    store.select(row);
+    store.timeline.goToStep(one.step);
+  };
   return (
-    <button type="button" class="nni-link nni-site" onClick={() => store.select(row)}>
+    <button type="button" class="nni-link nni-site" title={`Show it at step ${one.step}`} onClick={open}>
       {label(one.site)}
     </button>
   );

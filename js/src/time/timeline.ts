@@ -89,6 +89,19 @@ export class Timeline {
     this.request("held");
   }
 
+  /** Show the last pass of this step, or of the step before if that was thinned out. */
+  goToStep(step: number): void {
+    const passes = this.passes.value;
+    let found = -1;
+    const better = (i: number) =>
+      found < 0 || passes.step(i) > passes.step(found) || (passes.step(i) === passes.step(found) && (!passes.perturbed(i) || passes.perturbed(found)));
+    for (let i = 0; i < passes.count; i++) if (passes.step(i) <= step && better(i)) found = i;
+    const shown = this.held.value === null && found === passes.count - 1; // the newest: go on following
+    if (found < 0 || shown) return;
+    this.stop();
+    this.goTo(found);
+  }
+
   stepBy(by: number): void {
     this.stop();
     this.goTo(this.index() + by);

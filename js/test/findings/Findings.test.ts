@@ -4,10 +4,11 @@ import { VERSION, type FindingRow, type Findings } from "../../src/kernel/protoc
 import { ids } from "../../src/ui/testids";
 import { HOSTILE as EVIL } from "../helpers/injection";
 import { settle } from "../helpers/kernel";
+import { passes } from "../helpers/messages";
 import { started, type Mounted } from "../helpers/mounted";
 
-let { stream, el, find, all, end } = {} as Mounted;
-beforeEach(async () => void ({ stream, el, find, all, end } = await started()));
+let { control, stream, el, find, all, end } = {} as Mounted;
+beforeEach(async () => void ({ control, stream, el, find, all, end } = await started()));
 afterEach(() => end());
 const button = (): HTMLButtonElement => find(ids.findings) as HTMLButtonElement;
 
@@ -43,6 +44,18 @@ it("lists them worst first, each with a link to its site", async () => {
   rows[1]!.querySelector("button")!.click();
   await settle();
   expect(find(ids.selected)?.dataset["value"]).toBe("head");
+});
+
+it("has links that open the step of a finding", async () => {
+  stream.emit(...passes([[0, 0, 0, 0], [1, 3, 0, 0], [2, 6, 0, 0]])); // prettier-ignore
+  await tell([finding({ step: 3, site: "head" })]);
+  button().click();
+  await settle();
+  const link = find(ids.finding)!.querySelector("button")!;
+  expect(link.title).toBe("Show it at step 3");
+  link.click();
+  await settle();
+  expect(control.of("show_pass").map((message) => message["number"])).toEqual([1]);
 });
 
 it("closes by Escape, with the focus back on the button, and when nothing is wrong any more", async () => {

@@ -115,6 +115,21 @@ describe("scrubbing", () => {
     expect(shown()).toBe(0);
   });
 
+  it("goes to the last clean pass of a step, or of the one before it", () => {
+    const list = decodePasses(...passes([[0, 0, 0, 0], [1, 5, 0, 0], [2, 5, 0, 0], [3, 5, 1, 1], [4, 9, 0, 0]])); // prettier-ignore
+    store.timeline.passes.value = list;
+    store.timeline.goToStep(9); // the newest, which is followed
+    expect([store.timeline.held.value, wanted()]).toEqual([null, []]);
+    store.timeline.goToStep(5);
+    expect(store.timeline.held.value).toBe(2);
+    store.timeline.goToStep(4);
+    expect(store.timeline.held.value).toBe(0);
+    store.timeline.goToStep(-1); // before the first
+    expect(store.timeline.held.value).toBe(0);
+    store.timeline.goToStep(9);
+    expect(store.timeline.held.value).toBe(4);
+  });
+
   it("does not draw an answer that came after following again", () => {
     store.timeline.goTo(0);
     store.timeline.follow();
