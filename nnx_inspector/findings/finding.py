@@ -17,7 +17,7 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 CAUSES_FIRST: Final = (
     "uncalled", "nonfinite", "overflow", "unused", "mode", "dtype", "dead-units",
     "saturated-units", "constant", "collapse", "exploding-gradient", "vanishing-gradient",
-    "no-gradient", "update-ratio",
+    "no-gradient", "update-ratio", "padding",
 )  # fmt: skip
 """The rules, each before those that it may cause: the model, forward, backward, the update."""
 

@@ -14,6 +14,7 @@ from typing import Final
 from nnx_inspector.findings.finding import Finding, Severity, and_others, named
 from nnx_inspector.findings.judged import Judged
 from nnx_inspector.recordings.facts import UNKNOWN, SiteFacts
+from nnx_inspector.stats.gauges import OF_IDS
 
 WIDTHS: Final = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 SHIFTED: Final = 0.5
@@ -22,6 +23,9 @@ SCALED: Final = 2.0
 the data differ by the noise of a batch; half a deviation or a factor of 2 means other data."""
 NOISE: Final = 3.0
 """The mean of n values has a deviation of 1 / sqrt(n): up to three of these are noise."""
+PADDED: Final = 0.5
+SEGMENTS: Final = 4
+"""Fewer ids than this tell segments or classes apart, of which one may well be the commonest."""
 MOST: Final = 0.6
 FEW: Final = 3
 
@@ -317,6 +321,40 @@ def _moved(judged: Judged, path: str) -> bool:
         if one.figures.parameter(path, "same") == 0 and not one.figures.parameter(path, "decay"):
             return True
     return False
+
+
+# ----------------------------------------------------------------------- padding
+
+
+def padding(judged: Judged) -> Iterator[Finding]:
+    """An id that fills most positions of what an embedding receives."""
+    passes = [(p, f) for p in judged.clean if (f := p.figures) is not None]
+    for one in (p for ps in judged.held.values() for p in ps):
+        found = [(p, f) for p, f in passes if f.parameter(one.path, "filled") >= 0]
+        if not found:
+            continue
+        item, figures = found[-1]
+        part, number, distinct, positions = (figures.parameter(one.path, n) for n in OF_IDS)
+        if not (part > PADDED and distinct >= SEGMENTS):
+            continue
+        which = "one negative id" if math.isnan(number) else f"id {number:.0f}"
+        yield Finding(
+            rule="padding",
+            site=one.site,
+            step=item.step,
+            severity="info",
+            evidence={"fraction": part, "positions": positions},
+            what=(
+                f"At step {item.step} {which} filled {part:.0%} of the {positions:.0f} positions "
+                f"that {named(one.site)} received"
+            ),
+            advice=(
+                "usually padding; figures of sites, units and perturbations count these positions "
+                "like all others, so they mostly describe the padding; pass a batch with less of "
+                "it to see the rest"
+            ),
+        )
+        return
 
 
 # ---------------------------------------------------------------------- uncalled

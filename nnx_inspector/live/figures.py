@@ -16,7 +16,9 @@ from nnx_inspector.recordings.facts import UNKNOWN, Figures
 from nnx_inspector.recordings.layers import Stack, layer_key
 from nnx_inspector.records.record import Record
 from nnx_inspector.stats.gauges import (
+    IDS,
     LENGTH,
+    OF_IDS,
     STATE_HEAD,
     STATE_LENGTH,
     VARIED,
@@ -104,6 +106,7 @@ class Observer:
         names = list(gauges)
         states = dict(states)
         told = states.pop(VARIED, None)
+        ids = {key[len(IDS) :]: states.pop(key) for key in list(states) if key.startswith(IDS)}
         now = np.array([_flat(state) for state in states.values()]).reshape(-1, STATE_LENGTH)
         before = [self._before.get(path, _UNKNOWN) if follow else _UNKNOWN for path in states]
         rows_of_parameters = compared(now, np.array(before).reshape(-1, STATE_LENGTH))
@@ -111,6 +114,11 @@ class Observer:
         figure_of(rows_of_parameters, "differentiated")[:] = (
             graded if differentiated is None else [path in differentiated for path in states]
         )
+        for path, found in ids.items():
+            for name, figure in zip(OF_IDS, np.asarray(found).tolist(), strict=True):
+                figure_of(rows_of_parameters, name)[list(states).index(path)] = (
+                    figure if figure >= 0 else np.nan
+                )
         if follow:
             self._follow(list(states), now, np.array(before), rows_of_parameters)
             self._before.update(zip(states, now, strict=True))

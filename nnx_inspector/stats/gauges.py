@@ -63,11 +63,26 @@ OF_LOOP: Final = ("stuck", "larger", "differentiated")
 """Share of the sample that no pass of the loop has seen changed; the chance that such an element is
 larger than one that did change (NaN unless there are both); 1 if the pass is differentiated with
 respect to the parameter, even if no gradient comes back. Older recordings lack them."""
-PARAMETER_FIGURES: Final = ("norm", "gradient", "graded", "change", "same", "decay", *OF_LOOP)
+OF_IDS: Final = ("filled", "id", "distinct", "positions")
+"""Of an embedding, what it receives in a requested pass: the share of the positions with the
+commonest id; this id (NaN below 0); how many ids there are, and how many positions."""
+PARAMETER_FIGURES: Final = (
+    "norm",
+    "gradient",
+    "graded",
+    "change",
+    "same",
+    "decay",
+    *OF_LOOP,
+    *OF_IDS,
+)
 """What a pass keeps of a parameter: root mean square of the sample; the gradient's norm and nonzero
 share; root mean square of the change since the pass before, relative to the former value (NaN
-if that was 0); 1 if no bit changed; 1 if the change is the value times one factor; OF_LOOP."""
+if that was 0); 1 if no bit changed; 1 if the change is the value times one factor; `OF_LOOP`,
+`OF_IDS`."""
 
+IDS: Final = "(ids of) "
+"""What comes before the path of an embedding's parameter for `OF_IDS`."""
 VARIED: Final = "(what the model received)"
 """The name under which a watched pass says whether its arguments differ between examples."""
 
@@ -281,7 +296,7 @@ def part_larger(values: npt.NDArray[np.float64], still: npt.NDArray[np.bool_]) -
 def all_parameter_figures(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Figures of parameters as a recording keeps them; older recordings lack the last ones."""
     missing = len(PARAMETER_FIGURES) - rows.shape[1]
-    if not 0 < missing <= len(OF_LOOP):
+    if not 0 < missing <= len(OF_LOOP) + len(OF_IDS):
         return rows
     return np.pad(rows, ((0, 0), (0, missing)), constant_values=np.nan)
 

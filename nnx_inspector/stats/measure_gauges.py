@@ -248,6 +248,23 @@ _graded = by_rows("nnx_inspector_graded", _graded_of, _floats(STATE_LENGTH))
 
 
 @ours()
+def commonest(ids: jax.Array) -> jax.Array:
+    """`OF_IDS` of an array of integers that is not empty, float32[4]; an id below 0 as it is."""
+    return left_to_the_compiler(_commonest, ids)
+
+
+@jax.jit
+def _commonest(ids: jax.Array) -> jax.Array:
+    found = jnp.sort(ids.reshape(-1))
+    begins = jnp.concatenate([jnp.ones(1, bool), found[1:] != found[:-1]])
+    index = jnp.arange(found.size)
+    length = index - jax.lax.cummax(jnp.where(begins, index, 0)) + 1
+    last = jnp.argmax(length)
+    figures = length[last] / found.size, found[last], begins.sum(), found.size
+    return jnp.stack([jnp.asarray(x, jnp.float32) for x in figures])
+
+
+@ours()
 def varied(tree: Any, *, each: bool = False) -> jax.Array:
     """Whether any array of a pytree (or each) differs along its first axis, as a `sampled` state.
 

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -25,7 +25,7 @@ from nnx_inspector._compat.configuration import Configuration, unchecked
 from nnx_inspector.errors import add_note
 from nnx_inspector.findings.facts import facts_of_modules, facts_of_stage
 from nnx_inspector.hooks.layers import unwatched
-from nnx_inspector.hooks.sites import Path, Selection
+from nnx_inspector.hooks.sites import Path, Selection, module_sites
 from nnx_inspector.inspector.passes.call import Call, Form, Parts, blank
 from nnx_inspector.perturbations.apply import (
     are_random,
@@ -38,6 +38,7 @@ from nnx_inspector.perturbations.effects import Differences, differences
 from nnx_inspector.perturbations.region import rows_of
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting
 from nnx_inspector.perturbations.substitute import with_own_parameters
+from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.analysis.trace import staged_for_trace
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Arguments
@@ -49,8 +50,8 @@ from nnx_inspector.records.backward import backward_pass, require_scalar
 from nnx_inspector.records.capture import record_of
 from nnx_inspector.records.parameters import floats_of
 from nnx_inspector.records.record import Record
-from nnx_inspector.stats.gauges import VARIED
-from nnx_inspector.stats.measure_gauges import gauge, sampled, varied
+from nnx_inspector.stats.gauges import IDS, VARIED
+from nnx_inspector.stats.measure_gauges import commonest, gauge, sampled, varied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -382,12 +383,29 @@ class OwnedPasses:
                 states = {path: sampled(inputs[i], grads.get(i)) for path, (i, _) in held.items()}
                 # every array must vary: labels may vary while the model's inputs do not
                 states[VARIED] = varied(stage.arrays, each=True)
+                states |= _ids(stage, inputs, held)
             returned = Arguments.of(value).without_numpy()
             nodes, held_by_nodes = nnx.split(returned.take(returned.nodes), graph=True)
             structure = _Returned(dataclasses.replace(returned, leaves=blank(returned)), nodes)
             return (returned.take(returned.arrays), held_by_nodes), record, states, structure
 
         return program
+
+
+def _ids(stage: Staged, inputs: Sequence[Any], held: Collection[str]) -> dict[str, Any]:
+    """What embeddings receive just as it is given, by `IDS` and the path of their parameter."""
+    every = [] if stage.eager else module_sites(stage.roots[()])
+    sites = [site.key for site in every if isinstance(site.module, nnx.Embed)]
+    if not sites:
+        return {}
+    out: dict[str, Any] = {}
+    for number, of in inputs_received(stage.survey.jaxpr, stage.owner, sites).items():
+        x = inputs[number]
+        for site in (site for site, same in of.items() if same):
+            path = f"{site}/embedding" if site else "embedding"
+            if path in held and x.ndim > 1 and x.shape[-1] > 1 and x.size:
+                out[IDS + path] = commonest(x)
+    return out
 
 
 def _graded(

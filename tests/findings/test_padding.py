@@ -1,0 +1,75 @@
+"""An id that fills most positions of a batch is a note with its share; other inputs are silent."""
+
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import nnx_inspector as nni
+
+
+class Encoder(nnx.Module):
+    def __init__(self, vocabulary=50):
+        rngs = nnx.Rngs(0)
+        self.embed = nnx.Embed(vocabulary, 16, rngs=rngs)
+        self.types = nnx.Embed(2, 16, rngs=rngs)
+        self.out = nnx.Linear(16, 4, rngs=rngs)
+
+    def __call__(self, ids, types, mask):
+        x = self.embed(ids) + self.types(types)
+        return self.out(x * mask[..., None]).mean(axis=1)
+
+
+def batch(length, *, pad=0, high=50):
+    """Ids of which only the first `length` of 24 are tokens, types of segments, and a mask."""
+    ids = np.array(jax.random.randint(jax.random.key(0), (8, 24), 1, high))
+    ids[:, length:] = pad
+    mask = np.ones((8, 24), np.int32)
+    return jnp.asarray(ids), jnp.zeros((8, 24), jnp.int32).at[:, 20:].set(1), jnp.asarray(mask)
+
+
+def found(model, args, loss=None):
+    insp = nni.Inspector(model, *args, display=False)
+    if loss is not None:
+        insp.step(loss, *args)
+    out = [one for one in insp.findings if one.rule == "padding"]
+    insp.close()
+    return out
+
+
+@pytest.mark.parametrize("pad", [0, 49])
+@pytest.mark.parametrize("length", [3, 8])
+def test_the_share_of_padding_is_a_note_at_the_embedding(length, pad):
+    args = batch(length, pad=pad, high=49)
+    share = float(np.mean(np.asarray(args[0]) == pad))
+    (one,) = found(Encoder(), args)
+    assert (one.severity, one.site) == ("info", "embed")
+    assert one.evidence["fraction"] == pytest.approx(share)
+    assert f"At step 0 id {pad} filled {share:.0%} of the 192 positions" in one.message
+
+
+def test_a_step_says_it_too_and_names_no_target():
+    args = batch(8)
+    (one,) = found(Encoder(), args, lambda m, *args: m(*args).var())
+    assert one.site == "embed"
+
+
+def test_a_sequence_that_is_mostly_tokens_is_silent():
+    """Neither the types of segments nor a mask of ones count."""
+    assert found(Encoder(), batch(20)) == []
+
+
+def test_a_column_of_classes_is_silent():
+    class OfClass(nnx.Module):
+        def __init__(self):
+            self.embed = nnx.Embed(50, 8, rngs=nnx.Rngs(0))
+
+        def __call__(self, labels):
+            return self.embed(labels)
+
+    assert found(OfClass(), [jnp.array([0] * 12 + [1, 2, 3, 4])]) == []
