@@ -24,7 +24,7 @@ from flax import nnx
 from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector._compat.flax_graphs import links_within
 from nnx_inspector.background import Worker, weakly
-from nnx_inspector.errors import InspectorError, raised
+from nnx_inspector.errors import InspectorError, raised, warn
 from nnx_inspector.hooks.sites import Selection, module_sites, nothing_selected
 from nnx_inspector.inspector.handles import Handles
 from nnx_inspector.inspector.metrics import Meter, Metrics
@@ -129,6 +129,7 @@ class Core:
         self.meter = Meter()
         self.metrics = Metrics(self.recording, self.notice)
         self.effect: Callable[[], tuple[protocol.Effect | None, str]] = lambda: (None, "")
+        self._warned: dict[str, bool] = {}  # text -> whether the warning was given
         self.asked: Callable[[Any], None] = lambda message: None  # called by the browser
         self.view = Presenter(weakly(self._asked), self._snapshot)
         self._observer = Observer()
@@ -192,6 +193,8 @@ class Core:
         self._waiting.clear()  # nothing waits for what is still under way
         self.recording.detach()
         self.closing.close()
+        for text in self.warnings():
+            warn(text)
 
     # ------------------------------------------------------------- the model
 
@@ -386,6 +389,13 @@ class Core:
     def _not_saved(self, text: str) -> None:
         self.metrics.errors += 1
         self.notice("error", text)
+        self._warned.setdefault(text, False)
+
+    def warnings(self) -> list[str]:
+        """What a script, which has no screen, is to be warned of now; each text once."""
+        found = [text for text, given in self._warned.items() if not given]
+        self._warned.update(dict.fromkeys(found, True))
+        return found
 
     def _not_recorded(self, error: Exception) -> None:
         self._not_saved(f"A measured step was not recorded: {raised(error)}")

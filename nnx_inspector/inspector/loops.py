@@ -423,7 +423,7 @@ class Loops:
             core.metrics.settle(wait_until=math.inf)
         self._rerun.follow()
         core.view.present(force=True)
-        for text in certain * (not failed):
+        for text in [] if failed else certain + core.warnings():
             warn(text)
 
     def _record(

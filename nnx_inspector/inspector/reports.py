@@ -39,7 +39,7 @@ class Reports:
         self._attend(session, passes, count, taken, step=None)
         self._attendance = None
         self._tell_losses(session)
-        return self.warnings()
+        return self._new()
 
     def add(
         self,
@@ -62,6 +62,9 @@ class Reports:
 
     def warnings(self) -> list[str]:
         """The new warnings, for the loop's own thread to give."""
+        return self._new() + self._core.warnings()
+
+    def _new(self) -> list[str]:
         found, self._warnings = self._warnings, []
         return found
 

@@ -65,11 +65,16 @@ class State:
 
 
 class Sections:
-    """Makes the sections of one recording's file. A name is written when it is first used."""
+    """Makes the sections of one recording's file. A name is written when it is first used.
+
+    Attributes:
+        passes: how many passes have been made.
+    """
 
     def __init__(self) -> None:
         self._writer = Writer()
         self._names: dict[str, int] = {}
+        self.passes = 0
 
     def of_state(self, state: State) -> Iterator[bytes]:
         """A whole file, from its first byte on."""
@@ -108,6 +113,7 @@ class Sections:
             ticket: the ticket under which it is or was held; -1 if it never was.
             like: what was written under this ticket before; equal summaries are not repeated.
         """
+        self.passes += kind == PASS
         sites = [site for site, _ in item.keys]
         first = b"" if item.figures is None or kind != PASS else self._of_figures(item.figures)
         names = first + self._named((*dict.fromkeys(sites), item.kind))
@@ -262,6 +268,7 @@ class Journal:
         if self._file is not None:
             os.close(self._file)
         self._file, self._sections = file, sections
+        self._passes, self._told = sections.passes, False
 
     def write(self, make: Callable[[Sections], bytes], kept: int) -> None:
         """Append what `make` returns; the recording now takes `kept` bytes. Never raises.
@@ -272,7 +279,7 @@ class Journal:
             return
         try:
             if self._file is not None and os.fstat(self._file).st_nlink == 0:
-                self._give_up("another file was put in its place, or it was deleted")
+                self._give_up()
             elif self._file is None:
                 self.errors += 1
                 if self.errors & (self.errors - 1) == 0:  # 2, 4, 8 ...
@@ -282,6 +289,7 @@ class Journal:
             else:
                 data = make(self._sections)
                 self._size += write(self._file, data)
+                self._passes = self._sections.passes
         except (OSError, InspectorError) as error:
             self._fail(error)
 
@@ -292,12 +300,17 @@ class Journal:
             os.close(self._file)
             self._file, self.errors = None, self.errors + 1
         if not self._told:
-            self._tell(f"{error}. The run goes on; saving is retried at growing intervals.")
+            self._tell(
+                f"{error}. It has {self._passes} passes of the run, which goes on; saving is retried "
+                "at growing intervals."
+            )
 
-    def _give_up(self, why: str) -> None:
-        self._process = -1
-        self.close()
-        self._tell(f"{why}. The run goes on; call save again to keep saving.")
+    def _give_up(self) -> None:
+        self.close(retry=False)
+        self._tell(
+            "another file was put in its place, or it was deleted. It had "
+            f"{self._passes} passes of the run, which goes on; call save again to keep saving."
+        )
 
     def _tell(self, text: str) -> None:
         self._told = True
@@ -320,6 +333,8 @@ class Journal:
 
     def close(self, *, retry: bool = True) -> None:
         """Stop appending; if the last write failed, try to rewrite the file once more."""
+        if retry and self._file is not None and os.fstat(self._file).st_nlink == 0:
+            self._give_up()
         if retry and self._file is None and self._process == os.getpid():
             with contextlib.suppress(OSError, InspectorError):
                 self._open()

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import resource
 import time
+import warnings
 from typing import Any
 
 import jax.numpy as jnp
@@ -108,11 +110,17 @@ def test_a_disk_that_fails_stops_no_training(
     monkeypatch.setattr(
         insp._core, "notice", lambda level, text: notices.append(f"{level}: {text}")
     )
-    for i in insp.watch(range(8), every=1):
-        if i == 3:
-            insp._core.recorder.wait()  # a step is saved while the loop goes on
-            monkeypatch.setattr(os, "write", refused)
-        train_step(model, optimizer, X)
+
+    def loop() -> None:
+        for i in insp.watch(range(8), every=1):
+            if i == 3:
+                insp._core.recorder.wait()  # a step is saved while the loop goes on
+                monkeypatch.setattr(os, "write", refused)
+            train_step(model, optimizer, X)
+
+    with pytest.warns(InspectorWarning, match="No space left.*It has 4 passes of the") as said:
+        loop()
+    assert len(said) == 1
     monkeypatch.undo()
     assert len(notices) == 1
     assert notices[0].startswith("error: The recording could not be saved")
@@ -139,6 +147,58 @@ def test_a_disk_that_fails_stops_no_training(
         raise AssertionError
     with pytest.raises(ValueError, match="nothing"), watch(model, only="nothing", save=path):
         raise AssertionError
+
+
+@pytest.mark.parametrize("when", ["in the loop", "in a region", "after the loop", "in an error"])
+def test_a_file_that_is_deleted_is_warned_of_in_a_script(tmp_path: pathlib.Path, when: str) -> None:
+    path, (model, optimizer) = tmp_path / "run.nni", trained()
+    insp = Inspector(model, X, display=False)
+    insp.save(path)
+
+    def steps(i: int) -> None:
+        train_step(model, optimizer, X)
+        if i == 3 and when != "after the loop":
+            path.unlink()
+            if when == "in an error":
+                raise KeyError(i)
+
+    def run() -> None:
+        if when == "in a region":
+            with insp.watch(every=1):
+                for i in range(8):
+                    steps(i)
+        else:
+            for i in insp.watch(range(8), every=1):
+                steps(i)
+
+    def run_and_close() -> None:
+        with contextlib.suppress(KeyError):
+            run()
+        if when == "after the loop":
+            path.unlink()
+        insp.close()
+
+    said = rf"saved to '{path}': another file was put in its place, or it was deleted. It had"
+    with pytest.warns(InspectorWarning, match=said) as found:
+        run_and_close()
+    insp.close()  # says no more
+    assert len(found) == 1
+    assert len(insp.recording) >= 4
+
+
+def test_a_file_that_is_kept_is_not_warned_of(tmp_path: pathlib.Path) -> None:
+    path, (model, optimizer) = tmp_path / "run.nni", trained()
+    insp = Inspector(model, X, display=False)
+    insp.save(path)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in insp.watch(range(4), every=1):
+            train_step(model, optimizer, X)
+        insp.save(tmp_path / "other.nni")
+        path.unlink()  # nothing is written to it any more
+        insp.close()
+    assert [one for one in said if issubclass(one.category, InspectorWarning)] == []
+    assert len(load(tmp_path / "other.nni")) == len(insp.recording)
 
 
 def test_what_was_held_counts_until_the_pass_is_complete(tmp_path: pathlib.Path) -> None:
