@@ -18,7 +18,7 @@ import numpy.typing as npt
 from nnx_inspector.recordings.history import HISTORY_QUANTILES, HistoryArrays, history_of
 from nnx_inspector.recordings.passes import Pass, Quantity
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.stats.bins import Scale
+from nnx_inspector.stats.bins import WITHIN, Scale
 from nnx_inspector.stats.summary import Summary
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ def figure(
 
     The output is drawn with a histogram of its gradient, if one was measured. The intervals of a
     histogram are equally wide on the chosen axis; the height is the number of elements. Over the
-    steps, a triangle marks a step that was measured only with a perturbation.
+    steps, a triangle marks a step that was measured only with a perturbation. Percentiles are
+    within 6.25 %; see `Summary.quantile`.
 
     Args:
         recording: the recording to draw.
@@ -306,7 +307,7 @@ def _bands(drawn: Any, go: Any, row: int, steps: _Steps, quantity: str) -> None:
             connectgaps=False,
             line={"color": f"rgb({colour})", "width": 2},
             customdata=history.quantiles,
-            hovertemplate=f"step %{{x}}{figures}<extra></extra>",
+            hovertemplate=f"step %{{x}}, percentiles within {WITHIN}{figures}<extra></extra>",
             name="median",
         ),
         row=row,

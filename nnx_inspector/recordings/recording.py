@@ -486,8 +486,8 @@ class Recording:
     def to_frame(self, *, layers: bool = False) -> pd.DataFrame:
         """A tidy pandas frame, one row for each pass, site and quantity.
 
-        Columns: `step, pass, kind, perturbed, site, quantity`, the statistics (counts as Int64),
-        and the quantiles `q01, q05, q25, q50, q75, q95, q99`. An unknown figure is missing.
+        Columns: `step, pass, kind, perturbed, site, quantity`, statistics (counts as Int64; the
+        unknown is missing), and `q01, q05, q25, q50, q75, q95, q99`: quantiles, within 6.25 %.
 
         Args:
             layers: whether to add rows for single layers of stacked modules (`"blocks[3]"`). The

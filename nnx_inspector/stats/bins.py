@@ -30,6 +30,8 @@ value between them (Masson, Rim and Lee 2019, "DDSketch: A fast and fully-mergea
 with relative-error guarantees", VLDB 12(12), lemma 2). The difference to 1/16 leaves room for
 rounding wider dtypes to the float32 that selects their bin.
 """
+WITHIN: Final = f"{100 * QUANTILE_ERROR:g} %"
+"""The same, as it is shown."""
 SUBNORMAL_ERROR: Final = 2.0**-126
 """The largest absolute error of a quantile below this, the smallest normal float32."""
 

@@ -118,7 +118,7 @@ function outline(bar: Drawn, y: number): string {
 const range = (low: number, high: number): string => `${real(low)} … ${real(high)}`;
 
 function summary(bars: readonly Bar[]): string {
-  return `median ${real(quantile(bars, 0.5))}, 1 % to 99 % from ${real(quantile(bars, 0.01))} to ${real(quantile(bars, 0.99))}`;
+  return `median about ${real(quantile(bars, 0.5))}, 1 % to 99 % from about ${real(quantile(bars, 0.01))} to ${real(quantile(bars, 0.99))}`;
 }
 
 function onLinear(bars: readonly Bar[]): { drawn: Drawn[]; scale: Scale } {

@@ -22,7 +22,7 @@ export function OverSteps({ store }: { store: Store }) {
     <section class="nni-section" aria-label="Over the steps">
       <div class="nni-heading">
         <h4>Over the steps</h4>
-        <span class="nni-faint nni-small nni-hint">
+        <span class="nni-faint nni-small nni-hint" title="Read from the histogram of each step: within 6.25 %">
           {kind === "bands" ? `line: median; bands: ${SHARES.join(", ")} % of the values` : "stronger colour: more of the step's values"}
         </span>
         <span class="nni-grow" />

@@ -19,6 +19,7 @@ from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.frames import table_of
 from nnx_inspector.screen.timeline import metrics_at
+from nnx_inspector.stats.bins import WITHIN
 
 MOST_BYTES: Final = 100_000
 MOST_ROWS: Final = 120
@@ -177,6 +178,7 @@ def _detail(layout: protocol.Layout, selected: str, newest: Pass | None) -> Iter
         )
     if len(rows) > 1:
         yield _element("table", _element("tbody", *rows))
+        yield _element("p", f"q01 to q99 are read from the histogram, within {WITHIN}.")
 
 
 _COUNTS: Final = ("size", "zeros", "nan", "posinf", "neginf", "seen")
