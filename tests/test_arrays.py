@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from nnx_inspector.arrays import is_array, own_attribute, shape_of
-from nnx_inspector.program.marks import describe
+from nnx_inspector.program.structure import describe
 
 
 class Answers:

@@ -250,7 +250,7 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
         reached = {"gradient": 0, "output": 0}
         for one in graded:
             for quantity in reached:
-                reached[quantity] += (site, quantity) in one.layout.at
+                reached[quantity] += (site, quantity) in one.layout.whole
         for parameter in parameters:
             # a bias that a norm or a difference cancels has a gradient of 0 by design
             bias = parameter.axes < max(p.axes for p in parameters)

@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
+from nnx_inspector.recordings.layers import leaf_of
+
 Severity = Literal["error", "warning", "info"]
 """How bad a finding is, worst first."""
 
@@ -68,7 +70,14 @@ def _inside(clause: str) -> str:
 
 
 def named(site: str) -> str:
-    return repr(site) if site else "the model"
+    site, array = leaf_of(site)
+    return f"array {array!r} of " * bool(array) + (repr(site) if site else "the model")
+
+
+def quantity_of(site: str, quantity: str) -> str:
+    """`"the output of 'head'"`; of one of several arrays, `"the output '1' of 'head'"`."""
+    site, array = leaf_of(site)
+    return f"the {quantity}" + f" {array!r}" * bool(array) + f" of {named(site)}"
 
 
 def and_others(others: Sequence[str], what: str = "site", *, said: int = 2) -> str:

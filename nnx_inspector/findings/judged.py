@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, Figures, ParameterFacts, SiteFacts
-from nnx_inspector.recordings.layers import layer_key, layer_of
+from nnx_inspector.recordings.layers import layer_key, layer_of, leaf_of
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.stats.gauges import bits_of
 
@@ -45,7 +45,8 @@ class Judged:
     # ---------------------------------------------------------------- the model
 
     def site(self, key: str) -> SiteFacts:
-        """The facts about a site; for a single layer, those about its stack."""
+        """The facts about a site, which are also those about its stack and its arrays."""
+        key, _ = leaf_of(key)
         layer = layer_of(key)
         known = self._sites.get(key) or self._sites.get(layer[0] if layer else key)
         return known or SiteFacts(site=key)
@@ -61,11 +62,13 @@ class Judged:
 
     def parameters_of(self, key: str) -> list[ParameterFacts]:
         """The parameters that a site's module holds itself."""
+        key, _ = leaf_of(key)
         layer = layer_of(key)
         return self.held.get(layer[0] if layer else key.partition(":")[0], [])
 
     def parameters_in(self, key: str) -> list[ParameterFacts]:
         """The parameters of a site's module and of the modules in it."""
+        key, _ = leaf_of(key)
         layer = layer_of(key)
         path = layer[0] if layer else key.partition(":")[0]
         return [p for s, ps in self.held.items() for p in ps if not path or _in(s, path)]
@@ -204,9 +207,15 @@ class Judged:
         return bool(norms) and of(norm == 0 for norm in norms)
 
     def gradients(self, one: Pass) -> dict[str, float]:
-        """Site -> L2 norm of its output's gradient, if finite and not 0, in order of returning."""
+        """Site -> L2 norm of its output's gradient, if finite and not 0, in order of returning.
+
+        Of a call that returns several arrays, the norm of all of them together.
+        """
         if one.number not in self._gradients:
-            norms = one.norms("gradient")
+            norms: dict[str, float] = {}
+            for key, norm in one.norms("gradient").items():
+                site, _ = leaf_of(key)
+                norms[site] = math.hypot(norms.get(site, 0.0), norm)
             order = [s for s in self.in_order(norms) if math.isfinite(norms[s]) and norms[s] > 0]
             self._gradients[one.number] = {site: norms[site] for site in order}
         return self._gradients[one.number]

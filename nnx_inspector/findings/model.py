@@ -308,7 +308,7 @@ def _reached(judged: Judged, path: str) -> bool:
     return any(
         quantity == "gradient" and _in(site.partition(":")[0], path)
         for one in judged.graded
-        for site, quantity in one.keys
+        for site, quantity in one.layout.whole
     )
 
 

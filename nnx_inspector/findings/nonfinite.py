@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from nnx_inspector.findings.finding import Finding, Severity
+from nnx_inspector.findings.finding import Finding, Severity, quantity_of
 from nnx_inspector.findings.judged import Judged
-from nnx_inspector.recordings.layers import layer_key, layer_of
+from nnx_inspector.recordings.layers import layer_key, layer_of, leaf_of
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.stats.bins import NAN_BIN, NEGINF_BIN, POSINF_BIN
 from nnx_inspector.stats.summary import Summary
@@ -73,7 +73,7 @@ def _origin(judged: Judged, item: Pass, kind: str) -> tuple[str, str, Summary]:
 
 def _within(site: str, other: str) -> bool:
     """Whether a site's module lies inside another site's module."""
-    path, outer = (re.split(r"(?<!\\):", key)[0] for key in (site, other))
+    path, outer = (re.split(r"(?<!\\):", leaf_of(key)[0])[0] for key in (site, other))
     return path != outer and (not outer or path.startswith(f"{outer}/"))
 
 
@@ -87,7 +87,7 @@ def _finding(judged: Judged, item: Pass, site: str, quantity: str, summary: Summ
         counts = {kind: min(count, 2**32 - 1) for kind, count in counts.items()}
         seen = " and ".join(name for kind, (name, _) in _KINDS.items() if counts[kind])
     severity, meaning = _meaning(judged, item, site, quantity, counts)
-    where = f"the {quantity} of {site!r}" if site else f"the {quantity} of the model"
+    where = quantity_of(site, quantity)
     where += _in_layers(item, site, quantity)
     among = f" among {size} values" if size else " among more values than can be counted"
     before = "" if quantity == "gradient" else _before(judged, item, site, quantity)
@@ -123,7 +123,7 @@ def _before(judged: Judged, item: Pass, site: str, quantity: str) -> str:
         ]  # fmt: skip
         last = max(earlier, key=judged.at, default=None)
         summary = None if last is None else item.summary(last, "output")
-        what = f"the output of {last!r} before it"
+        what = f"{quantity_of(last or '', 'output')} before it"
     if summary is None or summary.saturated or summary.finite != summary.size or not summary.size:
         return ""
     return f" ({what} was finite, from {summary.min:.4g} to {summary.max:.4g})"

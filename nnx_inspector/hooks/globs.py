@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def escape(segment: str | int) -> str:
-    """One segment of a path, with `/`, `:`, `[`, `@` and backslashes escaped by a backslash."""
-    return re.sub(r"([\\/:\[@])", r"\\\1", str(segment))
+    """One segment of a path, with `/ : [ @ ( )` and backslashes escaped by a backslash."""
+    return re.sub(r"([\\/:\[@()])", r"\\\1", str(segment))
 
 
 def split_escaped(text: str, separator: str) -> list[str]:

@@ -8,7 +8,7 @@ the order and the types of its containers; the user's containers are copied, nev
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -46,6 +46,20 @@ def plain_key(entry: Any) -> Any:
             return entry.name
         case _:
             return entry  # a class may register its own kind of entry
+
+
+def path_in_words(path: Sequence[Any], parameters: Sequence[str] | None = None) -> str:
+    """A key path as a name: `"logits"`, `"0.1"`.
+
+    `parameters` are the names of the parameters, if it is a path in `(args, kwargs)`.
+    """
+    keys = list(map(plain_key, path))
+    if parameters is not None:
+        keys = keys[1:]
+        if plain_key(path[0]) == 0 and keys:
+            known = keys[0] < len(parameters)
+            keys[0] = parameters[keys[0]] if known else f"argument {keys[0]}"
+    return ".".join(map(str, keys))
 
 
 def orders(tree: Any) -> tuple[tuple[Any, ...], ...]:

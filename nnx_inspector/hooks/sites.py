@@ -103,6 +103,16 @@ def method_name(f: Any) -> str:
     return name
 
 
+def parameter_names(method: Any) -> tuple[str, ...]:
+    """The names of the positional parameters of a bound method."""
+    try:
+        parameters = inspect.signature(method).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in parameters if p.kind in kinds)
+
+
 def ways_into(module: nnx.Module) -> str:
     """What to pass instead of a module that has no `__call__`."""
     names = [f"model.{name}" for name in methods(type(module))]

@@ -42,7 +42,7 @@ from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace, trace_of
 from nnx_inspector.program.stage import Staged, Tracing
 from nnx_inspector.recordings.facts import Figures
-from nnx_inspector.recordings.layers import layer_key
+from nnx_inspector.recordings.layers import layer_key, leaf_of
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.donated import require_whole
 from nnx_inspector.records.layers import layers_of
@@ -266,13 +266,20 @@ class Core:
             protocol.Notice(level="info", text=text, site=None) for text in standing
         )
 
-    def known(self, site: str, *, layers: bool = True) -> str:
+    def known(self, site: str, *, layers: bool = True, arrays: bool = False) -> str:
         """Return a site's key, or raise a ValueError that names the nearest keys.
 
         Args:
             site: the key; that of one layer also as `sweep` writes it, `"layers[3]/mlp"`.
             layers: whether it may be the key of one layer, `"layers/mlp[3]"`.
+            arrays: whether it may be the key of one array of an output, `"head(logits)"`.
         """
+        of, array = leaf_of(site)
+        if array and not arrays and site in self.view.keys:
+            raise ValueError(
+                f"{site!r} is one array of what {of!r} returns, and has statistics only. "
+                f"Pass {of!r} for the whole output."
+            )
         whole, chosen = without_layers(site)
         key = functools.reduce(layer_key, chosen, whole)
         if whole not in self.view.keys:
@@ -282,7 +289,7 @@ class Core:
         return key
 
     def select(self, site: str) -> None:
-        self.view.select(self.known(site, layers=False))
+        self.view.select(self.known(site, layers=False, arrays=True))
 
     def in_background(self, train: Callable[[], Any]) -> threading.Thread:
         if not callable(train):

@@ -25,8 +25,8 @@ from nnx_inspector.inspector.values.opening import batch_of, convolves
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
-from nnx_inspector.program.marks import describe
 from nnx_inspector.program.stage import array_names
+from nnx_inspector.program.structure import describe
 from nnx_inspector.recordings.compare import compare
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.donated import undisturbed

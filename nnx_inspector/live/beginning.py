@@ -17,7 +17,7 @@ from nnx_inspector._compat.sharding import first_along, on_one_device, zeros_of
 from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.sites import Path, site_key
 from nnx_inspector.hooks.variables import contents
-from nnx_inspector.program.marks import is_observable, is_whole
+from nnx_inspector.program.structure import is_observable, is_whole
 from nnx_inspector.stats.gauges import VARIED
 from nnx_inspector.stats.measure_gauges import is_sampled, sampled, varied
 

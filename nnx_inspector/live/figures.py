@@ -43,6 +43,8 @@ _UNKNOWN = np.full(STATE_LENGTH, np.nan, np.float32)
 def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]:
     """The gauges of a record whose `values` are gauges, including single layers of stacks.
 
+    Of a call that returns several arrays, they are those of the main one.
+
     Args:
         record: the record of one pass, on the host.
         stacks: site -> how many of its layers have sites of their own.
@@ -50,14 +52,15 @@ def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]
     out: dict[str, list[Any]] = {}
     for site in record:
         for call in record[site].calls:
-            found = [np.asarray(kept.value) for kept in call.kept if kept.value is not None]
-            found = [g for g in found if g.shape[-1:] == (LENGTH,) and (g[..., 0] == 1).any()]
-            if not found:
+            if not call.kept or call.kept[call.structure.main].value is None:
                 continue
-            out.setdefault(site, []).append(found[-1])
-            if call.loops and found[-1].ndim > 1:
-                for layer in range(min(stacks.get(site, 0), len(found[-1]))):
-                    out.setdefault(layer_key(site, layer), []).append(found[-1][layer])
+            found = np.asarray(call.kept[call.structure.main].value)
+            if found.shape[-1:] != (LENGTH,) or not (found[..., 0] == 1).any():
+                continue
+            out.setdefault(site, []).append(found)
+            if call.loops and found.ndim > 1:
+                for layer in range(min(stacks.get(site, 0), len(found))):
+                    out.setdefault(layer_key(site, layer), []).append(found[layer])
     return out
 
 

@@ -44,19 +44,13 @@ from nnx_inspector.program.eager import EagerPass
 from nnx_inspector.program.function import call_in_shapes
 from nnx_inspector.program.harvest import sinks_for
 from nnx_inspector.program.host.primitives import ask, tell, tied
-from nnx_inspector.program.marks import (
-    INPUT,
-    OUTPUT,
-    is_observable,
-    is_whole,
-    mark_arguments,
-    mark_tree,
-    observe_cotangent,
-)
+from nnx_inspector.program.marks import INPUT, OUTPUT, mark_arguments, mark_tree, observe_cotangent
 from nnx_inspector.program.members import Ensemble, are_mapped, ensemble_of, parameters_of, within
 from nnx_inspector.program.plan import Keep, Plan
+from nnx_inspector.program.structure import is_observable, is_whole
 from nnx_inspector.program.supply import supply_of
 from nnx_inspector.program.survey import Marked, Survey
+from nnx_inspector.recordings.layers import leaf_key
 from nnx_inspector.records.packed import Small, Sunk, joined
 from nnx_inspector.stats.gauges import LENGTH
 from nnx_inspector.stats.measure_gauges import gauge
@@ -364,7 +358,8 @@ def _measured(one: EagerPass) -> tuple[tuple[Where, ...], list[Any]]:
                 if vector is None:  # of a while loop
                     vector = jnp.zeros((*summary.bins.shape[:-1], LENGTH), jnp.float32)
                 apart = are_mapped([summary.bins])
-                where.append(Where(mark.site, len(mark.rows(around)), apart))
+                key = leaf_key(mark.site, mark.structure.parts[i])
+                where.append(Where(key, len(mark.rows(around)), apart))
                 measured.append((counted_once_here(summary), Small(vector)))
     return tuple(where), measured
 
@@ -372,9 +367,9 @@ def _measured(one: EagerPass) -> tuple[tuple[Where, ...], list[Any]]:
 def _drawn(one: EagerPass) -> dict[int, Where]:
     """The site of each sink that a pass has drawn."""
     return {
-        number: Where(mark.site, len(mark.rows(around)), True)
+        number: Where(leaf_key(mark.site, part), len(mark.rows(around)), True)
         for mark, around, here in one.survey.walk(one.sinks)
-        for number in here or ()
+        for number, part in zip(here or (), mark.structure.parts, strict=False)
         if number is not None
     }
 

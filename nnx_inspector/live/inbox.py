@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nnx_inspector.live.calls import OF_MODEL, Call, UnderWay
-from nnx_inspector.recordings.layers import one_of
+from nnx_inspector.recordings.layers import leaf_of, one_of
 from nnx_inspector.stats.bins import NAN_BIN
 from nnx_inspector.stats.summary import Summary
 
@@ -280,8 +280,12 @@ def merged(passes: list[Taken], keys: tuple[str, ...] = ()) -> dict[str, dict[st
         for what, summaries in one.arrived.items():
             parts.setdefault(what, []).extend(summaries)
     out: dict[str, dict[str, Summary]] = {}
-    for site in dict.fromkeys((*keys, *(site for site, _ in parts))):
-        for quantity in ("output", "gradient"):
-            if (site, quantity) in parts:
-                out.setdefault(site, {})[quantity] = one_of(parts[site, quantity])
+    found: dict[str, dict[str, None]] = {site: {} for site in keys}
+    for key, _ in parts:  # the arrays of a site after each other, the main one first
+        found.setdefault(leaf_of(key)[0], {}).setdefault(key)
+    for site, own in found.items():
+        for key in dict.fromkeys((site, *own)):
+            for quantity in ("output", "gradient"):
+                if (key, quantity) in parts:
+                    out.setdefault(key, {})[quantity] = one_of(parts[key, quantity])
     return out

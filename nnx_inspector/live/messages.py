@@ -25,6 +25,7 @@ from nnx_inspector.perturbations.region import rows_of
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting
 from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.program.marks import OUTPUT
+from nnx_inspector.recordings.layers import leaf_of
 from nnx_inspector.records.packed import Layout, taken_apart
 from nnx_inspector.stats.summary import Summary, merge
 
@@ -160,7 +161,7 @@ class Where:
     """Where something was measured.
 
     Attributes:
-        site: the site.
+        site: the key of the array: see `recordings.layers`.
         rank: how many leading axes are rows, one for each scan around the site.
         apart: whether each member of the ensemble sends its own figures; otherwise all send the
             same.
@@ -225,7 +226,8 @@ class Outputs:
         for where, (summary, vector) in zip(self.where, measured, strict=True):
             if not self.apart or np.any(summary.bins):  # else another device sends it
                 sent.add(where.site, OUTPUT, where.summary(summary, self.members))
-            sent.gauges.setdefault(where.site, []).append(where.rows(vector, self.members))
+            if not leaf_of(where.site)[1]:  # the figures of a site are those of its main array
+                sent.gauges.setdefault(where.site, []).append(where.rows(vector, self.members))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -49,16 +49,10 @@ from nnx_inspector.perturbations.slots import data_of, nothing_to_perturb, refus
 from nnx_inspector.perturbations.values import Scale, Zero
 from nnx_inspector.program.eager import EagerPass
 from nnx_inspector.program.host import boards as board
-from nnx_inspector.program.marks import (
-    INPUT,
-    OUTPUT,
-    is_observable,
-    is_whole,
-    mark_arguments,
-    mark_tree,
-)
+from nnx_inspector.program.marks import INPUT, OUTPUT, mark_arguments, mark_tree
 from nnx_inspector.program.members import ensemble_of, within
 from nnx_inspector.program.plan import Plan
+from nnx_inspector.program.structure import is_observable, is_whole
 from nnx_inspector.program.survey import Marked
 
 OFF, ZERO, SCALE = range(3)

@@ -21,7 +21,8 @@ from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector.perturbations.base import OfPart, Perturbation, Refusal
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.program.marks import OUTPUT, describe
+from nnx_inspector.program.marks import OUTPUT
+from nnx_inspector.program.structure import describe
 
 PARAMETER = "parameter"
 Data = tuple[np.ndarray, ...]

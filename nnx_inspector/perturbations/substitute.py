@@ -26,8 +26,8 @@ from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.slots import loud, misfit, refusal
 from nnx_inspector.program.analysis.equations import ROW, bodies_of
 from nnx_inspector.program.analysis.identity import Values
-from nnx_inspector.program.marks import describe
 from nnx_inspector.program.stage import Staged, array_names
+from nnx_inspector.program.structure import describe
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,8 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector.hooks.sites import Path, site_key
 from nnx_inspector.hooks.variables import Contents, differences
 from nnx_inspector.program.analysis.describe import value_in_words
-from nnx_inspector.program.marks import CHANGE, Structure, mark_tree
+from nnx_inspector.program.marks import CHANGE, mark_tree
+from nnx_inspector.program.structure import Structure
 
 
 @dataclasses.dataclass(frozen=True)

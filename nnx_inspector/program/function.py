@@ -20,7 +20,7 @@ from nnx_inspector.arrays import own_attribute
 from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.pytrees import plain_key, rebuilt, with_arguments
 from nnx_inspector.hooks.sites import Path, method_name, require_module, ways_into
-from nnx_inspector.program.marks import is_node, is_whole
+from nnx_inspector.program.structure import is_node, is_whole
 from nnx_inspector.stats.summarize import is_number
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -26,20 +24,15 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import computed_once
 from nnx_inspector._compat.sharding import counted_once, first_along
-from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
 from nnx_inspector.program.members import are_mapped, members_in
+from nnx_inspector.program.structure import Structure, is_whole, structure_of
 from nnx_inspector.stats.census import Sample
 from nnx_inspector.stats.packing import pack, packed_size, unpack
 from nnx_inspector.stats.summarize import (
-    in_words,
-    is_number,
-    is_opaque,
-    is_token,
     merge_rows,
     summarize,
 )
-from nnx_inspector.stats.summary import opaque
 
 OUTPUT, INPUT, CHANGE, BEGIN = "output", "input", "change", "begin"
 """The part of a call that a mark observes: what the call returns, what it receives, a Variable
@@ -85,102 +78,34 @@ def mapped_first(x: jax.Array, mapped: Sequence[int]) -> jax.Array:
     return x
 
 
-@dataclasses.dataclass(frozen=True)
-class Structure:
-    """The structure of a pytree without its arrays; hashable, to be a primitive's parameter.
-
-    Attributes:
-        treedef: the tree structure of the whole value.
-        leaves: a text for each leaf: `"float32[8,10]"`, or the type's name if it is not an array.
-        arrays: the indices of the leaves that are observed arrays.
-        opaque: index and size of each leaf with a shape but no figures (a PRNG key, a token).
-    """
-
-    treedef: Any
-    leaves: tuple[str, ...]
-    arrays: tuple[int, ...]
-    opaque: tuple[tuple[int, int], ...] = ()
-
-    def summaries(self, values: Sequence[Any]) -> Any:
-        """As `unflatten`, with a Summary of only dtype and shape for each opaque leaf."""
-        return self._filled(values, {i: opaque(self.leaves[i], size) for i, size in self.opaque})
-
-    def unflatten(self, values: Sequence[Any]) -> Any:
-        """The tree with one value for each observed array, None for every other leaf."""
-        return self._filled(values, {})
-
-    def _filled(self, values: Sequence[Any], others: Mapping[int, Any]) -> Any:
-        filled = [others.get(index) for index in range(len(self.leaves))]
-        for index, value in zip(self.arrays, values, strict=True):
-            filled[index] = value
-        return jax.tree.unflatten(self.treedef, filled)
-
-    def __str__(self) -> str:
-        if len(self.leaves) == 1 and jax.tree_util.treedef_is_leaf(self.treedef):
-            return self.leaves[0]
-        return ", ".join(self.leaves) if self.leaves else "nothing"
-
-
-def describe(leaf: Any) -> str:
-    """One leaf in words: dtype and shape of an array, otherwise the type's name."""
-    if is_token(leaf):
-        return "token"
-    value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
-    return in_words(value.dtype, value.shape) if is_array(value) else type(leaf).__name__
-
-
-def is_node(x: Any) -> bool:
-    """Whether a value is a module or a Variable: flattening one would create other objects."""
-    return isinstance(x, (nnx.Pytree, nnx.Variable))
-
-
-def is_observable(leaf: Any) -> bool:
-    """Whether a leaf is an array of numbers; keys and Python scalars are not."""
-    return isinstance(leaf, jax.Array | np.ndarray) and is_number(leaf.dtype)
-
-
-def _opaque_size(leaf: Any) -> int | None:
-    """The number of elements of an array that holds no numbers (0 for a token); otherwise None."""
-    if isinstance(leaf, jax.Array | np.ndarray) and is_opaque(leaf.dtype):
-        return leaf.size
-    return 0 if is_token(leaf) else None
-
-
-def is_whole(x: Any) -> bool:
-    """Whether a value is not flattened: an NNX object, or a generator, which can be read once."""
-    return is_node(x) or isinstance(x, types.GeneratorType)
-
-
 def mark_tree(tree: Any, *pair: Any, structure: Structure | None = None, **params: Any) -> Any:
     """`tree`, with its arrays marked; `params` are the mark's parameters (hashable).
 
     A `pair` of values becomes the mark's first operands. The arrays then tie it to the program: a
     transform may drop values that nothing uses. `structure` defaults to that of the tree.
     """
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_whole)
-    return rebuilt(tree, _marked(leaves, treedef, pair, structure, params), is_whole)
+    leaves = jax.tree.leaves(tree, is_leaf=is_whole)
+    own = structure_of(tree, leaves, merged=True)
+    return rebuilt(tree, _marked(leaves, own, pair, structure or own, params), is_whole)
 
 
-def mark_arguments(args: Any, kwargs: Any, **params: Any) -> tuple[Any, Any]:
+def mark_arguments(
+    args: Any, kwargs: Any, *, names: Sequence[str] = (), **params: Any
+) -> tuple[Any, Any]:
     """The arguments of a call, with their arrays marked.
 
     Arrays in the caller's own lists and dicts are observed but not replaced: the method may write
-    to such a list.
+    to such a list. `names` are those of the parameters.
     """
-    leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_whole)
-    return with_arguments(args, kwargs, _marked(leaves, treedef, (), None, params), is_whole)
+    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
+    structure = structure_of((args, kwargs), leaves, parameters=names)
+    return with_arguments(args, kwargs, _marked(leaves, structure, (), structure, params), is_whole)
 
 
 def _marked(
-    leaves: Sequence[Any], treedef: Any, pair: Any, structure: Structure | None, params: Any
+    leaves: Sequence[Any], own: Structure, pair: Any, structure: Structure, params: Any
 ) -> list[Any]:
-    leaves = list(leaves)
-    arrays = [i for i, leaf in enumerate(leaves) if is_observable(leaf)]
-    if structure is None:
-        words = tuple(describe(leaf) for leaf in leaves)
-        sizes = [(i, _opaque_size(leaf)) for i, leaf in enumerate(leaves)]
-        others = tuple((i, size) for i, size in sizes if size is not None)
-        structure = Structure(treedef, words, tuple(arrays), others)
+    leaves, arrays = list(leaves), own.arrays
     # a value without arrays still gets a mark, so the call is seen
     operands = [*pair, *(leaves[i] for i in arrays)]
     members = members_in(operands, alike=params["part"] == CHANGE)
@@ -190,6 +115,8 @@ def _marked(
     for i, value in zip(arrays, values[len(pair) :], strict=True):
         if isinstance(leaves[i], jax.Array):  # NumPy arrays stay NumPy for the user's code
             leaves[i] = value
+    for i, same in own.copies:
+        leaves[i] = leaves[same]
     return leaves
 
 

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from nnx_inspector.errors import add_note
-from nnx_inspector.program.marks import INPUT, OUTPUT, describe, measured_if, observe_cotangent
+from nnx_inspector.program.marks import INPUT, OUTPUT, measured_if, observe_cotangent
+from nnx_inspector.program.structure import describe
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.stats.census import Sample
 from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units

@@ -36,8 +36,9 @@ from nnx_inspector.program.eager import (
 )
 from nnx_inspector.program.function import Arguments, Function, is_input, name_of, roots_of
 from nnx_inspector.program.harvest import evaluate
-from nnx_inspector.program.marks import INPUT, describe
+from nnx_inspector.program.marks import INPUT
 from nnx_inspector.program.plan import Plan
+from nnx_inspector.program.structure import describe
 from nnx_inspector.program.survey import Survey, call_numbers, survey
 
 _TAG = "nnx_inspector"

@@ -17,8 +17,9 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import bodies_of, kind_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.changes import says_nothing
-from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, Structure, mark
+from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
 from nnx_inspector.program.members import Members
+from nnx_inspector.program.structure import Structure
 
 UNATTRIBUTED = "unattributed"
 """The part of a mark on a call that only looks like the model's; its site is the type's name."""

@@ -1,4 +1,12 @@
-"""The layers of stacked modules as sites of their own: `"blocks[3]"` is a layer of `"blocks"`.
+"""Single layers and single arrays as sites of their own: `"blocks[3]"` is a layer of `"blocks"`.
+
+Outputs of unlike kind stay apart. Of a call that returns several arrays one, the main array, has
+the site's own key, so that whoever reads `"cell"` reads one array, whatever the module returns; see
+`program.structure` for which. Each other one has a key with its name in the tree: `"cell(0.1)"`,
+`"head(logits)"`, and with a layer `"blocks/attn[3](1)"`. Such a key is a site like any other: in a
+pass, a file and a comparison, and as a row on screen. Paths escape the parentheses, so that no
+module has such a key. Arrays that a method receives are named in the same way, by parameter. Calls
+of unlike structure are merged by name.
 
 Invariant: the figures of a scan's iterations are assigned to layers only if they correspond one to
 one; otherwise only the whole stack has figures, and a reason is given. Imports no jax.
@@ -25,17 +33,37 @@ NOT_TOLD_APART: Final = (
     "only the whole stack is measured; insp.run and insp.step measure each layer"
 )
 
+_LEAF: Final = re.compile(r"((?:[^\\(]|\\.)*)\(((?:[^\\()]|\\.)+)\)", re.DOTALL)
 _LAYER: Final = re.compile(r"((?:[^\\@]|\\.)*?)\[(\d+)\](@.*)?", re.DOTALL)
+_RESERVED, _ESCAPED = r"([\\/:\[@()])", r"\\\1"
 _OPERATION: Final = re.compile(r"((?:[^\\@]|\\.)*)(@.*)?", re.DOTALL)
 
 Summaries = dict[str, dict[str, Summary]]
 """Site -> quantity -> summary."""
 
 
+def leaf_key(site: str, leaf: str) -> str:
+    """The key of one of several arrays; of the main one, whose name is "", the site's own."""
+    return f"{site}({re.sub(_RESERVED, _ESCAPED, leaf)})" if leaf else site
+
+
+def leaf_of(key: str) -> tuple[str, str]:
+    """The site, or the layer, and the name of the array in a key; "" for the main one.
+
+    Example:
+        >>> leaf_of("cell(0.1)"), leaf_of("cell")
+        (('cell', '0.1'), ('cell', ''))
+    """
+    found = _LEAF.fullmatch(key) if key.endswith(")") else None
+    return (key, "") if found is None else (found[1], re.sub(r"\\(.)", r"\1", found[2]))
+
+
 def layer_key(site: str, layer: int) -> str:
     """The key of one layer of a stacked site: `"blocks[3]"`, `"blocks[3]@softmax"`."""
+    site, leaf = leaf_of(site)
     found = _OPERATION.fullmatch(site)
-    return f"{site}[{layer}]" if found is None else f"{found[1]}[{layer}]{found[2] or ''}"
+    key = f"{site}[{layer}]" if found is None else f"{found[1]}[{layer}]{found[2] or ''}"
+    return leaf_key(key, leaf)
 
 
 def layer_of(key: str) -> tuple[str, int] | None:
@@ -45,8 +73,11 @@ def layer_of(key: str) -> tuple[str, int] | None:
         >>> layer_of("blocks/attn[3]"), layer_of("blocks")
         (('blocks/attn', 3), None)
     """
-    found = _LAYER.fullmatch(key)
-    return None if found is None else (found[1] + (found[3] or ""), int(found[2]))
+    site, leaf = leaf_of(key)
+    found = _LAYER.fullmatch(site)
+    if found is None:
+        return None
+    return leaf_key(found[1] + (found[3] or ""), leaf), int(found[2])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +107,7 @@ def told_apart(told: Told, stacks: Mapping[str, Stack]) -> tuple[Summaries, set[
     unknown: set[str] = set()
     for one in told:
         for (site, quantity), found in one.items():
-            stack = stacks.get(site)
+            stack = stacks.get(leaf_of(site)[0])
             if stack is None:
                 continue
             if not all(stack.has_rows_in(summary.rows) for summary in found):

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 
 from nnx_inspector.recordings.facts import Figures
+from nnx_inspector.recordings.layers import leaf_of
 from nnx_inspector.stats.bins import NAN_BIN, NEGINF_BIN, POSINF_BIN
 from nnx_inspector.stats.encoding import Sparse, decoded, encoded_all, ranges
 from nnx_inspector.stats.summary import STATISTICS, Summary
@@ -120,14 +121,26 @@ def check_quantity(quantity: str, site: str) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """Which summaries a pass has, and where; passes with the same summaries share one."""
+    """Which summaries a pass has, and where; passes with the same summaries share one.
+
+    Attributes:
+        keys: the key and quantity of each. Each array that a call returns has a key of its own.
+        at: where each of them is.
+        whole: the sites and layers of which any array was measured, with the quantity.
+    """
 
     keys: tuple[tuple[str, str], ...]
     at: Mapping[tuple[str, str], int]
+    whole: frozenset[tuple[str, str]]
+
+    @staticmethod
+    def of(keys: tuple[tuple[str, str], ...]) -> Layout:
+        at = {key: i for i, key in enumerate(keys)}
+        return Layout(keys, at, frozenset((leaf_of(key)[0], q) for key, q in keys))
 
     @property
     def nbytes(self) -> int:
-        return 256 + 184 * len(self.keys)
+        return 256 + 256 * len(self.keys)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -181,7 +181,7 @@ class Recording:
         """The layout of a pass with these summaries; passes with the same summaries share it."""
         with self._lock:
             found = self._layouts.get(keys)
-        return Layout(keys, {key: i for i, key in enumerate(keys)}) if found is None else found
+        return Layout.of(keys) if found is None else found
 
     def take(self, item: Pass, found: Set[tuple[bool, str, str]]) -> None:
         """Add a finished pass, for `append` and for the reader of a file.

@@ -17,9 +17,9 @@ from flax import nnx
 from nnx_inspector.program.eager import SinksOf
 from nnx_inspector.program.function import Arguments, Function, name_of
 from nnx_inspector.program.harvest import sinks_for
-from nnx_inspector.program.marks import is_node
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import Staged, variables_of_state
+from nnx_inspector.program.structure import is_node
 
 
 def diff_state(argnum: Any) -> tuple[int, Any]:

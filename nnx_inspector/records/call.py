@@ -14,8 +14,9 @@ import numpy as np
 from nnx_inspector._compat import jit
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.program.changes import ChangedVariable
-from nnx_inspector.program.marks import Structure
 from nnx_inspector.program.plan import Kept
+from nnx_inspector.program.structure import Structure
+from nnx_inspector.recordings.layers import leaf_key
 from nnx_inspector.stats.summary import Summary
 
 
@@ -89,6 +90,23 @@ class Call:
     def gradient(self) -> Any:
         """The summaries of the output's cotangent, or None if it has no cotangent."""
         return _tree(self.structure, [_measured(g) for g in self.gradients])
+
+    def parts(self, site: str) -> list[tuple[str, str, Summary]]:
+        """The key and quantity of each array that was measured, by quantity, main array first."""
+        taken = self.input_structure
+        found = [
+            ("output", self.structure, self.outputs),
+            ("gradient", self.structure, [_measured(g) for g in self.gradients]),
+            *([("input", taken, self.inputs or [])] if taken is not None else []),
+        ]
+        return [
+            (leaf_key(site, name), quantity, summary)
+            for quantity, structure, summaries in found
+            for name, summary in sorted(
+                zip(structure.parts, summaries, strict=False), key=lambda part: part[0] != ""
+            )
+            if summary is not None
+        ]
 
     @property
     def values(self) -> Any:

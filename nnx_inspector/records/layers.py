@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from nnx_inspector.recordings.layers import Summaries, layer_key, one_of
-from nnx_inspector.records.call import Call, named_summaries
 from nnx_inspector.records.record import Record
 from nnx_inspector.stats.summary import Summary
 
@@ -26,24 +25,14 @@ def layers_of(record: Record, stacks: Mapping[str, int]) -> Summaries:
         calls = record[site].calls if site in record else ()
         lengths = {np.shape(c.ran)[0] if c.loops and not c.leading else 0 for c in calls}
         length = lengths.pop() if len(lengths) == 1 else 0  # else some calls belong to no layer
-        found = {
-            quantity: _measured(calls, quantity) for quantity in ("output", "gradient", "input")
-        }
         for layer in range(min(most, length)):
-            for quantity, summaries in found.items():
-                rows = [s.row(layer) for ran, s in summaries if np.any(ran[layer])]
-                # a layer that no cotangent reached has an empty row
-                parts = [s for s in rows if quantity != "gradient" or np.any(s.bins)]
-                if parts:
-                    out.setdefault(layer_key(site, layer), {})[quantity] = one_of(parts)
+            found: dict[tuple[str, str], list[Summary]] = {}
+            for call in calls:
+                for key, quantity, summary in call.parts(site):
+                    row = summary.row(layer)
+                    # a layer that no cotangent reached has an empty row
+                    if np.any(call.ran[layer]) and (quantity != "gradient" or np.any(row.bins)):
+                        found.setdefault((layer_key(key, layer), quantity), []).append(row)
+            for (key, quantity), rows in found.items():
+                out.setdefault(key, {})[quantity] = one_of(rows)
     return out
-
-
-def _measured(calls: tuple[Call, ...], quantity: str) -> list[tuple[np.ndarray, Summary]]:
-    """For each array of each call, how often the layers ran and their summaries."""
-    return [
-        (np.asarray(call.ran), summary)
-        for call in calls
-        for _, summary in named_summaries(getattr(call, quantity))
-        if not summary.opaque
-    ]

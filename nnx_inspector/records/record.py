@@ -355,22 +355,18 @@ class Record(Mapping[str, Entry]):
         return pd.DataFrame(rows, columns=columns)
 
     def merged(self) -> dict[str, dict[str, Summary]]:
-        """Each site's measured output, gradient and input, as one summary each.
+        """The measured output, gradient and input of each site, over all of its calls.
 
-        The arrays of a pytree are merged into one summary, which is what the screen shows.
+        Of a call that returns several arrays, each has a key of its own: see `recordings.layers`.
         """
         out: dict[str, dict[str, Summary]] = {}
-        for key in self:
-            for quantity in ("output", "gradient", "input"):
-                parts = [
-                    s
-                    for c in self._calls[key]
-                    if c.took_place
-                    for _, s in named_summaries(getattr(c, quantity))
-                    if not s.opaque
-                ]
-                if parts:
-                    out.setdefault(key, {})[quantity] = merge(parts)
+        for site in self:
+            found: dict[str, dict[str, list[Summary]]] = {}
+            for call in self._calls[site]:
+                for key, quantity, summary in call.parts(site) if call.took_place else ():
+                    found.setdefault(key, {}).setdefault(quantity, []).append(summary)
+            for key, of in found.items():
+                out[key] = {quantity: merge(summaries) for quantity, summaries in of.items()}
         return out
 
 

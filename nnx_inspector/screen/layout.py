@@ -19,7 +19,7 @@ from nnx_inspector.hooks.variables import contents, held
 from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
-from nnx_inspector.recordings.layers import layer_key
+from nnx_inspector.recordings.layers import layer_key, leaf_key, leaf_of
 from nnx_inspector.screen import protocol
 
 VMAPPED = (
@@ -40,7 +40,8 @@ def with_layers(
     rows = [dataclasses.replace(s, note=_note(s, stacks, shown)) for s in sites]
     first: dict[int, int] = {}  # the row of a stacked site -> the row of its first layer
     for index, site in enumerate(sites):
-        count = shown.get(site.key, 0)
+        whole = leaf_of(site.key)[0]
+        count = shown.get(whole, 0)
         if not count:
             continue
         above = _stack_around(sites, index, stacks)
@@ -54,8 +55,8 @@ def with_layers(
                     name=f"[{layer}]" if above is None else _name(sites, index, above),
                     parent=parent,
                     depth=rows[parent].depth + 1,
-                    parameters=site.parameters // stacks[site.key],
-                    flops=None if site.flops is None else site.flops / stacks[site.key],
+                    parameters=site.parameters // stacks[whole],
+                    flops=None if site.flops is None else site.flops / stacks[whole],
                     stacked=0,
                     aliases=tuple(layer_key(alias, layer) for alias in site.aliases),
                     unseen=unseen.get(layer_key(site.key, layer), site.unseen),
@@ -66,7 +67,8 @@ def with_layers(
 
 
 def _note(site: protocol.Site, stacks: Mapping[str, int], shown: Mapping[str, int]) -> str:
-    count, most = stacks.get(site.key, 0), shown.get(site.key, 0)
+    whole, _ = leaf_of(site.key)
+    count, most = stacks.get(whole, 0), shown.get(whole, 0)
     if count > most:
         if most:
             return f"Only the first {most} of {count} layers have rows of their own."
@@ -78,7 +80,7 @@ def _stack_around(
     sites: Sequence[protocol.Site], index: int, stacks: Mapping[str, int]
 ) -> int | None:
     """The row of the nearest enclosing module with the same number of layers."""
-    count, at = stacks[sites[index].key], sites[index].parent
+    count, at = stacks[leaf_of(sites[index].key)[0]], sites[index].parent
     while at >= 0 and stacks.get(sites[at].key) != count:
         at = sites[at].parent
     return at if at >= 0 else None
@@ -128,11 +130,13 @@ def layout_of(
     for call in trace.calls:
         calls.setdefault(call.site, []).append(call)
     places = _in_call_order(trace, _places(trace))
-    known = {place.segments: i for i, place in enumerate(places)}
+    known: dict[_Segments, int] = {}
     why = {**trace.unseen, **unseen}
     rows: list[protocol.Site] = []
     for place in places:
-        rows.append(_row(place, calls.get(place.key, []), known, why, rows))
+        of, known[place.segments] = calls.get(place.key, []), len(rows)
+        rows.append(_row(place, of, known, why, rows))
+        rows += _arrays(rows[-1], len(rows) - 1, of)
     sites = with_layers(rows, stacks_of(trace), unseen)
     return protocol.Layout(layout=number, model=type(model).__name__, sites=sites)
 
@@ -250,7 +254,35 @@ def _row(
         source=_short(first.source) if first else "",
         perturbable=first is not None and "[" in first.output,
         unseen=reason,
+        array=next((call.arrays[0][0] for call in calls if call.arrays), ""),
     )
+
+
+def _arrays(row: protocol.Site, at: int, calls: Sequence[TracedCall]) -> list[protocol.Site]:
+    """The rows below a site's, of all arrays that its calls return but the main one."""
+    types: dict[str, str] = {}
+    for call in calls:
+        for name, text in call.arrays[1:]:
+            types.setdefault(name, text)
+    return [
+        dataclasses.replace(
+            row,
+            key=leaf_key(row.key, name),
+            name=f"({name})",
+            kind="array",
+            parent=at,
+            depth=row.depth + 1,
+            output=text,
+            parameters=0,
+            flops=None,
+            stacked=0,
+            aliases=tuple(leaf_key(alias, name) for alias in row.aliases),
+            perturbable=False,
+            array=name,
+            single=True,
+        )
+        for name, text in types.items()
+    ]
 
 
 def _parent(segments: _Segments, known: Mapping[_Segments, int]) -> tuple[int, int]:

@@ -193,8 +193,10 @@ def test_integers_keys_and_several_arrays_are_watched_without_disturbing_the_ste
     np.testing.assert_allclose(loss, bare, rtol=1e-6)
     got = session.take()
     y = np.asarray(model.inner(X), np.float64)
-    everything = np.concatenate([y.ravel(), y.argmax(-1), (y > 0).ravel()])
-    check(got[""]["output"], everything)
+    check(got[""]["output"], y)
+    check(got["(0.best)"]["output"], y.argmax(-1))
+    check(got["(0.sure)"]["output"], y > 0)
+    assert "gradient" not in got["(0.best)"] | got["(0.sure)"]
     assert got[""]["gradient"].size == y.size
     session.close()
 

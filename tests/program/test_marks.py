@@ -12,6 +12,7 @@ from models import batch
 
 from nnx_inspector.program import marks as taps
 from nnx_inspector.program.marks import mark, mark_tree, observe_cotangent, sink_like
+from nnx_inspector.program.structure import is_observable, structure_of
 from nnx_inspector.stats.packing import unpack
 
 X = batch(4, 3)
@@ -92,7 +93,7 @@ def test_modules_and_variables_stay_the_objects_they_are():
 def test_keys_are_not_observed():
     key = jax.random.key(0)
     assert marked(key) is key
-    assert not taps.is_observable(key)
+    assert not is_observable(key)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_keys_are_not_observed():
     ids=str,
 )
 def test_what_is_observable(value, expected):
-    assert taps.is_observable(value) is expected
+    assert is_observable(value) is expected
 
 
 def test_what_has_a_shape_and_no_numbers_says_so():
@@ -137,12 +138,42 @@ def test_what_has_a_shape_and_no_numbers_says_so():
 
 
 def test_a_structure_is_hashable_and_puts_values_back():
-    tree = lambda x: marked({"a": x, "b": ("t", x)})["a"]  # noqa: E731
+    tree = lambda x: marked({"a": x, "b": ("t", x + 1)})["a"]  # noqa: E731
     (found,) = marks_of(jax.make_jaxpr(tree)(X))
     structure = found.params["structure"]
     assert hash(structure) == hash(structure)
+    assert structure.parts == ("", "b.1")
     assert structure.unflatten([1, 2]) == {"a": 1, "b": (None, 2)}
     assert str(structure) == "float32[4,3], str, float32[4,3]"
+
+
+def test_an_array_that_occurs_twice_is_marked_once():
+    def f(x):
+        (c, h), out = marked(((x + 1, x), x))
+        return c, h is out, h
+
+    jaxpr = jax.make_jaxpr(lambda x: f(x)[::2])(X)
+    (found,) = marks_of(jaxpr)
+    structure = found.params["structure"]
+    assert len(found.invars) == 2
+    assert structure.unflatten([1, 2]) == ((1, 2), 2)
+    assert structure.parts == ("0.0", "")  # the state is also the output, the least deep
+    assert f(X)[1]
+
+
+def test_the_main_array_is_floating_has_axes_and_is_the_least_deep():
+    whole, part, loss = jnp.ones((2, 3)), jnp.ones((2, 3), jnp.bfloat16), jnp.float32(1)
+    cases = [
+        ((loss, whole), "1"),
+        ((jnp.arange(3), {"b": part, "a": whole}), "1.a"),
+        ((({"x": whole},), part, jnp.ones(3)), "1"),
+        ((jnp.arange(3), loss), "1"),
+        ((jnp.arange(3), jnp.array(True)), "0"),
+    ]
+    for tree, name in cases:
+        structure = structure_of(tree, jax.tree.leaves(tree))
+        assert structure.names[structure.main] == name
+        assert structure.named()[0][0] == name
 
 
 def test_the_structure_of_nothing_says_so():

@@ -11,7 +11,7 @@ const NAMED = "named value";
 export function Operations({ store, sites, index }: { store: Store; sites: Sites; index: number }) {
   const [waits, setWaits] = useState("");
   const site = sites.list[index];
-  if (site.calls === 0 || site.layer >= 0 || (isOperation(site.key) && site.kind !== NAMED)) return null;
+  if (site.single || site.calls === 0 || site.layer >= 0 || (isOperation(site.key) && site.kind !== NAMED)) return null;
   const shown = sites.children[index].some((child) => isOperation(sites.list[child].key));
   const waiting = waits === site.key;
   return (

@@ -40,8 +40,9 @@ const OF_STUDIES = new Set(["lens", "attribution"]);
 /** The panels that look at one example; a saved page, which may have none of them, shows the batch first. */
 const OF_EXAMPLES = new Set([...OF_STUDIES, "values", "words"]);
 /** In the order of the tabs; the first one is shown initially. */
-const panelsOf = ({ store: { replay, missing, inputs, studies } }: PanelProps): readonly Panel[] =>
+const panelsOf = ({ site, store: { replay, missing, inputs, studies } }: PanelProps): readonly Panel[] =>
   ALL.filter(({ name }) => {
+    if (site.single) return name === "overview"; // one array of what a call returns: statistics only
     if (name === "words" && !inputs.inputs.value?.tokens) return false;
     if ((name === "examples" || name === "lens" || name === "attribution") && replay.value) return studies[name].value?.found !== null && studies[name].value !== null;
     return !replay.value || !missing.value.has(name);
@@ -73,7 +74,7 @@ function Overview({ store, site, index }: PanelProps) {
       </div>
       <Distributions store={store} index={index} />
       <OverSteps store={store} />
-      {!store.missing.value.has("parameters") && <Parameters store={store} site={site} />}
+      {!site.single && !store.missing.value.has("parameters") && <Parameters store={store} site={site} />}
     </>
   );
 }

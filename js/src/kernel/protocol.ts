@@ -15,7 +15,7 @@ export const OTHER = -1;
 export type Quantity = (typeof QUANTITIES)[number];
 export type Statistic = (typeof STATISTICS)[number];
 
-/** One row of the tree. `parent` is an index into the layout's sites, -1 for the root. `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says what the row leaves out; "" if nothing. */
+/** One row of the tree. `parent` is an index into the layout's sites, -1 for the root. `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says what the row leaves out; "" if nothing. `array` is the name of the array whose statistics the row shows, if the call returns several; "" if it returns one. The others have rows of their own (`single`). */
 export interface Site {
   readonly key: string;
   readonly name: string;
@@ -34,6 +34,8 @@ export interface Site {
   readonly unseen: string;
   readonly layer: number;
   readonly note: string;
+  readonly array: string;
+  readonly single: boolean;
 }
 
 /** The sites that later frames refer to by index. Buffer: none. */
@@ -935,7 +937,7 @@ export type ToKernel = Hello | Ack | Select | ChooseExample | Perturb | Adjust |
 
 /** The fields of every struct: a scalar, struct or a|b, then `?` null, `[]` list, `{}` map. */
 export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
-  Site: { key: "str", name: "str", kind: "str", parent: "int", depth: "int", inputs: "str", output: "str", parameters: "int", flops: "float?", calls: "int", stacked: "int", aliases: "str[]", source: "str", perturbable: "bool", unseen: "str", layer: "int", note: "str" },
+  Site: { key: "str", name: "str", kind: "str", parent: "int", depth: "int", inputs: "str", output: "str", parameters: "int", flops: "float?", calls: "int", stacked: "int", aliases: "str[]", source: "str", perturbable: "bool", unseen: "str", layer: "int", note: "str", array: "str", single: "bool" },
   Layout: { version: "int", layout: "int", model: "str", sites: "Site[]" },
   Progress: { kind: "str", running: "bool", step: "int", total: "int?", rate: "float?" },
   Histogram: { site: "int", quantity: "int", bins: "int" },

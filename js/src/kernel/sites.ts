@@ -35,9 +35,15 @@ export function ancestors(sites: Sites, index: number): string[] {
   return keys;
 }
 
-/** The key of the row that shows a site: its own key, or for a layer without a row its stack's. */
+/** The key of the row that shows a site: its own key, or for a layer or an array without a row that of the whole. */
 export function rowOf(sites: Sites, key: string): string | undefined {
-  return [key, withoutLayers(key)].find((one) => sites.byKey.has(one));
+  const whole = withoutArray(key);
+  return [key, withoutLayers(key), whole, withoutLayers(whole)].find((one) => sites.byKey.has(one));
+}
+
+/** A key without the name of an array, "head" for "head(logits)". */
+export function withoutArray(key: string): string {
+  return /^((?:\\.|[^\\(])*)\((?:\\.|[^\\()])+\)$/s.exec(key)?.[1] ?? key;
 }
 
 /** A key without the numbers of layers, "blocks@mul[1]" for "blocks[3]@mul[1]": those of an operation are none. */

@@ -25,6 +25,7 @@ export function Add({ store, site }: { store: Store; site: Site }) {
     if (asked !== seen.current) first.current?.focus();
     seen.current = asked;
   }, [asked]);
+  if (site.single) return <p class="nni-add nni-faint nni-small">A perturbation acts on every array of the call: add it at the row above.</p>;
   if (!site.perturbable) return <p class="nni-add nni-faint nni-small">This module cannot be perturbed here.</p>;
 
   const offer = OFFERS.find((o) => o.kind === kind)!;

@@ -26,7 +26,7 @@ from nnx_inspector.hooks.sites import (
     site_key,
 )
 from nnx_inspector.program.function import Function, as_function, name_of, roots_of
-from nnx_inspector.program.marks import is_node
+from nnx_inspector.program.structure import is_node
 
 _ARRAYS: dict[type, str] = {
     nnx.Linear: "kernel",

@@ -15,7 +15,7 @@ from flax import nnx
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import Path, closest, iter_modules, site_key
-from nnx_inspector.program.marks import describe
+from nnx_inspector.program.structure import describe
 
 _Flat = dict[Path, Any]
 

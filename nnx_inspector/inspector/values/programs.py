@@ -34,9 +34,10 @@ from nnx_inspector.inspector.passes.programs import (
 from nnx_inspector.perturbations.slots import Setting
 from nnx_inspector.program.analysis.cost import available_bytes
 from nnx_inspector.program.eager import why_untraceable
-from nnx_inspector.program.marks import INPUT, OUTPUT, Structure, mapped_first
+from nnx_inspector.program.marks import INPUT, OUTPUT, mapped_first
 from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.stage import Staged
+from nnx_inspector.program.structure import Structure
 from nnx_inspector.program.survey import Around, Marked, Survey
 from nnx_inspector.records.backward import backward_pass
 

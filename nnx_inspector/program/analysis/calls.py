@@ -33,12 +33,12 @@ from nnx_inspector.program.marks import (
     CHANGE,
     INPUT,
     OUTPUT,
-    is_whole,
     mark,
     mark_arguments,
     mark_tree,
 )
 from nnx_inspector.program.members import within
+from nnx_inspector.program.structure import Structure, is_whole
 from nnx_inspector.program.survey import members_of
 
 
@@ -74,6 +74,8 @@ class TracedCall:
             None (not known) in a trace that ended in an exception.
         error: what the call raised, in words; `""` for none, and for the calls that enclose it.
         attends: how many attentions the call computes itself, each a site `"...@attention"`.
+        arrays: name and type of each array of the output, the main one first; empty if it returns
+            only one.
     """
 
     site: str
@@ -96,16 +98,19 @@ class TracedCall:
     changed: tuple[ChangedVariable, ...] | None = None
     error: str = ""
     attends: int = 0
+    arrays: tuple[tuple[str, str], ...] = ()
 
-    def returning(self, text: str, arrays: Any) -> TracedCall:
+    def returning(self, text: str, arrays: Any, structure: Structure | None = None) -> TracedCall:
         """The call with its output, given in words and as arrays (or abstract arrays)."""
         lone = arrays[0] if len(arrays) == 1 else None
+        named = [] if structure is None else structure.named()
         return dataclasses.replace(
             self,
             output=text,
             shape=None if lone is None else tuple(lone.shape),
             dtype=None if lone is None else str(lone.dtype),
             output_bytes=byte_count(arrays),
+            arrays=tuple(named),
         )
 
 
@@ -256,7 +261,7 @@ class _Walk:
             arrays = [v.aval for v in equation.invars]
             members = None if where.loops else members_of(equation)
             call = dataclasses.replace(call, members=0 if members is None else members.count)
-            self.calls[self.open[-1]] = call.returning(params["text"], arrays)
+            self.calls[self.open[-1]] = call.returning(params["text"], arrays, params["structure"])
             self._close()
 
     def _replace(self, **fields: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from nnx_inspector.arrays import is_array, own_attribute
-from nnx_inspector.program.marks import describe, is_whole
+from nnx_inspector.program.structure import describe, is_whole
 
 _LONGEST = 8
 """How many parts of a container are written out; the others are only counted."""

@@ -21,7 +21,7 @@ from nnx_inspector._compat import jaxprs, jit, started
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.host_calls import EFFECT, call_host
 from nnx_inspector._compat.sharding import first_along, left_to_the_compiler
-from nnx_inspector.program.marks import is_observable
+from nnx_inspector.program.structure import is_observable
 
 # ---------------------------------------------------------------------- asking
 

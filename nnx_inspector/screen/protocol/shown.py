@@ -11,7 +11,9 @@ class Site(Struct):
     """One row of the tree. `parent` is an index into the layout's sites, -1 for the root.
 
     `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says
-    what the row leaves out; "" if nothing.
+    what the row leaves out; "" if nothing. `array` is the name of the array whose statistics the
+    row shows, if the call returns several; "" if it returns one. The others have rows of their own
+    (`single`).
     """
 
     key: str
@@ -31,6 +33,8 @@ class Site(Struct):
     unseen: str
     layer: int = -1
     note: str = ""
+    array: str = ""
+    single: bool = False
 
 
 class Layout(Shown, type="layout"):

@@ -22,7 +22,7 @@ export function Badges({ site, bad, open, on }: Props) {
         </Badge>
       )}
       {(bad & 1) === 0 && inside && (
-        <Badge look="bad" sign="NaN…" title="A module inside has NaN or infinite values">
+        <Badge look="bad" sign="NaN…" title="A row inside has NaN or infinite values">
           NaN inside
         </Badge>
       )}
