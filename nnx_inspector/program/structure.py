@@ -1,7 +1,7 @@
 """The structure of what a call receives or returns, without its arrays: a parameter of marks.
 
 Of several arrays each has a name, and one stands for the whole: the main array. Invariant:
-hashable, equal for equal trees, and made from the tree as it is: no object of the user's is built anew.
+hashable, equal for equal trees, and made without building an object of the user's anew.
 """
 
 from __future__ import annotations

@@ -484,7 +484,7 @@ class Recording:
             return self._curves.arrays()
 
     def to_frame(self, *, layers: bool = False) -> pd.DataFrame:
-        """A tidy pandas frame, one row for each pass, site and quantity.
+        """A tidy pandas frame: a row for each pass, site (or array, `"cell(0.0)"`) and quantity.
 
         Columns: `step, pass, kind, perturbed, site, quantity`, statistics (counts as Int64; the
         unknown is missing), and `q01, q05, q25, q50, q75, q95, q99`: quantiles, within 6.25 %.

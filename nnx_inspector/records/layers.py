@@ -25,14 +25,18 @@ def layers_of(record: Record, stacks: Mapping[str, int]) -> Summaries:
         calls = record[site].calls if site in record else ()
         lengths = {np.shape(c.ran)[0] if c.loops and not c.leading else 0 for c in calls}
         length = lengths.pop() if len(lengths) == 1 else 0  # else some calls belong to no layer
+        parts = [
+            (np.asarray(call.ran), *part)
+            for call in (calls if length else ())
+            for part in call.parts(site)
+        ]
         for layer in range(min(most, length)):
             found: dict[tuple[str, str], list[Summary]] = {}
-            for call in calls:
-                for key, quantity, summary in call.parts(site):
-                    row = summary.row(layer)
-                    # a layer that no cotangent reached has an empty row
-                    if np.any(call.ran[layer]) and (quantity != "gradient" or np.any(row.bins)):
-                        found.setdefault((layer_key(key, layer), quantity), []).append(row)
+            for ran, key, quantity, summary in parts:
+                row = summary.row(layer)
+                # a layer that no cotangent reached has an empty row
+                if np.any(ran[layer]) and (quantity != "gradient" or np.any(row.bins)):
+                    found.setdefault((layer_key(key, layer), quantity), []).append(row)
             for (key, quantity), rows in found.items():
                 out.setdefault(key, {})[quantity] = one_of(rows)
     return out

@@ -38,7 +38,7 @@ def other_pass(of: Recording, step: int | None, *, sites: Collection[str]) -> Pa
     one = pass_of_run(of, step, "a")
     names = names_alike(sites, {site for site, _ in one.keys})
     keys = tuple((names.get(site, site), quantity) for site, quantity in one.keys)
-    layout = Layout(keys, {key: i for i, key in enumerate(keys)})
+    layout = Layout.of(keys)
     return dataclasses.replace(one, number=protocol.OTHER, layout=layout)
 
 

@@ -1,4 +1,4 @@
-"""Each array that a call returns has figures of its own: in records, recordings, loops and files."""
+"""Each array that a call returns has statistics of its own: in records, loops and files."""
 
 import dataclasses
 from typing import NamedTuple
@@ -262,7 +262,8 @@ def test_the_keys_of_arrays_cannot_be_those_of_modules():
             assert layer_of(key) == (leaf_key(site, leaf), 3)
     model = nnx.Dict({"a(b)": nnx.Linear(2, 2, rngs=nnx.Rngs(0))})
     keys = list(nni.capture(lambda m: m["a(b)"](jnp.ones((1, 2))))(model)[1])
-    assert keys == ["a\\(b\\)"] and leaf_of(keys[0]) == (keys[0], "")
+    assert keys == ["a\\(b\\)"]
+    assert leaf_of(keys[0]) == (keys[0], "")
 
 
 def test_a_finding_names_the_array_and_counts_its_values():

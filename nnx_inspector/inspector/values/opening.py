@@ -7,7 +7,6 @@ model does not change, and only the opened arrays are kept alive. Sends nothing.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -20,7 +19,6 @@ from flax import nnx
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import escaped_glob
 from nnx_inspector.hooks.inside.attention import is_pattern
-from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import Selection, of_operation, parse_key, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.inspector.passes.call import Call
@@ -171,7 +169,7 @@ class Opening:
 
     def _held(self, look: Look, site: str, part: Part, number: int, call: CallValues) -> list[Held]:
         module = look.modules.get(_module_key(site))
-        names = _leaf_names(call, part, module, site)
+        names = call.structure.names or ("",) * len(call.values)
         out: list[Held] = []
         batch, called = batch_of(look.call), of_operation(site)[0]
         alone = batch not in (None, 1) and batch == look.sequence  # one sequence, without a batch
@@ -303,40 +301,6 @@ def _why_nothing(site: str, part: Part, calls: list[CallValues]) -> str:
 def _is_discrete(call: CallValues) -> bool:
     texts = [call.structure.leaves[i] for i in call.structure.arrays]
     return not any(text.startswith(("float", "bfloat", "complex")) for text in texts)
-
-
-def _leaf_names(call: CallValues, part: Part, module: Any, site: str) -> list[str]:
-    """A name for each array among those of its call; "" for a single array."""
-    structure = call.structure
-    if len(structure.arrays) == 1:
-        return [""]
-    numbered = jax.tree.unflatten(structure.treedef, range(len(structure.leaves)))
-    flat = jax.tree_util.tree_flatten_with_path(numbered)[0]
-    paths = {number: path for path, number in flat}
-    names = _argument_names(module, site) if part == "input" else []
-    out: list[str] = []
-    for number in structure.arrays:
-        path = paths[number]
-        if part != "input":
-            out.append(jax.tree_util.keystr(path))
-            continue
-        place = plain_key(path[1])  # path[0] chooses args or kwargs
-        if plain_key(path[0]) == 1:
-            head = str(place)
-        else:
-            head = names[place] if place < len(names) else f"argument {place}"
-        out.append(head + jax.tree_util.keystr(path[2:]))
-    return out
-
-
-def _argument_names(module: Any, site: str) -> list[str]:
-    method = getattr(type(module), parse_key(site)[1], None)
-    try:
-        parameters = list(inspect.signature(method).parameters.values())  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in parameters[1:] if p.kind in kinds]
 
 
 def _trees(calls: list[CallValues], part: Part) -> tuple[Any, ...]:
