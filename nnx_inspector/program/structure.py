@@ -154,4 +154,5 @@ def structure_of(
 
 def _rank(array: Any, path: Sequence[Any]) -> tuple[bool, bool, int]:
     """Sorts first what stands for a whole tree; see `Structure.main`."""
-    return not jnp.issubdtype(array.dtype, jnp.inexact), not array.ndim, len(path)
+    discrete = not jnp.issubdtype(array.dtype, jnp.inexact)
+    return discrete, not (array.ndim and array.size), len(path)
