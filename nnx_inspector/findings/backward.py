@@ -18,7 +18,7 @@ from nnx_inspector.findings.evidence import STILL, gain_by_luck, left_by_luck, m
 from nnx_inspector.findings.finding import Finding, Severity, named
 from nnx_inspector.findings.judged import Judged
 from nnx_inspector.findings.precision import rounded_off, stuck_parameters
-from nnx_inspector.recordings.facts import Figures, ParameterFacts
+from nnx_inspector.recordings.facts import ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 
 VANISHED: Final = 1e-4
@@ -91,18 +91,20 @@ def exploding_gradient(judged: Judged) -> Iterator[Finding]:
 
 
 def _along_depth(judged: Judged, *, vanishing: bool) -> Iterator[Finding]:
+    newest = judged.graded[-1:]
     for window in judged.windows(judged.graded):
         found = [one for p in window if (one := _ratio(judged, p)) is not None]
         luck = max((_luck(judged, p, vanishing=vanishing) for p in window), default=1.0)
-        if len(found) == len(window) and all(_is_bad(r, n, luck, vanishing) for r, n, *_ in found):
-            yield _depth_finding(window[0].step, *found[0], vanishing=vanishing)
+        if len(found) == len(window) and all(_is_bad(r, luck, vanishing) for r in found):
+            last = _ratio(judged, newest[0])
+            over = last is not None and not _is_bad(last, luck, vanishing)
+            since = f"; at step {newest[0].step} it was {last.value:.2g}" if last and over else ""
+            yield _depth_finding(window[0].step, found[0], since, vanishing=vanishing)
             return
 
 
-def _depth_finding(
-    step: int, ratio: float, layers: int, site: str, early: float, late: float, *, vanishing: bool
-) -> Finding:
-    how = "falls" if vanishing else "grows"
+def _depth_finding(step: int, ratio: _Ratio, since: str, *, vanishing: bool) -> Finding:
+    how = "fell" if vanishing else "grew"
     advice = (
         "usually functions that saturate, weights that are too small, or a deep network without "
         "normalisation or skip connections, either of which helps in all three cases; until then "
@@ -114,13 +116,19 @@ def _depth_finding(
     )
     return Finding(
         rule="vanishing-gradient" if vanishing else "exploding-gradient",
-        site=site,
+        site=ratio.first,
         step=step,
         severity="warning",
-        evidence={"ratio": ratio, "first": early, "last": late, "sites": layers},
+        evidence={
+            "ratio": ratio.value,
+            "first": ratio.early,
+            "last": ratio.late,
+            "sites": ratio.sites,
+        },
         what=(
-            f"The norm of the gradient {how} from {late:.2g} in the last layers to {early:.2g} at "
-            f"{named(site)}, one of the first (a ratio of {ratio:.1g} over {layers} sites)"
+            f"At step {step} the norm of the gradient {how} from {ratio.late:.2g} at "
+            f"{named(ratio.last)}, one of the last of {ratio.sites} sites, to {ratio.early:.2g} at "
+            f"{named(ratio.first)}, one of the first, a ratio of {ratio.value:.2g}{since}"
         ),
         advice=advice,
     )
@@ -131,16 +139,35 @@ def _graded_sites(judged: Judged, norms: dict[str, float]) -> list[str]:
     return sites if len(sites) >= DEEP else [s for s in norms if s]
 
 
-def _ratio(judged: Judged, one: Pass) -> tuple[float, int, str, float, float] | None:
-    """(ratio of the two norms, number of sites, early site, norm at the early site, late norm)."""
+@dataclasses.dataclass(frozen=True)
+class _Ratio:
+    """The norm of the gradient in the first third of the sites relative to the last third.
+
+    Attributes:
+        sites: how many sites there are.
+        first, last: the site with the largest norm in each of these thirds.
+        early, late: these norms.
+    """
+
+    sites: int
+    first: str
+    last: str
+    early: float
+    late: float
+
+    @property
+    def value(self) -> float:
+        return self.early / self.late
+
+
+def _ratio(judged: Judged, one: Pass) -> _Ratio | None:
     norms = judged.gradients(one)
     sites = _graded_sites(judged, norms)
     if len(sites) < DEEP:
         return None
     third = max(1, len(sites) // 3)
-    first = max(sites[:third], key=norms.__getitem__)
-    late = max(norms[s] for s in sites[-third:])
-    return norms[first] / late, len(sites), first, norms[first], late
+    first, last = (max(some, key=norms.__getitem__) for some in (sites[:third], sites[-third:]))
+    return _Ratio(len(sites), first, last, norms[first], norms[last])
 
 
 def _luck(judged: Judged, one: Pass, *, vanishing: bool) -> float:
@@ -154,9 +181,8 @@ def _luck(judged: Judged, one: Pass, *, vanishing: bool) -> float:
     return gain_by_luck([width for width in widths if width > 0])
 
 
-def _is_bad(ratio: float, layers: int, luck: float, vanishing: bool) -> bool:
-    if not vanishing:
-        ratio = 1 / ratio
+def _is_bad(one: _Ratio, luck: float, vanishing: bool) -> bool:
+    ratio, layers = one.value if vanishing else 1 / one.value, one.sites
     limit, steady = (
         (VANISHED, STEADY_VANISHED) if vanishing else (1 / EXPLODED, 1 / STEADY_EXPLODED)
     )
@@ -201,13 +227,13 @@ def _nothing_reached(judged: Judged) -> Finding | None:
     parameters alone) prove that there is one.
     """
     passes = [(p, f) for p in judged.clean if (f := p.figures) is not None]
-    passes = [(p, f, of) for p, f in passes if (of := _differentiated(judged, f))]
+    passes = [(p, f, of) for p, f in passes if (of := judged.differentiated(f))]
     in_loop = [p for p, *_ in passes if p.kind == "watch"]
     if judged.graded or not passes or len(in_loop) == 1 == len(passes):
         return None
     if any(f.parameter(p.path, "graded") > 0 for _, f, of in passes for p in of):
         return None
-    if any(_learns(judged, p.path) for ps in judged.held.values() for p in ps):
+    if any(judged.learns(p.path) for ps in judged.held.values() for p in ps):
         return None
     first, _, of = passes[0]
     count, elements = len(of), sum(p.size for p in of)
@@ -230,22 +256,10 @@ def _nothing_reached(judged: Judged) -> Finding | None:
     )
 
 
-def _differentiated(judged: Judged, figures: Figures) -> list[ParameterFacts]:
-    """The parameters with respect to which a pass is differentiated."""
-    held = [p for ps in judged.held.values() for p in ps]
-    return [p for p in held if figures.parameter(p.path, "differentiated") == 1]
-
-
-def _learns(judged: Judged, path: str) -> bool:
-    """Whether a parameter ever changes otherwise than by a factor (weight decay)."""
-    each = [p.figures for p in judged.clean if p.figures is not None]
-    return any(f.parameter(path, "same") == 0 and f.parameter(path, "decay") != 1 for f in each)
-
-
 def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
     """(parameter, one of WHY, step) for each parameter that does not learn."""
-    graded = judged.graded
-    waiting, moving = _waits_for_zeros(judged), _others_move(judged)
+    graded, moving = judged.graded, _others_move(judged)
+    evident = [p for p in graded if not _waits_for_zeros(judged, p)]
     for site, parameters in judged.held.items():
         reached = {"gradient": 0, "output": 0}
         for one in graded:
@@ -255,14 +269,15 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
             # a bias that a norm or a difference cancels has a gradient of 0 by design
             bias = parameter.axes < max(p.axes for p in parameters)
             told = _told(graded, parameter.path, "graded")
+            judged_at = evident if told and _told(evident, parameter.path, "graded") else []
             same = _told(graded, parameter.path, "same")
             absent = 0 in (parameter.needed, parameter.in_loss)
             step = graded[0].step if graded else 0
-            if told and max(told) > 0:
+            if told and (max(told) > 0 or judged.learns(parameter.path)):
                 continue
             if parameter.needed == 0 and all(p.needed == 0 for p in judged.parameters_in(site)):
                 continue
-            if reached["output"] and not _ran(graded, site):
+            if reached["output"] and not judged.ran(graded, site):
                 continue
             if told:
                 cut = reached["output"] > 0 and reached["gradient"] == 0
@@ -270,20 +285,14 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
                     yield parameter, "absent", step
                 elif cut:
                     yield parameter, "cut", step
-                elif not (waiting or bias) and _is_evident(judged, parameter):
-                    yield parameter, "zero", step
+                elif judged_at and not bias and _is_evident(judged, parameter):
+                    yield parameter, "zero", judged_at[0].step
             elif reached["output"] > 1 and reached["gradient"] == 0 and judged.site(site).leaving:
                 # jax computes no gradient that nothing asks for
                 still = len(same) >= 2 and min(same) == 1 and moving
                 yield parameter, "absent" if absent else "still" if still else "cut", step
             elif moving and reached["gradient"] and len(same) >= 2 and min(same) == 1 and not bias:
                 yield parameter, "absent" if absent else "still", step
-
-
-def _ran(passes: Sequence[Pass], site: str) -> bool:
-    """Whether a pass has values of a site: none has chosen it, if it is a branch (an expert)."""
-    found = (one.summary(site) for one in passes)
-    return any(summary is not None and summary.size > 0 for summary in found)
 
 
 def _is_evident(judged: Judged, parameter: ParameterFacts) -> bool:
@@ -303,14 +312,14 @@ def _told(passes: Sequence[Pass], path: str, name: str) -> list[float]:
     return [x for x in values if not math.isnan(x)]
 
 
-def _waits_for_zeros(judged: Judged) -> bool:
+def _waits_for_zeros(judged: Judged, one: Pass) -> bool:
     """Whether a weight is still all zeros: layers before it get a gradient once it moves."""
-    last = next((p.figures for p in reversed(judged.graded) if p.figures is not None), None)
-    if last is None:
+    figures = one.figures
+    if figures is None:
         return False
     weights = [p for ps in judged.held.values() for p in ps if p.axes == max(q.axes for q in ps)]
     return any(
-        last.parameter(p.path, "norm") == 0 and last.parameter(p.path, "graded") > 0
+        figures.parameter(p.path, "norm") == 0 and figures.parameter(p.path, "graded") > 0
         for p in weights
     )
 
@@ -330,15 +339,20 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
     ratios = [one.ratio for one in intervals]
     largest = max(ratios)
     if _is_too_large(judged, intervals):
+        worst = max(intervals, key=lambda one: one.ratio)
         first = next(one for one in intervals if one.ratio >= TOO_LARGE)
+        since = f"From step {first.before.step} on"
+        if intervals[-1].ratio < TOO_LARGE:
+            end = next(one for one in reversed(intervals) if one.ratio >= TOO_LARGE)
+            since = f"From step {first.before.step} to step {end.before.step + end.steps}"
         yield _update(
             judged,
-            first,
+            dataclasses.replace(first, path=worst.path),
             {"ratio": largest, "limit": TOO_LARGE, "late": min(one.late for one in intervals)},
             "error" if largest >= FAR_TOO_LARGE else "warning",
-            f"From step {first.before.step} on, one step changes the weights by up to "
-            f"{largest:.2g} times their size (the median over parameters, such as "
-            f"{first.path!r}); about 1e-3 is usual",
+            f"{since}, a step changed the weights by up to {largest:.2g} times their size (a "
+            f"median over parameters, that of {worst.path!r} after step {worst.before.step}); "
+            f"about 1e-3 is usual",
             "the learning rate is usually too high; lower it by a factor of 10 or more, or clip "
             "the gradient if its size jumps",
         )
@@ -350,8 +364,8 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
             intervals[0],
             {"ratio": largest, "limit": TOO_SMALL, "late": max(one.late for one in intervals)},
             "warning",
-            f"One step changes the weights by at most {largest:.2g} times their size (the median "
-            f"over parameters); about 1e-3 is usual",
+            f"From step {intervals[0].before.step} on, a step changed the weights by at most "
+            f"{largest:.2g} times their size (a median over parameters); about 1e-3 is usual",
             "the learning rate is usually too low (or training has converged, if the loss no "
             "longer falls)",
         )
@@ -364,8 +378,8 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
                 intervals[0],
                 evidence,
                 "warning",
-                f"No weight changed in {passes} passes with gradients, and other parameters moved "
-                f"by {part:.2g} times the weights' size",
+                f"From step {intervals[0].before.step} on, no weight changed in {passes} passes "
+                f"with gradients, and other parameters moved by {part:.2g} times the weights' size",
                 "updates are too small for the weights' dtype; usually the learning rate is far "
                 "too low, or weights in bfloat16 need a copy in float32",
             )
@@ -375,7 +389,8 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
                 intervals[0],
                 evidence,
                 "info",
-                f"No parameter changed in {passes} passes with gradients",
+                f"From step {intervals[0].before.step} on, no parameter changed in {passes} "
+                f"passes with gradients",
                 "fine if nothing is to be trained, or gradients are accumulated over more passes; "
                 "otherwise the optimizer does not update this model, or the learning rate is 0",
             )

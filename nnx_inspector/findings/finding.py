@@ -60,10 +60,10 @@ class Finding:
         own = f"{self.what}: {self.advice}."
         if not self.effects:
             return own
-        return f"{own} Because of this: {'; '.join(_inside(one.what) for one in self.effects)}."
+        return f"{own} Because of this: {'; '.join(inside(one.what) for one in self.effects)}."
 
 
-def _inside(clause: str) -> str:
+def inside(clause: str) -> str:
     """A clause in the middle of a sentence: lower case, unless it begins with a name."""
     lower = clause[:2].istitle() and clause[:3] not in ("Inf", "NaN")
     return clause[0].lower() + clause[1:] if lower else clause

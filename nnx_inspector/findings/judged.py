@@ -51,6 +51,10 @@ class Judged:
         known = self._sites.get(key) or self._sites.get(layer[0] if layer else key)
         return known or SiteFacts(site=key)
 
+    @property
+    def first_step(self) -> int:
+        return self.passes[0].step if self.passes else 0
+
     @functools.cached_property
     def held(self) -> dict[str, list[ParameterFacts]]:
         """Site -> the parameters that its module holds itself."""
@@ -205,6 +209,21 @@ class Judged:
         most = max((p.axes for p in held), default=0)
         norms = [figures.parameter(p.path, "norm") for p in held if p.axes == most]
         return bool(norms) and of(norm == 0 for norm in norms)
+
+    def differentiated(self, figures: Figures) -> list[ParameterFacts]:
+        """The parameters with respect to which a pass is differentiated."""
+        held = [p for ps in self.held.values() for p in ps]
+        return [p for p in held if figures.parameter(p.path, "differentiated") == 1]
+
+    def learns(self, path: str) -> bool:
+        """Whether a parameter ever changes otherwise than by a factor (weight decay)."""
+        each = [p.figures for p in self.clean if p.figures is not None]
+        return any(f.parameter(path, "same") == 0 and f.parameter(path, "decay") != 1 for f in each)
+
+    def ran(self, passes: Sequence[Pass], site: str) -> bool:
+        """Whether a pass has values of a site; if it is a branch, none may have chosen it."""
+        found = (one.summary(site) for one in passes)
+        return any(summary is not None and summary.size > 0 for summary in found)
 
     def gradients(self, one: Pass) -> dict[str, float]:
         """Site -> L2 norm of its output's gradient, if finite and not 0, in order of returning.

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from nnx_inspector.findings.finding import Finding, Severity, and_others, named
+from nnx_inspector.findings.finding import Finding, Severity, and_others, inside, named
 from nnx_inspector.findings.judged import Judged
 from nnx_inspector.recordings.facts import UNKNOWN, SiteFacts
 from nnx_inspector.stats.gauges import OF_IDS
@@ -49,13 +49,14 @@ def dtype(judged: Judged) -> Iterator[Finding]:
     if found:
         first, why = found[0]
         others = and_others([named(one.site) for one, _ in found[1:]])
+        step = judged.first_step
         yield Finding(
             rule="dtype",
             site=first.site,
-            step=judged.passes[0].step if judged.passes else 0,
+            step=step,
             severity="warning",
             evidence={"bits": WIDTHS[first.leaving], "others": len(found) - 1},
-            what=f"{named(first.site)} ({first.type}) {why[0]}{others}",
+            what=f"From step {step} on, {named(first.site)} ({first.type}) {why[0]}{others}",
             advice=why[1],
         )
 
@@ -171,16 +172,16 @@ def _stale(judged: Judged, one: SiteFacts) -> Finding | None:
     if not (off or wide):
         return None
     seen = (
-        f"and they do not fit the data (means are off by {shifted:.2g} deviations, deviations by a "
-        f"factor of {scaled:.2g})"
+        f"and at step {passes[-1].step} they did not fit the data (in the median over its units "
+        f"means were off by {shifted:.2g} deviations, deviations by a factor of {scaled:.2g})"
     )
+    first = f"From step {passes[0].step} on, {named(one.site)} (BatchNorm) uses its running"
     if judged.trains:
         return _finding(
             one,
             passes[0].step,
             {"shifted": shifted, "scaled": scaled},
-            f"{named(one.site)} (BatchNorm) uses its running statistics while the model is "
-            f"trained, {seen}",
+            f"{first} statistics while the model is trained, {seen}",
             "they are never updated in this mode; usually model.train() is missing before "
             "training, or use_running_average=True was passed",
         )
@@ -188,7 +189,7 @@ def _stale(judged: Judged, one: SiteFacts) -> Finding | None:
         one,
         passes[0].step,
         {"shifted": shifted, "scaled": scaled},
-        f"{named(one.site)} (BatchNorm) uses its running statistics, {seen}",
+        f"{first} statistics, {seen}",
         "fine in an evaluation once the statistics are learnt; call model.train() before training",
         "info",
     )
@@ -199,10 +200,10 @@ def _alone(judged: Judged, one: SiteFacts) -> Finding | None:
         return None
     return _finding(
         one,
-        judged.passes[0].step if judged.passes else 0,
+        judged.first_step,
         {"examples": 1},
-        f"{named(one.site)} (BatchNorm) takes the mean and variance of a single value, so it "
-        f"returns its bias for every input",
+        f"From step {judged.first_step} on, {named(one.site)} (BatchNorm) takes the mean and "
+        f"variance of a single value, so it returns its bias for every input",
         "train it on a larger batch, or use a LayerNorm or GroupNorm; call model.eval() for an "
         "evaluation",
         "warning" if judged.graded else "info",
@@ -216,21 +217,21 @@ def _evaluated(judged: Judged, one: SiteFacts) -> Finding | None:
     watched = [p for p in judged.clean if p.kind == "watch" and p.figures is not None]
     if not any(p.number in graded for p in watched):
         return None
-    moved = 0
+    moved: list[int] = []  # steps
     for before, now in itertools.pairwise(watched):
         if {before.number, now.number} & graded or now.figures is None:
             continue
         still = [now.figures.parameter(p.path, "same") for p in judged.parameters_in("")]
         if now.figures.parameter(path, "same") == 0 and still and min(still) == 1:
-            moved += 1
-    if moved < 2:
+            moved.append(before.step)
+    if len(moved) < 2:
         return None
     return _finding(
         one,
-        watched[0].step,
-        {"passes": moved},
-        f"{named(one.site)} (BatchNorm) updates its running statistics in passes without "
-        f"gradients, between those with gradients",
+        moved[0],
+        {"passes": len(moved)},
+        f"From step {moved[0]} to step {moved[-1]}, {named(one.site)} (BatchNorm) updated its "
+        f"running statistics in passes without gradients, between those with gradients",
         "usually model.eval() is missing before the evaluation (or model.train() after it)",
     )
 
@@ -285,10 +286,13 @@ def unused(judged: Judged) -> Iterator[Finding]:
         yield Finding(
             rule="unused",
             site=site,
-            step=judged.passes[0].step if judged.passes else 0,
+            step=judged.first_step,
             severity="warning" if trained else "info",
             evidence={"elements": size, "others": len(found) - 1},
-            what=(f"{named(site)} {how}{others}, so its {size} parameters do nothing here"),
+            what=(
+                f"From step {judged.first_step} on, {named(site)} {how}{others}; the {size} "
+                f"parameters of {named(site)} do nothing here"
+            ),
             advice=(
                 "usually a call was forgotten, or a result is overwritten; fine if only another "
                 "mode or method uses it"
@@ -370,6 +374,6 @@ def uncalled(judged: Judged) -> Iterator[Finding]:
             step=found.step,
             severity="error",
             evidence={"steps": found.steps, "calls": found.calls},
-            what=found.what,
+            what=f"From step {found.step} on, {inside(found.what)}",
             advice=found.advice,
         )

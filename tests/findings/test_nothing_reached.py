@@ -252,3 +252,35 @@ def test_a_generator_is_named_only_where_its_own_step_is_detached():
     run = lambda: step(generator, critic, g_opt, c_opt, X)  # noqa: E731
     assert at_the_model(watched(generator, run, every=1)) == ["error"]
     assert at_the_model(watched(critic, run, every=1)) == []
+
+
+class Adapted(nnx.Module):
+    """A frozen layer with an adapter whose second factor begins at 0."""
+
+    def __init__(self):
+        self.a = nnx.LoRALinear(4, 16, lora_rank=2, rngs=nnx.Rngs(0))
+        self.b = nnx.Linear(16, 1, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.b(nnx.relu(self.a(x)))
+
+
+def test_an_adapter_that_was_looked_at_before_training_leaves_no_warning():
+    """Its first factor has a gradient of 0 until the second one has moved."""
+    model = Adapted()
+    optimizer = nnx.Optimizer(model, ADAM, wrt=nnx.LoRAParam)
+
+    @nnx.jit
+    def step(model, optimizer):
+        loss = lambda m: squares(m(X))  # noqa: E731
+        optimizer.update(model, nnx.grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam))(model))
+
+    insp = nni.Inspector(model, X, display=False)
+    insp.step(lambda m, x: squares(m(x)), X)
+    assert insp.findings == []
+    for _ in insp.watch(range(12), every=2):
+        step(model, optimizer)
+    assert insp.findings == []
+    insp.step(lambda m, x: squares(m(x)), X)
+    assert insp.findings == []
+    insp.close()
