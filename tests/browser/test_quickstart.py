@@ -23,7 +23,7 @@ from nnx_inspector.screen.protocol import QUANTITIES, STATISTICS
 pytestmark = pytest.mark.browser
 
 NOTEBOOK = pathlib.Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
-MODEL, INSPECTOR, TRAIN, STEP, PERTURB = 1, 3, 6, 8, 9
+MODEL, INSPECTOR, TRAIN, STEP, PERTURB, RESTORE = 1, 3, 6, 8, 10, 12
 """Numbers of cells of the notebook."""
 SITES = ("conv1", "block1/norm", "block2/conv", "head")
 
@@ -159,6 +159,7 @@ def test_a_switch_compiles_nothing(story: Story, notebook: Notebook):
     assert after - before <= 1, "the comparison of two passes, in a thread; no pass"
     compiled = notebook.ask(ARMED)
     notebook.run(PERTURB)
+    notebook.run(RESTORE)
     assert notebook.ask(ARMED) == compiled
 
 
