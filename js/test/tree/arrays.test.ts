@@ -1,0 +1,36 @@
+// The rows of the arrays that a call returns, and what is shown of one of them, over a mock comm.
+import { afterEach, expect, it } from "vitest";
+import { ids } from "../../src/ui/testids";
+import { settle } from "../helpers/kernel";
+import { SITES, layout, site } from "../helpers/messages";
+import { started, type Mounted } from "../helpers/mounted";
+
+let view: Mounted;
+afterEach(() => view?.end());
+
+it("shows statistics of one array alone, and acts on the whole call only", async () => {
+  view = await started({ selected: "head" });
+  const at = SITES.findIndex((s) => s.key === "head");
+  const whole = { ...SITES[at]!, array: "0", output: "(float32[2], int32[2])" };
+  const one = site("head(1)", at, { name: "(1)", kind: "array", array: "1", single: true, output: "int32[2]", perturbable: false });
+  view.stream.emit(layout([...SITES.slice(0, at), whole, one], 2));
+  await settle();
+  const row = (key: string) => view.all(ids.row).find((found) => found.dataset["site"] === key)!;
+  row("head").dispatchEvent(new MouseEvent("dblclick", { bubbles: true }));
+  await settle();
+  expect(row("head(1)").textContent).toContain("(1)");
+  expect(row("head(1)").textContent).toContain("i32[2]");
+  const detail = () => view.find(ids.detail)!.textContent!;
+  row("head").click();
+  await settle();
+  expect(detail()).toContain("statistics of0");
+  expect(view.find(ids.tab("values"))).not.toBeNull();
+  row("head(1)").click();
+  await settle();
+  expect(view.find(ids.selected)!.dataset["value"]).toBe("head(1)");
+  expect(detail()).toContain("array1");
+  expect(detail()).toContain("typeint32[2]");
+  expect(detail()).toContain("A perturbation acts on every array of the call");
+  expect(view.find(ids.tab("values"))).toBeNull();
+  expect(view.find(ids.operations)).toBeNull();
+});
