@@ -24,7 +24,7 @@ from nnx_inspector.live.steps import Region, Step, check_every, check_tree
 from nnx_inspector.program.analysis.stacks import shown_of
 from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.recordings.facts import Facts
-from nnx_inspector.recordings.layers import Stack
+from nnx_inspector.recordings.layers import Stack, leaf_of
 from nnx_inspector.recordings.recording import Recording
 
 
@@ -153,8 +153,8 @@ class _Recorder:
     def _tell_apart(self, session: Session, sent: Sent) -> None:
         """Give rows to the members of an ensemble, whose calls the model's trace does not show."""
         apart = {
-            site: sent.members
-            for (site, _), found in sent.arrived.items()
+            leaf_of(key)[0]: sent.members
+            for (key, _), found in sent.arrived.items()
             if sent.members and all(summary.rows == (sent.members,) for summary in found)
         }
         if not apart.keys() <= session.stacks.keys():

@@ -107,11 +107,12 @@ def told_apart(told: Told, stacks: Mapping[str, Stack]) -> tuple[Summaries, set[
     unknown: set[str] = set()
     for one in told:
         for (site, quantity), found in one.items():
-            stack = stacks.get(leaf_of(site)[0])
+            whole, _ = leaf_of(site)
+            stack = stacks.get(whole)
             if stack is None:
                 continue
             if not all(stack.has_rows_in(summary.rows) for summary in found):
-                unknown.add(site)
+                unknown.add(whole)
                 continue
             for layer in range(stack.layers):
                 rows = (summary.row(layer) for summary in found)
@@ -121,7 +122,7 @@ def told_apart(told: Told, stacks: Mapping[str, Stack]) -> tuple[Summaries, set[
     out: Summaries = {}
     for (key, quantity), summaries in sorted(parts.items(), key=lambda item: _rank(item[0][0])):
         site, _ = layer_of(key) or ("", 0)
-        if site not in unknown and summaries:
+        if leaf_of(site)[0] not in unknown and summaries:
             out.setdefault(key, {})[quantity] = one_of(summaries)
     return out, unknown
 

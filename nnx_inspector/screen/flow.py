@@ -290,7 +290,7 @@ def _absent(
     sites = layout.sites
     open_rows = {i for i, row in enumerate(sites) if row.key == site}
     for i, row in enumerate(sites):
-        if row.parent not in open_rows or row.key in called:
+        if row.parent not in open_rows or row.key in called or row.single:
             continue
         if row.calls:
             callers = {

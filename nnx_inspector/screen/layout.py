@@ -59,7 +59,7 @@ def with_layers(
                     flops=None if site.flops is None else site.flops / stacks[whole],
                     stacked=0,
                     aliases=tuple(layer_key(alias, layer) for alias in site.aliases),
-                    unseen=unseen.get(layer_key(site.key, layer), site.unseen),
+                    unseen=unseen.get(layer_key(whole, layer), site.unseen),
                     layer=layer,
                 )
             )

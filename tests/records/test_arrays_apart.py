@@ -170,27 +170,28 @@ def test_the_state_of_a_cell_and_its_output_are_not_counted_twice():
     check(record["lstm"].calls[0].gradient[1], jax.grad(rest)(lstm[0][1]))
 
 
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x):
+        y = self.linear(x)
+        return y, {"ids": y.argmax(-1), "norm": jnp.sqrt((y**2).sum(-1))}
+
+
+class Stacked(nnx.Module):
+    def __init__(self):
+        self.blocks = nnx.split_rngs(splits=3)(nnx.vmap(Block))(nnx.Rngs(0))
+
+    def __call__(self, x):
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+        def run(x, block):
+            return block(x)
+
+        return run(x, self.blocks)[0]
+
+
 def test_a_scan_whose_body_returns_a_carry_and_an_output_and_its_layers():
-    class Block(nnx.Module):
-        def __init__(self, rngs):
-            self.linear = nnx.Linear(4, 4, rngs=rngs)
-
-        def __call__(self, x):
-            y = self.linear(x)
-            return y, {"ids": y.argmax(-1), "norm": jnp.sqrt((y**2).sum(-1))}
-
-    class Stacked(nnx.Module):
-        def __init__(self):
-            make = nnx.split_rngs(splits=3)(nnx.vmap(Block))
-            self.blocks = make(nnx.Rngs(0))
-
-        def __call__(self, x):
-            @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
-            def run(x, block):
-                return block(x)
-
-            return run(x, self.blocks)[0]
-
     model = Stacked()
     insp = nni.Inspector(model, X, display=False)
     trained(model, insp, steps=1)
@@ -210,6 +211,40 @@ def test_a_scan_whose_body_returns_a_carry_and_an_output_and_its_layers():
         assert sum(p.size for p in parts) == whole.size == 24
         np.testing.assert_allclose(np.mean([p.mean for p in parts]), whole.mean, rtol=1e-5)
     assert layer_of("blocks[2](1.norm)") == ("blocks(1.norm)", 2)
+
+
+def test_layers_that_a_loop_cannot_tell_apart_say_so_array_by_array():
+    model = Stacked()
+    insp = nni.Inspector(model, X, display=False)
+    run = nnx.scan(lambda x, b: b(x), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+    step = nnx.jit(lambda model: run(X, model.blocks))
+    for _ in insp.watch(range(1), every=1):
+        ids = step(model)[1]["ids"]
+    one = insp.recording.passes[-1]
+    check(one.summary("blocks(1.ids)"), ids)
+    assert one.summary("blocks[0](1.ids)") is one.summary("blocks[0]") is None
+    rows = {row.key: row for row in insp._core.view.layout.sites}
+    assert rows["blocks[0](1.ids)"].unseen == rows["blocks[0]"].unseen != ""
+    assert rows["blocks(1.ids)"].unseen == rows["blocks"].unseen == ""
+    insp.close()
+
+
+def test_the_members_of_an_ensemble_have_each_array_of_theirs():
+    def every(members, x):
+        return nnx.vmap(lambda member, x: member(x), in_axes=(0, None))(members, x)
+
+    members = nnx.split_rngs(splits=3)(nnx.vmap(Block))(nnx.Rngs(0))
+    insp = nni.Inspector(every, members, X, display=False)
+    assert insp.recording.passes
+    step = nnx.jit(every)
+    for _ in insp.watch(range(1), every=1):
+        y, others = step(members, X)
+    for one in insp.recording.passes:
+        for i in range(3):
+            check(one.summary(f"[{i}]"), y[i])
+            check(one.summary(f"[{i}](1.ids)"), others["ids"][i])
+        check(one.summary("(1.norm)"), others["norm"])
+    insp.close()
 
 
 def test_calls_of_unlike_structure_are_merged_by_name():

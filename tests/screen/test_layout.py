@@ -7,6 +7,7 @@ from flax import nnx
 
 import nnx_inspector as nni
 from nnx_inspector.screen import frames, protocol
+from nnx_inspector.screen.flow import flow_of
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
 
@@ -90,6 +91,13 @@ def test_an_array_can_be_selected_and_has_no_more_than_statistics(insp):
     with pytest.raises(ValueError, match=r"The closest sites are"):
         insp.values("blocks(2)")
     assert insp.values("blocks")[1]["ids"].shape == (2, 6)
+
+
+def test_the_flow_leaves_arrays_out(insp):
+    view = insp._core.view
+    found = flow_of(insp._core.trace, view.layout, "", number=1)
+    assert {node.site for node in found.nodes if node.role == "module"} == {"blocks", "head"}
+    assert [one.site for one in found.absent] == []
 
 
 def test_runs_are_compared_array_by_array(insp):
