@@ -11,7 +11,7 @@ export function Facts({ site }: { site: Site }) {
   if (site.single)
     return (
       <dl class="nni-facts">
-        <Fact name="array" hint={OF_ARRAY}>{site.array}</Fact>
+        <Fact name="array" hint={OF_ARRAY}>({site.array})</Fact>
         <Fact name="type" hint={OF_EXAMPLE}>{site.output}</Fact>
         {site.calls > 1 && <Fact name="calls">{count(site.calls)} in one pass</Fact>}
       </dl>
@@ -23,7 +23,7 @@ export function Facts({ site }: { site: Site }) {
       <Fact name="inputs" hint={OF_EXAMPLE}>{site.inputs || "–"}</Fact>
       <Fact name="FLOPs" hint={OF_EXAMPLE}>{site.flops === null ? "unknown" : compact(site.flops)}</Fact>
       <Fact name="output" hint={OF_EXAMPLE}>{site.output || "–"}</Fact>
-      {site.array !== "" && <Fact name="statistics of" hint={OF_ARRAY}>{site.array}</Fact>}
+      {site.array !== "" && <Fact name="statistics of" hint={OF_ARRAY}>({site.array})</Fact>}
       {site.calls > 1 && <Fact name="calls">{count(site.calls)} in one pass</Fact>}
       {site.stacked > 1 && <Fact name="stacked">{count(site.stacked)} layers</Fact>}
       {site.source !== "" && (

@@ -23,12 +23,12 @@ it("shows statistics of one array alone, and acts on the whole call only", async
   const detail = () => view.find(ids.detail)!.textContent!;
   row("head").click();
   await settle();
-  expect(detail()).toContain("statistics of0");
+  expect(detail()).toContain("statistics of(0)");
   expect(view.find(ids.tab("values"))).not.toBeNull();
   row("head(1)").click();
   await settle();
   expect(view.find(ids.selected)!.dataset["value"]).toBe("head(1)");
-  expect(detail()).toContain("array1");
+  expect(detail()).toContain("array(1)");
   expect(detail()).toContain("typeint32[2]");
   expect(detail()).toContain("A perturbation acts on every array of the call");
   expect(view.find(ids.tab("values"))).toBeNull();
