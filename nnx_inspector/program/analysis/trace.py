@@ -82,14 +82,14 @@ class Trace:
     def to_frame(self) -> pd.DataFrame:
         """A tidy pandas DataFrame, with a row for each call.
 
-        The columns are the fields of `TracedCall`: `site, type, depth, parent, inputs, output,
-        shape, dtype, parameters, parameter_bytes, output_bytes, flops, times, conditional, stacked,
-        members, source, changed, error, attends`. `changed` is in words: `"mean (BatchStat), var
-        (BatchStat)"`.
+        The columns are the fields of `TracedCall` but `arrays`: `site, type, depth, parent, inputs,
+        output, shape, dtype, parameters, parameter_bytes, output_bytes, flops, times, conditional,
+        stacked, members, source, changed, error, attends`. `changed` is in words: `"mean
+        (BatchStat), var (BatchStat)"`.
         """
         import pandas as pd
 
-        columns = [f.name for f in dataclasses.fields(TracedCall)]
+        columns = [f.name for f in dataclasses.fields(TracedCall) if f.name != "arrays"]
         rows = [[getattr(call, name) for name in columns] for call in self.calls]
         frame = pd.DataFrame(rows, columns=columns)
         frame["changed"] = [", ".join(map(str, call.changed or ())) for call in self.calls]
