@@ -37,7 +37,7 @@ FUNCTIONS: Final = (
     "nnx_inspector_unpack",
     "nnx_inspector_join",
     "nnx_inspector_gauge",
-    "nnx_inspector_sampled",
+    "nnx_inspector_state",
     "nnx_inspector_graded",
 )
 _SUFFIX: Final = {"linux": "linux.so", "darwin": "macos.dylib", "win32": "windows.dll"}

@@ -36,9 +36,12 @@ LENGTH: Final = len(HEAD) + len(PARTS) * UNITS
 
 SAMPLE: Final = 256
 """Elements of a parameter that are sent, evenly spaced along each axis."""
-STATE_HEAD: Final = ("sum_low", "sum_high", "elements", "gradient", "graded")
+STATE_HEAD: Final = (
+    "sum_low", "sum_high", "elements", "gradient", "graded", "nan", "infinite",
+)  # fmt: skip
 """The sum of all bit patterns modulo 2**32 in two halves, which shows any change; the number of
-elements; the norm of the gradient (NaN without one), and the share of it that is not 0."""
+elements in the sample; the norm of the gradient (NaN without one), and the share of it that is not
+0; how many of all elements are NaN, and how many are infinite (rounded from 2**24 on)."""
 STATE_LENGTH: Final = len(STATE_HEAD) + SAMPLE
 
 SITE_FIGURES: Final = (
@@ -66,20 +69,16 @@ respect to the parameter, even if no gradient comes back. Older recordings lack 
 OF_IDS: Final = ("filled", "id", "distinct", "positions")
 """Of an embedding, what it receives in a requested pass: the share of the positions with the
 commonest id; this id (NaN below 0); how many ids there are, and how many positions."""
+COUNTED: Final = ("nan", "infinite")
+"""How many of all elements of a parameter are NaN, and how many are infinite. Older recordings lack
+them."""
 PARAMETER_FIGURES: Final = (
-    "norm",
-    "gradient",
-    "graded",
-    "change",
-    "same",
-    "decay",
-    *OF_LOOP,
-    *OF_IDS,
-)
+    "norm", "gradient", "graded", "change", "same", "decay", *OF_LOOP, *OF_IDS, *COUNTED,
+)  # fmt: skip
 """What a pass keeps of a parameter: root mean square of the sample; the gradient's norm and nonzero
 share; root mean square of the change since the pass before, relative to the former value (NaN
 if that was 0); 1 if no bit changed; 1 if the change is the value times one factor; `OF_LOOP`,
-`OF_IDS`."""
+`OF_IDS`, `COUNTED`."""
 
 IDS: Final = "(ids of) "
 """What comes before the path of an embedding's parameter for `OF_IDS`."""
@@ -267,6 +266,7 @@ def compared(states: npt.NDArray[Any], before: npt.NDArray[Any]) -> npt.NDArray[
             "change": np.where(follows & (size > 0), moved, np.nan),
             "same": np.where(known, same, np.nan),
             "decay": np.where(follows, _is_decay(past, change, count), np.nan),
+            **{name: states[:, STATE_HEAD.index(name)] for name in COUNTED},
         }
         unknown = np.full(len(states), np.nan)
         rows = np.stack([found.get(name, unknown) for name in PARAMETER_FIGURES], axis=1)
@@ -296,7 +296,7 @@ def part_larger(values: npt.NDArray[np.float64], still: npt.NDArray[np.bool_]) -
 def all_parameter_figures(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Figures of parameters as a recording keeps them; older recordings lack the last ones."""
     missing = len(PARAMETER_FIGURES) - rows.shape[1]
-    if not 0 < missing <= len(OF_LOOP) + len(OF_IDS):
+    if not 0 < missing <= len(OF_LOOP) + len(OF_IDS) + len(COUNTED):
         return rows
     return np.pad(rows, ((0, 0), (0, missing)), constant_values=np.nan)
 

@@ -1,8 +1,9 @@
 """A few figures of an array and of a parameter, made on the device beside the summary.
 
 They examine a bounded number of values, evenly spaced, so the cost does not grow with the array.
-Invariant: nothing is differentiated, and the head says so if an array has no units or no finite
-numbers. `gauges` explains the figures.
+Only whether a parameter has changed, and whether it is finite, is asked of all its elements, in one
+pass over them. Invariant: nothing is differentiated, and the head says so if an array has no units
+or no finite numbers. `gauges` explains the figures.
 """
 
 from __future__ import annotations
@@ -200,16 +201,36 @@ def sampled(x: jax.Array, gradient: jax.Array | None = None) -> jax.Array:
     Returns:
         float32[STATE_LENGTH].
     """
-    x = _readable(jnp.asarray(x))
+    given = jnp.asarray(x)
+    x = _readable(given)
     x = x.reshape(1) if x.ndim == 0 else x
     steps = _steps(x.shape, [*_shares(x.shape[:-1], SAMPLE // UNITS), UNITS])
     state = _at_once(_sampled, x, steps=steps)
+    if given.dtype.itemsize > x.dtype.itemsize:  # what float32 cannot hold is not infinite
+        state = state.at[_COUNTS].set(_at_once(_wide, given))
     return state if gradient is None else _at_once(_graded, _readable(gradient), state)
+
+
+_COUNTS: Final = slice(STATE_HEAD.index("nan"), STATE_HEAD.index("infinite") + 1)
+
+
+def _counted_of(x: jax.Array, bits: jax.Array | None = None) -> list[jax.Array]:
+    """The sum of some bits, and how many values are NaN and infinite (as floats), in one kernel."""
+    found = [x != x, jnp.abs(x) == jnp.inf]
+    parts = [jnp.zeros(x.shape, jnp.uint32) if bits is None else bits.astype(jnp.uint32)]
+    parts += [part.astype(jnp.uint32) for part in found]
+    add = lambda a, b: tuple(one + other for one, other in zip(a, b, strict=True))  # noqa: E731
+    total, *counts = jax.lax.reduce(parts, [np.uint32(0)] * 3, add, tuple(range(x.ndim)))
+    return [total, *(count.astype(jnp.float32) for count in counts)]
+
+
+def _wide(x: jax.Array, *, rows: int) -> list[jax.Array]:
+    return [jnp.stack(_counted_of(x)[1:])]
 
 
 def _sample_of(x: jax.Array, *, steps: tuple[int, ...]) -> list[jax.Array]:
     word = {4: jnp.uint32, 2: jnp.uint16}[x.dtype.itemsize]
-    bits = jax.lax.bitcast_convert_type(x, word).astype(jnp.uint32).sum(dtype=jnp.uint32)
+    bits, nan, infinite = _counted_of(x, jax.lax.bitcast_convert_type(x, word))
     y = _thinned(x, steps).astype(jnp.float32).reshape(-1)
     first = jnp.stack([
         (bits & 0xFFFF).astype(jnp.float32),
@@ -217,6 +238,8 @@ def _sample_of(x: jax.Array, *, steps: tuple[int, ...]) -> list[jax.Array]:
         jnp.float32(y.size),
         jnp.float32(jnp.nan),
         jnp.float32(jnp.nan),
+        nan,
+        infinite,
     ])  # fmt: skip
     return [jnp.concatenate([first, jnp.pad(y, (0, STATE_LENGTH - len(STATE_HEAD) - y.size))])]
 
@@ -241,9 +264,7 @@ def _floats(length: int) -> Callable[..., list[Type]]:
 _gauged = by_rows(
     "nnx_inspector_gauge", _gauge_of, _floats(LENGTH), attributes=("limit", "steps"), work=_WORK
 )
-_sampled = by_rows(
-    "nnx_inspector_sampled", _sample_of, _floats(STATE_LENGTH), attributes=("steps",)
-)
+_sampled = by_rows("nnx_inspector_state", _sample_of, _floats(STATE_LENGTH), attributes=("steps",))
 _graded = by_rows("nnx_inspector_graded", _graded_of, _floats(STATE_LENGTH))
 
 

@@ -100,7 +100,7 @@ class Model:
             count = round(part * self.sites[site]["looked"])
             bits[SITES.index(site), MASKS.index(mask), :count] = True
         state = dict.fromkeys(PARAMETER_FIGURES, np.nan)
-        state |= {"norm": 0.1, "gradient": 0.1, "graded": 1.0}
+        state |= {"norm": 0.1, "gradient": 0.1, "graded": 1.0, "nan": 0, "infinite": 0}
         if self.kind == "watch":
             state |= {"gradient": np.nan, "graded": np.nan, "change": 1e-3, "same": 0, "decay": 0}
         states = [[{**state, **self.told[s]}[n] for n in PARAMETER_FIGURES] for s in SITES]

@@ -40,11 +40,15 @@ def main() -> None:
             if name == "all axes" and kind == AxisType.Explicit:
                 continue
             x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+            y = x.copy()
+            y.flat[-1], y.flat[-2] = np.nan, np.inf
             with jax.set_mesh(mesh):
-                there = jax.device_put(jnp.asarray(x), NamedSharding(mesh, spec))
-                programs = [jax.jit(f).lower(there).compile() for f in (gauge, sampled)]
-                found = [np.asarray(one(there)).tolist() for one in programs]
-            alone = [np.asarray(f(jnp.asarray(x))).tolist() for f in (gauge, sampled)]
+                at = NamedSharding(mesh, spec)
+                there = [jax.device_put(jnp.asarray(z), at) for z in (x, y)]
+                both = list(zip((gauge, sampled), there, strict=True))
+                programs = [jax.jit(f).lower(z).compile() for f, z in both]
+                found = [np.asarray(f(z)).tolist() for f, z in zip(programs, there, strict=True)]
+            alone = [np.asarray(f(jnp.asarray(z))).tolist() for f, z in ((gauge, x), (sampled, y))]
             moved = [collectives(str(one.as_text())) for one in programs]
             said = {"name": f"{name}, {kind}", "moved": moved, "found": found, "alone": alone}
             print(json.dumps(said), flush=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnx_inspector.stats import gauges
+from nnx_inspector.stats import gauges, measure_gauges
 from nnx_inspector.stats.gauges import STATE_LENGTH, Calls, bits_of, head, units
 from nnx_inspector.stats.measure_gauges import gauge, sampled, varied
 
@@ -187,6 +187,51 @@ def test_a_change_is_relative_to_what_was():
     assert (then["same"], then["decay"]) == (0, 0)
     assert told(compared(np.asarray(sampled(jnp.asarray(x * 0.99))), one))["decay"] == 1
     assert told(compared(one, one))["same"] == 1
+
+
+DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float64")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (1,), (3, 511), (1025,), (2, 3, 700), (256, 256)])
+def test_every_element_is_asked_whether_it_is_finite(shape, dtype):
+    random = np.random.default_rng(len(shape))
+    x = random.normal(size=shape)
+    kind = random.integers(0, 40, size=shape)
+    x = np.where(kind == 0, np.nan, np.where(kind == 1, np.inf, np.where(kind == 2, -np.inf, x)))
+    if dtype == "float64":
+        x = np.where(kind == 3, 1e300, x)  # not infinite, though a float32 would be
+    with jax.enable_x64(dtype == "float64"):
+        y = jnp.asarray(x, dtype)
+        wide = np.asarray(y).astype(np.float64)
+        expected = [np.isnan(wide).sum(), np.isinf(wide).sum()]
+        for state in (sampled(y), jax.vmap(sampled)(y[None])[0], in_jax(y)):
+            found = told(compared(np.asarray(state), None))
+            assert [found["nan"], found["infinite"]] == expected
+
+
+def in_jax(x):
+    """The program for other devices than one CPU."""
+    x = measure_gauges._readable(x) if x.dtype.itemsize < 8 else x
+    nan, infinite = measure_gauges._counted_of(x.reshape(-1))[1:]
+    names = {"nan": nan, "infinite": infinite}
+    return np.array([*(names.get(n, np.nan) for n in gauges.STATE_HEAD), *[0] * gauges.SAMPLE])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_program_in_c_and_the_one_in_jax_agree(dtype):
+    x = jnp.asarray(values((100, 70)), dtype).at[7, 7].set(jnp.nan).at[8].set(jnp.inf)
+    steps = measure_gauges._steps(x.shape, [*measure_gauges._shares(x.shape[:-1], 4), 64])
+    alike = jax.jit(lambda x: measure_gauges._sample_of(x, steps=steps)[0])(x)
+    np.testing.assert_array_equal(np.asarray(sampled(x)), np.asarray(alike))
+
+
+def test_older_recordings_lack_the_counts():
+    rows = compared(np.asarray(sampled(jnp.ones(3))), None)[None]
+    for missing in (2, 2 + len(gauges.OF_IDS), 2 + len(gauges.OF_IDS) + len(gauges.OF_LOOP)):
+        again = gauges.all_parameter_figures(rows[:, :-missing])
+        np.testing.assert_array_equal(again[:, :-missing], rows[:, :-missing])
+        assert np.isnan(again[:, -missing:]).all()
 
 
 @given(seed=st.integers(0, 2**16), at=st.integers(0, 999))

@@ -6,7 +6,7 @@
 #include "floats.h"
 
 enum { UNITS = 64, POSITIONS = 64, HEAD = 8, PARTS = 9, LENGTH = HEAD + PARTS * UNITS, DEEP = 32 };
-enum { STATE_HEAD = 5, SAMPLE = 256, HIGH = 4, WIDE = 16 };
+enum { STATE_HEAD = 7, SAMPLE = 256, HIGH = 4, WIDE = 16 };
 
 static const float TANH_FLAT = 2.65f, SIGMOID_FLAT = 4.6f, NEAR = 0.01f;
 
@@ -198,8 +198,46 @@ EXPORT void *nnx_inspector_gauge(Frame *frame) {
     return NULL;
 }
 
+/* What is counted of all elements of a parameter: the sum of their patterns, and how many are NaN
+ * and infinite. Counted in blocks, so that a lane of a vector counts in as few bits as it has. */
+typedef struct {
+    uint32_t sum;
+    int64_t nan, infinite;
+} Counted;
+
+#define COUNT_IN(NAME, TYPE, COUNT, INF)                                                     \
+    EVERYWHERE void NAME(const TYPE *x, int64_t n, Counted *to) {                            \
+        for (int64_t done = 0; done < n; done += BLOCK) {                                    \
+            int m = n - done < BLOCK ? (int)(n - done) : BLOCK;                              \
+            uint32_t sum = 0;                                                                \
+            COUNT nan = 0, infinite = 0;                                                     \
+            for (int i = 0; i < m; i++) {                                                    \
+                TYPE bits = x[done + i];                                                     \
+                COUNT size = (COUNT)(bits & ((TYPE)~(TYPE)0 >> 1));                          \
+                sum += bits, nan += size > (COUNT)INF, infinite += size == (COUNT)INF;       \
+            }                                                                                \
+            to->sum += sum, to->nan += nan, to->infinite += infinite;                        \
+        }                                                                                    \
+    }
+COUNT_IN(count_words, uint32_t, int32_t, INFINITE)
+COUNT_IN(count_f16, uint16_t, int16_t, 0x7C00)
+COUNT_IN(count_bf16, uint16_t, int16_t, 0x7F80)
+
+EVERYWHERE void count_all(const Buffer *x, int64_t row, int64_t n, Counted *to) {
+    const uint16_t *halves = (const uint16_t *)x->data + row * n;
+    if (x->dtype == F32) count_words((const uint32_t *)x->data + row * n, n, to);
+    else if (x->dtype == F16) count_f16(halves, n, to);
+    else count_bf16(halves, n, to);
+}
+static void count_anywhere(const Buffer *x, int64_t row, int64_t n, Counted *to) {
+    count_all(x, row, n, to);
+}
+FASTER static void count_faster(const Buffer *x, int64_t row, int64_t n, Counted *to) {
+    count_all(x, row, n, to);
+}
+
 /* sampled(x, rows=, steps=) -> state: see `sampled`. */
-EXPORT void *nnx_inspector_sampled(Frame *frame) {
+EXPORT void *nnx_inspector_state(Frame *frame) {
     if (is_asked(frame)) return NULL;
     const Buffer *x = frame->in.at[0];
     int64_t batch = whole_number(frame, 0), axes = x->rank - batch;
@@ -208,14 +246,12 @@ EXPORT void *nnx_inspector_sampled(Frame *frame) {
     for (int64_t axis = 0; axis < axes - 1; axis++) lines *= few(dims[axis], steps[axis]);
     for (int64_t row = 0; row < product(x->dims, batch); row++) {
         float *out = (float *)frame->out.at[0]->data + row * (STATE_HEAD + SAMPLE);
-        uint32_t sum = 0, bits[SAMPLE];
-        if (x->dtype == F32)
-            for (int64_t i = 0; i < n; i++) sum += ((const uint32_t *)x->data)[row * n + i];
-        else
-            for (int64_t i = 0; i < n; i++) sum += ((const uint16_t *)x->data)[row * n + i];
+        uint32_t bits[SAMPLE];
+        Counted all = {0, 0, 0};
+        (is_fast() ? count_faster : count_anywhere)(x, row, n, &all);
         const float head[STATE_HEAD] = {
-            (float)(sum & 0xFFFF), (float)(sum >> 16), (float)(lines * last),
-            float_of(0x7FC00000u), float_of(0x7FC00000u),
+            (float)(all.sum & 0xFFFF), (float)(all.sum >> 16), (float)(lines * last),
+            float_of(0x7FC00000u), float_of(0x7FC00000u), (float)all.nan, (float)all.infinite,
         };
         for (int i = 0; i < STATE_HEAD; i++) out[i] = head[i];
         for (int i = 0; i < SAMPLE; i++) out[STATE_HEAD + i] = 0;
