@@ -17,7 +17,7 @@ Severity = Literal["error", "warning", "info"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
 CAUSES_FIRST: Final = (
-    "uncalled", "nonfinite", "overflow", "unused", "mode", "dtype", "dead-units",
+    "uncalled", "nonfinite", "metrics", "overflow", "unused", "mode", "dtype", "dead-units",
     "saturated-units", "constant", "collapse", "exploding-gradient", "vanishing-gradient",
     "no-gradient", "update-ratio", "padding",
 )  # fmt: skip

@@ -25,7 +25,7 @@ from nnx_inspector.findings.finding import (
 )
 from nnx_inspector.findings.forward import collapse, constant, dead_units, saturated_units
 from nnx_inspector.findings.judged import Judged
-from nnx_inspector.findings.model import dtype, mode, padding, uncalled, unused
+from nnx_inspector.findings.model import dtype, metrics, mode, padding, uncalled, unused
 from nnx_inspector.findings.nonfinite import nonfinite
 from nnx_inspector.findings.precision import overflow
 from nnx_inspector.recordings.recording import Recording
@@ -35,6 +35,7 @@ __all__ = ["Finding", "Severity", "diagnose"]
 _RULES: Final[tuple[Callable[[Judged], Iterator[Finding]], ...]] = (
     uncalled,
     nonfinite,
+    metrics,
     overflow,
     unused,
     mode,
@@ -75,7 +76,7 @@ def diagnose(recording: Recording) -> list[Finding]:
             f"diagnose takes a Recording, such as insp.recording or what nni.watch gives, got "
             f"{type(recording).__name__}."
         )
-    judged = Judged(recording.passes, recording.facts)
+    judged = Judged(recording.passes, recording.facts, recording.tallies())
     found = [finding for rule in _RULES for finding in rule(judged)]
     return sorted(by_cause(judged, found), key=lambda finding: _rank(judged, finding))
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, Figures, ParameterFacts, SiteFacts
 from nnx_inspector.recordings.layers import layer_key, layer_of, leaf_of
 from nnx_inspector.recordings.passes import Pass
@@ -33,12 +34,19 @@ class Judged:
         passes: all passes.
         clean: the passes without a perturbation.
         facts: what is known about the model; empty if nothing is.
+        metrics: what was counted of each metric.
     """
 
-    def __init__(self, passes: Sequence[Pass], facts: Facts | None):
+    def __init__(
+        self,
+        passes: Sequence[Pass],
+        facts: Facts | None,
+        metrics: Mapping[str, Tally] | None = None,
+    ):
         self.passes = tuple(passes)
         self.clean = tuple(p for p in passes if not p.perturbed)
         self.facts = facts or Facts()
+        self.metrics = metrics or {}
         self._sites = {one.site: one for one in self.facts.sites}
         self._gradients: dict[int, dict[str, float]] = {}  # of the passes by number
 

@@ -1,4 +1,5 @@
-"""Rules for the model itself: dtypes, modes, modules that nothing uses, loops that do not call it.
+"""Rules for the model itself: dtypes, modes, modules that nothing uses, loops that do not call it,
+metrics that are not finite.
 
 Invariant: a rule makes no finding from a fact that is unknown.
 """
@@ -13,6 +14,7 @@ from typing import Final
 
 from nnx_inspector.findings.finding import Finding, Severity, and_others, inside, named
 from nnx_inspector.findings.judged import Judged
+from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import UNKNOWN, SiteFacts
 from nnx_inspector.stats.gauges import OF_IDS
 
@@ -26,6 +28,8 @@ NOISE: Final = 3.0
 PADDED: Final = 0.5
 SEGMENTS: Final = 4
 """Fewer ids than this tell segments or classes apart, of which one may well be the commonest."""
+METRICS: Final = 3
+"""How many metrics a sentence names."""
 MOST: Final = 0.6
 FEW: Final = 3
 
@@ -377,3 +381,52 @@ def uncalled(judged: Judged) -> Iterator[Finding]:
             what=f"From step {found.step} on, {inside(found.what)}",
             advice=found.advice,
         )
+
+
+# ----------------------------------------------------------------------- metrics
+
+
+def metrics(judged: Judged) -> Iterator[Finding]:
+    """Metrics with values that are not finite, in measured steps or between them."""
+    found = {name: one for name, one in judged.metrics.items() if one.nan or one.infinite}
+    if not found:
+        return
+    first = min(one.first for one in found.values())
+    said = [
+        f"{name!r} was {_kinds_of(one)} in {one.nan + one.infinite} of {one.points} values, first "
+        f"at step {one.first}"
+        for name, one in sorted(found.items(), key=lambda item: item[1].first)
+    ]
+    more = f"; and {len(said) - METRICS} more" if len(said) > METRICS else ""
+    yield Finding(
+        rule="metrics",
+        site="",
+        step=first,
+        severity="warning",
+        evidence={
+            "metrics": len(found),
+            "nan": sum(one.nan for one in found.values()),
+            "infinite": sum(one.infinite for one in found.values()),
+        },
+        what=f"{'Metrics were' if len(found) > 1 else 'A metric was'} not finite: "
+        f"{'; '.join(said[:METRICS])}{more}",
+        advice=_why_a_metric(judged, first),
+    )
+
+
+def _kinds_of(one: Tally) -> str:
+    return " or ".join(["NaN"] * bool(one.nan) + ["infinite"] * bool(one.infinite))
+
+
+def _why_a_metric(judged: Judged, step: int) -> str:
+    made = "a mean over nothing (an empty batch, all of it masked), the log of 0, or an overflow"
+    then = "a NaN in the loss makes every parameter NaN with the next update"
+    here = [one for one in judged.passes if one.step == step]
+    if any("nan" in one.nonfinite for one in here):
+        return f"values of the model held NaN in step {step} too, and the finding on them says more"
+    if here:
+        return (
+            f"every value of the model that was measured in step {step} was free of NaN, so what "
+            f"follows the model made it: usually {made}; {then}"
+        )
+    return f"usually {made}, or parameters that were no longer finite; {then}"

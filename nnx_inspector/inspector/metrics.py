@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import threading
 import time
 from collections import deque
@@ -100,16 +101,23 @@ class Metrics:
 
 def _is_scalar(value: Any) -> bool:
     if isinstance(value, (int, float)):
-        return True
+        return not _is_too_large(value)
     if jit.is_tracer(value) or not isinstance(value, (jax.Array, np.ndarray, np.generic)):
         return False
     is_real = not jax.numpy.issubdtype(value.dtype, np.complexfloating)
     return value.shape == () and is_real and jax.numpy.issubdtype(value.dtype, np.number)
 
 
+def _is_too_large(value: Any) -> bool:
+    """Whether a whole number is beyond the largest float, 1.8e308."""
+    return isinstance(value, int) and value.bit_length() > sys.float_info.max_exp
+
+
 def _in_words(value: Any) -> str:
     if jit.is_tracer(value):
         return "a traced value"
+    if _is_too_large(value):
+        return f"an integer of {value.bit_length()} bits, beyond the largest float"
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     if isinstance(value, (str, complex)) and len(repr(value)) < 40:
@@ -118,6 +126,8 @@ def _in_words(value: Any) -> str:
 
 
 def _way_out(value: Any) -> str:
+    if _is_too_large(value):
+        return "Pass its logarithm."
     if jit.is_tracer(value):
         return "Return it from the jitted function, and call insp.metrics outside."
     if isinstance(value, Mapping):

@@ -1,13 +1,14 @@
 """The curves of scalar metrics over the steps, bounded in points; dropped points are counted.
 
-Not thread-safe: the recording that owns the curves has the lock. Imports no jax.
+Invariant: how many values were not finite, and from which step on, is exact however many points
+were dropped. Not thread-safe: the recording that owns the curves has the lock. Imports no jax.
 """
 
 from __future__ import annotations
 
 import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,11 +45,31 @@ def surplus(at: Sequence[float], keep: Sequence[bool]) -> set[int]:
 _POINT_BYTES: Final = 16
 
 
+class Tally(NamedTuple):
+    """What was counted of one metric.
+
+    Attributes:
+        points: how many values it had.
+        nan, infinite: how many of them were NaN and infinite.
+        first: the step of the first of those; 0 if there is none.
+    """
+
+    points: int = 0
+    nan: int = 0
+    infinite: int = 0
+    first: int = 0
+
+    def plus(self, points: int, nan: int, infinite: int, step: int) -> Tally:
+        """With further values, the first of them at a step."""
+        first = self.first if self.nan or self.infinite else step * bool(nan or infinite)
+        return Tally(self.points + points, self.nan + nan, self.infinite + infinite, first)
+
+
 def scalar(name: str, value: Any) -> float:
     """A metric's value as a float.
 
     Raises:
-        TypeError: the value is not a single number.
+        TypeError: the value is not a single number, or too large for a float.
 
     Example:
         >>> scalar("loss", np.float32(0.5))
@@ -59,6 +80,10 @@ def scalar(name: str, value: Any) -> float:
             return float(value)
     except (TypeError, ValueError):
         pass
+    except OverflowError:
+        raise TypeError(
+            f"Metric {name!r} is too large for a float (1.8e308). Pass its logarithm instead."
+        ) from None
     raise TypeError(
         f"Metric {name!r} must be one number, got {type(value).__name__} of shape "
         f"{list(shape_of(value) or ())}. Reduce it first, for example with .mean()."
@@ -87,6 +112,7 @@ class Curves:
         self._max_points = max_points
         self._max_bytes = max_bytes
         self._curves: dict[str, tuple[array.array[float], array.array[float]]] = {}
+        self._tallies: dict[str, Tally] = {}
         self._points = 0
         self._longest = 0  # an upper bound
         self._limit = max_points
@@ -97,6 +123,8 @@ class Curves:
             steps, curve = self._curves.setdefault(name, (array.array("d"), array.array("d")))
             steps.append(step)
             curve.append(value)
+            nan, infinite = value != value, value in (np.inf, -np.inf)
+            self._tallies[name] = self._tallies.get(name, Tally()).plus(1, nan, infinite, step)
             self._longest = max(self._longest, len(curve))
         self._points += len(values)
         share = self._max_bytes // (_POINT_BYTES * max(len(self._curves), 1))
@@ -122,6 +150,25 @@ class Curves:
             self._curves[name] = (steps, curve)
             self.thinned += len(gone)
             self._points -= len(gone)
+
+    def tallies(self) -> dict[str, Tally]:
+        """What was counted of each metric, dropped points included."""
+        return dict(self._tallies)
+
+    def begin(self, thinned: int, dropped: Mapping[str, Tally]) -> None:
+        """Set how many points were dropped, and what was counted of those of each metric."""
+        self.thinned, self._tallies = thinned, dict(dropped)
+
+    def dropped(self) -> dict[str, Tally]:
+        """What was counted of the dropped points of each metric that has any."""
+        out: dict[str, Tally] = {}
+        for name, (_, curve) in self._curves.items():
+            values, all_of = np.array(curve), self._tallies[name]
+            here = len(values), int(np.isnan(values).sum()), int(np.isinf(values).sum())
+            left = [whole - kept for whole, kept in zip(all_of, here, strict=False)]
+            if any(left):
+                out[name] = Tally(*left, first=all_of.first)
+        return out
 
     @property
     def nbytes(self) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError, warn
+from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import Facts, Figures, flaw_in
 from nnx_inspector.recordings.format import (
     BEGINNING,
@@ -247,7 +248,19 @@ class _Opened:
         sites = self._named(column(columns, "sites", "uint32"))
         self._found = Recording(max_steps=max_steps, max_bytes=max_bytes)
         known = {(bool(p), QUANTITIES[q], KINDS[kind]) for p, q, kind in firsts.tolist()}
-        self._found.begin(appended, thinned_points, sites, known)
+        self._found.begin(appended, thinned_points, sites, known, self._dropped(columns))
+
+    def _dropped(self, columns: Columns) -> dict[str, Tally]:
+        """What was counted of the points that were thinned out; older files do not say."""
+        if "dropped" not in columns:
+            return {}
+        names = self._named(column(columns, "dropped", "uint32"))
+        rows = column(columns, "tallies", "int64", (len(names), 4))
+        counts, steps = rows[:, :3], rows[:, 3]
+        whole = (counts >= 0).all() and (counts <= 2**53).all() and (np.abs(steps) <= 2**53).all()
+        if not whole or (counts[:, 1] + counts[:, 2] > counts[:, 0]).any():
+            raise ValueError("the counts of a metric are out of range")
+        return {name: Tally(*row) for name, row in zip(names, rows.tolist(), strict=True)}
 
     def _take_names(self, columns: Columns) -> None:
         text = column(columns, "text", "uint8")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.recordings.curves import Curves, scalar, surplus
+from nnx_inspector.recordings.curves import Curves, Tally, scalar, surplus
 from nnx_inspector.recordings.facts import Facts, Figures, Uncalled
 from nnx_inspector.recordings.format import Columns
 from nnx_inspector.recordings.frames import metrics_frame, passes_frame
@@ -82,8 +82,7 @@ class Recording:
         self.max_bytes = max_bytes
         self._lock = threading.RLock()
         self._passes: list[Pass] = []
-        self._bytes = 0
-        self._appended = 0
+        self._bytes = self._appended = 0
         self._sites: dict[str, None] = {}
         self._layouts: dict[tuple[tuple[str, str], ...], Layout] = {}
         self._firsts: set[tuple[bool, str, str]] = set()
@@ -93,8 +92,7 @@ class Recording:
         self._facts: Facts | None = None
         self._tables: dict[str, Columns] = {}
         self._table_bytes = 0
-        self.cut_short = False
-        self.name = ""
+        self.cut_short, self.name = False, ""
 
     def append(
         self,
@@ -126,8 +124,7 @@ class Recording:
             TypeError: a summary holds tracers, a metric is not a number, or the step is not an
                 integer.
         """
-        at = step_number(step)
-        what = measured(summaries)  # before the lock: it waits for the device
+        at, what = step_number(step), measured(summaries)  # without the lock: it may take long
         values = {name: scalar(name, value) for name, value in (metrics or {}).items()}
         with self._lock:
             self._add(at, values)
@@ -165,16 +162,12 @@ class Recording:
         self._tell()
 
     def _write(self, item: Pass, kind: bytes, ticket: int | None, like: Pass | None = None) -> None:
-        number = -1 if ticket is None else ticket
+        marks: Any = {"kind": kind, "ticket": -1 if ticket is None else ticket, "like": like}
         if self._journal is not None:
-            self._journal.write(
-                lambda sections: sections.of_pass(item, kind=kind, ticket=number, like=like),
-                self.nbytes,
-            )
+            self._journal.write(lambda sections: sections.of_pass(item, **marks), self.nbytes)
 
     def _tell(self) -> None:
-        journal = self._journal
-        if journal is not None:
+        if (journal := self._journal) is not None:
             journal.tell()
 
     def layout(self, keys: tuple[tuple[str, str], ...]) -> Layout:
@@ -246,6 +239,7 @@ class Recording:
                 passes=tuple(self._passes),
                 held=dict(self._held),
                 curves=self._curves.arrays(),
+                dropped=self._curves.dropped(),
                 facts=self._facts,
                 tables=dict(self._tables),
             )
@@ -256,10 +250,12 @@ class Recording:
         thinned_points: int,
         sites: Iterable[str],
         firsts: Set[tuple[bool, str, str]],
+        dropped: Mapping[str, Tally],
     ) -> None:
         """Set what a file says besides the passes and points that follow."""
         with self._lock:
-            self._appended, self._curves.thinned = appended, thinned_points
+            self._appended = appended
+            self._curves.begin(thinned_points, dropped)
             self._sites.update(dict.fromkeys(sites))
             self._firsts |= firsts
 
@@ -296,8 +292,7 @@ class Recording:
     def detach(self) -> None:
         """Stop appending to the file."""
         with self._lock:
-            before, self._journal = self._journal, None
-            self._held = {}
+            before, self._journal, self._held = self._journal, None, {}
         if before is not None:
             before.close()
             before.tell()
@@ -376,7 +371,7 @@ class Recording:
 
     @property
     def steps(self) -> list[int]:
-        """The step of each pass, in order. A step with several passes occurs several times."""
+        """The step of each pass, in order; one with several passes occurs several times."""
         return [p.step for p in self.passes]
 
     @property
@@ -478,10 +473,15 @@ class Recording:
             near = ", ".join(map(repr, close)) or "none yet: append a pass first"
             raise KeyError(f"{site!r} is not in this recording. The closest sites are {near}.")
 
-    def curves(self) -> dict[str, _Floats]:
+    def curves(self) -> dict[str, npt.NDArray[np.float64]]:
         """The metrics by name, each float64[n, 2]: step and value, in the order of arrival."""
         with self._lock:
             return self._curves.arrays()
+
+    def tallies(self) -> dict[str, Tally]:
+        """What was counted of each metric; exact, even where points were dropped."""
+        with self._lock:
+            return self._curves.tallies()
 
     def to_frame(self, *, layers: bool = False) -> pd.DataFrame:
         """A tidy pandas frame: a row for each pass, site (or array, `"cell(0.0)"`) and quantity.

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.files import write, write_whole
+from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import Facts, Figures
 from nnx_inspector.recordings.format import MAGIC, Columns, Writer
 from nnx_inspector.recordings.passes import QUANTITIES, Pass
@@ -44,6 +45,7 @@ class State:
     Attributes:
         appended: how many passes were appended, dropped ones included.
         thinned_points: how many points of metrics were dropped.
+        dropped: metric -> what was counted of those.
         sites: all sites that it ever had, in order.
         firsts: (perturbed, quantity, kind of value) of the NaN and Inf it has seen.
         held: ticket -> a pass that may still be incomplete; see `Recording.hold`.
@@ -60,6 +62,7 @@ class State:
     passes: tuple[Pass, ...]
     held: Mapping[int, Pass]
     curves: Mapping[str, npt.NDArray[np.float64]]
+    dropped: Mapping[str, Tally] = dataclasses.field(default_factory=lambda: {})
     facts: Facts | None = None
     tables: Mapping[str, Columns] = dataclasses.field(default_factory=lambda: {})
 
@@ -79,7 +82,7 @@ class Sections:
     def of_state(self, state: State) -> Iterator[bytes]:
         """A whole file, from its first byte on."""
         points = sum(len(curve) for curve in state.curves.values())
-        yield MAGIC + self._named(state.sites)
+        yield MAGIC + self._named(dict.fromkeys((*state.sites, *state.dropped)))
         yield self.section(
             HEAD,
             {
@@ -88,6 +91,8 @@ class Sections:
                 "held": np.array([len(state.passes), points], np.int64),
                 "sites": self._numbers(state.sites),
                 "firsts": _firsts(state.firsts),
+                "dropped": self._numbers(state.dropped),
+                "tallies": np.array([*state.dropped.values()], np.int64).reshape(-1, 4),
             },
         )
         if state.facts is not None:
