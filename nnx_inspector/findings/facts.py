@@ -93,6 +93,7 @@ def _site_of(site: ModuleSite) -> SiteFacts:
         running=_flag(own.get("use_running_average")),
         deterministic=_flag(own.get("deterministic")) if rate != UNKNOWN else UNKNOWN,
         rate=float(rate if isinstance(rate, (int, float)) else UNKNOWN),
+        embeddings=module.num_embeddings if isinstance(module, nnx.Embed) else UNKNOWN,
     )
 
 

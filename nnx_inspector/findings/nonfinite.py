@@ -1,20 +1,28 @@
-"""The rule `nonfinite`: the first NaN or Inf in the order of the pass, and what led to it.
+"""The rule `nonfinite`: NaN and Inf in the values of passes and in parameters.
 
-Invariant: an Inf never hides the first NaN, and clean and perturbed passes are judged separately.
+Of the values of a pass the first in its order is reported. Parameters are counted when a pass
+begins, so what is not finite then was made by the update before. Invariant: an Inf never hides the
+first NaN, clean and perturbed passes are judged separately, and a cause is named only if everything
+before it that was measured was finite.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
+
+import numpy as np
 
 from nnx_inspector.findings.finding import Finding, Severity, quantity_of
 from nnx_inspector.findings.judged import Judged
+from nnx_inspector.recordings.facts import UNKNOWN, ParameterFacts
 from nnx_inspector.recordings.layers import layer_key, layer_of, leaf_of
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.stats.bins import NAN_BIN, NEGINF_BIN, POSINF_BIN
+from nnx_inspector.stats.gauges import COUNTED, figure_of
 from nnx_inspector.stats.summary import Summary
 
 _KINDS: Final = {
@@ -23,28 +31,87 @@ _KINDS: Final = {
     "neginf": ("-Inf", NEGINF_BIN),
 }
 
-OF_PARAMETER: Final = "its parameter"
-"""How the advice begins if the NaN was there before the pass."""
+USUALLY: Final = "usually "
+"""How the advice begins if what made the NaN is not known."""
+BUT: Final = ". But "
+"""What follows says that the NaN reached nothing."""
+LEFT_OUT: Final = (
+    "so it was left out on the way, as by a jnp.where, a mask or an index, which is harmless while "
+    "the gradients stay finite"
+)
+EXACT: Final = 2**24
+"""Counts of elements from here on were rounded to float32."""
+NAMED: Final = 3
+"""How many parameters a sentence names."""
 
 
 def nonfinite(judged: Judged) -> Iterator[Finding]:
-    """The first NaN, and an Inf before it; clean and perturbed passes are judged separately.
+    """What is not finite in the values and parameters of a run.
 
-    An Inf may be intended (a mask is often -Inf), so it never hides the first NaN.
+    The first NaN, and an Inf before it, or the first pass that began with parameters that are not
+    finite; clean and perturbed passes are judged separately. An Inf may be intended (a mask is
+    often -Inf), so it never hides the first NaN, and neither does a NaN that reaches nothing.
     """
-    passes = judged.passes
-    found: dict[tuple[int, str, str], Finding] = {}
+    some = False
     for perturbed in (False, True):
-        same = [item for item in passes if item.perturbed == perturbed]
-        end = len(passes) and passes[-1].number + 1
-        for kind in _KINDS:  # NaN first: an Inf in the same pass or later adds nothing
+        same = [item for item in judged.passes if item.perturbed == perturbed]
+        held = _first_held(judged, same)
+        reaching, discarded = _first_nan(judged, same)
+        if discarded is not None:
+            yield _finding(judged, discarded, *_origin(judged, discarded, "nan"), discarded=True)
+        end = math.inf if reaching is None else reaching.number
+        if held is not None and held.item.number <= end:
+            some, end = True, held.item.number
+            yield from _with_parameters(judged, held, reaching)
+        elif reaching is not None:
+            some = True
+            yield _finding(judged, reaching, *_origin(judged, reaching, "nan"))
+        told: set[tuple[int, str, str]] = set()
+        for kind in ("posinf", "neginf"):
             first = next((p for p in same if p.number < end and kind in p.nonfinite), None)
             if first is not None:
                 site, quantity, summary = _origin(judged, first, kind)
-                finding = _finding(judged, first, site, quantity, summary)
-                found.setdefault((first.number, site, quantity), finding)
-                end = first.number if kind == "nan" else end
-    yield from found.values()
+                if (first.number, site, quantity) not in told:
+                    told.add((first.number, site, quantity))
+                    yield _finding(judged, first, site, quantity, summary)
+    if not some:
+        yield from _after_the_last(judged)
+
+
+# -------------------------------------------------------------------- values
+
+
+def _first_nan(judged: Judged, same: Sequence[Pass]) -> tuple[Pass | None, Pass | None]:
+    """The first pass with a NaN that reaches its outputs or gradients, and the first in which one
+    reaches neither.
+    """
+    discarded: Pass | None = None
+    for item in same:
+        if "nan" in item.nonfinite:
+            if not _is_discarded(judged, item):
+                return item, discarded
+            discarded = discarded or item
+    return None, discarded
+
+
+def _is_discarded(judged: Judged, item: Pass) -> bool:
+    """Whether the outputs of the outermost calls of a pass have no NaN, nor has any gradient."""
+    outputs = [s for s, q in item.keys if q == "output" and layer_of(s) is None]
+    if any(leaf_of(s)[0] == "" for s in outputs):
+        outermost = [s for s in outputs if s.startswith(":") or not leaf_of(s)[0]]
+    else:
+        outermost = [s for s in outputs if not any(_within(s, other) for other in outputs)]
+    at = [(site, "output") for site in outermost]
+    if item.news:  # the first pass with a NaN in a gradient is one of these
+        at += [key for key in item.keys if key[1] == "gradient"]
+    found = (item.summary(site, quantity) for site, quantity in at)  # type: ignore[arg-type]
+    if not outermost or any(one is not None and one.bins[NAN_BIN] for one in found):
+        return False
+    if item.figures is None:
+        return True
+    rows = item.figures.parameter_rows
+    graded, norms = figure_of(rows, "graded"), figure_of(rows, "gradient")
+    return not (np.isnan(norms) & ~np.isnan(graded)).any()
 
 
 def _origin(judged: Judged, item: Pass, kind: str) -> tuple[str, str, Summary]:
@@ -71,27 +138,39 @@ def _origin(judged: Judged, item: Pass, kind: str) -> tuple[str, str, Summary]:
     return site, quantity, summary
 
 
+def finite_sites(item: Pass) -> frozenset[str]:
+    """The sites whose outputs were finite in a pass: all arrays, in all calls."""
+    outputs = [(leaf_of(s)[0], summary) for s, q, summary in item.items() if q == "output"]
+    bad = [number for _, number in _KINDS.values()]
+    others = {site for site, summary in outputs if summary.bins[bad].any()}
+    return frozenset(site for site, _ in outputs if site not in others)
+
+
 def _within(site: str, other: str) -> bool:
     """Whether a site's module lies inside another site's module."""
     path, outer = (re.split(r"(?<!\\):", leaf_of(key)[0])[0] for key in (site, other))
-    return path != outer and (not outer or path.startswith(f"{outer}/"))
+    return path != outer and (not outer or path.startswith((f"{outer}/", f"{outer}@")))
 
 
-def _finding(judged: Judged, item: Pass, site: str, quantity: str, summary: Summary) -> Finding:
-    counts = {kind: int(summary.bins[number]) for kind, (_, number) in _KINDS.items()}
-    seen = " and ".join(
-        f"{counts[kind]} {name}" for kind, (name, _) in _KINDS.items() if counts[kind]
-    )
-    size = 0 if summary.saturated else summary.size
-    if summary.saturated:  # counts that stopped in jit are not evidence; that there are any is
-        counts = {kind: min(count, 2**32 - 1) for kind, count in counts.items()}
-        seen = " and ".join(name for kind, (name, _) in _KINDS.items() if counts[kind])
+def _finding(
+    judged: Judged,
+    item: Pass,
+    site: str,
+    quantity: str,
+    summary: Summary,
+    *,
+    discarded: bool = False,
+) -> Finding:
+    counts, size, seen = _counted(summary)
     severity, meaning = _meaning(judged, item, site, quantity, counts)
-    where = quantity_of(site, quantity)
-    where += _in_layers(item, site, quantity)
-    among = f" among {size} values" if size else " among more values than can be counted"
-    before = "" if quantity == "gradient" else _before(judged, item, site, quantity)
+    if discarded:
+        graded = any(q == "gradient" for _, q in item.keys)
+        ends = "and all gradients were free of NaN"
+        ends = ends if graded else "was free of NaN (no gradient was measured)"
+        severity, meaning = "info", f"{meaning}{BUT}what the model returned {ends}, {LEFT_OUT}"
+    ids, where = _ids(judged, item, site, quantity), _where(item, site, quantity)
     during = ", while a perturbation was on" if item.perturbed else ""
+    before = "" if quantity == "gradient" or ids else _finite_before(judged, item, site, quantity)
     return Finding(
         rule="nonfinite",
         site=site,
@@ -103,13 +182,32 @@ def _finding(judged: Judged, item: Pass, site: str, quantity: str, summary: Summ
             **counts,
             **({"perturbed": 1} if item.perturbed else {}),
             **({"backward": 1} if quantity == "gradient" else {}),
+            **(ids or {}),
         },
-        what=f"At step {item.step}{during}, {where} first held {seen}{among}{before}",
+        what=f"At step {item.step}{during}, {where} first held {seen}{before}",
         advice=meaning,
     )
 
 
-def _before(judged: Judged, item: Pass, site: str, quantity: str) -> str:
+def _counted(summary: Summary) -> tuple[dict[str, int], int, str]:
+    """The counts by kind, the number of values (0 if unknown), and both in words."""
+    counts = {kind: int(summary.bins[number]) for kind, (_, number) in _KINDS.items()}
+    seen = " and ".join(
+        f"{counts[kind]} {name}" for kind, (name, _) in _KINDS.items() if counts[kind]
+    )
+    size = 0 if summary.saturated else summary.size
+    if summary.saturated:  # counts that stopped in jit are not evidence; that there are any is
+        counts = {kind: min(count, 2**32 - 1) for kind, count in counts.items()}
+        seen = " and ".join(name for kind, (name, _) in _KINDS.items() if counts[kind])
+    among = f" among {size} values" if size else " among more values than can be counted"
+    return counts, size, seen + among
+
+
+def _where(item: Pass, site: str, quantity: str) -> str:
+    return quantity_of(site, quantity) + _in_layers(item, site, quantity)
+
+
+def _finite_before(judged: Judged, item: Pass, site: str, quantity: str) -> str:
     """The finite input, or the last finite output before it in the order of the pass, in words."""
     summary = item.summary(site, "input") if quantity == "output" else None
     what = "its input"
@@ -163,20 +261,204 @@ def _meaning(
 
 
 def _why_nan(judged: Judged, item: Pass, site: str, quantity: str) -> str:
-    broken = [
-        p.path
-        for p in judged.parameters_in(site)
-        if item.figures is not None
-        and p.path in item.figures.parameters
-        and math.isnan(item.figures.parameter(p.path, "norm"))
-    ]
-    if broken and quantity == "output":
+    ids = _ids(judged, item, site, quantity)
+    if ids is not None:
+        count = ids["embeddings"]
+        range_of = f"for the ids 0 to {count - 1} (-{count} to -1 count from the end)"
+        had = "and received another one"
+        if "lowest" in ids:
+            had = f"and received ids from {ids['lowest']} to {ids['highest']}"
         return (
-            f"{OF_PARAMETER} {broken[0]!r} is not finite, usually since an earlier update (or "
-            f"since it was loaded); with the model as it was before, "
-            f"nni.first_nan(loss_fn, gradients=True)(model, batch) names the operation"
+            f"it has {count} embeddings, {range_of}, {had}, and jnp.take gives NaN for an id out "
+            f"of range; correct the ids, or give it more embeddings"
         )
     made = "0/0, Inf - Inf, or the log or root of a negative number"
     if judged.at(site) == min((judged.at(s) for s, _ in item.keys), default=()):
-        return f"usually NaN in the data, {made}, or weights that are not finite"
-    return f"usually {made}, or weights that an earlier step made invalid"
+        return f"{USUALLY}NaN in the data, {made}, or weights that are not finite"
+    return f"{USUALLY}{made}, or weights that an earlier step made invalid"
+
+
+def _ids(judged: Judged, item: Pass, site: str, quantity: str) -> dict[str, int] | None:
+    """The ids that an embedding received, if one out of range is what made its NaN."""
+    count = judged.site(site).embeddings
+    if count == UNKNOWN or quantity != "output" or item.figures is None:
+        return None
+    held = [p.path for p in judged.parameters_of(site)]
+    if not held or any(item.figures.parameter(path, "nan") != 0 for path in held):
+        return None  # the table itself has a NaN, or it is not known
+    received = item.summary(site, "input")
+    if received is None:
+        return {"embeddings": count}
+    low, high = int(received.min), int(received.max)
+    if -count <= low and high < count:
+        return None
+    return {"embeddings": count, "lowest": low, "highest": high}
+
+
+# ---------------------------------------------------------------- parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """Parameters that are not finite.
+
+    Attributes:
+        item: the first pass that began with them.
+        found: the facts of each, with how many of its elements are NaN and infinite.
+    """
+
+    item: Pass
+    found: tuple[ParameterFacts, ...]
+
+
+def _first_held(judged: Judged, same: Sequence[Pass]) -> _Held | None:
+    """The first pass with a NaN in a parameter, or with an Inf that an update has made."""
+    known = {one.path: one for one in judged.facts.parameters}
+    masks: set[str] = set()
+    first = True
+    for item in same:
+        figures = item.figures
+        if figures is None or not figures.parameters:
+            continue
+        rows = np.stack([figure_of(figures.parameter_rows, name) for name in COUNTED], axis=1)
+        found: list[ParameterFacts] = []
+        for i in np.flatnonzero((rows > 0).any(axis=1)).tolist():
+            path, (nan, infinite) = figures.parameters[i], rows[i].tolist()
+            masks |= {path} if first and infinite else set()
+            if nan > 0 or path not in masks:
+                one = known.get(path) or ParameterFacts(path=path, site=path.rpartition("/")[0])
+                found.append(dataclasses.replace(one, nan=int(nan), infinite=int(infinite)))
+        if found:
+            return _Held(item, tuple(found))
+        first = False
+    return None
+
+
+def _before(judged: Judged, found: Sequence[ParameterFacts], item: Pass | None) -> Pass | None:
+    """The last pass (before one) that began with these parameters, all of them without NaN."""
+    for one in reversed(judged.passes):
+        if one.figures is None or (item is not None and one.number >= item.number):
+            continue
+        if all(one.figures.parameter(p.path, "nan") == 0 for p in found):
+            return one
+    return None
+
+
+def _with_parameters(judged: Judged, held: _Held, reaching: Pass | None) -> Iterator[Finding]:
+    """The finding on parameters that are not finite, and on a NaN of the same pass elsewhere."""
+    item, site, shown = held.item, held.found[0].site, ""
+    if reaching is item:
+        at, quantity, summary = _origin(judged, item, "nan")
+        held_there = {p.path for p in judged.parameters_in(leaf_of(at)[0])}
+        if quantity == "input" or held_there.isdisjoint(p.path for p in held.found):
+            yield _finding(judged, item, at, quantity, summary)
+        else:
+            site = at
+            shown = f", and {_where(item, at, quantity)} held {_counted(summary)[2]}"
+    during = ", while a perturbation was on" if item.perturbed else ""
+    before = _before(judged, held.found, item)
+    yield Finding(
+        rule="nonfinite",
+        site=site,
+        step=item.step,
+        severity="error" if shown or before is not None else "warning",
+        evidence={
+            "pass": item.number,
+            "parameters": len(held.found),
+            **({"perturbed": 1} if item.perturbed else {}),
+        },
+        what=(
+            f"{'At the beginning' if item.kind == 'watch' else 'In a pass'} of step {item.step}"
+            f"{during}, {_parameters(held.found)} {_were(held.found)} not finite{shown}"
+        ),
+        advice=_made(held.found, before, item),
+    )
+
+
+def _were(found: Sequence[ParameterFacts]) -> str:
+    return "were" if len(found) > 1 else "was"
+
+
+def _parameters(found: Sequence[ParameterFacts]) -> str:
+    """`"the parameter 'a/kernel' (2 NaN among 12 elements)"`, or several of them."""
+    said = [f"{one.path!r} ({_elements(one)})" for one in found]
+    kind = "the parameter" if all(one.type != "BatchStat" for one in found) else "the statistic"
+    left = len(said) - NAMED
+    rest = [f"{left} more"] if left > 0 else []
+    *first, last = [*said[:NAMED], *rest]
+    listed = " and ".join(filter(None, [", ".join(first), last]))
+    return f"{kind}{'s' * (len(said) > 1)} {listed}"
+
+
+def _elements(one: ParameterFacts) -> str:
+    counts = [(one.nan, "NaN"), (one.infinite, "Inf")]
+    least = f"at least {EXACT}"
+    said = [f"{n if n < EXACT else least} {what}" for n, what in counts if n > 0]
+    return " and ".join(said) + (f" among {one.size} elements" if one.size else "")
+
+
+def _made(found: Sequence[ParameterFacts], before: Pass | None, item: Pass | None) -> str:
+    """What made parameters that are not finite. `item`: None after the last step."""
+    if before is None or before.figures is None:
+        return (
+            "no earlier pass had other values, so it was initialised, loaded or updated so before; "
+            "jnp.isfinite of each parameter where the model is made shows which"
+        )
+    first = before.step
+    last = max(one.ended for one in found) if item is None else item.step - 1
+    whole = all(before.figures.parameter(p.path, "infinite") == 0 for p in found)
+    began = "at the beginning" if before.kind == "watch" else "in a pass"
+    began += f" of step {first} {'they' if len(found) > 1 else 'it'} {_were(found)} "
+    began += "finite" if whole else "free of NaN"
+    if before.perturbed:
+        began += " (a perturbation was on)"
+    if before.kind != "watch" or (item is not None and item.kind != "watch"):
+        return f"{began}, and what has changed the model since was not measured"
+    if last > first:
+        return (
+            f"{began}, and one of the steps {first} to {last} made it, but no step between was "
+            f"measured; with every=1 a run shows which one, and whether an activation or a "
+            f"gradient had a NaN before the parameters"
+        )
+    if before.nonfinite & {"nan", "posinf"}:
+        return f"{began}, but values within that step were not, and its update passed them on"
+    graded = any(quantity == "gradient" for _, quantity in before.keys)
+    free = "free of NaN and +Inf" if before.nonfinite else "finite"
+    clean = f"{began}, and every activation {'and gradient ' * graded}measured in it was {free}"
+    if any(one.type == "BatchStat" for one in found):
+        return f"{clean}, so the statistic itself overflowed, or was divided by 0"
+    if not graded:
+        return f"{clean}, so its gradients (none was measured) or its update made it"
+    return (
+        f"{clean}, so the update of step {first} made it: usually the optimizer (a division by 0, "
+        f"as with eps=0; an overflow of its state, as of squares in float16; a schedule that "
+        f"returns NaN), or a term of the loss that reads the parameters themselves, such as their "
+        f"norm at 0; if the gradients that optimizer.update received were finite, the optimizer did"
+    )
+
+
+def _after_the_last(judged: Judged) -> Iterator[Finding]:
+    """Parameters that the last update of a loop has left not finite: no pass began with them."""
+    last = next((p for p in reversed(judged.passes) if p.figures is not None), None)
+    figures = None if last is None else last.figures
+    found = [
+        one
+        for one in judged.facts.parameters
+        if one.nan > 0
+        or (one.infinite > 0 and figures and figures.parameter(one.path, "infinite") == 0)
+    ]
+    step = max((one.ended for one in found), default=UNKNOWN)
+    found = [one for one in found if one.ended == step]
+    if found:
+        yield Finding(
+            rule="nonfinite",
+            site=found[0].site,
+            step=step,
+            severity="error",
+            evidence={"pass": last.number if last else -1, "parameters": len(found), "ended": 1},
+            what=(
+                f"After step {step}, the last of its loop, {_parameters(found)} {_were(found)} not "
+                f"finite"
+            ),
+            advice=_made(found, _before(judged, found, None), None),
+        )

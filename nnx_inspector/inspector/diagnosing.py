@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, raised
 from nnx_inspector.findings.findings import Finding, diagnose
-from nnx_inspector.findings.nonfinite import OF_PARAMETER
+from nnx_inspector.findings.nonfinite import BUT, USUALLY, finite_sites
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.loops import Loops
-from nnx_inspector.program.analysis.first_nan import Operation, candidates
+from nnx_inspector.program.analysis.operation import Operation
 from nnx_inspector.program.stage import Staged
+from nnx_inspector.recordings.layers import leaf_of
 from nnx_inspector.records.first_nan import first_nan_of
+from nnx_inspector.records.nan_search import candidates
 from nnx_inspector.screen import protocol
 
 RESTS, LONGEST = 19, 5.0
@@ -28,6 +30,13 @@ RESTS, LONGEST = 19, 5.0
 training down, and one slow search must not hide what comes after it."""
 MOST = 4
 """How many operations a finding lists."""
+GUARD = (
+    "keep what this operation receives where it is defined: an epsilon, jnp.clip, or a jnp.where "
+    "on its argument"
+)
+INDEX = "correct the ids (negative ones count from the end), or make what they select from larger"
+"""What to do about an operation that is known."""
+GONE = "the values of that step are gone"
 
 
 class Diagnosing:
@@ -51,9 +60,12 @@ class Diagnosing:
         return [self._explained(one) for one in diagnose(self._core.recording)]
 
     def _explained(self, finding: Finding) -> Finding:
-        """A finding of a NaN, with the operation that makes it, or those that may have made it."""
+        """A finding of a NaN, with the operation that makes it, or those that may have made it.
+
+        What is usual is then left out, because more is known.
+        """
         core, of = self._core, (finding.evidence.get("pass", -1), finding.site)
-        perturbed = finding.evidence.get("perturbed", 0)
+        perturbed, known = finding.evidence.get("perturbed", 0), "embeddings" in finding.evidence
         if finding.rule != "nonfinite" or not finding.evidence.get("nan") or perturbed:
             return finding
         if of not in self._operations and not (core.looping or core.closed):
@@ -64,21 +76,30 @@ class Diagnosing:
                 operation, sought = None, False
             last = core.recording.passes[-1]
             again = last.number == of[0] and last.kind in ("run", "step")
-            how = "" if again else ", in the last requested pass"
+            how = "" if again else ", in the last requested pass,"
             made = f"; the first NaN{how} is made by {operation.in_words()}" if operation else ""
             if not made and again and sought:  # a parameter has it, or XLA's fused program alone
                 made = "; run one by one, no operation of the call makes a NaN from finite values"
-            self._operations[of] = made, "" if made else self._may_have(finding)
-        made, may_have = self._operations.get(of, ("", ""))
-        what, advice = finding.what + made, finding.advice + may_have
-        return dataclasses.replace(finding, what=what, advice=advice)
+            if operation:
+                self._operations[of] = made, INDEX if operation.length else GUARD
+            else:
+                self._operations[of] = made, "" if made or known else self._may_have(finding)
+        made, more = self._operations.get(of, ("", ""))
+        advice, (usual, but, rest) = finding.advice, finding.advice.partition(BUT)
+        derivative = more == GUARD and "backward" in finding.evidence
+        if more and (usual.startswith(USUALLY) or derivative):
+            advice = more + but + rest
+        elif more.startswith(GONE):
+            advice = f"{advice}. {more[0].upper()}{more[1:]}"
+        return dataclasses.replace(finding, what=finding.what + made, advice=advice)
 
     def _may_have(self, finding: Finding) -> str:
         """The operations that may have made a NaN whose values are gone, as after a loop's step."""
-        if finding.advice.startswith(OF_PARAMETER):
-            return ""
         call, backward = self._core.call(), bool(finding.evidence.get("backward"))
-        read = functools.partial(_candidates, site=finding.site, backward=backward)
+        passes = self._core.recording.passes
+        item = next((p for p in passes if p.number == finding.evidence["pass"]), None)
+        finite = finite_sites(item) if item is not None else frozenset[str]()
+        read = functools.partial(_candidates, site=finding.site, backward=backward, finite=finite)
         found = [one.in_words() for one in self._core.programs.read(call, read)]
         if backward and call.loss_fn is None:
             found.append("one of the loss")
@@ -86,10 +107,12 @@ class Diagnosing:
             return ""
         more = [f"{len(found) - MOST} more"] if len(found) > MOST else []
         can = (
-            "after this site can have such a derivative" if backward else "of its call can make it"
+            "after this site can have such a derivative"
+            if backward
+            else "between the last finite outputs and this one can make it"
         )
         return (
-            f". The values of that step are gone; these operations {can}: "
+            f"{GONE}; these operations {can}: "
             f"{'; '.join([*found[:MOST], *more])}. nni.first_nan(loss_fn, gradients=True)"
             f"(model, batch) tells which one did, given the model as it was before that step"
         )
@@ -120,8 +143,10 @@ class Diagnosing:
             self._core.view.keep(message)
 
 
-def _candidates(stage: Staged, *, site: str, backward: bool) -> list[Operation]:
-    return candidates(stage.survey.jaxpr, site, backward=backward)
+def _candidates(
+    stage: Staged, *, site: str, backward: bool, finite: frozenset[str]
+) -> list[Operation]:
+    return candidates(stage.survey.jaxpr, leaf_of(site)[0], backward=backward, finite=finite)
 
 
 def first_nan_in(core: Core) -> Operation | None:

@@ -29,6 +29,7 @@ from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.reports import Reports
 from nnx_inspector.live.attendance import Attendance
+from nnx_inspector.live.beginning import ended
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session, StepEnd
 from nnx_inspector.live.steps import Region, Step, check_every, check_tree, watched
@@ -421,6 +422,8 @@ class Loops:
             passes = session.take_passes()
             certain = self._reports.end(session, passes, session.inbox.count, self._taken)
             core.metrics.settle(wait_until=math.inf)
+        if core.step >= self._start and session.inbox.count:
+            core.recording.learn(ended(core.watched, core.recording.facts, core.step))
         self._rerun.follow()
         core.view.present(force=True)
         for text in [] if failed else certain + core.warnings():

@@ -29,7 +29,7 @@ from nnx_inspector.lenses.lens import Lens
 from nnx_inspector.lenses.logits import LogitAttribution
 from nnx_inspector.lenses.reading import Norm, Unembed
 from nnx_inspector.perturbations.perturbed import without_layers
-from nnx_inspector.program.analysis.first_nan import Operation
+from nnx_inspector.program.analysis.operation import Operation
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.record import Record

@@ -1,14 +1,18 @@
 """What a pass sends about its beginning: samples of the parameters, and whether its arguments vary.
 
-Invariant: it is measured once for a pass, whatever is mapped around it, and differentiates nothing.
+A pass shows what the update before it has made, so after the last update the parameters are read
+once more. Invariant: it is measured once for a pass, whatever is mapped around it, and
+differentiates nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from nnx_inspector._compat import jit
@@ -18,6 +22,7 @@ from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.sites import Path, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.program.structure import is_observable, is_whole
+from nnx_inspector.recordings.facts import UNKNOWN, Facts, ParameterFacts
 from nnx_inspector.stats.gauges import VARIED
 from nnx_inspector.stats.measure_gauges import is_sampled, sampled, varied
 
@@ -71,3 +76,31 @@ def _sampled_batch(
         for x, batched in zip(arguments, of_arguments, strict=True)
     ]
     return sampled_if(jnp.any(gate), held, arguments), False
+
+
+@ours()
+def ended(model: nnx.Module, facts: Facts | None, step: int) -> Facts:
+    """The facts about the parameters that are not finite after the last step of a loop.
+
+    Of a parameter whose array was donated, or lies partly on another host, nothing is said, and
+    neither of one that is finite now and always was.
+    """
+    known = {one.path: one for one in (facts or Facts()).parameters}
+    found: list[ParameterFacts] = []
+    for path, variable, value in contents(model):
+        is_kept = isinstance(variable, (nnx.Param, nnx.BatchStat)) and isinstance(value, jax.Array)
+        one = known.get(site_key(path))
+        if one is None or not is_kept or jit.is_tracer(value) or not is_sampled(value):
+            continue
+        if not value.is_fully_addressable or value.is_deleted():
+            continue
+        try:
+            here = np.asarray(jax.device_get(value))  # a program would be compiled for each shape
+        except jax.errors.JaxRuntimeError:  # the step has failed, and its caller has the error
+            continue
+        nan, infinite = 0, 0
+        if not np.isfinite(here).all():
+            nan, infinite = np.count_nonzero(np.isnan(here)), np.count_nonzero(np.isinf(here))
+        if nan or infinite or one.ended != UNKNOWN:
+            found.append(dataclasses.replace(one, ended=step, nan=nan, infinite=infinite))
+    return Facts(parameters=tuple(found))

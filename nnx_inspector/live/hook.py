@@ -28,7 +28,7 @@ from nnx_inspector._compat.interpreter import kept_apart
 from nnx_inspector._compat.sharding import counted_once_here, device_within
 from nnx_inspector.hooks.layers import Context, open_layers, opened
 from nnx_inspector.hooks.pytrees import rebuilt
-from nnx_inspector.hooks.sites import parse_key
+from nnx_inspector.hooks.sites import CALL, parse_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.live.beginning import beginning, path_within
 from nnx_inspector.live.calls import Calls
@@ -150,7 +150,7 @@ class Watch:
 
     def _marked(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         site, owner = context.site or "", self._owner
-        if any(p.at == INPUT and site in p.sites for p in self.places):
+        if _takes_ids(context) or any(p.at == INPUT and site in p.sites for p in self.places):
             args, kwargs = mark_arguments(args, kwargs, owner=owner, site=site, part=INPUT)
         with within(context.module):
             try:
@@ -346,20 +346,31 @@ def _in_layer(on: Any, wanted: tuple[int, ...], around: Rows) -> Any:
     return on
 
 
+def _takes_ids(context: Context) -> bool:
+    """Whether a call looks up ids in a table: one out of range gives NaN, and the id tells why."""
+    return isinstance(context.module, nnx.Embed) and parse_key(context.site or "")[1] == CALL
+
+
 def _measured(one: EagerPass) -> tuple[tuple[Where, ...], list[Any]]:
-    """The sites that a pass has measured, and of each the summary and the gauge."""
+    """The sites that a pass has measured, and of each the summary and the gauge.
+
+    Of what a call receives only whole numbers are sent: the ids of an embedding.
+    """
     where: list[Where] = []
     measured: list[Any] = []
     with ours():
         for mark, around, here in one.survey.walk(one.seen):
-            found: Sequence[Summary] = here.summaries if here and mark.part == OUTPUT else ()
-            for i, summary in enumerate(found):
+            found: Sequence[Summary] = here.summaries if here else ()
+            if mark.part == INPUT:
+                found = [s for s in found if jnp.issubdtype(s.points.dtype, jnp.integer)]
+            for i, summary in enumerate(found if mark.part in (OUTPUT, INPUT) else ()):
                 vector = here.kept[i].value if here.kept else None
-                if vector is None:  # of a while loop
+                if vector is None:  # of a while loop, or of ids
                     vector = jnp.zeros((*summary.bins.shape[:-1], LENGTH), jnp.float32)
                 apart = are_mapped([summary.bins])
-                key = leaf_key(mark.site, mark.structure.parts[i])
-                where.append(Where(key, len(mark.rows(around)), apart))
+                part = mark.structure.parts[i] if mark.part == OUTPUT else ""
+                key = leaf_key(mark.site, part)
+                where.append(Where(key, len(mark.rows(around)), apart, mark.part))
                 measured.append((counted_once_here(summary), Small(vector)))
     return tuple(where), measured
 

@@ -285,7 +285,7 @@ def merged(passes: list[Taken], keys: tuple[str, ...] = ()) -> dict[str, dict[st
         found.setdefault(leaf_of(key)[0], {}).setdefault(key)
     for site, own in found.items():
         for key in dict.fromkeys((site, *own)):
-            for quantity in ("output", "gradient"):
+            for quantity in ("input", "output", "gradient"):
                 if (key, quantity) in parts:
                     out.setdefault(key, {})[quantity] = one_of(parts[key, quantity])
     return out

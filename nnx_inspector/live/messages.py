@@ -165,11 +165,13 @@ class Where:
         rank: how many leading axes are rows, one for each scan around the site.
         apart: whether each member of the ensemble sends its own figures; otherwise all send the
             same.
+        part: whether the site returned it or received it.
     """
 
     site: str
     rank: int
     apart: bool
+    part: str = OUTPUT
 
     def rows(self, found: Any, members: int) -> Any:
         """The measured arrays, rows of scans and members first, then the examples of vmaps."""
@@ -225,8 +227,9 @@ class Outputs:
         sent.members = max(sent.members, self.members)
         for where, (summary, vector) in zip(self.where, measured, strict=True):
             if not self.apart or np.any(summary.bins):  # else another device sends it
-                sent.add(where.site, OUTPUT, where.summary(summary, self.members))
-            if not leaf_of(where.site)[1]:  # the figures of a site are those of its main array
+                sent.add(where.site, where.part, where.summary(summary, self.members))
+            # the figures of a site are those of its main array
+            if where.part == OUTPUT and not leaf_of(where.site)[1]:
                 sent.gauges.setdefault(where.site, []).append(where.rows(vector, self.members))
 
 

@@ -17,6 +17,7 @@ from nnx_inspector.errors import warn
 from nnx_inspector.findings.facts import facts_of_modules, read_watched
 from nnx_inspector.hooks.sites import Only, require_module
 from nnx_inspector.live.attendance import Attendance
+from nnx_inspector.live.beginning import ended
 from nnx_inspector.live.inbox import Sent, Taken
 from nnx_inspector.live.losses import losses_of, others_of
 from nnx_inspector.live.session import Session
@@ -85,7 +86,9 @@ def watch(
         recording.learn(facts_of_modules(model))
         with Region(_Recorder(recording), session, check_every(every)):
             yield recording
-        attendance.note(session.inbox.count)
+        count = session.inbox.count
+        attendance.note(count)
+        recording.learn(ended(model, recording.facts, count - 1) if count else Facts())
         uncalled = attendance.uncalled(over=True)
         if uncalled is not None:
             recording.miss(uncalled)

@@ -42,6 +42,7 @@ class SiteFacts:
         running: whether a module with running statistics uses them (1) or the batch's (0).
         deterministic: whether a Dropout is off (1) or on (0).
         rate: the rate of a Dropout; -1 for other modules.
+        embeddings: the number of embeddings of an `nnx.Embed`; -1 for other modules.
     """
 
     site: str
@@ -56,6 +57,7 @@ class SiteFacts:
     running: int = UNKNOWN
     deterministic: int = UNKNOWN
     rate: float = float(UNKNOWN)
+    embeddings: int = UNKNOWN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +73,9 @@ class ParameterFacts:
         needed: whether the results of the pass depend on it (1) or not (0).
         axes: the number of axes of its array.
         in_loss: whether the loss of a pass with gradients depends on it (1) or not (0).
+        ended: the last step of the loop after which it was counted how many elements are not
+            finite; -1 if it was not, or if all were finite in every loop.
+        nan, infinite: how many were NaN and infinite then.
     """
 
     path: str
@@ -81,6 +86,9 @@ class ParameterFacts:
     needed: int = UNKNOWN
     axes: int = UNKNOWN
     in_loss: int = UNKNOWN
+    ended: int = UNKNOWN
+    nan: int = UNKNOWN
+    infinite: int = UNKNOWN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,8 +133,10 @@ class Facts:
         parameters = {one.path: one for one in self.parameters}
         for one in other.parameters:
             old = parameters.get(one.path, one)
-            needed, in_loss = max(one.needed, old.needed), max(one.in_loss, old.in_loss)
-            parameters[one.path] = dataclasses.replace(one, needed=needed, in_loss=in_loss)
+            kept = {"needed": max(one.needed, old.needed), "in_loss": max(one.in_loss, old.in_loss)}
+            if one.ended == UNKNOWN:
+                kept |= {"ended": old.ended, "nan": old.nan, "infinite": old.infinite}
+            parameters[one.path] = dataclasses.replace(one, **kept)
         return Facts(
             sites=tuple(sites.values()),
             parameters=tuple(parameters.values()),
@@ -251,7 +261,10 @@ def _require(condition: bool, what: str) -> None:
         )
 
 
-_LATER: Final = ("parameter_in_loss",)
+_LATER: Final = (
+    "site_embeddings", "parameter_in_loss", "parameter_ended", "parameter_nan",
+    "parameter_infinite",
+)  # fmt: skip
 """Columns that older recordings do not have."""
 
 

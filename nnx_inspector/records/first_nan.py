@@ -1,6 +1,6 @@
 """`first_nan`: the operation of a call, or of its backward pass, that makes the first NaN.
 
-The call is traced again; see `program/analysis/first_nan.py` for the search. Invariant: the model
+The call is traced again; see `nan_search` for the search. Invariant: the model
 does not change, and a step costs nothing unless a search is requested.
 """
 
@@ -18,12 +18,12 @@ from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError, warn
 from nnx_inspector.hooks.sites import Selection, site_key
-from nnx_inspector.program.analysis import first_nan as search
-from nnx_inspector.program.analysis.first_nan import Operation
+from nnx_inspector.program.analysis.operation import Operation
 from nnx_inspector.program.function import Function, as_function
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import Staged, staged
+from nnx_inspector.records import nan_search as search
 from nnx_inspector.records.backward import differentiable, require_scalar
 from nnx_inspector.records.donated import require_whole
 from nnx_inspector.stats.summarize import in_words

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector.program.analysis.first_nan import candidates
+from nnx_inspector.records.nan_search import candidates
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
 
@@ -268,7 +268,8 @@ def test_after_a_loop_the_finding_lists_them(jitted):
     finding = watched(Planted(in_scan), jitted)
     assert (finding.site, finding.step) == ("fault", 0)
     told = (
-        f"these operations of its call can make it: log, in body at test_first_nan.py:{line}. nni"
+        f"these operations between the last finite outputs and this one can make it: log, in body "
+        f"at test_first_nan.py:{line}. nni"
     )
     assert told in finding.message
     line = linear_norm.__code__.co_firstlineno + 1
@@ -287,12 +288,15 @@ def test_after_a_loop_the_finding_lists_them(jitted):
 def test_a_nan_that_the_parameters_had_lists_none():
     model = Planted(jnp.log)
     model.first.kernel[...] = jnp.full((3, 3), jnp.nan)
-    assert "its parameter" in (message := watched(model).message)
+    assert "the parameter 'first/kernel' (9 NaN among 9 elements)" in (
+        message := watched(model).message
+    )
     assert "these operations" not in message
+    assert "Inf - Inf" not in message
 
 
-def test_a_finding_says_that_no_operation_makes_the_nan():
-    """A parameter has it. Of what is computed and not used, nothing is found and nothing said."""
+def test_a_finding_names_the_parameter_that_has_the_nan():
+    """Of what is computed and not used, nothing is found and nothing said."""
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     insp = nni.Inspector(lambda model, x: (jnp.log(-jnp.abs(x)), model(x))[1], model, X)
     assert insp.findings == []
@@ -300,7 +304,8 @@ def test_a_finding_says_that_no_operation_makes_the_nan():
     model.kernel[...] = model.kernel[...].at[0, 0].set(jnp.nan)
     insp.run(X)
     (finding,) = [one for one in insp.findings if one.rule == "nonfinite"]
-    assert "no operation of the call makes a NaN from finite values: its par" in finding.message
+    assert "the parameter 'kernel' (1 NaN among 6 elements) was not finite" in finding.message
+    assert "what has changed the model since was not measured" in finding.message
     insp.close()
 
 

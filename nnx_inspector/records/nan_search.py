@@ -4,14 +4,15 @@ A program that examines every value says where NaNs and infinities are. From a r
 the search goes back along the operands that have one too, so a NaN that a `where` leaves out does
 not count. It enters loops, iteration by iteration. Invariant: an operation that is named made a NaN
 (or an infinity) from operands without one. Runs the program twice for each loop that it enters, and
-changes nothing. If the values are gone, `candidates` reads from the program what may have done it.
+changes nothing. If the values are gone, `candidates` reads from the program what may have done it:
+all that lies between the values that were finite and the one that was not.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,129 +21,20 @@ import numpy as np
 
 from nnx_inspector._compat import jaxprs, sources
 from nnx_inspector._compat.configuration import ours, unchecked
-from nnx_inspector.program.analysis.equations import bodies_of, is_call, kind_of
+from nnx_inspector.program.analysis.equations import Body, bodies_of, is_call, kind_of
+from nnx_inspector.program.analysis.operation import OF_NEGATIVES, Loops, Operand, Operation
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
 from nnx_inspector.stats.summarize import is_number
 
 NAN, INFINITE = 0, 1
-_OF_NEGATIVES = {"log", "log1p", "sqrt", "rsqrt", "pow", "digamma", "lgamma", "acosh"}
-_OF_ZEROS = {"div", "mul", "dot_general", "log", "rsqrt", "pow", "integer_pow", "rem", "atan2"}
-_CAPABLE = {*_OF_NEGATIVES, "div", "rem", "integer_pow", "exp", "exp2", "expm1", "acos", "asin",
+_CAPABLE = {*OF_NEGATIVES, "div", "rem", "integer_pow", "exp", "exp2", "expm1", "acos", "asin",
             "atanh", "atan2", "cbrt", "erf_inv", "cosh", "sinh", "cumprod", "reduce_prod",
             "triangular_solve", "cholesky", "eigh", "svd"}  # fmt: skip
 """Primitives that make a NaN or an infinity from finite values, or whose derivative may be one."""
+_REARRANGED = frozenset({"broadcast_in_dim", "concatenate", "convert_element_type", "copy",
+                         "reshape", "squeeze", "transpose"})  # fmt: skip
 _BOUNDED = frozenset("exp exp2 logistic tanh erf eq ne lt le gt ge is_finite".split())  # noqa: SIM905
 _MOST_ITERATIONS = 100_000
-Loops = tuple[tuple[str, int], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Operand:
-    """The figures of an operand.
-
-    Attributes:
-        dtype, shape: of the array.
-        nan, posinf, neginf, zeros, negative: how many of its values are of each kind.
-        low, high: the smallest and the largest finite value; NaN if there is none.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    nan: int
-    posinf: int
-    neginf: int
-    zeros: int
-    negative: int
-    low: float
-    high: float
-
-    @staticmethod
-    def of(x: Any) -> Operand:
-        array = np.asarray(jax.device_get(x))
-        wide = array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
-        values = np.abs(wide) if np.iscomplexobj(wide) else wide
-        finite = values[np.isfinite(values)]
-        low, high = (finite.min(), finite.max()) if finite.size else (np.nan, np.nan)
-        return Operand(
-            dtype=str(array.dtype),
-            shape=array.shape,
-            nan=int(np.isnan(values).sum()),
-            posinf=int((values == np.inf).sum()),
-            neginf=int((values == -np.inf).sum()),
-            zeros=int((values == 0).sum()),
-            negative=int((values < 0).sum()),
-            low=float(low),
-            high=float(high),
-        )
-
-    def in_words(self, *, zeros: bool = False, negative: bool = False) -> str:
-        """Its range and its infinities; if wanted, its zeros and negative values too."""
-        counts = [(self.nan, "NaN"), (self.posinf, "+Inf"), (self.neginf, "-Inf")]
-        counts += [(self.zeros, f"zero{'s' * (self.zeros > 1)}")] * zeros
-        counts += [(self.negative, "negative")] * negative
-        found = [(n, what) for n, what in counts if n]
-        size = math.prod(self.shape)
-        if size == 1:
-            return found[0][1] if self.low != self.low else f"{self.low:.4g}"
-        for n, what in found:
-            if n == size:
-                return f"{size} {what}" + " values" * (what == "negative")
-        within = f" from {self.low:.4g} to {self.high:.4g}" if self.low <= self.high else ""
-        among = " and ".join(f"{n} {what}" for n, what in found)
-        return f"{size} values{within}" + f" with {among}" * bool(found)
-
-
-@dataclasses.dataclass(frozen=True)
-class Operation:
-    """An operation that makes a NaN or an infinity.
-
-    Attributes:
-        name: the primitive, such as "log" or "dot_general".
-        site: the site whose call it belongs to; None if unknown, as in the backward pass.
-        makes: "NaN" or "Inf".
-        operands: the figures of what it received.
-        source: `file:line` of the user's code; "" if unknown.
-        function: the name of the function that has this line; "" if unknown.
-        loops: the iteration of each loop around it, outermost first: ("scan", 3).
-        backward: whether it belongs to the backward pass of that line.
-        result: the dtype of its result.
-        after: for a NaN made from an infinity, the operation that made the infinity; None if there
-            is none, or the infinity was an argument or a constant.
-    """
-
-    name: str
-    makes: str
-    operands: tuple[Operand, ...]
-    site: str | None = None
-    source: str = ""
-    function: str = ""
-    loops: Loops = ()
-    backward: bool = False
-    result: str = ""
-    after: Operation | None = None
-
-    def __str__(self) -> str:
-        return self.in_words()
-
-    def in_words(self) -> str:
-        """`"log of 8 values from 0 to 3 with 2 zeros, in logits at model.py:41"`."""
-        what = f"conversion to {self.result}" if self.name == "convert_element_type" else self.name
-        how = {"zeros": self.name in _OF_ZEROS, "negative": self.name in _OF_NEGATIVES}
-        operands = [one.in_words(**how) for one in self.operands]
-        if len(operands) > 1:
-            operands = [f"[{words}]" for words in operands]
-        text = f"{what} of {' and '.join(operands)}" if operands else what
-        file, _, line = self.source.replace("\\", "/").rpartition("/")[2].rpartition(":")
-        place = f"{self.function} at {file}:{line}" if self.function else f"{file}:{line}"
-        if self.backward:
-            text += ", in the backward pass" + f" of {place}" * bool(self.source)
-        elif self.source:
-            text += f", in {place}"
-        for loop, iteration in self.loops:
-            text += f", in iteration {iteration} of a {loop}"
-        if self.after is not None:
-            text += f"; the infinity comes from {self.after.in_words()}"
-        return text
 
 
 def first_nan(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> Operation | None:
@@ -160,17 +52,22 @@ def first_nan(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> Opera
         return _Search(jaxpr, consts, (), None).run(values)
 
 
-def candidates(jaxpr: Any, site: str, *, backward: bool) -> list[Operation]:
+def candidates(
+    jaxpr: Any, site: str, *, backward: bool, finite: Collection[str] = ()
+) -> list[Operation]:
     """The operations that may have made a NaN or an infinity from finite values, each line once.
 
     Args:
         jaxpr: the program, with the marks of its calls.
-        site: the site whose call they are in, apart from the calls within it.
+        site: the site whose output or gradient had it.
         backward: whether to list those between the site's output and the outputs of other calls,
-            where a derivative made a NaN of the site's gradient.
+            where a derivative made a NaN of the site's gradient; else those that the site's output
+            is computed by.
+        finite: the sites whose outputs were finite: what they were computed by is left out.
     """
     search = _Search(*jaxprs.open_jaxpr(jaxpr), (), None)
-    return list({(one.name, one.source): one for one in search.capable(site, backward)}.values())
+    found = search.capable(site) if backward else search.before((), site, finite)[0]
+    return list({(one.name, one.source): one for one in found}.values())
 
 
 # ---------------------------------------------------------------------- programs
@@ -294,7 +191,10 @@ class _Search:
         self, at: int, found: np.ndarray, values: Sequence[Any], what: int
     ) -> Operation | None:
         step = self._steps[at]
-        program = jax.jit(lambda values: [self._evaluated(values, at)[n] for n in step.operands])
+        program = jax.jit(lambda values: [self._evaluated(values, at)[n] for n in numbers])
+        length, numbers = self._length(step.equation), list(step.operands)
+        if length:
+            numbers[1] = self._index(numbers[1])
         operands = program(list(values))
         if what == NAN and (within := self._within(at, operands)) is not None:
             return within
@@ -322,38 +222,126 @@ class _Search:
             loops=self.loops,
             backward=step.backward,
             result=str(getattr(result, "dtype", "")),
+            length=self._length(step.equation),
         )
 
-    def capable(self, site: str, backward: bool, *, every: bool = False) -> list[Operation]:
-        """See `candidates`; all operations if `every`."""
+    def capable(self, site: str, *, every: bool = False) -> list[Operation]:
+        """The operations behind a site's output, see `candidates`; all operations if `every`."""
         found: list[Operation] = []
         after: set[int] = set()  # what depends on the site's output, until a call returns it
-        infinite = {n for n, x in self._known.items() if _has_numbers(x) and np.isinf(x).any()}
         for at, step in enumerate(self._steps):
-            equation, params = step.equation, step.equation.params
-            if equation.primitive is mark:
+            params = step.equation.params
+            if step.equation.primitive is mark:
                 own = params["part"] == OUTPUT and params["site"] == site
                 self.has_site |= own
                 on = [own or (params["part"] != OUTPUT and n in after) for n in step.operands]
                 after.update(n for n, one in zip(step.results, on, strict=True) if one)
                 continue
-            masked, name = not infinite.isdisjoint(step.operands), equation.primitive.name
-            infinite.update(step.results if masked and name not in _BOUNDED else ())
             follows = every or not after.isdisjoint(step.operands)
-            half = name == "convert_element_type" and params["new_dtype"] == np.float16
-            may = name in _CAPABLE or half or (masked and name in ("add", "sub", "mul"))
-            bodies = list(jaxprs.sub_jaxprs(equation))
-            of = self._site(at) if may or bodies else None
-            for body in bodies:
-                inner = _Search(*jaxprs.open_jaxpr(body), (), of)
-                within = inner.capable(site, backward, every=backward and follows)
-                if backward and inner.has_site and not follows:  # and the next iteration follows
-                    follows, within = True, inner.capable(site, backward, every=True)
+            for body in jaxprs.sub_jaxprs(step.equation):
+                inner = _Search(*jaxprs.open_jaxpr(body), (), self._site(at))
+                within = inner.capable(site, every=follows)
+                if inner.has_site and not follows:  # and the next iteration follows
+                    follows, within = True, inner.capable(site, every=True)
                 found += within
             after.update(step.results if follows else ())
-            if may and (follows if backward else of == site):
+            if follows and self._able[at]:
                 found.append(self._operation(at))
         return found
+
+    def before(
+        self, wanted: Collection[int], site: str, finite: Collection[str]
+    ) -> tuple[list[Operation], set[int]]:
+        """The operations that some values and the outputs of a site are computed by, back to the
+        outputs of finite sites; and the numbers of the inputs that they are computed from.
+        """
+        needed, found = set(wanted), list[Operation]()
+        for at, step in reversed(list(enumerate(self._steps))):
+            params = step.equation.params
+            if step.equation.primitive is mark:
+                ends = params["part"] == OUTPUT and params["site"] in finite
+                if params["part"] == OUTPUT and params["site"] == site:
+                    needed.update(step.operands)
+                elif not ends:
+                    results = [n for n in step.results if n in needed]
+                    needed.update(n for one in results for n in self._sources(step, one))
+                continue
+            bodies = bodies_of(step.equation)
+            for body in bodies:
+                within, reached = self._before_in(body, at, needed, site, finite)
+                found += reversed(within)
+                places = range(len(step.operands)) if reached else ()
+                if body.operands is not None:
+                    places = [body.operands[i] for i in reached]
+                needed.update(step.operands[i] for i in places)
+            if not bodies and not needed.isdisjoint(step.results):
+                needed.update(step.operands)
+                found += [self._operation(at)] if self._able[at] else []
+        return found[::-1], {i for i, n in enumerate(self.inputs) if n in needed}
+
+    def _before_in(
+        self, body: Body, at: int, needed: set[int], site: str, finite: Collection[str]
+    ) -> tuple[list[Operation], set[int]]:
+        """`before` for a body of a step; an iteration of a loop needs the one before it."""
+        inner = _Search(*jaxprs.open_jaxpr(body.jaxpr), (), self._site(at))
+        results = self._steps[at].results
+        if body.results is None:
+            wanted = set() if needed.isdisjoint(results) else set(inner.outputs)
+        else:
+            pairs = zip(inner.outputs, body.results, strict=True)
+            wanted = {n for n, i in pairs if i is not None and results[i] in needed}
+        while True:
+            found, reached = inner.before(wanted, site, finite)
+            carried = [i - body.consts for i in reached if 0 <= i - body.consts < body.carry]
+            more = set() if body.tests else {inner.outputs[i] for i in carried}
+            if more <= wanted:
+                return found, reached
+            wanted |= more
+
+    @functools.cached_property
+    def _able(self) -> list[bool]:
+        """Whether each step may make a NaN or an infinity from finite values, or of a mask."""
+        out: list[bool] = []
+        infinite = {n for n, x in self._known.items() if _has_numbers(x) and np.isinf(x).any()}
+        for step in self._steps:
+            name, params = step.equation.primitive.name, step.equation.params
+            masked = not infinite.isdisjoint(step.operands)
+            infinite.update(step.results if masked and name not in _BOUNDED else ())
+            half = name == "convert_element_type" and params["new_dtype"] == np.float16
+            sums = masked and name in ("add", "sub", "mul")
+            out.append(name in _CAPABLE or half or sums or bool(self._length(step.equation)))
+        return out
+
+    def _length(self, equation: Any) -> int:
+        """The length of the axis of a gather that gives NaN for an index outside it; else 0."""
+        params = equation.params
+        if equation.primitive.name != "gather" or "FILL" not in str(params["mode"]):
+            return 0
+        axes, fill = params["dimension_numbers"].start_index_map, params["fill_value"]
+        floats = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact)
+        if len(axes) != 1 or not floats or not (fill is None or fill != fill):
+            return 0
+        return equation.invars[0].aval.shape[axes[0]]
+
+    def _index(self, number: int) -> int:
+        """The value from which a gather's indices were made, as the user's code gave it."""
+        while (at := self._made_by.get(number)) is not None:
+            step = self._steps[at]
+            name = step.equation.primitive.name
+            if name in _REARRANGED and len(step.operands) == 1:
+                number = step.operands[0]
+            elif name == "select_n" and (given := self._unwrapped(step)) is not None:
+                number = given
+            else:
+                break
+        return number
+
+    def _unwrapped(self, step: _Step) -> int | None:
+        """The index of `where(index < 0, index + length, index)`."""
+        _, given, added = step.operands
+        at = self._made_by.get(added)
+        adds = at is not None and self._steps[at].equation.primitive.name == "add"
+        return given if adds and at is not None and given in self._steps[at].operands else None
 
     def _site(self, at: int) -> str | None:
         calls = [self._outer]
