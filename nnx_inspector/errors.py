@@ -45,6 +45,11 @@ def raised(error: BaseException) -> str:
     return "\n".join(itertools.dropwhile(lambda line: line.startswith("  "), after.splitlines()))
 
 
+def printable(text: str) -> str:
+    """The text, with half of a surrogate pair escaped: a name may hold it, and print refuses it."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def warn(text: str) -> None:
     """Issue an InspectorWarning at the innermost line of the user's code."""
     frame, level = sys._getframe(1), 2  # warnings has skip_file_prefixes from Python 3.12 on

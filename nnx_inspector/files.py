@@ -13,7 +13,12 @@ import shutil
 from collections.abc import Iterable
 
 
-def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> tuple[int, int]:
+def whole_path(path: str | bytes | os.PathLike[str]) -> str:
+    """The path without symbolic links."""
+    return os.path.realpath(os.fsdecode(path))
+
+
+def write_whole(path: str | bytes | os.PathLike[str], parts: Iterable[bytes]) -> tuple[int, int]:
     """Write a file in place of the one at `path`, or of the one that a link there points to.
 
     Returns:
@@ -22,7 +27,7 @@ def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> tuple[i
     Raises:
         OSError: it cannot be written, or `path` is no regular file; the old one is left as it was.
     """
-    path = os.path.realpath(path)
+    path = whole_path(path)
     if os.path.exists(path) and not os.path.isfile(path):
         kind = errno.EISDIR if os.path.isdir(path) else errno.EINVAL
         what = "a folder" if kind == errno.EISDIR else "a device or a pipe"
@@ -30,7 +35,8 @@ def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> tuple[i
     folder, name = os.path.split(path)
     if not os.path.isdir(folder):  # else the error would name our temporary file
         raise FileNotFoundError(errno.ENOENT, "There is no such folder; make it first", folder)
-    new = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(4)}.new")
+    # a name may have 255 bytes, on some file systems fewer, and each letter may take four
+    new = os.path.join(folder, f".{name[:30]}.{secrets.token_hex(4)}.new")
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
     try:
         if os.path.exists(path):

@@ -69,3 +69,20 @@ def test_a_file_keeps_its_mode(tmp_path: pathlib.Path) -> None:
 def test_a_missing_folder_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no such folder; make it first: .*'.*/missing'"):
         write_whole(tmp_path / "missing" / "run.nni", [b""])
+
+
+@pytest.mark.parametrize(
+    "name", ["n" * 253, "n" * 255, "\u20ac" * 85, "\U0001f600" * 63, "run.nni"]
+)
+def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path: pathlib.Path, name: str) -> None:
+    for content in (b"old", b"new"):
+        file, _ = write_whole(tmp_path / name, [content])
+        os.close(file)
+    assert (tmp_path / name).read_bytes() == b"new"
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_a_path_of_bytes_is_a_path(tmp_path: pathlib.Path) -> None:
+    file, _ = write_whole(os.fsencode(tmp_path / "run"), [b"whole"])
+    os.close(file)
+    assert (tmp_path / "run").read_bytes() == b"whole"

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
+from nnx_inspector.errors import printable
 from nnx_inspector.recordings.layers import leaf_of
 
 Severity = Literal["error", "warning", "info"]
@@ -52,7 +53,8 @@ class Finding:
     effects: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.severity}: {self.rule} at {self.site or 'the model'}\n    {self.message}"
+        text = f"{self.severity}: {self.rule} at {self.site or 'the model'}\n    {self.message}"
+        return printable(text)
 
     @property
     def message(self) -> str:

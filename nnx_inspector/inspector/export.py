@@ -36,7 +36,7 @@ MOST_DETAILED = 300
 
 
 def write_html(
-    core: Core, path: str | os.PathLike[str], findings: Sequence[Finding], *, max_bytes: int
+    core: Core, path: str | bytes | os.PathLike[str], findings: Sequence[Finding], *, max_bytes: int
 ) -> int:
     """Write a page with the recording and the findings; see `Inspector.to_html`."""
     title = f"{type(core.model).__name__} - nnx_inspector"

@@ -332,7 +332,7 @@ class Inspector(Readings):
         """
         return self._core.require_open().in_background(train)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | bytes | os.PathLike[str]) -> None:
         """Save the recording, and from then on each new pass and metric.
 
         Saving ends with `close` or another `save`. A killed process loses the step under way, and

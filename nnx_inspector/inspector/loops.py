@@ -32,7 +32,7 @@ from nnx_inspector.live.attendance import Attendance
 from nnx_inspector.live.beginning import ended
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session, StepEnd
-from nnx_inspector.live.steps import Region, Step, check_every, check_tree, watched
+from nnx_inspector.live.steps import Region, Step, batches_of, check_every, check_tree, watched
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.recordings.layers import Stack
 from nnx_inspector.screen import protocol
@@ -75,11 +75,11 @@ class Loops:
         gradients: bool,
         tree: int | None,
     ) -> Generator[T, Any, None] | Region:
-        check_every(every)
-        check_tree(tree)
-        if batches is not None and not isinstance(batches, Iterable):
+        every, tree, given = check_every(every), check_tree(tree), batches
+        batches = batches_of(given)
+        if batches is None and given is not None:
             raise TypeError(
-                f"watch takes an iterable of batches, got {type(batches).__name__}: for batch in "
+                f"watch takes an iterable of batches, got {type(given).__name__}: for batch in "
                 f"insp.watch(batches, every=10). Or put with insp.watch(every=10): around the loop."
             )
         self._require_idle()

@@ -194,7 +194,7 @@ class Readings:
 
         return figure(self.recording, site, quantity=quantity, scale=scale)  # type: ignore[arg-type]
 
-    def to_html(self, path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> int:
+    def to_html(self, path: str | bytes | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> int:
         """Write one page that shows the recording, without a kernel and without a network.
 
         It is the same screen: tree, flow, distributions, time, and the present parameters, units,

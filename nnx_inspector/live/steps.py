@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import threading
 import time
-from collections.abc import Generator, Iterable, Sized
+from collections.abc import Generator, Iterable, Iterator, Sized
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, TypeVar
+
+import numpy as np
 
 from nnx_inspector._compat.started import Latest, following
 from nnx_inspector.errors import InspectorError
@@ -58,20 +61,52 @@ class Owner(Protocol):
 
 
 def check_every(every: Any) -> int:
-    """Return `every`, or raise a ValueError."""
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+    """Return `every`, any kind of integer, as an int, or raise a ValueError."""
+    number = _whole_number(every)
+    if number is None or number < 1:
         raise ValueError(f"every must be a number of steps, 1 or more, got {every!r}.")
-    return every
+    return number
 
 
 def check_tree(tree: Any) -> int | None:
     """Return `tree`, or raise a ValueError."""
-    if tree is not None and (isinstance(tree, bool) or not isinstance(tree, int) or tree < 0):
+    number = _whole_number(tree)
+    if tree is not None and (number is None or number < 0):
         raise ValueError(
             f"tree must be the number of a tree in the order in which the program calls them, from "
             f"0, or None, got {tree!r}."
         )
-    return tree
+    return number
+
+
+def _whole_number(given: Any) -> int | None:
+    try:
+        return None if isinstance(given, (bool, np.bool_)) else operator.index(given)
+    except TypeError:
+        return None
+
+
+def batches_of(data: Any) -> Iterable[Any] | None:
+    """What Python's `for` would iterate over, up to its length if it has one; otherwise None.
+
+    A data set may have `__getitem__` and `__len__` alone, and raise nothing behind its last item.
+    """
+    if isinstance(data, Iterable):
+        return data
+    if not hasattr(type(data), "__getitem__"):
+        return None
+    return _Items(data) if isinstance(data, Sized) else iter(data)
+
+
+class _Items:
+    def __init__(self, data: Any):
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._data.__getitem__, range(len(self)))
 
 
 # ---------------------------------------------------------------------- steps

@@ -36,7 +36,7 @@ def watch(
     every: int = 10,
     only: Only = None,
     gradients: bool = True,
-    save: str | os.PathLike[str] | None = None,
+    save: str | bytes | os.PathLike[str] | None = None,
     tree: int | None = None,
 ) -> Iterator[Recording]:
     """Record the passes that this thread makes through a model, which stays jitted and unchanged.

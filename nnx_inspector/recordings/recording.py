@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector.files import whole_path
 from nnx_inspector.recordings.curves import Curves, Tally, scalar, surplus
 from nnx_inspector.recordings.facts import Facts, Figures, Uncalled
 from nnx_inspector.recordings.format import Columns
@@ -259,7 +260,7 @@ class Recording:
             self._sites.update(dict.fromkeys(sites))
             self._firsts |= firsts
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | bytes | os.PathLike[str]) -> None:
         """Save the recording to a file, which `nni.load` reads.
 
         An existing file is replaced in one piece, or stays as it is if saving fails.
@@ -269,12 +270,12 @@ class Recording:
             InspectorError: a name is longer than 65,536 bytes.
         """
         with self._lock:
-            if self._journal is not None and self._journal.path == os.path.realpath(path):
+            if self._journal is not None and self._journal.path == whole_path(path):
                 self._journal.anew()
                 return
         save(path, self.state())
 
-    def attach(self, path: str | os.PathLike[str], failed: Callable[[str], object]) -> None:
+    def attach(self, path: str | bytes | os.PathLike[str], failed: Callable[[str], object]) -> None:
         """Save to a file, and from then on append each pass and metric to it.
 
         A process that is killed loses nothing that was appended. The file stays within about

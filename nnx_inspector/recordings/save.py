@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.files import write, write_whole
+from nnx_inspector.files import whole_path, write, write_whole
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import Facts, Figures
 from nnx_inspector.recordings.format import MAGIC, Columns, Writer
@@ -221,7 +221,7 @@ def _firsts(firsts: Iterable[tuple[bool, str, str]]) -> npt.NDArray[np.uint8]:
     return np.array(rows, np.uint8).reshape(-1, 3)
 
 
-def save(path: str | os.PathLike[str], state: State) -> None:
+def save(path: str | bytes | os.PathLike[str], state: State) -> None:
     """Write a whole recording to `path`, replacing the file there.
 
     Raises:
@@ -253,11 +253,11 @@ class Journal:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | bytes | os.PathLike[str],
         state: Callable[[], State],
         failed: Callable[[str], object],
     ):
-        self.path = os.path.realpath(path)
+        self.path = whole_path(path)
         self.errors = 0
         self._state, self._failed = state, failed
         self._process = os.getpid()
@@ -306,8 +306,8 @@ class Journal:
             self._file, self.errors = None, self.errors + 1
         if not self._told:
             self._tell(
-                f"{error}. It has {self._passes} passes of the run, which goes on; saving is retried "
-                "at growing intervals."
+                f"{error}. It has {self._passes} passes of the run, which goes on; saving is "
+                "retried at growing intervals."
             )
 
     def _give_up(self) -> None:

@@ -13,6 +13,7 @@ from flax import nnx
 from held import Held
 
 import nnx_inspector as nni
+from nnx_inspector.live.steps import check_every
 from nnx_inspector.program.host.primitives import ask
 
 WIDTH = 256
@@ -154,3 +155,60 @@ def test_each_measured_step_has_its_own_passes(every: int) -> None:
     assert [step for step, _ in curves["last"]] == list(range(10))
     for step, calls in expected.items():
         np.testing.assert_allclose(curves["last"][step][1], np.sum(calls[-1]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("every", [2, np.int64(2), np.uint8(2), np.array(2)])
+def test_every_is_any_whole_number(every: Any) -> None:
+    assert check_every(every) == 2
+    assert type(check_every(every)) is int
+
+
+@pytest.mark.parametrize("every", [0, -1, np.int64(0), True, np.bool_(True), 2.0, "2", None])
+def test_every_is_nothing_else(every: Any) -> None:
+    with pytest.raises(ValueError, match="every must be a number of steps, 1 or more, got"):
+        check_every(every)
+
+
+class Numbered:
+    """A data set as torch has them: no iterator, and more items than its length says."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> jax.Array:
+        return jnp.full((2, 3), float(i))
+
+
+class Ending:
+    """A sequence without a length."""
+
+    def __getitem__(self, i: int) -> jax.Array:
+        if i == 3:
+            raise IndexError(i)
+        return jnp.full((2, 3), float(i))
+
+
+@pytest.mark.parametrize(
+    "data", [Numbered(3), Ending(), [jnp.full((2, 3), float(i)) for i in range(3)]]
+)
+def test_a_data_set_without_an_iterator_is_watched(data: Any) -> None:
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    insp = nni.Inspector(model, jnp.ones((2, 3)), display=False)
+    seen = []
+    for x in insp.watch(data, every=np.int64(2)):
+        seen.append(float(x[0, 0]))
+        model(x)
+    assert seen == [0.0, 1.0, 2.0]
+    assert [one.step for one in insp.recording.passes if one.kind == "watch"] == [0, 2]
+    insp.close()
+
+
+@pytest.mark.parametrize("data", [3, object(), Numbered])
+def test_what_has_no_items_is_refused(data: Any) -> None:
+    insp = nni.Inspector(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), jnp.ones((2, 3)), display=False)
+    with pytest.raises(TypeError, match="watch takes an iterable of batches, got"):
+        insp.watch(data)
+    insp.close()

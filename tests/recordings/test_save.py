@@ -359,3 +359,13 @@ def test_summaries_by_hand_survive() -> None:
     assert {"<f8", "<i4", "<u4", "<i8"} <= kinds
     assert any(s.merged().saturated for s in pool())
     assert all(isinstance(s, Summary) for s in pool())
+
+
+def test_a_path_of_bytes_is_saved_to_and_loaded(tmp_path: pathlib.Path) -> None:
+    path, recording = os.fsencode(tmp_path / "run.nni"), Recording()
+    recording.attach(path, _never)
+    recording.append(0, {"a": {"output": empty()}})
+    recording.save(path)  # the file that is written to
+    recording.append(1, {"a": {"output": empty()}})
+    assert load(path).steps == load(tmp_path / "run.nni").steps == [0, 1]
+    assert load(path).name == "run.nni"

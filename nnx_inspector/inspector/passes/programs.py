@@ -172,17 +172,41 @@ def under(configuration: Configuration) -> Generator[None]:
         yield
 
 
-@dataclasses.dataclass(eq=False)
-class _Made:
-    """What was traced and compiled, each by everything that it depends on."""
+MOST_KEPT = 8
+"""The most forms of a call whose programs are kept: each new lambda as a loss is a form."""
 
-    model: weakref.ref[Any] | None
+
+@dataclasses.dataclass(eq=False)
+class _OfForm:
+    """What was traced and compiled of calls of one form, each by all else that it depends on."""
+
     programs: dict[Any, Program] = dataclasses.field(default_factory=lambda: {})
     tracings: dict[Any, Tracing] = dataclasses.field(default_factory=lambda: {})
-    facts: dict[Any, Facts] = dataclasses.field(default_factory=lambda: {})
+    facts: Facts | None = None
+    eager: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class _Made:
+    """What was traced and compiled of one model, by the form of the call; the one used last, last.
+
+    A program keeps the loss function of its call, and what that closes over. So only those of the
+    MOST_KEPT forms used last are kept.
+    """
+
+    model: weakref.ref[Any] | None
+    forms: dict[Any, _OfForm] = dataclasses.field(default_factory=lambda: {})
     same: dict[Any, Any] = dataclasses.field(default_factory=lambda: {})
-    eager: set[Any] = dataclasses.field(default_factory=lambda: set())
     lock: Any = dataclasses.field(default_factory=threading.RLock)
+
+    def of(self, key: Any) -> _OfForm:
+        with self.lock:
+            found = self.forms[key] = self.forms.pop(key, None) or _OfForm()
+            while len(self.forms) > MOST_KEPT:
+                gone = next(iter(self.forms))
+                del self.forms[gone]
+                self.same = {after: known for after, known in self.same.items() if known != gone}
+            return found
 
 
 _made: weakref.WeakValueDictionary[tuple[int, Selection], _Made] = weakref.WeakValueDictionary()
@@ -235,8 +259,8 @@ class OwnedPasses:
         with self._made.lock, under(call.configuration):
             if shapes is None or self._is_eager(call):
                 return None
-            key = (self._key_of(call), jit.trace_context(), *jax.tree.leaves(shapes))
-            if key not in self._made.tracings:
+            key, of = (jit.trace_context(), *jax.tree.leaves(shapes)), self._of(call)
+            if key not in of.tracings:
                 try:
                     with self._staged(call.in_modes, runs=False) as stage:
                         found = stage.tracing
@@ -247,11 +271,11 @@ class OwnedPasses:
                         raise
                     found = None
                 if found is None:
-                    self._made.eager.add(self._key_of(call))
+                    of.eager = True
                 else:
-                    self._made.tracings[key] = found
+                    of.tracings[key] = found
                 self._has_traced(call)
-            return self._made.tracings.get(key)
+            return of.tracings.get(key)
 
     def _staged(self, call: Call, known: Tracing | None = None, *, runs: bool = True) -> Any:
         roots: dict[Path, Any] = {(): call.model}
@@ -272,12 +296,12 @@ class OwnedPasses:
         """The facts of the model and of a pass over it, read once for each structure."""
         with self._made.lock:
             self.tracing(call)
-            key, model, facts = self._key_of(call), call.model, self._made.facts
-            if key not in facts:
+            of = self._of(call)
+            if of.facts is None:
                 of_stage = functools.partial(facts_of_stage, is_loss=call.loss_fn is not None)
-                eager = self._is_eager(call)  # no need to run: there is no program to read from
-                facts[key] = facts_of_modules(model) if eager else self.read(call, of_stage)
-            return facts[key]
+                # no need to run an eager call: there is no program to read from
+                of.facts = facts_of_modules(call.model) if of.eager else self.read(call, of_stage)
+            return of.facts
 
     def compare(self, call: Call, setting: Setting) -> Differences:
         """The change of each site's output under a setting, from two passes in one program."""
@@ -328,7 +352,7 @@ class OwnedPasses:
                     self.waits("run", "")
                 self._has_traced(call)
                 if program.ran_eagerly:
-                    self._made.eager.add(self._key_of(call))
+                    self._of(call).eager = True
                 return out
         except Exception as error:
             if call.switches:
@@ -338,8 +362,11 @@ class OwnedPasses:
     def _key_of(self, call: Call) -> Any:
         return self._made.same.get(call.parts.key, call.parts.key)
 
+    def _of(self, call: Call) -> _OfForm:
+        return self._made.of(self._key_of(call))
+
     def _is_eager(self, call: Call) -> bool:
-        return self._key_of(call) in self._made.eager
+        return self._of(call).eager
 
     def _has_traced(self, call: Call) -> None:
         """Let a call's key stay valid: tracing may change it, by counting calls, say."""
@@ -350,13 +377,14 @@ class OwnedPasses:
     def _prepared(self, kind: Kind, call: Call, setting: Setting) -> tuple[Program, Inputs, Any]:
         known, parts = self.tracing(call), call.parts
         inputs = inputs_of(parts, setting, self.keys)
-        avals, code = _avals(inputs), (kind, self._key_of(call), self.keys, setting.code)
+        avals = _avals(inputs)
         with self._made.lock:
+            programs, code = self._of(call).programs, (kind, self.keys, setting.code)
             key = (*code, jit.trace_context(), *jax.tree.leaves(avals))
-            if key not in self._made.programs:
+            if key not in programs:
                 function = self._function(kind, parts.form, setting, known)
-                self._made.programs[key] = Program(function, ready=avals is None)
-            return self._made.programs[key], inputs, avals
+                programs[key] = Program(function, ready=avals is None)
+            return programs[key], inputs, avals
 
     def _function(
         self, kind: Kind, form: Form, setting: Setting, known: Tracing | None

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nnx_inspector._compat import sources
-from nnx_inspector.errors import add_note
+from nnx_inspector.errors import add_note, printable
 from nnx_inspector.hooks.layers import TAP_INPUT, TAP_OUTPUT, Layer
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import (
@@ -104,7 +104,8 @@ class Trace:
         ]
         lines += [f"{key} not seen: {why}" for key, why in self.unseen.items()]
         lines += [f"ran eagerly: {self.eager}"] * bool(self.eager)
-        return "\n".join([*lines, f"raised {self.error}"] if self.error else lines)
+        text = "\n".join([*lines, f"raised {self.error}"] if self.error else lines)
+        return printable(text)
 
     def _row(self, number: int) -> tuple[str, ...]:
         call = self.calls[number]

@@ -1,6 +1,7 @@
 """Owned passes: one program per structure and set of modes, and never another call's result."""
 
 import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import nnx_inspector as nni
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.call import NONE, Call
-from nnx_inspector.inspector.passes.programs import OwnedPasses
+from nnx_inspector.inspector.passes.programs import MOST_KEPT, OwnedPasses
 from nnx_inspector.perturbations.slots import CLEAN, Setting
 
 
@@ -42,6 +43,10 @@ def passes(*keys):
     return OwnedPasses(keys, Selection(None))
 
 
+def programs_of(owned):
+    return [one for form in owned._made.forms.values() for one in form.programs.values()]
+
+
 def forward(owned, model, args, rows=None, switches=NONE):
     call = Call(model, args, {}, switches=switches)
     return owned.run(call, Setting(rows) if rows else CLEAN)
@@ -67,7 +72,7 @@ def test_equal_static_arguments_of_other_types_are_other_programs(values):
         assert name == type(value).__name__
         assert y.dtype == (numbers * value).dtype
         np.testing.assert_array_equal(1 / y, 1 / (numbers * value))
-    assert len(owned._made.programs) == len(values)
+    assert len(programs_of(owned)) == len(values)
 
 
 def test_a_python_value_that_depends_on_the_shape_is_that_of_the_call():
@@ -96,7 +101,7 @@ def test_switches_are_programs_of_their_own_and_kept(values):
         y, name = forward(owned, model, (X,), None, switch(value)).value
         np.testing.assert_allclose(y, plain * value, rtol=1e-6)
         assert name == type(value).__name__
-    assert len(owned._made.programs) == len(values)
+    assert len(programs_of(owned)) == len(values)
     assert model.scale == 1
     np.testing.assert_allclose(forward(owned, model, (X,)).value[0], plain, rtol=1e-6)
 
@@ -132,7 +137,7 @@ def test_a_site_that_gets_a_row_later_can_be_perturbed():
     owned.extend(["linear"])
     assert not np.allclose(forward(owned, model, (X,), row).value[0], plain)
     forward(owned, model, (X,))
-    assert len(owned._made.programs) == 2
+    assert len(programs_of(owned)) == 2
 
 
 def test_a_failing_pass_names_the_modes_and_leaves_the_others():
@@ -180,7 +185,7 @@ def test_without_graph_mode_or_its_updates_a_pass_is_the_same(mode):
             assert result.record["first"].output.size == 2 * X.size
             loss = backward(owned, lambda m, x: m(x).sum(), model, (X,), evaluate).value
             np.testing.assert_allclose(loss, wanted.sum(), rtol=1e-5)
-    assert len(owned._made.programs) == 3, "the loss is another function each time"
+    assert len(programs_of(owned)) == 3, "the loss is another function each time"
 
 
 def test_what_a_model_returns_as_numpy_stays_numpy():
@@ -286,3 +291,56 @@ def test_a_second_inspector_of_a_model_compiles_nothing():
     del first, second
     gc.collect()
     assert "compile" in all_of_one()[0], "nothing is kept for a model that nobody inspects"
+
+
+def test_only_the_newest_loss_functions_are_kept():
+    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    alive, batches = [], []
+    for i in range(MOST_KEPT + 4):
+        batch = X + i
+        loss_fn = lambda model, batch=batch: model(batch).sum()  # noqa: E731
+        alive.append(weakref.ref(loss_fn))
+        batches.append(weakref.ref(batch))
+        insp.step(loss_fn)
+        del batch, loss_fn
+    gc.collect()
+    assert sum(one() is not None for one in alive) <= MOST_KEPT
+    assert sum(one() is not None for one in batches) <= MOST_KEPT
+    assert alive[-1]() is not None
+    insp.close()
+    del insp
+    gc.collect()
+    assert [one() for one in alive + batches] == [None] * (2 * MOST_KEPT + 8)
+
+
+def test_a_loss_function_that_is_used_again_is_kept():
+    def loss_fn(model, x):
+        return model(x).sum()
+
+    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    expected = float(insp.step(loss_fn, X))
+    for i in range(MOST_KEPT + 1):
+        insp.step(lambda model, by=i: model(X + by).sum())
+        with Compiled() as compiled:
+            found = float(insp.step(loss_fn, X))
+        assert "compile" not in compiled.kinds
+        assert found == expected
+    insp.close()
+
+
+def test_a_loss_function_that_was_dropped_is_compiled_again():
+    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    losses = [lambda model, by=i: model(X + by).sum() for i in range(MOST_KEPT + 2)]
+    first = [float(insp.step(one)) for one in losses]
+    assert [float(insp.step(one)) for one in losses] == first
+    assert [float(insp.step(one)) for one in reversed(losses)] == first[::-1]
+    insp.close()
+
+
+def test_runs_with_other_values_do_not_pile_up():
+    """A Python number among the arguments is part of the program."""
+    model = Told(nnx.Rngs(0))
+    owned = passes("", "linear")
+    for by in range(MOST_KEPT + 4):
+        assert forward(owned, model, (X, by)).value[2] == "int"
+    assert len(owned._made.forms) == MOST_KEPT

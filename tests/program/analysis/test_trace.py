@@ -322,3 +322,16 @@ def test_code_that_asks_for_a_value_is_told_that_it_is_traced():
     with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
         nni.trace(Branching(), jax.ShapeDtypeStruct((3,), jnp.float32))
     assert any("the call is traced, as by jax.jit" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("name", ["a\ud800b", "\udfff", "\u00e4\U0001f600", "plain"])
+def test_a_trace_can_be_printed_whatever_the_names(name):
+    class Named(nnx.Module):
+        def __init__(self):
+            setattr(self, name, nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+
+        def __call__(self, x):
+            return getattr(self, name)(x)
+
+    text = repr(nni.trace(Named(), jnp.ones((1, 2))))
+    assert name.encode("utf-8", "backslashreplace") in text.encode()
