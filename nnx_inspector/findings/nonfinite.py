@@ -125,14 +125,15 @@ def _origin(judged: Judged, item: Pass, kind: str) -> tuple[str, str, Summary]:
         for s, q, summary in sorted(item.items(), key=lambda one: judged.at(one[0]))
         if layer_of(s) is None and summary.bins[_KINDS[kind][1]]
     ]
-    inputs = {site for site, quantity, _ in bad if quantity == "input"}
     forward = [b for b in bad if b[1] != "gradient"]
     if not forward:
         outermost = [b for b in bad if not any(_within(b[0], other) for other, _, _ in bad)]
         return outermost[-1]
     site, quantity, summary = forward[0]
-    if site in inputs:
-        return next(b for b in forward if b[:2] == (site, "input"))
+    called, _ = leaf_of(site)
+    for other in forward:  # any of the arrays that it receives
+        if other[1] == "input" and leaf_of(other[0])[0] == called:
+            return other
     while inner := [b for b in forward if _within(b[0], site)]:
         site, quantity, summary = inner[0]
     return site, quantity, summary
@@ -209,7 +210,7 @@ def _where(item: Pass, site: str, quantity: str) -> str:
 
 def _finite_before(judged: Judged, item: Pass, site: str, quantity: str) -> str:
     """The finite input, or the last finite output before it in the order of the pass, in words."""
-    summary = item.summary(site, "input") if quantity == "output" else None
+    summary = item.summary(leaf_of(site)[0], "input") if quantity == "output" else None
     what = "its input"
     if summary is None:
         order = judged.at(site)

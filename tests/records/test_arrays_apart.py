@@ -12,6 +12,7 @@ from flax import nnx
 
 import nnx_inspector as nni
 from nnx_inspector.recordings.layers import layer_key, layer_of, leaf_key, leaf_of
+from nnx_inspector.screen.comparison import recording_of
 
 X = jax.random.normal(jax.random.key(0), (8, 4))
 
@@ -311,6 +312,18 @@ def test_a_finding_names_the_array_and_counts_its_values():
     insp.close()
     assert [one.site for one in found] == ["(1.scale)"]
     assert "the output '1.scale' of the model first held 3 NaN among 3 values" in found[0].what
+
+
+def test_a_nan_in_one_of_several_inputs_is_not_blamed_on_the_call():
+    class Scaled(nnx.Module):
+        def __call__(self, x, scale):
+            return x * scale, x
+
+    _, record = nni.capture(Scaled())(X, jnp.array([1, jnp.nan, 1, 1]))
+    recording = recording_of(record.merged())
+    (found,) = [one for one in nni.diagnose(recording) if one.rule == "nonfinite"]
+    assert found.site == "(scale)"
+    assert "the input 'scale' of the model first held 1 NaN among 4 values" in found.what
 
 
 def test_large_classes_and_a_large_scalar_are_no_fault_of_the_logits():
