@@ -23,8 +23,7 @@ from typing import Any
 from flax import nnx
 
 from nnx_inspector._compat import flax_graphs, flax_linen, jit
-from nnx_inspector._compat.picklers import Reduce, Reductions
-from nnx_inspector._compat.redirect import can_redirect, copy_of, redirect
+from nnx_inspector._compat.redirect import Reduce, Reductions, can_redirect, copy_of, redirect
 from nnx_inspector.hooks import linen
 from nnx_inspector.hooks.sites import methods
 

@@ -39,7 +39,6 @@ from nnx_inspector.stats.summary import Summary
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
-_Floats = npt.NDArray[np.float64]
 _POINTS_PER_PASS: Final = 10
 
 
