@@ -221,7 +221,7 @@ class Inspector(Readings):
 
         Args:
             loss_fn: returns a scalar, or `(scalar, aux)`; the scalars in a dict `aux` are shown
-                as metrics.
+                as metrics. A new lambda compiles again; those of the last few are kept.
             args: the arguments after the model, for instance the batch.
             kwargs: keyword arguments of `loss_fn`.
 

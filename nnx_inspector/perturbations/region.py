@@ -433,7 +433,10 @@ def perturb(
         with _opened(numbers, perturbation.at, rows, selection, scope, model):
             yield
     finally:
-        depths[base] = depth
+        if depth:
+            depths[base] = depth
+        else:  # or the perturbation would be kept, and what its function closes over
+            depths.pop(base, None)
         board.retire(token)  # waits for programs started in the region, which read the board
 
 

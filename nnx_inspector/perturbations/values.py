@@ -406,7 +406,8 @@ class Apply(Perturbation):
 
     Args:
         fn: any traceable function that keeps shape and dtype. Programs are cached by function
-            object: a new lambda compiles again.
+            object: a new lambda compiles again, and jax keeps its program. In a loop, define
+            the function once.
         args: arrays that may change without compiling again.
     """
 

@@ -1,6 +1,8 @@
 """Perturbations: against hand-written models, and what they must leave alone."""
 
+import gc
 import re
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -270,3 +272,18 @@ def test_a_board_is_forgotten_only_when_the_programs_that_read_it_are_done():
     assert float(slow(x)) == 5.0
     board.retire(token)
     assert float(slow(x)) == 0.0
+
+
+def test_a_function_is_held_by_the_caches_of_jax_alone():
+    """`jax.clear_caches()` frees it, and what it closes over."""
+    model, x = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), jnp.ones((2, 3))
+    forward, expected, alive = nnx.jit(lambda model, x: model(x)), model(x), []
+    for _ in range(3):
+        double = lambda v: 2 * v  # noqa: E731
+        alive.append(weakref.ref(double))
+        with nni.perturb("", nni.Apply(double)), nni.perturb("", nni.Apply(double)):
+            np.testing.assert_allclose(forward(model, x), 4 * expected, 1e-6)
+        del double
+    jax.clear_caches()
+    gc.collect()
+    assert [one() for one in alive] == [None] * 3
