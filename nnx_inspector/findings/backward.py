@@ -351,8 +351,8 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
             {"ratio": largest, "limit": TOO_LARGE, "late": min(one.late for one in intervals)},
             "error" if largest >= FAR_TOO_LARGE else "warning",
             f"{since}, a step changed the weights by up to {largest:.2g} times their size (a "
-            f"median over parameters, that of {worst.path!r} after step {worst.before.step}); "
-            f"about 1e-3 is usual",
+            f"median over samples of the parameters, that of {worst.path!r} after step "
+            f"{worst.before.step}); about 1e-3 is usual",
             "the learning rate is usually too high; lower it by a factor of 10 or more, or clip "
             "the gradient if its size jumps",
         )
@@ -365,7 +365,8 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
             {"ratio": largest, "limit": TOO_SMALL, "late": max(one.late for one in intervals)},
             "warning",
             f"From step {intervals[0].before.step} on, a step changed the weights by at most "
-            f"{largest:.2g} times their size (a median over parameters); about 1e-3 is usual",
+            f"{largest:.2g} times their size (a median over samples of the parameters); about 1e-3 "
+            f"is usual",
             "the learning rate is usually too low (or training has converged, if the loss no "
             "longer falls)",
         )

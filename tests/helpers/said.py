@@ -1,0 +1,144 @@
+"""The numbers of a finding's sentence, and the same numbers by NumPy from the model's own arrays.
+
+The oracle knows nothing of the package: it replaces `__call__` of the model's classes while the
+loss runs once, line by line, keeps what each module returns, and differentiates the loss by what
+is added to it. All figures are computed in float64.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+NUMBER = r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf)"
+
+
+def key_of(path: tuple[Any, ...]) -> str:
+    return "/".join(map(str, path))
+
+
+class Oracle:
+    """What the modules of a model return in one run of a loss, and the gradients of that.
+
+    Attributes:
+        outputs: site -> its outputs as float64, one for each call.
+        loss: the loss.
+    """
+
+    def __init__(self, model: nnx.Module, loss: Any, batch: Any):
+        self.model, self._loss, self._batch = model, loss, batch
+        found: dict[str, list[Any]] = {}
+
+        def seen(site: str, out: Any) -> Any:
+            found.setdefault(site, []).append(out)
+            return out
+
+        self.loss = float(self._run(seen))
+        self._raw = {site: outs for site, outs in found.items() if all(map(_is_known, outs))}
+        self.outputs = {
+            site: [np.asarray(out.astype(jnp.float32), np.float64) for out in outs]
+            for site, outs in self._raw.items()
+        }
+
+    def _run(self, seen: Callable[[str, Any], Any]) -> Any:
+        """The loss of a copy; `seen(site, out)` gives what each module returns."""
+        copy = nnx.merge(*nnx.split(self.model))
+        sites = {id(m): key_of(path) for path, m in nnx.iter_modules(copy)}
+        classes = {type(m) for _, m in nnx.iter_modules(copy)}
+        originals = {cls: cls.__dict__["__call__"] for cls in classes if "__call__" in cls.__dict__}
+
+        def replaced(original: Any, cls: type) -> Any:
+            def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+                out = original(module, *args, **kwargs)
+                known = type(module) is cls and id(module) in sites
+                return seen(sites[id(module)], out) if known else out
+
+            return call
+
+        for cls, original in originals.items():
+            cls.__call__ = replaced(original, cls)
+        try:
+            return self._loss(copy, self._batch)
+        finally:
+            for cls, original in originals.items():
+                cls.__call__ = original
+
+    def dtype(self, site: str) -> Any:
+        """The dtype of what a site returns."""
+        return self._raw[site][0].dtype
+
+    def gradient_norms(self) -> dict[str, float]:
+        """Site -> the L2 norm of the loss's gradient by all that it returns."""
+        added = {
+            f"{site} {i}": jnp.zeros(out.shape, out.dtype)
+            for site, outs in self._raw.items()
+            for i, out in enumerate(outs)
+        }
+
+        def of(added: Any) -> Any:
+            calls: dict[str, int] = {}
+
+            def seen(site: str, out: Any) -> Any:
+                number = calls[site] = calls.get(site, -1) + 1
+                more = added.get(f"{site} {number}")
+                return out if more is None else out + more
+
+            return self._run(seen)
+
+        squares: dict[str, float] = {}
+        for key, found in jax.grad(of)(added).items():
+            site = key.rpartition(" ")[0]
+            values = np.asarray(found.astype(jnp.float32), np.float64)
+            squares[site] = squares.get(site, 0.0) + float((values**2).sum())
+        return {site: float(np.sqrt(square)) for site, square in squares.items()}
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Path -> the values of each parameter."""
+        flat = nnx.to_flat_state(nnx.state(self.model, nnx.Param))
+        return {
+            key_of(path): np.asarray(jnp.asarray(x[...]).astype(jnp.float32), np.float64)
+            for path, x in flat
+        }
+
+    def parameter_gradients(self) -> dict[str, np.ndarray]:
+        """Path -> the gradient of the loss by each parameter."""
+        grads = nnx.grad(self._loss)(self.model, self._batch)
+        return {
+            key_of(path): np.asarray(jnp.asarray(x[...]).astype(jnp.float32), np.float64)
+            for path, x in nnx.to_flat_state(grads)
+        }
+
+
+def _is_known(out: Any) -> bool:
+    floats = isinstance(out, jax.Array) and jnp.issubdtype(out.dtype, jnp.floating)
+    return floats and not isinstance(out, jax.core.Tracer)
+
+
+def parsed(pattern: str, text: str) -> dict[str, str]:
+    """The named parts of a sentence; `#name#` in the pattern stands for a number.
+
+    Raises:
+        AssertionError: the text is another sentence.
+    """
+    named = re.sub(r"#(\w+)#", lambda m: NUMBER.replace("(", f"(?P<{m[1]}>", 1), pattern)
+    found = re.search(named, text)
+    assert found is not None, (pattern, text)
+    return {name: part for name, part in found.groupdict().items() if part is not None}
+
+
+def close(said: str, oracle: float, *, percent: bool = False) -> bool:
+    """Whether a number in a sentence is the oracle's, rounded as the sentence rounds."""
+    value, whole = float(said), oracle * (100 if percent else 1)
+    digits = said.partition("e")[0].lstrip("-").replace(".", "").lstrip("0")
+    unit = 10.0 ** (np.floor(np.log10(abs(value))) - max(len(digits), 1) + 1) if value else 1e-300
+    if percent or ("e" not in said and "." not in said and abs(value) >= 1):
+        unit = min(unit, 1.0)
+    return abs(value - whole) <= 0.51 * unit + 2e-3 * abs(whole)
