@@ -225,7 +225,9 @@ def _finite_before(judged: Judged, item: Pass, site: str, quantity: str) -> str:
         what = f"{quantity_of(last or '', 'output')} before it"
     if summary is None or summary.saturated or summary.finite != summary.size or not summary.size:
         return ""
-    return f" ({what} was finite, from {summary.min:.4g} to {summary.max:.4g})"
+    exact = summary.points.dtype.kind in "iu"  # ids, for example
+    low, high = (str(int(x)) if exact else f"{x:.4g}" for x in (summary.min, summary.max))
+    return f" ({what} was finite, from {low} to {high})"
 
 
 def _in_layers(item: Pass, site: str, quantity: str) -> str:
@@ -274,9 +276,17 @@ def _why_nan(judged: Judged, item: Pass, site: str, quantity: str) -> str:
             f"of range; correct the ids, or give it more embeddings"
         )
     made = "0/0, Inf - Inf, or the log or root of a negative number"
+    weights = "" if _all_finite(item) else ", or weights that are not finite"
     if judged.at(site) == min((judged.at(s) for s, _ in item.keys), default=()):
-        return f"{USUALLY}NaN in the data, {made}, or weights that are not finite"
-    return f"{USUALLY}{made}, or weights that an earlier step made invalid"
+        return f"{USUALLY}NaN in the data, {made}{weights}"
+    return f"{USUALLY}{made}{weights}"
+
+
+def _all_finite(item: Pass) -> bool:
+    """Whether the parameters of a pass were counted, and all of them are finite."""
+    if item.figures is None or not item.figures.parameters:
+        return False
+    return all((figure_of(item.figures.parameter_rows, name) == 0).all() for name in COUNTED)
 
 
 def _ids(judged: Judged, item: Pass, site: str, quantity: str) -> dict[str, int] | None:

@@ -28,7 +28,7 @@ from nnx_inspector.stats.summarize import is_number
 
 NAN, INFINITE = 0, 1
 _CAPABLE = {*OF_NEGATIVES, "div", "rem", "integer_pow", "exp", "exp2", "expm1", "acos", "asin",
-            "atanh", "atan2", "cbrt", "erf_inv", "cosh", "sinh", "cumprod", "reduce_prod",
+            "atanh", "atan2", "square", "cbrt", "erf_inv", "cosh", "sinh", "cumprod", "reduce_prod",
             "triangular_solve", "cholesky", "eigh", "svd"}  # fmt: skip
 """Primitives that make a NaN or an infinity from finite values, or whose derivative may be one."""
 _REARRANGED = frozenset({"broadcast_in_dim", "concatenate", "convert_element_type", "copy",

@@ -56,6 +56,11 @@ class Operand:
             high=float(high),
         )
 
+    def _number(self, value: float) -> str:
+        """A value in words: exact if it is an integer, because it may be an id."""
+        exact = self.dtype.startswith(("int", "uint")) and math.isfinite(value)
+        return str(int(value)) if exact else f"{value:.4g}"
+
     def in_words(self, *, zeros: bool = False, negative: bool = False) -> str:
         """Its range and its infinities; if wanted, its zeros and negative values too."""
         counts = [(self.nan, "NaN"), (self.posinf, "+Inf"), (self.neginf, "-Inf")]
@@ -64,11 +69,12 @@ class Operand:
         found = [(n, what) for n, what in counts if n]
         size = math.prod(self.shape)
         if size == 1:
-            return found[0][1] if self.low != self.low else f"{self.low:.4g}"
+            return found[0][1] if self.low != self.low else self._number(self.low)
         for n, what in found:
             if n == size:
                 return f"{size} {what}" + " values" * (what == "negative")
-        within = f" from {self.low:.4g} to {self.high:.4g}" if self.low <= self.high else ""
+        low, high = self._number(self.low), self._number(self.high)
+        within = f" from {low} to {high}" if self.low <= self.high else ""
         among = " and ".join(f"{n} {what}" for n, what in found)
         return f"{size} values{within}" + f" with {among}" * bool(found)
 
