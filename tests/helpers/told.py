@@ -59,19 +59,27 @@ def told(model: nnx.Module, *, gradients: bool) -> Iterator[Told]:
             if callable(module):
                 before.setdefault(type(module), type(module).__dict__.get("__call__"))
 
+    def report(site: str, at: list[int], x: Any) -> None:
+        for i in at:
+            found[site][i].append(np.asarray(x))
+
     def heard(site: str, tree: Any) -> Any:
         found[site]  # the call counts, whatever it returns
         leaves, treedef = jax.tree.flatten(
             tree, is_leaf=lambda x: isinstance(x, (nnx.Pytree, nnx.Variable))
         )
+        places: dict[int, list[int]] = {}  # an array that occurs several times is one value
         for i, leaf in enumerate(leaves):
-            if not _is_number(leaf):
-                continue
-            tell = functools.partial(lambda i, x: found[site][i].append(np.asarray(x)), i)
+            if _is_number(leaf):
+                places.setdefault(id(leaf), []).append(i)
+        for at in places.values():
+            leaf, tell = leaves[at[0]], functools.partial(report, site, at)
             if not gradients:
                 jax.debug.callback(tell, leaf)
             elif jnp.issubdtype(leaf.dtype, jnp.inexact) and isinstance(leaf, jax.Array):
-                leaves[i] = _listen(tell, leaf)
+                listened = _listen(tell, leaf)
+                for i in at:
+                    leaves[i] = listened
         return jax.tree.unflatten(treedef, leaves) if gradients else tree
 
     def replacement(cls: type) -> Any:
