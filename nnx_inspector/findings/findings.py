@@ -6,6 +6,8 @@ evidence, and calls a cause usual, not certain. Changes nothing, draws nothing, 
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -22,6 +24,7 @@ from nnx_inspector.findings.finding import (
     SEVERITIES,
     Finding,
     Severity,
+    inside,
 )
 from nnx_inspector.findings.forward import collapse, constant, dead_units, saturated_units
 from nnx_inspector.findings.judged import Judged
@@ -77,8 +80,17 @@ def diagnose(recording: Recording) -> list[Finding]:
             f"{type(recording).__name__}."
         )
     judged = Judged(recording.passes, recording.facts, recording.tallies())
-    found = [finding for rule in _RULES for finding in rule(judged)]
+    found = [_dated(finding) for rule in _RULES for finding in rule(judged)]
     return sorted(by_cause(judged, found), key=lambda finding: _rank(judged, finding))
+
+
+def _dated(finding: Finding) -> Finding:
+    """A finding whose sentence names a step: the one at which it was first seen."""
+    if re.search(r"\bstep -?\d", finding.what):
+        return finding
+    lasts = finding.rule not in ("constant", "collapse")  # these are judged in a few passes each
+    when = f"From step {finding.step} on" if lasts else f"At step {finding.step}"
+    return dataclasses.replace(finding, what=f"{when}, {inside(finding.what)}")
 
 
 def _rank(judged: Judged, finding: Finding) -> tuple[Any, ...]:

@@ -311,7 +311,7 @@ def test_a_cause_comes_before_its_consequences() -> None:
     (cause,) = diagnose(model.recording())
     assert [one.rule for one in cause.effects] == ["constant", "no-gradient"]
     assert cause.effects[1].evidence["parameters"] == 2
-    assert "Because of this: the output of 'c' is the same" in cause.message
+    assert "Because of this: at step 0, the output of 'c' is the same" in cause.message
     assert "the parameter 'a/kernel' has a gradient of exactly 0 (and 1 more" in cause.message
     assert "stop_gradient" not in cause.message
 
