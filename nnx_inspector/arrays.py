@@ -8,6 +8,7 @@ types, never run a user's `__getattr__`, and import jax only for values that are
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,3 +54,22 @@ def own_attribute(x: Any, name: str, default: Any = None) -> Any:
         return look_up(x, name)
     except AttributeError:
         return default
+
+
+def require_examples(arrays: Sequence[Any], what: str) -> None:
+    """Raise if a batch is empty, before its examples are studied.
+
+    The batch is the first of the arguments' arrays that has an axis, or all of them of two or more
+    axes: a cache, say, may be empty in a batch that is not.
+
+    Raises:
+        ValueError: there is no example.
+    """
+    shapes = [shape for shape in map(shape_of, arrays) if shape]
+    wide = [shape for shape in shapes if len(shape) > 1]
+    if shapes and (0 in shapes[0] or (wide and all(0 in shape for shape in wide))):
+        empty = next(x for x in arrays if 0 in (shape_of(x) or ()))
+        raise ValueError(
+            f"{what} needs an example, and the batch has none: it is "
+            f"{empty.dtype}[{','.join(map(str, empty.shape))}]. Pass a batch with one or more."
+        )

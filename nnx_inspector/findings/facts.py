@@ -19,7 +19,15 @@ from flax import nnx
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.findings.activations import kind_after, kind_before
 from nnx_inspector.hooks.layers import unwatched
-from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, Selection, module_sites, site_key
+from nnx_inspector.hooks.sites import (
+    CALL,
+    ModuleSite,
+    Path,
+    Selection,
+    linen_parts,
+    module_sites,
+    site_key,
+)
 from nnx_inspector.hooks.variables import float_arrays, variables_by_path
 from nnx_inspector.program.analysis.stacks import stacks_of
 from nnx_inspector.program.analysis.trace import staged_for_trace, trace_of
@@ -115,7 +123,12 @@ def _parameters(
 ) -> list[ParameterFacts]:
     out: list[ParameterFacts] = []
     seen: set[int] = set()
-    held = {path: site.key for site in module_sites(model) for path in (site.path, *site.aliases)}
+    held = {
+        path: site_key((*site.path, *inner))
+        for site in module_sites(model)
+        for around in (site.path, *site.aliases)
+        for path, inner in ((around, ()), *(((*around, *i), i) for i in linen_parts(site.module)))
+    }
     for path, variable in variables_by_path({(): model}):
         kind = "Param" if isinstance(variable, nnx.Param) else type(variable).__name__
         if id(variable) in seen or not isinstance(variable, (nnx.Param, nnx.BatchStat)):

@@ -26,7 +26,7 @@ from flax import nnx
 
 from nnx_inspector.arrays import is_array, shape_of
 from nnx_inspector.hooks.pytrees import plain_key
-from nnx_inspector.hooks.sites import Path, site_key
+from nnx_inspector.hooks.sites import Path, linen_parts, site_key
 
 _PLAIN = (
     int, float, str, bytes, bool, complex, type, types.FunctionType, types.BuiltinFunctionType,
@@ -230,6 +230,26 @@ def contents(module: Any) -> Contents:
     """The Variables of a module and of its children, a shared one once."""
     found = _part(module)
     return Walk(module).whole() if found is None else found
+
+
+def contents_at(
+    modules: Mapping[str, Any], key: str
+) -> list[tuple[Path, nnx.Variable[Any], Any]] | None:
+    """The Variables at a site by their paths below it: those of a module, or of a Linen module
+    inside a ToNNX. None if there is neither.
+    """
+    if key in modules:
+        return list(contents(modules[key]))
+    for outer, module in modules.items():
+        for inner in linen_parts(module):
+            if key == "/".join(filter(None, (outer, site_key(inner)))):
+                below = len(inner)
+                return [
+                    (path[below:], variable, value)
+                    for path, variable, value in contents(module)
+                    if path[:below] == inner
+                ]
+    return None
 
 
 def _part(module: Any) -> Contents | None:

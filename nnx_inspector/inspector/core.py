@@ -106,7 +106,7 @@ class Core:
         self.modes = Modes(model)
         self._links = links_within(model)
         example.require_there()
-        require_whole((call := self.call()).parts.leaves, "The model")
+        require_whole((call := self.call()).parts.leaves, "The model", model)
         self.trace, self.missing = self.programs.read(call, self._first_trace)
         self.shown: Shown | None = None
         self.eager = ""

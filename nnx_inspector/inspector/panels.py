@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from nnx_inspector.arrays import require_examples
 from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.hooks.inside.attention import is_pattern
 from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, parse_key, site_key
-from nnx_inspector.hooks.variables import variables_by_path
+from nnx_inspector.hooks.variables import contents_at
 from nnx_inspector.inspector.core import Answer, Core
 from nnx_inspector.inspector.values.axes import Around, names_of_value
 from nnx_inspector.inspector.values.opening import batch_of, convolves
@@ -54,12 +55,13 @@ class Weight:
 
 
 def weights_of(
-    module: nnx.Module, path: Path, *, most: int | None = None
+    modules: Mapping[str, nnx.Module], site: str, *, most: int | None = None
 ) -> tuple[list[Weight], int]:
-    """The parameters of a module and of the modules in it, its own first.
+    """The parameters at the site of a module and of the modules in it, its own first.
 
     Args:
-        path: its path, with which the paths of its parameters begin.
+        modules: the modules by their keys; inside a ToNNX, the sites of its Linen modules are known
+            too.
 
     Returns:
         The parameters, and how many were left out.
@@ -69,25 +71,28 @@ def weights_of(
     """
 
     def read() -> tuple[list[Weight], int]:
-        arrays = sorted(_arrays(module, path), key=lambda one: one[0])
+        arrays = sorted(_arrays(contents_at(modules, site), site), key=lambda one: one[0])
         found = [(key, x) for _, key, x in arrays[:most]]
         measured = jax.device_get([summarize(x) for _, x in found])
         pairs = zip(found, measured, strict=True)
         rows = [Weight(key, describe(x), summary) for (key, x), summary in pairs]
         return rows, len(arrays) - len(rows)
 
-    return undisturbed(read, "The parameters")
+    roots = {(): modules[""]} if "" in modules else {(key,): m for key, m in modules.items()}
+    return undisturbed(read, "The parameters", roots)
 
 
-def _arrays(module: nnx.Module, path: Path) -> Sequence[tuple[int, str, Any]]:
-    """Each array, with the length of its path within the module and its whole path."""
+def _arrays(
+    held: Sequence[tuple[Path, nnx.Variable[Any], Any]] | None, site: str
+) -> Sequence[tuple[int, str, Any]]:
+    """Each array, with the length of its path below the site and its whole path."""
     found: list[tuple[int, str, Any]] = []
-    for inner, variable in variables_by_path({(): module}):
+    for inner, variable, value in held or ():
         if isinstance(variable, nnx.Param):
-            value: Any = variable.get_raw_value()
             leaves = jax.tree.leaves(value[...] if isinstance(value, jax.Ref) else value)
+            key = "/".join(filter(None, (site, site_key(inner))))
             for name, x in zip(array_names(variable), leaves, strict=True):
-                found.append((len(inner), site_key((*path, *inner)) + name, x))
+                found.append((len(inner), key + name, x))
     return found
 
 
@@ -138,13 +143,15 @@ def look(core: Core, request: protocol.Look) -> Answer:
 
 def parameters_at(trace: Trace, site: str, *, most: int | None = None) -> tuple[list[Weight], int]:
     """The parameters of a site's module, and the number left out; see `weights_of`."""
-    found = _module_at(trace, site)
-    return ([], 0) if found is None else weights_of(found.module, found.path, most=most)
+    return weights_of({one.key: one.module for one in trace.modules}, _module_key(site), most=most)
 
 
 def _module_at(trace: Trace, site: str) -> ModuleSite | None:
-    key = site_key(parse_key(without_layers(site)[0])[0])
-    return next((one for one in trace.modules if one.key == key), None)
+    return next((one for one in trace.modules if one.key == _module_key(site)), None)
+
+
+def _module_key(site: str) -> str:
+    return site_key(parse_key(without_layers(site)[0])[0])
 
 
 # ----------------------------------------------------------------------- units
@@ -159,26 +166,42 @@ def units_at(core: Core, site: str, *, axis: int = -1) -> Any:
         KeyError: the pass does not show the site.
         InspectorError: no output has such an axis, or the model's arrays were donated to a step.
     """
-    return _units_in(_record_of_units(core, without_layers(site)[0], axis=axis), site, axis)
+    return _units_in(core, _record_of_units(core, without_layers(site)[0], axis=axis), site, axis)
 
 
 def _record_of_units(core: Core, *sites: str, axis: int = -1) -> Record:
     setting = core.handles.setting()
+    require_examples(core.call().parts.arrays, "units")
     return undisturbed(
-        lambda: core.programs.units(core.call(), setting, *sites, axis=axis), "The units"
+        lambda: core.programs.units(core.call(), setting, *sites, axis=axis),
+        "The units",
+        core.model,
     )
 
 
-def _units_in(record: Record, site: str, axis: int = -1) -> Any:
+def _units_in(core: Core, record: Record, site: str, axis: int = -1) -> Any:
     entry = record[site]
     units = entry.units
     if not _leaves(units):
+        if _is_divided(core, without_layers(site)[0]):
+            raise InspectorError(
+                f"{site or '(root)'!r} is called within jax.shard_map, where each device has only "
+                f"a part of what it returns, so it has no figures of units. Read the units of a "
+                f"module around the shard_map."
+            )
         what = "an axis" if axis == -1 else f"an axis {axis}"
         raise InspectorError(
             f"{site or '(root)'!r} returns {entry.forms()}: no array of numbers with {what} of at "
             f"most {MAX_UNITS:,} entries, so it has no figures of units."
         )
     return units
+
+
+def _is_divided(core: Core, site: str) -> bool:
+    """Whether all calls of a site are within a `shard_map`; False if that is not known."""
+    known = core.programs.tracing(core.call())
+    around = [] if known is None else [at for m, at in known.survey.walk() if m.site == site]
+    return bool(around) and all(any(one.kind == "shard_map" for one in at) for at in around)
 
 
 def _leaves(units: Any) -> list[Units]:
@@ -196,7 +219,7 @@ def units_messages(core: Core, sites: Sequence[str]) -> dict[str, Answer | str]:
     found: dict[str, Answer | str] = {}
     for site in sites:
         try:
-            found[site] = _message_of(core, _units_in(record, site), site, number=0)
+            found[site] = _message_of(core, _units_in(core, record, site), site, number=0)
         except (InspectorError, KeyError) as error:
             found[site] = reply_text(error)
     return found

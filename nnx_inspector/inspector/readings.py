@@ -104,11 +104,12 @@ class Readings:
         measured.
 
         After `step` there is an effect without a perturbation too, with equal figures on both
-        sides. Reading it waits for the program that measures it, unless a loop is watched: there
-        each measured step measures the effect. `source` names the pass and the model's step.
+        sides. Reading it waits for the program that measures it. In a watched loop it is that of
+        the last measured step, or of the model as it is now if no step has measured it; from
+        another thread than the loop's it is None until a step has. `source` names the pass and the
+        model's step.
         """
-        self._rerun.wait_unless_looping()
-        return self._rerun.effect()[0]
+        return self._rerun.read_effect()
 
     @property
     def selected(self) -> str:

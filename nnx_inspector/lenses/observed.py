@@ -19,7 +19,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import unchecked
-from nnx_inspector.arrays import is_array
+from nnx_inspector.arrays import is_array, require_examples
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.pytrees import plain_key
@@ -41,6 +41,7 @@ from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.stage import Staged, Tracing, staged
 from nnx_inspector.program.survey import Marked
+from nnx_inspector.records.donated import require_staged
 
 ALL: tuple[Any, ...] = (None, "**:*")
 """The calls of all modules and their other methods, such as `attend` of an `nnx.Embed`."""
@@ -171,6 +172,7 @@ def observed(
 
     Raises:
         TypeError: `f` is not a module, a method of one, or a function of exactly one.
+        ValueError: the batch has no example.
         InspectorError: it is called within a traced function, or the call cannot be traced.
     """
     function = f if isinstance(f, Function) else as_function(f, what)
@@ -184,6 +186,8 @@ def observed(
     with unchecked(), unwatched():
         try:
             with staged(function, args, kwargs, layers, roots={(): model}, known=known) as stage:
+                require_staged(stage)
+                require_examples(stage.arrays, what)
                 one = Observed(model, stage, _calls(stage))
         except Exception as error:
             if why := why_untraceable(error):

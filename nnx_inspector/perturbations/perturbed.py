@@ -34,6 +34,7 @@ from nnx_inspector.program.marks import INPUT, OUTPUT, mapped_first
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
+from nnx_inspector.records.donated import require_staged
 
 Perturbations = Mapping[str, Any]
 """A glob over site keys (or parameter paths) -> a perturbation, or several in the order in which
@@ -132,6 +133,7 @@ def perturbed(f: Any) -> Callable[..., Any]:
         patterns = [rule.pattern for rule in rules if rule.of(OUTPUT) or rule.of(INPUT)]
         layers = marking_layers(Selection(patterns or None), inputs=inputs)
         with staged(function, args, kwargs, layers, may_run=True) as stage:
+            require_staged(stage)
             if not stage.eager:
                 _check(stage, rules)
             numbered = any(is_random(one) for rule in rules for one in rule.perturbations)

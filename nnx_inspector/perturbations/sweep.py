@@ -20,7 +20,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import unchecked
-from nnx_inspector.arrays import is_array
+from nnx_inspector.arrays import is_array, require_examples
 from nnx_inspector.errors import InspectorError, add_note
 from nnx_inspector.hooks.layers import TAP_OUTPUT, Context, Layer, unwatched, without
 from nnx_inspector.hooks.scope import Scope
@@ -45,6 +45,7 @@ from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.progress import Progress, Report, shown
+from nnx_inspector.records.donated import require_staged
 from nnx_inspector.stats.summarize import is_number
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def sweep(
         TypeError: `model` is not a module, the loss not a scalar, or `perturbation` not a kind for
             values, or one that has no meaning at any of the sites.
         ValueError: a glob in `sites` matches nothing, or only sites that the call does not reach;
-            or an array of the perturbation fits no site.
+            an array of the perturbation fits no site; or the batch has no example.
         InspectorError: `sweep` is called within a traced function, or the call cannot be traced.
 
     Example:
@@ -186,6 +187,8 @@ def swept(
             _saying_what_else(),
             staged(function, args, kwargs, marking, roots={(): model}) as stage,
         ):
+            require_staged(stage)
+            require_examples(stage.arrays, "sweep")
             gates = gates_of(stage, selection.terms, kind, layers=layers, units=units)
             report(0, len(gates.names))
             if perturbation is None and units is None:
@@ -406,7 +409,7 @@ class _Program:
 
 def _compiled(one: _Pass, chunk: int | None) -> _Program:
     """The program, with as many passes at once as were asked for or fit in memory."""
-    data, names, count = one.data, one.names, len(one.gates.names) + 1
+    data, count = one.data, len(one.gates.names) + 1
     alone = {site: gate[0] for site, gate in one.gates.only(np.array([NONE])).items()}
     jaxpr, (_, results, _) = jax.make_jaxpr(one.run, return_shape=True)(alone, data)
     jax.eval_shape(one.changes, results, results)  # raises for bad logits, before compiling
@@ -430,7 +433,7 @@ def _compiled(one: _Pass, chunk: int | None) -> _Program:
         compiled = lowered.compile()
         needed = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
         if asked is not None or chunk == 1 or needed <= budget:
-            return _Program(compiled, one.gates, names, chunk, clean, data)
+            return _Program(compiled, one.gates, one.names, chunk, clean, data)
         chunk = _even(count, chunk * budget // needed)  # the estimate was too low
 
 
@@ -447,8 +450,7 @@ def _frame(program: _Program, report: Report, kind: str) -> pd.DataFrame:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
     gates = program.gates
-    measured, stopped = _measured(program, report)
-    clean, *each = measured
+    (clean, *each), stopped = _measured(program, report)
     rows: list[dict[str, Any]] = []
     keys = {"site": gates.names, **({"unit": gates.units} if gates.units else {})}
     of_output = [clean[name] for name in ("output_change", "kl") if name in clean]
@@ -461,9 +463,9 @@ def _frame(program: _Program, report: Report, kind: str) -> pd.DataFrame:
     rows += [{"site": site, "why_not": why} for site, why in gates.refused.items()]
     figures = [c for name in program.names for c in (name, f"{name}_change")]
     figures += ["output_change", "kl", "top1_changed"]
-    frame: Any = pd.DataFrame(sorted(rows, key=_rank), columns=[*keys, *figures, "why_not"])
-    frame = frame.astype(dict.fromkeys(figures, "float64"))
-    frame = frame.astype({"unit": "Int64"}) if gates.units else frame
+    types: Any = dict.fromkeys(figures, "float64") | ({"unit": "Int64"} if gates.units else {})
+    columns = [*keys, *figures, "why_not"]
+    frame: Any = pd.DataFrame(sorted(rows, key=_rank), columns=columns).astype(types)
     frame.attrs = {
         "clean": {name: clean[name] for name in program.names},
         "perturbation": kind,

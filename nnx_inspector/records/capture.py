@@ -32,17 +32,12 @@ from nnx_inspector.records.backward import (
     every_argument,
     numbers_as_arrays,
 )
-from nnx_inspector.records.donated import require_whole
+from nnx_inspector.records.donated import require_staged
 from nnx_inspector.records.nan_site import noting_where
 from nnx_inspector.records.packed import Small, Sunk
 from nnx_inspector.records.parameters import Parameter, measure_parameters, updates_of
 from nnx_inspector.records.record import Call, Record
 from nnx_inspector.stats.census import Sample
-
-
-def _require_model(stage: Staged) -> None:
-    leaves = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
-    require_whole(leaves, "The model")
 
 
 def _check_selection(selection: Selection, stage: Staged) -> None:
@@ -77,7 +72,7 @@ def capture(
             for each. Read them as `record[site].values`. Under vmap they hold every example.
         units: an axis (-1 for the last) for whose units statistics are kept, up to 65,536 units,
             without keeping the array. Read them as `record[site].units`; None for an array
-            without that axis.
+            without that axis, and within `jax.shard_map`.
         parameters: whether to measure the parameters too, in `record.parameters`.
         sample: "auto" makes the histogram of a large array from at least 65,536 evenly spaced
             values; 1 uses all values, 8 every eighth token (row, slice). All other figures are
@@ -106,7 +101,7 @@ def capture(
     def captured(*args: Any, **kwargs: Any) -> tuple[Any, Record]:
         layers = marking_layers(selection, inputs=inputs)
         with staged(function, args, kwargs, layers, may_run=True) as stage:
-            _require_model(stage)
+            require_staged(stage)
             _check_selection(selection, stage)
             run = functools.partial(stage.evaluate, stage.inputs, plan=plan)
             with noting_where(lambda: None if stage.eager else record_of(stage, run()[1])):
@@ -184,7 +179,7 @@ def value_and_grad(
         args = tuple(numbers_as_arrays(a) if i in chosen else a for i, a in enumerate(args))
         layers = marking_layers(selection, inputs=inputs)
         with staged(function, args, kwargs, layers, may_run=True) as stage:
-            _require_model(stage)
+            require_staged(stage)
             _check_selection(selection, stage)
             parts = [differentiable(stage, function, args, n, only) for n, only in parts_of]
             where = sorted({i for part in parts for i in part.where})

@@ -8,23 +8,31 @@ a model's arrays distinguish its states, and keep no array alive.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
+from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.sites import site_key
+from nnx_inspector.hooks.variables import variables_by_path
+from nnx_inspector.program.stage import Staged
+from nnx_inspector.program.structure import describe
 
 T = TypeVar("T")
 TRIES = 5
 
 
-def undisturbed(read: Callable[[], T], what: str) -> T:
+def undisturbed(read: Callable[[], T], what: str, of: Any = ()) -> T:
     """The result of `read`, which is called again if an array of the model is deleted during the
     call.
 
-    `what` names what is being read in the error: "The parameters".
+    Args:
+        read: reads the model, and raises jax's own error at a deleted array.
+        what: names what is being read in the error: "The parameters".
+        of: the model, or several by their paths, whose deleted arrays the error names.
 
     Raises:
         InspectorError: an array was deleted in each of `TRIES` calls.
@@ -37,35 +45,71 @@ def undisturbed(read: Callable[[], T], what: str) -> T:
             if not _is_deleted(error):
                 raise
             last = error
-    raise InspectorError(taken(what)) from last
+    raise InspectorError(taken(what, _gone_in(of))) from last
 
 
-def taken(what: str) -> str:
-    """The error text for arrays that a training step has donated; `what` begins it: "The
-    parameters".
+def taken(what: str, gone: Sequence[str] = ()) -> str:
+    """The error text for arrays that a training step has donated.
+
+    Args:
+        what: begins the text: "The parameters".
+        gone: the names of the arrays, as far as they are known.
     """
+    more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+    named = f" ({gone[0]!r}{more})" if gone else ""
     return (
-        f"{what} cannot be read now: a training step has taken the model's arrays (it donates "
-        f"them). If the step still runs, ask again when it has ended; if it returned a new state, "
-        f"pass that: insp.update(state), or write it back: nnx.update(model, state)."
+        f"{what} cannot be read now: a training step has taken the model's arrays{named}, because "
+        f"it donates them. If the step still runs, ask again when it has ended; if it returned a "
+        f"new state, pass that: insp.update(state), or write it back: nnx.update(model, state). A "
+        f"copy shares the model's arrays, and loses them too: copy it beforehand with "
+        f"nnx.clone(model, arrays=True)."
     )
+
+
+def is_gone(x: Any) -> bool:
+    """Whether a value is an array that was deleted."""
+    return isinstance(x, jax.Array) and not jit.is_tracer(x) and x.is_deleted()
+
+
+def _gone_in(of: Any) -> list[str]:
+    roots = {(): of} if isinstance(of, nnx.Module) else dict(of)
+    return [
+        site_key(path)
+        for path, variable in variables_by_path(roots)
+        if any(map(is_gone, jax.tree.leaves(variable.get_raw_value())))
+    ]
 
 
 def require_there(arrays: Iterable[Any]) -> None:
     """Raise as jax would if an array is deleted, before a program is run on it."""
-    for x in arrays:
-        if isinstance(x, jax.Array) and not jit.is_tracer(x) and x.is_deleted():
-            raise RuntimeError(f"Array has been deleted with shape={x.dtype}{list(x.shape)}.")
+    for x in filter(is_gone, arrays):
+        raise RuntimeError(f"Array has been deleted with shape={x.dtype}{list(x.shape)}.")
 
 
-def require_whole(arrays: Iterable[Any], what: str) -> None:
-    """Raise if an array is deleted, before it is read; for `what` see `taken`.
+def require_whole(arrays: Iterable[Any], what: str, of: Any = ()) -> None:
+    """Raise if an array is deleted, before it is read; for `what` and `of` see `undisturbed`.
 
     Raises:
         InspectorError: an array was deleted.
     """
     arrays = list(arrays)
-    undisturbed(lambda: require_there(arrays), what)
+    undisturbed(lambda: require_there(arrays), what, of)
+
+
+def require_staged(stage: Staged) -> None:
+    """Raise if an array of the modules or the arguments of a call is deleted, before it runs.
+
+    Raises:
+        InspectorError: an array was deleted.
+    """
+    require_whole(stage.inputs[: len(stage.inputs) - len(stage.arrays)], "The model", stage.roots)
+    for number, x in enumerate(stage.arrays):
+        if is_gone(x):
+            raise InspectorError(
+                f"Array {number + 1} of the arguments, {describe(x)}, cannot be read: a step has "
+                f"taken it, because it donates its arguments. Pass another, or a copy that was "
+                f"made before the step: x.copy()."
+            )
 
 
 def _is_deleted(error: Exception) -> bool:

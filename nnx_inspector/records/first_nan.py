@@ -25,7 +25,7 @@ from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.records import nan_search as search
 from nnx_inspector.records.backward import differentiable, require_scalar
-from nnx_inspector.records.donated import require_whole
+from nnx_inspector.records.donated import require_staged
 from nnx_inspector.stats.summarize import in_words
 
 
@@ -105,7 +105,7 @@ def _warn_of_held(stage: Staged) -> None:
 def first_nan_of(
     stage: Staged, function: Function, args: Sequence[Any], *, gradients: bool
 ) -> Operation | None:
-    require_whole(stage.inputs, "The model")
+    require_staged(stage)
     jaxpr, consts = stage.survey.jaxpr, stage.survey.consts
     if stage.eager or "ref" in jaxprs.writes(jaxpr):
         raise InspectorError(

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector.arrays import is_array
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.recordings.compare import differences
-from nnx_inspector.records.donated import require_whole
+from nnx_inspector.records.donated import is_gone, taken
 from nnx_inspector.stats.summarize import in_words, summarize
 from nnx_inspector.stats.summary import Summary
 
@@ -37,7 +38,8 @@ def compare_weights(a: Any, b: Any) -> pd.DataFrame:
         b: the weights after.
 
     Returns:
-        A pandas frame with a row for each array of floats, ordered by `relative_change`. An array
+        A pandas frame with a row for each array of floats, or of the small integers of a quantised
+        model (of 16 bits or fewer, as they are stored), ordered by `relative_change`. An array
         that began at 0, as a bias does, has an infinite one; its place is that of its distance
         divided by the norm of all weights. Arrays that only one side has come last. Columns:
 
@@ -100,7 +102,7 @@ _TEXTS: Final = ("parameter", "type", "in", "array")
 
 
 def _weights(of: Any, name: str) -> dict[str, tuple[str, Any]]:
-    """Path -> the type of the Variable and the array, for each array of floats."""
+    """Path -> the type of the Variable and the array, for each array that is compared."""
     if isinstance(of, nnx.Pytree):
         of = nnx.state(of, graph=True)
     if not isinstance(of, Mapping):
@@ -114,11 +116,20 @@ def _weights(of: Any, name: str) -> dict[str, tuple[str, Any]]:
         is_variable = isinstance(leaf, nnx.Variable)
         value = leaf.get_value() if is_variable else leaf
         for inner, x in jax.tree_util.tree_flatten_with_path(value)[0]:
-            if is_array(x) and jnp.issubdtype(x.dtype, jnp.inexact):
+            if is_array(x) and _is_compared(x.dtype):
                 kind = type(leaf).__name__ if is_variable else "array"
                 found[site_key(path) + jax.tree_util.keystr(inner)] = (kind, x)
-    require_whole([x for _, x in found.values()], "The weights")
+    gone = [path for path, (_, x) in found.items() if is_gone(x)]
+    if gone:
+        raise InspectorError(taken("The weights", gone))
     return found
+
+
+def _is_compared(dtype: Any) -> bool:
+    """Whether numbers of this type are weights: 32 bits of integers are counts, ids or keys."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits <= 16
+    return jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _figures(a: Any, b: Any) -> tuple[dict[str, float], Summary | None]:
@@ -138,6 +149,11 @@ def _figures(a: Any, b: Any) -> tuple[dict[str, float], Summary | None]:
 @jax.jit
 def _measured(a: jax.Array, b: jax.Array) -> tuple[Summary, Summary, Summary | None]:
     """The summaries of both, and of their difference in at least float32."""
-    wide = jnp.promote_types(jnp.promote_types(a.dtype, b.dtype), jnp.float32)
-    apart = summarize(b.astype(wide) - a.astype(wide)) if a.shape == b.shape else None
+    apart = summarize(_wide(b) - _wide(a)) if a.shape == b.shape else None
     return summarize(a), summarize(b), apart
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    """At least float32, to which jax promotes no float of 8 bits."""
+    wide = jnp.issubdtype(x.dtype, jnp.inexact) and x.dtype.itemsize >= 4
+    return x if wide else x.astype(jnp.float32)

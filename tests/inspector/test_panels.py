@@ -92,7 +92,7 @@ def test_the_message_has_the_figures_and_histograms_of_the_summaries(insp):
 def test_a_module_of_many_parameters_shows_the_first_its_own_before_its_childrens():
     model = Net(nnx.Rngs(0))
     model.own = nnx.Param(jnp.ones(2))
-    rows, more = weights_of(model, ("at",), most=2)
+    rows, more = weights_of({"at": model}, "at", most=2)
     assert ([row.path for row in rows], more) == (["at/own", "at/down/bias"], 5)
 
 
@@ -103,7 +103,7 @@ def test_a_module_without_parameters_says_so(insp):
 
 def test_a_shared_parameter_is_there_once():
     model = Shared(nnx.Rngs(0))
-    paths = [row.path for row in weights_of(model, ())[0]]
+    paths = [row.path for row in weights_of({"": model}, "")[0]]
     variables = {id(v) for _, v in nnx.iter_graph(model) if isinstance(v, nnx.Param)}
     assert len(paths) == len(set(paths)) == len(variables)
 

@@ -132,3 +132,43 @@ def test_neither_model_changes_and_errors_teach():
     model.head.kernel[...].delete()
     with pytest.raises(nni.InspectorError, match="The weights cannot be read now"):
         nni.compare_weights(model, model)
+
+
+@pytest.mark.parametrize("name", ["int8", "uint8", "int4", "int16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("in_numpy", [True, False])
+def test_quantised_weights_are_compared(name: str, in_numpy: bool):
+    a, b = np.array([0, 1, 2, 3, 4, 5], np.float64), np.array([1, 1, 6, 0, 4, 2], np.float64)
+    to = (lambda x: x.astype(jnp.dtype(name))) if in_numpy else (lambda x: jnp.asarray(x, name))
+    (row,) = nni.compare_weights({"w": to(a)}, {"w": to(b)}).to_dict("records")
+    np.testing.assert_allclose(row["distance"], np.linalg.norm(b - a), rtol=1e-6)
+    np.testing.assert_allclose(row["mean_difference"], b.mean() - a.mean(), atol=1e-6)
+    assert row["array"] == f"{name}[6]"
+
+
+def test_a_quantised_model_beside_the_one_it_was_made_from():
+    class Quantised(nnx.Module):
+        def __init__(self, model: Any):
+            kernel = model.head.kernel[...]
+            self.scale = nnx.Param(jnp.abs(kernel).max() / 127)
+            self.kernel = nnx.Param(jnp.round(kernel / self.scale[...]).astype(jnp.int8))
+            self.rngs = nnx.Rngs(0)  # keys and counts are no weights
+            self.step = nnx.Variable(jnp.zeros((), jnp.int32))
+
+    one, other = (Quantised(Net(rngs=nnx.Rngs(seed))) for seed in (0, 1))
+    frame = nni.compare_weights(one, other)
+    assert sorted(frame.parameter) == ["kernel", "scale"]
+    apart = np.asarray(other.kernel[...], np.float64) - np.asarray(one.kernel[...], np.float64)
+    np.testing.assert_allclose(of(frame, "kernel").distance, np.linalg.norm(apart), rtol=1e-6)
+    (row,) = nni.compare_weights({"kernel": one.kernel[...]}, {"kernel": np.ones((4, 3))}).array
+    assert row == "int8[4,3] and float64[4,3]"
+
+
+def test_floats_of_8_bits_beside_wider_ones():
+    a, b = jnp.array([1.0, 2.0, 4.0]), jnp.array([1.0, 3.0, 2.0])
+    for one, other in (
+        (a.astype(jnp.float8_e4m3fn), b),
+        (a.astype(jnp.float8_e4m3fn), b.astype(jnp.float8_e5m2)),
+        (a.astype(jnp.bfloat16), b.astype(jnp.int8)),
+    ):
+        (distance,) = nni.compare_weights({"w": one}, {"w": other}).distance
+        np.testing.assert_allclose(distance, np.sqrt(5), rtol=1e-6)

@@ -130,7 +130,7 @@ class Reruns:
             require_there(call.parts.leaves)
             return self._make(trial, call, setting), call
 
-        shown, call = undisturbed(make, "The model")
+        shown, call = undisturbed(make, "The model", self._core.model)
         with self._core.lock:
             self._core.trial = trial
             self._core.example = trial if trial.loss_fn is None else self._core.example
@@ -165,7 +165,7 @@ class Reruns:
             if first is not None and first[0] is trial and first[1].of_same(call):
                 call = first[1]  # with the model's values of the moment when it was wanted
             trial.require_there()
-            require_whole(call.parts.leaves, "The model")
+            require_whole(call.parts.leaves, "The model", call.model)
             missing = passes.missing("pass", call, setting)
             # in other modes or for another call, equal places have no old program
             later = missing is not None and (setting.code != old.code or before is None)
@@ -184,7 +184,8 @@ class Reruns:
                             self._want_comparison(call, setting)
             elif not later or not (before is None or self._is_shown(trial, switches, setting)):
                 count = len(self._core.recording)
-                shown = undisturbed(lambda: self._make(trial, call, setting), "The model")
+                make = lambda: self._make(trial, call, setting)  # noqa: E731
+                shown = undisturbed(make, "The model", call.model)
                 self._took_place(shown, call, instead_of=(before, count))
             self._halves = 0
         except Exception as error:  # noqa: BLE001 - shown instead
@@ -278,6 +279,43 @@ class Reruns:
         """Like `wait`, unless a loop runs: it measures the effect at each measured step."""
         if not self._core.looping:
             self.wait()
+
+    def read_effect(self) -> protocol.Effect | None:
+        """`effect` for whoever asks in Python: it is measured now if it was not, unless a loop runs
+        in another thread, which measures it at its next measured step.
+
+        Raises:
+            InspectorError: the model's arrays or the arguments were donated to a step.
+            Exception: any exception of the pass.
+        """
+        core = self._core
+        if core.looping and core.view.loop_thread != threading.get_ident():
+            return self.effect()[0]
+        self.wait()
+        found, why = self.effect()
+        measured = self._measured
+        part = found is not None and measured is not None and measured.outcome.differences is None
+        later = why in (NEW_PROGRAM, NEXT_STEP, MEASURE_AGAIN) or (core.looping and part)
+        if later and core.handles.setting().active:
+            self._measure()
+            core.view.state_changed()
+        return self.effect()[0]
+
+    def _measure(self) -> None:
+        """Measure the effect of the present perturbations here, and compile what it needs."""
+        core, setting = self._core, self._core.handles.setting()
+        trial, switches = core.trial, core.modes.switches()
+        trial.require_there()
+
+        def make() -> Shown:
+            call = trial.call(core.model, switches)
+            require_there(call.parts.leaves)
+            compile_it = core.programs.missing("compare", call, setting)
+            if compile_it is not None:
+                compile_it(lambda: False)
+            return self._make(trial, call, setting, step=max(core.step - core.looping, 0))
+
+        self._measured = undisturbed(make, "The model", core.model)
 
     def _forget(self) -> None:
         self._first = self._reach = self._measured = None
@@ -434,7 +472,7 @@ class Reruns:
         if ready and clean is not None and setting.is_like(shown.setting) and len(apart) > 1:
             how: Any = dict(settings=apart, clean=clean, wanted=lambda: self._still(shown))
             measure = lambda: each_alone(passes, self._call_of(shown), **how)  # noqa: E731
-            found = undisturbed(measure, "The model")
+            found = undisturbed(measure, "The model", self._core.model)
             if found is not None:
                 self._supplement(shown, alone=found)
                 self._core.view.state_changed()

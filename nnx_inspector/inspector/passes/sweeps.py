@@ -92,7 +92,8 @@ class Sweeps:
         with self._job.held():
             try:
                 self._show(_of(asked, running=True))
-                call = undisturbed(lambda: asked.call().copied(), "The model")
+                read = lambda: asked.call().copied()  # noqa: E731
+                call = undisturbed(read, "The model", self._core.model)
                 with shown(progress, "sweep") as bar, call.configuration.held():
                     frame = _swept(call, asked, self._job.reporting(tell, bar))
                 self._show(_result(asked, frame))

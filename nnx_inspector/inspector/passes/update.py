@@ -16,6 +16,7 @@ from flax import nnx
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import Path, closest, iter_modules, site_key
 from nnx_inspector.program.structure import describe
+from nnx_inspector.records.donated import is_gone, taken
 
 _Flat = dict[Path, Any]
 
@@ -26,7 +27,8 @@ def renewed(model: nnx.Module, new: tuple[Any, ...]) -> nnx.Module:
     Args:
         model: the model; it gives the structure, and the Variables that the states leave out.
         new: one module of an equal structure, or states (`nnx.State`, or nested dicts of arrays)
-            that together have at least all Variables whose arrays are deleted.
+            that together have at least all Variables whose arrays are deleted. Their keys may be
+            texts where the model's are numbers, as in a restored checkpoint.
 
     Raises:
         TypeError: `new` is something else.
@@ -37,7 +39,10 @@ def renewed(model: nnx.Module, new: tuple[Any, ...]) -> nnx.Module:
         _require_same(model, new[0])
         return new[0]
     graphdef, state = nnx.split(model, graph=True)
-    own, given = _flat(state), _given(new)
+    own = _flat(state)
+    # a checkpoint may have texts for the numbers of a list
+    known = {tuple(map(str, path)): path for path in own}
+    given = {known.get(tuple(map(str, path)), path): one for path, one in _given(new).items()}
     for path in given:
         if path not in own:
             near = ", ".join(map(repr, closest(site_key(path), [site_key(p) for p in own])))
@@ -93,18 +98,9 @@ def _words(arrays: list[Any]) -> str:
 
 
 def _require_there(flat: _Flat) -> None:
-    gone = [site_key(path) for path, one in flat.items() if _is_gone(one)]
+    gone = [site_key(path) for path, one in flat.items() if any(map(is_gone, jax.tree.leaves(one)))]
     if gone:
-        more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
-        raise InspectorError(
-            f"The state has deleted arrays ({gone[0]!r}{more}): they were donated to a training "
-            f"step. Pass the whole state that the step returned last."
-        )
-
-
-def _is_gone(variable: Any) -> bool:
-    arrays = [x for x in jax.tree.leaves(variable) if isinstance(x, jax.Array)]
-    return any(x.is_deleted() for x in arrays)
+        raise InspectorError(taken("The state", gone))
 
 
 def _require_same(model: nnx.Module, other: nnx.Module) -> None:

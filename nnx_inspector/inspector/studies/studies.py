@@ -200,7 +200,7 @@ class Studies:
         with self._job.held():
             try:
                 self._show(self._empty(asked, running=True))
-                call = undisturbed(lambda: core.example_call().copied(), "The model")
+                call = undisturbed(lambda: core.example_call().copied(), "The model", core.model)
                 trial, source = core.example, f"the last forward pass, at step {core.step}"
                 with shown(progress, asked.what) as bar, call.configuration.held():
                     result = make(call, self._job.reporting(tell, bar))

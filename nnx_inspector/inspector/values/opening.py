@@ -19,8 +19,8 @@ from flax import nnx
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import escaped_glob
 from nnx_inspector.hooks.inside.attention import is_pattern
-from nnx_inspector.hooks.sites import Selection, of_operation, parse_key, site_key
-from nnx_inspector.hooks.variables import contents
+from nnx_inspector.hooks.sites import Path, Selection, of_operation, parse_key, site_key
+from nnx_inspector.hooks.variables import contents_at
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.inspector.values.axes import (
@@ -66,8 +66,7 @@ class Look:
 
     def parts(self, site: str) -> tuple[Part, ...]:
         of_loss: tuple[Part, ...] = ("gradient",) if self.call.loss_fn is not None else ()
-        module = self.modules.get(_module_key(site))
-        has = module is not None and bool(contents(module).variables)
+        has = contents_at(self.modules, _module_key(site))
         of_module: tuple[Part, ...] = ("parameter",) if has else ()
         patterns: tuple[Part, ...] = ("attention",) if self.attends.get(site) else ()
         return ("output", "input", *of_loss, *of_module, *patterns)
@@ -110,7 +109,7 @@ class Opening:
             return self._patterns(look, site, clean)
         setting = look.setting.clean() if clean else look.setting
         parts = look.call.parts
-        require_whole([*parts.leaves, *parts.arrays], "The values")
+        require_whole([*parts.leaves, *parts.arrays], "The values", look.call.model)
         what = (
             site,
             part,
@@ -126,7 +125,9 @@ class Opening:
         try:
             calls = self._passes.run(look.call, setting, site=site, part=part, passes=look.passes)
         except (RuntimeError, ValueError):
-            require_whole(parts.leaves, "The values")  # explains arrays donated meanwhile
+            require_whole(
+                parts.leaves, "The values", look.call.model
+            )  # explains arrays donated meanwhile
             raise
         arrays: list[Held] = []
         for number, call in enumerate(calls):
@@ -195,11 +196,11 @@ class Opening:
     # ------------------------------------------------------------- parameters
 
     def _parameters(self, look: Look, site: str) -> Opened:
-        module = look.modules.get(_module_key(site))
-        if module is None:
+        held = contents_at(look.modules, _module_key(site))
+        if held is None:
             raise InspectorError(f"{site!r} is not a module of the model, so it has no parameters.")
-        named = dict(_arrays_of(module))
-        require_whole(list(named.values()), "The values")
+        named = dict(_arrays_of(held))
+        require_whole(list(named.values()), "The values", look.call.model)
         if not named:
             raise InspectorError(f"{site!r} has no parameters and no other Variables.")
         found = self.shelf.find((site, "parameter"), list(named.values()))
@@ -248,10 +249,10 @@ def opened_tree(opened: Opened, site: str, call: int | None) -> Any:
     return opened.tree[number]
 
 
-def _arrays_of(module: nnx.Module) -> list[tuple[str, Any]]:
-    """The arrays of the Variables of a module and its children, by name."""
+def _arrays_of(held: Sequence[tuple[Path, nnx.Variable[Any], Any]]) -> list[tuple[str, Any]]:
+    """The arrays of the Variables of a site and the modules in it, by name."""
     found: list[tuple[str, Any]] = []
-    for path, _, raw in contents(module):
+    for path, _, raw in held:
         for inner, leaf in jax.tree_util.tree_flatten_with_path(raw)[0]:
             leaf = leaf[...] if isinstance(leaf, jax.Ref) else leaf
             if isinstance(leaf, (jax.Array, np.ndarray)):

@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_refused_with_where():
         insp.update()
     for leaf in jax.tree.leaves(nnx.state(model)):
         leaf.delete()
-    with pytest.raises(nni.InspectorError, match=r"deleted arrays \('b/bias' and 1 more\)"):
+    with pytest.raises(nni.InspectorError, match=r"arrays \('b/bias' and 1 more\), because"):
         insp.update({"a": nnx.to_pure_dict(nnx.state(TwoLayers(nnx.Rngs(0))))["a"]})
     insp.update(*nnx.split(TwoLayers(nnx.Rngs(0))))
     assert insp.run(X).shape == (2, 2)
@@ -154,4 +154,37 @@ def test_a_donated_batch_is_told_apart_from_a_donated_model():
     with pytest.raises(nni.InspectorError, match=r"arguments were donated.*insp\.run\(x\)"):
         insp.run()
     assert insp.run(X).shape == (2, 2)
+    insp.close()
+
+
+class Listed(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks = nnx.List([TwoLayers(rngs) for _ in range(2)])
+
+    def __call__(self, x):
+        return sum(block(x) for block in self.blocks)
+
+
+def texts(tree):
+    """A checkpoint whose format knows no keys but texts."""
+    if not isinstance(tree, dict):
+        return np.asarray(tree)
+    return {str(key): texts(value) for key, value in tree.items()}
+
+
+@pytest.mark.parametrize("as_texts", [True, False])
+def test_a_restored_checkpoint_may_have_texts_for_numbers(as_texts):
+    model, trained = Listed(nnx.Rngs(0)), Listed(nnx.Rngs(1))
+    saved = nnx.to_pure_dict(nnx.state(trained))
+    saved = texts(saved) if as_texts else saved
+    insp = nni.Inspector(model, X, display=False)
+    insp.update(saved)
+    np.testing.assert_allclose(insp.run(X), trained(X), rtol=1e-6)
+    kernel = np.asarray(trained.blocks[1].a.kernel[...])
+    np.testing.assert_allclose(
+        insp.parameters("blocks/1/a")["blocks/1/a/kernel"].mean, kernel.mean(), rtol=1e-5
+    )
+    assert (nni.compare_weights(saved, trained).distance == 0).all()
+    with pytest.raises(ValueError, match="no Variable 'blocks/2/a"):
+        insp.update({"blocks": {"2": saved["blocks"]["1" if as_texts else 1]}})
     insp.close()
