@@ -56,7 +56,9 @@ class Worker:
     ):
         self._name = name
         self._failed, self._done = failed, done
-        self._condition = threading.Condition()
+        # not a Condition, whose own lines an interrupt may leave with the lock
+        self._lock = threading.RLock()
+        self._waiting: list[threading.Lock] = []  # each is released when no job is left
         self._jobs: list[Job] = []
         self._thread: threading.Thread | None = None
         self._superseded = False  # whether to hide a failure of the job under way
@@ -64,23 +66,31 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        return self._thread is not None
+        return self._thread is not None or bool(self._jobs)
 
     def do(self, job: Job) -> bool:
         """Queue a job; returns False if the worker is closed."""
-        with self._condition:
+        with self._lock:
             if self.closed:
                 return False
             self._jobs.append(job)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                _running.add(self)
-                self._thread.start()
+            self._start()
             return True
+
+    def _start(self) -> None:
+        """Start a thread if it is missing, as after an interrupt that came before it had started.
+
+        The thread itself notes that it runs, so one that never ran is waited for by nobody.
+        """
+        if self._thread is None and self._jobs:
+            _running.add(self)
+            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            thread.start()
+            self._thread = self._thread or thread
 
     def do_instead(self, job: Job) -> bool:
         """Queue a job instead of all queued ones. A failure of a job under way goes unreported."""
-        with self._condition:
+        with self._lock:
             # a job that calls this itself is not superseded
             self._jobs, self._superseded = [], self._thread is not threading.current_thread()
             return self.do(job)
@@ -89,14 +99,18 @@ class Worker:
         """Return when all jobs are done, or after some seconds, and whether they are done. In the
         worker's own thread, return at once.
         """
-        with self._condition:
-            if self._thread is threading.current_thread():
+        done = threading.Lock()
+        with self._lock:
+            self._start()
+            if self._thread is None or self._thread is threading.current_thread():
                 return True
-            return self._condition.wait_for(lambda: self._thread is None, seconds)
+            done.acquire()
+            self._waiting.append(done)
+        return done.acquire(timeout=-1 if seconds is None else seconds)
 
     def close(self) -> None:
         """Start no more jobs, and do not report how the job under way ends."""
-        with self._condition:
+        with self._lock:
             self.closed, self._jobs = True, []
 
     def join(self) -> None:
@@ -106,6 +120,10 @@ class Worker:
             thread.join()
 
     def _work(self) -> None:
+        with self._lock:
+            if self._thread not in (None, threading.current_thread()):
+                return  # an interrupt came between two starts
+            self._thread = threading.current_thread()
         while (job := self._next()) is not None:
             try:
                 job()
@@ -117,13 +135,14 @@ class Worker:
             del job  # it may hold a model
 
     def _next(self) -> Job | None:
-        with self._condition:
+        with self._lock:
             if self._jobs:
                 self._superseded = False
                 return self._jobs.pop(0)
             self._thread = None
             _running.discard(self)
-            self._condition.notify_all()
+            while self._waiting:
+                self._waiting.pop().release()
             return None
 
 

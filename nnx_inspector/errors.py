@@ -1,9 +1,11 @@
 """This package's exception and warning. Bad arguments raise the built-in exceptions."""
 
 import contextlib
+import inspect
 import itertools
 import os
 import sys
+import types
 import warnings
 
 _NOTE = "nnx_inspector: "
@@ -35,6 +37,28 @@ def notes_of(error: BaseException) -> list[str]:
     """The texts of the notes that this package has added to an error."""
     notes = getattr(error, "__notes__", ())
     return [note.removeprefix(_NOTE) for note in notes if note.startswith(_NOTE)]
+
+
+def comes_from_a_handler(error: BaseException | None) -> bool:
+    """Whether a signal's handler has raised an error, so that it is meant for the user's code.
+
+    Python runs handlers between any two lines. It calls them with a signal's number and a frame.
+    """
+    at = None if error is None else error.__traceback__
+    while at is not None:
+        code = at.tb_frame.f_code
+        known = at.tb_frame.f_locals
+        names = code.co_varnames[: code.co_argcount + bool(code.co_flags & inspect.CO_VARARGS)]
+        if code.co_kwonlyargcount and code.co_flags & inspect.CO_VARARGS:
+            names = (*names[:-1], code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+        given = [known.get(name) for name in names]
+        if code.co_flags & inspect.CO_VARARGS and isinstance(given[-1], tuple):
+            given = [*given[:-1], *given[-1]]
+        for number, frame in itertools.pairwise(given):
+            if isinstance(number, int) and isinstance(frame, types.FrameType):
+                return True
+        at = at.tb_next
+    return False
 
 
 def raised(error: BaseException) -> str:

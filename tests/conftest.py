@@ -77,6 +77,7 @@ KEPT = (0, 1)
 """How far through a matrix those cases are that are in the run that everybody waits for; the others
 are long."""
 WHOLE = {
+    "test_interrupts",
     "test_docs",
     "test_rooms",
     "test_load",

@@ -125,18 +125,21 @@ def _kind_of(cls: type) -> str:
     return "tree" if registered or issubclass(cls, tuple) else ""
 
 
-def links_within(root: Any) -> set[tuple[int, Any, int]]:
-    """`(object, key, module within it)` of all modules of `root`, by their `id`.
+def links_within(root: Any) -> set[tuple[int, Any, int]] | None:
+    """`(object, key, module within it)` of all modules of `root`, by their `id`; None if an object
+    is only half there, because an interrupt came while flax wrote it back.
 
     Tells whether one was added, removed, replaced or moved, in a tenth of `graph_nodes`' time. A
     loop may replace other objects in each step: an `nnx.Rngs`.
     """
     links: set[tuple[int, Any, int]] = set()
     met = {id(root)}
-    stack: list[tuple[int, tuple[Any, ...], Iterable[tuple[Any, Any]]]]
+    stack: list[tuple[int, tuple[Any, ...], Iterable[tuple[Any, Any]] | None]]
     stack = [(id(root), (), _data_of(root))]
     while stack:
         owner, within, values = stack.pop()
+        if values is None:
+            return None
         for key, value in values:
             kind = _kind_of(type(value))
             if kind == "module":
@@ -151,10 +154,12 @@ def links_within(root: Any) -> set[tuple[int, Any, int]]:
     return links
 
 
-def _data_of(node: Any) -> Iterable[tuple[Any, Any]]:
+def _data_of(node: Any) -> Iterable[tuple[Any, Any]] | None:
     values = vars(node)
     if not node._pytree__is_pytree:
         return values.items()
+    if NODES not in values:
+        return None
     every = values[NODES]._mapping.items()  # by the interface of a Mapping they take longer
     return [(key, values[key]) for key, data in every if data and key in values]
 
@@ -175,10 +180,13 @@ def hold(variable: Variable[Any], value: Any) -> None:
         object.__setattr__(variable, "_raw_value", value)
 
 
+Undone = Callable[[Callable[[], None]], object]
+
+
 def swap_graph_node(
-    cls: type, tag_of: Callable[[Any], Any], arrived: Callable[[Any, Any], None]
-) -> Callable[[], None]:
-    """Let graph traversals carry a tag for each object of `cls`; returns a function that undoes it.
+    cls: type, tag_of: Callable[[Any], Any], arrived: Callable[[Any, Any], None], undone: Undone
+) -> None:
+    """Let graph traversals carry a tag for each object of `cls`; `undone` gets what undoes it.
 
     `tag_of(node)` gives the tag to put into a graphdef (None for none; an empty tag equals none).
     `arrived(node, tag)` is called when an object is filled from a graphdef. This affects only
@@ -187,7 +195,7 @@ def swap_graph_node(
     """
     original = graphlib.GRAPH_REGISTRY.get(cls)
     if not isinstance(original, graphlib.GraphNodeImpl):
-        return lambda: None
+        return
 
     def flatten(node: Any) -> Any:
         values, metadata = original.flatten(node)
@@ -213,14 +221,14 @@ def swap_graph_node(
         arrived(node, tag)
 
     swapped = dataclasses.replace(original, flatten=flatten, init=init)
-    graphlib.GRAPH_REGISTRY[cls], _tagging[id(swapped)] = swapped, original
 
     def undo() -> None:
         _tagging.pop(id(swapped), None)  # undoing it again has no effect
         if graphlib.GRAPH_REGISTRY.get(cls) is swapped:
             graphlib.GRAPH_REGISTRY[cls] = original
 
-    return undo
+    undone(undo)
+    graphlib.GRAPH_REGISTRY[cls], _tagging[id(swapped)] = swapped, original
 
 
 def _tagged(value: Any, tag: Any) -> Any:
@@ -266,9 +274,9 @@ def _moves_a_stand_in(frame: types.FrameType | None) -> bool:
 
 
 def swap_pytree_nodes(
-    tag_of: Callable[[Any], Any], arrived: Callable[[Any, Any, bool], None]
-) -> Callable[[], None]:
-    """Let treedefs carry a tag for each module; returns a function that undoes it.
+    tag_of: Callable[[Any], Any], arrived: Callable[[Any, Any, bool], None], undone: Undone
+) -> None:
+    """Let treedefs carry a tag for each module; `undone` gets what undoes it.
 
     Modules travel by treedef in tree mode (`graph=False`), and as arguments of `jax.jit` itself.
     `tag_of(module)` gives the tag (None for none; an empty tag equals none).
@@ -302,13 +310,7 @@ def swap_pytree_nodes(
         arrived(node, tags[0] if tags else None, moved)
         return node
 
-    redirections = [redirect(unflatten, unflattened, original_unflatten)]
+    redirect(unflatten, unflattened, original_unflatten, undone)
     for function in flattens:
         original = copy_of(function)
-        redirections.append(redirect(function, flattening(original), original))
-
-    def undo() -> None:
-        for one in redirections:
-            one.undo()
-
-    return undo
+        redirect(function, flattening(original), original, undone)

@@ -34,8 +34,10 @@ def outermost_linen_interceptor(interceptor: Callable[..., Any]) -> Iterator[Non
         stack.remove(interceptor)
 
 
-def swap_linen_jit_key(more: Callable[[Any], Any]) -> Callable[[], None]:
-    """Make `more(module)` part of the key of programs of `linen.jit`; returns an undo function.
+def swap_linen_jit_key(
+    more: Callable[[Any], Any], undone: Callable[[Callable[[], None]], object]
+) -> None:
+    """Make `more(module)` part of the key of programs of `linen.jit`; `undone` gets what undoes it.
 
     If `more(module)` is None, the key stays as it is.
     """
@@ -48,9 +50,8 @@ def swap_linen_jit_key(more: Callable[[Any], Any]) -> Callable[[], None]:
         proxy, key = original.__func__(cls, module), more(module)
         return proxy if key is None else cls(proxy.module_ref, hash((proxy.hash_key, key)))
 
-    cls.from_module = classmethod(from_module)  # type: ignore[assignment]
-
     def undo() -> None:
         cls.from_module = original
 
-    return undo
+    undone(undo)
+    cls.from_module = classmethod(from_module)  # type: ignore[assignment]

@@ -34,7 +34,8 @@ EFFECT = jaxprs.effect("nnx_inspector")
 """The effect of every program that speaks with the host."""
 
 Host = Callable[..., Sequence[Any]]
-"""Takes arrays and returns arrays; it is called on any thread, and must not raise or run jax."""
+"""Takes arrays and returns arrays; it is called on any thread, and must not raise or run jax. What
+a signal's handler raises in it is kept; see `started.keep`."""
 
 _call = Primitive(native.HOST)
 _call.multiple_results = True
@@ -65,7 +66,11 @@ def _by_callback(*arrays: Any, host: Host, shapes: Any) -> list[jax.Array]:
         for group, numbers in zip(groups, members.values(), strict=True):
             for i, array in zip(numbers, np.array(group), strict=True):  # copied from XLA's memory
                 whole[i] = array
-        return tuple(host(*whole))
+        try:
+            return tuple(host(*whole))
+        except BaseException as error:  # noqa: BLE001 - of a handler: this thread raises it later
+            started.keep(error)
+            return tuple(np.zeros(t.shape, t.dtype) for t in types)
 
     # a few large operands, because each one costs the host time
     groups = [jnp.stack([arrays[i] for i in m]) for m in members.values()]

@@ -27,11 +27,14 @@ from nnx_inspector._compat.redirect import copy_of, redirect
 
 
 def swap_executables(
-    made: Callable[[Any], None], called: Callable[[Any], None]
-) -> Callable[[], None]:
-    """Call `made` and `called` when an ahead-of-time compiled executable is made or called."""
+    made: Callable[[Any], None],
+    called: Callable[[Any], None],
+    undone: Callable[[Callable[[], None]], object],
+) -> None:
+    """Call `made` and `called` when an ahead-of-time compiled executable is made or called;
+    `undone` gets what undoes that.
+    """
     cls = jax.stages.Compiled
-    redirections = []
     for method, listener in ((cls.__init__, made), (cls.__call__, called)):
         original = copy_of(method)
 
@@ -41,13 +44,7 @@ def swap_executables(
             _listener(self)
             return _original(self, *args, **kw)
 
-        redirections.append(redirect(method, target, original))
-
-    def undo() -> None:
-        for one in redirections:
-            one.undo()
-
-    return undo
+        redirect(method, target, original, undone)
 
 
 def trace_state() -> Any:
@@ -376,11 +373,13 @@ def swap_jit_misses(
     listener: JitListener,
     choose: JitChooser = lambda *_: None,
     prepare: Callable[[], None] = lambda: None,
+    undone: Callable[[Callable[[], None]], object] = lambda undo: None,
 ) -> Callable[[], None]:
     """Call `listener` for each jitted call that jax does not handle in its fast path, `prepare`
     before it is traced, and `choose` before it runs.
 
-    Any thread's calls are heard, except those within a trace. Returns an undo function.
+    Any thread's calls are heard, except those within a trace. Returns an undo function, which
+    `undone` gets before anything is changed.
     """
     from jax._src import pjit
 
@@ -417,11 +416,12 @@ def swap_jit_misses(
         return found, None, None, arrays, program, None, None, []
 
     module: Any = pjit
-    module._infer_params, module._run_python_pjit = infer_params, run_chosen
 
     def undo() -> None:
         module._infer_params, module._run_python_pjit = infer_before, run_before
 
+    undone(undo)
+    module._infer_params, module._run_python_pjit = infer_params, run_chosen
     return undo
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _pickle
 import dataclasses
+import functools
 import inspect
 import pickle
 import types
@@ -64,7 +65,10 @@ def can_redirect(function: types.FunctionType) -> bool:
 
 
 def redirect(
-    function: types.FunctionType, target: Callable[..., Any], original: types.FunctionType
+    function: types.FunctionType,
+    target: Callable[..., Any],
+    original: types.FunctionType,
+    undone: Callable[[Callable[[], None]], object] = lambda undo: None,
 ) -> Redirection:
     """Call `target` whenever `function` is called, until undone.
 
@@ -72,8 +76,16 @@ def redirect(
         function: a Python function that `can_redirect`; it may have a closure and defaults.
         target: called with the same arguments. It must not call `function`.
         original: `copy_of(function)`, which `target` may call.
+        undone: gets what undoes it before anything is changed, so that no interrupt comes between.
     """
     code, annotated = function.__code__, "__wrapped__" in function.__dict__
+
+    def undo() -> None:
+        function.__code__ = code
+        if not annotated:
+            function.__dict__.pop("__wrapped__", None)
+
+    undone(undo)
     function.__code__ = _template.__code__.replace(
         co_consts=tuple(target if c == _TARGET else c for c in _template.__code__.co_consts),
         co_freevars=code.co_freevars,  # as many as the function's closure has
@@ -84,12 +96,6 @@ def redirect(
     )
     if not annotated:
         function.__dict__["__wrapped__"] = original  # for inspect.signature
-
-    def undo() -> None:
-        function.__code__ = code
-        if not annotated:
-            function.__dict__.pop("__wrapped__", None)
-
     return Redirection(function, original, undo)
 
 
@@ -121,7 +127,8 @@ class Reductions:
             if isinstance(function, types.FunctionType) and function not in self._undo:
                 original = copy_of(function)
                 target = self._target(original)
-                self._undo[function] = redirect(function, target, original).undo
+                note = functools.partial(self._undo.__setitem__, function)
+                redirect(function, target, original, note)
 
     def _target(self, original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda pickler, obj: self._instead(lambda one: original(pickler, one), obj)

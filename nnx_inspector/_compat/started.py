@@ -3,8 +3,9 @@
 jax starts a program with an effect from Python, argument by argument, so that
 `jax.effects_barrier` can wait for it: 10 ms for a model of 400 arrays, in every step. Here such a
 program takes the fast path in C++ that all others take, and one of its results is kept until it is
-there. Invariant: `wait` returns when all programs have ended that this thread started inside
-`fast_path`, and those with an effect that it started elsewhere.
+there. Invariants: `wait` returns when all programs have ended that this thread started inside
+`fast_path`, and those with an effect that it started elsewhere; and no interrupt leaves a function
+of ours in jax.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +24,8 @@ from jax._src import api, config, pjit
 
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.jit import is_tracer
+from nnx_inspector.errors import comes_from_a_handler
+from nnx_inspector.opening import held
 
 _MANY = 16
 _SMALL = 4096  # bytes that are copied in no time
@@ -52,22 +56,31 @@ class Latest:
         return functools.partial(wait_for, *those)
 
 
-class _Thread(threading.local):
+class _Here:
+    """What one thread has open. Another one may close it, as the collector closes a generator."""
+
     def __init__(self) -> None:
-        self.depth = 0
-        self.latest: list[Latest] = []
+        self.paths: tuple[FastPath, ...] = ()
         self.before: Any = None  # what jax would call after each program of this thread
         self.after: Callable[[Any], None] | None = None
         self.results: list[Any] = []
+        self.keeping: tuple[Keeping, ...] = ()
+        self.error: BaseException | None = None
 
     def note(self, out: Any) -> None:
         """Keep a result of a program that has not ended, unless jax knows the result already."""
-        if self.latest and not any(map(is_tracer, jax.tree.leaves(out))):  # not within a trace
-            for one in self.latest:
+        latest = [path.latest for path in self.paths if path.latest is not None]
+        if latest and not any(map(is_tracer, jax.tree.leaves(out))):  # not within a trace
+            for one in latest:
                 one.out = out
         if len(self.results) >= _MANY:
             self.results = [x for x in self.results if is_awaited(x)]
         self.results.extend(itertools.islice(filter(is_awaited, _arrays(out)), 1))
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.here = _Here()
 
 
 def _arrays(out: Any) -> Iterator[Any]:
@@ -95,101 +108,222 @@ def is_awaited(x: Any) -> bool:
 
 
 _thread = _Thread()
-_lock = threading.Lock()
-_open: list[Callable[[], None]] = []
+
+
+class FastPath:
+    """While it is open, programs of this thread whose only effect is this one take the fast path.
+
+    Attributes:
+        latest: if it was wanted, the results of the program that this thread has started last.
+    """
+
+    def __init__(self, effect: Any, *, follow: bool = False):
+        self.effect = effect
+        self._here: _Here | None = None
+        self.latest = Latest() if follow else None
+
+    def open(self) -> None:
+        self._here = here = _thread.here
+        here.paths = (*here.paths, self)
+        _swapped.hold(self)
+        _listen()
+
+    def close(self) -> None:
+        here = self._here
+        if here is not None:
+            # the loops of a `zip` do not end their steps in turn
+            here.paths = tuple(one for one in here.paths if one is not self)
+            if here is _thread.here and not here.paths:
+                _listen_no_more()  # another thread will do that after its next program
+            _swapped.let_go(self)
+
+
+class Keeping:
+    """While it is open, what a signal's handler raises in this thread is kept, where Python would
+    only print it: the handler runs before the first line of a function, and if XLA, the collector
+    or a finalizer calls that, nothing can catch what it raises. See `keep`.
+    """
+
+    def __init__(self) -> None:
+        self._here: _Here | None = None
+
+    def open(self) -> None:
+        self._here = here = _thread.here
+        here.keeping = (*here.keeping, self)
+        _swapped_unraisable.hold(self)
+
+    def close(self) -> None:
+        if self._here is not None:
+            self._here.keeping = tuple(one for one in self._here.keeping if one is not self)
+            _swapped_unraisable.let_go(self)
 
 
 @contextlib.contextmanager
 def fast_path(effect: Any) -> Iterator[None]:
     """Inside, programs of this thread whose only effect is this one take the fast path."""
-    with _lock:
-        _open.append(_open[0] if _open else _swap(effect))
-    _thread.depth += 1
-    if _thread.depth == 1:
-        _listen()
-    try:
+    with held(FastPath(effect)):
         yield
-    finally:
-        _thread.depth -= 1
-        if _thread.depth == 0:
-            api._post_hook_state.set_local(_thread.before)
-        with _lock:
-            undo = _open.pop()
-            if not _open:
-                undo()
 
 
 @contextlib.contextmanager
 def following(effect: Any) -> Iterator[Latest]:
     """Inside, as in `fast_path`, the program that this thread has started last is known."""
-    latest = Latest()
-    with fast_path(effect):
-        _thread.latest.append(latest)
-        try:
-            yield latest
-        finally:
-            _thread.latest.remove(latest)  # the loops of a `zip` do not end their steps in turn
+    path = FastPath(effect, follow=True)
+    with held(path):
+        assert path.latest is not None
+        yield path.latest
 
 
 def wait() -> None:
     """Return when the programs that this thread has started have ended."""
     jax.effects_barrier()
-    results, _thread.results = _thread.results, []
+    results, _thread.here.results = _thread.here.results, []
     for x in results:
         wait_for(x)  # one that was donated went to a program that is among these
 
 
 def call_after(listener: Callable[[Any], None] | None) -> None:
     """Call `listener(function)` when jax has started a jitted function of this thread in its fast
-    path, inside `fast_path`. It must not raise.
+    path, while a `FastPath` is open. It must not raise.
     """
-    _thread.after = listener
+    _thread.here.after = listener
 
 
-def _swap(effect: Any) -> Callable[[], None]:
+def keep(error: BaseException) -> None:
+    """Keep an error that a signal's handler has raised where it can go no further: in code that
+    XLA calls. This thread's next program raises it, or the next `raise_kept`.
+    """
+    _thread.here.error = error
+
+
+def raise_kept() -> None:
+    """Raise what `keep` was given in this thread, if there is something."""
+    here = _thread.here
+    if here.error is not None:
+        error, here.error = here.error, None
+        raise error
+
+
+class _Swapped:
+    """Our functions in place of those of jax or Python, while anything holds them."""
+
+    def __init__(self, swap: Callable[[Put], None]):
+        self._swap = swap
+        self._lock = threading.RLock()
+        self._holders: tuple[object, ...] = ()
+        self._undo: list[Callable[[], None]] = []
+        self._whole = False
+
+    def hold(self, holder: object) -> None:
+        with self._lock:
+            self._holders = (*self._holders, holder)
+            if not self._whole:
+                self._restore()  # what an interrupt has left
+                self._swap(self._put)
+                self._whole = True
+
+    def let_go(self, holder: object) -> None:
+        with self._lock:
+            self._holders = tuple(one for one in self._holders if one is not holder)
+            if not self._holders:
+                self._restore()
+
+    def _restore(self) -> None:
+        self._whole = False
+        while self._undo:
+            self._undo[-1]()
+            self._undo.pop()
+
+    def _put(self, owner: Any, name: str, function: Any) -> None:
+        before = getattr(owner, name)
+
+        def undo() -> None:
+            if getattr(owner, name) is function:  # others may have put theirs
+                setattr(owner, name, before)
+
+        self._undo.append(undo)
+        setattr(owner, name, function)
+
+
+Put = Callable[[Any, str, Any], None]
+
+
+def _swap_started(put: Put) -> None:
     original = pjit._get_fastpath_data
-    checks: list[Any] = [config.debug_nans, config.debug_infs]
-    hooks = [check._update_thread_local_hook for check in checks]
 
     def data(executable: Any, out_tree: Any, args: Any, out: Any, effects: Any, *rest: Any) -> Any:
-        if _thread.depth:
-            _thread.note(out)
-            if set(effects) == {effect} and hasattr(executable, "unsafe_call"):
+        here = _thread.here
+        if here.paths:
+            here.note(out)
+            ours = {path.effect for path in here.paths}
+            if set(effects) <= ours and effects and hasattr(executable, "unsafe_call"):
                 call = copy.copy(executable.unsafe_call)
                 call.has_unordered_effects = False
                 executable = copy.copy(executable)
                 executable._unsafe_call = call
         return original(executable, out_tree, args, out, effects, *rest)
 
-    def entered(hook: Callable[[Any], None], value: Any) -> None:
-        hook(value)  # which sets what jax calls after a program
-        if _thread.depth:
+    put(pjit, "_get_fastpath_data", data)
+    checks: list[Any] = [config.debug_nans, config.debug_infs]
+    for check in checks:
+        put(check, "_update_thread_local_hook", _listening_after(check._update_thread_local_hook))
+
+
+def _listening_after(hook: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Listen again when a user's setting has changed what jax calls after a program."""
+
+    def entered(value: Any) -> None:
+        hook(value)
+        if _thread.here.paths:
             _listen()
 
-    module: Any = pjit
-    module._get_fastpath_data = data
-    for check, hook in zip(checks, hooks, strict=True):
-        check._update_thread_local_hook = functools.partial(entered, hook)
+    return entered
 
-    def undo() -> None:
-        module._get_fastpath_data = original
-        for check, hook in zip(checks, hooks, strict=True):
-            check._update_thread_local_hook = hook
 
-    return undo
+def _swap_unraisable(put: Put) -> None:
+    otherwise = sys.unraisablehook
+
+    def hook(one: Any) -> None:
+        error = one.exc_value
+        theirs = isinstance(error, KeyboardInterrupt) or comes_from_a_handler(error)
+        if theirs and _thread.here.keeping:
+            keep(error)
+        else:
+            otherwise(one)
+
+    put(sys, "unraisablehook", hook)
+
+
+_swapped, _swapped_unraisable = _Swapped(_swap_started), _Swapped(_swap_unraisable)
+closed_elsewhere: list[Callable[[], None]] = []
+"""Called in a thread, after its next program, when another thread has closed its last path."""
 
 
 def _listen() -> None:
     """Note the results of programs that this thread starts."""
-    _thread.before = api._post_hook_state.swap_local(_started)
+    before = api._post_hook_state.get_local()
+    if before is not _started:
+        _thread.here.before = before
+        api._post_hook_state.set_local(_started)
+
+
+def _listen_no_more() -> None:
+    if api._post_hook_state.get_local() is _started:
+        api._post_hook_state.set_local(_thread.here.before)
 
 
 def _started(fun: Any, args: Any, kwargs: Any, out: Any) -> None:
-    _thread.note(out)
-    if _thread.after is not None:
-        _thread.after(getattr(fun, "__wrapped__", fun))
-    state, check = api._post_hook_state, _thread.before
+    here = _thread.here
+    if not here.paths:  # another thread has closed the last one
+        _listen_no_more()
+        for settle in closed_elsewhere:
+            settle()
+    here.note(out)
+    if here.after is not None:
+        here.after(getattr(fun, "__wrapped__", fun))
+    state, check = api._post_hook_state, here.before
     if check is config.config_ext.unset:
         check = state.get_global()
     if check is not None:  # `jax_debug_nans`
         check(fun, args, kwargs, out)
+    raise_kept()

@@ -20,7 +20,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector import headroom
-from nnx_inspector._compat import jit
+from nnx_inspector._compat import jit, started
 from nnx_inspector.arrays import shape_of
 from nnx_inspector.hooks import linen, wrapping
 from nnx_inspector.hooks.inside import names as inside
@@ -31,9 +31,9 @@ from nnx_inspector.hooks.layers import (
     PERTURBATION,
     TAP_INPUT,
     TAP_OUTPUT,
+    Added,
     Context,
     Layer,
-    added,
     open_layers,
     opened,
     see_operations,
@@ -41,6 +41,7 @@ from nnx_inspector.hooks.layers import (
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Path, Selection, methods, site_key
 from nnx_inspector.hooks.variables import weights_at_first
+from nnx_inspector.opening import Opening, held
 
 
 @dataclasses.dataclass
@@ -57,7 +58,7 @@ class _Thread(threading.local):
         self.outermost: Scope | None = None
         self.calls: dict[Any, int] = {}
         self.executables = 0
-        self.tagging: Scope | None = None
+        self.tagging: list[Scope] = []  # another thread may take one out
         self.borrowed = 0  # by how much Python's recursion limit is raised
         self.roomy = 0  # the number of frames for which that is enough
 
@@ -66,38 +67,50 @@ _thread = _Thread()
 _compiled_inside: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
+def hooking(*layers: Layer) -> tuple[Opening, ...]:
+    """What opens layers around every module call of this thread, inside those already open."""
+    return (wrapping.Installed(_HOOKS), Added(layers)) if layers else ()
+
+
 @contextlib.contextmanager
 def hooked(*layers: Layer) -> Iterator[None]:
     """Open layers around every module call of this thread, inside those already open."""
-    if not layers:
+    with held(*hooking(*layers)):
         yield
-        return
-    with installed(), added(layers):
-        yield
+
+
+def installing() -> Opening:
+    """What keeps the wrappers on the classes, so that regions opened inside need not install them.
+
+    Without an open region, the wrappers call straight through.
+    """
+    return wrapping.Installed(_HOOKS)
 
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Keep the wrappers on the classes, so that regions opened inside need not install them.
-
-    Without an open region, the wrappers call straight through.
-    """
-    with wrapping.installed(_HOOKS):
+    """Keep the wrappers on the classes; see `installing`."""
+    with held(installing()):
         yield
 
 
-@contextlib.contextmanager
-def tagged(scope: Scope) -> Iterator[None]:
-    """Let this thread's modules be taken apart as if a layer of this scope were open, without
-    opening one.
+class Tagged:
+    """While it is open, this thread's modules are taken apart as if a layer of this scope were
+    open, without opening one.
 
-    What is jitted inside gets the arguments that it will get under that layer.
+    What is jitted meanwhile gets the arguments that it will get under that layer.
     """
-    _thread.tagging = scope
-    try:
-        yield
-    finally:
-        _thread.tagging = None
+
+    def __init__(self, scope: Scope):
+        self._scope = scope
+        self._of: list[Scope] = []
+
+    def open(self) -> None:
+        self._of = _thread.tagging
+        self._of.append(self._scope)
+
+    def close(self) -> None:
+        self._of[:] = [one for one in self._of if one is not self._scope]
 
 
 def executables_called(*, restart: int = 0) -> int:
@@ -130,6 +143,7 @@ class _Call:
 def _called(
     cls: type, name: str, function: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
+    started.raise_kept()
     original = function.__get__(module, type(module))
     if _is_within(name, function, module):
         # super().name(...), or the function inside a decorated method
@@ -408,9 +422,8 @@ def _scopes() -> Iterator[Scope]:
 
 
 def _tag_of(module: Any) -> Any:
-    own = _thread.tagging
-    if own is not None and jit.is_tracing():
-        own = None
+    tagging = _thread.tagging
+    own = tagging[-1] if tagging and not jit.is_tracing() else None
     if own is None and not open_layers():
         return None
     tag = {}

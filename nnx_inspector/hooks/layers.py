@@ -13,10 +13,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from nnx_inspector._compat import started
 from nnx_inspector._compat.configuration import hooks, replace_hooks
-from nnx_inspector.hooks.inside.names import functions_named
+from nnx_inspector.hooks.inside.names import FunctionsNamed
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Selection
+from nnx_inspector.opening import Opening, held
 
 TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT = range(4)
 """Where a layer sits around a call: smaller numbers are further out."""
@@ -84,13 +86,29 @@ class Layer:
     matched: set[str] = dataclasses.field(default_factory=lambda: set[str](), compare=False)
 
 
+class _Here:
+    """The layers of one thread.
+
+    Attributes:
+        layers: those that are open.
+        replaced: those before `replace_layers`, and what to call once they are open again.
+        closed: those that another thread has closed since this one last looked.
+    """
+
+    def __init__(self) -> None:
+        self.layers: tuple[Layer, ...] = ()
+        self.replaced: tuple[tuple[Layer, ...], Callable[[], None]] | None = None
+        self.closed: tuple[Layer, ...] = ()
+
+
 class _Thread(threading.local):
-    layers: tuple[Layer, ...] = ()
-    replaced: tuple[Layer, ...] | None = None  # those that `replace_layers` has replaced
-    restored: Callable[[], None]
+    def __init__(self) -> None:
+        self.here = _Here()
 
 
 _thread = _Thread()
+_behind: weakref.WeakSet[_Here] = weakref.WeakSet()
+"""The threads some of whose layers another thread has closed."""
 
 
 def see_operations(layers: Sequence[Layer]) -> bool:
@@ -99,13 +117,35 @@ def see_operations(layers: Sequence[Layer]) -> bool:
 
 def open_layers() -> tuple[Layer, ...]:
     """The layers that are open in this thread, in the order of opening."""
-    return _thread.layers
+    here = _thread.here
+    if here.closed:
+        settle_layers()
+    return here.layers
+
+
+def settle_layers() -> None:
+    """Let this thread go on without the layers that another thread has closed."""
+    here = _thread.here
+    closed = here.closed
+    if closed:
+        _close(here, closed)
+        here.closed = tuple(one for one in here.closed if not _is_among(one, closed))
+        if not here.closed:
+            _behind.discard(here)
+
+
+def any_thread_is_behind() -> bool:
+    """Whether another thread has closed layers of a thread that has not settled that yet."""
+    return bool(_behind)
+
+
+started.closed_elsewhere.append(settle_layers)
 
 
 @contextlib.contextmanager
 def without(unwanted: Callable[[Layer], bool]) -> Iterator[None]:
     """Close some of the open layers for a while, for a pass of this package."""
-    with opened(tuple(layer for layer in _thread.layers if not unwanted(layer))):
+    with opened(tuple(layer for layer in open_layers() if not unwanted(layer))):
         yield
 
 
@@ -114,37 +154,93 @@ def unwatched() -> contextlib.AbstractContextManager[None]:
     return without(lambda layer: layer.watches)
 
 
+class Added:
+    """Opens these layers too. Of several each closes its own, in whatever order: the steps of two
+    loops may overlap. Another thread may close them: the thread in which they are open lets them go
+    when it next starts a program or calls a module, or jax traces one.
+    """
+
+    def __init__(self, layers: tuple[Layer, ...]):
+        self._layers = layers
+        self._here: _Here | None = None
+        self._named = FunctionsNamed() if see_operations(layers) else None
+
+    def open(self) -> None:
+        restore_layers()
+        self._here = _thread.here
+        if self._named is not None:
+            self._named.open()
+        _set((*open_layers(), *self._layers))
+
+    def close(self) -> None:
+        here = self._here
+        if here is None:
+            return
+        if here is _thread.here:
+            _close(here, self._layers)
+        elif any(_is_among(one, self._layers) for one in _all_of(here)):
+            for layers in (here.layers, here.replaced[0] if here.replaced else ()):
+                _retire(layers)
+            here.closed = (*here.closed, *self._layers)
+            _behind.add(here)
+        if self._named is not None:
+            self._named.close()
+
+
+def _close(here: _Here, layers: tuple[Layer, ...]) -> None:
+    restore_layers()
+    _set(tuple(one for one in here.layers if not _is_among(one, layers)))
+
+
+def _all_of(here: _Here) -> tuple[Layer, ...]:
+    return here.layers if here.replaced is None else here.replaced[0]
+
+
+def _is_among(one: Layer, layers: tuple[Layer, ...]) -> bool:
+    return any(one is other for other in layers)
+
+
 @contextlib.contextmanager
 def added(layers: tuple[Layer, ...]) -> Iterator[None]:
-    """Open these layers too. Of several such contexts each closes its own, in whatever order they
-    are left: the steps of two loops may overlap.
-    """
-    restore_layers()
-    with functions_named() if see_operations(layers) else contextlib.nullcontext():
-        _set((*_thread.layers, *layers))
-        try:
-            yield
-        finally:
+    """Open these layers too; see `Added`."""
+    with held(Added(layers)):
+        yield
+
+
+class _Opened:
+    def __init__(self, layers: tuple[Layer, ...]):
+        self._layers = layers
+        self._outer: tuple[Layer, ...] | None = None
+        self._key: Any = None
+        self._named: Opening | None = None
+
+    def open(self) -> None:
+        here, layers = _thread.here, self._layers
+        if here.replaced is not None:
+            before = dict(zip(here.layers, here.replaced[0], strict=True))
+            layers = tuple(before.get(layer, layer) for layer in layers)
             restore_layers()
-            _set(tuple(one for one in _thread.layers if not any(one is own for own in layers)))
+        self._outer, self._key = open_layers(), hooks.value
+        if see_operations(layers):
+            self._named = FunctionsNamed()
+            self._named.open()
+        _set(layers)
+
+    def close(self) -> None:
+        if self._outer is not None:
+            restore_layers()
+            replace_hooks(self._key)  # within `ours()` it is not that of the layers
+            _thread.here.layers = self._outer
+            self._outer = None
+        if self._named is not None:
+            self._named.close()
 
 
 @contextlib.contextmanager
 def opened(layers: tuple[Layer, ...]) -> Iterator[None]:
     """Make these the open layers, in place of those open before: within a call, or a thread."""
-    if _thread.replaced is not None:
-        before = dict(zip(_thread.layers, _thread.replaced, strict=True))
-        layers = tuple(before.get(layer, layer) for layer in layers)
-        restore_layers()
-    outer = _thread.layers
-    named = functions_named() if see_operations(layers) else contextlib.nullcontext()
-    with hooks(_key_of(layers)), named:
-        _thread.layers = layers
-        try:
-            yield
-        finally:
-            restore_layers()
-            _thread.layers = outer
+    with held(_Opened(layers)):
+        yield
 
 
 def replace_layers(change: Callable[[Layer], Layer], restored: Callable[[], None]) -> None:
@@ -155,22 +251,24 @@ def replace_layers(change: Callable[[Layer], Layer], restored: Callable[[], None
         restored: called when the layers are again those before.
     """
     restore_layers()
-    before = _thread.layers
+    here, before = _thread.here, open_layers()
+    here.replaced = before, restored
     _set(tuple(map(change, before)))
-    _thread.replaced, _thread.restored = before, restored
 
 
 def restore_layers() -> None:
     """Undo `replace_layers` in this thread."""
-    if _thread.replaced is not None:
-        _set(_thread.replaced)
-        _thread.replaced = None
-        _thread.restored()
+    here = _thread.here
+    if here.replaced is not None:
+        layers, restored = here.replaced
+        _set(layers)
+        restored()
+        here.replaced = None
 
 
 def _set(layers: tuple[Layer, ...]) -> None:
     replace_hooks(_key_of(layers))
-    _thread.layers = layers
+    _thread.here.layers = layers
 
 
 class _Key:
@@ -191,3 +289,11 @@ def _key_of(layers: tuple[Layer, ...]) -> _Key | None:
         if key is None:
             key = _keys[layers] = _Key()
         return key
+
+
+def _retire(layers: tuple[Layer, ...]) -> None:
+    """Give equal layers another key from now on: what a thread compiles under this one, after
+    another thread has closed its layers, is the user's own program.
+    """
+    with _lock:
+        _keys.pop(layers, None)

@@ -8,7 +8,6 @@ as before. Does not know hooks, or what happens to a call.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -17,7 +16,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
@@ -52,7 +51,8 @@ class Hooks:
 
 
 _lock = threading.RLock()
-_open_regions = 0
+_open: tuple[object, ...] = ()
+_whole = False  # whether all is wrapped that is no class of a module
 _wrapped: set[type] = set()
 _undo: list[Callable[[], None]] = []
 _redirected: dict[types.FunctionType, types.FunctionType] = {}
@@ -61,32 +61,32 @@ _inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 """The wrappers of methods that the class itself does not have."""
 
 
-@contextlib.contextmanager
-def installed(hooks: Hooks) -> Iterator[None]:
-    """Keep the wrappers in place; regions opened inside do not install them again.
+class Installed:
+    """Keeps the wrappers in place while it is open; regions opened then do not install them again.
 
     All threads must pass the same hooks.
     """
-    global _open_regions
-    with _lock:
-        _open_regions += 1
-        try:
-            if _open_regions == 1:
-                _wrap_shared(hooks)
+
+    def __init__(self, hooks: Hooks):
+        self._hooks = hooks
+
+    def open(self) -> None:
+        global _open, _whole
+        with _lock:
+            _open = (*_open, self)
+            if not _whole:
+                _unwrap()  # what an interrupt has left
+                _wrap_shared(self._hooks)
+                _whole = True
             for cls in module_classes():
                 if cls not in _wrapped:  # a class may have been defined since
-                    _wrap_class(cls, hooks)
-        except BaseException:
-            _open_regions -= 1
-            if _open_regions == 0:
-                _unwrap()
-            raise
-    try:
-        yield
-    finally:
+                    _wrap_class(cls, self._hooks)
+
+    def close(self) -> None:
+        global _open
         with _lock:
-            _open_regions -= 1
-            if _open_regions == 0:
+            _open = tuple(one for one in _open if one is not self)
+            if not _open:
                 _unwrap()
 
 
@@ -104,14 +104,15 @@ def module_classes() -> list[type]:
 
 def _wrap_shared(hooks: Hooks) -> None:
     nodes, lenient = flax_graphs.TaggedNodes, flax_graphs.TaggedNodes.strict
-    nodes.strict = staticmethod(hooks.active)
+    # what undoes a change is noted before the change: an interrupt may come between
     _undo.append(functools.partial(setattr, nodes, "strict", staticmethod(lenient)))
-    _undo.append(flax_graphs.swap_pytree_nodes(hooks.tag_of, hooks.arrived))
-    _undo.append(jit.swap_executables(hooks.compiled, hooks.executed))
-    _undo.append(flax_linen.swap_linen_jit_key(linen.program_key))
+    nodes.strict = staticmethod(hooks.active)
+    flax_graphs.swap_pytree_nodes(hooks.tag_of, hooks.arrived, _undo.append)
+    jit.swap_executables(hooks.compiled, hooks.executed, _undo.append)
+    flax_linen.swap_linen_jit_key(linen.program_key, _undo.append)
     reductions = Reductions(_reduced)
-    reductions.renew()
     _undo.append(reductions.undo)
+    reductions.renew()
 
     def renewing(original: Any, _: Hooks) -> Callable[..., Any]:
         # a pickler may have been loaded since; it asks a module for its state before its class
@@ -123,11 +124,10 @@ def _wrap_shared(hooks: Hooks) -> None:
         (nnx.Module.perturb, _observed_perturb),
     ):
         original = copy_of(function)
-        _undo.append(redirect(function, observed(original, hooks), original).undo)
+        redirect(function, observed(original, hooks), original, _undo.append)
 
 
 def _wrap_class(cls: type, hooks: Hooks) -> None:
-    _wrapped.add(cls)
     for name, raw in methods(cls).items():
         while isinstance(raw, (types.FunctionType, _Decorated)) and raw in _originals:
             raw = _originals[raw]  # a base class was wrapped before this one
@@ -136,13 +136,12 @@ def _wrap_class(cls: type, hooks: Hooks) -> None:
         wrapper = _wrapper(cls, name, raw, hooks)
         if not own:
             _inherited.add(wrapper)
-        type.__setattr__(cls, name, wrapper)  # a sealed metaclass may refuse setattr
         _undo.append(functools.partial(_restore, cls, name, wrapper, own, previous))
-    _undo.append(
-        flax_graphs.swap_graph_node(
-            cls, hooks.tag_of, lambda node, tag: hooks.arrived(node, tag, False)
-        )
+        type.__setattr__(cls, name, wrapper)  # a sealed metaclass may refuse setattr
+    flax_graphs.swap_graph_node(
+        cls, hooks.tag_of, lambda node, tag: hooks.arrived(node, tag, False), _undo.append
     )
+    _wrapped.add(cls)
 
 
 def _restore(cls: type, name: str, wrapper: Any, own: bool, previous: Any) -> None:
@@ -155,9 +154,11 @@ def _restore(cls: type, name: str, wrapper: Any, own: bool, previous: Any) -> No
 
 
 def _unwrap() -> None:
-    global _wrapped, _redirected
-    while _undo:
-        _undo.pop()()
+    global _whole, _wrapped, _redirected
+    _whole = False
+    while _undo:  # the first line that is interrupted is run again
+        _undo[-1]()
+        _undo.pop()
     _wrapped.clear()
     _wrapped, _redirected = set(), {}
 
@@ -207,8 +208,8 @@ def _reachable_by_reference(cls: type, name: str, raw: Any, hooks: Hooks) -> Any
                 return original(*args, **kwargs)
             return hooks.call(cls, known, original, args[0], args[1:], kwargs)
 
+        redirect(function, target, original, _undo.append)
         _redirected[function] = original
-        _undo.append(redirect(function, target, original).undo)
     return _redirected[function] if raw is function else raw
 
 

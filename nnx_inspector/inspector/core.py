@@ -206,8 +206,11 @@ class Core:
 
     def has_changed(self) -> bool:
         """Whether a module was added, removed, replaced or moved since the last time."""
-        before, self._links = self._links, links_within(self.model)
-        return self._links != before
+        before, links = self._links, links_within(self.model)
+        if links is None:  # flax did not finish: what the model would have been, is not known
+            return False
+        self._links = links
+        return links != before
 
     def choose(self, selection: Selection) -> None:
         """Select other sites, without showing them yet. What was compiled for a selection stays."""

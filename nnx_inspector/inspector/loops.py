@@ -21,7 +21,7 @@ from flax import nnx
 
 from nnx_inspector._compat.started import wait_for
 from nnx_inspector.background import weakly
-from nnx_inspector.errors import InspectorError, raised, warn
+from nnx_inspector.errors import InspectorError, comes_from_a_handler, raised, warn
 from nnx_inspector.hooks.layers import open_layers
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.core import Core
@@ -32,7 +32,7 @@ from nnx_inspector.live.attendance import Attendance
 from nnx_inspector.live.beginning import ended
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session, StepEnd
-from nnx_inspector.live.steps import Region, Step, batches_of, check_every, check_tree, watched
+from nnx_inspector.live.steps import Region, Step, batches_of, check_every, check_tree, iterate
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.recordings.layers import Stack
 from nnx_inspector.screen import protocol
@@ -55,11 +55,11 @@ class Loops:
         self._ahead: Session | None = None  # whose program was compiled ahead, or is being
         self._spare = 0  # the number of measured steps that may still run bare
         self._region: Region | None = None
-        self._first = False
+        self._loop: object = None
         self._reports = Reports(core)
         self._every = 1
         self._taken: tuple[Handle, ...] = ()
-        self._perturbed = False
+        self._first = self._perturbed = False
         self._start = 0
         self._some = False  # whether any step has ended
         self._last_end: StepEnd | None = None  # of a step that is recorded behind the loop
@@ -94,7 +94,7 @@ class Loops:
             self._region = Region(self, session, every)
             return self._region
         self._region = None
-        return watched(self, session, batches, every)
+        return iterate(self, session, batches, every)
 
     def _session_for(self, only: Only, gradients: bool, tree: int | None) -> Session:
         key = (self._core.selection, gradients, None if only is None else Selection(only), tree)
@@ -209,17 +209,19 @@ class Loops:
 
     # ------------------------------------------------------- called by the loop
 
-    def loop_begins(self, total: int | None) -> int:
+    def loop_begins(self, loop: object, total: int | None) -> int:
         """Begin a loop and return the number of its first step."""
         core = self._core
         self._require_idle()
         try:
             core.learn()
-        except Exception as error:  # noqa: BLE001 - shown: the training goes on without
+        except Exception as error:  # shown: the training goes on without
+            if comes_from_a_handler(error):
+                raise
             text = f"The model could not be traced for findings: {raised(error)}"
             core.notice("warning", text)
         with core.lock:
-            core.looping, core.pending, self._first = True, True, True
+            self._loop, core.looping, core.pending, self._first = loop, True, True, True
             self._rerun.drop_first()
             core.view.loop_thread = threading.get_ident()
             start = core.step + 1 if core.recording.curves() or self._some else 0
@@ -403,21 +405,34 @@ class Loops:
                 one.number, step, found, kind="watch", perturbed=one.perturbed, setting=number
             )
 
-    def loop_ends(self, session: Session, *, failed: bool = False) -> None:
+    def loop_ends(self, loop: object, session: Session, *, failed: bool = False) -> None:
         core = self._core
+        if self._loop is not loop:  # ended already, or never begun
+            return
         core.recorder.wait()
         with core.lock:
-            if self._between_passes:  # passes after the last measured one count too
-                core.step = max(core.step, self._start + session.inbox.count)
-            self._some |= core.step > self._start
-            core.looping = self._perturbed = False
-            self._session = self._region = self._last_end = None
-            core.view.loop_thread = None
-            core.view.training_perturbed = False
-            self._progress(core.step, core.view.progress.total)
-            core.step = max(0, core.step - 1)
+            if core.looping:
+                # in a region, passes after the last measured one count too
+                passed = self._start + session.inbox.count if self._between_passes else 0
+                step = max(core.step, passed)
+                some, last = self._some or step > self._start, max(0, step - 1)
+                core.step, self._some, core.looping = last, some, False  # once, if interrupted
+                self._progress(step, core.view.progress.total)
+            self._perturbed, self._session, self._region, self._last_end = False, None, None, None
+            core.view.loop_thread, core.view.training_perturbed = None, False
+        try:
+            certain = self._ended(session)
+        finally:
+            core.recording.catch_up()
+            self._loop = None
+        for text in certain * (not failed):
+            warn(text)
+
+    def _ended(self, session: Session) -> list[str]:
+        """Show what there is of a loop that has ended; returns the last warnings."""
+        with (core := self._core).lock:
             if core.closed:
-                return
+                return []
             core.wait_for("loop")
             passes = session.take_passes()
             certain = self._reports.end(session, passes, session.inbox.count, self._taken)
@@ -426,8 +441,7 @@ class Loops:
             core.recording.learn(ended(core.watched, core.recording.facts, core.step))
         self._rerun.follow()
         core.view.present(force=True)
-        for text in [] if failed else certain + core.warnings():
-            warn(text)
+        return certain + core.warnings()
 
     def _record(
         self, session: Session, step: int, passes: list[Taken], *, held: int | None = None

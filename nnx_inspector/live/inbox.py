@@ -110,7 +110,8 @@ class Inbox:
         self.every = 1
         self.late = 0
         self.next_begins: Callable[[], None] = lambda: None
-        self._lock = threading.Condition()
+        self._lock = threading.RLock()  # an interrupt may leave a Condition with its lock
+        self._changed = threading.Condition(self._lock)
         self._now = UnderWay()
         self._messages: dict[int, list[Message]] = {}
         self._awaiting: dict[int, Counter[str]] = {}
@@ -124,13 +125,17 @@ class Inbox:
         """
         self.next_begins()
         with self._lock:
-            self._now = self._now.after(call, setting, self.every)
-            number, sampled = self._now.begun - 1, self._now.measures(call, self.every)
+            now = self._now.after(call, setting, self.every)
+            number, sampled = now.begun - 1, now.measures(call, self.every)
             if sampled:
-                self._messages.setdefault(number, [])
-                self._settings[number] = setting
-                self._awaiting.setdefault(number, Counter()).update(awaits)
-                self._lock.notify_all()
+                # the last lines count: an interrupt before them begins no pass, and after it the
+                # next one has this number
+                joins = now.begun == self._now.begun and number in self._messages
+                before = self._awaiting[number] if joins else Counter[str]()
+                self._settings[number], self._awaiting[number] = setting, before + Counter(awaits)
+                self._messages[number] = self._messages[number] if joins else []
+                self._changed.notify_all()
+            self._now = now
             return Begun(number, sampled, setting)
 
     def is_due(self, calls: Sequence[Call], setting: Any) -> bool:
@@ -162,7 +167,7 @@ class Inbox:
         `over` first.
         """
         with self._lock:
-            self._lock.wait_for(lambda: over() or self._ready(number) or self._complete())
+            self._changed.wait_for(lambda: over() or self._ready(number) or self._complete())
             return not over()
 
     def completed(self) -> list[Taken]:
@@ -170,7 +175,7 @@ class Inbox:
         with self._lock:
             numbers = [n for n in self._complete() if all(m.is_here for m in self._messages[n])]
             self._copied.update(numbers)
-            return [Taken(n, self._settings[n], tuple(self._messages[n])) for n in numbers]
+            return [self._taken(number) for number in numbers]
 
     def wait_for_complete(self) -> None:
         """Wait until the passes are here of which no message is missing."""
@@ -194,14 +199,14 @@ class Inbox:
     def wake(self) -> None:
         """Let waiting threads check whether it is over."""
         with self._lock:
-            self._lock.notify_all()
+            self._changed.notify_all()
 
     def receive(self, number: int, message: Message, what: str = "output") -> None:
         with self._lock:
             if number in self._messages:
                 self._messages[number].append(message)
                 self._awaiting[number][what] -= 1
-                self._lock.notify_all()
+                self._changed.notify_all()
             else:
                 self.late += 1
 
@@ -229,10 +234,26 @@ class Inbox:
         """
         with self._lock:
             numbers = [number for number in self._ready(besides) if number < before]
-            for number in numbers:
-                del self._awaiting[number]
-                self._copied.discard(number)
-            return [Taken(n, self._settings.pop(n), tuple(self._messages.pop(n))) for n in numbers]
+            found = [self._taken(number) for number in numbers]
+            for one in found:
+                self.drop(one)
+            return found
+
+    def waiting_passes(self) -> list[Taken]:
+        """All sampled passes, oldest first, which stay in the inbox."""
+        with self._lock:
+            return [self._taken(number) for number in self._messages]
+
+    def drop(self, one: Taken) -> None:
+        """Let go of a pass."""
+        with self._lock:
+            self._messages.pop(one.number, None)  # first: what it has, the others have too
+            self._settings.pop(one.number, None)
+            self._awaiting.pop(one.number, None)
+            self._copied.discard(one.number)
+
+    def _taken(self, number: int) -> Taken:
+        return Taken(number, self._settings[number], tuple(self._messages[number]))
 
     def _ready(self, besides: int) -> list[int]:
         numbers = list(self._messages)

@@ -1,8 +1,8 @@
 """What a watched program asks the host, and what it reports to the host about a pass.
 
 A program holds these objects and may outlive the session, so they hold only names and numbers and
-find the session by its number. Invariant: no error reaches the user's training step; it is counted
-and shown instead.
+find the session by its number. Invariant: no error of ours reaches the user's training step; it is
+counted and shown instead. What a signal's handler of the user raises here is raised.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from nnx_inspector.errors import comes_from_a_handler
 from nnx_inspector.hooks.lookalikes import Claim, Lookalikes
 from nnx_inspector.live.calls import Call, Calls
 from nnx_inspector.live.inbox import Inbox, Message, Sent
@@ -44,7 +45,6 @@ class Listener(Protocol):
     ends: deque[int]
     setting: Setting
     errors: list[str]
-    interrupted: bool
     ran: dict[int, Reached]
     unseen: dict[str, str]
     lookalikes: Lookalikes
@@ -55,15 +55,16 @@ listeners: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDiction
 
 
 def _safely(number: int, what: Callable[[Listener], Any], otherwise: Callable[[], Any]) -> Any:
-    """Call `what` with a session; no error may reach the user's training step."""
+    """Call `what` with a session; no error of ours may reach the user's training step."""
     found = listeners.get(number)
     if found is None:
         return otherwise()
     try:
         return what(found)
-    except BaseException as error:  # noqa: BLE001 - counted and shown instead
+    except Exception as error:
+        if comes_from_a_handler(error):
+            raise  # as a KeyboardInterrupt, which is no Exception
         found.errors.append(f"{type(error).__name__}: {error}")
-        found.interrupted |= isinstance(error, KeyboardInterrupt)
         return otherwise()
 
 

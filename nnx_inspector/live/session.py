@@ -12,16 +12,17 @@ import functools
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import jax
 from flax import nnx
 
 from nnx_inspector._compat import native, started
+from nnx_inspector._compat.started import FastPath
 from nnx_inspector.background import Worker, weakly
-from nnx_inspector.hooks.dispatch import executables_called, hooked, tagged
+from nnx_inspector.hooks.dispatch import Tagged, executables_called, hooking
 from nnx_inspector.hooks.layers import TAP_OUTPUT, Layer
 from nnx_inspector.hooks.lookalikes import Lookalikes
 from nnx_inspector.hooks.scope import Scope, scope_of
@@ -30,8 +31,9 @@ from nnx_inspector.live.figures import Observer, told_gauges
 from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.inbox import Inbox, Message, Taken, merged
 from nnx_inspector.live.messages import Ended, Reached, listeners
-from nnx_inspector.live.programs.recompile import JitCalls
-from nnx_inspector.live.programs.variants import Variants, chosen_by
+from nnx_inspector.live.programs.recompile import JitCalls, Listening
+from nnx_inspector.live.programs.variants import Chosen, Variants
+from nnx_inspector.opening import Opening, held
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, has_room
 from nnx_inspector.program.host.primitives import EFFECT, tell
 from nnx_inspector.recordings.facts import Figures
@@ -64,6 +66,23 @@ def _taken(free: list[int], wanted: int) -> int:
 @functools.partial(jax.jit, static_argnums=0)
 def _end(host: Ended) -> jax.Array:
     return tell(host, True)
+
+
+class _Noting:
+    """Tells a session what was called while it was open."""
+
+    def __init__(self, session: Session, scope: Scope):
+        self._session, self._scope = session, scope
+        self._is_open = False
+
+    def open(self) -> None:
+        executables_called()
+        self._is_open = True
+
+    def close(self) -> None:
+        if self._is_open:
+            self._session.note(self._scope, executables_called())
+            self._is_open = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +155,6 @@ class Session:
         self.keys: list[str] = []
         self._unmeasured: tuple[str, ...] = ()
         self.errors: list[str] = []
-        self.interrupted = False
         self.unattributed: dict[str, int] = {}
         self.doubtful: dict[str, int] = {}
         self.executables = 0
@@ -169,6 +187,7 @@ class Session:
             if number != self.number:
                 self.number, self._calls = number, self._no_calls()
         self._has_number = True
+        self.ends.clear()  # of a loop that was interrupted before it had read them
         listeners[self.number] = self
 
     def finish(self) -> None:
@@ -279,12 +298,11 @@ class Session:
         self._arming.do_instead(compile_all)
         return True
 
-    def note_bare(self) -> AbstractContextManager[Any]:
-        """Inside, nothing is measured, and what this thread jits is noted for `compile_ahead`."""
-        stack = ExitStack()
-        stack.enter_context(tagged(self._scope))
-        stack.enter_context(self._bare_calls.listening())
-        return stack
+    def note_bare(self) -> tuple[Opening, ...]:
+        """While these are open, nothing is measured, and what this thread jits is noted for
+        `compile_ahead`.
+        """
+        return Tagged(self._scope), Listening(self._bare_calls)
 
     def compile_ahead(self) -> bool:
         """Compile in a thread what a measured step calls; returns whether there is any."""
@@ -316,21 +334,21 @@ class Session:
     def is_mine(self, layer: Layer) -> bool:
         return isinstance(layer.wrap, Watch) and layer.wrap.session == self.number
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Watch every pass that this thread makes inside, with room for the armed places."""
-        scope = self._scope
-        executables_called()
-        try:
-            hooks = hooked(self.hook(self.places))
-            listening, fast = self._calls.listening(), started.fast_path(EFFECT)
-            with hooks, listening, fast, chosen_by(self.variants):
-                yield
-        finally:
-            self._note(scope)
-            self.executables += executables_called()
+    def opening(self) -> tuple[Opening, ...]:
+        """While these are open, every pass is watched that this thread makes, with room for the
+        armed places.
+        """
+        hooks = hooking(self.hook(self.places))
+        listening, fast = Listening(self._calls), FastPath(EFFECT)
+        return _Noting(self, self._scope), listening, *hooks, fast, Chosen(self.variants)
 
-    def _note(self, scope: Scope) -> None:
+    def open(self) -> AbstractContextManager[None]:
+        """Watch every pass that this thread makes inside; see `opening`."""
+        return held(*self.opening())
+
+    def note(self, scope: Scope, executables: int) -> None:
+        """Take over what a scope has seen, and so many calls of executables."""
+        self.executables += executables
         self._may_share &= not scope.unattributed
         for name, count in scope.unattributed.items():
             self.unattributed[name] = self.unattributed.get(name, 0) + count
@@ -376,9 +394,16 @@ class Session:
 
     def take_passes(self) -> list[Taken]:
         """Like `take`, but each pass separately."""
+        passes = self.passes()
+        for one in passes:
+            self.inbox.drop(one)
+        return passes
+
+    def passes(self) -> list[Taken]:
+        """The passes since the last `take`, which stay there until they are dropped."""
         started.wait()
         self.inbox.end_pass()
-        return self.inbox.take()
+        return self.inbox.waiting_passes()
 
     @property
     def tells_steps_apart(self) -> bool:

@@ -8,22 +8,27 @@ programs count the passes of the model and send the sampled ones. Invariant: no 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import functools
 import operator
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Sized
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
-from nnx_inspector._compat.started import Latest, following
-from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.dispatch import installed
+from nnx_inspector._compat.started import FastPath, Keeping, Latest, raise_kept
+from nnx_inspector.background import Worker, weakly
+from nnx_inspector.errors import InspectorError, comes_from_a_handler
+from nnx_inspector.hooks.dispatch import installing
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session
+from nnx_inspector.opening import Opening, close_all
 from nnx_inspector.program.host.primitives import EFFECT
 
 T = TypeVar("T")
@@ -51,13 +56,14 @@ class Step:
 class Owner(Protocol):
     """The object that begins a loop and receives its steps and passes."""
 
-    def loop_begins(self, total: int | None) -> int: ...
+    def loop_begins(self, loop: object, total: int | None) -> int: ...
     def step_begins(self, session: Session) -> bool: ...
     def step_ends(self, session: Session, ended: Step) -> None: ...
     def step_left(self, session: Session, step: int, *, sampled: bool) -> None: ...
     def pass_ends(self, session: Session, step: int, one: Taken, *, newest: bool) -> None: ...
     def pass_held(self, session: Session, step: int, one: Taken) -> None: ...
-    def loop_ends(self, session: Session, *, failed: bool = False) -> None: ...
+    def loop_ends(self, loop: object, session: Session, *, failed: bool = False) -> None:
+        """End a loop, unless that is done or it never began; called twice after an interrupt."""
 
 
 def check_every(every: Any) -> int:
@@ -117,10 +123,10 @@ class Steps:
 
     def __init__(self, owner: Owner, session: Session, every: int, step: int):
         self._owner, self._session, self._every, self._step = owner, session, every, step
-        self._open = contextlib.ExitStack()
+        self._open: tuple[Opening, ...] = ()
         self._began: float | None = None
         self._sampled = self._perturbed = False
-        self._latest: Latest | None = None
+        self._path: FastPath | None = None
 
     def begin(self) -> None:
         self._perturbed = self._owner.step_begins(self._session)
@@ -128,59 +134,108 @@ class Steps:
         self._sampled = due and not self._session.bare
         self._session.sample(1 if self._sampled else 0)
         self._began = time.perf_counter()
+        those: tuple[Opening, ...] = ()
         if self._sampled or self._perturbed:
-            self._open.enter_context(self._session.open())
+            those = self._session.opening()
         elif due:
-            self._open.enter_context(self._session.note_bare())
+            those = self._session.note_bare()
         before_due = not self._sampled and (self._step + 1) % self._every == 0
-        self._latest = self._open.enter_context(following(EFFECT)) if before_due else None
+        self._path = FastPath(EFFECT, follow=True) if before_due else None
+        self._open = those if self._path is None else (*those, self._path)
+        for one in self._open:
+            one.open()
 
     def end(self) -> None:
         if self._began is None:
             return
-        seconds, self._began = time.perf_counter() - self._began, None
-        self._open.close()
-        latest, self._latest = self._latest, None
+        seconds = time.perf_counter() - self._began
+        close_all(self._open)
+        latest = None if self._path is None else self._path.latest
         ended = Step(self._step, self._sampled, self._perturbed, seconds, latest)
+        self._began, self._path = None, None
         self._owner.step_ends(self._session, ended)
         self._step += 1
-        raise_interrupt(self._session)
+        raise_kept()
 
     def leave(self) -> None:
         """Leave the loop, perhaps within a step: by a `break` or an error."""
-        began, self._began = self._began, None
-        self._latest = None
-        self._open.close()
-        if began is not None:
+        close_all(self._open)
+        self._open, self._path = (), None
+        if self._began is not None:
             self._owner.step_left(self._session, self._step, sampled=self._sampled)
+            self._began = None
 
 
-def raise_interrupt(session: Session) -> None:
-    """Raise the KeyboardInterrupt that a callback caught while it received a summary."""
-    interrupted, session.interrupted = session.interrupted, False
-    if interrupted:
-        raise KeyboardInterrupt
-
-
-def watched(
+def iterate(
     owner: Owner, session: Session, batches: Iterable[T], every: int
 ) -> Generator[T, Any, None]:
     """Yield the batches, with the session open around the caller's work on some of them."""
-    steps = Steps(owner, session, every, owner.loop_begins(_how_many(batches)))
+    loop = _watched(owner, session, batches, every)
+    _loops.add(loop)
+    return loop
+
+
+def _watched(
+    owner: Owner, session: Session, batches: Iterable[T], every: int
+) -> Generator[T, Any, None]:
+    loop = _Iteration(owner, session)
     try:
-        session.begin()
-        session.refresh()
-        with installed():
-            try:
-                for batch in batches:
-                    steps.begin()
-                    yield batch
-                    steps.end()
-            finally:
-                steps.leave()
+        try:
+            steps = loop.begin(_how_many(batches), every)
+            for batch in batches:
+                steps.begin()
+                yield batch
+                steps.end()
+        finally:
+            loop.close()
     finally:
-        owner.loop_ends(session)
-        session.finish()
+        loop.close()
+    raise_kept()
+
+
+class _Iteration:
+    """What a loop over batches has begun; `close` may be called again, as that of an `Opening`."""
+
+    def __init__(self, owner: Owner, session: Session):
+        self._owner, self._session = owner, session
+        self._keeping, self._installed = Keeping(), installing()
+        self._steps: Steps | None = None
+
+    def begin(self, total: int | None, every: int) -> Steps:
+        self._keeping.open()
+        first = self._owner.loop_begins(self, total)
+        self._session.begin()
+        self._session.refresh()
+        self._installed.open()
+        self._steps = Steps(self._owner, self._session, every, first)
+        return self._steps
+
+    def close(self) -> None:
+        try:
+            if self._steps is not None:
+                self._steps.leave()
+        finally:
+            self._installed.close()
+            try:
+                self._owner.loop_ends(self, self._session)
+            finally:
+                if self._steps is not None:
+                    self._session.finish()
+                self._keeping.close()
+
+
+_loops: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The loops that may be open, iterations and regions."""
+
+
+@atexit.register
+def _leave() -> None:
+    """Close what is open when the interpreter ends: later our modules are gone, and XLA's threads
+    are under way.
+    """
+    for loop in list(_loops):
+        with contextlib.suppress(ValueError):  # a daemon thread is within it
+            loop.close()
 
 
 def _how_many(batches: Iterable[Any]) -> int | None:
@@ -193,6 +248,22 @@ def _how_many(batches: Iterable[Any]) -> int | None:
 # --------------------------------------------------------------------- regions
 
 
+class _Exit:
+    """The `__exit__` of a region, which notices that it was not even begun to run.
+
+    A `with` statement gets an object of its own, which it holds as long as it runs. An interrupt
+    may come when that is called, before the first line of ours. Nothing else holds the object, so
+    that it is gone then.
+    """
+
+    def __get__(self, region: Region | None, owner: type[Region]) -> Callable[..., None]:
+        if region is None:
+            return owner.leave
+        leave = functools.partial(Region.leave, region)
+        region.held_by(leave)
+        return leave
+
+
 class Region:
     """`with insp.watch(every=10):` around a loop that cannot iterate over `insp.watch(batches)`.
 
@@ -203,10 +274,14 @@ class Region:
 
     def __init__(self, owner: Owner, session: Session, every: int):
         self._owner, self._session, self._every = owner, session, every
-        self._stack = contextlib.ExitStack()
+        self._keeping, self._installed = Keeping(), installing()
+        self._open: tuple[Opening, ...] = ()
         self._steps: Steps | None = None
         self._receiver: _Receiver | None = None
-        self._entered = False
+        self._first = 0
+        self._entered = self._closing = self._over = False
+        self._held: weakref.ref[Any] | None = None
+        _loops.add(self)
 
     def __enter__(self) -> Region:
         if self._entered:
@@ -215,21 +290,30 @@ class Region:
                 "with insp.watch(every=10): ..."
             )
         self._entered = True
-        first = self._owner.loop_begins(None)
         try:
-            self._session.inbox.restart(self._every)
-            self._session.begin()
-            self._session.refresh()
-            self._owner.step_begins(self._session)
-            self._stack.enter_context(installed())
-            self._stack.enter_context(self._session.open())
-            self._receiver = _Receiver(self._owner, self._session, first)
+            try:
+                self._begin()
+            except BaseException:
+                self.close()
+                raise
         except BaseException:
-            self._stack.close()
-            self._owner.loop_ends(self._session)
+            self.close()
             raise
-        self._first = first
         return self
+
+    def _begin(self) -> None:
+        self._keeping.open()
+        self._first = self._owner.loop_begins(self, None)
+        self._session.inbox.restart(self._every)
+        self._session.begin()
+        self._session.refresh()
+        self._owner.step_begins(self._session)
+        self._installed.open()
+        self._open = self._session.opening()
+        for one in self._open:
+            one.open()
+        self._receiver = _Receiver(self._owner, self._session, self._first)
+        self._receiver.start()
 
     @property
     def ticks(self) -> bool:
@@ -239,42 +323,66 @@ class Region:
         """End the step since the last `tick`, and begin the next."""
         if self._steps is None:
             self._end_plain()
-            self._stack.enter_context(installed())
             first = self._first + self._session.inbox.count  # after passes before the first tick
             self._steps = Steps(self._owner, self._session, self._every, first)
         self._steps.end()
         self._steps.begin()
 
-    def __exit__(
+    __exit__ = _Exit()
+
+    def held_by(self, leave: Any) -> None:
+        """Close, if it is not closed by then, when nothing holds `leave` any more."""
+        self._held = weakref.ref(leave, lambda _: self.close())
+
+    def leave(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
         try:
+            try:
+                if self._steps is not None and error is None:
+                    self._steps.end()
+            finally:
+                self.close(failed=error is not None)
+        finally:
+            self.close(failed=error is not None)
+        if error is None:
+            raise_kept()
+
+    def close(self, *, failed: bool = True) -> None:
+        """End the region; called again, it goes on where an interrupt came."""
+        if self._over or not self._entered:
+            return
+        again, self._closing = self._closing, True
+        try:
             if self._steps is None:
                 self._end_plain()
-            elif error is None:
-                self._steps.end()
-        finally:
-            if self._steps is not None:
+            else:
                 self._steps.leave()
-            self._stack.close()
-            self._owner.loop_ends(self._session, failed=error is not None)
-            if error is None:
-                self._session.finish()
-        if error is None:
-            raise_interrupt(self._session)
+        finally:
+            self._installed.close()
+            if self._receiver is None or again:  # else the passes that it has not handed on
+                self._end(failed=failed)
+
+    def _end(self, *, failed: bool) -> None:
+        try:
+            self._owner.loop_ends(self, self._session, failed=failed)
+        finally:
+            self._session.finish()
+            self._keeping.close()
+        self._over, self._held = True, None
 
     def _end_plain(self) -> None:
-        self._stack.close()
+        close_all(self._open)
         self.hand_on()
 
     def hand_on(self) -> None:
         """Hand on the passes so far, and none of the later ones; with ticks, do nothing."""
-        receiver, self._receiver = self._receiver, None
-        if receiver is not None:
-            receiver.finish()
+        if self._receiver is not None:
+            self._receiver.finish()
+            self._receiver = None
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
@@ -290,24 +398,27 @@ class _Receiver:
         self._owner, self._session, self._first = owner, session, first
         self._over = False
         self._holding = threading.Lock()
-        session.inbox.next_begins = self._hold_complete
-        self._thread = threading.Thread(
-            target=self._work, name="nnx_inspector.receiver", daemon=True
-        )
-        self._thread.start()
+        self._worker = Worker("nnx_inspector.receiver", weakly(self._failed))
+
+    def start(self) -> None:
+        self._session.inbox.next_begins = self._hold_complete
+        self._worker.do(self._work)
+
+    def _failed(self, error: Exception) -> None:
+        self._session.errors.append(f"recording a pass: {type(error).__name__}: {error}")
 
     def _work(self) -> None:
         inbox = self._session.inbox
         while inbox.wait_for_more_than(KEPT_BACK, lambda: self._over):
             inbox.wait_for_complete()  # not in `_hold_complete`, for which the user's step may wait
             self._hold_complete()
-            self._hand_on(inbox.take(besides=KEPT_BACK))
+            passes = inbox.take(besides=KEPT_BACK)
+            for one in passes:
+                self._hand_on(one, newest=one is passes[-1])
 
-    def _hand_on(self, passes: list[Taken]) -> None:
-        for one in passes:
-            _ = one.sent  # read before anybody takes a lock for it
-            number, newest = self._first + one.number, one is passes[-1]
-            self._owner.pass_ends(self._session, number, one, newest=newest)
+    def _hand_on(self, one: Taken, *, newest: bool) -> None:
+        _ = one.sent  # read before anybody takes a lock for it
+        self._owner.pass_ends(self._session, self._first + one.number, one, newest=newest)
 
     def _hold_complete(self) -> None:
         """Hand on the passes that have arrived, before the next begins: a killed process keeps
@@ -320,14 +431,18 @@ class _Receiver:
     def _hold(self, one: Taken) -> None:
         try:
             self._owner.pass_held(self._session, self._first + one.number, one)
-        except Exception as error:  # noqa: BLE001 - within the user's step: counted and shown
+        except Exception as error:  # within the user's step: counted and shown
+            if comes_from_a_handler(error):
+                raise
             self._session.errors.append(f"saving a pass: {type(error).__name__}: {error}")
 
     def finish(self) -> None:
         """Hand on the remaining passes, once all have been made."""
         self._over = True
         self._session.inbox.wake()
-        self._thread.join()
-        rest = self._session.take_passes()
+        self._worker.wait()
         self._session.inbox.next_begins = lambda: None
-        self._hand_on(rest)
+        rest = self._session.passes()
+        for one in rest:
+            self._hand_on(one, newest=one is rest[-1])
+            self._session.inbox.drop(one)  # an interrupt loses none of the others

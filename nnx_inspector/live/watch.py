@@ -113,7 +113,7 @@ class _Recorder:
         self._recording = recording
         self._known: list[WatchedCall] = []
 
-    def loop_begins(self, total: int | None) -> int:
+    def loop_begins(self, loop: object, total: int | None) -> int:
         return 0
 
     def step_begins(self, session: Session) -> bool:
@@ -172,5 +172,5 @@ class _Recorder:
             found, _ = session.summaries_in([one])
             self._recording.hold(one.number, step, found, kind="watch", perturbed=one.perturbed)
 
-    def loop_ends(self, session: Session, *, failed: bool = False) -> None:
+    def loop_ends(self, loop: object, session: Session, *, failed: bool = False) -> None:
         pass

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
-import threading
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.files import whole_path
 from nnx_inspector.recordings.curves import Curves, Tally, scalar, surplus
 from nnx_inspector.recordings.facts import Facts, Figures, Uncalled
 from nnx_inspector.recordings.format import Columns
@@ -32,7 +29,7 @@ from nnx_inspector.recordings.passes import (
     measured,
     step_number,
 )
-from nnx_inspector.recordings.save import HELD, PASS, Journal, State, save
+from nnx_inspector.recordings.save import HELD, PASS, Saved, State
 from nnx_inspector.stats.encoding import decoded
 from nnx_inspector.stats.summary import Summary
 
@@ -42,7 +39,7 @@ if TYPE_CHECKING:
 _POINTS_PER_PASS: Final = 10
 
 
-class Recording:
+class Recording(Saved):
     """Summaries and metrics of a run, bounded in passes and in bytes.
 
     When a bound is exceeded, about every second pass of the older half is dropped, so that the
@@ -80,15 +77,14 @@ class Recording:
             )
         self.max_steps = max_steps
         self.max_bytes = max_bytes
-        self._lock = threading.RLock()
+        super().__init__()
         self._passes: list[Pass] = []
-        self._bytes = self._appended = 0
+        self._bytes = 0
+        self._begun = 0  # how many passes a file says that it had
         self._sites: dict[str, None] = {}
         self._layouts: dict[tuple[tuple[str, str], ...], Layout] = {}
         self._firsts: set[tuple[bool, str, str]] = set()
         self._curves = Curves(_POINTS_PER_PASS * max_steps, max_bytes // 4)
-        self._journal: Journal | None = None
-        self._held: dict[int, Pass] = {}
         self._facts: Facts | None = None
         self._tables: dict[str, Columns] = {}
         self._table_bytes = 0
@@ -128,6 +124,9 @@ class Recording:
         values = {name: scalar(name, value) for name, value in (metrics or {}).items()}
         with self._lock:
             self._add(at, values)
+            if held is not None and self._ends_with(at, kind):
+                return  # an interrupt came between adding it and noting that it was added
+            self._expect()
             found = {(perturbed, *which) for which in what.nonfinite}
             layout, news = self.layout(what.keys), not found <= self._firsts
             marks: Any = {"kind": kind, "perturbed": perturbed, "setting": setting, "news": news}
@@ -157,18 +156,20 @@ class Recording:
         with self._lock:
             layout = self.layout(what.keys)
             item = what.as_pass(0, at, layout, kind=kind, perturbed=perturbed, setting=setting)
+            self._expect()
+            if self._held.pop(ticket, None) is not None:  # of a loop whose end was interrupted
+                self._expect()  # and so it goes from the file too
             self._held[ticket] = item
             self._write(item, HELD, ticket)
         self._tell()
 
-    def _write(self, item: Pass, kind: bytes, ticket: int | None, like: Pass | None = None) -> None:
-        marks: Any = {"kind": kind, "ticket": -1 if ticket is None else ticket, "like": like}
-        if self._journal is not None:
-            self._journal.write(lambda sections: sections.of_pass(item, **marks), self.nbytes)
+    def _ends_with(self, step: int, kind: str) -> bool:
+        newest = self._passes[-1] if self._passes else None
+        return newest is not None and (newest.step, newest.kind) == (step, kind)
 
-    def _tell(self) -> None:
-        if (journal := self._journal) is not None:
-            journal.tell()
+    def _write(self, item: Pass, kind: bytes, ticket: int | None, like: Pass | None = None) -> None:
+        how: Any = {"kind": kind, "ticket": -1 if ticket is None else ticket, "like": like}
+        self._saved(lambda sections: sections.of_pass(item, **how))
 
     def layout(self, keys: tuple[tuple[str, str], ...]) -> Layout:
         """The layout of a pass with these summaries; passes with the same summaries share it."""
@@ -185,14 +186,19 @@ class Recording:
         """
         with self._lock:
             if item.keys not in self._layouts:
+                self._sites.update(dict.fromkeys(site for site, _ in item.keys))
                 self._layouts[item.keys] = item.layout
                 self._bytes += item.layout.nbytes
-                self._sites.update(dict.fromkeys(site for site, _ in item.keys))
             self._firsts |= found
             self._passes.append(item)
             self._bytes += item.nbytes
-            self._appended = max(self._appended, item.number + 1)
             self._bound()
+
+    @property
+    def _appended(self) -> int:
+        """How many passes were appended: the newest one is never dropped."""
+        newest = self._passes[-1].number + 1 if self._passes else 0
+        return max(newest, self._begun)
 
     def add_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Add one point to the curve of each metric. NaN and Inf are kept as they are.
@@ -212,9 +218,9 @@ class Recording:
 
     def _add(self, step: int, values: Mapping[str, float]) -> None:
         if values:
+            self._expect()
             self._curves.add(step, values)
-            if self._journal is not None:
-                self._journal.write(lambda sections: sections.of_points(step, values), self.nbytes)
+            self._saved(lambda sections: sections.of_points(step, values))
 
     def _bound(self) -> None:
         while len(self._passes) > self.max_steps or self.nbytes > self.max_bytes:
@@ -254,53 +260,10 @@ class Recording:
     ) -> None:
         """Set what a file says besides the passes and points that follow."""
         with self._lock:
-            self._appended = appended
+            self._begun = appended
             self._curves.begin(thinned_points, dropped)
             self._sites.update(dict.fromkeys(sites))
             self._firsts |= firsts
-
-    def save(self, path: str | bytes | os.PathLike[str]) -> None:
-        """Save the recording to a file, which `nni.load` reads.
-
-        An existing file is replaced in one piece, or stays as it is if saving fails.
-
-        Raises:
-            OSError: the file cannot be written.
-            InspectorError: a name is longer than 65,536 bytes.
-        """
-        with self._lock:
-            if self._journal is not None and self._journal.path == whole_path(path):
-                self._journal.anew()
-                return
-        save(path, self.state())
-
-    def attach(self, path: str | bytes | os.PathLike[str], failed: Callable[[str], object]) -> None:
-        """Save to a file, and from then on append each pass and metric to it.
-
-        A process that is killed loses nothing that was appended. The file stays within about
-        twice the recording's bytes: it is rewritten when it has grown beyond that.
-
-        Args:
-            path: the file. A file that was attached before is left as it is.
-            failed: called once, with a message, if appending fails.
-        """
-        with self._lock:
-            before, self._journal = self._journal, Journal(path, self.state, failed)
-            if before is not None:
-                before.close(retry=False)  # the new file may be in the same place
-
-    def detach(self) -> None:
-        """Stop appending to the file."""
-        with self._lock:
-            before, self._journal, self._held = self._journal, None, {}
-        if before is not None:
-            before.close()
-            before.tell()
-
-    @property
-    def attached(self) -> bool:
-        """Whether passes are appended to a file."""
-        return self._journal is not None
 
     def learn(self, facts: Facts) -> None:
         """Add facts about the model to those already known."""
@@ -316,18 +279,18 @@ class Recording:
 
     def _know(self, facts: Facts) -> None:
         if facts != (self._facts or Facts()):
+            self._expect()
             self._facts = facts
-            if self._journal is not None:
-                self._journal.write(lambda sections: sections.of_facts(facts), self.nbytes)
+            self._saved(lambda sections: sections.of_facts(facts))
 
     def keep_table(self, title: str, columns: Columns) -> None:
         """Keep a table of numbers and text, in place of the one with this title."""
         with self._lock:
+            self._expect()
             for sign, table in ((-1, self._tables.get(title, {})), (1, columns)):
                 self._table_bytes += sign * sum(column.nbytes for column in table.values())
             self._tables[title] = columns
-            if self._journal is not None:
-                self._journal.write(lambda s: s.of_table(title, columns), self.nbytes)
+            self._saved(lambda sections: sections.of_table(title, columns))
         self._tell()
 
     @property

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -237,7 +238,9 @@ class Journal:
 
     A file that has grown to more than twice the size of the recording is rewritten. If writing
     fails, the failure is reported once and the file stays as it is; later passes, at growing
-    intervals, try to rewrite it.
+    intervals, try to rewrite it. A change that was announced by `expect` and never written, because
+    an interrupt came between, is written by rewriting the file too: what its sections said of
+    themselves (their names, their chain) may not have reached it.
 
     Args:
         state: returns the current state of the recording.
@@ -265,45 +268,53 @@ class Journal:
         self._said = ""
         self._file: int | None = None
         self._size = 0
+        self._due = 0  # how many changes of the state may be missing in the file
         self._open()
 
     def _open(self) -> None:
-        sections = Sections()
-        file, self._size = write_whole(self.path, sections.of_state(self._state()))
-        if self._file is not None:
-            os.close(self._file)
-        self._file, self._sections = file, sections
+        sections, before = Sections(), self._file
+        self._due += 2  # until all is noted of the new file, which takes the place of the old one
+        file, size = write_whole(self.path, sections.of_state(self._state()))
+        self._file, self._size, self._sections, self._due = file, size, sections, 0
         self._passes, self._told = sections.passes, False
+        if before is not None:
+            os.close(before)
+
+    def expect(self) -> None:
+        """Say that the state is about to change, and `write` will be called with the change."""
+        self._due += 1
 
     def write(self, make: Callable[[Sections], bytes], kept: int) -> None:
-        """Append what `make` returns; the recording now takes `kept` bytes. Never raises.
+        """Append what `make` returns, as `expect` has said; the recording now takes `kept` bytes.
 
-        The data is part of the state already, so a rewritten file has it too.
+        No failure is raised. The data is part of the state already, so a rewritten file has it too.
         """
         if os.getpid() != self._process:  # a fork: the file is the parent's
             return
         try:
-            if self._file is not None and os.fstat(self._file).st_nlink == 0:
-                self._give_up()
-            elif self._file is None:
+            if self._file is None:
                 self.errors += 1
                 if self.errors & (self.errors - 1) == 0:  # 2, 4, 8 ...
                     self._open()
+            elif self._due > 1:
+                self._open()
+            elif os.fstat(self._file).st_nlink == 0:
+                self._give_up()
             elif self._size > 2 * kept + _SPARE:
                 self._open()
             else:
-                data = make(self._sections)
-                self._size += write(self._file, data)
-                self._passes = self._sections.passes
+                self._size += write(self._file, make(self._sections))
+                self._passes, self._due = self._sections.passes, 0
         except (OSError, InspectorError) as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        if self._file is not None:  # cut off the incomplete section, or else it is read as torn
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._size)
-            os.close(self._file)
-            self._file, self.errors = None, self.errors + 1
+        file = self._file
+        if file is not None:
+            self._file, self._due, self.errors = None, 0, self.errors + 1
+            with contextlib.suppress(OSError):  # else the incomplete section is read as torn
+                os.ftruncate(file, self._size)
+            os.close(file)
         if not self._told:
             self._tell(
                 f"{error}. It has {self._passes} passes of the run, which goes on; saving is "
@@ -337,13 +348,103 @@ class Journal:
         self._open()
 
     def close(self, *, retry: bool = True) -> None:
-        """Stop appending; if the last write failed, try to rewrite the file once more."""
-        if retry and self._file is not None and os.fstat(self._file).st_nlink == 0:
+        """Stop appending; if the last write failed or never came, rewrite the file once more."""
+        # with more due, a new file of ours may have taken its place
+        file = self._file if retry and self._due < 2 else None
+        if file is not None and os.fstat(file).st_nlink == 0:
             self._give_up()
-        if retry and self._file is None and self._process == os.getpid():
+        if retry and self._file is None:
+            self._due += 1
+        if retry:
+            self.catch_up()
+        file, self._file, self._process = self._file, None, -1
+        if file is not None:
+            os.close(file)
+
+    def catch_up(self) -> None:
+        """Write what an interrupt or a failure has left out, by rewriting the file."""
+        if self._due and self._process == os.getpid():
             with contextlib.suppress(OSError, InspectorError):
                 self._open()
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-        self._process = -1
+
+
+class Saved:
+    """A recording's file: each change of the recording is announced before it is made."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._journal: Journal | None = None
+        self._held: dict[int, Pass] = {}
+
+    def state(self) -> State:
+        """Everything to save."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes, in bytes."""
+        raise NotImplementedError
+
+    def save(self, path: str | bytes | os.PathLike[str]) -> None:
+        """Save the recording to a file, which `nni.load` reads.
+
+        An existing file is replaced in one piece, or stays as it is if saving fails.
+
+        Raises:
+            OSError: the file cannot be written.
+            InspectorError: a name is longer than 65,536 bytes.
+        """
+        with self._lock:
+            if self._journal is not None and self._journal.path == whole_path(path):
+                self._journal.anew()
+                return
+        save(path, self.state())
+
+    def attach(self, path: str | bytes | os.PathLike[str], failed: Callable[[str], object]) -> None:
+        """Save to a file, and from then on append each pass and metric to it.
+
+        A process that is killed loses nothing that was appended. The file stays within about
+        twice the recording's bytes: it is rewritten when it has grown beyond that.
+
+        Args:
+            path: the file. A file that was attached before is left as it is.
+            failed: called once, with a message, if appending fails.
+        """
+        with self._lock:
+            before, self._journal = self._journal, Journal(path, self.state, failed)
+            if before is not None:
+                before.close(retry=False)  # the new file may be in the same place
+
+    def detach(self) -> None:
+        """Stop appending to the file."""
+        with self._lock:
+            before, self._journal = self._journal, None
+            if before is not None:
+                before.close()
+            self._held = {}
+        if before is not None:
+            before.tell()
+
+    def catch_up(self) -> None:
+        """Write to the attached file what an interrupt has left out."""
+        with self._lock:
+            if self._journal is not None:
+                self._journal.catch_up()
+
+    @property
+    def attached(self) -> bool:
+        """Whether passes are appended to a file."""
+        return self._journal is not None
+
+    def _expect(self) -> None:
+        """Before each change that is written, so that none is left out by an interrupt."""
+        if self._journal is not None:
+            self._journal.expect()
+
+    def _saved(self, make: Callable[[Sections], bytes]) -> None:
+        if self._journal is not None:
+            self._journal.write(make, self.nbytes)
+
+    def _tell(self) -> None:
+        if (journal := self._journal) is not None:
+            journal.tell()

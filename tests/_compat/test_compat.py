@@ -74,12 +74,12 @@ def test_tagged_nodes_are_pickled_as_what_they_stand_for():
 @pytest.fixture
 def swapped():
     """(arrived, undo) with every object of MLP tagged "tag"."""
-    arrived = []
-    undo = flax_graphs.swap_graph_node(
-        models.MLP, lambda node: "tag", lambda node, tag: arrived.append((node, tag))
+    arrived, undo = [], []
+    flax_graphs.swap_graph_node(
+        models.MLP, lambda node: "tag", lambda node, tag: arrived.append((node, tag)), undo.append
     )
-    yield arrived, undo
-    undo()
+    yield arrived, undo[0]
+    undo[0]()
 
 
 def test_a_module_is_tagged_by_the_same_object_each_time(swapped):
@@ -119,9 +119,10 @@ def test_jax_tree_functions_do_not_see_the_tag(swapped):
 def test_the_registry_is_as_before_after_the_undo(swapped):
     swapped[1]()
     graphdef = nnx.graphdef(models.MLP(rngs()))
-    again = flax_graphs.swap_graph_node(models.MLP, lambda node: None, lambda node, tag: None)
+    again = []
+    flax_graphs.swap_graph_node(models.MLP, lambda node: None, lambda node, tag: None, again.append)
     assert nnx.graphdef(models.MLP(rngs())) == graphdef
-    again()
+    again[0]()
     assert isinstance(graphlib.GRAPH_REGISTRY[models.MLP], graphlib.GraphNodeImpl)
 
 
@@ -163,8 +164,9 @@ def test_a_variable_holds_a_value_within_a_trace_that_it_does_not_belong_to():
 
 
 def test_a_class_that_is_no_graph_node_is_left_alone():
-    undo = flax_graphs.swap_graph_node(int, lambda node: "tag", lambda node, tag: None)
-    undo()
+    undo = []
+    flax_graphs.swap_graph_node(int, lambda node: "tag", lambda node, tag: None, undo.append)
+    assert undo == []
     assert int not in graphlib.GRAPH_REGISTRY
 
 
@@ -510,14 +512,15 @@ def test_linens_jit_keeps_programs_apart_by_what_is_added_to_its_key():
     traced.clear()
     Outer().apply(variables, x)
     assert traced == ["a"]  # the reason for this function
-    undo = flax_linen.swap_linen_jit_key(lambda module: module.scope.path)
+    undo = []
+    flax_linen.swap_linen_jit_key(lambda module: module.scope.path, undo.append)
     try:
         traced.clear()
         Outer().apply(variables, x)
         Outer().apply(variables, x)
         assert traced == ["a", "b"]
     finally:
-        undo()
+        undo[0]()
     traced.clear()
     Outer().apply(variables, x)
     assert traced == []

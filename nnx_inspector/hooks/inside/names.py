@@ -26,7 +26,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from nnx_inspector._compat import interpreter, jaxprs
-from nnx_inspector._compat.redirect import Redirection, copy_of, redirect
+from nnx_inspector._compat.redirect import copy_of, redirect
 from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trails, pattern_in
 
@@ -258,29 +258,40 @@ def apart() -> Iterator[None]:
 # ------------------------------------------------------------- functions of jax.nn
 
 _lock = threading.Lock()
-_holders = 0
-_redirections: list[Redirection] = []
+_holders: tuple[object, ...] = ()
+_undo: list[Callable[[], None]] = []
 
 
-@contextlib.contextmanager
-def functions_named() -> Iterator[None]:
-    """Make the functions of `jax.nn` that jax does not jit (`softmax`) leave their names behind."""
-    global _holders
-    with _lock:
-        _holders += 1
-        if _holders == 1:
-            for name, function in vars(jax.nn).items():
-                if isinstance(function, types.FunctionType):
-                    original = copy_of(function)
-                    target = functools.partial(_called, original, name + _OF_A_FUNCTION)
-                    _redirections.append(redirect(function, target, original))
-    try:
-        yield
-    finally:
+class FunctionsNamed:
+    """While it is open, the functions of `jax.nn` that jax does not jit (`softmax`) leave their
+    names behind.
+    """
+
+    def open(self) -> None:
+        global _holders
         with _lock:
-            _holders -= 1
-            while not _holders and _redirections:
-                _redirections.pop().undo()
+            if not _holders:
+                _put_back()  # what an interrupt has left
+            _holders = (*_holders, self)
+            if len(_holders) == 1:
+                for name, function in vars(jax.nn).items():
+                    if isinstance(function, types.FunctionType):
+                        original = copy_of(function)
+                        target = functools.partial(_called, original, name + _OF_A_FUNCTION)
+                        redirect(function, target, original, _undo.append)
+
+    def close(self) -> None:
+        global _holders
+        with _lock:
+            _holders = tuple(one for one in _holders if one is not self)
+            if not _holders:
+                _put_back()
+
+
+def _put_back() -> None:
+    while _undo:
+        _undo[-1]()
+        _undo.pop()
 
 
 def _called(function: Callable[..., Any], name: str, /, *args: Any, **kwargs: Any) -> Any:

@@ -16,10 +16,17 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
-from nnx_inspector._compat import jit
+from nnx_inspector._compat import jit, started
 from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector.hooks.dispatch import installed
-from nnx_inspector.hooks.layers import Layer, open_layers, opened
+from nnx_inspector.hooks.layers import (
+    Layer,
+    any_thread_is_behind,
+    open_layers,
+    opened,
+    settle_layers,
+)
+from nnx_inspector.opening import held
 
 CALLS = 64
 """How many different calls are kept; the oldest are dropped."""
@@ -70,12 +77,12 @@ class JitCalls:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Note the calls made inside the context."""
-        self._thread = threading.get_ident()
-        _listen(self)
-        try:
+        with held(Listening(self)):
             yield
-        finally:
-            _forget(self)
+
+    def here(self) -> None:
+        """Note the calls of this thread."""
+        self._thread = threading.get_ident()
 
     def hear(self, program: Any, variant: Hashable, made: Callable[[], jit.JitCall]) -> None:
         """Note a call, if it is made under the session's layer; see `jit.JitListener`."""
@@ -99,28 +106,46 @@ class JitCalls:
             return list(self._noted)
 
 
-_listening: list[JitCalls] = []
+class Listening:
+    """While it is open, the calls that are made are noted."""
+
+    def __init__(self, calls: JitCalls):
+        self.calls = calls
+
+    def open(self) -> None:
+        global _listening
+        self.calls.here()
+        with _lock:
+            _listening = (*_listening, self)
+            if not _undo:
+                jit.swap_jit_misses(_hear, _choose, _prepare, undone=_undo.append)
+
+    def close(self) -> None:
+        global _listening
+        with _lock:
+            _listening = tuple(one for one in _listening if one is not self)
+        _let_go()
+
+
+_listening: tuple[Listening, ...] = ()
 _undo: list[Callable[[], None]] = []
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
-def _listen(calls: JitCalls) -> None:
+def _let_go() -> None:
+    """Give jax its own functions back, unless somebody listens, or a thread must be told that
+    another one has closed its layers: it is, before it runs a program that it has not run under
+    them.
+    """
     with _lock:
-        if not _listening:
-            _undo.append(jit.swap_jit_misses(_hear, _choose, _prepare))
-        _listening.append(calls)
-
-
-def _forget(calls: JitCalls) -> None:
-    with _lock:
-        _listening.remove(calls)
-        if not _listening:
-            _undo.pop()()
+        while _undo and not _listening and not any_thread_is_behind():
+            _undo[-1]()
+            _undo.pop()
 
 
 def _hear(program: Any, variant: Hashable, made: Callable[[], jit.JitCall], /) -> None:
-    for calls in list(_listening):
-        calls.hear(program, variant, made)
+    for one in _listening:
+        one.calls.hear(program, variant, made)
 
 
 # -------------------------------------------------------------------- choosing
@@ -133,30 +158,44 @@ class Chooser(jit.JitChooser, Protocol):
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.choosers: tuple[Chooser, ...] = ()
+        self.choosers: list[Chooser] = []  # another thread may take one out
 
 
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def choosing(choose: Chooser) -> Iterator[tuple[Chooser, ...]]:
-    """Inside, let `choose` choose what this thread's jitted calls run; yields the earlier choosers.
+class Choosing:
+    """While it is open, `choose` chooses what this thread's jitted calls run.
 
     Of several the newest chooses. It works while `JitCalls` are listening.
+
+    Attributes:
+        others: the choosers that were open before.
     """
-    before = _thread.choosers
-    _thread.choosers = (*before, choose)
-    try:
-        yield before
-    finally:  # others may have come or gone, for the steps of two loops may overlap
-        _thread.choosers = tuple(one for one in _thread.choosers if one is not choose)
+
+    def __init__(self, choose: Chooser):
+        self._choose = choose
+        self._of: list[Chooser] = []
+        self.others: tuple[Chooser, ...] = ()
+
+    def open(self) -> None:
+        self._of = _thread.choosers
+        self.others = tuple(self._of)
+        self._of.append(self._choose)
+
+    def close(self) -> None:  # others may have come or gone: the steps of two loops may overlap
+        self._of[:] = [one for one in self._of if one is not self._choose]
 
 
 def _choose(call: jit.JitStart, /) -> Callable[[], Any] | None:
+    started.raise_kept()
     return _thread.choosers[-1](call) if _thread.choosers else None
 
 
 def _prepare() -> None:
+    started.raise_kept()
+    settle_layers()
+    if not _listening:
+        _let_go()
     if _thread.choosers:
         _thread.choosers[-1].prepare()

@@ -9,9 +9,8 @@ program whose passes are known only when it runs asks then, and so do all others
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import jax
@@ -20,12 +19,13 @@ import numpy as np
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import Configuration, forbids_nan, ours
 from nnx_inspector.background import Worker, weakly
+from nnx_inspector.errors import comes_from_a_handler
 from nnx_inspector.hooks.layers import Layer, open_layers, opened, without
 from nnx_inspector.live.calls import Call
 from nnx_inspector.live.inbox import Inbox
 from nnx_inspector.live.messages import Asked, Reached, listeners
 from nnx_inspector.live.programs.passing import Known, Passing, key_of
-from nnx_inspector.live.programs.recompile import Noted, choosing
+from nnx_inspector.live.programs.recompile import Choosing, Noted
 from nnx_inspector.perturbations.slots import CLEAN, Setting
 from nnx_inspector.program.host.answers import Answered, answered, silenced
 from nnx_inspector.program.host.primitives import EFFECT
@@ -121,7 +121,9 @@ class Variants:
             return None
         try:
             return self._chosen(call, session)
-        except Exception as error:  # noqa: BLE001 - within the user's step: counted and shown
+        except Exception as error:  # within the user's step: counted and shown
+            if comes_from_a_handler(error):
+                raise
             session.errors.append(f"choosing a program: {type(error).__name__}: {error}")
             self.must_ask()
             return None
@@ -278,12 +280,16 @@ def _like(found: Answered) -> list[jax.Array]:
     return _put([np.zeros(t.shape, t.dtype) for t in found.types])
 
 
-@contextlib.contextmanager
-def chosen_by(variants: Variants) -> Iterator[None]:
-    """Inside, let a session choose the variants of this thread's jitted calls."""
-    with choosing(variants) as others:
-        for one in (*others, variants) if others else ():
+class Chosen(Choosing):
+    """While it is open, a session chooses the variants of this thread's jitted calls."""
+
+    def __init__(self, variants: Variants):
+        super().__init__(variants)
+        self._variants = variants
+
+    def open(self) -> None:
+        super().open()
+        for one in (*self.others, self._variants) if self.others else ():
             if isinstance(one, Variants):  # a program of two sessions: each numbers its passes
                 one.must_ask()
-        variants.resume()
-        yield
+        self._variants.resume()

@@ -1,0 +1,396 @@
+"""An interrupt or a signal at any line: the loop ends with it, and all goes on as before."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from interrupting import Interrupt
+from jax._src import api, pjit
+
+import nnx_inspector as nni
+from nnx_inspector.hooks.layers import open_layers
+
+IN_TIME = 120.0
+STEPS = 4
+SHARE = 97
+"""One line of so many is interrupted in the run that everybody waits for."""
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.a = nnx.Linear(3, 3, rngs=rngs)
+        self.b = nnx.Linear(3, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.b(nnx.relu(self.a(x)))
+
+
+class Loops:
+    """The loops of one kind, over one model, each saved to one file."""
+
+    def __init__(self, kind, path):
+        self.kind, self.path = kind, path
+        self.model, self.x = Net(nnx.Rngs(0)), jnp.ones((4, 3))
+        graphdef, self.state = nnx.split(self.model)
+        # nothing of the model is written back, which flax does not do in one piece
+        self.forward = jax.jit(jax.grad(lambda s, x: (nnx.merge(graphdef, s)(x) ** 2).mean()))
+        self.insp = None
+        self.every = 2 if "every 2" in kind else 1
+        if "nni.watch" not in kind:
+            self.insp = nni.Inspector(self.model, self.x, display=False)
+            self.insp.save(path)
+        if "switched" in kind:
+            self.insp.perturb("a", nni.Scale(0.5))
+
+    def step(self):
+        with (
+            nni.perturb("", nni.Scale(1.0)) if "perturb" in self.kind else contextlib.nullcontext()
+        ):
+            self.forward(self.state, self.x)
+        if "metrics" in self.kind:
+            self.insp.metrics(loss=1.0)
+
+    def run(self):
+        """Run a loop; returns how many passes it has added, and how many there are."""
+        before = 0 if self.insp is None else len(self.insp.recording)
+        if self.insp is None:
+            with nni.watch(self.model, every=self.every, save=self.path) as recording:
+                for _ in range(STEPS):
+                    self.step()
+            return len(recording), len(recording)
+        if "iterator" in self.kind:
+            for _ in self.insp.watch([self.x] * STEPS, every=self.every):
+                self.step()
+        else:
+            with self.insp.watch(every=self.every):
+                for _ in range(STEPS):
+                    if "tick" in self.kind:
+                        self.insp.tick()
+                    self.step()
+        return len(self.insp.recording) - before, len(self.insp.recording)
+
+
+def open_now():
+    """What is open in this thread, and what jax and flax have of ours."""
+    return (
+        open_layers(),
+        vars(nnx.Linear).get("__call__"),
+        nnx.Module.sow.__code__,
+        pjit._get_fastpath_data,
+        pjit._infer_params,
+        pjit._run_python_pjit,
+        api._post_hook_state.get_local(),
+        sys.unraisablehook,
+    )
+
+
+KINDS = (
+    "iterator",
+    "iterator, every 2, perturb",
+    "iterator, metrics",
+    "iterator, switched",
+    "region",
+    "region, every 2, metrics",
+    "region, tick, perturb",
+    "nni.watch",
+)
+
+
+def interrupted_at_lines(kind, path, *, share):
+    """Interrupt a loop of a kind at a share of the lines of the package that it runs."""
+    loops = Loops(kind, path)
+    loops.run()
+    loops.run()  # the next ones compile nothing
+    with Interrupt() as dry:
+        whole, _ = loops.run()
+    before = open_now()
+    lines = sorted(dry.last.values())
+    ended = 0
+    for at in lines[11 * KINDS.index(kind) % share :: share]:  # others for each kind
+        one = Interrupt(at)
+        try:
+            with one:
+                loops.run()
+        except KeyboardInterrupt:
+            ended += 1
+        else:
+            assert one.where is None, f"lost at {one.where}"
+        assert open_now() == before, one.where
+        added, of_all = loops.run()
+        assert added == whole, one.where
+        assert len(nni.load(path)) == of_all, one.where
+    assert ended > 0
+    return ended
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_that_is_interrupted_at_some_line_ends_with_that_and_the_next_one_runs(
+    kind, tmp_path
+):
+    interrupted_at_lines(kind, tmp_path / "run.nni", share=SHARE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_that_is_interrupted_at_any_line_ends_with_that_and_the_next_one_runs(
+    kind, tmp_path
+):
+    interrupted_at_lines(kind, tmp_path / "run.nni", share=1)
+
+
+# ------------------------------------------------------------------- single places
+
+
+def test_an_interrupt_while_the_recording_thread_starts_holds_up_nothing(monkeypatch, tmp_path):
+    loops = Loops("iterator", tmp_path / "run.nni")
+    whole, _ = loops.run()
+    start, armed = threading.Thread.start, [True]
+
+    def interrupted(thread):
+        if armed and thread.name == "nnx_inspector.recording":
+            armed.clear()
+            raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loops.run()
+    assert not armed
+    assert loops.run()[0] == whole
+
+
+@pytest.mark.parametrize("kind", ["region", "region, tick", "nni.watch", "iterator"])
+def test_an_interrupt_while_flax_writes_the_model_back_reaches_the_user(kind, tmp_path):
+    loops = Loops(kind, tmp_path / "run.nni")
+    step, count = loops.step, iter(range(STEPS))
+
+    def cut():
+        step()
+        if next(count) == 1:
+            vars(loops.model).clear()  # as flax does, before it puts the new values in
+            raise KeyboardInterrupt
+
+    loops.step = cut
+    with pytest.raises(KeyboardInterrupt):
+        loops.run()
+    assert open_layers() == ()
+
+
+def test_an_interrupt_within_a_write_leaves_a_file_with_all_passes(monkeypatch, tmp_path):
+    from nnx_inspector.recordings import save
+
+    loops = Loops("region", tmp_path / "run.nni")
+    loops.run()
+    real, count = save.write, iter(range(10**6))
+
+    def cut(file, data):
+        if threading.current_thread() is not threading.main_thread() or next(count) != 1:
+            return real(file, data)
+        real(file, data[: len(data) // 2])  # the chain of checksums has gone on
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(save, "write", cut)
+    with pytest.raises(KeyboardInterrupt):
+        loops.run()
+    assert len(nni.load(loops.path)) == len(loops.insp.recording)
+    _, of_all = loops.run()
+    assert len(nni.load(loops.path)) == of_all
+
+
+def test_a_loop_that_nothing_interrupts_writes_its_file_but_once(monkeypatch, tmp_path):
+    from nnx_inspector.recordings import save
+
+    loops = Loops("iterator, metrics", tmp_path / "run.nni")
+    written = []
+    monkeypatch.setattr(save, "write_whole", lambda *args: written.append(args))
+    _, of_all = loops.run()
+    assert written == []
+    assert len(nni.load(loops.path)) == of_all
+
+
+# ----------------------------------------------------------------- signals' handlers
+
+
+class Handler:
+    """The handler of a signal, which raises an error."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, number, frame):
+        raise self.error("from the handler")
+
+
+@pytest.mark.parametrize("error", [SystemExit, TimeoutError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["begin", "receive"])
+@pytest.mark.parametrize("kind", ["region", "nni.watch", "iterator"])
+def test_what_a_handler_raises_within_a_callback_leaves_the_loop_at_once(
+    kind, where, error, monkeypatch, tmp_path
+):
+    from nnx_inspector.live.inbox import Inbox
+
+    loops = Loops(kind, tmp_path / "run.nni")
+    loops.run()
+    real, steps, count = getattr(Inbox, where), [], iter(range(10**6))
+    before = signal.signal(signal.SIGTERM, Handler(error))
+
+    def signalled(*args, **kwargs):
+        if next(count) == (1 if where == "begin" else 2):  # two messages a step
+            signal.raise_signal(signal.SIGTERM)
+        return real(*args, **kwargs)
+
+    step = loops.step
+    loops.step = lambda: (steps.append(1), step())
+    monkeypatch.setattr(Inbox, where, signalled)
+    try:
+        with pytest.raises(error, match="from the handler"):
+            loops.run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(steps) == 2
+    assert open_layers() == ()
+
+
+def test_an_error_of_our_own_in_a_callback_does_not_leave_the_loop(monkeypatch, tmp_path):
+    from nnx_inspector.live.inbox import Inbox
+
+    loops = Loops("nni.watch", tmp_path / "run.nni")
+    loops.run()
+
+    def fails(*args, **kwargs):
+        raise TimeoutError("ours")
+
+    monkeypatch.setattr(Inbox, "receive", fails)
+    with pytest.warns(nni.InspectorWarning, match="TimeoutError: ours"):
+        loops.run()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("error", [SystemExit, TimeoutError, KeyboardInterrupt])
+@pytest.mark.parametrize("kind", ["region", "nni.watch", "iterator"])
+def test_a_signal_at_any_moment_leaves_the_loop(kind, error, tmp_path):
+    loops = Loops(kind, tmp_path / "run.nni")
+    loops.run()
+    before = signal.signal(signal.SIGALRM, Handler(error))
+    step = loops.step
+
+    def without_end():
+        while True:
+            step()
+
+    loops.step = without_end
+    try:
+        for trial in range(60):
+            signal.setitimer(signal.ITIMER_REAL, 0.05 + 0.003 * trial)
+            with pytest.raises(error, match="from the handler"):
+                loops.run()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# ------------------------------------------------- closed in another thread, or at exit
+
+
+def closed_elsewhere(loop):
+    """Close a generator in another thread, as the collector does."""
+    thread = threading.Thread(target=loop.close)
+    thread.start()
+    thread.join(IN_TIME)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_generator_closed_in_another_thread_leaves_the_users_own_programs(every):
+    model, x, traced = Net(nnx.Rngs(0)), jnp.ones((4, 3)), []
+
+    @nnx.jit
+    def step(model, x):
+        traced.append("step")
+        return model(x)
+
+    @jax.jit
+    def other(x):
+        traced.append("other")
+        return 2 * x
+
+    step(model, x), other(x)
+    insp = nni.Inspector(model, x, display=False)
+    for _ in insp.watch([x] * 4, every=every):
+        step(model, x)
+    loop = insp.watch([x] * 5, every=every)
+    next(loop)
+    step(model, x)
+    closed_elsewhere(loop)
+    traced.clear()
+    step(model, x), other(x)
+    assert traced == []
+    assert open_layers() == ()
+    for _ in insp.watch([x] * 3, every=1):  # and the next loop is watched
+        step(model, x)
+    assert insp.recording.steps[-3:] == list(
+        range(insp.recording.steps[-1] - 2, insp.recording.steps[-1] + 1)
+    )
+
+
+def test_a_region_that_another_thread_has_left_lets_jax_go():
+    model, x = Net(nnx.Rngs(0)), jnp.ones((4, 3))
+    forward = nnx.jit(lambda model, x: model(x))
+    forward(model, x)
+    clean = open_now()
+    insp = nni.Inspector(model, x, display=False)
+    region = insp.watch(every=1)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(region)
+        forward(model, x)
+        left = stack.pop_all()
+        thread = threading.Thread(target=left.close)
+        thread.start()
+        thread.join(IN_TIME)
+    forward(model, x)
+    forward(model, x)
+    assert open_now() == clean
+    assert len(insp.recording) == 1
+
+
+AT_EXIT = """
+import jax, jax.numpy as jnp
+from flax import nnx
+import nnx_inspector as nni
+model, x = nnx.Linear(64, 64, rngs=nnx.Rngs(0)), jnp.ones((256, 64))
+forward = nnx.jit(lambda model, x: model(x))
+insp = nni.Inspector(model, x, display=False)
+insp.save({path!r})
+{what}
+for _ in range(20):
+    forward(model, x)
+"""
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "loop = insp.watch([x] * 9, every=1); next(loop)",
+        "region = insp.watch(every=1); region.__enter__()",
+        "region = insp.watch(every=1); region.__enter__(); insp.tick()",
+        "watch = nni.watch(model, every=1); watch.__enter__()",
+    ],
+)
+def test_what_is_open_when_the_interpreter_ends_is_closed_in_silence(what, tmp_path):
+    path = str(tmp_path / "run.nni")
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT.format(path=path, what=what)],
+        capture_output=True,
+        text=True,
+        timeout=IN_TIME,
+        env=os.environ,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(nni.load(path)) > 0 or "nni.watch" in what
