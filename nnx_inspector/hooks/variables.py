@@ -27,6 +27,7 @@ from flax import nnx
 from nnx_inspector.arrays import is_array, shape_of
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import Path, linen_parts, site_key
+from nnx_inspector.stats.summarize import is_number
 
 _PLAIN = (
     int, float, str, bytes, bool, complex, type, types.FunctionType, types.BuiltinFunctionType,
@@ -329,8 +330,10 @@ def weights_at_first(module: Any, outer: Mapping[int, Any]) -> dict[int, Any]:
 
 def float_arrays(variable: Any) -> list[Any]:
     """Each array of a Variable, as in `stage.array_names`; None if it is not of floats."""
-    leaves = jax.tree.leaves(variable.get_raw_value())
-    return [x if _holds_floats(x) else None for x in leaves if shape_of(x) is not None]
+    leaves = [x for x in jax.tree.leaves(variable.get_raw_value()) if shape_of(x) is not None]
+    # NumPy holds arrays that XLA does not take: texts, float6
+    leaves = [x for x in leaves if not isinstance(x, np.ndarray) or is_number(x.dtype)]
+    return [x if _holds_floats(x) else None for x in leaves]
 
 
 def _holds_floats(x: Any) -> bool:

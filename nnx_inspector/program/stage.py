@@ -172,7 +172,8 @@ def staged(
     with jitted(), nnx.update_context(_TAG), hooked(*wanted):
         with nnx.split_context(_TAG) as splitting:
             graphdef, state = splitting.split(arguments.take(arguments.nodes))
-        held, state_leaves = _Held.of(state)
+        held, state_leaves = HeldState.of(state)
+        state_leaves = _dereferenced(state_leaves)
         own = _nodes_of(arguments.take(arguments.nodes))
         references, spans = _references(own), _spans(own, state)
 
@@ -188,7 +189,8 @@ def staged(
             returned = Arguments.of(out).without_numpy()
             with nnx.split_context(_TAG) as splitting:
                 graphdef_out, state_out = splitting.split((inner, returned.take(returned.nodes)))
-            held_out, leaves_out = _Held.of(state_out)
+            held_out, leaves_out = HeldState.of(state_out)
+            leaves_out = _dereferenced(leaves_out)
             result.update(
                 changed=_differ(before, _contents(inner)),
                 returned=dataclasses.replace(returned, leaves=_without(returned)),
@@ -286,26 +288,29 @@ def _form_of(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Held:
+class HeldState:
     """A state without its arrays; other values of its Variables (such as sown texts) stay."""
 
     treedef: Any
     others: dict[int, Any]
 
     @staticmethod
-    def of(state: Any) -> tuple[_Held, list[Any]]:
+    def of(state: Any) -> tuple[HeldState, list[Any]]:
         leaves, treedef = jax.tree.flatten(state)
-        # the value of a reference; NNX makes a new reference, ours, from it when it merges
-        leaves = [leaf[...] if isinstance(leaf, jax.Ref) else leaf for leaf in leaves]
         others = {i: leaf for i, leaf in enumerate(leaves) if not _can_be_traced(leaf)}
         arrays = [x for i, x in enumerate(leaves) if i not in others]
-        return _Held(treedef, others), arrays
+        return HeldState(treedef, others), arrays
 
     def with_arrays(self, arrays: Sequence[Any]) -> Any:
         rest = iter(arrays)
         count = len(self.others) + len(arrays)
         leaves = [self.others[i] if i in self.others else next(rest) for i in range(count)]
         return jax.tree.unflatten(self.treedef, leaves)
+
+
+def _dereferenced(leaves: Sequence[Any]) -> list[Any]:
+    """The values of references; NNX makes new references, ours, from them when it merges."""
+    return [leaf[...] if isinstance(leaf, jax.Ref) else leaf for leaf in leaves]
 
 
 def _can_be_traced(leaf: Any) -> bool:

@@ -22,6 +22,7 @@ from nnx_inspector.hooks.pytrees import orders
 from nnx_inspector.inspector.nnx.switches import Switches, viewed
 from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.program.function import Arguments, Function
+from nnx_inspector.program.stage import HeldState
 
 NONE = Switches()
 ITSELF = Entry()
@@ -53,11 +54,11 @@ class Call:
         """The parts of the call, taken once for several passes of one moment."""
         arguments = Arguments.of((self.model, self.args, self.kwargs))
         graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
-        leaves, treedef = jax.tree.flatten(state)
+        held, leaves = HeldState.of(state)
         empty = dataclasses.replace(arguments, leaves=blank(arguments))
-        code = key_of((self.loss_fn, self.entry, graphdef, empty.leaves))
-        form = Form(graphdef, treedef, empty, self.loss_fn, self.switches, self.entry)
-        key = (code, empty.treedef, orders(empty.numbered), treedef, self.switches)
+        code = key_of((self.loss_fn, self.entry, graphdef, empty.leaves, held.others))
+        form = Form(graphdef, held, empty, self.loss_fn, self.switches, self.entry)
+        key = (code, empty.treedef, orders(empty.numbered), held.treedef, self.switches)
         return Parts(form, key, leaves, arguments.take(arguments.arrays))
 
     @functools.cached_property
@@ -112,7 +113,7 @@ class Form:
     """A call without its arrays."""
 
     graphdef: Any
-    treedef: Any
+    held: HeldState
     arguments: Arguments
     loss_fn: Callable[..., Any] | None
     switches: Switches
@@ -120,7 +121,7 @@ class Form:
 
     def call(self, leaves: Any, arrays: Any) -> Call:
         """The call on a copy of the model with these leaves, in its modes."""
-        nodes = nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
+        nodes = nnx.merge(self.graphdef, self.held.with_arrays(leaves))
         model, args, kwargs = self.arguments.rebuild(nodes, arrays)
         self.switches.apply(model)
         return Call(model, args, kwargs, self.loss_fn, self.switches, entry=self.entry)

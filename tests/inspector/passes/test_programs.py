@@ -5,6 +5,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from compiled import Compiled
@@ -344,3 +345,22 @@ def test_runs_with_other_values_do_not_pile_up():
     for by in range(MOST_KEPT + 4):
         assert forward(owned, model, (X, by)).value[2] == "int"
     assert len(owned._made.forms) == MOST_KEPT
+
+
+@pytest.mark.parametrize("held", ["a text", np.ones((2, 2), ml_dtypes.float6_e2m3fn)])
+def test_what_xla_does_not_take_stays_with_the_model(held):
+    class Quantised(nnx.Module):
+        def __init__(self):
+            self.stored = nnx.Param(held)
+            self.linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            stored = self.stored.get_raw_value()
+            factor = 3.0 if isinstance(stored, str) else stored.astype(np.float32).mean()
+            return self.linear(x) * factor
+
+    model, x = Quantised(), jnp.ones((4, 2))
+    insp = nni.Inspector(model, x, display=False)
+    assert jnp.array_equal(insp.run(x), model(x))
+    assert insp.recording.passes[-1].summary("").mean == pytest.approx(float(model(x).mean()))
+    insp.close()
