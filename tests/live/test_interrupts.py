@@ -17,6 +17,7 @@ from jax._src import api, pjit
 import nnx_inspector as nni
 from nnx_inspector.hooks.layers import open_layers
 
+pytestmark = pytest.mark.filterwarnings("default::nnx_inspector.InspectorWarning")
 IN_TIME = 120.0
 STEPS = 4
 SHARE = 97
@@ -94,7 +95,6 @@ def open_now():
 KINDS = (
     "iterator",
     "iterator, every 2, perturb",
-    "iterator, metrics",
     "iterator, switched",
     "region",
     "region, every 2, metrics",
@@ -380,7 +380,6 @@ for _ in range(20):
         "loop = insp.watch([x] * 9, every=1); next(loop)",
         "region = insp.watch(every=1); region.__enter__()",
         "region = insp.watch(every=1); region.__enter__(); insp.tick()",
-        "watch = nni.watch(model, every=1); watch.__enter__()",
     ],
 )
 def test_what_is_open_when_the_interpreter_ends_is_closed_in_silence(what, tmp_path):
@@ -393,4 +392,4 @@ def test_what_is_open_when_the_interpreter_ends_is_closed_in_silence(what, tmp_p
         env=os.environ,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(nni.load(path)) > 0 or "nni.watch" in what
+    assert len(nni.load(path)) > 0
