@@ -14,7 +14,14 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nnx_inspector.findings.evidence import STILL, gain_by_luck, left_by_luck, may_be_off
+from nnx_inspector.findings.evidence import (
+    STILL,
+    any_waits,
+    gain_by_luck,
+    left_by_luck,
+    may_be_off,
+    multiplies_zeros,
+)
 from nnx_inspector.findings.finding import Finding, Severity, named
 from nnx_inspector.findings.judged import Judged
 from nnx_inspector.findings.precision import rounded_off, stuck_parameters
@@ -204,6 +211,8 @@ def no_gradient(judged: Judged) -> Iterator[Finding]:
     stuck = stuck_parameters(judged)
     rounded = {p.path for p, _ in stuck.parts} if stuck else set[str]()
     for one, why, step in _without(judged):
+        if why in ("zero", "still") and multiplies_zeros(judged, one.site):
+            continue
         if why == "still" and one.path in rounded:
             continue
         what, advice = WHY[why]
@@ -259,7 +268,7 @@ def _nothing_reached(judged: Judged) -> Finding | None:
 def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
     """(parameter, one of WHY, step) for each parameter that does not learn."""
     graded, moving = judged.graded, _others_move(judged)
-    evident = [p for p in graded if not _waits_for_zeros(judged, p)]
+    evident = [p for p in graded if not any_waits(judged, p)]
     for site, parameters in judged.held.items():
         reached = {"gradient": 0, "output": 0}
         for one in graded:
@@ -277,7 +286,8 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
                 continue
             if parameter.needed == 0 and all(p.needed == 0 for p in judged.parameters_in(site)):
                 continue
-            if reached["output"] and not judged.ran(graded, site):
+            may_not_run = judged.site(site).conditional == 1
+            if (reached["output"] or may_not_run) and not judged.ran(graded, site):
                 continue
             if told:
                 cut = reached["output"] > 0 and reached["gradient"] == 0
@@ -310,18 +320,6 @@ def _is_evident(judged: Judged, parameter: ParameterFacts) -> bool:
 def _told(passes: Sequence[Pass], path: str, name: str) -> list[float]:
     values = [p.figures.parameter(path, name) for p in passes if p.figures is not None]
     return [x for x in values if not math.isnan(x)]
-
-
-def _waits_for_zeros(judged: Judged, one: Pass) -> bool:
-    """Whether a weight is still all zeros: layers before it get a gradient once it moves."""
-    figures = one.figures
-    if figures is None:
-        return False
-    weights = [p for ps in judged.held.values() for p in ps if p.axes == max(q.axes for q in ps)]
-    return any(
-        figures.parameter(p.path, "norm") == 0 and figures.parameter(p.path, "graded") > 0
-        for p in weights
-    )
 
 
 def _others_move(judged: Judged) -> bool:

@@ -1,9 +1,18 @@
 """Which finding explains which: a consequence is listed under its cause, not separately.
 
-An early fault causes later ones: forward, backward, in the update, in the next steps. Whether one
-finding explains another depends on their rules, their order in the pass and in time, and their
-figures, so two independent faults stay two findings. Invariant: no finding is lost; each one is in
-the list or among the effects of one that is.
+An early fault causes later ones: forward, backward, in the update, in the next steps. One finding
+explains another only if data flows from the one to the other, in the direction in which such a
+fault spreads:
+
+- forward: what the first site returns enters what the second returns;
+- backward: what the second site returns, or its module's parameters, enter the first, because the
+  gradient comes back the same way;
+- in an update: parameters that the fault spoils, or that moved too far, enter the second.
+
+Their rules, the passes and the figures must fit too, so two independent faults stay two findings.
+Where the flow is unknown (an eager model, an older file, a site that only the loop calls), only
+what is at the same site is explained. Invariant: no finding is lost; each one is in the list or
+among the effects of one that is.
 """
 
 from __future__ import annotations
@@ -13,7 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nnx_inspector.findings.evidence import ALMOST_ALL
+from nnx_inspector.findings.evidence import ALMOST_ALL, receives_nothing
 from nnx_inspector.findings.finding import (
     CAUSES_FIRST,
     GOING_FORWARD,
@@ -21,7 +30,8 @@ from nnx_inspector.findings.finding import (
     Finding,
     and_others,
 )
-from nnx_inspector.findings.judged import Judged
+from nnx_inspector.findings.judged import Judged, is_within
+from nnx_inspector.recordings.facts import Figures
 
 LOST: Final = 5e-3
 """A gradient below this fraction of the last layers' gradient is explained by a vanishing one."""
@@ -112,34 +122,109 @@ def explains(judged: Judged, cause: Finding, effect: Finding) -> bool:
     return of(judged, cause, effect)
 
 
-def _not_after(judged: Judged, one: Finding, other: Finding) -> bool:
-    return judged.at(one.site) <= judged.at(other.site)
+def _enters(judged: Judged, cause: Finding, effect: Finding, *, values: bool = False) -> bool:
+    """Whether what the cause's site returns enters what the effect's site returns."""
+    return judged.paths.reaches(cause.site, effect.site, values=values)
+
+
+def _precedes(judged: Judged, effect: Finding, cause: Finding) -> bool:
+    """Whether the gradient of the effect's site, or of its parameters, comes back through the
+    cause's site.
+    """
+    held = effect.rule in _OF_PARAMETERS
+    return judged.paths.reaches(effect.site, cause.site, held=held)
+
+
+def _along(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """Whether a gradient that comes back through one of the two sites comes from the other, or the
+    values of one enter it.
+    """
+    return _precedes(judged, effect, cause) or _enters(judged, cause, effect)
 
 
 def _of_nonfinite(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """An Inf explains a later NaN; either explains that nothing changes, and gradients of 0."""
+    """Inf becomes NaN in the values that it enters, in all gradients that these values enter, and
+    by an update in the parameters; an optimizer that leaves such gradients out changes nothing.
+    """
     if cause.severity == "info":  # a mask
         return False
     if effect.rule == "nonfinite":
-        first = cause.evidence["pass"], cause.evidence.get("backward", 0), judged.at(cause.site)
-        then = effect.evidence["pass"], effect.evidence.get("backward", 0), judged.at(effect.site)
-        return first < then and effect.severity != "info"
+        if effect.severity == "info":
+            return False
+        first, then = (_moment(judged, one) for one in (cause, effect))
+        return first < then and _spreads(judged, cause, effect)
+    if cause.step > effect.step:
+        return False
     still = effect.rule == "no-gradient" and "did not change" in effect.what
-    lost = still or _is_too_small(effect) or _is_before(judged, cause, effect)
-    return lost and cause.step <= effect.step
+    if still or _is_too_small(effect):
+        return judged.paths.meet(effect.site, cause.site, held=True)
+    return _is_before(judged, cause, effect)
+
+
+def _moment(judged: Judged, one: Finding) -> tuple[float, float, tuple[int, int, int]]:
+    return one.evidence["pass"], one.evidence.get("backward", 0), judged.at(one.site)
+
+
+def _spreads(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """Whether a value that is not finite reaches one that a later finding names."""
+    if "backward" in effect.evidence:
+        if "backward" in cause.evidence:
+            return judged.paths.reaches(effect.site, cause.site)
+        return judged.paths.meet(effect.site, cause.site)  # of a product, each has the other's
+    if "backward" not in cause.evidence and _enters(judged, cause, effect, values=True):
+        inner = is_within(cause.site, effect.site) and cause.site != effect.site
+        return not (inner and _is_received(judged, effect))
+    return cause.step < effect.step and _is_by_update(judged, cause, effect)
+
+
+def _is_received(judged: Judged, effect: Finding) -> bool:
+    """Whether the values that a finding names were in the site's input already."""
+    one = next((p for p in judged.passes if p.number == effect.evidence["pass"]), None)
+    summary = None if one is None else one.summary(effect.site, "input")
+    return summary is not None and summary.finite < summary.size
+
+
+def _is_by_update(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """Whether parameters of which the gradient held the cause are not finite, and enter the effect.
+
+    The parameters in question are those of the effect's pass.
+    """
+    figures = next((p.figures for p in judged.passes if p.number == effect.evidence["pass"]), None)
+    broken = [
+        site
+        for site, held in judged.held.items()
+        if figures and any(_is_broken(figures, p.path) for p in held)
+    ]
+    return any(
+        judged.paths.reaches(site, effect.site, held=True)
+        and judged.paths.meet(site, cause.site, held=True)
+        for site in broken
+    )
+
+
+def _is_broken(figures: Figures, path: str) -> bool:
+    """Whether a parameter that was measured is not finite."""
+    if any(figures.parameter(path, name) > 0 for name in ("nan", "infinite")):
+        return True
+    return path in figures.parameters and math.isnan(figures.parameter(path, "norm"))
 
 
 def _of_overflow(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """A large value is squared to Inf, saturates functions, and makes gradients explode."""
+    """A large value is squared to Inf, saturates functions, becomes 0 in a norm that divides by
+    Inf, and makes the gradients explode, or vanish, that it enters.
+    """
     if cause.step > effect.step or cause.severity == "info":  # info: float8 that is cut off
         return False
     if effect.rule == "nonfinite":
-        return cause.step < effect.step or "backward" in effect.evidence or _not_after(
-            judged, cause, effect
-        )  # fmt: skip
-    if effect.rule in ("saturated-units", "constant"):
-        return _not_after(judged, cause, effect)
-    return effect.rule == "exploding-gradient"
+        if "backward" in effect.evidence:
+            return judged.paths.meet(effect.site, cause.site)
+        later = cause.step < effect.step and _is_by_update(judged, cause, effect)
+        return later or _enters(judged, cause, effect, values=True)
+    if effect.rule in ("dead-units", "saturated-units", "constant"):
+        return _enters(judged, cause, effect)
+    if effect.rule == "exploding-gradient":
+        return judged.paths.meet(effect.site, cause.site)
+    return _is_before(judged, cause, effect) or _has_stopped(judged, cause, effect)
 
 
 def _of_mode(judged: Judged, cause: Finding, effect: Finding) -> bool:
@@ -147,8 +232,10 @@ def _of_mode(judged: Judged, cause: Finding, effect: Finding) -> bool:
     if cause.evidence.get("examples") != 1:
         return False
     if effect.rule in GOING_FORWARD:
-        return _not_after(judged, cause, effect)
-    return effect.rule == "vanishing-gradient" or _is_before(judged, cause, effect)
+        return _enters(judged, cause, effect)
+    if effect.rule == "vanishing-gradient":
+        return _precedes(judged, effect, cause)
+    return _is_before(judged, cause, effect)
 
 
 def _of_dtype(judged: Judged, cause: Finding, effect: Finding) -> bool:
@@ -164,50 +251,102 @@ def _of_forward(judged: Judged, cause: Finding, effect: Finding) -> bool:
         return False
     if effect.rule in GOING_FORWARD:
         in_order = GOING_FORWARD.index(cause.rule) < GOING_FORWARD.index(effect.rule)
-        return in_order and effect.rule != "saturated-units" and _not_after(judged, cause, effect)
-    if effect.rule == "vanishing-gradient":
-        return True
-    whole = cause.rule != "dead-units" or cause.evidence["fraction"] >= ALMOST_ALL
-    return _is_late_alright(effect) or (whole and _is_before(judged, cause, effect))
+        return in_order and effect.rule != "saturated-units" and _enters(judged, cause, effect)
+    if effect.rule == "vanishing-gradient" or _is_late_alright(effect):
+        return _precedes(judged, effect, cause)
+    if cause.rule == "dead-units" and cause.evidence["fraction"] < ALMOST_ALL:
+        return False
+    return _is_before(judged, cause, effect) or _has_stopped(judged, cause, effect)
 
 
 def _is_before(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """Whether a parameter lies before a site that passes no gradient, or only meets its zeros."""
+    """Whether a parameter lies before a site that passes no gradient, or behind one whose output is
+    all that enters it, and is 0 or the same for all examples.
+    """
     if effect.rule != "no-gradient" or "takes no part" in effect.what:
         return False
-    of_zeros, unreached = (
-        any((one := p.summary(effect.site, which)) and one.norm == 0 for p in judged.graded[-1:])
-        for which in ("input", "gradient")
+    last = judged.graded[-1:]
+    if _precedes(judged, effect, cause):
+        gradients = (one.summary(effect.site, "gradient") for one in last)
+        unreached = any(one is not None and one.norm == 0 for one in gradients)
+        if unreached or (effect.severity == "warning" and "exactly 0" in effect.what):
+            return True
+    return _enters(judged, cause, effect) and any(
+        receives_nothing(judged, one, effect.site)
+        or (one.figures is not None and one.figures.figure(effect.site, "flat") == 1)
+        for one in last
     )
-    if not _not_after(judged, effect, cause):
-        return of_zeros
-    return unreached or (effect.severity == "warning" and "exactly 0" in effect.what)
+
+
+def _has_stopped(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """Whether no weight changes, and all of them lie before or behind a site that passes on nothing
+    but zeros.
+    """
+    if not _is_too_small(effect) or effect.evidence["late"] > 0:
+        return False
+    return all(
+        judged.paths.reaches(site, cause.site, held=True) or judged.paths.reaches(cause.site, site)
+        for site, held in judged.held.items()
+        if any(p.axes >= 2 for p in held)
+    )
 
 
 def _of_vanishing(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """A parameter with hardly any gradient does not change, or changes too little for its dtype."""
-    if effect.rule != "no-gradient":
-        return _is_late_alright(effect)
-    if "takes no part" in effect.what or not judged.graded:
+    """A parameter with hardly any gradient does not change, or changes too little for its dtype.
+
+    Its gradient comes back through a site where hardly anything was left of it.
+    """
+    if not judged.graded or "takes no part" in effect.what:
         return False
-    norms = judged.gradients(judged.graded[-1])
+    if effect.rule != "no-gradient":
+        return _is_late_alright(effect) and _along(judged, cause, effect)
+    norms, small = judged.gradients(judged.graded[-1]), LOST * cause.evidence["last"]
     early = norms.get(effect.site, 0.0 if "exactly 0" in effect.what else math.inf)
-    return early <= LOST * cause.evidence["last"]
+    shared = (site for site in {cause.site, *norms} if norms.get(site, 0.0) <= small)
+    return early <= small and any(
+        judged.paths.reaches(cause.site, site)
+        and judged.paths.reaches(effect.site, site, held=True)
+        for site in shared
+    )
 
 
 def _of_exploding(judged: Judged, cause: Finding, effect: Finding) -> bool:
     """Exploding gradients overflow, or make some layers' updates too large."""
     if cause.step > effect.step:
         return False
+    if effect.rule == "nonfinite" and "backward" in effect.evidence:
+        return _along(judged, cause, effect)
     if effect.rule == "nonfinite":
-        return "backward" in effect.evidence or cause.step < effect.step
-    return _is_too_large(effect) and effect.evidence["late"] < effect.evidence["limit"]
+        return cause.step < effect.step and _is_by_update(judged, cause, effect)
+    too_large = _is_too_large(effect) and effect.evidence["late"] < effect.evidence["limit"]
+    return too_large and _along(judged, cause, effect)
 
 
 def _of_update(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """Updates that are too large break what was sound before them."""
+    """Updates that are too large break what was sound before them, where the weights that moved
+    enter it, or enter a value that its gradient comes back through.
+    """
     wrecked = (*GOING_FORWARD, "overflow", "nonfinite", "exploding-gradient", "vanishing-gradient")
-    return _is_too_large(cause) and effect.rule in wrecked and cause.step < effect.step
+    if not (_is_too_large(cause) and effect.rule in wrecked and cause.step < effect.step):
+        return False
+    backward = "gradient" in effect.rule or "backward" in effect.evidence
+    joined = judged.paths.meet if backward else judged.paths.reaches
+    return any(joined(site, effect.site, held=True) for site in _moved(judged, cause, effect))
+
+
+def _moved(judged: Judged, cause: Finding, effect: Finding) -> list[str]:
+    """The modules whose weights moved too far between two findings."""
+    between = [
+        p.figures
+        for p in judged.passes
+        if p.figures is not None and cause.step < p.step <= effect.step
+    ]
+    limit = cause.evidence["limit"]
+    return [
+        site
+        for site, held in judged.held.items()
+        if any(f.parameter(p.path, "change") >= limit for f in between for p in held)
+    ]
 
 
 def _is_too_large(finding: Finding) -> bool:
@@ -224,6 +363,9 @@ def _is_late_alright(finding: Finding) -> bool:
     """Whether updates are small only because gradients are: the last layers change as usual."""
     return _is_too_small(finding) and finding.evidence["late"] > finding.evidence["limit"]
 
+
+_OF_PARAMETERS: Final = ("no-gradient", "update-ratio")
+"""The rules whose site is a module that holds parameters."""
 
 _EXPLAINS: Final[dict[str, Explains]] = {
     "nonfinite": _of_nonfinite,

@@ -3,7 +3,8 @@
 A model that was just initialised has random weights. By chance, a unit may be off for every
 example, a signal may shrink or grow through narrow layers, and a batch of one may give a gradient
 of 0. Each function here computes how likely that is from the number of units, values or layers;
-rules report nothing that is likely. Invariant: an unknown figure is not evidence.
+rules report nothing that is likely. Zeros that a site receives are an effect: they are followed
+back to what made them. Invariant: an unknown figure is not evidence.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from nnx_inspector.findings.judged import Judged
-from nnx_inspector.recordings.facts import Figures
+from nnx_inspector.findings.finding import named
+from nnx_inspector.findings.judged import FEW, Judged
+from nnx_inspector.recordings.facts import Figures, Role
+from nnx_inspector.recordings.layers import layer_of
+from nnx_inspector.recordings.passes import Pass
 
 LUCK: Final = 5e-3
 """A rule reports only what happens in fewer than one healthy layer in 200."""
@@ -29,6 +33,8 @@ DEAD: Final = 0.4
 dead" with a learning rate that is too high; healthy networks stay well below."""
 DEAD_IN_SOME: Final = 0.6
 ALMOST_ALL: Final = 0.9
+BY_BIAS: Final = 1e-4
+"""The output of a layer that only its bias makes has the size of the bias, but for rounding."""
 BIASED: Final = 0.8
 """A bias of at least this fraction of the output's size decides the sign of the output."""
 FEW_UNITS: Final = 4
@@ -128,6 +134,199 @@ def off_units(judged: Judged, site: str) -> Off | None:
     return Off(part, samples, biased, mask)
 
 
+@dataclasses.dataclass(frozen=True)
+class Zeros:
+    """Zeros that a site receives, or makes, although nothing that enters it is 0.
+
+    Attributes:
+        why: "gate" (a choice leaves the site out), "overflow" (what enters it has a square beyond
+            its dtype, which a norm divides by), "factor" (something between is 0) or "inside" (the
+            same within the site).
+        source: the site that chooses, or whose output is made 0.
+        largest, limit: the largest size of the source's values, and the largest number of its
+            dtype.
+        zero: whether the output is 0; otherwise it is the same for all examples.
+        passes: the number of passes in which this was seen.
+        step: the step from which on it was seen in each of them, and in those before.
+    """
+
+    why: str
+    source: str
+    largest: float
+    limit: float
+    zero: bool
+    passes: int
+    step: int
+
+    def usual_cause(self, site: str) -> str:
+        """What usually makes such zeros at a site, and what helps, as a clause."""
+        source, top = named(self.source), f"{self.largest:.3g}"
+        return {
+            "gate": (
+                f"what {source} returns decides what reaches it, and left it out each time; it "
+                f"learns nothing meanwhile; usually a loss that balances the load is missing"
+            ),
+            "overflow": (
+                f"{source} returned values up to {top}, so a sum of their squares exceeds the "
+                f"largest number of its dtype, {self.limit:.3g}, and a norm that divides by Inf "
+                f"returns 0; square in float32, or divide by the largest value first"
+            ),
+            "factor": (
+                f"what {source} returns is not 0, so the model makes zeros of it in between, "
+                f"usually by a factor or mask that is 0"
+            ),
+            "inside": (
+                f"what {source} returns is not 0, so the zeros arise within {named(site)}, usually "
+                f"by a scale that is 0, or an overflow"
+            ),
+        }[self.why]
+
+
+def zeros_from(judged: Judged, site: str) -> Zeros | None:
+    """What makes the zeros that a site receives or returns; None if it is not known, or harmless.
+
+    Harmless are zeros that the model was given, parameters that begin at 0 and are yet to learn,
+    and zeros of an earlier site, of which that site is the origin.
+    """
+    passes = judged.with_figures(site)
+    is_product = judged.site(site).affine == 1
+    zero = all(_is_zero(one, site) or only_zeros_enter(judged, one, site) for one, _ in passes)
+    still = is_product and len(passes) >= FEW
+    still &= all(f.varied == 1 and f.figure(site, "flat") == 1 for _, f in passes)
+    if not zero and not still:
+        return None
+    feeds = [one for one in judged.paths.feeds(site) if one.site != site]
+    sites = [one.site for one in feeds if one.role == Role.OUTPUT and not one.chosen]
+    gates = [one.site for one in feeds if one.role == Role.OUTPUT and one.chosen]
+    gates += [one for one in sites if judged.paths.decides(one)]
+    gates = [one for one in gates if judged.parameters_in(one)]
+    if any(not _gives_something(judged, one, source) for one, _ in passes for source in sites):
+        return None  # or not known to
+    if any(waits_for_zeros(judged, figures, site) for _, figures in passes):
+        return None
+    step = passes[-1][0].step
+    for one in reversed([p for p in judged.clean if p.figures and site in p.figures.sites]):
+        if zero and not (_is_zero(one, site) or only_zeros_enter(judged, one, site)):
+            break
+        if not zero and one.figures and one.figures.figure(site, "flat") != 1:
+            break
+        step = one.step
+    found = Zeros("gate", gates[0] if gates else "", 0.0, 0.0, zero, len(passes), step)
+    if is_product and gates:
+        return found
+    if not zero or not sites or any(one.role == Role.INPUT for one in feeds):
+        return None
+    source, (last, figures) = sites[0], passes[-1]
+    summary, power = last.summary(source), figures.figure(source, "limit")
+    if summary is None:
+        return None
+    limit = 2.0**power if power < 1024 else math.inf
+    largest = max(abs(summary.min), abs(summary.max))
+    square = summary.norm**2 / summary.size * figures.figure(source, "units")
+    found = dataclasses.replace(found, source=source, largest=largest, limit=limit)
+    if max(largest**2, square) >= limit:
+        return dataclasses.replace(found, why="overflow")
+    if is_product:
+        return dataclasses.replace(found, why="factor")
+    is_norm = "Norm" in judged.site(site).type  # another module may well have a ReLU of its own
+    return dataclasses.replace(found, why="inside") if is_norm else None
+
+
+def only_zeros_enter(judged: Judged, one: Pass, site: str) -> bool:
+    """Whether a layer that multiplies what it receives returns its bias, and nothing else.
+
+    A single layer of a stack is not known to, unless its output is 0: its bias is not known.
+    """
+    figures = one.figures
+    if figures is None or judged.site(site).affine != 1 or site not in figures.sites:
+        return False
+    held = judged.parameters_of(site)
+    most = max((p.axes for p in held), default=0)
+    weights = [figures.parameter(p.path, "norm") for p in held if p.axes == most]
+    if not weights or not min(weights) > 0:
+        return False  # weights of 0, or unknown
+    if _is_zero(one, site):
+        return True
+    biases = [figures.parameter(p.path, "norm") for p in held if p.axes < most]
+    size, same = figures.figure(site, "rms"), figures.figure(site, "flat") == 1
+    of_bias = len(biases) == 1 and abs(size - biases[0]) <= BY_BIAS * size
+    return layer_of(site) is None and same and of_bias
+
+
+def are_harmless_zeros(judged: Judged, site: str) -> bool:
+    """Whether only zeros enter a site in all passes, and no fault makes them: the model was given
+    them (an empty condition, a first state), or parameters are yet to learn.
+    """
+    if not judged.paths.knows(site) or not _enter_always(judged, site):
+        return False
+    before = [s for s in judged.measured if judged.paths.reaches(s, site)]
+    return not any(
+        zeros_from(judged, s) or (not _enter_always(judged, s) and off_units(judged, s))
+        for s in before
+        if judged.parameters_in(s)
+    )
+
+
+def multiplies_zeros(judged: Judged, site: str) -> bool:
+    """Whether a weight has nothing to learn from, because it multiplies harmless zeros, or a state
+    of zeros that a module beside it receives too: the forget gate of an LSTM in its first step.
+    """
+    cell = site.rpartition("/")[0]
+    beside = [s for s in judged.measured if cell and s.rpartition("/")[0] == cell]
+    return are_harmless_zeros(judged, site) or any(
+        not judged.paths.feeds(s) and are_harmless_zeros(judged, s) for s in beside
+    )
+
+
+def _enter_always(judged: Judged, site: str) -> bool:
+    passes = judged.with_figures(site)
+    return bool(passes) and all(only_zeros_enter(judged, one, site) for one, _ in passes)
+
+
+def waits_for_zeros(judged: Judged, figures: Figures, site: str) -> bool:
+    """Whether parameters of another module, such as one around it, enter a site and are all zeros:
+    a factor that begins at 0 and learns.
+    """
+    return any(
+        one.role == Role.PARAMETERS
+        and one.site != site
+        and judged.is_all_zero(one.site, figures, of=any, own=False)
+        for one in judged.paths.feeds(site)
+    )
+
+
+def any_waits(judged: Judged, one: Pass) -> bool:
+    """Whether a weight is still all zeros: layers before it get a gradient once it moves."""
+    figures = one.figures
+    if figures is None:
+        return False
+    weights = [p for ps in judged.held.values() for p in ps if p.axes == max(q.axes for q in ps)]
+    return any(
+        figures.parameter(p.path, "norm") == 0 and figures.parameter(p.path, "graded") > 0
+        for p in weights
+    )
+
+
+def _is_zero(one: Pass, site: str) -> bool:
+    summary = one.summary(site)
+    return summary is not None and not summary.saturated and 0 < summary.size == summary.zeros
+
+
+def _gives_something(judged: Judged, one: Pass, site: str) -> bool:
+    """Whether a site returns any value in a pass that a ReLU would not make 0, too."""
+    summary = one.summary(site)
+    return summary is not None and summary.size > 0 and (
+        summary.max > 0 or (summary.min < 0 and judged.site(site).activation != "relu")
+    )  # fmt: skip
+
+
+def receives_nothing(judged: Judged, one: Pass, site: str) -> bool:
+    """Whether all that enters a site in a pass is 0."""
+    sites = [f.site for f in judged.paths.feeds(site) if f.role == Role.OUTPUT and not f.chosen]
+    known = all(one.summary(source) is not None for source in sites)
+    return bool(sites) and known and not any(_gives_something(judged, one, s) for s in sites)
+
+
 def _is_far_below(judged: Judged, site: str) -> bool:
     limit = FLAT_BELOW.get(judged.site(site).activation, -math.inf)
     told = [one.summary(site) for one, _ in judged.with_figures(site)]
@@ -139,7 +338,7 @@ def _is_biased(judged: Judged, site: str, figures: Figures) -> bool:
     most = max((p.axes for p in held), default=0)
     of_biases = [p.path for p in held if p.axes < most or p.path.endswith("bias")]
     size = figures.figure(site, "rms")
-    return any(figures.parameter(path, "norm") >= BIASED * size for path in of_biases)
+    return any(figures.parameter(path, "norm") >= BIASED * size > 0 for path in of_biases)
 
 
 def all_off(judged: Judged, figures: Figures, site: str) -> bool:
@@ -152,9 +351,10 @@ def all_off(judged: Judged, figures: Figures, site: str) -> bool:
 
 def off_by_luck(judged: Judged, figures: Figures, *, last: str) -> bool:
     """Whether a ReLU at or before a site turns everything to 0 in one pass, perhaps by chance."""
-    end = judged.at(last)
     return any(
-        judged.at(site) <= end and all_off(judged, figures, site) and not off_units(judged, site)
+        judged.comes_before(site, last)
+        and all_off(judged, figures, site)
+        and not off_units(judged, site)
         for site in figures.sites
     )
 

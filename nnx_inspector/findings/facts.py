@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.findings.activations import kind_after, kind_before
 from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.sites import (
     CALL,
@@ -29,12 +28,15 @@ from nnx_inspector.hooks.sites import (
     site_key,
 )
 from nnx_inspector.hooks.variables import float_arrays, variables_by_path
+from nnx_inspector.program.analysis.activations import is_affine, kind_after, kind_before
+from nnx_inspector.program.analysis.equations import bodies_of
+from nnx_inspector.program.analysis.reach import TooLargeError, flow_of
 from nnx_inspector.program.analysis.stacks import stacks_of
 from nnx_inspector.program.analysis.trace import staged_for_trace, trace_of
 from nnx_inspector.program.function import WatchedCall, as_function
 from nnx_inspector.program.marks import CHANGE, INPUT, OUTPUT, mark
 from nnx_inspector.program.stage import Staged, array_names
-from nnx_inspector.recordings.facts import UNKNOWN, Facts, ParameterFacts, SiteFacts
+from nnx_inspector.recordings.facts import UNKNOWN, Facts, Flow, ParameterFacts, SiteFacts
 
 _DTYPE = re.compile(r"(float64|float32|float16|bfloat16|float8\w*)\[")
 
@@ -60,7 +62,24 @@ def facts_of_stage(stage: Staged, *, is_loss: bool = False) -> Facts:
     for site, found in program.sites.items():
         sites[site] = _joined(sites.get(site, SiteFacts(site=site)), found)
     parameters = tuple(_parameters(model, needed, _needed(stage, of_loss)))
-    return Facts(sites=tuple(sites.values()), parameters=parameters)
+    return Facts(sites=tuple(sites.values()), parameters=parameters, flows=_flows(stage, model))
+
+
+def _flows(stage: Staged, model: nnx.Module) -> tuple[Flow, ...]:
+    """How data flows through the program; nothing if the program is too large."""
+    holders = _holders(model)
+    held = {
+        number: _holder(path, holders)
+        for path, variable in variables_by_path({(): model})
+        if isinstance(variable, nnx.Param)
+        for number in stage.spans.get(id(variable), ())
+    }
+    first = len(stage.inputs) - len(stage.arrays)
+    received = range(first, len(stage.inputs))
+    try:
+        return (flow_of(stage.survey.jaxpr, stage.owner, received, held),)
+    except TooLargeError:
+        return ()
 
 
 def read_watched(
@@ -123,12 +142,7 @@ def _parameters(
 ) -> list[ParameterFacts]:
     out: list[ParameterFacts] = []
     seen: set[int] = set()
-    held = {
-        path: site_key((*site.path, *inner))
-        for site in module_sites(model)
-        for around in (site.path, *site.aliases)
-        for path, inner in ((around, ()), *(((*around, *i), i) for i in linen_parts(site.module)))
-    }
+    held = _holders(model)
     for path, variable in variables_by_path({(): model}):
         kind = "Param" if isinstance(variable, nnx.Param) else type(variable).__name__
         if id(variable) in seen or not isinstance(variable, (nnx.Param, nnx.BatchStat)):
@@ -152,6 +166,16 @@ def _parameters(
                     )
                 )
     return out
+
+
+def _holders(model: nnx.Module) -> dict[Path, str]:
+    """Path -> key of every module, by each of its paths."""
+    return {
+        path: site_key((*site.path, *inner))
+        for site in module_sites(model)
+        for around in (site.path, *site.aliases)
+        for path, inner in ((around, ()), *(((*around, *i), i) for i in linen_parts(site.module)))
+    }
 
 
 def _holder(path: Path, held: Mapping[Path, str]) -> str:
@@ -180,6 +204,8 @@ class _Seen:
     leaving: set[str] = dataclasses.field(default_factory=lambda: set[str]())
     examples: int = UNKNOWN
     changed: set[str] = dataclasses.field(default_factory=lambda: set[str]())
+    affine: set[bool] = dataclasses.field(default_factory=lambda: set[bool]())
+    conditional: set[bool] = dataclasses.field(default_factory=lambda: set[bool]())
 
 
 def _joined(base: SiteFacts, found: _Seen) -> SiteFacts:
@@ -199,6 +225,8 @@ def _joined(base: SiteFacts, found: _Seen) -> SiteFacts:
         examples=found.examples,
         running=running,
         deterministic=deterministic,
+        affine=int(found.affine == {True}) if found.affine else UNKNOWN,
+        conditional=int(found.conditional == {True}) if found.conditional else UNKNOWN,
     )
 
 
@@ -210,7 +238,7 @@ class _Program:
         self.sites: dict[str, _Seen] = {}
         self._count = 0
 
-    def enter(self, jaxpr: Any) -> None:
+    def enter(self, jaxpr: Any, *, conditional: bool = False) -> None:
         bare, _ = jaxprs.open_jaxpr(jaxpr)
         uses: dict[Any, list[Any]] = {}
         for equation in bare.eqns:
@@ -222,11 +250,11 @@ class _Program:
         for equation in bare.eqns:
             if equation.primitive is mark:
                 if equation.params["owner"] == self.owner:
-                    self._mark(equation, uses, leaving, made)
+                    self._mark(equation, uses, leaving, made, conditional)
                 continue
             if not jaxprs.is_recomputation(equation):
-                for inner in jaxprs.sub_jaxprs(equation):
-                    self.enter(inner)
+                for body in bodies_of(equation):
+                    self.enter(body.jaxpr, conditional=conditional or body.conditional)
 
     def _mark(
         self,
@@ -234,6 +262,7 @@ class _Program:
         uses: Mapping[Any, list[Any]],
         leaving: set[Any],
         made: Mapping[Any, Any],
+        conditional: bool,
     ) -> None:
         params, part = equation.params, equation.params["part"]
         if part not in (INPUT, OUTPUT, CHANGE):
@@ -249,10 +278,12 @@ class _Program:
             seen.entering |= dtypes
             return
         seen.leaving |= dtypes
+        seen.conditional.add(conditional)
         if seen.order == UNKNOWN:
             seen.order = self._count
             self._count += 1
         avals = [v.aval for v in equation.invars]
+        seen.affine.add(len(avals) == 1 and is_affine(equation.invars[0], made, params["site"]))
         if len(avals) == 1 and avals[0].ndim:
             count = math.prod(avals[0].shape[:-1])
             seen.examples = count if seen.examples == UNKNOWN else min(seen.examples, count)

@@ -7,8 +7,9 @@ the number of other sites is part of the evidence.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -21,14 +22,18 @@ from nnx_inspector.findings.evidence import (
     SOME,
     STILL,
     Off,
+    Zeros,
     left_by_luck,
     off_by_luck,
     off_units,
+    receives_nothing,
     tail,
+    waits_for_zeros,
+    zeros_from,
 )
 from nnx_inspector.findings.finding import Finding, and_others, named
-from nnx_inspector.findings.judged import Judged
-from nnx_inspector.recordings.facts import Figures
+from nnx_inspector.findings.judged import Judged, examined, is_within
+from nnx_inspector.recordings.facts import Figures, Role
 from nnx_inspector.recordings.passes import Pass
 
 SATURATED: Final = 0.5
@@ -63,47 +68,110 @@ FADED: Final = 3e-4
 
 
 def dead_units(judged: Judged) -> Iterator[Finding]:
-    """Units that a ReLU turns off for every example."""
-    found: list[tuple[str, Off]] = []
+    """Units that a ReLU turns off for every example, and sites that receive or return only zeros.
+
+    One finding of units that are off, and one for each origin of zeros.
+    """
+    off: list[tuple[str, Off]] = []
+    zeros: dict[tuple[str, str], list[tuple[str, Zeros]]] = {}
     for site in judged.measured:
-        kind, (_, last) = judged.site(site).activation, judged.with_figures(site)[-1]
+        last = judged.with_figures(site)[-1][1]
         if not judged.parameters_in(site) or judged.is_all_zero(site, last, of=any):
             continue  # no parameters: it passes on its input; zeros (LoRA) have not learnt yet
         if not site and len(judged.measured) > 1:
             continue  # the model repeats the output of its last layer
-        if kind == "relu" and last.varied == 1 and last.figure(site, "flat") == 1:
-            continue  # its input is the same for all examples, which is the cause
-        if kind != "relu" and "Norm" in judged.site(site).type:
-            continue  # a norm turns nothing off: a constant input becomes its bias
-        off = off_units(judged, site)
-        if off is not None:
-            found.append((site, off))
-    if found:
-        found.sort(key=lambda one: one[1].part < ALMOST_ALL)  # first, one that lets nothing pass
-        site, off = found[0]
-        passes = judged.with_figures(site)
-        units = int(passes[-1][1].figure(site, "units"))
-        step = judged.since(site, off.mask, off.part)
-        yield Finding(
-            rule="dead-units",
-            site=site,
-            step=step,
-            severity="error" if off.part >= ALMOST_ALL else "warning",
-            evidence={
-                "fraction": off.part,
-                "units": units,
-                "values": off.samples,
-                "passes": len(passes),
-                "others": len(found) - 1,
-            },
-            what=(
-                f"{off.part:.0%} of the {units} units of {named(site)} are off for all "
-                f"{off.samples} values examined, in each of {len(passes)} "
-                f"pass{'es' * (len(passes) > 1)}"
-                + and_others([f"{other.part:.0%} of {named(s)}" for s, other in found[1:]])
-            ),
-            advice=_how_units_died(judged, off, step, judged.site(site).activation),
-        )
+        if judged.samples(site) < LEAST:
+            continue
+        made = zeros_from(judged, site)
+        if made is not None:
+            zeros.setdefault((made.why, made.source), []).append((site, made))
+        elif not _only_passes_on(judged, site) and (one := off_units(judged, site)) is not None:
+            off.append((site, one))
+    if off:
+        yield _of_off(judged, sorted(off, key=lambda one: one[1].part < ALMOST_ALL))
+    for found in zeros.values():
+        yield _of_zeros(judged, found)
+
+
+def _only_passes_on(judged: Judged, site: str) -> bool:
+    """Whether a site's output is what it is because of its input: the same for all, or zeros."""
+    facts, passes = judged.site(site), judged.with_figures(site)
+    figures = passes[-1][1]
+    if facts.activation == "relu" and figures.varied == 1 and figures.figure(site, "flat") == 1:
+        return True
+    if facts.activation != "relu" and "Norm" in facts.type:
+        return True  # a norm turns nothing off: a constant input becomes its bias
+    if not all(judged.part_of(f, site, "dead") == 1 for _, f in passes):
+        return False
+    if facts.affine == 1:
+        return True  # of the zeros that it receives, another site is the origin, or the input
+    inner = (s for s in judged.measured if s != site and is_within(s, site))
+    return any(judged.part_of(figures, s, "dead") == 1 for s in inner if s in figures.sites) or any(
+        receives_nothing(judged, one, site) for one, _ in passes
+    )
+
+
+def _of_off(judged: Judged, found: list[tuple[str, Off]]) -> Finding:
+    site, off = found[0]  # one that lets nothing pass, if there is any
+    passes = judged.with_figures(site)
+    step = judged.since(site, off.mask, off.part)
+    return Finding(
+        rule="dead-units",
+        site=site,
+        step=step,
+        severity="error" if off.part >= ALMOST_ALL else "warning",
+        evidence={
+            "fraction": off.part,
+            "units": int(passes[-1][1].figure(site, "units")),
+            "values": off.samples,
+            "passes": len(passes),
+            "others": len(found) - 1,
+        },
+        what=(
+            f"{_units(judged, site, off.part)} are off for all {judged.looked_at(site)}, in each "
+            f"of {_passes(len(passes))}"
+            + and_others([f"{other.part:.0%} of {named(s)}" for s, other in found[1:]])
+        ),
+        advice=_how_units_died(judged, off, step, judged.site(site).activation),
+    )
+
+
+def _units(judged: Judged, site: str, part: float) -> str:
+    """`"50% of the 64 units of 'a'"`, or of those that were examined."""
+    figures = judged.with_figures(site)[-1][1]
+    units, looked = (int(figures.figure(site, name)) for name in ("units", "looked"))
+    of = f"{units} units" if looked == units else f"{looked} examined units (of {units})"
+    return f"{part:.0%} of the {of} of {named(site)}"
+
+
+def _passes(count: int) -> str:
+    return f"{count} pass{'es' * (count > 1)}"
+
+
+def _of_zeros(judged: Judged, found: list[tuple[str, Zeros]]) -> Finding:
+    site, zeros = found[0]
+    received = "receives" if judged.site(site).affine == 1 else "returns"
+    seen = (
+        f"{named(site)} {received} only zeros"
+        if zeros.zero
+        else f"{named(site)} returns the same for all {judged.looked_at(site)}"
+    )
+    others = and_others([named(s) for s, _ in found[1:]])
+    return Finding(
+        rule="dead-units",
+        site=site,
+        step=zeros.step,
+        severity="warning" if zeros.why == "gate" else "error",
+        evidence={
+            "fraction": 1.0,
+            "units": int(judged.with_figures(site)[-1][1].figure(site, "units")),
+            "values": judged.samples(site),
+            "passes": zeros.passes,
+            "others": len(found) - 1,
+        },
+        what=f"{seen}, in each of {_passes(zeros.passes)}{others}",
+        advice=zeros.usual_cause(site),
+    )
 
 
 def _how_units_died(judged: Judged, off: Off, step: int, kind: str) -> str:
@@ -149,7 +217,6 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
         site, mask, part = found[0]
         function = "tanh" if mask in ("tanh", "top") else "the sigmoid"
         passes = judged.with_figures(site)
-        units = int(passes[-1][1].figure(site, "units"))
         yield Finding(
             rule="saturated-units",
             site=site,
@@ -157,13 +224,13 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
             severity="error" if max(one[2] for one in found) >= ALMOST_ALL else "warning",
             evidence={
                 "fraction": part,
-                "units": units,
+                "units": int(passes[-1][1].figure(site, "units")),
                 "passes": len(passes),
                 "others": len(found) - 1,
             },
             what=(
-                f"{part:.0%} of the {units} units of {named(site)} lie on the flat parts of "
-                f"{function} for nearly all examples"
+                f"{_units(judged, site, part)} lie on the flat parts of {function} for at least "
+                f"two thirds of the {judged.looked_at(site)}, in each of {_passes(len(passes))}"
                 + and_others([f"{other:.0%} of {named(s)}" for s, _, other in found[1:]])
             ),
             advice=(
@@ -206,7 +273,8 @@ def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
     begins = (
         i
         for i, s in enumerate(flat)
-        if judged.is_all_zero(s, each[0]) and not _stays_zero(judged, s)
+        if (judged.is_all_zero(s, each[0]) and not _stays_zero(judged, s))
+        or waits_for_zeros(judged, each[0], s)
     )
     flat = flat[: next(begins, len(flat))]
     if not flat or _fades(judged, each[-1], tested[: tested.index(flat[0])]):
@@ -214,7 +282,7 @@ def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
     site = flat[0]
     if any(off_by_luck(judged, figures, last=site) for figures in each):
         return None
-    examples = int(each[-1].figure(site, "examples"))
+    examples = min(examined(f.figure(site, "examples")) for f in each)
     return Finding(
         rule="constant",
         site=site,
@@ -222,8 +290,9 @@ def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
         severity="error",
         evidence={"examples": examples, "passes": len(window), "others": len(flat) - 1},
         what=(
-            f"The output of {named(site)} is the same for all {examples} examples of the batch "
-            f"although the model's input is not" + and_others([named(s) for s in flat[1:]])
+            f"The output of {named(site)} is the same for all {examples} examples that were "
+            f"examined, although the model's input is not"
+            + and_others([named(s) for s in flat[1:]])
         ),
         advice=(
             "usually the input is overwritten, multiplied by 0, or reduced over the batch axis "
@@ -262,47 +331,82 @@ def collapse(judged: Judged) -> Iterator[Finding]:
 
 def _collapse(judged: Judged, window: list[Pass]) -> Finding | None:
     found = [f for p in window if p.figures is not None for f in _collapsed(judged, p.figures)]
-    sites: dict[str, list[tuple[str, float, float]]] = {}
-    for site, what, before, after in found:
-        sites.setdefault(site, []).append((what, before, after))
+    sites: dict[str, list[_Fall]] = {}
+    for one in found:
+        sites.setdefault(one.site, []).append(one)
     lasting = [s for s in judged.in_order(sites) if len(sites[s]) >= len(window)]
     if not lasting:
         return None
-    site = lasting[0]
-    what, before, after = sites[site][-1]
+    one = sites[lasting[0]][-1]
     return Finding(
         rule="collapse",
-        site=site,
+        site=one.site,
         step=window[0].step,
         severity="warning",
-        evidence={"before": before, "after": after, "others": len(lasting) - 1},
-        what=_how_collapsed(site, what, before, after)
-        + and_others([named(s) for s in lasting[1:]]),
-        advice=WHY_COLLAPSED[what],
+        evidence={"before": one.before, "after": one.after, "others": len(lasting) - 1},
+        what=_how_collapsed(judged, one) + and_others([named(s) for s in lasting[1:]]),
+        advice=WHY_COLLAPSED[one.what],
     )
 
 
-def _how_collapsed(site: str, what: str, before: float, after: float) -> str:
-    if what == "rank":
+@dataclasses.dataclass(frozen=True)
+class _Fall:
+    """A figure that is much smaller at a site than at one before it.
+
+    Attributes:
+        site, source: the two sites.
+        what: "rank", or "deviation" (over the examples).
+        before, after: the figure at the source and at the site.
+    """
+
+    site: str
+    source: str
+    what: str
+    before: float
+    after: float
+
+
+def _how_collapsed(judged: Judged, one: _Fall) -> str:
+    feeds = any(feed.site == one.source for feed in judged.paths.feeds(one.site))
+    enters = judged.paths.reaches(one.source, one.site)
+    how = "which feeds it" if feeds else "which it is computed from" if enters else "before it"
+    if one.what == "rank":
         return (
-            f"The output of {named(site)} varies along one direction only (effective rank "
-            f"{after:.3f}, before it {before:.1f})"
+            f"The output of {named(one.site)} varies along one direction only (an effective rank "
+            f"of {one.after:.3f}; that of {named(one.source)}, {how}, has {one.before:.1f})"
         )
     return (
-        f"The examples differ by a deviation of {after:.2g} in the output of {named(site)}, and "
-        f"of {before:.2g} before it"
+        f"The examples differ by a deviation of {one.after:.2g} in the output of "
+        f"{named(one.site)}, and of {one.before:.2g} in that of {named(one.source)}, {how}"
     )
 
 
-def _collapsed(judged: Judged, figures: Figures) -> list[tuple[str, str, float, float]]:
-    """(site, what, before, after) of each collapse in one pass."""
+def _source(judged: Judged, figures: Figures, sites: Sequence[str], i: int, least: int) -> str:
+    """The site that feeds another, if it has so many units; of several that of which the examples
+    differ least. Where the flow is unknown, the site that returned before. "" for none.
+    """
+    site = sites[i]
+    if judged.paths.knows(site):
+        feeds = judged.paths.feeds(site)
+        found = [
+            f.site for f in feeds if f.role == Role.OUTPUT and not f.chosen and f.site in sites
+        ]
+    else:
+        found = [s for s in sites[:i] if figures.figure(s, "units") >= least][-1:]
+    found = [s for s in found if figures.figure(s, "units") >= least]
+    return min(found, key=lambda s: figures.figure(s, "spread"), default="")
+
+
+def _collapsed(judged: Judged, figures: Figures) -> list[_Fall]:
+    """Each collapse in one pass."""
     sites = [
         s
         for s in judged.in_order(figures.sites)
         if figures.figure(s, "examples") > 1 and not judged.is_all_zero(s, figures)
     ]
+    began = [s for s in sites if _began_at_zero(judged, s)]
     head = judged.last_with_parameters
-    found: list[tuple[str, str, float, float]] = []
+    found: list[_Fall] = []
     spread = [figures.figure(s, "spread") for s in sites]
     highest = 0.0
     for i, site in enumerate(sites):
@@ -310,23 +414,38 @@ def _collapsed(judged: Judged, figures: Figures) -> list[tuple[str, str, float, 
             break
         held = [p for p in judged.parameters_of(site) if p.axes >= 2]
         later = [x for s, x in zip(sites[i:], spread[i:], strict=True) if s not in (head, "")]
-        rank, before = figures.figure(site, "rank"), [
-            figures.figure(s, "rank") for s in sites[:i] if figures.figure(s, "units") >= WIDE
-        ]  # fmt: skip
         wide = figures.figure(site, "units") >= WIDE and figures.figure(site, "examples") >= WIDE
         wide &= figures.figure(site, "flat") < 1  # the rank of what is constant is rounding
         fan = min((p.size / figures.figure(site, "units") for p in held), default=0)
-        if wide and fan >= WIDE and rank <= RANK_ONE and before and before[-1] >= RANK_BEFORE:
-            found.append((site, "rank", before[-1], rank))
-        if i and held and spread[i - 1] > 0 and len(later) and spread[i] > 0:
-            fell = spread[i] <= DROP * spread[i - 1] and spread[i] <= SMALL
+        rank = figures.figure(site, "rank")
+        if wide and fan >= WIDE and rank <= RANK_ONE:
+            source = _source(judged, figures, sites, i, WIDE)
+            before = figures.figure(source, "rank") if source else 0.0
+            if before >= RANK_BEFORE:
+                found.append(_Fall(site, source, "rank", before, rank))
+        source = _source(judged, figures, sites, i, 1)
+        if source and held and spread[i] > 0 and site not in began:
+            before = figures.figure(source, "spread")
+            fell = spread[i] <= DROP * before and spread[i] <= SMALL
             lasts = max(later, default=0.0) <= max(DROP * highest, spread[i] * 10)
-            if fell and lasts and not _shrinks_by_luck(judged, figures, sites[i - 1], site):
-                found.append((site, "deviation", spread[i - 1], spread[i]))
+            if fell and lasts and not _shrinks_by_luck(judged, figures, source, site):
+                found.append(_Fall(site, source, "deviation", before, spread[i]))
         highest = max(highest, spread[i])
-    if not found:
-        found = _faded(judged, figures, [s for s in sites if s not in (head, "")])
-    return found
+    found = found or _faded(judged, figures, [s for s in sites if s not in (head, "")])
+    between = judged.comes_before
+    return [
+        one
+        for one in found
+        if not any(between(one.source, s) and between(s, one.site) for s in began)
+    ]
+
+
+def _began_at_zero(judged: Judged, site: str) -> bool:
+    """Whether a site's weights, or a factor of another module, were zeros in the first pass."""
+    first = next((f for p in judged.clean if (f := p.figures) is not None), None)
+    return first is not None and (
+        judged.is_all_zero(site, first) or waits_for_zeros(judged, first, site)
+    )
 
 
 def _shrinks_by_luck(judged: Judged, figures: Figures, before: str, site: str) -> bool:
@@ -344,18 +463,20 @@ def _shrinks_by_luck(judged: Judged, figures: Figures, before: str, site: str) -
     return units < 2 or (judged.site(before).activation == "relu" and passing < NARROW)
 
 
-def _faded(
-    judged: Judged, figures: Figures, sites: list[str]
-) -> list[tuple[str, str, float, float]]:
-    """Activations that shrink a little in each layer until nothing is left."""
+def _faded(judged: Judged, figures: Figures, sites: list[str]) -> list[_Fall]:
+    """Examples that differ a little less after each layer until they hardly differ."""
     sites = [s for s in sites if judged.parameters_in(s)]
-    rms = np.array([figures.figure(s, "rms") for s in sites])
-    if len(sites) < 4 or not np.isfinite(rms).all() or not (rms > 0).all():
+    spread = np.array([figures.figure(s, "spread") for s in sites])
+    if len(sites) < 4 or not np.isfinite(spread).all() or not (spread > 0).all():
         return []
     third = max(1, len(sites) // 3)
-    early, late = float(rms[:third].max()), float(rms[-third:].max())
+    first, late = int(spread[:third].argmax()), float(spread[-third:].max())
+    early = float(spread[first])
     left = left_by_luck(judged, figures, sites, fault=FADED)
-    if late <= min(FADED, left) * early and late <= SMALL:
-        where = int(np.flatnonzero(rms <= FADED * early)[0])
-        return [(sites[where], "deviation", early, float(rms[where]))]
-    return []
+    if late > min(FADED, left) * early or late > SMALL:
+        return []
+    after = [s for s in sites[first + 1 :] if judged.comes_before(sites[first], s)]
+    where = next((s for s in after if figures.figure(s, "spread") <= FADED * early), None)
+    if where is None:
+        return []
+    return [_Fall(where, sites[first], "deviation", early, figures.figure(where, "spread"))]

@@ -14,11 +14,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector.findings.paths import Paths
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, Figures, ParameterFacts, SiteFacts
 from nnx_inspector.recordings.layers import layer_key, layer_of, leaf_of
 from nnx_inspector.recordings.passes import Pass
-from nnx_inspector.stats.gauges import bits_of
+from nnx_inspector.stats.gauges import EXAMPLES, bits_of
 
 LAST: Final = 5
 """How many of the last passes are examined for what must hold in all of them."""
@@ -72,6 +73,12 @@ class Judged:
                 out.setdefault(one.site, []).append(one)
         return out
 
+    @functools.cached_property
+    def paths(self) -> Paths:
+        """Which site's values reach which other site."""
+        stacks = {layer[0] for key in self.order if (layer := layer_of(key)) is not None}
+        return Paths(self.facts.flows, stacks)
+
     def parameters_of(self, key: str) -> list[ParameterFacts]:
         """The parameters that a site's module holds itself."""
         key, _ = leaf_of(key)
@@ -83,7 +90,7 @@ class Judged:
         key, _ = leaf_of(key)
         layer = layer_of(key)
         path = layer[0] if layer else key.partition(":")[0]
-        return [p for s, ps in self.held.items() for p in ps if not path or _in(s, path)]
+        return [p for s, ps in self.held.items() for p in ps if is_within(s, path)]
 
     @functools.cached_property
     def order(self) -> dict[str, tuple[int, int, int]]:
@@ -126,6 +133,14 @@ class Judged:
         keys = list(dict.fromkeys(sites))
         stacks = {layer[0] for key in keys if (layer := layer_of(key)) is not None}
         return sorted((key for key in keys if key not in stacks), key=self.at)
+
+    def comes_before(self, one: str, other: str) -> bool:
+        """Whether a site's values enter another's; where the flow is unknown, whether it returns
+        first. A site comes before itself.
+        """
+        if self.paths.knows(one) and self.paths.knows(other):
+            return self.paths.reaches(one, other)
+        return self.at(one) <= self.at(other)
 
     @functools.cached_property
     def last_with_parameters(self) -> str | None:
@@ -193,6 +208,15 @@ class Judged:
         units = int(figures.figure(site, "looked"))
         return float(bits_of(figures.masks[figures.sites.index(site)], mask)[:units].mean())
 
+    def looked_at(self, site: str) -> str:
+        """How many values of each unit a pass examines: `"64 values examined"`."""
+        each = {
+            examined(f.figure(site, "examples")) * int(f.figure(site, "positions"))
+            for _, f in self.with_figures(site)
+        }
+        often = " in each call" if self.paths.calls(site) > 1 else ""
+        return " to ".join(map(str, sorted({min(each), max(each)}))) + " values examined" + often
+
     def samples(self, site: str) -> int:
         """The most values of a unit examined in one pass, not over passes: batches may repeat."""
         each = [
@@ -211,11 +235,21 @@ class Judged:
             step = one.step
         return step
 
-    def is_all_zero(self, site: str, figures: Figures, *, of: Callable[..., bool] = all) -> bool:
-        """Whether all (or any) weights that a site's module multiplies by are zeros in a pass."""
+    def is_all_zero(
+        self,
+        site: str,
+        figures: Figures,
+        *,
+        of: Callable[..., bool] = all,
+        own: bool = True,
+    ) -> bool:
+        """Whether all (or any) weights that a site's module multiplies by are zeros in a pass.
+
+        Without `own`, all parameters count: any may be a factor of what another module returns.
+        """
         held = self.parameters_of(site)
         most = max((p.axes for p in held), default=0)
-        norms = [figures.parameter(p.path, "norm") for p in held if p.axes == most]
+        norms = [figures.parameter(p.path, "norm") for p in held if p.axes == most or not own]
         return bool(norms) and of(norm == 0 for norm in norms)
 
     def differentiated(self, figures: Figures) -> list[ParameterFacts]:
@@ -248,5 +282,11 @@ class Judged:
         return self._gradients[one.number]
 
 
-def _in(site: str, path: str) -> bool:
-    return site == path or site.startswith(f"{path}/")
+def examined(count: float) -> int:
+    """How many of these examples are examined."""
+    return math.ceil(count / math.ceil(count / EXAMPLES))
+
+
+def is_within(site: str, path: str) -> bool:
+    """Whether a site's module is the module of a path, or lies inside it."""
+    return not path or site == path or site.startswith(f"{path}/")

@@ -3,13 +3,14 @@
 Facts are read from the model and from its traced program. Figures come from `gauges` and are
 dropped together with their passes. In a file, facts are columns of numbers and text. Invariant: an
 unknown is "", NaN, or -1 for a flag, never a guess; columns that do not fit together are refused.
-Imports no jax.
+A `Flow` says which values a traced program computes from which. Imports no jax.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import enum
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,61 @@ UNKNOWN: Final = -1
 
 KINDS: Final = ("", "relu", "tanh", "sigmoid", "gelu", "silu")
 """The activation functions that are recognised."""
+
+
+CHOICE: Final = 1
+"""How a value enters another: only by a decision, such as an argmax, a comparison or a branch."""
+CARRIED: Final = 2
+"""From an earlier iteration of the outermost loop."""
+BACKWARDS: Final = 4
+"""The outermost loop runs from its last row to its first."""
+FIRST: Final = 8
+"""As what the outermost loop begins with."""
+INNER: Final = 16
+"""From an earlier iteration of a loop within another."""
+MOST_FLOWS: Final = 8
+"""The programs whose flow is kept: those that were traced last."""
+
+
+class Role(enum.IntEnum):
+    """What a value of a `Flow` is: what a call returned, the parameters that a module holds itself,
+    or what the program received.
+    """
+
+    OUTPUT = 0
+    PARAMETERS = 1
+    INPUT = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """How data flows through one traced program, each array that each call returns by itself.
+
+    Attributes:
+        sites: the site keys.
+        values: int32[values, 3], as bytes: the number of its site, its role, and the number of the
+            outermost loop that it is in, or -1.
+        edges: int32[edges, 3], as bytes: the value that is used, the value that is computed from it
+            with no other in between, and how: a sum of the flags above.
+    """
+
+    sites: tuple[str, ...]
+    values: bytes
+    edges: bytes
+
+    @staticmethod
+    def of(sites: Iterable[str], values: Sequence[Any], edges: Sequence[Any]) -> Flow:
+        """A flow with these rows of values and of edges."""
+        packed = (np.array(rows, np.int32).reshape(-1, 3).tobytes() for rows in (values, edges))
+        return Flow(tuple(sites), *packed)
+
+    def rows(self) -> tuple[list[list[int]], list[list[int]]]:
+        """The rows of values and of edges."""
+        return _rows(self.values).tolist(), _rows(self.edges).tolist()
+
+
+def _rows(packed: bytes) -> Array:
+    return np.frombuffer(packed, np.int32).reshape(-1, 3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +99,8 @@ class SiteFacts:
         deterministic: whether a Dropout is off (1) or on (0).
         rate: the rate of a Dropout; -1 for other modules.
         embeddings: the number of embeddings of an `nnx.Embed`; -1 for other modules.
+        affine: whether its output is a product with what it receives, plus a bias (1) or not (0).
+        conditional: whether all its calls are in branches that may not be taken (1) or not (0).
     """
 
     site: str
@@ -58,6 +116,8 @@ class SiteFacts:
     deterministic: int = UNKNOWN
     rate: float = float(UNKNOWN)
     embeddings: int = UNKNOWN
+    affine: int = UNKNOWN
+    conditional: int = UNKNOWN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,11 +176,13 @@ class Facts:
 
     Attributes:
         uncalled: set while the loop watched last has not called the model.
+        flows: of the traced programs, the newest first; none of an eager one or an older file.
     """
 
     sites: tuple[SiteFacts, ...] = ()
     parameters: tuple[ParameterFacts, ...] = ()
     uncalled: Uncalled | None = None
+    flows: tuple[Flow, ...] = ()
 
     def joined(self, other: Facts) -> Facts:
         """The facts of both; `other` wins, except for what either saw called or needed."""
@@ -141,6 +203,7 @@ class Facts:
             sites=tuple(sites.values()),
             parameters=tuple(parameters.values()),
             uncalled=self.uncalled,
+            flows=tuple(dict.fromkeys((*other.flows, *self.flows)))[:MOST_FLOWS],
         )
 
     def to_columns(self) -> dict[str, Array]:
@@ -158,6 +221,12 @@ class Facts:
         _put(out, "uncalled_advice", [one.advice for one in absent], "str")
         counts = [[one.step, one.steps, one.calls] for one in absent]
         out["uncalled"] = np.array(counts, np.int64).reshape(-1, 3)
+        parts = [(len(one.sites), len(one.values), len(one.edges)) for one in self.flows]
+        out["flow_parts"] = np.array(parts, np.int64).reshape(-1, 3)
+        _put(out, "flow_sites", [site for one in self.flows for site in one.sites], "str")
+        for name in _OF_FLOW:
+            packed = b"".join(getattr(one, name) for one in self.flows)
+            out[f"flow_{name}"] = _rows(packed).astype(np.int64)
         return out
 
     @staticmethod
@@ -174,7 +243,12 @@ class Facts:
             known = one.activation in KINDS and one.made_by in KINDS
             _require(known, f"site_activation holds {one.activation!r}, {one.made_by!r}")
         parameters = reader.items("parameter", ParameterFacts)
-        return Facts(sites=tuple(sites), parameters=tuple(parameters), uncalled=reader.uncalled())
+        return Facts(
+            sites=tuple(sites),
+            parameters=tuple(parameters),
+            uncalled=reader.uncalled(),
+            flows=reader.flows(),
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -262,10 +336,20 @@ def _require(condition: bool, what: str) -> None:
 
 
 _LATER: Final = (
-    "site_embeddings", "parameter_in_loss", "parameter_ended", "parameter_nan",
-    "parameter_infinite",
+    "site_embeddings", "site_affine", "site_conditional", "parameter_in_loss", "parameter_ended",
+    "parameter_nan", "parameter_infinite",
 )  # fmt: skip
 """Columns that older recordings do not have."""
+
+
+_OF_FLOW: Final = ("values", "edges")
+_ROW: Final = 12
+"""Bytes of a value or an edge of a `Flow`."""
+
+
+def _is_within(packed: bytes, least: Sequence[int], ends: Sequence[int]) -> bool:
+    rows = _rows(packed)
+    return bool(((rows >= np.array(least)) & (rows < np.array(ends))).all())
 
 
 class _Columns:
@@ -315,6 +399,30 @@ class _Columns:
             return None
         step, steps, calls = counts[0].tolist()
         return Uncalled(step=step, steps=steps, calls=calls, what=what[0], advice=advice[0])
+
+    def flows(self) -> tuple[Flow, ...]:
+        if "flow_parts" not in self._columns:
+            return ()  # an older file without these columns
+        parts = self.array("flow_parts", np.int64, (None, 3)).tolist()
+        values, edges = (self.array(f"flow_{name}", np.int64, (None, 3)) for name in _OF_FLOW)
+        small = all(bool((abs(rows) < 2**31).all()) for rows in (values, edges))
+        _require(small, "a number of a flow is out of range")
+        _require(len(parts) <= MOST_FLOWS, "flow_parts has too many rows")
+        left = [self.texts("flow_sites"), *(x.astype(np.int32).tobytes() for x in (values, edges))]
+        found: list[Flow] = []
+        for part in parts:
+            sites, *packed = (data[:count] for data, count in zip(left, part, strict=True))
+            left = [data[count:] for data, count in zip(left, part, strict=True)]
+            one = Flow(tuple(sites), *packed)
+            fits = [len(one.sites), len(one.values), len(one.edges)] == part
+            _require(fits and not any(size % _ROW for size in part[1:]), "flow_parts does not fit")
+            count = len(one.values) // _ROW
+            right = _is_within(one.values, (0, 0, -1), (len(sites), len(Role), 2**31))
+            right &= _is_within(one.edges, (0, 0, 0), (count, count, 2 * INNER))
+            _require(right, "a number of a flow is out of range")
+            found.append(one)
+        _require(not any(left), "flow_parts is too short")
+        return tuple(found)
 
     def items(self, prefix: str, cls: Any) -> list[Any]:
         columns: dict[str, list[Any]] = {}

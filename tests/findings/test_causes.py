@@ -208,3 +208,86 @@ def test_steps_that_grow_from_nothing_are_a_warm_up() -> None:
         summaries = {s: {"output": of(), "gradient": of(0.01)} for s in SITES}
         recording.append(step, summaries, kind="watch", figures=model.figures())
     assert diagnose(recording) == []
+
+
+# ------------------------------------------------------------------- only along the flow
+
+
+HEADS = ("ab", "bc", "bd", "de")
+"""A trunk of a and b, a head c, and a head of d and e; f is another model's."""
+
+
+def one_bad(where: str, value: float, edges: Any, *, first: str, top: float) -> list[Finding]:
+    """A large value at one site, then a value that is not finite at another, in one pass."""
+    model, recording = Model(edges=edges), Recording()
+    recording.learn(model.known())
+    bad = Summary(bins=_nonfinite(value), points=np.zeros(3), sums=np.zeros(3))
+    known = {first: of(top), where: bad}
+    summaries = {s: {"output": known.get(s, of())} for s in SITES}
+    recording.append(0, summaries, figures=model.figures())
+    return diagnose(recording)
+
+
+@pytest.mark.parametrize(
+    ("first", "where", "edges", "joined"),
+    [
+        ("c", "e", HEADS, False),  # parallel heads
+        ("c", "d", ("ac", "bd", "ce", "de"), False),  # 1e30 in a branch, log of 0 in the one beside
+        ("a", "e", HEADS, True),
+        ("a", "d", ("ab", "ac", "bc", "cd"), True),  # around b, by a skip connection
+        ("a", "f", HEADS, False),
+        ("a", "e", (), False),  # nothing is known of the flow
+    ],
+)
+def test_a_large_value_explains_an_nan_only_where_it_enters(
+    first: str, where: str, edges: Any, joined: bool
+) -> None:
+    found = one_bad(where, np.nan, edges, first=first, top=1e30)
+    assert ("nonfinite" in [e.rule for one in found for e in one.effects]) == joined
+    assert {one.rule for one in found} == ({"overflow"} if joined else {"overflow", "nonfinite"})
+
+
+@pytest.mark.parametrize(("site", "joined"), [("c", False), ("a", True), ("b", True)])
+def test_a_dead_layer_explains_a_gradient_of_0_only_before_it(site: str, joined: bool) -> None:
+    """b feeds the two heads c and d; the first layer of the second head, d, lets nothing pass."""
+    model = dead(1.0, "d")
+    model.edges = HEADS
+    model.told[site] = {"graded": 0.0, "gradient": 0.0}
+    found = diagnose(model.recording())
+    by_itself = [] if joined else [("no-gradient", [])]
+    assert told(found) == [("dead-units", ["no-gradient"] if joined else []), *by_itself]
+
+
+def test_two_encoders_fail_apart() -> None:
+    """a feeds b, c feeds d, and both feed e: units of a are off, c's output collapses."""
+    model = dead(0.5, "a")
+    model.edges = ("ab", "cd", "be", "de", "ef")
+    model.sites["d"] |= {"rank": 1.0}
+    found = told(diagnose(model.recording()))
+    assert sorted(found) == [("collapse", []), ("dead-units", [])]
+    model.edges = ("ac", "cd", "de", "ef")
+    assert told(diagnose(model.recording())) == [("dead-units", ["collapse"])]
+
+
+def test_a_late_fault_does_not_explain_an_early_one() -> None:
+    model = dead(0.5, "e")
+    model.sites["b"] |= {"rank": 1.0}
+    assert sorted(told(diagnose(model.recording()))) == [("collapse", []), ("dead-units", [])]
+
+
+def test_a_nan_that_an_update_spreads_is_told_with_its_cause() -> None:
+    """c is NaN in one step; in the next, the trunk's parameters are, and so is the other head."""
+    for broken in ("a", "f"):
+        model, recording = Model(kind="watch", edges=HEADS), Recording()
+        recording.learn(model.known())
+        inf, nan = (
+            Summary(bins=_nonfinite(value), points=np.zeros(3), sums=np.zeros(3))
+            for value in (np.inf, np.nan)
+        )
+        for step, bad in enumerate(({"c": inf}, {"e": nan})):
+            if step:
+                model.told[broken] = {"norm": np.nan}
+            summaries = {s: {"output": bad.get(s, of()), "gradient": of()} for s in SITES}
+            recording.append(step, summaries, kind="watch", figures=model.figures())
+        found = [(one.site, [e.site for e in one.effects]) for one in diagnose(recording)]
+        assert (("c", ["e"]) in found) == (broken == "a"), found

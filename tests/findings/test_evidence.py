@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import of
+from made_up import chain, of
 
 from nnx_inspector.findings.evidence import BEYOND, gain_by_luck, tail
 from nnx_inspector.findings.findings import diagnose
@@ -73,6 +73,7 @@ class Drawn:
                                dtype="float32", size=size, axes=2 if "kernel" in path else 1)
                 for path, size in sizes.items()
             ),
+            flows=(chain(sites),),
         )  # fmt: skip
         rows, masks = zip(*(_row(z) for z in outputs), strict=True)
         figures = Figures(

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from nnx_inspector.findings.findings import diagnose
-from nnx_inspector.recordings.facts import Facts, Figures, ParameterFacts, SiteFacts
+from nnx_inspector.recordings.facts import Facts, Figures, Flow, ParameterFacts, SiteFacts
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES, UNITS
 from nnx_inspector.stats.summary import Summary
 
 SITES = ("a", "b", "c", "d", "e", "f")
+
+
+def chain(sites: Sequence[str]) -> Flow:
+    """A flow in which each site feeds the next."""
+    count = len(sites)
+    edges = [(i, i + 1, 0) for i in range(count - 1)]
+    return Flow.of(sites, [(i, 0, -1) for i in range(count)], edges)
+
+
+def joined(edges: Sequence[str]) -> Flow:
+    """A flow in which the first site of each pair feeds the second."""
+    at = {site: i for i, site in enumerate(SITES)}
+    return Flow.of(SITES, [(i, 0, -1) for i in at.values()], [(at[a], at[b], 0) for a, b in edges])
 
 
 def of(scale: float = 1.0, n: int = 64) -> Summary:
@@ -59,6 +73,8 @@ class Model:
     )
     kind: str = "step"
     varied: int = 1
+    edges: Sequence[str] | None = None
+    """Which site feeds which, `"ab"`; by default each feeds the next."""
 
     def known(self) -> Facts:
         return Facts(
@@ -91,6 +107,7 @@ class Model:
                 )
                 for s in SITES
             ),
+            flows=(chain(SITES) if self.edges is None else joined(self.edges),),
         )
 
     def figures(self) -> Figures:

@@ -36,7 +36,6 @@ WITHOUT_JAX = {
     "recordings": None,
     "findings": {
         "backward",
-        "calls",
         "causes",
         "evidence",
         "finding",
@@ -45,6 +44,8 @@ WITHOUT_JAX = {
         "judged",
         "model",
         "nonfinite",
+        "precision",
+        "paths",
     },
     "screen": None,
 }

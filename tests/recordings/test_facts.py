@@ -14,6 +14,7 @@ from nnx_inspector.recordings.facts import (
     KINDS,
     Facts,
     Figures,
+    Flow,
     ParameterFacts,
     SiteFacts,
     Uncalled,
@@ -60,6 +61,12 @@ def same(a, b):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
+TRIPLES = st.lists(st.tuples(*[st.integers(0, 2)] * 3), max_size=4)
+FLOWS = st.builds(
+    Flow.of, st.just(("a", "", "b:c")), st.just([(0, 0, -1), (2, 1, 5), (1, 2, 0)]), TRIPLES
+)
+
+
 UNCALLED = st.builds(
     Uncalled, step=st.integers(), steps=st.integers(), calls=st.integers(), what=NAMES, advice=NAMES
 ).filter(lambda one: max(map(abs, (one.step, one.steps, one.calls))) < 2**53)
@@ -71,6 +78,7 @@ UNCALLED = st.builds(
         sites=st.lists(SITES, max_size=3).map(tuple),
         parameters=st.lists(PARAMETERS, max_size=3).map(tuple),
         uncalled=st.none() | UNCALLED,
+        flows=st.lists(FLOWS, max_size=3).map(tuple),
     )
 )
 def test_columns_come_back_as_they_were(facts):
@@ -83,13 +91,16 @@ def some():
     site = SiteFacts(site="a", type="Linear", order=0, activation="relu", examples=4)
     parameter = ParameterFacts(path="a/kernel", site="a", type="Param", dtype="float32", size=12)
     return Facts(
-        sites=(site, SiteFacts(site="b", type="Dropout", rate=0.5)), parameters=(parameter,)
+        sites=(site, SiteFacts(site="b", type="Dropout", rate=0.5)),
+        parameters=(parameter,),
+        flows=(Flow.of(["a", "b"], [(0, 0, -1), (1, 0, 2)], [(0, 1, 3)]),),
     ).to_columns()
 
 
 @pytest.mark.parametrize("name", sorted(some()))
 def test_a_column_that_is_missing_or_of_another_kind_is_refused(name):
-    missing = () if name in ("parameter_in_loss", "uncalled") else (None,)  # once there were none
+    later = ("parameter_in_loss", "site_affine", "site_conditional", "uncalled", "flow_parts")
+    missing = () if name in later else (None,)  # once there were none
     for other in (*missing, np.array(["x"], object), np.zeros((2, 2, 2), np.complex64), "text"):
         broken = {**some(), name: other}
         with pytest.raises(InspectorError, match="columns"):
@@ -105,6 +116,15 @@ def test_a_column_that_is_missing_or_of_another_kind_is_refused(name):
         ("site_activation", lambda a: np.frombuffer(b"evil", np.uint8)),
         ("site_order", lambda a: np.concatenate([a, a])),
         ("uncalled", lambda a: np.zeros((2, 3), np.int64)),
+        ("flow_parts", lambda a: a + 1),
+        ("flow_parts", lambda a: -a),
+        ("flow_parts", lambda a: a - np.array([0, 6, 0])),
+        ("flow_parts", lambda a: np.zeros((0, 3), np.int64)),
+        ("flow_parts", lambda a: np.concatenate([a, *[0 * a] * 8])),
+        ("flow_values", lambda a: a + 2),
+        ("flow_values", lambda a: a - 1),
+        ("flow_edges", lambda a: a + 1),
+        ("flow_edges", lambda a: a + np.int32([0, 0, 32])),
     ],
 )
 def test_columns_that_do_not_belong_together_are_refused(name, change):
@@ -119,6 +139,8 @@ def test_facts_that_were_saved_before_are_read():
     columns = known.to_columns()
     for later in ("parameter_in_loss", "uncalled", "uncalled_what", "uncalled_advice"):
         del columns[later]
+    new = ("flow_", "site_affine", "site_conditional")
+    columns = {name: column for name, column in columns.items() if not name.startswith(new)}
     # once the figures of all passes, of which there were none, stood beside them
     columns.update(known=np.ones(1, np.uint8), numbers=np.zeros(0, np.int64))
     assert Facts.from_columns(columns) == Facts(parameters=(ParameterFacts(path="p", site="a"),))
@@ -179,6 +201,14 @@ def test_figures_count_as_memory():
     without.append(0, {"a": {"output": empty()}})
     row = 4 * len(SITE_FIGURES) + len(MASKS) * BYTES
     assert with_them.nbytes - without.nbytes >= 1000 * row
+
+
+def test_the_flows_of_the_last_programs_are_kept():
+    flows = [Flow.of([str(i)], [(0, 0, -1)], []) for i in range(10)]
+    known = Facts()
+    for one in [*flows, *flows[5:7]]:
+        known = known.joined(Facts(flows=(one,)))
+    assert [flow.sites[0] for flow in known.flows] == ["6", "5", "9", "8", "7", "4", "3", "2"]
 
 
 def test_what_was_seen_called_once_stays_called():

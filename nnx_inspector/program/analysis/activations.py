@@ -1,4 +1,4 @@
-"""The activation function that a value goes into, or comes out of, in a program.
+"""What a value goes into, or comes out of, in a program: an activation function, a product.
 
 A function is recognised by its values, however it is written: the elementwise equations that follow
 are evaluated on some numbers. Invariant: the answer is "" unless the function is one of `KINDS` for
@@ -7,8 +7,9 @@ certain, and the value goes nowhere else. Computes nothing on a device.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import is_call
-from nnx_inspector.program.marks import mark
+from nnx_inspector.program.marks import INPUT, mark
 
 Floats = npt.NDArray[np.float64]
 
@@ -126,6 +127,69 @@ def kind_before(variable: Any, made: Mapping[Any, Any]) -> str:
         if values is not None and (kind := _kind_of(values)):
             return kind
     return ""
+
+
+_PLACED: Final = {
+    *("convert_element_type", "copy", "copy_p", "reshape", "squeeze", "transpose", "pad", "rev"),
+    *("broadcast_in_dim", "expand_dims", "reduce_precision", "sharding_constraint"),
+}
+"""Equations that change no value, only its place or precision, and zeros that are put around it."""
+_PRODUCTS: Final = frozenset(["dot_general", "conv_general_dilated"])
+
+
+def is_affine(variable: Any, made: Mapping[Any, Any], site: str) -> bool:
+    """Whether a value is what a call of a site receives times something, plus something else."""
+    products = _sources(variable, _Around(made), {*_PLACED, "add", "add_any", "sub"})
+    return any(
+        one is not None
+        and one.primitive.name in _PRODUCTS
+        and any(_is_received(v, around, site) for v in one.invars)
+        for one, around in products
+    )
+
+
+def _is_received(variable: Any, around: _Around, site: str) -> bool:
+    return any(
+        one is not None
+        and one.primitive is mark
+        and (one.params["part"], one.params["site"]) == (INPUT, site)
+        for one, _ in _sources(variable, around, _PLACED)
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Around:
+    """The equation that makes each value of a jaxpr, and the call that the jaxpr is of."""
+
+    made: Mapping[Any, Any]
+    call: Any = None
+    inputs: Sequence[Any] = ()
+    outer: Any = None
+
+
+def _sources(variable: Any, around: _Around, passed: Collection[str]) -> list[tuple[Any, _Around]]:
+    """The equations that a value comes from through calls and equations of these names; None for
+    an input of the program.
+    """
+    waiting, out, left = [(variable, around)], list[tuple[Any, _Around]](), STEPS
+    while waiting and left:
+        left -= 1
+        one, here = waiting.pop()
+        if jaxprs.is_literal(one):
+            continue
+        equation = here.made.get(one)
+        if equation is None and one in here.inputs:
+            waiting.append((here.call.invars[here.inputs.index(one)], here.outer))
+        elif equation is not None and is_call(equation):
+            inner, _ = jaxprs.open_jaxpr(next(jaxprs.sub_jaxprs(equation)))
+            makers = {v: each for each in inner.eqns for v in each.outvars}
+            result = inner.outvars[equation.outvars.index(one)]
+            waiting.append((result, _Around(makers, equation, inner.invars, here)))
+        elif equation is not None and equation.primitive.name in passed:
+            waiting.extend((v, here) for v in equation.invars)
+        else:
+            out.append((equation, here))
+    return out
 
 
 def _value(variable: Any, known: dict[Any, Any], made: Mapping[Any, Any], near: Any) -> Any:

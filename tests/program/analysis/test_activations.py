@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 from jax.extend.core import Literal
 
-from nnx_inspector.findings import activations
-from nnx_inspector.findings.activations import CLOSE, POINTS, kind_after, kind_before
+from nnx_inspector.program.analysis import activations
+from nnx_inspector.program.analysis.activations import CLOSE, POINTS, kind_after, kind_before
 
 RELU = {
     "nnx": nnx.relu,
