@@ -1,7 +1,8 @@
 """The curves of scalar metrics over the steps, bounded in points; dropped points are counted.
 
 Invariant: how many values were not finite, and from which step on, is exact however many points
-were dropped. Not thread-safe: the recording that owns the curves has the lock. Imports no jax.
+were dropped, and an interrupt at any line leaves no half of a point. Not thread-safe: the recording
+that owns the curves has the lock. Imports no jax.
 """
 
 from __future__ import annotations
@@ -59,10 +60,18 @@ class Tally(NamedTuple):
     infinite: int = 0
     first: int = 0
 
-    def plus(self, points: int, nan: int, infinite: int, step: int) -> Tally:
-        """With further values, the first of them at a step."""
-        first = self.first if self.nan or self.infinite else step * bool(nan or infinite)
-        return Tally(self.points + points, self.nan + nan, self.infinite + infinite, first)
+    def plus(self, rows: npt.NDArray[np.float64]) -> Tally:
+        """With further points, float64[n, 2]: step and value, in the order of arrival."""
+        bad = ~np.isfinite(rows[:, 1])
+        nan = int(np.isnan(rows[:, 1]).sum())
+        infinite = int(bad.sum()) - nan
+        first = self.first if self.nan or self.infinite or not bad.any() else int(rows[bad][0, 0])
+        return Tally(self.points + len(rows), self.nan + nan, self.infinite + infinite, first)
+
+    def without(self, rows: npt.NDArray[np.float64]) -> Tally:
+        """Without some of the points; the first step stays."""
+        points, nan, infinite, _ = Tally().plus(rows)
+        return Tally(self.points - points, self.nan - nan, self.infinite - infinite, self.first)
 
 
 def scalar(name: str, value: Any) -> float:
@@ -90,6 +99,19 @@ def scalar(name: str, value: Any) -> float:
     )
 
 
+class _Curve(NamedTuple):
+    """One metric: its points (step, value, step, value ...), and what was counted of others."""
+
+    points: array.array[float]
+    dropped: Tally
+
+    def table(self) -> npt.NDArray[np.float64]:
+        return np.array(self.points, np.float64).reshape(-1, 2)
+
+    def tally(self) -> Tally:
+        return self.dropped.plus(self.table())
+
+
 class Curves:
     """Points (step, value) by metric.
 
@@ -111,8 +133,8 @@ class Curves:
         self.thinned = 0
         self._max_points = max_points
         self._max_bytes = max_bytes
-        self._curves: dict[str, tuple[array.array[float], array.array[float]]] = {}
-        self._tallies: dict[str, Tally] = {}
+        self._curves: dict[str, _Curve] = {}
+        self._begun: dict[str, Tally] = {}
         self._points = 0
         self._longest = 0  # an upper bound
         self._limit = max_points
@@ -120,12 +142,10 @@ class Curves:
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Add one point to the curve of each metric. NaN and Inf are kept as they are."""
         for name, value in values.items():
-            steps, curve = self._curves.setdefault(name, (array.array("d"), array.array("d")))
-            steps.append(step)
-            curve.append(value)
-            nan, infinite = value != value, value in (np.inf, -np.inf)
-            self._tallies[name] = self._tallies.get(name, Tally()).plus(1, nan, infinite, step)
-            self._longest = max(self._longest, len(curve))
+            begun = _Curve(array.array("d"), self._begun.get(name, Tally()))
+            points, _ = self._curves.setdefault(name, begun)
+            self._longest = max(self._longest, len(points) // 2 + 1)
+            points.extend((step, value))  # in one piece: an interrupt may come at any line
         self._points += len(values)
         share = self._max_bytes // (_POINT_BYTES * max(len(self._curves), 1))
         limit = max(2, min(self._max_points, share))
@@ -137,38 +157,31 @@ class Curves:
         self._limit = limit
 
     def _bound(self, name: str, limit: int) -> None:
-        steps, curve = self._curves[name]
-        while len(curve) > limit:
+        while len(self._curves[name].points) // 2 > limit:
+            points, tally = self._curves[name].table(), self._curves[name].tally()
             # users look for the point where a curve becomes NaN or Inf
-            finite = np.isfinite(curve)
+            finite = np.isfinite(points[:, 1])
             leaves = finite[:-1] & ~finite[1:]
             keep = np.append(leaves, False) | np.append(False, leaves)  # and the point before
-            gone = surplus(np.maximum.accumulate(steps).tolist(), keep.tolist())
-            left = [i for i in range(len(curve)) if i not in gone]
-            steps = array.array("d", [steps[i] for i in left])
-            curve = array.array("d", [curve[i] for i in left])
-            self._curves[name] = (steps, curve)
+            gone = surplus(np.maximum.accumulate(points[:, 0]).tolist(), keep.tolist())
+            left = np.delete(points, list(gone), axis=0)
+            self._curves[name] = _Curve(array.array("d", left.tobytes()), tally.without(left))
             self.thinned += len(gone)
-            self._points -= len(gone)
+            self._points = sum(len(curve.points) for curve in self._curves.values()) // 2
 
     def tallies(self) -> dict[str, Tally]:
         """What was counted of each metric, dropped points included."""
-        return dict(self._tallies)
+        counted = {name: curve.tally() for name, curve in self._curves.items()}
+        return {**self._begun, **{name: tally for name, tally in counted.items() if tally.points}}
 
     def begin(self, thinned: int, dropped: Mapping[str, Tally]) -> None:
         """Set how many points were dropped, and what was counted of those of each metric."""
-        self.thinned, self._tallies = thinned, dict(dropped)
+        self.thinned, self._begun = thinned, dict(dropped)
 
     def dropped(self) -> dict[str, Tally]:
         """What was counted of the dropped points of each metric that has any."""
-        out: dict[str, Tally] = {}
-        for name, (_, curve) in self._curves.items():
-            values, all_of = np.array(curve), self._tallies[name]
-            here = len(values), int(np.isnan(values).sum()), int(np.isinf(values).sum())
-            left = [whole - kept for whole, kept in zip(all_of, here, strict=False)]
-            if any(left):
-                out[name] = Tally(*left, first=all_of.first)
-        return out
+        dropped = {name: curve.dropped for name, curve in self._curves.items()}
+        return {name: tally for name, tally in (self._begun | dropped).items() if tally.points}
 
     @property
     def nbytes(self) -> int:
@@ -177,7 +190,4 @@ class Curves:
 
     def arrays(self) -> dict[str, npt.NDArray[np.float64]]:
         """The curves by name, each float64[n, 2]: step and value, in the order of arrival."""
-        return {
-            name: np.array([steps, curve], np.float64).T
-            for name, (steps, curve) in self._curves.items()
-        }
+        return {name: curve.table() for name, curve in self._curves.items() if curve.points}

@@ -95,6 +95,7 @@ def open_now():
 KINDS = (
     "iterator",
     "iterator, every 2, perturb",
+    "iterator, metrics",
     "iterator, switched",
     "region",
     "region, every 2, metrics",
