@@ -7,7 +7,6 @@ and signed zeros. Measures nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, Final
 
 import jax
@@ -201,8 +200,19 @@ def is_finite(value: jax.Array) -> jax.Array:
     return bits & np.iinfo(bits.dtype).max < infinity_pattern(value.dtype)
 
 
-def counters(value: jax.Array) -> tuple[list[jax.Array], list[Any], Callable[[Any, Any], Any]]:
-    """Operands, initial values and reducer for extremes and the counts of `APART`.
+# Reducers are functions of a module: jax keeps a jaxpr for each function that it reduces by.
+
+
+def added(a: Any, b: Any) -> tuple[Any, ...]:
+    return tuple(one + other for one, other in zip(a, b, strict=True))
+
+
+def pair_of_counters(a: Any, b: Any) -> tuple[Any, ...]:
+    return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1]), *added(a[2:], b[2:])
+
+
+def counters(value: jax.Array) -> tuple[list[jax.Array], list[Any]]:
+    """Operands and initial values of `pair_of_counters`: extremes and the counts of `APART`.
 
     XLA may reorder integers, unlike floats, and hence vectorise them.
     """
@@ -221,12 +231,7 @@ def counters(value: jax.Array) -> tuple[list[jax.Array], list[Any], Callable[[An
     operands = [jnp.where(finite, key, last), jnp.where(finite, key, first)]
     operands += [kind.astype(jnp.uint32) for kind in kinds]
     initial = [last, first, *[np.uint32(0)] * len(kinds)]
-
-    def combine(a: Any, b: Any) -> Any:
-        more = [x + y for x, y in zip(a[2:], b[2:], strict=True)]
-        return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1]), *more
-
-    return operands, initial, combine
+    return operands, initial
 
 
 def from_counters(

@@ -31,6 +31,7 @@ from nnx_inspector._compat.native import (
 )
 from nnx_inspector._compat.sharding import with_even_axes
 from nnx_inspector.stats.arithmetic import (
+    added,
     bit_pattern,
     counters,
     from_counters,
@@ -41,6 +42,7 @@ from nnx_inspector.stats.arithmetic import (
     is_floating,
     moved_shift,
     one_each,
+    pair_of_counters,
     pair_of_parts,
     points_dtype,
     power_of_two,
@@ -236,8 +238,8 @@ _Figures = tuple[list[jax.Array], list[jax.Array], dict[int, jax.Array]]
 
 def _read_twice(x: jax.Array, value: jax.Array, axes: _Axes) -> _Figures:
     """First the counts and extremes, which are the scale of the sums, then these."""
-    operands, initial, combine = counters(value)
-    found = lax.reduce(tuple(operands), tuple(initial), combine, axes)
+    operands, initial = counters(value)
+    found = lax.reduce(tuple(operands), tuple(initial), pair_of_counters, axes)
     low, high, apart = from_counters(value, found)
     shift = _near_mean(_few(x, axes[0]), axes, low, high)
     scale, factor = scale_for(
@@ -248,14 +250,18 @@ def _read_twice(x: jax.Array, value: jax.Array, axes: _Axes) -> _Figures:
     return [low, high, shift], [scale, d.sum(axis=axes), (d * d).sum(axis=axes)], apart
 
 
+def _pair(a: Any, b: Any) -> tuple[Any, ...]:
+    return *pair_of_counters(a[:-5], b[:-5]), *pair_of_parts(a[-5:], b[-5:])
+
+
 def _read(value: jax.Array, axes: _Axes) -> _Figures:
     """All from one reduction: see `pair_of_parts`."""
-    operands, initial, counted = counters(value)
+    operands, initial = counters(value)
     parts, none = one_each(value)
     *found, n, origin, e, mean, square = lax.reduce(
         (*operands, *parts),
         (*initial, *none),
-        lambda a, b: (*counted(a[:-5], b[:-5]), *pair_of_parts(a[-5:], b[-5:])),
+        _pair,
         axes,
     )
     low, high, apart = from_counters(value, found)
@@ -287,7 +293,7 @@ def _near_mean(value: jax.Array, axes: _Axes, low: jax.Array, high: jax.Array) -
     total, many = lax.reduce(
         (jnp.where(finite, shares, 0), finite.astype(real)),
         (zero, zero),
-        lambda a, b: (a[0] + b[0], a[1] + b[1]),
+        added,
         axes,
     )
     return moved_shift(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)

@@ -20,7 +20,7 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import Type, by_rows
 from nnx_inspector._compat.sharding import left_to_the_compiler
 from nnx_inspector.arrays import is_array
-from nnx_inspector.stats.arithmetic import in_rows, one_each, pair_of_parts, power_of_two
+from nnx_inspector.stats.arithmetic import added, in_rows, one_each, pair_of_parts, power_of_two
 from nnx_inspector.stats.gauges import (
     EXAMPLES,
     HEAD,
@@ -102,22 +102,19 @@ def _gauge_of(x: jax.Array, *, limit: float, steps: tuple[int, ...]) -> list[jax
     y = y.reshape(-1, positions, looked).transpose(2, 1, 0)
     rows = y.shape[2] * positions
     y = jax.lax.optimization_barrier(y.reshape(-1)).reshape(looked * positions, -1)
-    operands, initial, combine = _extremes_and_counts(y)
+    operands, initial = _extremes_and_counts(y)
     parts, none = one_each(y)
-    each = lambda a, b: (*combine(a[:5], b[:5]), *pair_of_parts(a[5:], b[5:]))  # noqa: E731
-    found = jax.lax.reduce((*operands, *parts), (*initial, *none), each, (1,))
+    found = jax.lax.reduce((*operands, *parts), (*initial, *none), _pair_of_positions, (1,))
     found = [x.reshape(looked, positions) for x in found]
     # over the positions, once more as if they had the same mean: their own squares are added
     *_, n, at, e, off, square = found
     alike = [n, jnp.zeros_like(at), e, jnp.zeros_like(off), square]
-    both = lambda a, b: (*each(a[:10], b[:10]), *pair_of_parts(a[10:], b[10:]))  # noqa: E731
-    found = jax.lax.reduce((*found, *alike), (*initial, *none, *none), both, (1,))
+    found = jax.lax.reduce((*found, *alike), (*initial, *none, *none), _pair_of_units, (1,))
     low, high, size, flat, ends, _, at, e, off, square, *_, e_within, _, within = found
     mean = at + 2 * (off * power_of_two(e, np.float32))
     # Covariances are measured in units of the largest distance, so that no square overflows.
     zero = np.uint32(0), np.int32(1)
-    most = lambda a, b: (jnp.maximum(a[0], b[0]), jnp.maximum(a[1], b[1]))  # noqa: E731
-    largest, top = jax.lax.reduce((size, e), zero, most, (0,))
+    largest, top = jax.lax.reduce((size, e), zero, _larger, (0,))
     measured = jnp.isfinite(jax.lax.bitcast_convert_type(largest, jnp.float32))
     unit = power_of_two(254 - jnp.minimum(top, 253), np.float32)
     centred = (y.reshape(looked, rows) * 0.5 - mean[:, None] * 0.5) * unit
@@ -153,8 +150,21 @@ def _gauge_of(x: jax.Array, *, limit: float, steps: tuple[int, ...]) -> list[jax
     return [jnp.concatenate([head, rest.reshape(-1)])]
 
 
-def _extremes_and_counts(y: jax.Array) -> tuple[Any, Any, Any]:
-    """What finds the smallest, largest, largest size, and two packed counts of y.
+def _pair_of_positions(a: Any, b: Any) -> tuple[Any, ...]:
+    low, high, size = jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1]), jnp.maximum(a[2], b[2])
+    return low, high, size, *added(a[3:5], b[3:5]), *pair_of_parts(a[5:], b[5:])
+
+
+def _pair_of_units(a: Any, b: Any) -> tuple[Any, ...]:
+    return *_pair_of_positions(a[:10], b[:10]), *pair_of_parts(a[10:], b[10:])
+
+
+def _larger(a: Any, b: Any) -> tuple[Any, ...]:
+    return tuple(map(jnp.maximum, a, b))
+
+
+def _extremes_and_counts(y: jax.Array) -> tuple[Any, Any]:
+    """What the smallest, largest, largest size, and two packed counts of y are found from.
 
     The size is an integer that orders NaN above Inf above all numbers. The counts are the values
     beyond TANH_FLAT and (upper 16 bits) SIGMOID_FLAT, and those near 0 or 1 and (upper) near 1.
@@ -164,13 +174,8 @@ def _extremes_and_counts(y: jax.Array) -> tuple[Any, Any, Any]:
     flat = _counted(size > TANH_FLAT, size > SIGMOID_FLAT)
     ends = _counted(near_zero | near_one, near_one)
     zero, infinity = np.uint32(0), np.float32(np.inf)
-
-    def combine(a: Any, b: Any) -> tuple[Any, ...]:
-        low, high = jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1])
-        return low, high, jnp.maximum(a[2], b[2]), a[3] + b[3], a[4] + b[4]
-
     operands = (y, y, jax.lax.bitcast_convert_type(size, jnp.uint32), flat, ends)
-    return operands, (infinity, -infinity, zero, zero, zero), combine
+    return operands, (infinity, -infinity, zero, zero, zero)
 
 
 def _counted(lower: jax.Array, upper: jax.Array) -> jax.Array:
@@ -184,8 +189,7 @@ def _part(count: jax.Array, of: int) -> jax.Array:
 def _sums(a: jax.Array, b: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Both summed over some axes, in one kernel."""
     zero = np.float32(0)
-    add = lambda x, y: (x[0] + y[0], x[1] + y[1])  # noqa: E731
-    first, second = jax.lax.reduce((a, b), (zero, zero), add, axes)
+    first, second = jax.lax.reduce((a, b), (zero, zero), added, axes)
     return first, second
 
 
@@ -219,8 +223,7 @@ def _counted_of(x: jax.Array, bits: jax.Array | None = None) -> list[jax.Array]:
     found = [x != x, jnp.abs(x) == jnp.inf]
     parts = [jnp.zeros(x.shape, jnp.uint32) if bits is None else bits.astype(jnp.uint32)]
     parts += [part.astype(jnp.uint32) for part in found]
-    add = lambda a, b: tuple(one + other for one, other in zip(a, b, strict=True))  # noqa: E731
-    total, *counts = jax.lax.reduce(parts, [np.uint32(0)] * 3, add, tuple(range(x.ndim)))
+    total, *counts = jax.lax.reduce(parts, [np.uint32(0)] * 3, added, tuple(range(x.ndim)))
     return [total, *(count.astype(jnp.float32) for count in counts)]
 
 

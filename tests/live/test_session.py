@@ -12,6 +12,7 @@ from flax import nnx
 from jax.extend.core import Jaxpr
 from models import TwoLayers
 
+from nnx_inspector._compat import native
 from nnx_inspector.live import messages
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.region import SCALE, ZERO
@@ -369,7 +370,13 @@ def test_a_dropped_session_is_freed():
     assert number not in messages.listeners
 
 
-def test_a_session_leaves_hardly_more_behind_than_what_jax_keeps_of_the_model_s_own_code():
+@pytest.mark.parametrize("in_c", [True, False])
+def test_a_session_leaves_hardly_more_behind_than_what_jax_keeps_of_the_model_s_own_code(
+    in_c, monkeypatch
+):
+    if not in_c:
+        monkeypatch.setattr(native, "serves", lambda _: False)
+
     def watched():
         model = TwoLayers(nnx.Rngs(0))
         session = Session(model)
