@@ -80,3 +80,13 @@ def warn(text: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, InspectorWarning, stacklevel=level)
+
+
+def warn_beside(error: BaseException, text: str) -> None:
+    """Warn while an error leaves the user's code. If a filter raises the warning, it becomes a note
+    of that error instead of taking its place.
+    """
+    try:
+        warn(text)
+    except InspectorWarning:
+        add_note(error, text)

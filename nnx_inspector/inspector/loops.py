@@ -56,6 +56,7 @@ class Loops:
         self._spare = 0  # the number of measured steps that may still run bare
         self._region: Region | None = None
         self._loop: object = None
+        self._certain: list[str] = []  # the last warnings of a loop
         self._reports = Reports(core)
         self._every = 1
         self._taken: tuple[Handle, ...] = ()
@@ -227,6 +228,7 @@ class Loops:
             start = core.step + 1 if core.recording.curves() or self._some else 0
             core.step = self._start = start
             core.meter.loop_begins()
+            self._certain = []
             every = self._every
             spares = total and every > 1 and core.view.on_screen and not core.recording.attached
             self._spare = total // every // SPARED if total and spares else 0
@@ -405,7 +407,7 @@ class Loops:
                 one.number, step, found, kind="watch", perturbed=one.perturbed, setting=number
             )
 
-    def loop_ends(self, loop: object, session: Session, *, failed: bool = False) -> None:
+    def loop_ends(self, loop: object, session: Session) -> None:
         core = self._core
         if self._loop is not loop:  # ended already, or never begun
             return
@@ -421,11 +423,14 @@ class Loops:
             self._perturbed, self._session, self._region, self._last_end = False, None, None, None
             core.view.loop_thread, core.view.training_perturbed = None, False
         try:
-            certain = self._ended(session)
+            self._certain = self._ended(session)
         finally:
             core.recording.catch_up()
             self._loop = None
-        for text in certain * (not failed):
+
+    def loop_ended(self) -> None:
+        certain, self._certain = self._certain, []
+        for text in (*certain, *self._core.warnings()):
             warn(text)
 
     def _ended(self, session: Session) -> list[str]:
@@ -441,7 +446,7 @@ class Loops:
             core.recording.learn(ended(core.watched, core.recording.facts, core.step))
         self._rerun.follow()
         core.view.present(force=True)
-        return certain + core.warnings()
+        return certain
 
     def _record(
         self, session: Session, step: int, passes: list[Taken], *, held: int | None = None

@@ -142,8 +142,11 @@ class Attendance:
 
     @property
     def _away(self) -> bool:
-        """Whether no call of the model has been seen, or none for some steps."""
-        return not self.called or self._steps >= MEASURED
+        """Whether no call of the model has been seen, or none for some steps; unknown, and so not,
+        in a loop that was left in its first step.
+        """
+        never = not self.called and (self._steps > 0 or self._in_region)
+        return never or self._steps >= MEASURED
 
     @property
     def _strange(self) -> bool:

@@ -62,8 +62,11 @@ class Owner(Protocol):
     def step_left(self, session: Session, step: int, *, sampled: bool) -> None: ...
     def pass_ends(self, session: Session, step: int, one: Taken, *, newest: bool) -> None: ...
     def pass_held(self, session: Session, step: int, one: Taken) -> None: ...
-    def loop_ends(self, loop: object, session: Session, *, failed: bool = False) -> None:
+    def loop_ends(self, loop: object, session: Session) -> None:
         """End a loop, unless that is done or it never began; called twice after an interrupt."""
+
+    def loop_ended(self) -> None:
+        """Warn of what is certain, when no error has left the loop: a filter may raise warnings."""
 
 
 def check_every(every: Any) -> int:
@@ -170,15 +173,13 @@ def iterate(
     owner: Owner, session: Session, batches: Iterable[T], every: int
 ) -> Generator[T, Any, None]:
     """Yield the batches, with the session open around the caller's work on some of them."""
-    loop = _watched(owner, session, batches, every)
-    _loops.add(loop)
-    return loop
+    return closed_at_exit(_watched(owner, session, batches, every))
 
 
 def _watched(
     owner: Owner, session: Session, batches: Iterable[T], every: int
 ) -> Generator[T, Any, None]:
-    loop = _Iteration(owner, session)
+    loop, broken = _Iteration(owner, session), False
     try:
         try:
             steps = loop.begin(_how_many(batches), every)
@@ -188,9 +189,13 @@ def _watched(
                 steps.end()
         finally:
             loop.close()
+    except GeneratorExit:  # by a `break`, or an error of the user's code
+        broken = True
     finally:
         loop.close()
-    raise_kept()
+    if not broken:
+        raise_kept()
+    owner.loop_ended()
 
 
 class _Iteration:
@@ -226,6 +231,15 @@ class _Iteration:
 
 _loops: weakref.WeakSet[Any] = weakref.WeakSet()
 """The loops that may be open, iterations and regions."""
+
+
+Loop = TypeVar("Loop")
+
+
+def closed_at_exit(loop: Loop) -> Loop:
+    """Close a generator when the interpreter ends, if it is open then."""
+    _loops.add(loop)
+    return loop
 
 
 @atexit.register
@@ -345,13 +359,14 @@ class Region:
                 if self._steps is not None and error is None:
                     self._steps.end()
             finally:
-                self.close(failed=error is not None)
+                self.close()
         finally:
-            self.close(failed=error is not None)
+            self.close()
         if error is None:
             raise_kept()
+            self._owner.loop_ended()
 
-    def close(self, *, failed: bool = True) -> None:
+    def close(self) -> None:
         """End the region; called again, it goes on where an interrupt came."""
         if self._over or not self._entered:
             return
@@ -364,11 +379,11 @@ class Region:
         finally:
             self._installed.close()
             if self._receiver is None or again:  # else the passes that it has not handed on
-                self._end(failed=failed)
+                self._end()
 
-    def _end(self, *, failed: bool) -> None:
+    def _end(self) -> None:
         try:
-            self._owner.loop_ends(self, self._session, failed=failed)
+            self._owner.loop_ends(self, self._session)
         finally:
             self._session.finish()
             self._keeping.close()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from flax import nnx
 
-from nnx_inspector.errors import warn
+from nnx_inspector.errors import warn, warn_beside
 from nnx_inspector.findings.facts import facts_of_modules, read_watched
 from nnx_inspector.hooks.sites import Only, require_module
 from nnx_inspector.live.attendance import Attendance
@@ -21,7 +21,7 @@ from nnx_inspector.live.beginning import ended
 from nnx_inspector.live.inbox import Sent, Taken
 from nnx_inspector.live.losses import losses_of, others_of
 from nnx_inspector.live.session import Session
-from nnx_inspector.live.steps import Region, Step, check_every, check_tree
+from nnx_inspector.live.steps import Region, Step, check_every, check_tree, closed_at_exit
 from nnx_inspector.program.analysis.stacks import shown_of
 from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.recordings.facts import Facts
@@ -76,29 +76,50 @@ def watch(
         >>> [one.step for one in recording.passes], recording.summary("").size
         ([0, 2], 12)
     """
+    loop = _watched(model, every=every, only=only, gradients=gradients, save=save, tree=tree)
+    yield from closed_at_exit(loop)
+
+
+def _watched(
+    model: nnx.Module,
+    *,
+    every: int,
+    only: Only,
+    gradients: bool,
+    save: str | bytes | os.PathLike[str] | None,
+    tree: int | None,
+) -> Iterator[Recording]:
     require_module(model)
     session = Session(model, only=only, gradients=gradients, tree=check_tree(tree))
     recording, failed = Recording(), list[str]()
     attendance, uncalled = Attendance(session, every, 0, in_region=True), None
     try:
-        if save is not None:
-            recording.attach(save, failed.append)
-        recording.learn(facts_of_modules(model))
-        with Region(_Recorder(recording), session, check_every(every)):
-            yield recording
-        count = session.inbox.count
-        attendance.note(count)
-        recording.learn(ended(model, recording.facts, count - 1) if count else Facts())
-        uncalled = attendance.uncalled(over=True)
-        if uncalled is not None:
-            recording.miss(uncalled)
-            failed.append(f"{uncalled.what}: {uncalled.advice}.")
-    finally:
+        try:
+            if save is not None:
+                recording.attach(save, failed.append)
+            recording.learn(facts_of_modules(model))
+            with Region(_Recorder(recording), session, check_every(every)):
+                yield recording
+            count = session.inbox.count
+            attendance.note(count)
+            recording.learn(ended(model, recording.facts, count - 1) if count else Facts())
+            uncalled = attendance.uncalled(over=True)
+            if uncalled is not None:
+                recording.miss(uncalled)
+                failed.append(f"{uncalled.what}: {uncalled.advice}.")
+        finally:
+            session.close()
+            recording.detach()
+    except BaseException as error:
+        for text in (*failed, *losses_of(session), *others_of(session)):
+            warn_beside(error, text)
+        raise
+    finally:  # again: an interrupt may come at any line
         session.close()
         recording.detach()
-        lost = [*losses_of(session), *others_of(session)]
-        for text in (*failed, *(lost if uncalled is None else ())):
-            warn(text)
+    lost = [*losses_of(session), *others_of(session)]
+    for text in (*failed, *(lost if uncalled is None else ())):
+        warn(text)
 
 
 _Learnt = tuple[Facts, dict[str, int]]
@@ -172,5 +193,8 @@ class _Recorder:
             found, _ = session.summaries_in([one])
             self._recording.hold(one.number, step, found, kind="watch", perturbed=one.perturbed)
 
-    def loop_ends(self, loop: object, session: Session, *, failed: bool = False) -> None:
+    def loop_ends(self, loop: object, session: Session) -> None:
+        pass
+
+    def loop_ended(self) -> None:
         pass

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,6 @@ from jax._src import api, pjit
 import nnx_inspector as nni
 from nnx_inspector.hooks.layers import open_layers
 
-pytestmark = pytest.mark.filterwarnings("default::nnx_inspector.InspectorWarning")
 IN_TIME = 120.0
 STEPS = 4
 SHARE = 97
@@ -216,6 +216,45 @@ def test_a_loop_that_nothing_interrupts_writes_its_file_but_once(monkeypatch, tm
     assert len(nni.load(loops.path)) == of_all
 
 
+# ---------------------------------------------------------- no warning in its place
+
+
+def test_a_loop_that_is_left_in_its_first_step_does_not_say_that_nothing_acts(tmp_path):
+    loops = Loops("iterator, switched", tmp_path / "run.nni")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in loops.insp.watch([loops.x] * 2, every=1):
+            break
+    assert [str(one.message) for one in found] == []
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_an_interrupt_as_a_loop_ends_is_not_replaced_by_a_warning(interrupted, tmp_path):
+    insp, x = Loops("iterator, switched", tmp_path / "run.nni").insp, jnp.ones((4, 3))
+
+    def batches():
+        yield x
+        yield x
+        if interrupted:
+            raise KeyboardInterrupt
+
+    expected = KeyboardInterrupt if interrupted else nni.InspectorWarning
+    with pytest.raises(expected):  # warnings are errors here, and the loop calls no model
+        for _ in insp.watch(batches(), every=1):
+            pass
+
+
+def test_what_nni_watch_would_warn_of_becomes_a_note_of_the_error_that_leaves_it(
+    monkeypatch, tmp_path
+):
+    from nnx_inspector.live import watch
+
+    monkeypatch.setattr(watch, "losses_of", lambda session: ["Something is lost."])
+    with pytest.raises(KeyboardInterrupt) as caught, nni.watch(Net(nnx.Rngs(0))):
+        raise KeyboardInterrupt
+    assert caught.value.__notes__ == ["nnx_inspector: Something is lost."]
+
+
 # ----------------------------------------------------------------- signals' handlers
 
 
@@ -368,7 +407,6 @@ import nnx_inspector as nni
 model, x = nnx.Linear(64, 64, rngs=nnx.Rngs(0)), jnp.ones((256, 64))
 forward = nnx.jit(lambda model, x: model(x))
 insp = nni.Inspector(model, x, display=False)
-insp.save({path!r})
 {what}
 for _ in range(20):
     forward(model, x)
@@ -378,13 +416,15 @@ for _ in range(20):
 @pytest.mark.parametrize(
     "what",
     [
-        "loop = insp.watch([x] * 9, every=1); next(loop)",
-        "region = insp.watch(every=1); region.__enter__()",
-        "region = insp.watch(every=1); region.__enter__(); insp.tick()",
+        "insp.save({path!r}); loop = insp.watch([x] * 9, every=1); next(loop)",
+        "insp.save({path!r}); region = insp.watch(every=1); region.__enter__()",
+        "insp.save({path!r}); region = insp.watch(every=1); region.__enter__(); insp.tick()",
+        "watch = nni.watch(model, every=1, save={path!r}); watch.__enter__()",
     ],
 )
 def test_what_is_open_when_the_interpreter_ends_is_closed_in_silence(what, tmp_path):
     path = str(tmp_path / "run.nni")
+    what = what.format(path=path)
     done = subprocess.run(
         [sys.executable, "-c", AT_EXIT.format(path=path, what=what)],
         capture_output=True,
