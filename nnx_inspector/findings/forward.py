@@ -128,8 +128,8 @@ def _of_off(judged: Judged, found: list[tuple[str, Off]]) -> Finding:
             "others": len(found) - 1,
         },
         what=(
-            f"{_units(judged, site, off.part)} are off for all {judged.looked_at(site)}, in each "
-            f"of {_passes(len(passes))}"
+            f"{_units(judged, site, off.part)} are off for all {judged.looked_at(site)}"
+            + _in_the_last(len(passes))
             + and_others([f"{other.part:.0%} of {named(s)}" for s, other in found[1:]])
         ),
         advice=_how_units_died(judged, off, step, judged.site(site).activation),
@@ -144,8 +144,8 @@ def _units(judged: Judged, site: str, part: float) -> str:
     return f"{part:.0%} of the {of} of {named(site)}"
 
 
-def _passes(count: int) -> str:
-    return f"{count} pass{'es' * (count > 1)}"
+def _in_the_last(passes: int) -> str:
+    return f", in each of the last {passes} passes" if passes > 1 else ""
 
 
 def _of_zeros(judged: Judged, found: list[tuple[str, Zeros]]) -> Finding:
@@ -169,7 +169,7 @@ def _of_zeros(judged: Judged, found: list[tuple[str, Zeros]]) -> Finding:
             "passes": zeros.passes,
             "others": len(found) - 1,
         },
-        what=f"{seen}, in each of {_passes(zeros.passes)}{others}",
+        what=f"{seen}{_in_the_last(zeros.passes)}{others}",
         advice=zeros.usual_cause(site),
     )
 
@@ -230,7 +230,8 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
             },
             what=(
                 f"{_units(judged, site, part)} lie on the flat parts of {function} for at least "
-                f"two thirds of the {judged.looked_at(site)}, in each of {_passes(len(passes))}"
+                f"two thirds of the {judged.looked_at(site)}"
+                + _in_the_last(len(passes))
                 + and_others([f"{other:.0%} of {named(s)}" for s, _, other in found[1:]])
             ),
             advice=(
@@ -282,7 +283,7 @@ def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
     site = flat[0]
     if any(off_by_luck(judged, figures, last=site) for figures in each):
         return None
-    examples = min(examined(f.figure(site, "examples")) for f in each)
+    examples = examined(each[0].figure(site, "examples"))
     return Finding(
         rule="constant",
         site=site,
@@ -330,14 +331,12 @@ def collapse(judged: Judged) -> Iterator[Finding]:
 
 
 def _collapse(judged: Judged, window: list[Pass]) -> Finding | None:
-    found = [f for p in window if p.figures is not None for f in _collapsed(judged, p.figures)]
-    sites: dict[str, list[_Fall]] = {}
-    for one in found:
-        sites.setdefault(one.site, []).append(one)
-    lasting = [s for s in judged.in_order(sites) if len(sites[s]) >= len(window)]
+    found = [_collapsed(judged, p.figures) for p in window if p.figures is not None]
+    sites = [{one.site for one in each} for each in found]
+    lasting = judged.in_order(set[str].intersection(*sites))
     if not lasting:
         return None
-    one = sites[lasting[0]][-1]
+    one = next(one for one in found[0] if one.site == lasting[0])  # of the step that is named
     return Finding(
         rule="collapse",
         site=one.site,

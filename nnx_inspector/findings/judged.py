@@ -33,7 +33,8 @@ class Judged:
 
     Attributes:
         passes: all passes.
-        clean: the passes without a perturbation.
+        clean: the passes without a perturbation whose batch was not empty.
+        is_empty: whether the batch was empty in all passes.
         facts: what is known about the model; empty if nothing is.
         metrics: what was counted of each metric.
     """
@@ -45,10 +46,12 @@ class Judged:
         metrics: Mapping[str, Tally] | None = None,
     ):
         self.passes = tuple(passes)
-        self.clean = tuple(p for p in passes if not p.perturbed)
         self.facts = facts or Facts()
         self.metrics = metrics or {}
         self._sites = {one.site: one for one in self.facts.sites}
+        some = [p for p in passes if not self._is_empty(p)]
+        self.clean = tuple(p for p in some if not p.perturbed)
+        self.is_empty = bool(passes) and not some
         self._gradients: dict[int, dict[str, float]] = {}  # of the passes by number
 
     # ---------------------------------------------------------------- the model
@@ -59,6 +62,20 @@ class Judged:
         layer = layer_of(key)
         known = self._sites.get(key) or self._sites.get(layer[0] if layer else key)
         return known or SiteFacts(site=key)
+
+    def _is_empty(self, one: Pass) -> bool:
+        """Whether a pass had no examples, so what the model returns has no values, or is a number
+        and what the modules in it return has none.
+
+        Those of a branch return none either if it was not chosen.
+        """
+        outputs = [key for key, quantity in one.keys if quantity == "output"]
+        whole = [key for key in outputs if not leaf_of(key)[0]]
+        size = _size_of(one, whole)
+        if size > len(whole):
+            return False
+        inner = [s for s in outputs if leaf_of(s)[0] and self.site(s).conditional != 1]
+        return (whole != [] and size == 0) or (inner != [] and not _size_of(one, inner))
 
     @property
     def first_step(self) -> int:
@@ -280,6 +297,12 @@ class Judged:
             order = [s for s in self.in_order(norms) if math.isfinite(norms[s]) and norms[s] > 0]
             self._gradients[one.number] = {site: norms[site] for site in order}
         return self._gradients[one.number]
+
+
+def _size_of(one: Pass, outputs: Sequence[str]) -> int:
+    """How many values these sites return; of more than can be counted, at least how many."""
+    found = [summary for key in outputs if (summary := one.summary(key)) is not None]
+    return sum(2**32 if summary.saturated else summary.size for summary in found)
 
 
 def examined(count: float) -> int:

@@ -264,6 +264,8 @@ def _finding(
 
 def unused(judged: Judged) -> Iterator[Finding]:
     """Modules with parameters that no result depends on."""
+    if judged.is_empty:
+        return
     recorded = {s.partition(":")[0] for p in judged.passes for s, _ in p.keys}
     in_loops = {s.partition(":")[0] for p in judged.graded if p.kind == "watch" for s, _ in p.keys}
     found: list[tuple[str, bool]] = []

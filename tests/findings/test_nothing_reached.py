@@ -75,7 +75,7 @@ def jitted(model, x):
     return squares(jax.lax.stop_gradient(nnx.jit(lambda m, x: m(x))(model, x)))
 
 
-def train_of(loss, tx, *, jit=True):
+def train_of(loss, tx, *, jit=True, x=X):
     def step(model, optimizer, x):
         value, grads = nnx.value_and_grad(loss)(model, x)
         optimizer.update(model, grads)
@@ -85,7 +85,7 @@ def train_of(loss, tx, *, jit=True):
 
     def loop(model):
         optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-        return lambda: made(model, optimizer, X)
+        return lambda: made(model, optimizer, x)
 
     return loop
 
@@ -283,4 +283,62 @@ def test_an_adapter_that_was_looked_at_before_training_leaves_no_warning():
     assert insp.findings == []
     insp.step(lambda m, x: squares(m(x)), X)
     assert insp.findings == []
+    insp.close()
+
+
+# ------------------------------------------------------------------ empty batches
+
+
+class Positions(nnx.Module):
+    """What one of its layers returns does not depend on the batch."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.ids, self.positions = nnx.Embed(9, 16, rngs=rngs), nnx.Embed(12, 16, rngs=rngs)
+        self.head = nnx.Linear(16, 9, rngs=rngs)
+
+    def __call__(self, ids):
+        return self.head(self.ids(ids) + self.positions(jnp.arange(ids.shape[1])))
+
+
+class Loss(nnx.Module):
+    """Returns a number, of no examples too."""
+
+    def __init__(self):
+        self.body = mlp()
+
+    def __call__(self, x):
+        return (self.body(x) ** 2).sum()
+
+
+EMPTY = {
+    "rows": (mlp, jnp.zeros((0, 4))),
+    "positions": (lambda: mlp(out=3), jnp.zeros((2, 0, 4))),
+    "ids": (Positions, jnp.zeros((0, 12), int)),
+    "a loss in the model": (Loss, jnp.zeros((0, 4))),
+}
+
+
+def total(model, x):
+    return (model(x) ** 2).sum()
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_batch_is_no_fault(name):
+    build, x = EMPTY[name]
+    insp = nni.Inspector(build(), x, display=False)
+    insp.step(total, x)
+    assert insp.findings == []
+    insp.close()
+    model = build()
+    assert watched(model, train_of(total, ADAM, x=x)(model)) == []
+
+
+def test_an_empty_batch_hides_no_fault_of_the_others():
+    insp = nni.Inspector(mlp(), X[:0], display=False)
+    insp.step(stopped, X[:0])
+    assert insp.findings == []
+    insp.step(stopped, X)
+    assert at_the_model(insp.findings) == ["error"]
+    assert insp.findings[0].evidence["passes"] == 1
     insp.close()
