@@ -25,7 +25,7 @@ from borderline import FAULTY as BORDERLINE
 from faulty import FAULTY
 from flax import nnx
 from judging import looped, stepped
-from said import Oracle, close, parsed
+from said import NUMBER, Oracle, close, parsed
 from strange_faults import FAULTS as STRANGE
 from tiny_faults import FAULTS as TINY
 
@@ -58,6 +58,14 @@ class Sentence:
 def of(rule: str, pattern: str, **numbers: str) -> Sentence:
     return Sentence(rule, pattern, {"step": "the step of the pass that shows it first", **numbers})
 
+
+UNITS = "#part#% of the <units> of <site>"
+VALUES = "<least>#values# values examined"
+EXAMINED = {
+    "units": "the length of the last axis, and how many of them are examined (64 at most)",
+    "values": "examined values of a unit: indices of the first axis (128 at most) times those of "
+    "the axes between (64 at most)",
+}
 
 SENTENCES = [
     of(
@@ -171,6 +179,68 @@ SENTENCES = [
         part="its share of all ids",
         positions="the number of ids",
     ),
+    of(
+        "dead-units",
+        f"From step #step# on, {UNITS} are off for all {VALUES}<others>",
+        part="share of the examined units of which max(output), or that of the function after it, "
+        "is at most 0",
+        **EXAMINED,
+    ),
+    of("dead-units", "From step #step# on, <site> <does> only zeros<others>"),
+    of(
+        "dead-units",
+        f"From step #step# on, <site> returns the same for all {VALUES}<others>",
+        values=EXAMINED["values"],
+    ),
+    of(
+        "saturated-units",
+        f"From step #step# on, {UNITS} lie on the flat parts of <function> for at least two thirds "
+        f"of the {VALUES}<others>",
+        part="share of the examined units of which at least 2/3 of the values are saturated: "
+        "inputs of a tanh beyond 2.65, of a sigmoid beyond 4.6, or outputs within 0.01 of the end",
+        **EXAMINED,
+    ),
+    of(
+        "constant",
+        "At step #step#, the output of <site> is the same for all #examples# examples that were "
+        "examined, although the model's input is not<others>",
+        examples="the length of the first axis of output, or of every second, third, ... of it "
+        "above 128",
+    ),
+    of(
+        "collapse",
+        "At step #step#, the output of <site> varies along one direction only (an effective rank "
+        "of #after#; that of <source>, <way>, has #before#)<others>",
+        after="trace(C)^2 / trace(C^2) of the covariance C of the units' outputs",
+        before="the same at the other site",
+    ),
+    of(
+        "collapse",
+        "At step #step#, the examples differ by a deviation of #after# in the output of <site>, "
+        "and of #before# in that of <source>, <way><others>",
+        after="root mean square over units and positions of the output's deviation over the "
+        "examples",
+        before="the same at the other site",
+    ),
+    of(
+        "nonfinite",
+        "At step #step#<during>, the <quantity> of <site> first held <counts> among #size# values"
+        "<before>",
+        size="the number of elements of all calls",
+        counts="how many of them are NaN, +Inf, -Inf",
+        before="min and max of the input, or of the output that returned before it",
+    ),
+    of(
+        "nonfinite",
+        "<when> of step #step#<during>, the <parameters> not finite<shown>",
+        parameters="how many elements of each are NaN, how many infinite, and how many it has",
+        shown="how many values of the output are NaN, +Inf, -Inf, of how many",
+    ),
+    of(
+        "nonfinite",
+        "After step #step#, the last of its loop, the <parameters> not finite",
+        parameters="how many elements of each are NaN, how many infinite, and how many it has",
+    ),
 ]  # fmt: skip
 
 
@@ -193,6 +263,125 @@ def unquoted(named: str) -> str:
 
 def norm_at(oracle: Oracle, site: str) -> float:
     return oracle.gradient_norms()[site]
+
+
+def of_units(one: Finding, parts: dict[str, str], oracle: Oracle) -> dict[str, float]:
+    """The numbers of what is said of a site's units, and those of the other sites that are named.
+
+    A site of which the oracle does not know what is examined has none.
+    """
+    calls = oracle.examined(unquoted(parts.get("site", "")))
+    if calls is None:
+        return {}
+    units = calls[0].shape[2]
+    if one.rule == "constant":
+        for site in [parts["site"], *quoted(parts["others"])]:
+            assert same_for_all(oracle.examined(unquoted(site)) or []), (site, one.what)
+        return {"examples": len(calls[0])}
+    if one.rule == "collapse":
+        figure = effective_rank if "rank" in one.what else deviation
+        source = oracle.examined(unquoted(parts["source"]))
+        return {"after": figure(calls)} | ({"before": figure(source)} if source else {})
+    if one.rule not in ("dead-units", "saturated-units"):
+        return {}
+    values = {"values": calls[0].shape[0] * calls[0].shape[1]} if "values" in parts else {}
+    if "part" not in parts:
+        zeros = "returns only" in one.what
+        assert same_for_all(calls, positions=True), one.what
+        assert not zeros or not any(x.any() for x in calls), one.what
+        return values
+    share = share_off if one.rule == "dead-units" else share_saturated(parts["function"])
+    for part, site in re.findall(r"(\d+)% of ('[^']*'|the model)", parts["others"]):
+        other = oracle.examined(unquoted(site))
+        assert other is None or close(part, share(other), percent=True), one.what
+    whole = oracle.outputs[unquoted(parts["site"])][-1].shape[-1]
+    said = f"{units} units" if units == whole else f"{units} examined units (of {whole})"
+    assert parts["units"] == said, one.what
+    return {"part": share(calls), **values}
+
+
+def quoted(others: str) -> list[str]:
+    """The sites that are named in `" (also 'a', 'b' and the model)"`."""
+    return re.findall(r"'[^']*'|the model", others)
+
+
+def same_for_all(calls: list[np.ndarray], *, positions: bool = False) -> bool:
+    """Whether each unit is the same for all examples, but for the rounding of float32."""
+    axes = (0, 1) if positions else 0
+    return all((np.ptp(x, axis=axes) <= 3e-6 * np.abs(x).max(axis=axes)).all() for x in calls)
+
+
+def share_off(calls: list[np.ndarray]) -> float:
+    return float(np.logical_and.reduce([x.max(axis=(0, 1)) <= 0 for x in calls]).mean())
+
+
+def share_saturated(function: str) -> Callable[[list[np.ndarray]], float]:
+    def flat(x: np.ndarray) -> np.ndarray:
+        size = np.abs(x)
+        if function == "tanh":
+            return np.abs(size - 1) <= 0.01 if size.max() <= 1 else size > 2.65
+        near = np.minimum(size, np.abs(size - 1)) <= 0.01
+        return near if x.min() >= 0 and x.max() <= 1 else size > 4.6
+
+    def share(calls: list[np.ndarray]) -> float:
+        each = [flat(x).mean(axis=(0, 1)) >= 2 / 3 for x in calls]
+        return float(np.logical_and.reduce(each).mean())
+
+    return share
+
+
+def effective_rank(calls: list[np.ndarray]) -> float:
+    covariances = [np.cov(x.reshape(-1, x.shape[-1]).T) for x in calls]
+    return max(float(np.trace(c) ** 2 / (c**2).sum()) for c in covariances)
+
+
+def deviation(calls: list[np.ndarray]) -> float:
+    return float(np.sqrt(np.mean([x.var(axis=0).mean() for x in calls])))
+
+
+def check_nonfinite(parts: dict[str, str], oracle: Oracle) -> None:
+    """Check what is counted of values and of parameters, and the range of what was finite."""
+    check_elements(parts.get("parameters", ""), oracle.variables())
+    shown, before = parts.get("shown", ""), parts.get("before", "")
+    if shown:
+        quantity, site = re.findall(r"the (\w+) of ('[^']*'|the model)", shown)[0]
+        counts, size = re.findall(r"held (.*) among (\d+) values", shown)[0]
+    else:
+        quantity, site = parts.get("quantity"), parts.get("site", "")
+        counts, size = parts.get("counts"), parts.get("size")
+    values = {"input": oracle.inputs, "output": oracle.outputs}.get(quantity or "", {})
+    if flat := values.get(site_in(site)):
+        whole = np.concatenate([x.ravel() for x in flat])
+        kinds = {"NaN": np.isnan(whole), "+Inf": whole == np.inf, "-Inf": whole == -np.inf}
+        assert counts == " and ".join(f"{x.sum()} {kind}" for kind, x in kinds.items() if x.any())
+        assert int(size or 0) == whole.size
+    ends = re.search(rf"from {NUMBER} to {NUMBER}\)", before)
+    own = "its input" in before
+    finite = (oracle.inputs if own else oracle.outputs).get(site_in(site if own else before))
+    if ends is not None and finite:
+        assert close(ends[1], min(x.min() for x in finite)), parts
+        assert close(ends[2], max(x.max() for x in finite)), parts
+
+
+def site_in(text: str) -> str:
+    """The first site that a text names; "" for the model and for none."""
+    return unquoted(next(iter(quoted(text)), ""))
+
+
+def check_elements(said: str, held: dict[str, np.ndarray]) -> None:
+    """Compare `"parameters 'a' (2 NaN among 12 elements) and 3 more were"` with the parameters."""
+    one = re.compile(r"'([^']+)' \(((?:\d+ (?:NaN|Inf)(?: and )?)+) among (\d+) elements\)")
+    named = one.findall(said)
+    for path, counts, size in named:
+        x = held[path]
+        kinds = {"NaN": np.isnan(x).sum(), "Inf": np.isinf(x).sum()}
+        assert counts == " and ".join(f"{n} {kind}" for kind, n in kinds.items() if n), said
+        assert int(size) == x.size, said
+    if said:
+        more = re.search(r" and (\d+) more", said)
+        broken = sum(not np.isfinite(x).all() for x in held.values())
+        assert named
+        assert len(named) + int(more[1] if more else 0) <= broken, said
 
 
 def check(one: Finding, subject: Any, oracle: Oracle) -> None:
@@ -232,6 +421,9 @@ def check(one: Finding, subject: Any, oracle: Oracle) -> None:
         gradients = oracle.parameter_gradients()
         assert not any(x.any() for x in gradients.values())
         expected["count"] = len(gradients)
+    expected |= of_units(one, parts, oracle)
+    if one.rule == "nonfinite":
+        check_nonfinite(parts, oracle)
     for name, number in expected.items():
         percent = f"#{name}#%" in sentence.pattern
         assert close(parts[name], number, percent=percent), (name, parts[name], number, one.what)
@@ -355,6 +547,53 @@ def test_what_never_changes_is_counted_by_measured_steps():
     assert sentence_of(one)[1]["passes"] == "6"
 
 
+@pytest.mark.parametrize("steps", [6, 4])
+def test_parameters_that_an_update_spoils_are_counted(steps):
+    """The rate of step 3 is NaN; every second step is measured."""
+    tx = optax.sgd(lambda count: jnp.where(count == 3, jnp.nan, 0.01))
+    (one,) = (f for f in trained(tx, steps=steps, watch=True) if f.rule == "nonfinite")
+    _, parts = sentence_of(one)
+    assert parts["step"] == ("4" if steps > 4 else "3")
+    model, x = Mlp(), jax.random.normal(jax.random.key(0), (32, 8))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    for _ in range(4):
+        optimizer.update(model, nnx.grad(loss)(model, x))
+    oracle = Oracle(model, loss, x)
+    check_nonfinite(parts, oracle)
+    assert one.evidence["parameters"] == len(oracle.variables())
+
+
+class Rectified(Mlp):
+    def __call__(self, x):
+        return self.c(nnx.relu(self.b(nnx.relu(self.a(x)))))
+
+
+@pytest.mark.parametrize(("at", "units"), [(6, 12), (7, 16), (0, 9)])
+def test_units_that_die_in_a_loop_are_those_of_the_named_step(at, units):
+    """Their biases are moved far below 0 before one of 20 steps; each second is measured."""
+    model: Any = Rectified()
+    x = jax.random.normal(jax.random.key(0), (32, 8))
+    optimizer = nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)
+    step = nnx.jit(lambda m, o: o.update(m, nnx.grad(loss)(m, x)))
+    shares: list[float] = []
+    with nni.watch(model, every=2) as recording:
+        for number in range(20):
+            if number == at:
+                model.b.bias[:units] -= 100.0
+            h = np.asarray(nnx.relu(x @ model.a.kernel[...] + model.a.bias[...]), np.float64)
+            b = h @ np.asarray(model.b.kernel[...], np.float64) + np.asarray(model.b.bias[...])
+            shares.append(float((b.max(0) <= 0).mean()))
+            step(model, optimizer)
+    (one,) = (f for f in nni.diagnose(recording) if f.rule == "dead-units")
+    _, parts = sentence_of(one)
+    measured = shares[::2]
+    assert close(parts["part"], min(measured[-5:]), percent=True)
+    first = next(i for i in range(10) if min(measured[i:]) >= min(measured[-5:]))
+    assert int(parts["step"]) == one.step == 2 * first
+    assert parts["others"] == ", in each of the last 5 passes"
+    assert (parts["units"], parts["values"]) == ("16 units", "32")
+
+
 LOOPS = [name for name in MODELS if name.startswith(("faulty", "strange"))]
 
 
@@ -374,11 +613,19 @@ def page() -> str:
     """The page of all sentences, with where each number comes from."""
     rows = [
         f"| `{one.rule}` | {_shown(one.pattern)} | "
-        + "; ".join(f"*{name}*: {how}" for name, how in one.numbers.items() if name in one.pattern)
+        + "; ".join(
+            f"*{name}*: {how}"
+            for name, how in one.numbers.items()
+            if re.search(rf"[#<]{name}[#>]", one.pattern)
+        )
         + " |"
         for one in SENTENCES
     ]
     return HEAD + "\n".join(rows) + "\n"
+
+
+def _has(pattern: str, name: str) -> bool:
+    return re.search(rf"[#<]{name}[#>]", pattern) is not None
 
 
 def _shown(pattern: str) -> str:

@@ -30,12 +30,14 @@ class Oracle:
 
     Attributes:
         outputs: site -> its outputs as float64, one for each call.
+        inputs: site -> the first argument of each call, if that is a number or an array of them.
         loss: the loss.
     """
 
     def __init__(self, model: nnx.Module, loss: Any, batch: Any):
         self.model, self._loss, self._batch = model, loss, batch
         found: dict[str, list[Any]] = {}
+        self.inputs: dict[str, list[np.ndarray]] = {}
 
         def seen(site: str, out: Any) -> Any:
             found.setdefault(site, []).append(out)
@@ -59,6 +61,9 @@ class Oracle:
             def call(module: Any, *args: Any, **kwargs: Any) -> Any:
                 out = original(module, *args, **kwargs)
                 known = type(module) is cls and id(module) in sites
+                if known and args and _is_known(args[0], kind=jnp.number):
+                    values = np.asarray(args[0]).astype(np.float64)
+                    self.inputs.setdefault(sites[id(module)], []).append(values)
                 return seen(sites[id(module)], out) if known else out
 
             return call
@@ -70,6 +75,29 @@ class Oracle:
         finally:
             for cls, original in originals.items():
                 cls.__call__ = original
+
+    def examined(self, site: str) -> list[np.ndarray] | None:
+        """What is examined of a site's outputs, `[examples, positions, units]` for each call.
+
+        None if its calls differ in shape, or have so many positions that only some are examined.
+        """
+        calls = self.outputs.get(site, [])
+        if len({x.shape for x in calls}) != 1 or calls[0].ndim < 2:
+            return None
+        positions = int(np.prod(calls[0].shape[1:-1]))
+        if positions > 64:
+            return None
+        each = [-(-calls[0].shape[0] // 128), -(-calls[0].shape[-1] // 64)]
+        thinned = [x[:: each[0], ..., :: each[1]] for x in calls]
+        return [x.reshape(len(x), positions, x.shape[-1]) for x in thinned]
+
+    def variables(self) -> dict[str, np.ndarray]:
+        """Path -> the values of each floating-point variable, statistics too."""
+        return {
+            key_of(path): np.asarray(x[...].astype(jnp.float32), np.float64)
+            for path, x in nnx.to_flat_state(nnx.state(self.model))
+            if jnp.issubdtype(x.dtype, jnp.floating)
+        }
 
     def dtype(self, site: str) -> Any:
         """The dtype of what a site returns."""
@@ -117,8 +145,8 @@ class Oracle:
         }
 
 
-def _is_known(out: Any) -> bool:
-    floats = isinstance(out, jax.Array) and jnp.issubdtype(out.dtype, jnp.floating)
+def _is_known(out: Any, *, kind: Any = jnp.floating) -> bool:
+    floats = isinstance(out, jax.Array) and jnp.issubdtype(out.dtype, kind)
     return floats and not isinstance(out, jax.core.Tracer)
 
 
