@@ -56,7 +56,6 @@ class Loops:
         self._spare = 0  # the number of measured steps that may still run bare
         self._region: Region | None = None
         self._loop: object = None
-        self._certain: list[str] = []  # the last warnings of a loop
         self._reports = Reports(core)
         self._every = 1
         self._taken: tuple[Handle, ...] = ()
@@ -228,7 +227,6 @@ class Loops:
             start = core.step + 1 if core.recording.curves() or self._some else 0
             core.step = self._start = start
             core.meter.loop_begins()
-            self._certain = []
             every = self._every
             spares = total and every > 1 and core.view.on_screen and not core.recording.attached
             self._spare = total // every // SPARED if total and spares else 0
@@ -423,30 +421,27 @@ class Loops:
             self._perturbed, self._session, self._region, self._last_end = False, None, None, None
             core.view.loop_thread, core.view.training_perturbed = None, False
         try:
-            self._certain = self._ended(session)
+            self._ended(session)
         finally:
             core.recording.catch_up()
             self._loop = None
 
     def loop_ended(self) -> None:
-        certain, self._certain = self._certain, []
-        for text in (*certain, *self._core.warnings()):
+        for text in self._reports.warnings():
             warn(text)
 
-    def _ended(self, session: Session) -> list[str]:
-        """Show what there is of a loop that has ended; returns the last warnings."""
+    def _ended(self, session: Session) -> None:
+        """Show what there is of a loop that has ended."""
         with (core := self._core).lock:
             if core.closed:
-                return []
+                return
             core.wait_for("loop")
-            passes = session.take_passes()
-            certain = self._reports.end(session, passes, session.inbox.count, self._taken)
+            self._reports.end(session, session.take_passes(), session.inbox.count, self._taken)
             core.metrics.settle(wait_until=math.inf)
         if core.step >= self._start and session.inbox.count:
             core.recording.learn(ended(core.watched, core.recording.facts, core.step))
         self._rerun.follow()
         core.view.present(force=True)
-        return certain
 
     def _record(
         self, session: Session, step: int, passes: list[Taken], *, held: int | None = None

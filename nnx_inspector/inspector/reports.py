@@ -30,16 +30,15 @@ class Reports:
         self._unseen: dict[str, str] = {}
 
     def begin(self, attendance: Attendance) -> None:
-        self._attendance, self._told = attendance, set()
+        self._attendance, self._told, self._warnings = attendance, set(), []
 
     def end(
         self, session: Session, passes: list[Taken], count: int, taken: tuple[Handle, ...]
-    ) -> list[str]:
-        """Report what is certain now that the loop has ended; return the last warnings."""
+    ) -> None:
+        """Report what is certain now that the loop has ended."""
         self._attend(session, passes, count, taken, step=None)
         self._attendance = None
         self._tell_losses(session)
-        return self._new()
 
     def add(
         self,
@@ -62,11 +61,8 @@ class Reports:
 
     def warnings(self) -> list[str]:
         """The new warnings, for the loop's own thread to give."""
-        return self._new() + self._core.warnings()
-
-    def _new(self) -> list[str]:
         found, self._warnings = self._warnings, []
-        return found
+        return found + self._core.warnings()
 
     def _attend(
         self,
