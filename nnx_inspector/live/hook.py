@@ -151,7 +151,7 @@ class Watch:
     def _marked(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         site, owner = context.site or "", self._owner
         if _takes_ids(context) or any(p.at == INPUT and site in p.sites for p in self.places):
-            args, kwargs = mark_arguments(args, kwargs, owner=owner, site=site, part=INPUT)
+            args, kwargs = mark_arguments(args, kwargs, context, owner=owner, site=site, part=INPUT)
         with within(context.module):
             try:
                 out = next_fun(*args, **kwargs)

@@ -289,7 +289,7 @@ class _Mark:
         how = {"owner": self.owner, "site": site, "part": self.at}
         if self.at == INPUT:
             self._require(site, (args, kwargs))
-            args, kwargs = mark_arguments(args, kwargs, **how)
+            args, kwargs = mark_arguments(args, kwargs, context, **how)
         with within(context.module):
             out = next_fun(*args, **kwargs)
             if self.at == INPUT:

