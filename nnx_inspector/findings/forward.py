@@ -463,17 +463,22 @@ def _shrinks_by_luck(judged: Judged, figures: Figures, before: str, site: str) -
 
 
 def _faded(judged: Judged, figures: Figures, sites: list[str]) -> list[_Fall]:
-    """Examples that differ a little less after each layer until they hardly differ."""
+    """Activations that shrink a little in each layer, and with them what tells examples apart.
+
+    The examples of a deep network of sigmoids grow alike too, around a half: its weights are not
+    small, its gradient vanishes, and that is what has to be said of it.
+    """
     sites = [s for s in sites if judged.parameters_in(s)]
-    spread = np.array([figures.figure(s, "spread") for s in sites])
-    if len(sites) < 4 or not np.isfinite(spread).all() or not (spread > 0).all():
-        return []
     third = max(1, len(sites) // 3)
-    first, late = int(spread[:third].argmax()), float(spread[-third:].max())
-    early = float(spread[first])
-    left = left_by_luck(judged, figures, sites, fault=FADED)
-    if late > min(FADED, left) * early or late > SMALL:
-        return []
+    limit = min(FADED, left_by_luck(judged, figures, sites, fault=FADED))
+    for what in ("rms", "spread"):
+        size = np.array([figures.figure(s, what) for s in sites])
+        if len(sites) < 4 or not np.isfinite(size).all() or not (size > 0).all():
+            return []
+        first, late = int(size[:third].argmax()), float(size[-third:].max())
+        if late > limit * size[first] or late > SMALL:
+            return []
+    early = float(size[first])
     after = [s for s in sites[first + 1 :] if judged.comes_before(sites[first], s)]
     where = next((s for s in after if figures.figure(s, "spread") <= FADED * early), None)
     if where is None:

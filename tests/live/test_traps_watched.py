@@ -60,24 +60,43 @@ def test_a_value_that_no_turn_of_a_loop_changes_counts_once_a_turn():
     assert sizes["constant"] == 3 * 4 * 3
 
 
-@pytest.mark.parametrize(
-    "error",
-    [ValueError("mine"), KeyboardInterrupt()],
-)
-def test_what_is_raised_while_receiving_never_reaches_the_step(error, monkeypatch):
-    """An exception in a callback, KeyboardInterrupt too, rises in the user's train step."""
-    model, x = models.MLP(rngs()), batch(4, 3)
-    session = Session(model)
-
-    def broken(*_):
+def broken(error):
+    def receive(*_):
         raise error
 
-    monkeypatch.setattr(session.inbox, "receive", broken)
+    return receive
+
+
+def test_an_error_while_receiving_never_reaches_the_step(monkeypatch):
+    """An exception in a callback rises in the user's train step."""
+    model, x = models.MLP(rngs()), batch(4, 3)
+    session = Session(model)
+    monkeypatch.setattr(session.inbox, "receive", broken(ValueError("ours")))
     with session.open():
         y = nnx.jit(call)(model, x)
         jax.effects_barrier()
     assert np.isfinite(y).all()
     assert len(session.errors) == 1
+    session.take()
+    session.close()
+
+
+def test_an_interrupt_while_receiving_reaches_the_user_with_the_next_program(monkeypatch):
+    model, x = models.MLP(rngs()), batch(4, 3)
+    session = Session(model)
+    monkeypatch.setattr(session.inbox, "receive", broken(KeyboardInterrupt()))
+    step = nnx.jit(call)
+
+    def interrupted():
+        with session.open():
+            step(model, x)
+            jax.effects_barrier()
+            monkeypatch.undo()
+            step(model, x)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not session.errors
     session.take()
     session.close()
 
