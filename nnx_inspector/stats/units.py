@@ -22,12 +22,14 @@ from jax import lax
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector.stats.arithmetic import (
     APART,
+    added,
     counters,
     from_counters,
     is_finite,
     is_floating,
     merged_about_mean,
     moved_shift,
+    pair_of_counters,
     points_dtype,
     real_values,
     scale_for,
@@ -342,15 +344,11 @@ def _measured(x: jax.Array, axis: int) -> Units:
     share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
     first = value[tuple(slice(None) if a == axis else 0 for a in range(x.ndim))]
     origin = jnp.zeros_like(first) if floating else first
-    finite, (kinds, initial, counted) = is_finite(value), counters(value)
+    finite, (kinds, initial) = is_finite(value), counters(value)
     shares = scaled_difference(value, _along(origin, axis, x.ndim), jnp.asarray(share, real))
-
-    def counted_and_added(a: Any, b: Any) -> Any:
-        return *counted(a[:-1], b[:-1]), a[-1] + b[-1]
-
     nothing = np.zeros((), real)
     operands, initial = [*kinds, jnp.where(finite, shares, 0)], [*initial, nothing]
-    *found, total = _reduced(operands, initial, counted_and_added, axis)
+    *found, total = _reduced(operands, initial, pair_of_counters, axis)
     low, high, apart = from_counters(value, found)
     none = jnp.zeros_like(apart[APART[0]])
     zeros, negative, *others = (apart.get(kind, none) for kind in APART)
@@ -364,8 +362,7 @@ def _measured(x: jax.Array, axis: int) -> Units:
     # Pass 2: sums about the shift.
     about, unit = (_along(v, axis, x.ndim) for v in (shift, factor))
     d = jnp.where(finite, scaled_difference(value, about, unit), 0)
-    add = lambda a, b: (a[0] + b[0], a[1] + b[1])  # noqa: E731
-    ones, twos = _reduced([d, d * d], [nothing] * 2, add, axis)
+    ones, twos = _reduced([d, d * d], [nothing] * 2, added, axis)
     return Units(
         counts=jnp.stack(counts),
         points=jnp.stack([low, high, shift]),
