@@ -117,7 +117,7 @@ TABLE: dict[str, str] = {
         "live/traps_watched::a_value_that_no_turn_of_a_loop_changes_counts_once_a_turn"
     ),
     "an exception in a callback": (
-        "live/traps_watched::what_is_raised_while_receiving_never_reaches_the_step "
+        "live/traps_watched::an_error_while_receiving_never_reaches_the_step "
         "live/session::an_error_while_receiving_is_counted_and_never_reaches_the_step"
     ),
     "one host read an outermost call": (
