@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -97,11 +98,175 @@ def with_inputs(
     }
 
 
-def variable_like(variable: Any) -> Any:
-    """A new variable of the same type, which may be an input of a jaxpr."""
+def variable(aval: Any) -> Any:
+    """A new variable of a type, for an input of a jaxpr or an output of an equation."""
     from jax._src import core
 
-    return core.Var(variable.aval)
+    return core.Var(aval)
+
+
+class _Typed:
+    """See `typed`."""
+
+    def __init__(self, aval: Any):
+        self.aval, self.shape, self.dtype = aval, aval.shape, aval.dtype
+
+
+def typed(aval: Any) -> Any:
+    """A type as an argument of `jax.make_jaxpr`.
+
+    jax knows the type of an argument by the class of the argument. A `ShapeDtypeStruct`, its own
+    stand-in for an array, cannot say all that is in a type (the memory space in jax 0.10). This one
+    has the very type that a variable has, so that what is traced fits in where the variable is.
+    """
+    from jax._src import core
+
+    core.pytype_aval_mappings.setdefault(_Typed, lambda x: x.aval)
+    return _Typed(aval)
+
+
+def stacked(aval: Any, length: int) -> Any:
+    """The type of what a scan of so many iterations makes of an output of each."""
+    from jax._src import core
+
+    return core.unmapped_aval(length, 0, aval)
+
+
+def scan_with(
+    params: dict[str, Any], jaxpr: Any, *, consts: int = 0, carry: int = 0, outputs: int = 0
+) -> dict[str, Any]:
+    """A scan's parameters for a jaxpr with so many more constants, carried values and outputs.
+
+    Operands, and inputs of the jaxpr: more constants, constants, carry, more carry, rows. Results,
+    and outputs of the jaxpr: carry, more carry, outputs, more outputs. jax 0.10 counts them, and
+    jax 0.12 has them as the leaves of a tree.
+    """
+    if "num_consts" in params:
+        consts, carry = params["num_consts"] + consts, params["num_carry"] + carry
+        return {**params, "jaxpr": jaxpr, "num_consts": consts, "num_carry": carry}
+    pack, more = _flattree().pack, _flattree().nones
+    before, carried, rows = params["ft_in"].unpack()
+    carried_out, ys = params["ft_out"].unpack()
+    return {
+        **params,
+        "jaxpr": jaxpr,
+        "ft_in": pack(((more(consts), before), (carried, more(carry)), rows)),
+        "ft_out": pack(((carried_out, more(carry)), (ys, more(outputs)))),
+    }
+
+
+def while_with(
+    params: dict[str, Any], jaxpr: Any, *, consts: int = 0, carry: int = 0
+) -> dict[str, Any]:
+    """A while loop's parameters for a body with so many more constants and carried values.
+
+    Operands: the test's constants, more constants of the body, its constants, carry, more carry.
+    Inputs of the body: the same without the test's. Results, and outputs of the body: carry, more
+    carry. The test does not read what is carried in addition.
+    """
+    inputs = open_jaxpr(jaxpr)[0].invars
+    test, _ = open_jaxpr(params["cond_jaxpr"])
+    more = [variable(v.aval) for v in inputs[len(inputs) - carry :]]
+    changed = test.replace(invars=[*test.invars, *more])
+    if test is not params["cond_jaxpr"]:
+        changed = params["cond_jaxpr"].replace(jaxpr=changed)
+    return {
+        **params,
+        "body_jaxpr": jaxpr,
+        "body_nconsts": params["body_nconsts"] + consts,
+        "cond_jaxpr": changed,
+    }
+
+
+def remat_with(params: dict[str, Any], jaxpr: Any, *, inputs: int = 0) -> dict[str, Any]:
+    """A remat's parameters for a jaxpr that takes so many more inputs before the others. It may
+    return more outputs after the others.
+    """
+    once = params["prevent_cse"]  # for all operands, or for each
+    once = once if isinstance(once, bool) else ((False,) * inputs + tuple(once))
+    return {**params, "jaxpr": jaxpr, "prevent_cse": once}
+
+
+def shard_map_with(
+    params: dict[str, Any],
+    jaxpr: Any,
+    *,
+    inputs: int = 0,
+    outputs: int = 0,
+    axes: tuple[str, ...] = (),
+) -> tuple[dict[str, Any], list[Any], list[Any]]:
+    """A shard_map's parameters for a jaxpr that takes so many more inputs before the others and
+    returns so many more outputs after the others, and the types of both outside. To be called in
+    the `context_of` the equation.
+
+    Every device gets all of an additional input. It returns an additional output as its part of the
+    first dimension, along these axes: a row, if that has length 1. On an explicit mesh, and where
+    jax checks what varies between devices, the type inside is another than outside.
+    """
+    from jax._src import core
+
+    def outside(variables: Sequence[Any], spec: Any) -> list[Any]:
+        mesh, is_checked = params["mesh"], params["check_vma"]
+        return [core.unshard_aval(mesh, is_checked, spec, v.aval) for v in variables]
+
+    bare, _ = open_jaxpr(jaxpr)
+    whole, rows = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axes)
+    changed = {
+        **params,
+        "jaxpr": jaxpr,
+        "in_specs": _joined((whole,) * inputs, params["in_specs"]),
+        "out_specs": _joined(params["out_specs"], (rows,) * outputs),
+    }
+    last = bare.outvars[len(bare.outvars) - outputs :]
+    return changed, outside(bare.invars[:inputs], whole), outside(last, rows)
+
+
+@contextlib.contextmanager
+def inside_shard_map(params: dict[str, Any]) -> Iterator[None]:
+    """A context in which what is traced fits into the jaxpr of a shard_map with these parameters.
+
+    jax traces the body like this: its axes have names, its mesh is manual along them, and types
+    say along which axes a value varies if that is checked. The `context_of` an equation has only
+    the mesh, and without the last one `pcast` makes a value that varies and has the wrong type.
+    """
+    from jax._src import config, core
+    from jax._src.mesh import use_abstract_mesh
+
+    mesh, manual = params["mesh"], params["newly_manual_axes"]
+    known = manual | set(mesh.manual_axes)
+    axes = [(name, size) for name, size in mesh.shape.items() if name in known]
+    kinds = dict.fromkeys(manual, jax.sharding.AxisType.Manual)
+    inner = mesh.abstract_mesh.update_axis_types(kinds)
+    checked = config._check_vma(params["check_vma"])
+    with core.extend_axis_env_nd(axes), use_abstract_mesh(inner), checked:
+        yield
+
+
+def _joined(*parts: Any) -> Any:
+    """Specs of a shard_map in one: a tuple, or a tree if one of them is a tree of jax 0.12."""
+    if all(isinstance(part, tuple) for part in parts):
+        return tuple(x for part in parts for x in part)
+    tree = _flattree()
+    return tree.pack(tuple(tree.flatten_list(list(part)) for part in parts))
+
+
+def _flattree() -> Any:
+    """The module of the trees that jax 0.12 has in parameters."""
+    return importlib.import_module("jax._src.flattree")
+
+
+def closed_call(jaxpr: Any) -> tuple[Any, dict[str, Any]]:
+    """The primitive and the parameters that run a jaxpr where it stands.
+
+    For a call with a rule of its own for derivatives or vmap whose jaxpr was changed: the rule was
+    made for the inputs and outputs that it had, and nobody asks for it any more. Operands are the
+    inputs of the jaxpr, and results its outputs.
+    """
+    from jax._src import core
+
+    if not hasattr(jaxpr, "jaxpr"):  # of jax 0.10, without constants
+        jaxpr = core.ClosedJaxpr(jaxpr, ())
+    return core.closed_call_p, {"call_jaxpr": jaxpr}
 
 
 def is_dropped(variable: Any) -> bool:

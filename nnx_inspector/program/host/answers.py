@@ -154,8 +154,8 @@ def _entered(
     """The equation of a jitted function that was changed; what it asks and tells goes into `new`,
     and what it returns as it was given into `instead`.
     """
-    given = [jaxprs.variable_like(v) for v in inner.inputs]
-    told = [jaxprs.variable_like(v) for v in inner.told]
+    given = [jaxprs.variable(v.aval) for v in inner.inputs]
+    told = [jaxprs.variable(v.aval) for v in inner.told]
     bare, _ = jaxprs.open_jaxpr(inner.program)
     outside = dict(zip((*bare.invars, *inner.told), (*given, *operands, *told), strict=True))
     new.hosts.extend(inner.hosts)
@@ -212,4 +212,4 @@ def _with_operands(equation: Any, operands: list[Any]) -> Any:
 
 def _all_kept(variables: Sequence[Any]) -> list[Any]:
     """The variables, and new ones for those that the program drops."""
-    return [jaxprs.variable_like(v) if jaxprs.is_dropped(v) else v for v in variables]
+    return [jaxprs.variable(v.aval) if jaxprs.is_dropped(v) else v for v in variables]

@@ -1,0 +1,22 @@
+"""Runs tests again in a process with four devices."""
+
+import os
+import subprocess
+import sys
+
+FLAG = "--xla_force_host_platform_device_count=4"
+
+
+def on_four_devices(path: str, *names: str) -> None:
+    """Run the tests of a file whose names contain one of these, each with all of its cases."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}"
+    every = ["-m", "long or not long"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *every, path]
+    found = subprocess.run(
+        [*command, "-k", " or ".join(names)],
+        env={**os.environ, "XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
