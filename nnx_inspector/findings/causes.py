@@ -247,6 +247,8 @@ def _of_dtype(judged: Judged, cause: Finding, effect: Finding) -> bool:
 
 def _of_forward(judged: Judged, cause: Finding, effect: Finding) -> bool:
     """Dead units make all examples alike after them, and leave no gradient before them."""
+    if cause.severity == "info":  # most units of an embedding hardly vary, the others do
+        return False
     if cause.step > effect.step and effect.rule != "no-gradient":
         return False
     if effect.rule in GOING_FORWARD:

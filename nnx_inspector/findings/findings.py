@@ -28,7 +28,7 @@ from nnx_inspector.findings.finding import (
 )
 from nnx_inspector.findings.forward import collapse, constant, dead_units, saturated_units
 from nnx_inspector.findings.judged import Judged
-from nnx_inspector.findings.model import dtype, metrics, mode, padding, uncalled, unused
+from nnx_inspector.findings.model import dtype, metrics, mode, padding, sinusoids, uncalled, unused
 from nnx_inspector.findings.nonfinite import nonfinite
 from nnx_inspector.findings.precision import overflow
 from nnx_inspector.recordings.recording import Recording
@@ -52,6 +52,7 @@ _RULES: Final[tuple[Callable[[Judged], Iterator[Finding]], ...]] = (
     no_gradient,
     update_ratio,
     padding,
+    sinusoids,
 )
 
 

@@ -128,20 +128,12 @@ def _of_off(judged: Judged, found: list[tuple[str, Off]]) -> Finding:
             "others": len(found) - 1,
         },
         what=(
-            f"{_units(judged, site, off.part)} are off for all {judged.looked_at(site)}"
+            f"{judged.part_of_units(site, off.part)} are off for all {judged.looked_at(site)}"
             + _in_the_last(len(passes))
             + and_others([f"{other.part:.0%} of {named(s)}" for s, other in found[1:]])
         ),
         advice=_how_units_died(judged, off, step, judged.site(site).activation),
     )
-
-
-def _units(judged: Judged, site: str, part: float) -> str:
-    """`"50% of the 64 units of 'a'"`, or of those that were examined."""
-    figures = judged.with_figures(site)[-1][1]
-    units, looked = (int(figures.figure(site, name)) for name in ("units", "looked"))
-    of = f"{units} units" if looked == units else f"{looked} examined units (of {units})"
-    return f"{part:.0%} of the {of} of {named(site)}"
 
 
 def _in_the_last(passes: int) -> str:
@@ -229,8 +221,8 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
                 "others": len(found) - 1,
             },
             what=(
-                f"{_units(judged, site, part)} lie on the flat parts of {function} for at least "
-                f"two thirds of the {judged.looked_at(site)}"
+                f"{judged.part_of_units(site, part)} lie on the flat parts of {function} for at "
+                f"least two thirds of the {judged.looked_at(site)}"
                 + _in_the_last(len(passes))
                 + and_others([f"{other:.0%} of {named(s)}" for s, _, other in found[1:]])
             ),

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector.findings.finding import named
 from nnx_inspector.findings.paths import Paths
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, Figures, ParameterFacts, SiteFacts
@@ -224,6 +225,13 @@ class Judged:
         """The fraction of the examined units that have this mask set in one pass."""
         units = int(figures.figure(site, "looked"))
         return float(bits_of(figures.masks[figures.sites.index(site)], mask)[:units].mean())
+
+    def part_of_units(self, site: str, part: float) -> str:
+        """`"50% of the 64 units of 'a'"`, or of those that were examined."""
+        figures = self.with_figures(site)[-1][1]
+        units, looked = (int(figures.figure(site, name)) for name in ("units", "looked"))
+        of = f"{units} units" if looked == units else f"{looked} examined units (of {units})"
+        return f"{part:.0%} of the {of} of {named(site)}"
 
     def looked_at(self, site: str) -> str:
         """How many values of each unit a pass examines: `"64 values examined"`."""

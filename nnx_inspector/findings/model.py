@@ -1,5 +1,5 @@
-"""Rules for the model itself: dtypes, modes, modules that nothing uses, loops that do not call it,
-metrics that are not finite.
+"""Rules for the model itself: dtypes, modes, modules that nothing uses, what embeddings receive,
+loops that do not call it, metrics that are not finite.
 
 Invariant: a rule makes no finding from a fact that is unknown.
 """
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from nnx_inspector.findings.finding import Finding, Severity, and_others, inside, named
-from nnx_inspector.findings.judged import Judged
+from nnx_inspector.findings.judged import Judged, examined
 from nnx_inspector.recordings.curves import Tally
-from nnx_inspector.recordings.facts import UNKNOWN, SiteFacts
-from nnx_inspector.stats.gauges import OF_IDS
+from nnx_inspector.recordings.facts import UNKNOWN, Figures, Role, SiteFacts
+from nnx_inspector.stats.gauges import HARDLY, OF_IDS
 
 WIDTHS: Final = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 SHIFTED: Final = 0.5
@@ -28,6 +28,11 @@ NOISE: Final = 3.0
 PADDED: Final = 0.5
 SEGMENTS: Final = 4
 """Fewer ids than this tell segments or classes apart, of which one may well be the commonest."""
+MOSTLY_STILL: Final = 0.55
+"""With frequencies from 1 to 1/10,000 (Vaswani et al. 2017), 68 % of the units are still for times
+from 0 to 1, 52 % for 0 to 10 and 6 % for 0 to 1,000."""
+MANY: Final = 16
+"""Fewer examples or units show too little."""
 METRICS: Final = 3
 """How many metrics a sentence names."""
 MOST: Final = 0.6
@@ -365,6 +370,67 @@ def padding(judged: Judged) -> Iterator[Finding]:
             ),
         )
         return
+
+
+def sinusoids(judged: Judged) -> Iterator[Finding]:
+    """Sinusoidal embeddings of the model's input of which most units hardly vary."""
+    for window in judged.windows([p for p in judged.clean if p.figures is not None]):
+        each = [p.figures for p in window if p.figures is not None]
+        parts = {
+            site: judged.part_of(each[0], site, "still")
+            for site in judged.in_order(each[0].sites)
+            if _is_fixed_sinusoid(judged, site, each[0])
+            and all(_is_still(judged, site, f) for f in each)
+        }
+        if not parts:
+            continue
+        (site, part), *more = parts.items()
+        others = and_others([f"{other:.0%} of {named(s)}" for s, other in more])
+        examples = examined(each[0].figure(site, "examples"))
+        yield Finding(
+            rule="constant",
+            site=site,
+            step=window[0].step,
+            severity="info",
+            evidence={"fraction": part, "examples": examples, "others": len(more)},
+            what=(
+                f"{judged.part_of_units(site, part)} hardly vary over the {examples} examples that "
+                f"were examined, each by a deviation below {HARDLY:.0%} of the largest one{others}"
+            ),
+            advice=(
+                "usually what it receives varies too little for its frequencies (a time from 0 to "
+                "1 where 0 to 1000 is meant), so check the range of its input, and multiply it or "
+                "raise the frequencies; the other units may well be enough"
+            ),
+        )
+        return
+
+
+def _is_still(judged: Judged, site: str, figures: Figures) -> bool:
+    """Whether most units of one vector per example hardly vary, in a pass whose examples differ."""
+    if site not in figures.sites or figures.varied != 1 or figures.figure(site, "positions") != 1:
+        return False
+    many = min(figures.figure(site, "units"), examined(figures.figure(site, "examples"))) >= MANY
+    varies = figures.figure(site, "flat") < 1
+    return many and varies and judged.part_of(figures, site, "still") >= MOSTLY_STILL
+
+
+def _is_fixed_sinusoid(judged: Judged, site: str, figures: Figures) -> bool:
+    """Whether a site returns sines of what the model received, which no parameter enters, and which
+    are all that a layer multiplies: what is added to tokens, say, may well vary little.
+    """
+    paths, units = judged.paths, figures.figure(site, "units")
+    if judged.site(site).made_by != "sinusoid" or judged.parameters_in(site):
+        return False
+    if any(paths.reaches(s, site, held=True) for s in judged.held):
+        return False
+    before = [s for s in judged.order if paths.reaches(s, site)]
+    return any(one.role == Role.INPUT for s in before for one in paths.feeds(s)) and any(
+        judged.site(s).affine == 1
+        and [one.site for one in paths.feeds(s) if one.role != Role.PARAMETERS] == [site]
+        and any(p.axes == 2 and p.size == units * figures.figure(s, "units") for p in held)
+        for s, held in judged.held.items()
+    )  # the sizes show that nothing stands beside it
 
 
 # ---------------------------------------------------------------------- uncalled

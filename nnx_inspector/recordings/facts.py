@@ -22,8 +22,8 @@ from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIG
 Array = npt.NDArray[Any]
 UNKNOWN: Final = -1
 
-KINDS: Final = ("", "relu", "tanh", "sigmoid", "gelu", "silu")
-"""The activation functions that are recognised."""
+KINDS: Final = ("", "relu", "tanh", "sigmoid", "gelu", "silu", "sinusoid")
+"""The functions that are recognised; a sinusoid (sines, cosines or both) only by its output."""
 
 
 CHOICE: Final = 1
@@ -89,8 +89,8 @@ class SiteFacts:
         site: its key.
         type: the name of the module's class.
         order: its place in the order in which calls return; -1 if it was never seen called.
-        activation: the only function that its output goes into, one of KINDS.
-        made_by: the activation function that its output comes from, one of KINDS.
+        activation: the only activation function that its output goes into, one of KINDS.
+        made_by: the function that its output comes from, one of KINDS.
         entering: the dtype of the floating-point arrays that it receives; "" for none or several.
         leaving: the dtype of the floating-point arrays that it returns; "" for none or several.
         declared: the dtype that the module says it computes in; "" for none.

@@ -52,15 +52,20 @@ SITE_FIGURES: Final = (
 examples at one position (root mean square over units); share of units constant over the examples;
 largest ratio of a unit's mean to its deviation; log2 of the dtype's maximum; for a BatchNorm the
 median distance of a unit's mean from its bias, and of its deviation from its scale as a ratio."""
-MASKS: Final = ("dead", "below", "tanh", "sigmoid", "ends", "top", "above")
+MASKS: Final = ("dead", "below", "tanh", "sigmoid", "ends", "top", "above", "still")
 """Which units, one bit each: always exactly 0; never above 0; MOSTLY of their values beyond
 TANH_FLAT, beyond SIGMOID_FLAT, near 0 or 1 (none outside), near 1 or -1 (none outside); always >
-0."""
+0; a deviation over the examples below HARDLY times the largest one of the examined units. Older
+recordings lack the last two."""
 BYTES: Final = UNITS // 8
 
 MOSTLY: Final = 2 / 3
 """A unit with this share of saturated values is saturated. The input of a tanh then has a deviation
 of 6 or more, six times that under Glorot's initialisation."""
+
+HARDLY: Final = 0.02
+"""A unit with this part of another's deviation adds 1/2,500 as much to squared distances between
+examples."""
 
 OF_LOOP: Final = ("stuck", "larger", "differentiated")
 """Share of the sample that no pass of the loop has seen changed; the chance that such an element is
@@ -174,6 +179,7 @@ def read(
         "ends": mostly["ends"] & positive,
         "top": mostly["top"] & within,
         "above": low > 0,
+        "still": always(spread < HARDLY * spread.max(axis=1, keepdims=True)),
     }
     bits = np.stack([masks[name] & is_unit[start] for name in MASKS], axis=1)
     with np.errstate(over="ignore"):
@@ -222,9 +228,9 @@ differences from the first example are exact, so rounding of one value to float3
 
 
 def all_masks(masks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Masks as a recording keeps them; older recordings lack the mask "above"."""
+    """Masks as a recording keeps them; older recordings lack the last one or two."""
     missing = len(MASKS) - masks.shape[1]
-    if masks.ndim == 3 and missing == 1:
+    if masks.ndim == 3 and missing in (1, 2):
         return np.pad(masks, ((0, 0), (0, missing), (0, 0)))
     return masks
 

@@ -208,6 +208,16 @@ SENTENCES = [
         "above 128",
     ),
     of(
+        "constant",
+        f"At step #step#, {UNITS} hardly vary over the #examples# examples that were examined, "
+        "each by a deviation below 2% of the largest one<others>",
+        part="share of the examined units of which the deviation over the examples is below 0.02 "
+        "times the largest one",
+        units=EXAMINED["units"],
+        examples="the length of the first axis of output, or of every second, third, ... of it "
+        "above 128",
+    ),
+    of(
         "collapse",
         "At step #step#, the output of <site> varies along one direction only (an effective rank "
         "of #after#; that of <source>, <way>, has #before#)<others>",
@@ -274,7 +284,7 @@ def of_units(one: Finding, parts: dict[str, str], oracle: Oracle) -> dict[str, f
     if calls is None:
         return {}
     units = calls[0].shape[2]
-    if one.rule == "constant":
+    if one.rule == "constant" and "part" not in parts:
         for site in [parts["site"], *quoted(parts["others"])]:
             assert same_for_all(oracle.examined(unquoted(site)) or []), (site, one.what)
         return {"examples": len(calls[0])}
@@ -282,15 +292,17 @@ def of_units(one: Finding, parts: dict[str, str], oracle: Oracle) -> dict[str, f
         figure = effective_rank if "rank" in one.what else deviation
         source = oracle.examined(unquoted(parts["source"]))
         return {"after": figure(calls)} | ({"before": figure(source)} if source else {})
-    if one.rule not in ("dead-units", "saturated-units"):
+    if one.rule not in ("dead-units", "saturated-units", "constant"):
         return {}
     values = {"values": calls[0].shape[0] * calls[0].shape[1]} if "values" in parts else {}
+    values |= {"examples": len(calls[0])} if "examples" in parts else {}
     if "part" not in parts:
         zeros = "returns only" in one.what
         assert same_for_all(calls, positions=True), one.what
         assert not zeros or not any(x.any() for x in calls), one.what
         return values
-    share = share_off if one.rule == "dead-units" else share_saturated(parts["function"])
+    share = {"dead-units": share_off, "constant": share_still}.get(one.rule)
+    share = share or share_saturated(parts["function"])
     for part, site in re.findall(r"(\d+)% of ('[^']*'|the model)", parts["others"]):
         other = oracle.examined(unquoted(site))
         assert other is None or close(part, share(other), percent=True), one.what
@@ -313,6 +325,11 @@ def same_for_all(calls: list[np.ndarray], *, positions: bool = False) -> bool:
 
 def share_off(calls: list[np.ndarray]) -> float:
     return float(np.logical_and.reduce([x.max(axis=(0, 1)) <= 0 for x in calls]).mean())
+
+
+def share_still(calls: list[np.ndarray]) -> float:
+    deviations = [np.sqrt(x.var(axis=0).mean(axis=0)) for x in calls]
+    return float(np.logical_and.reduce([x < 0.02 * x.max() for x in deviations]).mean())
 
 
 def share_saturated(function: str) -> Callable[[list[np.ndarray]], float]:

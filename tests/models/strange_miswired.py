@@ -51,6 +51,27 @@ def a_mean_over_the_batch_that_is_broadcast():
     return of(Overwritten(lambda x: jnp.broadcast_to(x.mean(0), x.shape)), POINTS())
 
 
+class Timed(nnx.Module):
+    """Sines and cosines of a time, and a network that knows nothing else."""
+
+    def __init__(self):
+        self.time, self.net = Waves(), Net([128, 32, 4])
+
+    def __call__(self, t):
+        return self.net(self.time(t))
+
+
+class Waves(nnx.Module):
+    def __call__(self, t):
+        angles = t[:, None] * jnp.exp(-jnp.log(10000.0) * jnp.arange(64) / 63)
+        return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+@fault("constant")
+def a_time_from_0_to_1_where_1000_is_meant():
+    return of(Timed(), (jnp.linspace(0, 1, 48), classes(48, 4)))
+
+
 class OneClass(nnx.Module):
     def __init__(self):
         self.net = Net([8, 16, 1])

@@ -159,14 +159,17 @@ def test_figures_come_back_as_they_were(tmp_path, sites):
     same(loaded(tmp_path, figures(sites)), figures(sites))
 
 
-def test_figures_that_were_saved_before_are_read(tmp_path):
-    one = figures()
-    before = dataclasses.replace(one, masks=one.masks[:, :-1])
+@pytest.mark.parametrize("lacks", [1, 2])
+def test_figures_that_were_saved_before_are_read(tmp_path, lacks):
+    before = dataclasses.replace(figures(), masks=figures().masks[:, :-lacks])
     found = loaded(tmp_path, before)
-    np.testing.assert_array_equal(found.masks[:, :-1], before.masks)
-    assert not found.masks[:, -1].any()
+    np.testing.assert_array_equal(found.masks[:, :-lacks], before.masks)
+    assert not found.masks[:, -lacks:].any()
+
+
+def test_figures_that_lack_more_masks_are_refused(tmp_path):
     with pytest.raises(InspectorError, match="'masks' has"):
-        loaded(tmp_path, dataclasses.replace(one, masks=one.masks[:, :-2]))
+        loaded(tmp_path, dataclasses.replace(figures(), masks=figures().masks[:, :-3]))
 
 
 @pytest.mark.parametrize(

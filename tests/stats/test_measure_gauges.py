@@ -116,6 +116,24 @@ def test_dead_and_saturated_units_are_told_apart():
         assert not bits_of(masks, name)[4:].any()
 
 
+def test_units_that_hardly_vary_beside_another_are_still():
+    """At each position by itself; with C and with XLA, and in all calls."""
+    sizes = np.array([1, 0, 0.001, 0.019, 0.021, 0.5])
+    x = (values((50, 4, 6), 2).round() * sizes + values((1, 4, 6), 3)).astype(np.float32)
+    deviations = np.sqrt(np.asarray(x, np.float64).var(axis=0).mean(axis=0))
+    expected = deviations < 0.02 * deviations.max()
+    assert 2 <= expected.sum() <= 4
+    by_xla = jnp.stack(measure_gauges._gauge_of(jnp.asarray(x), limit=128.0, steps=(1, 1, 1)))
+    for vector in (gauge(jnp.asarray(x)), by_xla):
+        found = bits_of(read([np.asarray(vector)])[1], "still")
+        np.testing.assert_array_equal(found[:6], expected)
+        assert not found[6:].any()
+    swapped = gauge(jnp.asarray(x[..., ::-1]))
+    in_both = bits_of(read([np.stack([gauge(jnp.asarray(x)), swapped])])[1], "still")
+    np.testing.assert_array_equal(in_both[:6], expected & expected[::-1])
+    assert not bits_of(figures_of(np.ones((4, 3)))[1], "still").any()
+
+
 def test_a_unit_that_wakes_in_another_call_is_not_dead():
     dead, alive = np.zeros((4, 2), np.float32), np.ones((4, 2), np.float32)
     vectors = [np.asarray(gauge(jnp.asarray(x))) for x in (dead, alive)]

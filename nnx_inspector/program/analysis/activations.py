@@ -1,8 +1,9 @@
 """What a value goes into, or comes out of, in a program: an activation function, a product.
 
 A function is recognised by its values, however it is written: the elementwise equations that follow
-are evaluated on some numbers. Invariant: the answer is "" unless the function is one of `KINDS` for
-certain, and the value goes nowhere else. Computes nothing on a device.
+are evaluated on some numbers. A sinusoid has no fixed values, and is recognised by its equations.
+Invariant: the answer is "" unless the function is one of `KINDS` for certain, and the value goes
+nowhere else. Computes nothing on a device.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def _on_every_way(
 
 
 def kind_before(variable: Any, made: Mapping[Any, Any]) -> str:
-    """The activation function that a value comes out of, or ""."""
+    """The function that a value comes out of, or ""."""
     if jaxprs.is_literal(variable):
         return ""
     near, waiting = list[Any](), [variable]
@@ -126,7 +127,16 @@ def kind_before(variable: Any, made: Mapping[Any, Any]) -> str:
         values = _value(variable, {root: POINTS}, made, near)
         if values is not None and (kind := _kind_of(values)):
             return kind
-    return ""
+    return "sinusoid" if _is_sinusoid(variable, made) else ""
+
+
+def _is_sinusoid(variable: Any, made: Mapping[Any, Any]) -> bool:
+    """Whether each element of a value is a product of sines, cosines and numbers."""
+    passed = {*_PLACED, *_CHOSEN, "slice", "mul", "neg", mark.name}
+    found = _sources(variable, _Around(made), passed, numbers=False)
+    return bool(found) and all(
+        one is not None and one.primitive.name in ("sin", "cos") for one, _ in found
+    )
 
 
 _PLACED: Final = {
@@ -134,6 +144,11 @@ _PLACED: Final = {
     *("broadcast_in_dim", "expand_dims", "reduce_precision", "sharding_constraint"),
 }
 """Equations that change no value, only its place or precision, and zeros that are put around it."""
+_CHOSEN: Final = {
+    "concatenate": slice(None), "stack": slice(None), "select_n": slice(1, None),
+    "scatter": slice(0, None, 2), "dynamic_update_slice": slice(2),
+}  # fmt: skip
+"""Equations each element of which is one of several arrays', and which inputs these arrays are."""
 _PRODUCTS: Final = frozenset(["dot_general", "conv_general_dilated"])
 
 
@@ -167,15 +182,19 @@ class _Around:
     outer: Any = None
 
 
-def _sources(variable: Any, around: _Around, passed: Collection[str]) -> list[tuple[Any, _Around]]:
+def _sources(
+    variable: Any, around: _Around, passed: Collection[str], *, numbers: bool = True
+) -> list[tuple[Any, _Around]]:
     """The equations that a value comes from through calls and equations of these names; None for
-    an input of the program.
+    an input of the program, and for what lies too far away.
+
+    Where `numbers` do not count, nor do arrays without axes.
     """
     waiting, out, left = [(variable, around)], list[tuple[Any, _Around]](), STEPS
     while waiting and left:
         left -= 1
         one, here = waiting.pop()
-        if jaxprs.is_literal(one):
+        if jaxprs.is_literal(one) or not (numbers or one.aval.shape):
             continue
         equation = here.made.get(one)
         if equation is None and one in here.inputs:
@@ -186,10 +205,11 @@ def _sources(variable: Any, around: _Around, passed: Collection[str]) -> list[tu
             result = inner.outvars[equation.outvars.index(one)]
             waiting.append((result, _Around(makers, equation, inner.invars, here)))
         elif equation is not None and equation.primitive.name in passed:
-            waiting.extend((v, here) for v in equation.invars)
+            which = _CHOSEN.get(equation.primitive.name, slice(None))
+            waiting.extend((v, here) for v in equation.invars[which])
         else:
             out.append((equation, here))
-    return out
+    return [*out, *((None, here) for _, here in waiting)]
 
 
 def _value(variable: Any, known: dict[Any, Any], made: Mapping[Any, Any], near: Any) -> Any:

@@ -98,7 +98,37 @@ def test_a_value_is_told_where_it_comes_from():
             kind = ""
         elif name in ("negative", "sum", "with another"):  # the input is another one
             kind = "relu"
+        elif name == "sine":
+            kind = "sinusoid"
         assert kind_before(out, made) == kind, name
+
+
+SINUSOIDS = {
+    "after each other": lambda x: jnp.concatenate([jnp.sin(x), jnp.cos(x)], -1)[:, :0:-2],
+    "in turn": lambda x: jnp.zeros((2, 6)).at[:, 0::2].set(jnp.sin(x)).at[:, 1::2].set(jnp.cos(x)),
+    "chosen": lambda x: jnp.where(jnp.arange(3) % 2 == 0, jnp.sin(x), jnp.cos(x)),
+    "scaled": lambda x: jnp.sqrt(2.0) * jnp.cos(x).astype(jnp.bfloat16),
+    "eighteen": lambda x: jnp.concatenate(
+        [f(x / 2**i) for i in range(9) for f in (jnp.sin, jnp.cos)]
+    ),
+    "jit": jax.jit(lambda x: jnp.stack([jnp.sin(x), jnp.cos(x)], -1).reshape(2, 6)),
+}
+NO_SINUSOIDS = {
+    "beside it": lambda x: jnp.concatenate([x, jnp.sin(x)], -1),
+    "times it": lambda x: x * jnp.sin(x),
+    "a sum": lambda x: x + jnp.sin(x),
+    "a tangent": lambda x: jnp.sin(x) / jnp.cos(x),
+    "a number": lambda x: jnp.ones_like(x),
+    "too many": lambda x: jnp.concatenate([jnp.sin(x), *[x + i for i in range(50)]]),
+}
+
+
+@pytest.mark.parametrize("name", [*SINUSOIDS, *NO_SINUSOIDS])
+def test_sines_and_cosines_are_a_sinusoid_in_any_order(name):
+    f = {**SINUSOIDS, **NO_SINUSOIDS}[name]
+    jaxpr = jax.make_jaxpr(f)(jnp.ones((2, 3))).jaxpr
+    made = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
+    assert kind_before(jaxpr.outvars[0], made) == ("sinusoid" if name in SINUSOIDS else "")
 
 
 def test_what_goes_elsewhere_too_goes_into_no_function():
