@@ -1,50 +1,19 @@
-"""Traces, compilations and calls of jitted functions."""
+"""What is being traced, where a value comes from, and the settings of a thread."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import sys
-import threading
-import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
 
 import jax
 import jax.core as jcore
 import jax.extend.core as jex
-import jax.stages
-import numpy as np
-from flax.nnx import graphlib
-from flax.nnx.transforms import compilation
 from jax._src import core
 from jax._src.interpreters import ad, batching, partial_eval
-
-from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.redirect import copy_of, redirect
-
-
-def swap_executables(
-    made: Callable[[Any], None],
-    called: Callable[[Any], None],
-    undone: Callable[[Callable[[], None]], object],
-) -> None:
-    """Call `made` and `called` when an ahead-of-time compiled executable is made or called;
-    `undone` gets what undoes that.
-    """
-    cls = jax.stages.Compiled
-    for method, listener in ((cls.__init__, made), (cls.__call__, called)):
-        original = copy_of(method)
-
-        def target(
-            self: Any, *args: Any, _original: Any = original, _listener: Any = listener, **kw: Any
-        ) -> Any:
-            _listener(self)
-            return _original(self, *args, **kw)
-
-        redirect(method, target, original, undone)
 
 
 def trace_state() -> Any:
@@ -185,258 +154,6 @@ def inside_while_loop() -> bool:
     return False
 
 
-Change = Callable[[Any], tuple[Any, Sequence[Any], int] | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class JitCall:
-    """A call of a jitted function without its arrays, which suffices to compile it again."""
-
-    function: Any
-    options: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    nnx: Any
-
-    def same(self, other: JitCall) -> bool:
-        """Whether another call would be compiled to the same program."""
-        return self.function is other.function and _alike(
-            (self.args, self.kwargs), (other.args, other.kwargs)
-        )
-
-    def jitted(self) -> Callable[..., Any]:
-        """The jitted function, which shares its programs with the one that was called."""
-        from jax._src import pjit
-
-        return pjit._cpp_pjit(self.function, self.options)
-
-    def compile(self, change: Change = lambda _: None) -> None:
-        """Trace and compile it in this thread's contexts; jax caches the program.
-
-        Args:
-            change: returns, for the program, the one to be compiled instead, values for its
-                additional inputs, and the number of its additional outputs; or None.
-        """
-        from jax._src import pjit
-
-        jitted = types.SimpleNamespace(_fun=self.function, _jit_info=self.options)
-        with contextlib.ExitStack() as stack:
-            if self.nnx is not None:
-                stack.enter_context(graphlib.update_context(self.nnx))
-            traced: Any = pjit.jit_trace(jitted, *self.args, **self.kwargs)
-            changed = change(traced.jaxpr)
-            if changed is None:
-                traced.lower().compile()
-                return
-            program, inputs, outputs = changed
-            every = [*map(pjit.convert_to_metaty, inputs), *traced._meta_tys_flat]
-            _compile(every, _changed(traced._params, program, len(inputs), outputs))
-
-
-_ON_A_GPU: Final = {"xla_gpu_graph_min_graph_size": 2**30}
-"""Kernels are started one by one. XLA would record them in a CUDA graph, and renew its nodes before
-each run, because the arrays have moved: 16 microseconds for a kernel, where a start takes 3 and
-most kernels of a summary run for 5."""
-
-
-def _changed(params: dict[str, Any], program: Any, inputs: int, outputs: int) -> dict[str, Any]:
-    """The parameters of a jit for another program, with more inputs and outputs."""
-    options = dict(params["compiler_options_kvs"])
-    if jax.default_backend() == "gpu":
-        options = {**_ON_A_GPU, **options}
-    changed = jaxprs.with_inputs(params, program, inputs, outputs=outputs)
-    return {**changed, "compiler_options_kvs": tuple(options.items())}
-
-
-def _compile(types: Sequence[Any], params: dict[str, Any]) -> None:
-    """Lower and compile what a jit with these parameters runs; jax caches it."""
-    from jax._src import pjit
-    from jax._src.interpreters import mlir
-
-    how: dict[str, Any] = {"lowering_platforms": None, "pgle_profiler": None}
-    lowering = mlir.LoweringParameters()
-    pjit._resolve_and_lower(types, **params, **how, lowering_parameters=lowering).compile()
-
-
-def _alike(a: Any, b: Any) -> bool:
-    a, b = jax.tree.flatten(a), jax.tree.flatten(b)
-    return a[1] == b[1] and all(
-        type(x) is type(y) and x == y for x, y in zip(a[0], b[0], strict=True)
-    )
-
-
-class JitListener(Protocol):
-    """A function called for each jitted call; it must not raise.
-
-    `program` is the same object for calls that differ only in their arrays and in `variant`. Calls
-    equal in both share a compilation. `made()` returns the call.
-    """
-
-    def __call__(self, program: Any, variant: Hashable, made: Callable[[], JitCall], /) -> None: ...
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class JitStart:
-    """A jitted call that is about to run; `program` and `made` are those of a `JitListener`."""
-
-    program: Any
-    function: Any
-    made: Callable[[], JitCall]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    _params: Any
-    _arrays: Sequence[Any]
-    _own: Callable[[], Any]
-
-    def run(self, program: Any, inputs: Sequence[Any], outputs: int = 0) -> tuple[Any, list[Any]]:
-        """The results of another program, which takes `inputs` before the arrays of this one, and
-        its additional outputs, which follow the results.
-        """
-        from jax._src import config, pjit
-
-        arrays = [*inputs, *self._arrays]
-        params = _changed(self._params.params, program, len(inputs), outputs)
-        core.check_eval_args(arrays)
-        # `bind` would look at each array once more
-        started = pjit.jit_p.bind if config.debug_key_reuse.value else pjit.jit_p.impl
-        found = list(started(*arrays, **params))
-        count = len(found) - outputs
-        return jax.tree.unflatten(self._params.out_tree, found[:count]), found[count:]
-
-    def directly(self, program: Any, inputs: Sequence[Any]) -> Directly:
-        """As `run`; in jax's fast path the program gets the same `inputs` again."""
-        from jax._src import pjit
-
-        params = _changed(self._params.params, program, len(inputs), 0)
-        leaves, compiled, profiler, constants = pjit._pjit_call_impl_python(
-            *inputs, *self._arrays, **params
-        )
-        tree = self._params.out_tree
-        before = [*constants, *inputs]  # jax passes a program's constants before its arguments
-        out = jax.tree.unflatten(tree, leaves)
-        return Directly((out, leaves, tree, self._arrays, program, compiled, profiler, before))
-
-    def own(self) -> Directly:
-        """What jax makes of the call in the contexts that are open here, for its fast path. The
-        results are `like_mine`.
-        """
-        _, leaves, _, *rest = self._own()
-        tree = self._params.out_tree
-        return Directly((jax.tree.unflatten(tree, leaves), leaves, tree, *rest))
-
-    def like_mine(self, out: Any) -> Any:
-        """The results of the same function traced elsewhere, with the graphdefs of this program.
-
-        Modules come out of a program with the tags of the layers that were open in its trace.
-        """
-        return jax.tree.unflatten(self._params.out_tree, jax.tree.leaves(out))
-
-    def compiler(self, inputs: Sequence[Any]) -> Callable[[Any], None]:
-        """What compiles a program for `run`, in a thread's contexts. It traces nothing, and keeps
-        no array.
-        """
-        from jax._src import pjit
-
-        types = list(map(pjit.convert_to_metaty, [*inputs, *self._arrays]))
-        before, count = self._params.params, len(inputs)
-        return lambda program: _compile(types, _changed(before, program, count, 0))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Directly:
-    """The result of a jitted call, with all that jax needs to run it in its fast path next time."""
-
-    result: tuple[Any, ...]
-
-
-class JitChooser(Protocol):
-    """A function called for each jitted call that is about to run; it must not raise.
-
-    If it returns a function, what that returns is the result of the call, or `Directly`.
-    """
-
-    def __call__(self, call: JitStart, /) -> Callable[[], Any] | None: ...
-
-
-class _Call(threading.local):
-    """The call that a thread is about to run: its parameters, and how it was made."""
-
-    params: Any = None
-    made: Callable[[], JitCall] | None = None
-    infer: Callable[[], tuple[Any, Any]] | None = None
-
-
-_call = _Call()
-
-
-def swap_jit_misses(
-    listener: JitListener,
-    choose: JitChooser = lambda *_: None,
-    prepare: Callable[[], None] = lambda: None,
-    undone: Callable[[Callable[[], None]], object] = lambda undo: None,
-) -> Callable[[], None]:
-    """Call `listener` for each jitted call that jax does not handle in its fast path, `prepare`
-    before it is traced, and `choose` before it runs.
-
-    Any thread's calls are heard, except those within a trace. Returns an undo function, which
-    `undone` gets before anything is changed.
-    """
-    from jax._src import pjit
-
-    infer_before, run_before = pjit._infer_params, pjit._run_python_pjit
-
-    def infer_params(fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
-        if core.trace_state_clean():
-            prepare()
-        params, arrays = infer_before(fun, options, args, kwargs)
-        if core.trace_state_clean():
-            placed = tuple(
-                x.sharding if isinstance(x, jax.Array) and x.committed else None for x in arrays
-            )
-            made = functools.partial(_jit_call, fun, options, args, kwargs)
-            listener(params.params["jaxpr"], (options, placed), made)
-            _call.params, _call.made = params, made
-            _call.infer = functools.partial(infer_before, fun, options, args, kwargs)
-        return params, arrays
-
-    def run_chosen(params: Any, arrays: Any, fun: Any, args: Any, kwargs: Any) -> Any:
-        of, made, infer = _call.params, _call.made, _call.infer
-        _call.params = _call.made = _call.infer = None
-        program, instead = params.params["jaxpr"], None
-        # jax may have found the same parameters for a call that was only lowered
-        if of is params and made is not None and infer is not None and core.trace_state_clean():
-            own = lambda: run_before(*infer(), fun, args, kwargs)  # noqa: E731
-            instead = choose(JitStart(program, fun, made, args, kwargs, params, arrays, own))
-        if instead is None:
-            return run_before(params, arrays, fun, args, kwargs)
-        found = instead()
-        if isinstance(found, Directly):
-            return found.result
-        # without an executable, jax comes here again the next time
-        return found, None, None, arrays, program, None, None, []
-
-    module: Any = pjit
-
-    def undo() -> None:
-        module._infer_params, module._run_python_pjit = infer_before, run_before
-
-    undone(undo)
-    module._infer_params, module._run_python_pjit = infer_params, run_chosen
-    return undo
-
-
-def _jit_call(fun: Any, options: Any, args: Any, kwargs: Any) -> JitCall:
-    static = {*options.static_argnums}
-    named = {*options.static_argnames}
-    return JitCall(
-        fun,
-        options,
-        tuple(x if i in static else _abstract(x) for i, x in enumerate(args)),
-        {k: x if k in named else _abstract(x) for k, x in kwargs.items()},
-        fun.ctxtag if isinstance(fun, compilation.JitFn) else None,
-    )
-
-
 def trace_context() -> Hashable:
     """Everything besides its arguments that a trace depends on: settings, mesh, open layers."""
     from jax._src import config
@@ -449,13 +166,6 @@ def abstract(x: Any) -> jax.ShapeDtypeStruct:
     aval: Any = jax.typeof(x)
     where = x.sharding if isinstance(x, jax.Array) and x.committed else None
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=where, weak_type=aval.weak_type)
-
-
-def _abstract(tree: Any) -> Any:
-    def one(x: Any) -> Any:
-        return abstract(x) if isinstance(x, jax.Array | np.ndarray) else x
-
-    return jax.tree.map(one, tree)
 
 
 def local_settings() -> tuple[tuple[Any, Any], ...]:

@@ -1,4 +1,4 @@
-"""Redirects the calls of a function, for every holder of a reference to it.
+"""Redirects the calls of a function, for every holder of a reference to it, or replaces it.
 
 A bound method that a model keeps in an attribute, or one taken before the hooks, refers to the
 function itself. Replacing the class attribute does not affect it; replacing the function's code
@@ -13,11 +13,14 @@ import dataclasses
 import functools
 import inspect
 import pickle
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
 Reduce = Callable[[Any], Any]
+Undone = Callable[[Callable[[], None]], object]
+"""Gets what undoes a change before it is made, so that no interrupt comes between."""
 _TARGET = "nnx_inspector's target"
 
 
@@ -68,7 +71,7 @@ def redirect(
     function: types.FunctionType,
     target: Callable[..., Any],
     original: types.FunctionType,
-    undone: Callable[[Callable[[], None]], object] = lambda undo: None,
+    undone: Undone = lambda undo: None,
 ) -> Redirection:
     """Call `target` whenever `function` is called, until undone.
 
@@ -76,7 +79,7 @@ def redirect(
         function: a Python function that `can_redirect`; it may have a closure and defaults.
         target: called with the same arguments. It must not call `function`.
         original: `copy_of(function)`, which `target` may call.
-        undone: gets what undoes it before anything is changed, so that no interrupt comes between.
+        undone: gets what undoes it.
     """
     code, annotated = function.__code__, "__wrapped__" in function.__dict__
 
@@ -97,6 +100,68 @@ def redirect(
     if not annotated:
         function.__dict__["__wrapped__"] = original  # for inspect.signature
     return Redirection(function, original, undo)
+
+
+def put(owner: Any, name: Any, function: Any, undone: Undone) -> None:
+    """Replace an attribute of an object, or an item of a dict. To undo it leaves what others have
+    put there since.
+    """
+    is_dict = isinstance(owner, dict)
+    before = owner[name] if is_dict else getattr(owner, name)
+
+    def set_to(value: Any) -> None:
+        if is_dict:
+            owner[name] = value
+        else:
+            setattr(owner, name, value)
+
+    def undo() -> None:
+        if (owner[name] if is_dict else getattr(owner, name)) is function:
+            set_to(before)
+
+    undone(undo)
+    set_to(function)
+
+
+class Swapped:
+    """Functions of ours in place of those of jax or Python, while anything holds them.
+
+    Whoever holds them may let go in any order and in any thread, also twice, and also after an
+    interrupt at any line of either.
+
+    Args:
+        swap: puts them in place, and gives what undoes that to its argument, step by step.
+
+    Attributes:
+        holders: those that hold them, oldest first.
+    """
+
+    def __init__(self, swap: Callable[[Undone], None]):
+        self._swap = swap
+        self._lock = threading.RLock()
+        self.holders: tuple[Any, ...] = ()
+        self._undo: list[Callable[[], None]] = []
+        self._whole = False
+
+    def hold(self, holder: object) -> None:
+        with self._lock:
+            self.holders = (*self.holders, holder)
+            if not self._whole:
+                self._restore()  # what an interrupt has left
+                self._swap(self._undo.append)
+                self._whole = True
+
+    def let_go(self, holder: object) -> None:
+        with self._lock:
+            self.holders = tuple(one for one in self.holders if one is not holder)
+            if not self.holders:
+                self._restore()
+
+    def _restore(self) -> None:
+        self._whole = False
+        while self._undo:
+            self._undo[-1]()
+            self._undo.pop()
 
 
 def picklers() -> list[type]:

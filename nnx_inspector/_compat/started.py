@@ -24,6 +24,7 @@ from jax._src import api, config, pjit
 
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.jit import is_tracer
+from nnx_inspector._compat.redirect import Swapped, Undone, put
 from nnx_inspector.errors import comes_from_a_handler
 from nnx_inspector.opening import held
 
@@ -204,51 +205,7 @@ def raise_kept() -> None:
         raise error
 
 
-class _Swapped:
-    """Our functions in place of those of jax or Python, while anything holds them."""
-
-    def __init__(self, swap: Callable[[Put], None]):
-        self._swap = swap
-        self._lock = threading.RLock()
-        self._holders: tuple[object, ...] = ()
-        self._undo: list[Callable[[], None]] = []
-        self._whole = False
-
-    def hold(self, holder: object) -> None:
-        with self._lock:
-            self._holders = (*self._holders, holder)
-            if not self._whole:
-                self._restore()  # what an interrupt has left
-                self._swap(self._put)
-                self._whole = True
-
-    def let_go(self, holder: object) -> None:
-        with self._lock:
-            self._holders = tuple(one for one in self._holders if one is not holder)
-            if not self._holders:
-                self._restore()
-
-    def _restore(self) -> None:
-        self._whole = False
-        while self._undo:
-            self._undo[-1]()
-            self._undo.pop()
-
-    def _put(self, owner: Any, name: str, function: Any) -> None:
-        before = getattr(owner, name)
-
-        def undo() -> None:
-            if getattr(owner, name) is function:  # others may have put theirs
-                setattr(owner, name, before)
-
-        self._undo.append(undo)
-        setattr(owner, name, function)
-
-
-Put = Callable[[Any, str, Any], None]
-
-
-def _swap_started(put: Put) -> None:
+def _swap_started(undone: Undone) -> None:
     original = pjit._get_fastpath_data
 
     def data(executable: Any, out_tree: Any, args: Any, out: Any, effects: Any, *rest: Any) -> Any:
@@ -263,10 +220,11 @@ def _swap_started(put: Put) -> None:
                 executable._unsafe_call = call
         return original(executable, out_tree, args, out, effects, *rest)
 
-    put(pjit, "_get_fastpath_data", data)
+    put(pjit, "_get_fastpath_data", data, undone)
     checks: list[Any] = [config.debug_nans, config.debug_infs]
     for check in checks:
-        put(check, "_update_thread_local_hook", _listening_after(check._update_thread_local_hook))
+        after = _listening_after(check._update_thread_local_hook)
+        put(check, "_update_thread_local_hook", after, undone)
 
 
 def _listening_after(hook: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -280,7 +238,7 @@ def _listening_after(hook: Callable[[Any], None]) -> Callable[[Any], None]:
     return entered
 
 
-def _swap_unraisable(put: Put) -> None:
+def _swap_unraisable(undone: Undone) -> None:
     otherwise = sys.unraisablehook
 
     def hook(one: Any) -> None:
@@ -291,10 +249,10 @@ def _swap_unraisable(put: Put) -> None:
         else:
             otherwise(one)
 
-    put(sys, "unraisablehook", hook)
+    put(sys, "unraisablehook", hook, undone)
 
 
-_swapped, _swapped_unraisable = _Swapped(_swap_started), _Swapped(_swap_unraisable)
+_swapped, _swapped_unraisable = Swapped(_swap_started), Swapped(_swap_unraisable)
 closed_elsewhere: list[Callable[[], None]] = []
 """Called in a thread, after its next program, when another thread has closed its last path."""
 

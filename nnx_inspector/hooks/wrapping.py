@@ -21,7 +21,8 @@ from typing import Any
 
 from flax import nnx
 
-from nnx_inspector._compat import flax_graphs, flax_linen, jit
+from nnx_inspector._compat import flax_graphs, flax_linen
+from nnx_inspector._compat.launching import jitted
 from nnx_inspector._compat.redirect import Reduce, Reductions, can_redirect, copy_of, redirect
 from nnx_inspector.hooks import linen
 from nnx_inspector.hooks.sites import methods
@@ -108,7 +109,7 @@ def _wrap_shared(hooks: Hooks) -> None:
     _undo.append(functools.partial(setattr, nodes, "strict", staticmethod(lenient)))
     nodes.strict = staticmethod(hooks.active)
     flax_graphs.swap_pytree_nodes(hooks.tag_of, hooks.arrived, _undo.append)
-    jit.swap_executables(hooks.compiled, hooks.executed, _undo.append)
+    jitted.swap_executables(hooks.compiled, hooks.executed, _undo.append)
     flax_linen.swap_linen_jit_key(linen.program_key, _undo.append)
     reductions = Reductions(_reduced)
     _undo.append(reductions.undo)

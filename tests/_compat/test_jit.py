@@ -14,11 +14,12 @@ import pytest
 from jax._src import pjit
 
 from nnx_inspector._compat import jit
+from nnx_inspector._compat.launching import jitted
 
 
 @contextmanager
-def chosen(choose: jit.JitChooser) -> Iterator[None]:
-    undo = jit.swap_jit_misses(lambda *_: None, choose)
+def chosen(choose: jitted.JitChooser) -> Iterator[None]:
+    undo = jitted.swap_jit_misses(lambda *_: None, choose)
     try:
         yield
     finally:
@@ -26,9 +27,9 @@ def chosen(choose: jit.JitChooser) -> Iterator[None]:
 
 
 def test_what_is_chosen_runs_each_time_in_place_of_the_call():
-    asked: list[jit.JitStart] = []
+    asked: list[jitted.JitStart] = []
 
-    def choose(call: jit.JitStart) -> Callable[[], Any]:
+    def choose(call: jitted.JitStart) -> Callable[[], Any]:
         asked.append(call)
         return lambda: jax.device_put(-2 * np.asarray(call.args[0]))
 
@@ -42,11 +43,11 @@ def test_what_is_chosen_runs_each_time_in_place_of_the_call():
 
 
 def test_only_calls_that_run_are_chosen():
-    asked: list[jit.JitStart] = []
+    asked: list[jitted.JitStart] = []
     double, x = jax.jit(lambda x: 2 * x), jnp.ones(3)
     here = threading.get_ident()  # a thread of an earlier test may still run a pass
 
-    def note(call: jit.JitStart) -> None:
+    def note(call: jitted.JitStart) -> None:
         if threading.get_ident() == here:
             asked.append(call)
 
@@ -68,7 +69,7 @@ def test_a_jitted_function_made_of_a_call_shares_its_programs():
         traced.append(1)
         return 2 * x
 
-    found: list[jit.JitStart] = []
+    found: list[jitted.JitStart] = []
     with chosen(lambda call: found.append(call)):
         double(jnp.ones(3))
     np.testing.assert_array_equal(found[0].made().jitted()(jnp.ones(3)), 2 * np.ones(3))
@@ -84,12 +85,12 @@ def test_another_program_runs_with_more_inputs_and_outputs(donate: Any):
     x, compilations, sums = jnp.arange(3.0), list[str](), list[Any]()
     made = multiplied(x)
 
-    def run(call: jit.JitStart) -> Any:
+    def run(call: jitted.JitStart) -> Any:
         out, more = call.run(made, [np.float32(3)], 1)
         sums.extend(more)
         return out
 
-    def choose(call: jit.JitStart) -> Callable[[], Any]:
+    def choose(call: jitted.JitStart) -> Callable[[], Any]:
         return lambda: run(call)
 
     double = jax.jit(lambda x: {"twice": 2 * x}, donate_argnums=donate)
@@ -106,7 +107,7 @@ def test_another_program_runs_with_more_inputs_and_outputs(donate: Any):
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_another_program_is_compiled_beforehand(at_once: bool):
-    x, compilations, calls = jnp.arange(3.0), list[str](), list[jit.JitStart]()
+    x, compilations, calls = jnp.arange(3.0), list[str](), list[jitted.JitStart]()
     made = jax.make_jaxpr(lambda factor, x: factor * x)(jnp.float32(0), x)
     double = jax.jit(lambda x: 2 * x)
     with chosen(lambda call: lambda: calls.append(call)):
@@ -125,11 +126,11 @@ def test_another_program_is_compiled_beforehand(at_once: bool):
 @pytest.mark.parametrize("kept", [False, True])
 def test_what_runs_directly_is_in_the_fast_path_the_next_time(kept: bool):
     """The call itself, or another program that always gets the same input."""
-    x, calls = jnp.arange(3.0), list[jit.JitStart]()
+    x, calls = jnp.arange(3.0), list[jitted.JitStart]()
     made = jax.make_jaxpr(lambda factor, x: factor * x)(jnp.float32(0), x)
     double = jax.jit(lambda x: 2 * x)
 
-    def choose(call: jit.JitStart) -> Callable[[], Any]:
+    def choose(call: jitted.JitStart) -> Callable[[], Any]:
         calls.append(call)
         return lambda: call.directly(made, [jnp.float32(3)]) if kept else call.own()
 

@@ -9,7 +9,8 @@ import pytest
 from held import Held
 from jax._src import api, pjit
 
-from nnx_inspector._compat import jit, started
+from nnx_inspector._compat import started
+from nnx_inspector._compat.launching import jitted
 from nnx_inspector.program.host.primitives import EFFECT, tell
 
 
@@ -27,7 +28,7 @@ def program(told):
 def in_python(run):
     """How many jitted calls jax handles in Python while something runs."""
     calls = []
-    undo = jit.swap_jit_misses(lambda *_: calls.append(1))
+    undo = jitted.swap_jit_misses(lambda *_: calls.append(1))
     try:
         run()
     finally:

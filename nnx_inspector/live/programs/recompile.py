@@ -16,8 +16,9 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
-from nnx_inspector._compat import jit, started
+from nnx_inspector._compat import started
 from nnx_inspector._compat.configuration import Configuration
+from nnx_inspector._compat.launching import jitted
 from nnx_inspector.hooks.dispatch import installed
 from nnx_inspector.hooks.layers import (
     Layer,
@@ -36,7 +37,7 @@ CALLS = 64
 class Noted:
     """A jitted call, and what was open around it."""
 
-    call: jit.JitCall
+    call: jitted.JitCall
     layers: tuple[Layer, ...]
     configuration: Configuration
 
@@ -49,10 +50,10 @@ class Noted:
         instead: Callable[[Layer], Layer] = lambda x: x,
         *,
         inside: tuple[Layer, ...] = (),
-        change: jit.Change = lambda _: None,
+        change: jitted.Change = lambda _: None,
     ) -> None:
         """Compile it inside more layers; `instead` maps layers to their replacements, and `change`
-        the program to what is compiled; see `jit.JitCall.compile`.
+        the program to what is compiled; see `jitted.JitCall.compile`.
         """
         layers = (*inside, *map(instead, self.layers))
         hooks = installed() if layers else contextlib.nullcontext()
@@ -84,8 +85,8 @@ class JitCalls:
         """Note the calls of this thread."""
         self._thread = threading.get_ident()
 
-    def hear(self, program: Any, variant: Hashable, made: Callable[[], jit.JitCall]) -> None:
-        """Note a call, if it is made under the session's layer; see `jit.JitListener`."""
+    def hear(self, program: Any, variant: Hashable, made: Callable[[], jitted.JitCall]) -> None:
+        """Note a call, if it is made under the session's layer; see `jitted.JitListener`."""
         layers, mine = open_layers(), self._mine
         if not (any(map(mine, layers)) if mine else self._thread == threading.get_ident()):
             return
@@ -118,7 +119,7 @@ class Listening:
         with _lock:
             _listening = (*_listening, self)
             if not _undo:
-                jit.swap_jit_misses(_hear, _choose, _prepare, undone=_undo.append)
+                jitted.swap_jit_misses(_hear, _choose, _prepare, undone=_undo.append)
 
     def close(self) -> None:
         global _listening
@@ -143,7 +144,7 @@ def _let_go() -> None:
             _undo.pop()
 
 
-def _hear(program: Any, variant: Hashable, made: Callable[[], jit.JitCall], /) -> None:
+def _hear(program: Any, variant: Hashable, made: Callable[[], jitted.JitCall], /) -> None:
     for one in _listening:
         one.calls.hear(program, variant, made)
 
@@ -151,7 +152,7 @@ def _hear(program: Any, variant: Hashable, made: Callable[[], jit.JitCall], /) -
 # -------------------------------------------------------------------- choosing
 
 
-class Chooser(jit.JitChooser, Protocol):
+class Chooser(jitted.JitChooser, Protocol):
     def prepare(self) -> None:
         """Called before a call is traced that jax does not handle in its fast path."""
 
@@ -187,7 +188,7 @@ class Choosing:
         self._of[:] = [one for one in self._of if one is not self._choose]
 
 
-def _choose(call: jit.JitStart, /) -> Callable[[], Any] | None:
+def _choose(call: jitted.JitStart, /) -> Callable[[], Any] | None:
     started.raise_kept()
     return _thread.choosers[-1](call) if _thread.choosers else None
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol, cast
 import jax
 import numpy as np
 
-from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import Configuration, forbids_nan, ours
+from nnx_inspector._compat.launching import jitted
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import comes_from_a_handler
 from nnx_inspector.hooks.layers import Layer, open_layers, opened, without
@@ -49,7 +49,7 @@ class Watched(Protocol):
 
 
 class Variants:
-    """Chooses the variant of each jitted call of a session; see `jit.JitChooser`."""
+    """Chooses the variant of each jitted call of a session; see `jitted.JitChooser`."""
 
     def __init__(self, session: Watched):
         self._session = weakref.ref(session)
@@ -110,7 +110,7 @@ class Variants:
             self._passing.number = session.number
             self._pass(session, self._key)
 
-    def __call__(self, call: jit.JitStart, /) -> Callable[[], Any] | None:
+    def __call__(self, call: jitted.JitStart, /) -> Callable[[], Any] | None:
         session = self._session()
         if session is None or self.ask:
             return None
@@ -128,7 +128,7 @@ class Variants:
             self.must_ask()
             return None
 
-    def _chosen(self, call: jit.JitStart, session: Watched) -> Callable[[], Any] | None:
+    def _chosen(self, call: jitted.JitStart, session: Watched) -> Callable[[], Any] | None:
         found = self._answered(call.program, session)
         if found is None:
             self.must_ask()
@@ -204,7 +204,7 @@ class Variants:
     def _run_bare(
         self,
         bare: Callable[..., Any],
-        call: jit.JitStart,
+        call: jitted.JitStart,
         session: Watched,
         calls: Sequence[Call],
     ) -> Any:
@@ -218,7 +218,7 @@ class Variants:
             self._pass(session, key_of())
         return out
 
-    def _own(self, call: jit.JitStart, session: Watched) -> Callable[..., Any] | None:
+    def _own(self, call: jitted.JitStart, session: Watched) -> Callable[..., Any] | None:
         """The user's own function, once a thread has compiled it."""
         if call.program not in self._bare:
             layers = tuple(layer for layer in open_layers() if not session.is_mine(layer))
@@ -231,7 +231,7 @@ class Variants:
             self._compile_in_thread(self._bare, call.program, compiled, session)
         return self._bare[call.program]
 
-    def _quiet(self, call: jit.JitStart, session: Watched, found: Answered) -> Any:
+    def _quiet(self, call: jitted.JitStart, session: Watched, found: Answered) -> Any:
         """The program that is perturbed and measures nothing, once a thread has compiled it."""
         if call.program not in self._silent:
             compile_it = call.compiler(_like(found))

@@ -1,0 +1,430 @@
+"""Calls of jitted functions and of executables, heard and changed where jax makes them.
+
+There is one place where jax is bent for this, however many listen: what is opened first and closed
+last may be anyone. Invariant: a call that nobody chooses for runs as it would have run, in the same
+caches. A call that jax makes in its fast path is not seen here at all: whoever wants to see a
+program each time needs a key of its own in jit's caches (`configuration.hooks`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import threading
+import types
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, Protocol
+
+import jax
+import jax.stages
+import numpy as np
+from flax.nnx import graphlib
+from flax.nnx.transforms import compilation
+from jax._src import config, core, dispatch, pjit
+from jax._src.interpreters import mlir
+from jax._src.sharding_impls import GSPMDSharding
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.jit import abstract
+from nnx_inspector._compat.redirect import Swapped, Undone, copy_of, put, redirect
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Executables:
+    """Who hears of executables, which were compiled ahead of time."""
+
+    made: Callable[[Any], None]
+    called: Callable[[Any], None]
+
+
+def _swap_executables(undone: Undone) -> None:
+    # `Compiled` runs its program without a trace and without jit's caches: nothing else is called
+    # there that knows which program it is. A model may hold the bound method, so the functions are
+    # redirected. Without this, a loop that calls such an executable would look idle. It can go when
+    # jax tells listeners what it launches.
+    cls = jax.stages.Compiled
+    for method, name in ((cls.__init__, "made"), (cls.__call__, "called")):
+        original = copy_of(method)
+
+        def target(
+            self: Any, *args: Any, _original: Any = original, _name: Any = name, **kw: Any
+        ) -> Any:
+            for one in _executables.holders:
+                getattr(one, _name)(self)
+            return _original(self, *args, **kw)
+
+        redirect(method, target, original, undone)
+
+
+_executables = Swapped(_swap_executables)
+
+
+def swap_executables(
+    made: Callable[[Any], None], called: Callable[[Any], None], undone: Undone
+) -> None:
+    """Call `made` and `called` when an ahead-of-time compiled executable is made or called;
+    `undone` gets what undoes that.
+    """
+    one = _Executables(made, called)
+    undone(functools.partial(_executables.let_go, one))
+    _executables.hold(one)
+
+
+def name_of(executable: Any) -> str:
+    """The name of the function that an ahead-of-time compiled executable was compiled from."""
+    name = executable._executable.unsafe_call.name  # "jit(step)"
+    return name.removeprefix("jit(").removesuffix(")")
+
+
+Change = Callable[[Any], tuple[Any, Sequence[Any], int] | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class JitCall:
+    """A call of a jitted function without its arrays, which suffices to compile it again."""
+
+    function: Any
+    options: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    nnx: Any
+
+    def same(self, other: JitCall) -> bool:
+        """Whether another call would be compiled to the same program."""
+        return self.function is other.function and _alike(
+            (self.args, self.kwargs), (other.args, other.kwargs)
+        )
+
+    def jitted(self) -> Callable[..., Any]:
+        """The jitted function, which shares its programs with the one that was called."""
+        return pjit._cpp_pjit(self.function, self.options)
+
+    def compile(self, change: Change = lambda _: None) -> None:
+        """Trace and compile it in this thread's contexts; jax caches the program.
+
+        Args:
+            change: returns, for the program, the one to be compiled instead, values for its
+                additional inputs, and the number of its additional outputs; or None.
+        """
+        jitted = types.SimpleNamespace(_fun=self.function, _jit_info=self.options)
+        with contextlib.ExitStack() as stack:
+            if self.nnx is not None:
+                stack.enter_context(graphlib.update_context(self.nnx))
+            traced: Any = pjit.jit_trace(jitted, *self.args, **self.kwargs)
+            changed = change(traced.jaxpr)
+            if changed is None:
+                traced.lower().compile()
+                return
+            program, inputs, outputs = changed
+            every = [*map(pjit.convert_to_metaty, inputs), *traced._meta_tys_flat]
+            _compile(every, _changed(traced._params, program, len(inputs), outputs))
+
+
+_ON_A_GPU: Final = {"xla_gpu_graph_min_graph_size": 2**30}
+"""Kernels are started one by one. XLA would record them in a CUDA graph, and renew its nodes before
+each run, because the arrays have moved: 16 microseconds for a kernel, where a start takes 3 and
+most kernels of a summary run for 5."""
+
+
+def _changed(params: dict[str, Any], program: Any, inputs: int, outputs: int) -> dict[str, Any]:
+    """The parameters of a jit for another program, with more inputs and outputs."""
+    options = dict(params["compiler_options_kvs"])
+    if jax.default_backend() == "gpu":
+        options = {**_ON_A_GPU, **options}
+    changed = jaxprs.with_inputs(params, program, inputs, outputs=outputs)
+    return {**changed, "compiler_options_kvs": tuple(options.items())}
+
+
+def _compile(types: Sequence[Any], params: dict[str, Any]) -> None:
+    """Lower and compile what a jit with these parameters runs; jax caches it."""
+    how: dict[str, Any] = {"lowering_platforms": None, "pgle_profiler": None}
+    lowering = mlir.LoweringParameters()
+    pjit._resolve_and_lower(types, **params, **how, lowering_parameters=lowering).compile()
+
+
+def run_instead(
+    start: Callable[..., Any],
+    params: dict[str, Any],
+    program: Any,
+    inputs: Sequence[Any],
+    arrays: Sequence[Any],
+    outputs: int,
+) -> tuple[list[Any], list[Any]]:
+    """The results of another program than that of a jit with these parameters, which takes `inputs`
+    before the arrays, and its additional outputs, which follow the results.
+
+    Each device of the program has all of an additional output, and so does each process.
+    """
+    changed = _changed(params, program, len(inputs), outputs)
+    whole = _on_every_device(params, arrays) if outputs else None
+    if whole is not None:
+        own = changed["out_shardings"][: len(changed["out_shardings"]) - outputs]
+        changed["out_shardings"] = (*own, *(whole,) * outputs)
+    found = list(start(*inputs, *arrays, **changed))
+    count = len(found) - outputs
+    return found[:count], found[count:]
+
+
+def compiles(params: dict[str, Any], program: Any, arrays: Sequence[Any], outputs: int) -> bool:
+    """Whether jax can compile a program for `run_instead`, of which `arrays` are all the inputs. It
+    is not compiled once more if it can.
+    """
+    changed = _changed(params, program, len(arrays) - len(params["in_shardings"]), outputs)
+    try:
+        _compile(list(map(pjit.convert_to_metaty, arrays)), changed)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def _on_every_device(params: dict[str, Any], arrays: Sequence[Any]) -> Any:
+    """The sharding with a whole copy on each device of a jit that runs on several, or None.
+
+    jax leaves it to XLA where a result goes that has no sharding: it may then be in pieces that no
+    process can read as a whole. A jit runs where the first of these says that it does.
+    """
+    if jax.device_count() == 1:
+        return None
+    committed = [x.sharding for x in arrays if isinstance(x, jax.Array) and x.committed]
+    for one in (*params["in_shardings"], *committed, *params["out_shardings"]):
+        whole = _whole(one)
+        if whole is not None:
+            return whole
+    mesh = params["ctx_mesh"]
+    if isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1:
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    program = params["jaxpr"]
+    if program not in _inside:
+        # as where jax asks for the devices of all
+        shardings = dispatch.get_intermediate_shardings(jaxprs.open_jaxpr(program)[0])
+        every = (_whole(one) for one, _ in shardings)
+        _inside[program] = next((x for x in every if x is not None), None)
+    return _inside[program]
+
+
+_inside: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""Program -> what `_on_every_device` returns because of a sharding in it."""
+
+
+def _whole(sharding: Any) -> Any:
+    """A whole copy on each of the devices of a sharding, if it has several and knows them."""
+    if not isinstance(sharding, jax.sharding.Sharding):
+        return None
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        mesh = sharding.mesh
+        if not isinstance(mesh, jax.sharding.Mesh) or mesh.size == 1:
+            return None
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    if len(sharding.device_set) == 1:
+        return None
+    devices: Any = sharding
+    return GSPMDSharding.get_replicated(devices._internal_device_list)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    a, b = jax.tree.flatten(a), jax.tree.flatten(b)
+    return a[1] == b[1] and all(
+        type(x) is type(y) and x == y for x, y in zip(a[0], b[0], strict=True)
+    )
+
+
+class JitListener(Protocol):
+    """A function called for each jitted call; it must not raise.
+
+    `program` is the same object for calls that differ only in their arrays and in `variant`. Calls
+    equal in both share a compilation. `made()` returns the call.
+    """
+
+    def __call__(self, program: Any, variant: Hashable, made: Callable[[], JitCall], /) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class JitStart:
+    """A jitted call that is about to run; `program` and `made` are those of a `JitListener`."""
+
+    program: Any
+    function: Any
+    made: Callable[[], JitCall]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    _params: Any
+    _arrays: Sequence[Any]
+    _own: Callable[[], Any]
+
+    def run(self, program: Any, inputs: Sequence[Any], outputs: int = 0) -> tuple[Any, list[Any]]:
+        """The results of another program, which takes `inputs` before the arrays of this one, and
+        its additional outputs, which follow the results.
+        """
+        core.check_eval_args([*inputs, *self._arrays])
+        # `bind` would look at each array once more
+        start = pjit.jit_p.bind if config.debug_key_reuse.value else pjit.jit_p.impl
+        own, more = run_instead(start, self._params.params, program, inputs, self._arrays, outputs)
+        return jax.tree.unflatten(self._params.out_tree, own), more
+
+    def directly(self, program: Any, inputs: Sequence[Any]) -> Directly:
+        """As `run`; in jax's fast path the program gets the same `inputs` again."""
+        params = _changed(self._params.params, program, len(inputs), 0)
+        leaves, compiled, profiler, constants = pjit._pjit_call_impl_python(
+            *inputs, *self._arrays, **params
+        )
+        tree = self._params.out_tree
+        before = [*constants, *inputs]  # jax passes a program's constants before its arguments
+        out = jax.tree.unflatten(tree, leaves)
+        return Directly((out, leaves, tree, self._arrays, program, compiled, profiler, before))
+
+    def own(self) -> Directly:
+        """What jax makes of the call in the contexts that are open here, for its fast path. The
+        results are `like_mine`.
+        """
+        _, leaves, _, *rest = self._own()
+        tree = self._params.out_tree
+        return Directly((jax.tree.unflatten(tree, leaves), leaves, tree, *rest))
+
+    def like_mine(self, out: Any) -> Any:
+        """The results of the same function traced elsewhere, with the graphdefs of this program.
+
+        Modules come out of a program with the tags of the layers that were open in its trace.
+        """
+        return jax.tree.unflatten(self._params.out_tree, jax.tree.leaves(out))
+
+    def compiler(self, inputs: Sequence[Any]) -> Callable[[Any], None]:
+        """What compiles a program for `run`, in a thread's contexts. It traces nothing, and keeps
+        no array.
+        """
+        types = list(map(pjit.convert_to_metaty, [*inputs, *self._arrays]))
+        before, count = self._params.params, len(inputs)
+        return lambda program: _compile(types, _changed(before, program, count, 0))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Directly:
+    """The result of a jitted call, with all that jax needs to run it in its fast path next time."""
+
+    result: tuple[Any, ...]
+
+
+class JitChooser(Protocol):
+    """A function called for each jitted call that is about to run; it must not raise.
+
+    If it returns a function, what that returns is the result of the call, or `Directly`.
+    """
+
+    def __call__(self, call: JitStart, /) -> Callable[[], Any] | None: ...
+
+
+class _Call(threading.local):
+    """The call that a thread is about to run: its parameters, and how it was made."""
+
+    params: Any = None
+    made: Callable[[], JitCall] | None = None
+    infer: Callable[[], tuple[Any, Any]] | None = None
+
+
+_call = _Call()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Misses:
+    """Who hears of jitted calls, and chooses for them."""
+
+    listener: JitListener | None
+    choose: JitChooser
+    prepare: Callable[[], None]
+
+
+def _swap_misses(undone: Undone) -> None:
+    # jax calls a jitted function in C++ as long as its cache has an executable for the types of
+    # the arguments and the settings. If not, the C++ code calls `cache_miss`, which calls these two
+    # by their names in the module: the first finds or traces the program, the second runs it and
+    # returns what the cache then keeps. A result without an executable is not kept, so that a
+    # chosen call comes here again. There is no public hook at a launch. Without this nothing could
+    # run another program than the user's. It can go when jax lets a program be replaced after it
+    # was traced.
+    infer_before, run_before = pjit._infer_params, pjit._run_python_pjit
+
+    def infer_params(fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
+        if core.trace_state_clean():
+            for one in _misses.holders:
+                one.prepare()
+        params, arrays = infer_before(fun, options, args, kwargs)
+        if core.trace_state_clean():
+            made = functools.partial(_jit_call, fun, options, args, kwargs)
+            listeners = [x.listener for x in _misses.holders if x.listener is not None]
+            if listeners:
+                placed = tuple(
+                    x.sharding if isinstance(x, jax.Array) and x.committed else None for x in arrays
+                )
+                for listener in listeners:
+                    listener(params.params["jaxpr"], (options, placed), made)
+            _call.params, _call.made = params, made
+            _call.infer = functools.partial(infer_before, fun, options, args, kwargs)
+        return params, arrays
+
+    def run_chosen(params: Any, arrays: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+        of, made, infer = _call.params, _call.made, _call.infer
+        _call.params = _call.made = _call.infer = None
+        program, instead = params.params["jaxpr"], None
+        # jax may have found the same parameters for a call that was only lowered
+        if of is params and made is not None and infer is not None and core.trace_state_clean():
+            own = lambda: run_before(*infer(), fun, args, kwargs)  # noqa: E731
+            call = JitStart(program, fun, made, args, kwargs, params, arrays, own)
+            choices = (one.choose(call) for one in reversed(_misses.holders))
+            instead = next((x for x in choices if x is not None), None)
+        if instead is None:
+            return run_before(params, arrays, fun, args, kwargs)
+        found = instead()
+        if isinstance(found, Directly):
+            return found.result
+        # without an executable, jax comes here again the next time
+        return found, None, None, arrays, program, None, None, []
+
+    put(pjit, "_infer_params", infer_params, undone)
+    put(pjit, "_run_python_pjit", run_chosen, undone)
+
+
+_misses = Swapped(_swap_misses)
+
+
+def swap_jit_misses(
+    listener: JitListener | None = None,
+    choose: JitChooser = lambda *_: None,
+    prepare: Callable[[], None] = lambda: None,
+    undone: Undone = lambda undo: None,
+) -> Callable[[], None]:
+    """Call `listener` for each jitted call that jax does not handle in its fast path, `prepare`
+    before it is traced, and `choose` before it runs. Of several that choose, the newest is asked
+    first.
+
+    Any thread's calls are heard, except those within a trace. Returns an undo function, which
+    `undone` gets before anything is changed.
+    """
+    one = _Misses(listener, choose, prepare)
+
+    def undo() -> None:
+        _misses.let_go(one)
+        vars(_call).clear()  # a call that was lowered and not run
+
+    undone(undo)
+    _misses.hold(one)
+    return undo
+
+
+def _jit_call(fun: Any, options: Any, args: Any, kwargs: Any) -> JitCall:
+    static = {*options.static_argnums}
+    named = {*options.static_argnames}
+    return JitCall(
+        fun,
+        options,
+        tuple(x if i in static else _abstract(x) for i, x in enumerate(args)),
+        {k: x if k in named else _abstract(x) for k, x in kwargs.items()},
+        fun.ctxtag if isinstance(fun, compilation.JitFn) else None,
+    )
+
+
+def _abstract(tree: Any) -> Any:
+    def one(x: Any) -> Any:
+        return abstract(x) if isinstance(x, jax.Array | np.ndarray) else x
+
+    return jax.tree.map(one, tree)
