@@ -54,6 +54,13 @@ def unchecked() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def results_unchecked() -> Iterator[None]:
+    """For a program that also returns numbers of our own, which may be NaN on purpose."""
+    with _holding(_RESULTS):
+        yield
+
+
+@contextlib.contextmanager
 def ours() -> Iterator[None]:
     """For arithmetic of our own, also within a trace: traced once, whatever layers are open."""
     with _holding(_OURS), contextlib.nullcontext() if hooks.value is None else hooks(None):

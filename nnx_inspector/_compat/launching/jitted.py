@@ -263,6 +263,10 @@ class JitStart:
         own, more = run_instead(start, self._params.params, program, inputs, self._arrays, outputs)
         return jax.tree.unflatten(self._params.out_tree, own), more
 
+    def compiles(self, program: Any, inputs: Sequence[Any], outputs: int) -> bool:
+        """Whether jax can compile a program for `run`; it is not compiled once more if it can."""
+        return compiles(self._params.params, program, [*inputs, *self._arrays], outputs)
+
     def directly(self, program: Any, inputs: Sequence[Any]) -> Directly:
         """As `run`; in jax's fast path the program gets the same `inputs` again."""
         params = _changed(self._params.params, program, len(inputs), 0)

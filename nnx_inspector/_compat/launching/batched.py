@@ -1,0 +1,198 @@
+"""Which examples of a vmap run what is inside a condition or a loop.
+
+A vmap maps a `cond` whose branch each example chooses to a select: XLA computes every branch for
+all examples. A `while` that ends at another time for each example runs for all of them until the
+last one ends. What is observed inside would count examples that never took the branch, or had left
+the loop. Here such a branch or body gets one more operand before it is mapped: whether the example
+is there. What is then done with it is left to the function that adds it. Invariant: no result
+changes, and what holds nothing of interest is mapped as it would have been.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import core
+from jax._src.interpreters import batching
+from jax._src.lax.control_flow import conditionals, loops
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.redirect import Undone, put
+
+Presence = Callable[[Any], Any]
+"""Returns, for a jaxpr, one with another input in front, a bool: whether the example is there. None
+if it is of no interest."""
+
+
+def swap_rules(presence: Presence, undone: Undone) -> None:
+    """Ask `presence` where a vmap maps a condition or a loop; `undone` gets what undoes it."""
+    # jax looks up in this dict what a vmap makes of a primitive. A rule sees the branches before
+    # they are mapped, with the index or the condition that each example has; afterwards the two are
+    # one select among others. There is no public way to wrap a rule. Without this, marks in the
+    # branch that an example does not take count for it. It can go when a cond that is mapped keeps
+    # its branches, as a primitive of its own.
+    rules = batching.fancy_primitive_batchers
+    for primitive, batch in ((conditionals.cond_p, _cond), (loops.while_p, _while)):
+        put(rules, primitive, batch(rules[primitive], presence), undone)
+
+
+def _cond(rule: Any, presence: Presence) -> Any:
+    def batch(axis_data: Any, args: Any, dims: Any, *, branches: Any, **params: Any) -> Any:
+        # jax asks the platform anew where branches are of platforms: no example chooses
+        chosen = dims[0] is not None and "branches_platforms" not in params
+        present = [presence(one) if chosen else None for one in branches]
+        if all(one is None for one in present):
+            return rule(axis_data, args, dims, branches=branches, **params)
+        index, at = args[0], dims[0]
+        with ours():
+            theirs = [jax.lax.eq(index, jax.lax.full_like(index, n)) for n in range(len(branches))]
+        new = tuple(
+            _among(one, branch, number, len(branches))
+            for number, (one, branch) in enumerate(zip(present, branches, strict=True))
+        )
+        args = [index, *theirs, *args[1:]]
+        dims = [at, *[at] * len(theirs), *dims[1:]]
+        return rule(axis_data, args, dims, branches=new, **params)
+
+    return batch
+
+
+def _among(present: Any, branch: Any, number: int, count: int) -> Any:
+    """A branch whose first operands are, for each branch, whether an example takes it."""
+    whole = branch if present is None else present
+    bare, _ = jaxprs.open_jaxpr(whole)
+    inputs, rest = [jaxprs.variable(_bool()) for _ in range(count)], bare.invars
+    if present is not None:
+        inputs[number], *rest = rest
+    new = bare.replace(invars=[*inputs, *rest])
+    return new if bare is whole else whole.replace(jaxpr=new)
+
+
+def _bool() -> Any:
+    return jax.typeof(np.zeros((), bool))
+
+
+def _while(rule: Any, presence: Presence) -> Any:
+    def batch(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
+        test, tests = params["cond_jaxpr"], params["cond_nconsts"]
+        inside = presence(params["body_jaxpr"]) if _ends_apart(dims, params) else None
+        if inside is None:
+            return rule(axis_data, args, dims, **params)
+        # the loop's own condition, of the values that the body gets, is computed once more inside:
+        # there it is mapped as they are
+        present, *own = jaxprs.open_jaxpr(inside)[0].invars
+        test_bare, _ = jaxprs.open_jaxpr(test)
+        consts = [jaxprs.variable(v.aval) for v in test_bare.invars[:tests]]
+        carry = own[params["body_nconsts"] :]
+        asked = _called(test, [*consts, *carry], [present])
+        bare, _ = jaxprs.open_jaxpr(inside)
+        new = bare.replace(invars=[*consts, *own], eqns=[asked, *bare.eqns])
+        changed = {
+            **params,
+            "body_jaxpr": new if bare is inside else inside.replace(jaxpr=new),
+            "body_nconsts": params["body_nconsts"] + tests,
+        }
+        args = [*args[:tests], *args[:tests], *args[tests:]]
+        dims = [*dims[:tests], *dims[:tests], *dims[tests:]]
+        return rule(axis_data, args, dims, **changed)
+
+    return batch
+
+
+def _called(jaxpr: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+    """An equation that runs a jaxpr without effects."""
+    primitive, params = jaxprs.closed_call(jaxpr)
+    return core.new_jaxpr_eqn(list(operands), list(results), primitive, params, core.no_effects)
+
+
+def ends_together(
+    params: dict[str, Any], operands: Sequence[Any], *, more: int
+) -> tuple[dict[str, Any], list[Any]]:
+    """The parameters and operands of a while loop that carries so many more values, last, than one
+    that had a condition for each example of a vmap. The new one has a condition for all of them. To
+    be called in the `context_of` the equation; any other loop stays as it is.
+
+    jax keeps, of each carried value, the entries of the examples whose condition no longer holds,
+    and so each must have an entry for each example. That is left to XLA. Here the loop does the
+    same itself, with the values that it had, and what it carries in addition is carried as it is.
+    """
+    test, body = params["cond_jaxpr"], params["body_jaxpr"]
+    condition = jaxprs.open_jaxpr(test)[0].outvars[0].aval
+    if not condition.shape:
+        return params, list(operands)
+    tests = params["cond_nconsts"]
+    bare, _ = jaxprs.open_jaxpr(body)
+    carry = bare.invars[params["body_nconsts"] :]
+    own = carry[: len(carry) - more]
+
+    def of_all(*values: Any) -> Any:
+        return jnp.any(_evaluated(test, values))
+
+    def kept(here: Any, *values: Any) -> Any:
+        before, after = values[: len(own)], values[len(own) :]
+        wider = lambda x: jax.lax.broadcast_in_dim(here, x.shape, range(here.ndim))  # noqa: E731
+        return [jax.lax.select(wider(x), new, x) for x, new in zip(before, after, strict=True)]
+
+    consts = [jaxprs.variable(v.aval) for v in jaxprs.open_jaxpr(test)[0].invars[:tests]]
+    here = jaxprs.variable(condition)
+    with ours():
+        selects = jax.make_jaxpr(kept)(*[jaxprs.typed(v.aval) for v in (here, *own, *own)])
+        last = jax.make_jaxpr(of_all)(*[jaxprs.typed(v.aval) for v in (*consts, *carry)])
+    results = bare.outvars[: len(own)]
+    chosen = [jaxprs.variable(v.aval) for v in own]
+    new = bare.replace(
+        invars=[*consts, *bare.invars],
+        eqns=[
+            _called(test, [*consts, *carry], [here]),
+            *bare.eqns,
+            _called(selects, [here, *own, *results], chosen),
+        ],
+        outvars=[*chosen, *bare.outvars[len(own) :]],
+    )
+    changed = {
+        **params,
+        "cond_jaxpr": last,
+        "body_jaxpr": new if bare is body else body.replace(jaxpr=new),
+        "body_nconsts": params["body_nconsts"] + tests,
+    }
+    return changed, [*operands[:tests], *operands]
+
+
+def _evaluated(jaxpr: Any, values: Sequence[Any]) -> Any:
+    (found,) = jaxprs.as_function(*jaxprs.open_jaxpr(jaxpr))(*values)
+    return found
+
+
+def _ends_apart(dims: Sequence[Any], params: dict[str, Any]) -> bool:
+    """Whether a loop may end at another iteration for each example of a vmap. If its condition has
+    one result for each example already, its body was changed when it got them.
+    """
+    test, body = params["cond_jaxpr"], params["body_jaxpr"]
+    bare, _ = jaxprs.open_jaxpr(test)
+    if bare.outvars[0].aval.shape or bare.effects:
+        return False
+    tests, bodies = params["cond_nconsts"], params["body_nconsts"]
+    mapped = [d is not None for d in dims]
+    of_test, of_body = mapped[:tests], mapped[tests : tests + bodies]
+    carry = mapped[tests + bodies :]
+    while True:
+        after = list(map(operator.or_, carry, _depending(body, [*of_body, *carry])))
+        if after == carry:
+            return _depending(test, [*of_test, *carry])[0]
+        carry = after
+
+
+def _depending(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
+    """For each output of a jaxpr, whether it may depend on one of these inputs."""
+    bare, _ = jaxprs.open_jaxpr(jaxpr)
+    known = {v for v, wanted in zip(bare.invars, inputs, strict=True) if wanted}
+    for one in bare.eqns:
+        if any(not jaxprs.is_literal(v) and v in known for v in one.invars):
+            known.update(one.outvars)
+    return [not jaxprs.is_literal(v) and v in known for v in bare.outvars]

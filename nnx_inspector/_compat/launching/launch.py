@@ -1,0 +1,360 @@
+"""The programs of a thread, taken where jax launches them, and run with more inputs and outputs.
+
+jax launches a program in four ways: a jitted call, of which a loop or a condition outside every jit
+is one; the `impl` of the jit primitive, for the two halves of `grad(jit(f))`; a remat outside every
+jit, which jax would run equation by equation; and an executable that was compiled ahead of time.
+The first three are taken. The last one, and a program that was exported, can only be reported.
+
+Invariants: a program that nobody changes runs as it would have run, in the same caches. Programs of
+other threads are untouched. An error of the user's program is raised as jax raises it. A program is
+known here as long as jax knows it. How a program is changed, and for whom, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+from jax._src import dispatch, pjit
+from jax._src.ad_checkpoint import remat_p
+from jax._src.api_util import InternalFloatingPointError
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.configuration import forbids_nan, results_unchecked
+from nnx_inspector._compat.launching import jitted
+from nnx_inspector._compat.launching.batched import swap_rules
+from nnx_inspector._compat.redirect import Swapped, Undone, put
+from nnx_inspector.errors import comes_from_a_handler
+
+
+class Edited(Protocol):
+    """A program with more inputs and outputs.
+
+    Attributes:
+        program: takes more inputs, then its own; returns its own outputs, then more.
+        inputs: how many more inputs.
+        outputs: how many more outputs.
+    """
+
+    @property
+    def program(self) -> Any: ...
+
+    @property
+    def inputs(self) -> int: ...
+
+    @property
+    def outputs(self) -> int: ...
+
+
+class Launch(Protocol):
+    """What runs in place of a program, this time."""
+
+    @property
+    def edited(self) -> Edited: ...
+
+    def inputs(self) -> list[Any]:
+        """The arrays that it takes in addition; the same in each process of a job."""
+        ...
+
+    def take(self, arrays: list[Any], /) -> None:
+        """Gets what it returned in addition, which may not be there yet. Each process has all of
+        it, and so has each device.
+        """
+        ...
+
+
+class Chooser(Protocol):
+    """Decides about the programs of a thread, within the user's step: it must not raise."""
+
+    def choose(self, program: Any, /) -> Launch | None:
+        """What runs in place of a program that is about to be launched; None for itself, which jax
+        may then launch in its fast path, without asking here again.
+
+        A program is the same object each time, until jax forgets it. To keep what was made of it,
+        use a dict with weak keys. An edited program must live as long as it may be chosen.
+        """
+        ...
+
+    def holds(self, jaxpr: Any, /) -> bool:
+        """Whether a jaxpr, or one inside it, holds anything of interest."""
+        ...
+
+    def with_presence(self, jaxpr: Any, /) -> Any:
+        """A jaxpr of the same kind with another input in front, a bool: whether what is of interest
+        in it, also to other choosers, counts for this example. See `batched`.
+        """
+        ...
+
+    def escaped(self, name: str, /) -> None:
+        """Called when this thread launches a program that could not be taken, with its function's
+        name. One that jax launches in its fast path is told once.
+        """
+        ...
+
+    def failed(self, error: Exception, /) -> None:
+        """Called when a chosen program could not be started, and the user's own has run."""
+        ...
+
+
+class _Here:
+    """What one thread has open. Another one may close it."""
+
+    def __init__(self) -> None:
+        self.takings: tuple[Taking, ...] = ()
+        self.running: Any = None  # the program that we have started
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.here = _Here()
+
+
+_thread = _Thread()
+
+
+class Taking:
+    """While it is open, a chooser decides what the programs of this thread run.
+
+    Of several the newest decides first, and the next one about what it has chosen.
+    """
+
+    def __init__(self, chooser: Chooser):
+        self.chooser = chooser
+        self._here: _Here | None = None
+
+    def open(self) -> None:
+        self._here = here = _thread.here
+        here.takings = (*here.takings, self)
+        _swapped.hold(self)
+
+    def close(self) -> None:
+        here = self._here
+        if here is not None:  # another one may have been opened since, and stay
+            here.takings = tuple(one for one in here.takings if one is not self)
+            _swapped.let_go(self)
+
+
+def _choosers() -> list[Chooser]:
+    """Those of this thread, the newest first."""
+    return [one.chooser for one in reversed(_thread.here.takings)]
+
+
+# -------------------------------------------------------------------- choosing
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chosen:
+    """The edits of one program that is about to be launched, each made of the one before it."""
+
+    launches: tuple[Launch, ...]
+
+    @property
+    def program(self) -> Any:
+        return self.launches[-1].edited.program
+
+    @property
+    def outputs(self) -> int:
+        return sum(one.edited.outputs for one in self.launches)
+
+    def inputs(self) -> list[Any]:
+        # an edit takes its inputs before those of the program that it was made of
+        return [x for one in reversed(self.launches) for x in one.inputs()]
+
+    def take(self, arrays: list[Any]) -> None:
+        start = 0
+        for one in self.launches:
+            end = start + one.edited.outputs
+            one.take(arrays[start:end])
+            start = end
+
+
+def _choose(program: Any) -> _Chosen | None:
+    """What this thread's choosers make of a program."""
+    here = _thread.here
+    if not here.takings or program is here.running:
+        return None
+    for name in _exported(program):
+        _escaped(name)
+    launches: list[Launch] = []
+    changed = program
+    for chooser in _choosers():
+        one = chooser.choose(changed)
+        if one is not None:
+            launches.append(one)
+            changed = one.edited.program
+    return _Chosen(tuple(launches)) if launches else None
+
+
+_names: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()
+
+
+def _exported(jaxpr: Any) -> tuple[str, ...]:
+    """The names of the exported functions that a program calls: what is in them is compiled."""
+    bare, _ = jaxprs.open_jaxpr(jaxpr)
+    if bare not in _names:
+        found: list[str] = []
+        for one in bare.eqns:
+            if one.primitive.name == "call_exported":
+                found.append(one.params["exported"].fun_name)
+            for inner in jaxprs.sub_jaxprs(one):
+                found += _exported(inner)
+        _names[bare] = tuple(found)
+    return _names[bare]
+
+
+# --------------------------------------------------------------------- running
+
+Start = Callable[[Any, Sequence[Any], int], tuple[Any, list[Any]]]
+"""Runs a program with more inputs, and splits off so many more outputs."""
+
+
+def _run(
+    chosen: _Chosen, start: Start, own: Callable[[], Any], compiles: Callable[[list[Any]], bool]
+) -> Any:
+    """The results of the user's program, and take what was chosen in addition.
+
+    Args:
+        own: runs the user's program as jax would.
+        compiles: whether the chosen one, with these inputs, can be compiled.
+    """
+    inputs, here = chosen.inputs(), _thread.here
+    before, here.running = here.running, chosen.program
+    try:
+        with results_unchecked():
+            out, more = start(chosen.program, inputs, chosen.outputs)
+    except Exception as error:  # the user's, or ours: their own program tells
+        if comes_from_a_handler(error) or _has_begun(error, lambda: compiles(inputs)):
+            raise
+        out = own()
+        for chooser in _choosers():
+            chooser.failed(error)
+        return out
+    finally:
+        here.running = before
+    chosen.take(more)
+    if forbids_nan():
+        # jax looks at the results of each program, and runs that one again, equation by equation,
+        # whose results have a NaN. What we measure may be NaN on purpose: so we look ourselves, at
+        # the user's results only, and leave the rest to jax, which knows the function. It can go
+        # when jax can be told which results to look at.
+        try:
+            for x in jax.tree.leaves(out):
+                if isinstance(x, jax.Array):
+                    dispatch.check_special("", [part.data for part in x.addressable_shards])
+        except InternalFloatingPointError:
+            return own()
+    return out
+
+
+def _has_begun(error: Exception, compiles: Callable[[], bool]) -> bool:
+    """Whether a program had begun when an error was raised, so that it must not run once more.
+
+    jax raises this type where XLA compiles a program and where it runs; everything else comes from
+    Python code, before that.
+    """
+    return isinstance(error, jax.errors.JaxRuntimeError) and compiles()
+
+
+def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], Any] | None:
+    chosen = _choose(call.program)
+    if chosen is None:
+        return None
+
+    def own() -> Any:
+        return call.own().result[0]  # the rest is for the fast path, which would not ask again
+
+    def compiles(inputs: list[Any]) -> bool:
+        return call.compiles(chosen.program, inputs, chosen.outputs)
+
+    return functools.partial(_run, chosen, call.run, own, compiles)
+
+
+def _jit(impl: Callable[..., Any]) -> Callable[..., Any]:
+    def launched(*args: Any, **params: Any) -> Any:
+        chosen = _choose(params["jaxpr"])
+        if chosen is None:
+            return impl(*args, **params)
+        return _run_jit(chosen, impl, params, args, lambda: impl(*args, **params))
+
+    return launched
+
+
+def _run_jit(
+    chosen: _Chosen,
+    start: Callable[..., Any],
+    params: dict[str, Any],
+    args: Sequence[Any],
+    own: Callable[[], Any],
+) -> Any:
+    """As `_run`, for a jit with these parameters."""
+
+    def run(program: Any, inputs: Sequence[Any], outputs: int) -> tuple[list[Any], list[Any]]:
+        return jitted.run_instead(start, params, program, inputs, args, outputs)
+
+    def compiles(inputs: list[Any]) -> bool:
+        return jitted.compiles(params, chosen.program, [*inputs, *args], chosen.outputs)
+
+    return _run(chosen, run, own, compiles)
+
+
+def _remat(impl: Callable[..., Any], start: Callable[..., Any]) -> Callable[..., Any]:
+    def launched(*args: Any, **params: Any) -> Any:
+        if not any(one.holds(params["jaxpr"]) for one in _choosers()):
+            return impl(*args, **params)
+        # jax has a jitted function for each primitive with parameters, which runs it by itself
+        with jax.disable_jit(False):
+            traced: Any = dispatch.xla_primitive_callable(remat_p, **params).trace(*args)
+            chosen = _choose(traced.jaxpr)
+            if chosen is not None:
+                own = lambda: impl(*args, **params)  # noqa: E731
+                return _run_jit(chosen, start, traced._params, args, own)
+        return impl(*args, **params)
+
+    return launched
+
+
+# -------------------------------------------------------------------- swapping
+
+
+def _swap(undone: Undone) -> None:
+    # A jitted call: see `jitted`. A scan, a while and a cond outside every jit are one, because jax
+    # runs a primitive on arrays by a jitted function of its own.
+    jitted.swap_jit_misses(choose=_choose_jitted, undone=undone)
+
+    # `grad(jit(f))` and `vmap(jit(f))` bind the jit primitive, on arrays, under a transformation.
+    # That calls its `impl`, which starts the program without the functions of a jitted call.
+    # Without this a step that is differentiated outside jit would not be seen. The rest of this
+    # file needs the `impl` of before, which runs a program in jax's fast path. It can go when jax
+    # runs such programs as it runs a jitted call.
+    impl = pjit.jit_p.impl
+    put(pjit.jit_p, "impl", _jit(impl), undone)
+
+    # A remat on arrays is run equation by equation. There a mark reports what it sees at once, and
+    # does not know that it is in the second pass of a backward pass, in which jax computes anew
+    # what was seen already. As one program it can be edited, which tells the two passes apart.
+    # Without this, activations inside would count twice. It can go when jax compiles such a remat.
+    put(remat_p, "impl", _remat(remat_p.impl, impl), undone)
+
+    # An executable that was compiled ahead of time has no jaxpr any more. Without this nobody would
+    # know that it ran.
+    called = lambda executable: _escaped(jitted.name_of(executable))  # noqa: E731
+    jitted.swap_executables(lambda _: None, called, undone)
+    swap_rules(_presence, undone)
+
+
+def _escaped(name: str) -> None:
+    for one in _choosers():
+        one.escaped(name)
+
+
+def _presence(jaxpr: Any) -> Any:
+    interested = next((one for one in _choosers() if one.holds(jaxpr)), None)
+    return None if interested is None else interested.with_presence(jaxpr)
+
+
+_swapped = Swapped(_swap)
