@@ -1,0 +1,140 @@
+"""Marks in a condition or a loop that a vmap maps count for the examples that are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import marked
+import pytest
+from marked import Watch, mark
+from taking import SUM, X, close, in_thread, run, taken
+
+from nnx_inspector._compat.launching.launch import Taking
+from nnx_inspector.opening import held
+
+
+@pytest.fixture(autouse=True)
+def nothing_eager() -> None:
+    marked.eager.clear()
+
+
+# ------------------------------------------------------- examples of their own
+
+
+BATCH = jnp.array([-3.0, 1.0, -1.0, 5.0])
+
+
+def branches(x: Any) -> Any:
+    return jax.lax.cond(x > 0, lambda x: mark("up", 2 * x), lambda x: mark("down", x * x), x)
+
+
+def test_the_marks_of_a_branch_count_for_the_examples_that_take_it():
+    expected = [("down", 10.0), ("up", 12.0)]
+    for f in (jax.jit(jax.vmap(branches)), jax.vmap(jax.jit(branches))):
+        close(run(f, BATCH), *expected)
+    with taken(Watch()):
+        jax.vmap(branches)(BATCH)
+    close(sorted(marked.eager), *expected)  # value by value
+
+
+def test_the_gradients_of_a_branch_count_for_the_examples_that_take_it():
+    f = jax.grad(lambda x: jax.vmap(branches)(x).sum())
+    expected = [("d down", 2.0), ("d up", 2.0), ("down", 10.0), ("up", 12.0)]
+    close(sorted(run(jax.jit(f), BATCH)), *expected)
+    close(sorted(run(jax.grad(jax.jit(lambda x: jax.vmap(branches)(x).sum())), BATCH)), *expected)
+
+
+def test_one_of_many_branches_and_two_vmaps():
+    table = [lambda x, n=n: mark(f"b{n}", x + n) for n in range(3)]
+    f = lambda i, x: jax.lax.switch(i, table, x)  # noqa: E731
+    i, x = jnp.array([[0, 1], [2, 0]]), jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    close(run(jax.jit(jax.vmap(jax.vmap(f))), i, x), ("b0", 5), ("b1", 3), ("b2", 5))
+
+
+def test_a_branch_within_a_branch():
+    def f(x: Any) -> Any:
+        return jax.lax.cond(x > 0, lambda x: branches(x - 2), lambda x: mark("low", x), x)
+
+    seen = run(jax.jit(jax.vmap(f)), BATCH)
+    close(sorted(seen), ("down", 1), ("low", -4), ("up", 6))
+
+
+def test_a_branch_that_all_examples_take_together():
+    f = lambda i, x: jax.lax.cond(i > 0, lambda x: mark("up", x), lambda x: -x, x)  # noqa: E731
+    close(run(jax.jit(jax.vmap(f, in_axes=(None, 0))), 1, X), ("up", SUM))
+
+
+def halved(x: Any) -> Any:
+    return jax.lax.while_loop(lambda x: x > 1, lambda x: mark("x", x / 2), x)
+
+
+def halvings(x: float) -> float:
+    total = 0.0
+    while x > 1:
+        x /= 2
+        total += x
+    return total
+
+
+def test_the_marks_of_a_loop_count_for_the_examples_that_are_still_in_it():
+    x = jnp.array([9.0, 0.5, 2.0, 4.0])
+    expected = ("x", sum(map(halvings, x.tolist())))
+    for f in (jax.jit(jax.vmap(halved)), jax.vmap(jax.jit(halved)), jax.vmap(halved)):
+        close(run(f, x), expected)
+    close(run(jax.jit(jax.vmap(jax.vmap(halved))), x.reshape(2, 2)), expected)
+
+
+def test_a_loop_whose_condition_has_constants_and_another_carry():
+    def f(n: Any, x: Any) -> Any:
+        step = lambda c: (c[0] + 1, mark("x", c[1] * 2))  # noqa: E731
+        return jax.lax.while_loop(lambda c: c[0] < n, step, (0, x))
+
+    n, x = jnp.array([0, 3, 1]), jnp.array([1.0, 1.0, 1.0])
+    close(run(jax.jit(jax.vmap(f)), n, x), ("x", (2 + 4 + 8) + 2))
+    # all examples do the same number of steps
+    close(run(jax.jit(jax.vmap(f, in_axes=(None, 0))), 2, x), ("x", 3 * (2 + 4)))
+
+
+def test_a_loop_that_ends_apart_only_by_what_it_computes():
+    def f(x: Any) -> Any:  # the first carry is mapped by the second after one step
+        def step(c: Any) -> Any:
+            return c[1], mark("y", c[1] - 1)
+
+        return jax.lax.while_loop(lambda c: c[0] > 0, step, (1.0, x))
+
+    def expected(x: float) -> float:
+        a, b, total = 1.0, x, 0.0
+        while a > 0:
+            a, b = b, b - 1
+            total += b
+        return total
+
+    x = jnp.array([0.0, 3.0, 1.0])
+    close(run(jax.jit(jax.vmap(f)), x), ("y", sum(map(expected, x.tolist()))))
+
+
+def test_a_condition_in_a_loop_that_ends_apart():
+    def f(x: Any) -> Any:
+        return jax.lax.while_loop(lambda x: jnp.abs(x) > 1, lambda x: branches(x) / 4, x)
+
+    def expected(x: float) -> tuple[float, float]:
+        up = down = 0.0
+        while abs(x) > 1:
+            if x > 0:
+                up, x = up + 2 * x, x / 2
+            else:
+                down, x = down + x * x, x * x / 4
+        return up, down
+
+    every = [expected(x) for x in BATCH.tolist()]
+    up, down = (sum(x) for x in zip(*every, strict=True))
+    close(run(jax.jit(jax.vmap(f)), BATCH), ("down", down), ("up", up))
+
+
+def test_conditions_and_loops_of_other_threads_are_mapped_as_ever():
+    with held(Taking(Watch())):
+        program = in_thread(lambda: str(jax.make_jaxpr(jax.vmap(branches))(BATCH)))
+    assert "masked=True" not in program
+    assert program == str(jax.make_jaxpr(jax.vmap(branches))(BATCH))
