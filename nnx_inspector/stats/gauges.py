@@ -19,7 +19,7 @@ UNITS: Final = 64
 EXAMPLES: Final = 128
 """The most examples (indices of the first axis) that are examined, evenly spaced."""
 POSITIONS: Final = 64
-"""The most positions (of the axes between) that are examined, evenly spaced."""
+"""The most positions (of the axes between) that are examined, evenly spaced by an odd number."""
 
 TANH_FLAT: Final = 2.65
 """Beyond it tanh is within 1 % of its limit and has 2 % of its slope, so the gradient is lost."""

@@ -52,7 +52,10 @@ def gauge(x: jax.Array, *gate: Any) -> jax.Array:
     if not is_gauged(x):
         return jnp.zeros(LENGTH, jnp.float32)
     limits = [EXAMPLES, *_shares(x.shape[1:-1], POSITIONS), UNITS]
-    how = {"limit": math.log2(float(jnp.finfo(x.dtype).max)), "steps": _steps(x.shape, limits)}
+    first, *between, last = _steps(x.shape, limits)
+    # A layer that doubles the resolution treats even and odd positions differently, and both count.
+    steps = first, *(step | 1 for step in between), last
+    how = {"limit": math.log2(float(jnp.finfo(x.dtype).max)), "steps": steps}
     return _at_once(_gauged, _readable(x), *gate, **how)
 
 

@@ -289,3 +289,13 @@ def test_scalars_and_narrow_dtypes_are_sampled_too():
 def test_whether_examples_differ(tree, expected):
     tree = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, tree)
     assert float(varied(tree)[len(gauges.STATE_HEAD)]) == expected
+
+
+@pytest.mark.parametrize("shape", [(4, 16, 16, 3), (4, 130, 3), (4, 32, 12, 3), (2, 8, 8, 8, 3)])
+def test_positions_are_examined_alike_whether_even_or_odd(shape):
+    """As a layer that doubles the resolution makes them: even ones 0, odd ones 1, on each axis."""
+    grid = np.indices(shape)[1:-1] % 2
+    for along in grid:
+        found = np.asarray(gauge(jnp.asarray(along, jnp.float32)), np.float64)
+        assert head(found, "positions") <= gauges.POSITIONS
+        np.testing.assert_allclose(units(found, "mean")[: shape[-1]], 0.5, atol=0.17)
