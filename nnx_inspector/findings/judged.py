@@ -228,16 +228,15 @@ class Judged:
 
     def part_of_units(self, site: str, part: float) -> str:
         """`"50% of the 64 units of 'a'"`, or of those that were examined."""
-        figures = self.with_figures(site)[-1][1]
-        units, looked = (int(figures.figure(site, name)) for name in ("units", "looked"))
-        of = f"{units} units" if looked == units else f"{looked} examined units (of {units})"
-        return f"{part:.0%} of the {of} of {named(site)}"
+        return (
+            f"{part:.0%} of the {units_in(self.with_figures(site)[-1][1], site)} of {named(site)}"
+        )
 
-    def looked_at(self, site: str) -> str:
-        """How many values of each unit a pass examines: `"64 values examined"`."""
+    def looked_at(self, site: str, passes: Sequence[Figures] = ()) -> str:
+        """How many values of each unit these passes, or all, examine: `"64 values examined"`."""
         each = {
             examined(f.figure(site, "examples")) * int(f.figure(site, "positions"))
-            for _, f in self.with_figures(site)
+            for f in passes or [f for _, f in self.with_figures(site)]
         }
         often = " in each call" if self.paths.calls(site) > 1 else ""
         return " to ".join(map(str, sorted({min(each), max(each)}))) + " values examined" + often
@@ -311,6 +310,12 @@ def _size_of(one: Pass, outputs: Sequence[str]) -> int:
     """How many values these sites return; of more than can be counted, at least how many."""
     found = [summary for key in outputs if (summary := one.summary(key)) is not None]
     return sum(2**32 if summary.saturated else summary.size for summary in found)
+
+
+def units_in(figures: Figures, site: str) -> str:
+    """`"64 units"`, or `"64 examined units (of 128)"`."""
+    units, looked = (int(figures.figure(site, name)) for name in ("units", "looked"))
+    return f"{units} units" if looked == units else f"{looked} examined units (of {units})"
 
 
 def examined(count: float) -> int:

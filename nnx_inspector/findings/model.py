@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nnx_inspector.findings.finding import Finding, Severity, and_others, inside, named
-from nnx_inspector.findings.judged import Judged, examined
+from nnx_inspector.findings.judged import Judged, examined, units_in
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import UNKNOWN, Figures, Role, SiteFacts
 from nnx_inspector.stats.gauges import HARDLY, OF_IDS
@@ -181,23 +181,21 @@ def _stale(judged: Judged, one: SiteFacts) -> Finding | None:
     if not (off or wide):
         return None
     seen = (
-        f"and at step {passes[-1].step} they did not fit the data (in the median over its units "
-        f"means were off by {shifted:.2g} deviations, deviations by a factor of {scaled:.2g})"
+        f"and at step {passes[-1].step} they did not fit the data (in the median over "
+        f"{units_in(figures, one.site)}, the mean of the {judged.looked_at(one.site, [figures])} "
+        f"was off by {shifted:.2g} deviations, their deviation by a factor of {scaled:.2g})"
     )
     first = f"From step {passes[0].step} on, {named(one.site)} (BatchNorm) uses its running"
+    found = one, passes[0].step, {"shifted": shifted, "scaled": scaled}
     if judged.trains:
         return _finding(
-            one,
-            passes[0].step,
-            {"shifted": shifted, "scaled": scaled},
+            *found,
             f"{first} statistics while the model is trained, {seen}",
             "they are never updated in this mode; usually model.train() is missing before "
             "training, or use_running_average=True was passed",
         )
     return _finding(
-        one,
-        passes[0].step,
-        {"shifted": shifted, "scaled": scaled},
+        *found,
         f"{first} statistics, {seen}",
         "fine in an evaluation once the statistics are learnt; call model.train() before training",
         "info",

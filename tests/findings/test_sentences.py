@@ -25,7 +25,7 @@ from borderline import FAULTY as BORDERLINE
 from faulty import FAULTY
 from flax import nnx
 from judging import looped, stepped
-from said import NUMBER, Oracle, close, parsed
+from said import NUMBER, Oracle, close, off_by, parsed
 from strange_faults import FAULTS as STRANGE
 from tiny_faults import FAULTS as TINY
 
@@ -92,11 +92,15 @@ SENTENCES = [
     of(
         "mode",
         "From step #step# on, <site> (BatchNorm) uses its running statistics<training>, and at "
-        "step #last# they did not fit the data (in the median over its units means were off by "
-        "#shifted# deviations, deviations by a factor of #scaled#)",
+        "step #last# they did not fit the data (in the median over <units>, the mean of the "
+        "#values# values examined<calls> was off by #shifted# deviations, their deviation by a "
+        "factor of #scaled#)",
         last="the step of the newest pass with gradients",
-        shifted="median over units of abs(mean(output) - bias) / abs(scale)",
-        scaled="median over units of std(output) / abs(scale)",
+        **EXAMINED,
+        shifted="median over the examined units of abs(mean - bias) / abs(scale), with the mean of "
+        "the examined values of the output",
+        scaled="median over the examined units of std / abs(scale), with the deviation of the "
+        "examined values of the output (of several calls, the mean of each call's)",
     ),
     of(
         "mode",
@@ -283,7 +287,6 @@ def of_units(one: Finding, parts: dict[str, str], oracle: Oracle) -> dict[str, f
     calls = oracle.examined(unquoted(parts.get("site", "")))
     if calls is None:
         return {}
-    units = calls[0].shape[2]
     if one.rule == "constant" and "part" not in parts:
         for site in [parts["site"], *quoted(parts["others"])]:
             assert same_for_all(oracle.examined(unquoted(site)) or []), (site, one.what)
@@ -306,10 +309,14 @@ def of_units(one: Finding, parts: dict[str, str], oracle: Oracle) -> dict[str, f
     for part, site in re.findall(r"(\d+)% of ('[^']*'|the model)", parts["others"]):
         other = oracle.examined(unquoted(site))
         assert other is None or close(part, share(other), percent=True), one.what
-    whole = oracle.outputs[unquoted(parts["site"])][-1].shape[-1]
-    said = f"{units} units" if units == whole else f"{units} examined units (of {whole})"
-    assert parts["units"] == said, one.what
+    assert parts["units"] == units_said(oracle, unquoted(parts["site"])), one.what
     return {"part": share(calls), **values}
+
+
+def units_said(oracle: Oracle, site: str) -> str:
+    whole = oracle.outputs[site][-1].shape[-1]
+    units = (oracle.examined(site) or [])[-1].shape[-1]
+    return f"{units} units" if units == whole else f"{units} examined units (of {whole})"
 
 
 def quoted(others: str) -> list[str]:
@@ -416,18 +423,15 @@ def check(one: Finding, subject: Any, oracle: Oracle) -> None:
         held = oracle.parameters()
         inside = [x for path, x in held.items() if not site or path.startswith(f"{site}/")]
         expected["elements"] = sum(x.size for x in inside)
-    if "shifted" in parts and outputs:
-        held, y = oracle.parameters(), np.concatenate([x.reshape(-1, x.shape[-1]) for x in outputs])
-        scale, bias = held.get(f"{site}/scale", 1.0), held.get(f"{site}/bias", 0.0)
-        expected["shifted"] = float(np.median(np.abs(y.mean(0) - bias) / np.abs(scale)))
-        expected["scaled"] = float(np.median(y.std(0) / np.abs(scale)))
-        expected["last"] = 0
+    if "shifted" in parts and (calls := oracle.examined(site)):
+        expected |= {"last": 0, "values": calls[0].shape[0] * calls[0].shape[1]}
+        assert parts["units"] == units_said(oracle, site), one.what
+        expected |= off_by(calls, oracle.parameters(), site)
     if one.rule in ("vanishing-gradient", "exploding-gradient"):
         norms = oracle.gradient_norms()
         first, last = unquoted(parts["first"]), unquoted(parts["last"])
-        if {first, last} <= set(norms):
-            expected |= {"early": norms[first], "late": norms[last]}
-            expected["ratio"] = norms[first] / norms[last]
+        expected |= {"early": norms[first], "late": norms[last]}
+        expected["ratio"] = norms[first] / norms[last]
     if one.rule == "no-gradient" and "path" in parts:
         gradient = oracle.parameter_gradients()[unquoted(parts["path"])]
         assert not gradient.any(), one.what

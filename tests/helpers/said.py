@@ -1,8 +1,8 @@
 """The numbers of a finding's sentence, and the same numbers by NumPy from the model's own arrays.
 
 The oracle knows nothing of the package: it replaces `__call__` of the model's classes while the
-loss runs once, line by line, keeps what each module returns, and differentiates the loss by what
-is added to it. All figures are computed in float64.
+loss runs once, line by line and scanned layers one by one, keeps what each module returns, and
+differentiates the loss by what is added to it. All figures are computed in float64.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ class Oracle:
 
     def _run(self, seen: Callable[[str, Any], Any]) -> Any:
         """The loss of a copy; `seen(site, out)` gives what each module returns."""
-        copy = nnx.merge(*nnx.split(self.model))
+        copy = nnx.clone(self.model)  # with variables of its own, made where the loss runs
         sites = {id(m): key_of(path) for path, m in nnx.iter_modules(copy)}
         classes = {type(m) for _, m in nnx.iter_modules(copy)}
         originals = {cls: cls.__dict__["__call__"] for cls in classes if "__call__" in cls.__dict__}
@@ -70,8 +71,10 @@ class Oracle:
 
         for cls, original in originals.items():
             cls.__call__ = replaced(original, cls)
+        line_by_line = mock.patch.multiple(nnx, scan=_loop(sites), remat=lambda f: f)
         try:
-            return self._loss(copy, self._batch)
+            with line_by_line:
+                return self._loss(copy, self._batch)
         finally:
             for cls, original in originals.items():
                 cls.__call__ = original
@@ -79,17 +82,15 @@ class Oracle:
     def examined(self, site: str) -> list[np.ndarray] | None:
         """What is examined of a site's outputs, `[examples, positions, units]` for each call.
 
-        None if its calls differ in shape, or have so many positions that only some are examined.
+        None if its calls differ in shape.
         """
         calls = self.outputs.get(site, [])
         if len({x.shape for x in calls}) != 1 or calls[0].ndim < 2:
             return None
-        positions = int(np.prod(calls[0].shape[1:-1]))
-        if positions > 64:
-            return None
-        each = [-(-calls[0].shape[0] // 128), -(-calls[0].shape[-1] // 64)]
-        thinned = [x[:: each[0], ..., :: each[1]] for x in calls]
-        return [x.reshape(len(x), positions, x.shape[-1]) for x in thinned]
+        first, *between, last = calls[0].shape
+        steps = [-(-first // 128), *_steps_between(between), -(-last // 64)]
+        thinned = [x[tuple(slice(None, None, step) for step in steps)] for x in calls]
+        return [x.reshape(len(x), -1, x.shape[-1]) for x in thinned]
 
     def variables(self) -> dict[str, np.ndarray]:
         """Path -> the values of each floating-point variable, statistics too."""
@@ -143,6 +144,68 @@ class Oracle:
             key_of(path): np.asarray(jnp.asarray(x[...]).astype(jnp.float32), np.float64)
             for path, x in nnx.to_flat_state(grads)
         }
+
+
+def off_by(calls: list[np.ndarray], held: dict[str, np.ndarray], site: str) -> dict[str, float]:
+    """How far the outputs of a BatchNorm are from its bias, and their deviation from its scale."""
+    step = -(-held[f"{site}/scale"].size // 64) if f"{site}/scale" in held else 1
+    scale = held.get(f"{site}/scale", np.ones(1))[::step]
+    bias = held.get(f"{site}/bias", np.zeros(1))[::step]
+    mean = np.mean([x.mean(axis=(0, 1)) for x in calls], axis=0)
+    deviation = np.mean([x.std(axis=(0, 1)) for x in calls], axis=0)
+    return {
+        "shifted": float(np.median(np.abs(mean - bias) / np.abs(scale))),
+        "scaled": float(np.median(deviation / np.abs(scale))),
+    }
+
+
+def _loop(sites: dict[int, str]) -> Callable[..., Any]:
+    """`nnx.scan` over the layers of a stack as a loop, in which each layer has its own sites.
+
+    `sites` gets them, by the identity of their modules. Another scan stays as it is.
+    """
+    scan, layers = nnx.scan, list[Any]()  # that are kept, and so their identities
+
+    def looped(f: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+        if how != {"in_axes": (0, nnx.Carry), "out_axes": nnx.Carry}:
+            return scan(f, **how)
+
+        def run(stack: Any, carry: Any) -> Any:
+            definition, state = nnx.split(stack)
+            for i in range(len(jax.tree.leaves(state)[0])):
+                layer = nnx.merge(definition, jax.tree.map(lambda x, i=i: x[i], state))
+                layers.append(layer)
+                for path, module in nnx.iter_modules(layer):
+                    sites[id(module)] = f"{key_of((sites[id(stack)], *path))}[{i}]"
+                carry = f(layer, carry)
+            return carry
+
+        return run
+
+    return looped
+
+
+def _steps_between(lengths: list[int]) -> list[int]:
+    """The step along each axis of the positions: an odd one, so that few enough are left.
+
+    Of the axes, the one of which the smallest part is looked at gets twice as many, while there
+    are at most 64 in all.
+    """
+    counts = [1 for _ in lengths]
+    while True:
+        more = [
+            [*counts[:i], min(2 * count, length), *counts[i + 1 :]]
+            for i, (count, length) in sorted(
+                enumerate(zip(counts, lengths, strict=True)), key=lambda x: x[1][0] / x[1][1]
+            )
+            if count < length
+        ]
+        allowed = [new for new in more if np.prod(new) <= 64]
+        if not allowed:
+            break
+        counts = allowed[0]
+    steps = [-(-length // count) for length, count in zip(lengths, counts, strict=True)]
+    return [step if step % 2 else step + 1 for step in steps]
 
 
 def _is_known(out: Any, *, kind: Any = jnp.floating) -> bool:
