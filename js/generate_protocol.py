@@ -136,10 +136,20 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
 
     The numbers of a buffer count up (`ramp`), so that a test can say what belongs where.
     """
+    from nnx_inspector.stats.bins import BINS, UNSEEN_BIN
+    from nnx_inspector.stats.encoding import HEAD_BYTES, encoded, sparse
+    from nnx_inspector.stats.summary import Summary
+
     p = protocol
 
     def ramp(*shape: int) -> np.ndarray:
         return np.arange(np.prod(shape), dtype=np.float64).reshape(shape) / 8
+
+    def counts(of: dict[int, int]) -> bytes:
+        bins = np.zeros(BINS, np.uint64)
+        bins[list(of)] = list(of.values())
+        one = Summary(bins=bins, points=np.ones(3), sums=np.ones(3))
+        return encoded(sparse([one])).data[HEAD_BYTES:]
 
     site = p.Site(
         key="", name="CNN", kind="CNN", parent=-1, depth=0, inputs="float32[8,28,28,1]",
@@ -155,12 +165,12 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
     idle = p.Progress(kind="run", running=False, step=7, total=None, rate=None)
     table = ramp(2, len(p.QUANTITIES), len(p.STATISTICS))
     table[1, 1] = np.nan
-    histograms = (np.array([[8.0, 3.0], [1016.0, 5.0]]), np.array([[3064.0, 2.0]]))
+    histograms = [counts({8: 3, 1016: 5, UNSEEN_BIN: 8}), counts({3064: 2})]
     sparklines = (np.arange(2 * len(p.QUANTITIES) * p.SPARK) % 256).reshape(2, -1, p.SPARK)
     frame = p.Frame(
         version=p.VERSION, seq=3, layout=1, step=7, perturbed=True,
         metrics={"loss": 0.25, "accuracy": float("nan")},
-        histograms=(p.Histogram(site=1, quantity=0, bins=2), p.Histogram(site=1, quantity=1, bins=1)),
+        histograms=tuple(p.Histogram(site=1, quantity=q, bytes=len(histograms[q])) for q in (0, 1)),
         progress=progress, number=12, held=True,
     )  # fmt: skip
     history = p.History(version=p.VERSION, layout=1, site=1, quantity=0, steps=2)
@@ -212,8 +222,8 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
     )  # fmt: skip
     parameters = p.Parameters(
         version=p.VERSION, id=11, site="head", parameters=(
-            p.Parameter(path="head/kernel", array="float32[4,10]", bins=2),
-            p.Parameter(path="head/bias", array="float32[10]", bins=1),
+            p.Parameter(path="head/kernel", array="float32[4,10]", bytes=len(histograms[0])),
+            p.Parameter(path="head/bias", array="float32[10]", bytes=len(histograms[1])),
         ), more=0, why="",
     )  # fmt: skip
     units = p.UnitFigures(
@@ -306,21 +316,21 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
     )  # fmt: skip
     return {
         "layout": (p.Layout(version=p.VERSION, layout=1, model="CNN", sites=(site, hostile)), None),
-        "frame": (frame, p.frame_buffer(table, histograms, sparklines)),
+        "frame": (frame, p.buffer_of(table, sparklines.astype(np.uint8), *histograms)),
         "history": (
             history,
-            p.history_buffer(
+            p.buffer_of(
                 np.array([5.0, 7.0]), ramp(2, len(p.HISTORY_QUANTILES)), ramp(p.HISTORY_BINS + 1),
                 ramp(2, p.HISTORY_BINS),
             ),
         ),
-        "curves": (curves, p.curves_buffer((np.array([[1, 0.5], [2, np.nan], [3, 0.25]]), np.array([[3, 1.0]])))),
+        "curves": (curves, p.buffer_of(np.array([[1, 0.5], [2, np.nan], [3, 0.25]]), np.array([[3, 1.0]]))),
         "state": (state, None),
         "parameters": (
             parameters,
-            p.parameters_buffer(ramp(2, len(p.STATISTICS)), (histograms[0], histograms[1])),
+            p.buffer_of(ramp(2, len(p.STATISTICS)), *histograms),
         ),
-        "units": (units, p.units_buffer(ramp(len(p.UNIT_FIGURES), 10))),
+        "units": (units, p.buffer_of(ramp(len(p.UNIT_FIGURES), 10))),
         "code": (code, None),
         "sweep": (sweep, None),
         "weights": (p.Weights(version=p.VERSION, name="step <b>7</b>", rows=weights, total=9), None),
@@ -350,7 +360,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
                 axis=None, along=1, axes=("", "position", "feature"),
                 figures=("norm", "unit"), source="The example.",
             ),
-            p.units_buffer(ramp(2, 2)),
+            p.buffer_of(ramp(2, 2)),
         ),
         "show_positions": (p.ShowPositions(id=14, site="blocks/0", example=1, unit=3, axis=2), None),
         "lens": (
@@ -401,7 +411,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         "stop_study": (p.StopStudy(id=16), None),
         "passes": (
             p.Passes(version=p.VERSION, passes=2, kinds=("run", "watch"), thinned=3),
-            p.passes_buffer([[4, 7, 0, 0, 0], [5, 8, 1, 1, 2]]),
+            p.buffer_of([[4, 7, 0, 0, 0], [5, 8, 1, 1, 2]]),
         ),
         "reply": (p.Reply(id=9, ok=False, error="no site named 'x'"), None),
         "hello": (p.Hello(version=p.VERSION, streams=True, page="k3j9", said=2), None),
@@ -440,7 +450,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
                 component="value", exact=False, starts=(0, 0, 0), ends=(1, 8, 3), block=(1, 4, 1),
                 counts=(1, 2, 3), planes=("mean", "low", "high"), encoding="float32",
             ),
-            p.values_buffer([ramp(1, 2, 3), -ramp(1, 2, 3), ramp(1, 2, 3) * 2], "float32"),
+            b"".join((sign * ramp(1, 2, 3)).astype("<f4").tobytes() for sign in (1, -1, 2)),
         ),
         "show_values": (p.ShowValues(id=6, site="blocks/0", part="gradient", clean=True), None),
         "read_values": (

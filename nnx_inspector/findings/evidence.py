@@ -323,7 +323,7 @@ def _gives_something(judged: Judged, one: Pass, site: str) -> bool:
 def receives_nothing(judged: Judged, one: Pass, site: str) -> bool:
     """Whether all that enters a site in a pass is 0."""
     sites = [f.site for f in judged.paths.feeds(site) if f.role == Role.OUTPUT and not f.chosen]
-    known = all(one.summary(source) is not None for source in sites)
+    known = all((source, "output") in one.layout.at for source in sites)
     return bool(sites) and known and not any(_gives_something(judged, one, s) for s in sites)
 
 

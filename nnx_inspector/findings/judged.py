@@ -288,8 +288,7 @@ class Judged:
 
     def ran(self, passes: Sequence[Pass], site: str) -> bool:
         """Whether a pass has values of a site; if it is a branch, none may have chosen it."""
-        found = (one.summary(site) for one in passes)
-        return any(summary is not None and summary.size > 0 for summary in found)
+        return any(one.has_values(site) for one in passes)
 
     def gradients(self, one: Pass) -> dict[str, float]:
         """Site -> L2 norm of its output's gradient, if finite and not 0, in order of returning.

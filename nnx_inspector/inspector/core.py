@@ -51,7 +51,6 @@ from nnx_inspector.screen import protocol
 from nnx_inspector.screen.inputs import Inputs
 from nnx_inspector.screen.layout import layout_of
 from nnx_inspector.screen.presenter import Presenter
-from nnx_inspector.screen.timeline import Settings
 
 Answer = tuple[Any, bytes | None]
 """A message to the browser, and its buffer."""
@@ -76,6 +75,7 @@ class Core:
         missing: which selected operation the example does not have, in words; or "".
         eager: why the pass on screen was not traced; "" if it was.
         step: the step of the running loop, otherwise the last step shown.
+        settings: the number of the last pass with perturbations; it grows when they change.
         looping: whether a loop is being watched.
         pending: whether there is a change that the loop has not adopted yet.
         studying: held while a sweep or a study runs.
@@ -124,7 +124,7 @@ class Core:
         self.positions: dict[str, Answer] = {}
         self.opened = KeptValues()
         self.compared: dict[str, Answer] = {}
-        self.settings = Settings()
+        self.settings, self._setting = 0, CLEAN
         self.handles = Handles()
         self.meter = Meter()
         self.metrics = Metrics(self.recording, self.notice)
@@ -335,7 +335,10 @@ class Core:
             held: the number under which the recording already holds the pass.
         """
         with self.lock:
-            number = self.settings.number_of(setting)
+            last, self._setting = self._setting, setting
+            if setting.active and not (last.active and setting.is_like(last)):
+                self.settings += 1
+            number = self.settings if setting.active else 0
         self.recording.append(
             step,
             summaries,

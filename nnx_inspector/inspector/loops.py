@@ -400,7 +400,7 @@ class Loops:
         core = self._core
         if core.recording.attached and one.arrived:
             found, _ = session.summaries_in([one])
-            number = core.settings.latest if one.perturbed else 0
+            number = core.settings if one.perturbed else 0
             core.recording.hold(
                 one.number, step, found, kind="watch", perturbed=one.perturbed, setting=number
             )

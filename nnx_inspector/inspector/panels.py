@@ -37,8 +37,10 @@ from nnx_inspector.records.weights import frame_of, weights_apart
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comparison import other_pass, recording_of, weights_message
 from nnx_inspector.screen.source import documentation_of, excerpts_of
+from nnx_inspector.stats.encoding import HEAD_BYTES, encoded, sparse
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.stats.table import figures_of
 from nnx_inspector.stats.units import MAX_UNITS, Units
 
 if TYPE_CHECKING:
@@ -99,22 +101,20 @@ def _arrays(
 def parameters_message(
     rows: Sequence[Weight], *, more: int, request: int, site: str
 ) -> tuple[protocol.Parameters, bytes]:
-    import numpy as np
-
-    bins = [row.summary.nonzero_bins() for row in rows]
-    table = [[getattr(row.summary, name) for name in protocol.STATISTICS] for row in rows]
+    found = sparse([row.summary.merged() for row in rows])
+    packed = encoded(found)
+    counts = [packed.piece(i)[HEAD_BYTES:] for i in range(len(rows))]
     message = protocol.Parameters(
         id=request,
         site=site,
         parameters=tuple(
-            protocol.Parameter(path=row.path, array=row.array, bins=len(one))
-            for row, one in zip(rows, bins, strict=True)
+            protocol.Parameter(path=row.path, array=row.array, bytes=len(one))
+            for row, one in zip(rows, counts, strict=True)
         ),
         more=more,
         why="" if rows else "This module has no parameters.",
     )
-    shape = (len(rows), len(protocol.STATISTICS))
-    return message, protocol.parameters_buffer(np.array(table, np.float64).reshape(shape), bins)
+    return message, protocol.buffer_of(figures_of(found), *counts)
 
 
 MOST_PARAMETERS = 24
@@ -258,7 +258,7 @@ def _message_of(core: Core, units: Any, site: str, *, number: int, axis: int = -
         axis=axis,
         axes=_axes_of(core, site),
     )
-    return message, protocol.units_buffer(shown)
+    return message, protocol.buffer_of(shown)
 
 
 def _figure(units: Units, name: str) -> Any:

@@ -114,9 +114,9 @@ def _steps(recording: Recording, site: str, quantity: Quantity) -> _Steps:
     """The newest unperturbed pass of each step, or the newest if all of them were perturbed."""
     found: dict[int, tuple[bool, bytes]] = {}
     for item in recording.passes:
-        at = item.layout.at.get((site, quantity))
-        if at is not None and (not item.perturbed or found.get(item.step, (True,))[0]):
-            found[item.step] = item.perturbed, item.packed[at]
+        piece = item.piece(site, quantity)
+        if piece is not None and (not item.perturbed or found.get(item.step, (True,))[0]):
+            found[item.step] = item.perturbed, piece
     every = sorted(found)
     spanned = [found[step][1] for step in every if not found[step][0]]
     spanned = spanned or [found[step][1] for step in every]

@@ -27,9 +27,9 @@ def passes_frame(passes: Sequence[Pass], *, layers: bool) -> pd.DataFrame:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
     chosen = [
-        (p, key, blob)
+        (p, key, p.packed.piece(at))
         for p in passes
-        for key, blob in zip(p.keys, p.packed, strict=True)
+        for at, key in enumerate(p.keys)
         if layers or layer_of(key[0]) is None
     ]
     heads = [(p.step, p.number, p.kind, p.perturbed, *key) for p, key, _ in chosen]

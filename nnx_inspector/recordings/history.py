@@ -11,8 +11,16 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.stats.bins import Binned, axes, quantiles, ragged, rebinned
-from nnx_inspector.stats.encoding import binned, decoded, ranges
+from nnx_inspector.stats.bins import (
+    Binned,
+    axes,
+    quantiles,
+    ragged,
+    rebinned,
+    spread,
+    tabulated,
+)
+from nnx_inspector.stats.encoding import Packed, Sparse, decoded, ranges
 from nnx_inspector.stats.summary import STATISTICS, Summary
 
 HISTORY_QUANTILES: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -49,11 +57,10 @@ def history_of(
 
     Values outside the axis are counted in its outermost intervals.
     """
-    ends = ranges(spanned)
-    ends = ends[np.isfinite(ends).all(axis=1)]
-    low, high = (ends[:, 0].min(), ends[:, 1].max()) if len(ends) else (0.0, 0.0)
-    rows = binned([decoded(blob) for blob in blobs])
-    kept = set(spanned)
+    rows, kept = _binned(decoded(Packed.of(blobs))), set(spanned)
+    lows, highs = rows[2:] if spanned is blobs else ranges(Packed.of(spanned))
+    some = np.isfinite(lows) & np.isfinite(highs)
+    low, high = (lows[some].min(), highs[some].max()) if some.any() else (0.0, 0.0)
     counts = rows.counts[[blob in kept for blob in blobs]].sum(axis=0, keepdims=True)
     together = Binned(rows.bins, counts, np.array([low]), np.array([high]))
     anything = len(rows.bins) > 0
@@ -72,13 +79,21 @@ def _no_axis() -> _Floats:
     return np.linspace(0.0, 1.0, HISTORY_BINS + 1)
 
 
+def _binned(found: Sparse) -> Binned:
+    """The finite values of all summaries, one in each row. Saturated (unknown) rows are zeros."""
+    low, high, many = found.low, found.high, len(found.kinds)
+    table = tabulated(*spread(found.rows, found.bins, found.counts, low, high), many)
+    table[1][found.saturated] = 0.0
+    return Binned(*table, low, high)
+
+
 def figures_of(blobs: Sequence[bytes]) -> list[list[int | float | None]]:
     """`STATISTICS` and the quantiles of each encoded summary; None for an unknown."""
     rows: list[list[int | float | None]] = []
     for start in range(0, len(blobs), _BATCH):
-        parts = [decoded(blob) for blob in blobs[start : start + _BATCH]]
-        found = quantiles(binned(parts), np.array(HISTORY_QUANTILES)).tolist()
-        rows += [_statistics(p.summary()) + q for p, q in zip(parts, found, strict=True)]
+        found = decoded(Packed.of(blobs[start : start + _BATCH]))
+        of_each = quantiles(_binned(found), np.array(HISTORY_QUANTILES)).tolist()
+        rows += [_statistics(found.summary(i)) + q for i, q in enumerate(of_each)]
     return rows
 
 

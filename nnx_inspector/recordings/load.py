@@ -30,7 +30,7 @@ from nnx_inspector.recordings.format import (
     column,
     instead_of_one,
 )
-from nnx_inspector.recordings.passes import NONFINITE, QUANTITIES, Measured, step_number
+from nnx_inspector.recordings.passes import QUANTITIES, Measured, nonfinite_in, step_number
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.recordings.save import (
     FACTS,
@@ -46,7 +46,7 @@ from nnx_inspector.recordings.save import (
     TABLE,
 )
 from nnx_inspector.recordings.save import NONFINITE as KINDS
-from nnx_inspector.stats.encoding import checked
+from nnx_inspector.stats.encoding import Packed, checked
 from nnx_inspector.stats.gauges import (
     BYTES,
     MASKS,
@@ -62,6 +62,8 @@ _NAME_BYTES: Final = 160
 """Bytes of memory that a name takes besides its letters."""
 _SUMMARY_BYTES: Final = 320
 """Bytes of memory that a summary, its key and its place take besides its packed bytes."""
+_INFLATED: Final = 4
+"""How many times the bytes of an older file's summaries they may take besides, inflated."""
 _TEXT_BYTES: Final = 80
 """Bytes of memory that a text of a table or a fact takes besides its letters."""
 _COLUMN_BYTES: Final = 400
@@ -276,9 +278,9 @@ class _Opened:
         marks = self._marks(columns)
         before = self._waiting.pop(marks.ticket, None)
         if before is not None:
-            self._waiting_bytes -= _bytes_of(before[1])
-        as_held = None if before is None or "site" in columns else before[1]
-        what = self._measured(columns) if as_held is None else as_held
+            self._waiting_bytes -= _SUMMARY_BYTES * len(before[1].keys) + len(before[1].packed.data)
+        as_held = None if "site" in columns else before
+        what = self._measured(columns) if as_held is None else as_held[1]
         if not self._last < marks.number < 2**53:
             raise ValueError(f"pass {marks.number} does not follow the one before")
         self._firsts += marks.news
@@ -292,7 +294,7 @@ class _Opened:
         if marks.ticket < 0 or marks.ticket in self._waiting:
             raise ValueError(f"ticket {marks.ticket} is negative or in use")
         what = self._measured(columns)
-        self._waiting_bytes += _bytes_of(what)
+        self._waiting_bytes += _SUMMARY_BYTES * len(what.keys) + len(what.packed.data)
         self._waiting[marks.ticket] = marks, what
         self._require_room(0)
 
@@ -308,23 +310,32 @@ class _Opened:
 
     def _measured(self, columns: Columns) -> Measured:
         sites, quantities = column(columns, "site", "uint32"), column(columns, "quantity", "uint8")
-        packed = column(columns, "summary", "uint8")
-        ends = _ends(columns, len(packed))
+        data = column(columns, "summary", "uint8")
+        ends = _ends(columns, len(data))
         if not len(sites) == len(quantities) == len(ends):
             raise ValueError("its columns have different lengths")
-        self._require_room(len(packed) + _SUMMARY_BYTES * len(ends))
-        keys, blobs = self._keys_of(sites, quantities), tuple(_parts(packed, ends))
-        pairs = zip(keys, blobs, strict=True)
-        found = {(quantity, kind) for (_, quantity), blob in pairs for kind in _nonfinite(blob)}
-        return Measured(keys, blobs, frozenset(found))
+        self._require_room(len(data) + _SUMMARY_BYTES * len(ends))
+        keys = self._keys_of(sites, quantities)
+        packed = Packed(data.tobytes(), columns["ends"].tobytes())
+        if packed.deflated:  # what is kept of it may take more
+            self._most += _INFLATED * len(data)
+        kept, taken, nonfinite, start = list[bytes](), 0, set[tuple[str, str]](), 0
+        for pieces, found in checked(packed):
+            nonfinite |= nonfinite_in(keys[start:], found)
+            start += len(pieces)
+            if packed.deflated:
+                kept += pieces
+                taken += sum(map(len, pieces))
+                self._require_room(taken + _SUMMARY_BYTES * start)
+        packed = Packed.of(kept) if packed.deflated else packed
+        return Measured(keys, packed, frozenset(nonfinite))
 
     def _take(self, marks: _Marks, what: Measured) -> None:
         recording = self._begun()
         number, step, setting, kind, perturbed, news, _ = marks
-        layout = recording.layout(what.keys)
         figures, self._figures = self._figures, None
         marked: Any = {"kind": kind, "perturbed": perturbed, "setting": setting, "news": news}
-        item = what.as_pass(number, step, layout, figures=figures, **marked)
+        item = recording.made(what, number, step, figures=figures, **marked)
         recording.take(item, {(perturbed, *which) for which in what.nonfinite})
         self._last = number
 
@@ -487,13 +498,3 @@ def _parts(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> Iterator
     for end in ends:
         yield bytes(view[start:end])
         start = end
-
-
-def _bytes_of(what: Measured) -> int:
-    return sum(len(blob) + _SUMMARY_BYTES for blob in what.packed)
-
-
-def _nonfinite(blob: bytes) -> list[str]:
-    """The kinds of non-finite value that a summary counts."""
-    used = checked(blob).used
-    return [name for name, number in NONFINITE.items() if number in used]

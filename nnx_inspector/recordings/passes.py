@@ -6,9 +6,9 @@ Invariant: a pass never changes, so that snapshots of a recording may share it. 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -16,7 +16,15 @@ import numpy as np
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.layers import leaf_of
 from nnx_inspector.stats.bins import NAN_BIN, NEGINF_BIN, POSINF_BIN
-from nnx_inspector.stats.encoding import Sparse, decoded, encoded_all, ranges
+from nnx_inspector.stats.encoding import (
+    HEAD_BYTES,
+    Packed,
+    Sparse,
+    decoded,
+    encoded,
+    ranges,
+    sparse,
+)
 from nnx_inspector.stats.summary import STATISTICS, Summary
 from nnx_inspector.stats.table import figures_of
 
@@ -29,31 +37,13 @@ class Measured(NamedTuple):
 
     Attributes:
         keys: (site, quantity) of each, in recorded order.
-        packed: each as bytes, made by `stats.encoding.encoded_all`.
+        packed: their bytes.
         nonfinite: (quantity, kind) of each kind of non-finite value that occurs.
     """
 
     keys: tuple[tuple[str, str], ...]
-    packed: tuple[bytes, ...]
+    packed: Packed
     nonfinite: frozenset[tuple[str, str]]
-
-    def as_pass(
-        self,
-        number: int,
-        step: int,
-        layout: Layout,
-        *,
-        kind: str,
-        perturbed: bool,
-        setting: int,
-        news: bool = False,
-        figures: Figures | None = None,
-    ) -> Pass:
-        """The pass with these summaries, whose keys `layout` has; for the rest see `Pass`."""
-        kinds = frozenset(kind_of_value for _, kind_of_value in self.nonfinite)
-        return Pass(
-            number, step, kind, perturbed, kinds, news, layout, self.packed, setting, figures
-        )
 
 
 def measured(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Measured:
@@ -63,34 +53,34 @@ def measured(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Measured:
         ValueError: a quantity is not one of `QUANTITIES`.
         TypeError: a value is not a Summary, or holds tracers.
     """
-    hosts = {
-        (site, quantity): _on_host(site, quantity, summary)
-        for site, quantities in summaries.items()
-        for quantity, summary in quantities.items()
-        if summary is not None
-    }
-    found = {
-        (quantity, kind)
-        for (_, quantity), summary in hosts.items()
+    hosts: dict[tuple[str, str], Summary] = {}
+    for site, quantities in summaries.items():
+        for quantity, summary in quantities.items():
+            if quantity not in QUANTITIES:
+                check_quantity(quantity, site)
+            if summary is None:
+                continue
+            if not isinstance(summary, Summary):
+                raise TypeError(
+                    f"The {quantity} of site {site!r} must be a Summary, got "
+                    f"{type(summary).__name__}. Merge the summaries of a pytree into one with "
+                    "nnx_inspector.stats.summary.merge first."
+                )
+            try:
+                hosts[site, quantity] = summary.without_rows()  # waits for the device
+            except TypeError as error:
+                raise TypeError(f"The {quantity} of site {site!r}: {error}.") from error
+    found, keys = sparse(list(hosts.values())), tuple(hosts)
+    return Measured(keys, encoded(found), frozenset(nonfinite_in(keys, found)))
+
+
+def nonfinite_in(keys: Sequence[tuple[str, str]], found: Sparse) -> set[tuple[str, str]]:
+    """(quantity, kind) of each kind of non-finite value in these summaries."""
+    return {
+        (keys[row][1], kind)
         for kind, number in NONFINITE.items()
-        if summary.bins[number]
+        for row in found.rows[found.bins == number].tolist()
     }
-    return Measured(tuple(hosts), tuple(encoded_all(list(hosts.values()))), frozenset(found))
-
-
-def _on_host(site: str, quantity: str, summary: object) -> Summary:
-    """The summary in NumPy, merged if it has rows; waits for the device."""
-    check_quantity(quantity, site)
-    if not isinstance(summary, Summary):
-        raise TypeError(
-            f"The {quantity} of site {site!r} must be a Summary, got {type(summary).__name__}. "
-            "Merge the summaries of a pytree into one with nnx_inspector.stats.summary.merge "
-            "first."
-        )
-    try:
-        return summary.without_rows()
-    except TypeError as error:
-        raise TypeError(f"The {quantity} of site {site!r}: {error}.") from error
 
 
 def step_number(step: Any) -> int:
@@ -143,6 +133,11 @@ class Layout:
         return 256 + 256 * len(self.keys)
 
 
+@functools.lru_cache(maxsize=600)  # the findings read the same ones after each pass
+def _alone(piece: bytes) -> Sparse:
+    return decoded(Packed.of([piece]))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Pass:
     """One recorded pass; never changes.
@@ -156,7 +151,7 @@ class Pass:
         news: whether it has the recording's first NaN, +Inf or -Inf of a quantity and is
             therefore never thinned out.
         layout: which summaries it has; shared with other passes.
-        packed: its summaries, compressed, in the order of `keys`.
+        packed: its summaries as bytes, in the order of `keys`.
         setting: equal numbers mean equal perturbations; 0 if there were none or they are unknown.
         figures: further figures that the rules need, or None if they were not measured.
     """
@@ -168,7 +163,7 @@ class Pass:
     nonfinite: frozenset[str]
     news: bool
     layout: Layout
-    packed: tuple[bytes, ...]
+    packed: Packed
     setting: int = 0
     figures: Figures | None = None
 
@@ -179,32 +174,39 @@ class Pass:
 
     def summary(self, site: str, quantity: Quantity = "output") -> Summary | None:
         """The summary of a site's quantity, or None if this pass did not measure it."""
+        piece = self.piece(site, quantity)
+        return None if piece is None else _alone(piece).summary(0)
+
+    def piece(self, site: str, quantity: str) -> bytes | None:
+        """The bytes of a summary."""
         at = self.layout.at.get((site, quantity))
-        return None if at is None else decoded(self.packed[at]).summary()
+        return None if at is None else self.packed.piece(at)
+
+    def has_values(self, site: str) -> bool:
+        """Whether it measured the output of a site, and that has any values."""
+        piece = self.piece(site, "output")
+        return piece is not None and len(piece) > HEAD_BYTES
 
     def sizes(self, quantity: Quantity) -> dict[str, float]:
         """Site -> a bound of the sizes of a quantity's finite values; NaN if there are none."""
-        of = [site for site, what in self.keys if what == quantity]
-        ends = ranges([self.packed[self.layout.at[site, quantity]] for site in of])
-        return dict(zip(of, np.abs(ends).max(axis=1).tolist(), strict=True))
+        ends = np.abs(ranges(self.packed)).max(axis=0).tolist()
+        return {site: end for (site, q), end in zip(self.keys, ends, strict=True) if q == quantity}
 
     def norms(self, quantity: Quantity) -> dict[str, float]:
         """Site -> the L2 norm of a quantity; NaN where it is unknown."""
-        of = [site for site, what in self.keys if what == quantity]
-        table = figures_of([decoded(self.packed[self.layout.at[site, quantity]]) for site in of])
-        return dict(zip(of, table[:, STATISTICS.index("norm")].tolist(), strict=True))
+        norms = figures_of(decoded(self.packed))[:, STATISTICS.index("norm")].tolist()
+        return {
+            site: norm for (site, q), norm in zip(self.keys, norms, strict=True) if q == quantity
+        }
 
     def items(self) -> Iterator[tuple[str, str, Summary]]:
         """Site, quantity and summary of everything measured, in recorded order."""
-        for (site, quantity), blob in zip(self.keys, self.packed, strict=True):
-            yield site, quantity, decoded(blob).summary()
-
-    def parts(self) -> dict[tuple[str, str], Sparse]:
-        """The unpacked bytes of each summary by site and quantity, in recorded order."""
-        return {key: decoded(blob) for key, blob in zip(self.keys, self.packed, strict=True)}
+        found = decoded(self.packed)
+        for row, (site, quantity) in enumerate(self.keys):
+            yield site, quantity, found.summary(row)
 
     @property
     def nbytes(self) -> int:
         """The memory that it takes, in bytes, without the layout that it shares."""
         figures = 0 if self.figures is None else self.figures.nbytes
-        return 460 + 8 * len(self.packed) + sum(sys.getsizeof(b) + 8 for b in self.packed) + figures
+        return 640 + len(self.packed.data) + len(self.packed.ends) + figures

@@ -23,14 +23,15 @@ from nnx_inspector.recordings.frames import metrics_frame, passes_frame
 from nnx_inspector.recordings.history import HistoryArrays, history_of
 from nnx_inspector.recordings.passes import (
     Layout,
+    Measured,
     Pass,
     Quantity,
     check_quantity,
     measured,
     step_number,
 )
-from nnx_inspector.recordings.save import HELD, PASS, Saved, State
-from nnx_inspector.stats.encoding import decoded
+from nnx_inspector.recordings.save import HELD, Saved, State
+from nnx_inspector.stats.encoding import Packed, decoded
 from nnx_inspector.stats.summary import Summary
 
 if TYPE_CHECKING:
@@ -123,16 +124,20 @@ class Recording(Saved):
         at, what = step_number(step), measured(summaries)  # without the lock: it may take long
         values = {name: scalar(name, value) for name, value in (metrics or {}).items()}
         with self._lock:
-            self._add(at, values)
+            if values:
+                self._add(at, values)
             if held is not None and self._ends_with(at, kind):
                 return  # an interrupt came between adding it and noting that it was added
             self._expect()
             found = {(perturbed, *which) for which in what.nonfinite}
-            layout, news = self.layout(what.keys), not found <= self._firsts
-            marks: Any = {"kind": kind, "perturbed": perturbed, "setting": setting, "news": news}
-            item = what.as_pass(self._appended, at, layout, figures=figures, **marks)
+            item = self.made(
+                what, self._appended, at, kind=kind, perturbed=perturbed, setting=setting,
+                news=not found <= self._firsts, figures=figures,
+            )  # fmt: skip
             self.take(item, found)
-            self._write(item, PASS, held, None if held is None else self._held.pop(held, None))
+            before = None if held is None else self._held.pop(held, None)
+            ticket = -1 if held is None else held
+            self._saved(lambda to: to.of_pass(item, ticket=ticket, like=before))
         self._tell()
 
     def hold(
@@ -154,28 +159,28 @@ class Recording(Saved):
             return
         what, at = measured(summaries), step_number(step)
         with self._lock:
-            layout = self.layout(what.keys)
-            item = what.as_pass(0, at, layout, kind=kind, perturbed=perturbed, setting=setting)
+            marks: Any = {"kind": kind, "perturbed": perturbed, "setting": setting, "news": False}
+            item = self.made(what, 0, at, **marks)
             self._expect()
             if self._held.pop(ticket, None) is not None:  # of a loop whose end was interrupted
                 self._expect()  # and so it goes from the file too
             self._held[ticket] = item
-            self._write(item, HELD, ticket)
+            self._saved(lambda to: to.of_pass(item, kind=HELD, ticket=ticket))
         self._tell()
 
     def _ends_with(self, step: int, kind: str) -> bool:
         newest = self._passes[-1] if self._passes else None
         return newest is not None and (newest.step, newest.kind) == (step, kind)
 
-    def _write(self, item: Pass, kind: bytes, ticket: int | None, like: Pass | None = None) -> None:
-        how: Any = {"kind": kind, "ticket": -1 if ticket is None else ticket, "like": like}
-        self._saved(lambda sections: sections.of_pass(item, **how))
+    def made(self, what: Measured, number: int, step: int, **marks: Any) -> Pass:
+        """A pass of these summaries; passes with summaries of the same keys share the layout.
 
-    def layout(self, keys: tuple[tuple[str, str], ...]) -> Layout:
-        """The layout of a pass with these summaries; passes with the same summaries share it."""
+        `marks` are the rest of `Pass`.
+        """
         with self._lock:
-            found = self._layouts.get(keys)
-        return Layout.of(keys) if found is None else found
+            layout = self._layouts.get(what.keys) or Layout.of(what.keys)
+        kinds = frozenset(kind for _, kind in what.nonfinite)
+        return Pass(number, step, nonfinite=kinds, layout=layout, packed=what.packed, **marks)
 
     def take(self, item: Pass, found: Set[tuple[bool, str, str]]) -> None:
         """Add a finished pass, for `append` and for the reader of a file.
@@ -185,14 +190,22 @@ class Recording(Saved):
             found: (perturbed, quantity, kind) of each kind of non-finite value that it has.
         """
         with self._lock:
-            if item.keys not in self._layouts:
-                self._sites.update(dict.fromkeys(site for site, _ in item.keys))
-                self._layouts[item.keys] = item.layout
-                self._bytes += item.layout.nbytes
+            layout = item.layout
+            if layout.keys not in self._layouts:
+                self._sites.update(dict.fromkeys(site for site, _ in layout.keys))
+                self._layouts[layout.keys] = layout
+                self._bytes += layout.nbytes
             self._firsts |= found
             self._passes.append(item)
             self._bytes += item.nbytes
-            self._bound()
+            while len(self._passes) > self.max_steps or self.nbytes > self.max_bytes:
+                gone = surplus([p.number for p in self._passes], [p.news for p in self._passes])
+                if not gone:
+                    return
+                self._passes = [p for i, p in enumerate(self._passes) if i not in gone]
+                self._layouts = {p.keys: p.layout for p in self._passes}
+                self._bytes = sum(p.nbytes for p in self._passes)
+                self._bytes += sum(layout.nbytes for layout in self._layouts.values())
 
     @property
     def _appended(self) -> int:
@@ -213,24 +226,14 @@ class Recording(Saved):
         at = step_number(step)
         numbers = {name: scalar(name, value) for name, value in values.items()}
         with self._lock:
-            self._add(at, numbers)
+            if numbers:
+                self._add(at, numbers)
         self._tell()
 
     def _add(self, step: int, values: Mapping[str, float]) -> None:
-        if values:
-            self._expect()
-            self._curves.add(step, values)
-            self._saved(lambda sections: sections.of_points(step, values))
-
-    def _bound(self) -> None:
-        while len(self._passes) > self.max_steps or self.nbytes > self.max_bytes:
-            gone = surplus([p.number for p in self._passes], [p.news for p in self._passes])
-            if not gone:
-                return
-            self._passes = [p for i, p in enumerate(self._passes) if i not in gone]
-            self._layouts = {p.keys: p.layout for p in self._passes}
-            self._bytes = sum(p.nbytes for p in self._passes)
-            self._bytes += sum(layout.nbytes for layout in self._layouts.values())
+        self._expect()
+        self._curves.add(step, values)
+        self._saved(lambda sections: sections.of_points(step, values))
 
     def state(self) -> State:
         """Everything to save."""
@@ -393,7 +396,8 @@ class Recording(Saved):
             KeyError: no pass ever had this site.
         """
         steps, blobs = self._series(site, quantity)
-        return steps, [decoded(blob).summary() for blob in blobs]
+        found = decoded(Packed.of(blobs))
+        return steps, [found.summary(row) for row in range(len(steps))]
 
     def history(
         self, site: str, quantity: Quantity = "output", *, columns: int = 300
@@ -424,9 +428,9 @@ class Recording(Saved):
 
     def _series(self, site: str, quantity: str) -> tuple[list[int], list[bytes]]:
         self._check(site, quantity)
-        key = (site, quantity)
-        found = [(p.step, p.packed[p.layout.at[key]]) for p in self.passes if key in p.layout.at]
-        return [step for step, _ in found], [blob for _, blob in found]
+        found = [(p.step, p.piece(site, quantity)) for p in self.passes]
+        kept = [(step, blob) for step, blob in found if blob is not None]
+        return [step for step, _ in kept], [blob for _, blob in kept]
 
     def _check(self, site: str, quantity: str) -> None:
         check_quantity(quantity, site)

@@ -24,6 +24,7 @@ from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import Facts, Figures
 from nnx_inspector.recordings.format import MAGIC, Columns, Writer
 from nnx_inspector.recordings.passes import QUANTITIES, Pass
+from nnx_inspector.stats.encoding import Packed
 
 HEAD, NAMES, PASS, HELD, POINTS = b"head", b"name", b"pass", b"held", b"metr"
 FACTS, FIGURES, TABLE = b"fact", b"figs", b"tabl"
@@ -132,7 +133,7 @@ class Sections:
             **columns,
             "site": self._numbers(sites),
             "quantity": np.array([QUANTITIES.index(q) for _, q in item.keys], np.uint8),
-            **_packed("summary", item.packed),
+            **_pieces("summary", item.packed),
         }
         return names + self.section(kind, columns)
 
@@ -195,7 +196,7 @@ class Sections:
             )
         for name in new:
             self._names[name] = len(self._names)
-        return self.section(NAMES, _packed("text", texts))
+        return self.section(NAMES, _pieces("text", Packed.of(texts)))
 
     def _numbers(self, names: Iterable[str]) -> npt.NDArray[np.uint32]:
         return np.array([self._names[name] for name in names], np.uint32)
@@ -205,16 +206,9 @@ def _text(texts: Sequence[str]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(json.dumps(list(texts)).encode(), np.uint8)
 
 
-def _packed(name: str, parts: Sequence[bytes]) -> dict[str, npt.NDArray[Any]]:
-    """The pieces joined, and where each ends."""
-    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
-    if len(ends) and ends[-1] >= 2**32:
-        raise InspectorError(
-            f"A pass of {ends[-1]} bytes cannot be saved, the limit is 2**32. Record fewer sites "
-            "with only=."
-        )
-    joined = np.frombuffer(b"".join(parts), np.uint8)
-    return {name: joined, "ends": ends.astype(np.uint32)}
+def _pieces(name: str, packed: Packed) -> Columns:
+    """Bytes one after the other, and where each ends."""
+    return {name: np.frombuffer(packed.data, "u1"), "ends": np.frombuffer(packed.ends, "<u4")}
 
 
 def _firsts(firsts: Iterable[tuple[bool, str, str]]) -> npt.NDArray[np.uint8]:

@@ -11,71 +11,57 @@ from typing import Any
 
 import numpy as np
 
+from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.stats.encoding import Sparse
+from nnx_inspector.stats.encoding import HEAD_BYTES, decoded
 from nnx_inspector.stats.table import figures_of, sparklines_of
 
-Parts = Mapping[tuple[str, str], Sparse]
-"""The kept parts of a pass's summaries, by site and quantity."""
 
-
-def table_of(keys: Sequence[str], parts: Parts) -> tuple[np.ndarray, np.ndarray]:
+def table_of(keys: Sequence[str], one: Pass | None) -> tuple[np.ndarray, np.ndarray]:
     """A frame's table, float64 [site, quantity, statistic], and its sparklines, uint8."""
-    rows = {key: i for i, key in enumerate(keys)}
-    columns = {quantity: j for j, quantity in enumerate(protocol.QUANTITIES)}
-    shown = [
-        (rows[site], columns[quantity], part)
-        for (site, quantity), part in parts.items()
-        if site in rows and quantity in columns
-    ]
     shape = (len(keys), len(protocol.QUANTITIES))
     table = np.full((*shape, len(protocol.STATISTICS)), np.nan, np.float64)
     sparks = np.zeros((*shape, protocol.SPARK), np.uint8)
-    at = [i for i, _, _ in shown], [j for _, j, _ in shown]
-    table[at] = figures_of([part for _, _, part in shown])
-    sparks[at] = sparklines_of([part for _, _, part in shown], protocol.SPARK)
+    if one is None:
+        return table, sparks
+    rows = {key: i for i, key in enumerate(keys)}
+    columns = {quantity: j for j, quantity in enumerate(protocol.QUANTITIES)}
+    at = [
+        (i, rows[s], columns[q]) for i, (s, q) in enumerate(one.keys) if s in rows and q in columns
+    ]
+    part, row, column = np.array(at, int).reshape(-1, 3).T
+    found = decoded(one.packed)
+    table[row, column] = figures_of(found)[part]
+    sparks[row, column] = sparklines_of(found, protocol.SPARK)[part]
     return table, sparks
 
 
 def frame_of(
-    *,
-    keys: Sequence[str],
-    parts: Parts,
-    selected: str,
-    seq: int,
-    layout: int,
-    step: int,
-    perturbed: bool,
-    metrics: Mapping[str, float],
-    progress: protocol.Progress,
-    number: int,
-    held: bool = False,
+    one: Pass, *, keys: Sequence[str], selected: str, metrics: Mapping[str, float], **header: Any
 ) -> tuple[protocol.Frame, bytes]:
-    """The frame of one pass, with full histograms for the selected site."""
-    table, sparks = table_of(keys, parts)
+    """The frame of one pass, with full histograms for the selected site.
+
+    `header` are the other fields of the frame's header.
+    """
+    table, sparks = table_of(keys, one)
     headers: list[protocol.Histogram] = []
-    bodies: list[np.ndarray] = []
+    counts: list[bytes] = []
+    at = keys.index(selected) if selected in keys else -1
     for j, quantity in enumerate(protocol.QUANTITIES):
-        part = parts.get((selected, quantity))
-        if part is not None and selected in keys and not part.saturated:
-            bins = part.summary().nonzero_bins()
-            headers.append(
-                protocol.Histogram(site=keys.index(selected), quantity=j, bins=len(bins))
-            )
-            bodies.append(bins)
+        piece = one.piece(selected, quantity) if at >= 0 else None
+        if piece is not None and not np.isnan(table[at, j, protocol.STATISTICS.index("size")]):
+            counts.append(piece[HEAD_BYTES:])
+            headers.append(protocol.Histogram(site=at, quantity=j, bytes=len(counts[-1])))
     frame = protocol.Frame(
-        seq=seq,
-        layout=layout,
-        step=step,
-        perturbed=perturbed,
+        step=one.step,
+        perturbed=one.perturbed,
         metrics={name: float(value) for name, value in metrics.items()},
         histograms=tuple(headers),
-        progress=progress,
-        number=number,
-        held=held,
+        number=one.number,
+        **header,
     )
-    return frame, protocol.frame_buffer(table, bodies, sparks)
+    return frame, protocol.buffer_of(table, sparks, *counts)
 
 
 def histories_of(
@@ -91,10 +77,7 @@ def histories_of(
             message = protocol.History(
                 layout=layout, site=list(keys).index(selected), quantity=j, steps=len(arrays.steps)
             )
-            buffer = protocol.history_buffer(
-                arrays.steps, arrays.quantiles, arrays.edges, arrays.fractions
-            )
-            out.append((message, buffer))
+            out.append((message, protocol.buffer_of(*arrays)))
     return out
 
 
@@ -120,4 +103,38 @@ def curves_of(recording: Recording, *, points: int = 600) -> tuple[protocol.Curv
         recorded=tuple(len(curve) for curve in recorded.values()),
         not_finite=tuple(int((~one).sum()) for one in finite.values()),
     )
-    return message, protocol.curves_buffer(shown)
+    return message, protocol.buffer_of(*shown)
+
+
+def passes_message(passes: Sequence[Pass], thinned: int) -> tuple[protocol.Passes, bytes]:
+    """The message that lists these passes, oldest first; `thinned` others are gone."""
+    kinds = tuple(dict.fromkeys(p.kind for p in passes))
+    index = {kind: i for i, kind in enumerate(kinds)}
+    rows = [(p.number, p.step, p.perturbed, index[p.kind], p.setting) for p in passes]
+    message = protocol.Passes(passes=len(rows), kinds=kinds, thinned=thinned)
+    return message, protocol.buffer_of(np.array(rows, "<f8").reshape(-1, 5))
+
+
+def pass_of(recording: Recording, number: int) -> Pass:
+    """The pass with this number.
+
+    Raises:
+        KeyError: it was thinned out, or never existed.
+    """
+    for one in recording.passes:
+        if one.number == number:
+            return one
+    raise KeyError(
+        f"Pass {number} is not in the recording: older passes are thinned out to keep it small. "
+        f"Choose one of the marked passes."
+    )
+
+
+def metrics_at(recording: Recording, step: int) -> dict[str, float]:
+    """The last value of every metric at a step."""
+    found: dict[str, float] = {}
+    for name, curve in recording.curves().items():
+        values = curve[curve[:, 0] == step, 1]
+        if len(values):
+            found[name] = float(values[-1])
+    return found

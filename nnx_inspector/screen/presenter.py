@@ -23,9 +23,15 @@ from nnx_inspector.screen.comparison import compared
 from nnx_inspector.screen.export.last_state import LastState
 from nnx_inspector.screen.export.notebook import SavedOutput
 from nnx_inspector.screen.export.replay import Told
-from nnx_inspector.screen.frames import curves_of, frame_of, histories_of
+from nnx_inspector.screen.frames import (
+    curves_of,
+    frame_of,
+    histories_of,
+    metrics_at,
+    pass_of,
+    passes_message,
+)
 from nnx_inspector.screen.python_text import Showing
-from nnx_inspector.screen.timeline import metrics_at, pass_of, passes_of
 
 NOTICES = 20
 """How many notices are kept, the newest ones."""
@@ -275,19 +281,15 @@ class Presenter:
     def _send_pass(
         self, one: Pass, selected: str, metrics: Mapping[str, float], *, held: bool
     ) -> None:
-        parts = one.parts()
         with self._lock:
             frame, buffer = frame_of(
+                one,
                 keys=self.keys,
-                parts=parts,
                 selected=selected,
                 seq=self.screen.next_seq(),
                 layout=self.layouts,
-                step=one.step,
-                perturbed=one.perturbed,
                 metrics=metrics,
                 progress=self.progress,
-                number=one.number,
                 held=held,
             )
             self._send(frame, buffer)
@@ -307,7 +309,7 @@ class Presenter:
         newest = recording.passes[-1].number if len(recording) else -1
         if force or newest != self._told_of:
             self._told_of = newest
-            self._send(*passes_of(recording))
+            self._send(*passes_message(recording.passes, recording.thinned))
 
     def _send(self, message: Any, buffer: bytes | None = None) -> None:
         try:

@@ -1,234 +1,341 @@
-"""A merged summary in about 500 bytes, so that a recording can keep thousands of them.
+"""Merged summaries side by side, and in some 250 bytes each: the one form in which a pass is kept.
 
+A recording keeps these bytes, a file stores them, and a frame has those of the selected site, which
+the browser decodes (js/src/kernel/decode.ts). They are in notebooks/recording-format.md.
 Invariant: decoding returns what was encoded, bit for bit; bytes from a file are validated by
-`checked` first. Imports no jax.
+`checked` first. All summaries are computed over one flat array. Imports no jax.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.stats.bins import (
-    BINS,
-    FINITE_BINS,
-    RANKS,
-    VALUE_ORDER,
-    Binned,
-    bin_edges,
-    spread,
-    tabulated,
-)
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.stats.bins import BINS, FINITE_BINS, RANKS, VALUE_ORDER, bin_edges
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, alone
 from nnx_inspector.stats.summary import SATURATED, Summary
 
-_POINTS: Final[tuple[str, ...]] = ("<f8", "<i4", "<u4", "<i8", "<u8")
-_HEADER: Final = struct.Struct("<BBHdd")
-"""Dtype of the points, bytes for each count, number of bins, lowest and highest value."""
+_Bytes = npt.NDArray[np.uint8]
+_Floats = npt.NDArray[np.float64]
+_Ints = npt.NDArray[np.int64]
+_Words = npt.NDArray[np.uint64]
+
+_POINTS: Final = ("<f8", "<i4", "<u4", "<i8", "<u8")
+"""Dtypes of the points. In bytes they have eight each, as a float, or an integer of their sign."""
+_WIDE: Final = ("<f8", "<i8", "<u8", "<i8", "<u8")
+_FIRST: Final = 8
+"""The number of the first of them in bytes; lower numbers are those of deflated summaries."""
+_NOTHING: Final = 16
+"""Added to the number if no value is finite."""
+_HEAD: Final = np.dtype([("kind", "u1"), ("points", "<u8", 3), ("sums", "<f8", 3)])
+_RANGE: Final = np.dtype([("kind", "u1"), ("points", "<u8", 2)])
+HEAD_BYTES: Final = _HEAD.itemsize
+"""The bytes of a summary before its counts."""
+_LONGEST: Final = HEAD_BYTES + 10 * BINS
+"""The most bytes of a summary."""
+_MOST: Final = 2**32
+_ZERO, _NOT = np.zeros(1, int), np.zeros(1, bool)
+_TOGETHER: Final = 2**13
+"""Bytes of summaries that are validated together."""
+_OLD: Final = struct.Struct("<BBHdd")
+"""Of a deflated summary: dtype of the points, bytes for each count, number of bins, two more."""
+
+
+class Packed(NamedTuple):
+    """Summaries as bytes, one after the other.
+
+    Attributes:
+        data: their bytes.
+        ends: where each of them ends, uint32.
+    """
+
+    data: bytes
+    ends: bytes
+
+    @staticmethod
+    def of(pieces: Sequence[bytes]) -> Packed:
+        """Summaries that were pieces of others."""
+        ends = np.cumsum([len(piece) for piece in pieces], dtype="<u4")
+        return Packed(b"".join(pieces), ends.tobytes())
+
+    @property
+    def deflated(self) -> bool:
+        """Whether they are as earlier versions wrote them, and only `checked` can read them."""
+        return self.data[:1] < bytes([_FIRST]) and len(self.data) > 0
+
+    def piece(self, at: int) -> bytes:
+        """One summary."""
+        start = struct.unpack_from("<I", self.ends, 4 * at - 4)[0] if at else 0
+        return self.data[start : struct.unpack_from("<I", self.ends, 4 * at)[0]]
 
 
 class Sparse(NamedTuple):
-    """A merged summary with only the bins in use.
+    """Merged summaries, one in each row, with only the bins in use.
 
     Attributes:
-        points: see `Summary.points`.
-        sums: see `Summary.sums`.
-        used: int64[k], the bins in use, ascending.
+        kinds: uint8[rows], the dtype of each row's points.
+        points: uint64[rows, 3], the bits of `Summary.points`, in 64 bits each.
+        sums: float64[rows, 3], see `Summary.sums`.
+        rows: int64[k], the row of each bin in use, ascending.
+        bins: int64[k], ascending within a row.
         counts: uint64[k].
-        low: the smallest finite value, or a bound if that is unknown; NaN if no value is finite.
-        high: the largest finite value, or a bound if that is unknown; NaN if no value is finite.
+        low: float64[rows], the smallest finite value, or a bound if that is unknown; NaN if no
+            value is finite.
+        high: float64[rows], the largest, in the same way.
     """
 
-    points: npt.NDArray[Any]
-    sums: npt.NDArray[np.float64]
-    used: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.uint64]
-    low: float
-    high: float
+    kinds: _Bytes
+    points: _Words
+    sums: _Floats
+    rows: _Ints
+    bins: _Ints
+    counts: _Words
+    low: _Floats
+    high: _Floats
 
     @property
-    def saturated(self) -> bool:
-        return bool((self.counts == SATURATED).any())
+    def saturated(self) -> npt.NDArray[np.bool_]:
+        """Of which rows a count has stopped at its largest value."""
+        stopped = self.rows[self.counts == SATURATED]
+        return np.bincount(stopped, minlength=len(self.kinds)) > 0
 
-    def summary(self) -> Summary:
-        bins = np.zeros(BINS, np.uint64)
-        bins[self.used] = self.counts
-        return Summary(bins=bins, points=self.points, sums=self.sums)
+    def summary(self, row: int) -> Summary:
+        bins, of_row = np.zeros(BINS, np.uint64), slice(*np.searchsorted(self.rows, [row, row + 1]))
+        bins[self.bins[of_row]] = self.counts[of_row]
+        points = self.points[row].view(_WIDE[self.kinds[row]]).astype(_POINTS[self.kinds[row]])
+        return Summary(bins=bins, points=points, sums=self.sums[row])
 
 
-def encoded(summary: Summary) -> bytes:
-    """The bytes of a host summary without rows: sparse bins, counts in byte planes, deflated.
+def sparse(summaries: Sequence[Summary]) -> Sparse:
+    """Host summaries without rows as `merge` would return them.
 
     Example:
         >>> from nnx_inspector.stats.summary import empty
-        >>> decoded(encoded(empty())).summary()
+        >>> decoded(encoded(sparse([empty()]))).summary(0)
         Summary(size=0, mean=nan, std=nan, min=nan, max=nan, zeros=0, nan=0, posinf=0, neginf=0)
     """
-    return encoded_all([summary])[0]
-
-
-def encoded_all(summaries: Sequence[Summary]) -> list[bytes]:
-    """`encoded` of each, at once for all of the same dtypes: those that `merge` would return."""
-    out = [b""] * len(summaries)
-    alike: dict[tuple[Any, ...], list[int]] = {}
-    for i, s in enumerate(summaries):
-        alike.setdefault((s.bins.dtype, s.points.dtype, s.sums.dtype), []).append(i)
-    for chosen in alike.values():
-        for i, blob in zip(chosen, _encoded([summaries[i] for i in chosen]), strict=True):
-            out[i] = blob
-    return out
-
-
-def _encoded(alike: Sequence[Summary]) -> Iterator[bytes]:
-    every, largest = np.stack([s.bins for s in alike]), np.iinfo(alike[0].bins.dtype).max
-    place = np.flatnonzero(every != 0)
-    row, index = np.divmod(place, BINS)
-    count = every.reshape(-1)[place].astype("<u8")
-    count[count == largest] = SATURATED
-    ends = np.searchsorted(row, np.arange(1, len(alike) + 1))
-    some = np.zeros(len(alike), bool)
-    some[row[FINITE_BINS[index]]] = True
-    points, sums = alone(
-        np.stack([s.points for s in alike]), np.stack([s.sums for s in alike]), some
+    used = [(s.bins != 0).nonzero()[0] for s in summaries]
+    many, found = len(used), [s.bins[u] for s, u in zip(summaries, used, strict=True)]
+    rows = np.repeat(np.arange(many), [len(u) for u in used])
+    bins = np.concatenate([np.zeros(0, int), *used])
+    counts = np.concatenate([np.zeros(0, np.uint64), *found], dtype=np.uint64)
+    narrow = np.array([s.bins.dtype.itemsize < 8 for s in summaries], bool)[rows]
+    counts[narrow & (counts == np.iinfo(np.uint32).max)] = SATURATED
+    some = np.bincount(rows[FINITE_BINS[bins]], minlength=many) > 0
+    kinds, bits, sums = (
+        np.zeros(many, np.uint8),
+        np.zeros((many, 3), np.uint64),
+        np.zeros((many, 3)),
     )
-    # Neighbouring bins differ by one and hold similar counts, so storing bytes of equal
-    # significance together deflates three times better than storing number after number.
-    apart = np.diff(index, prepend=0)
-    start = np.concatenate([[0], ends[:-1]])
-    first = start[start < ends]
-    apart[first] = index[first]
-    widths = np.zeros(len(alike), int)
-    widths[start < ends] = _bytes_of(np.maximum.reduceat(count, first)) if len(first) else 0
-    steps = apart.astype("<u2").view(np.uint8).reshape(-1, 2)
-    planes = count.view(np.uint8).reshape(-1, 8)[:, : widths.max(initial=0)]
-    body = np.concatenate([steps, planes], axis=1).T.copy()
-    low, high = np.where(some, points[:, [MINIMUM, MAXIMUM]].T.astype(np.float64), np.nan)
-    for i in np.flatnonzero(some & np.isnan(low)):
-        low[i], high[i] = _range(index[start[i] : ends[i]], points[i])
-    kind = points.dtype.newbyteorder("<")
-    exact = points.astype(kind), sums.astype("<f8")
-    columns = [x.tolist() for x in (start, ends, widths, low, high)]
-    for i, (here, end, width, *bounds) in enumerate(zip(*columns, strict=True)):
-        header = _HEADER.pack(_POINTS.index(kind.str), width, end - here, *bounds)
-        moments = exact[0][i].tobytes() + exact[1][i].tobytes()
-        yield header + moments + zlib.compress(body[: 2 + width, here:end].tobytes(), 1)
+    for dtype in {s.points.dtype for s in summaries}:
+        at = [i for i, s in enumerate(summaries) if s.points.dtype == dtype]
+        points = np.stack([summaries[i].points for i in at])
+        points, sums[at] = alone(points, np.stack([summaries[i].sums for i in at]), some[at])
+        kinds[at] = kind = _POINTS.index(points.dtype.newbyteorder("<").str)
+        bits[at] = points.astype(_WIDE[kind]).view(np.uint64)
+    return Sparse(kinds, bits, sums, rows, bins, counts, *_ends(kinds, bits, some, rows, bins))
 
 
-def _bytes_of(counts: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """How many bytes each count needs, at least 1."""
-    return 1 + (counts[:, None] >> np.arange(8, 64, 8, dtype=np.uint64) > 0).sum(axis=1)
-
-
-def _range(index: npt.NDArray[Any], points: npt.NDArray[Any]) -> tuple[float, float]:
-    """`low` and `high` of a summary with these bins in use."""
-    if not FINITE_BINS[index].any():
-        return np.nan, np.nan
-    low, high = float(points[MINIMUM]), float(points[MAXIMUM])
-    if math.isnan(low):  # moments unknown: the outermost bins bound the values
-        ranks = RANKS[index]
+def _ends(
+    kinds: _Bytes, bits: _Words, some: npt.NDArray[np.bool_], rows: _Ints, bins: _Ints
+) -> tuple[_Floats, _Floats]:
+    """`low` and `high`. If moments are unknown, the outermost bins bound the values."""
+    low, high = np.where(some, as_floats(kinds, bits)[:, [MINIMUM, MAXIMUM]].T, np.nan)
+    unknown = some & np.isnan(low)
+    for row in unknown.nonzero()[0] if unknown.any() else ():
+        ranks = RANKS[bins[rows == row]]
         ranks = ranks[ranks >= 0]
         if len(ranks):
             ends = bin_edges()[VALUE_ORDER[[ranks.min(), ranks.max()]]]
-            low, high = float(ends[0, 0]), float(ends[1, 1])
+            low[row], high[row] = ends[0, 0], ends[1, 1]
     return low, high
 
 
-def checked(blob: bytes) -> Sparse:
-    """Decode bytes that anybody may have written, in about 40 kB of memory at most.
-
-    Raises:
-        ValueError: these are not the bytes of a summary.
-
-    Example:
-        >>> from nnx_inspector.stats.summary import empty
-        >>> len(checked(encoded(empty())).used)
-        0
-    """
-    if len(blob) < _HEADER.size:
-        raise ValueError("a summary is too short")
-    kind, width, used, low, high = _HEADER.unpack_from(blob)
-    if kind >= len(_POINTS) or width > 8 or used > BINS or (width == 0) != (used == 0):
-        raise ValueError("a summary's header is invalid")
-    start = _HEADER.size + 3 * np.dtype(_POINTS[kind]).itemsize + 24
-    inflated = zlib.decompressobj()
-    try:
-        size = len(inflated.decompress(memoryview(blob)[start:], used * (2 + width) + 1))
-    except zlib.error as error:
-        raise ValueError(f"the bins of a summary cannot be inflated ({error})") from error
-    if size != used * (2 + width) or not inflated.eof or inflated.unused_data:
-        raise ValueError("the number of a summary's bins is not the one in its header")
-    found = decoded.__wrapped__(blob)
-    _check_figures(found)
-    if np.array([low, high]).tobytes() != np.array(_range(found.used, found.points)).tobytes():
-        raise ValueError("a summary's range does not fit its values")
+def as_floats(kinds: _Bytes, bits: _Words) -> _Floats:
+    """Points as numbers, float64."""
+    found = bits.view(np.float64)
+    for kind in set(kinds[kinds > 0].tolist()):
+        at = kinds == kind
+        found = np.where(at[:, None], bits.view(_WIDE[kind]).astype(np.float64), found)
     return found
 
 
-def _check_figures(found: Sparse) -> None:
-    rises = len(found.used) == 0 or (
-        found.used[-1] < BINS and bool((np.diff(found.used) > 0).all())
-    )
-    if not rises or not found.counts.all():
-        raise ValueError("the bins of a summary are not ascending, or one of them is empty")
-    if not found.saturated and found.counts.sum(dtype=np.float64) >= 2.0**63:
+def encoded(found: Sparse) -> Packed:
+    """Summaries as bytes.
+
+    Each has its points and sums, then numbers of 7 bits in a byte, the lowest first, with the
+    highest bit set in all but the last byte of a number. Each number is the count of the next bin;
+    after a 0 follows how many bins are left out. Used bins are mostly adjacent and most counts are
+    small, so deflating these bytes would hardly make them fewer.
+    """
+    many = len(found.kinds)
+    apart = np.diff(found.bins, prepend=-1) - 1
+    first = np.flatnonzero(np.diff(found.rows, prepend=-1))
+    apart[first] = found.bins[first]
+    each = 1 + 2 * (apart > 0)
+    end = np.cumsum(each)
+    numbers = np.zeros(each.sum(), np.uint64)
+    numbers[end - 1] = found.counts
+    numbers[end[apart > 0] - 2] = apart[apart > 0]
+    length, most = np.ones(len(numbers), int), int(numbers.max(initial=0)).bit_length()
+    for bit in range(7, most, 7):
+        length += numbers >> np.uint64(bit) > 0
+    start = np.cumsum(length) - length
+    body = np.empty(length.sum(), np.uint8)
+    for place in range(length.max(initial=0)):
+        on = length > place
+        part = (numbers[on] >> np.uint64(7 * place)).astype(np.uint8) & 127
+        body[start[on] + place] = part | (length[on] > place + 1).astype(np.uint8) << 7
+    heads = np.zeros(many, _HEAD)
+    heads["points"], heads["sums"] = found.points, found.sums
+    some = np.bincount(found.rows[FINITE_BINS[found.bins]], minlength=many) > 0
+    heads["kind"] = _FIRST + found.kinds + _NOTHING * ~some
+    sizes = np.bincount(np.repeat(found.rows, each), length, many).astype(int) + HEAD_BYTES
+    ends = np.cumsum(sizes)
+    data = np.empty(sizes.sum(), np.uint8)
+    heads_at, behind = _heads(ends), np.ones(len(data), bool)
+    behind[heads_at] = False
+    data[heads_at], data[behind] = heads.view(np.uint8).reshape(heads_at.shape), body
+    if len(data) >= _MOST:
+        raise InspectorError(
+            f"A pass of {len(data)} bytes cannot be kept, the limit is 2**32. Record fewer sites "
+            "with only=."
+        )
+    return Packed(data.tobytes(), ends.astype("<u4").tobytes())
+
+
+def _heads(ends: _Ints) -> _Ints:
+    """The place of each byte of each head, [rows, bytes]."""
+    return np.concatenate([_ZERO, ends[:-1]])[: len(ends), None] + np.arange(HEAD_BYTES)
+
+
+def decoded(packed: Packed) -> Sparse:
+    """Decode what `encoded` has made."""
+    data, ends = np.frombuffer(packed.data, np.uint8), np.frombuffer(packed.ends, "<u4").astype(int)
+    heads_at, behind = _heads(ends), np.ones(len(data), bool)
+    behind[heads_at] = False
+    head, body = data[heads_at].view(_HEAD)[:, 0], data[behind]
+    stop = (body < 128).nonzero()[0] + 1
+    start = np.concatenate([_ZERO, stop[:-1]])[: len(stop)]
+    numbers, more = (body[start] & 127).astype(np.uint64), stop - start
+    longer = (more > 1).nonzero()[0]
+    for place in range(1, more.max(initial=0)):
+        part = (body[start[longer] + place] & 127).astype(np.uint64)
+        numbers[longer] |= part << np.uint64(7 * place)
+        longer = longer[more[longer] > place + 1]
+    # a number behind a 0 says how many bins are left out
+    skips = numbers == 0
+    apart = np.concatenate([_NOT, skips[:-1]])[: len(skips)]
+    steps = (~(skips | apart)).astype(int)
+    counted = steps.nonzero()[0]
+    steps[apart] = numbers[apart]
+    reached = np.concatenate([_ZERO, np.cumsum(steps)])
+    of_row = np.searchsorted(stop, ends - HEAD_BYTES * np.arange(1, len(ends) + 1), "right")
+    first = np.concatenate([_ZERO, of_row[:-1]])[: len(ends)]
+    rows = np.repeat(np.arange(len(ends)), of_row - first)[counted]
+    bins = reached[1:][counted] - 1 - reached[first][rows]
+    kinds, bits = head["kind"] % _FIRST, np.array(head["points"])
+    low, high = _ends(kinds, bits, head["kind"] < _FIRST + _NOTHING, rows, bins)
+    return Sparse(kinds, bits, np.array(head["sums"]), rows, bins, numbers[counted], low, high)
+
+
+def ranges(packed: Packed) -> tuple[_Floats, _Floats]:
+    """`low` and `high` of each summary, without decoding the rest if possible."""
+    data, ends = np.frombuffer(packed.data, np.uint8), np.frombuffer(packed.ends, "<u4").astype(int)
+    head = data[_heads(ends)[:, : _RANGE.itemsize]].view(_RANGE)[:, 0]
+    some = head["kind"] < _FIRST + _NOTHING
+    found = as_floats(head["kind"] % _FIRST, np.array(head["points"]))
+    if np.isnan(found[some]).any():
+        everything = decoded(packed)
+        return everything.low, everything.high
+    low, high = np.where(some, found.T, np.nan)
+    return low, high
+
+
+def checked(packed: Packed) -> Iterator[tuple[list[bytes], Sparse]]:
+    """Decode bytes that anybody may have written, a few thousand at a time, in some megabytes.
+
+    Yields the bytes of each summary as `encoded` writes it, and all of them decoded.
+
+    Raises:
+        ValueError: these are not the bytes of summaries.
+
+    Example:
+        >>> from nnx_inspector.stats.summary import empty
+        >>> [len(found.bins) for _, found in checked(encoded(sparse([empty(), empty()])))]
+        [0]
+    """
+    ends = np.frombuffer(packed.ends, "<u4").astype(int)
+    start = before = 0
+    while start < len(ends):
+        stop = max(start + 1, int(np.searchsorted(ends, before + _TOGETHER, "right")))
+        pieces = [packed.piece(row) for row in range(start, stop)]
+        some = Packed.of(pieces)
+        if packed.deflated:
+            some = encoded(sparse([_inflated(piece) for piece in pieces]))
+            pieces = [some.piece(row) for row in range(len(pieces))]
+        yield pieces, _checked(some)
+        start, before = stop, ends[stop - 1]
+
+
+def _checked(packed: Packed) -> Sparse:
+    sizes = np.diff(np.frombuffer(packed.ends, "<u4").astype(int), prepend=0)
+    if ((sizes < HEAD_BYTES) | (sizes > _LONGEST)).any():
+        raise ValueError("a summary is too short or too long")
+    try:
+        found = decoded(packed)
+        again = encoded(found)
+    except IndexError as error:
+        raise ValueError("a summary has a bin or a dtype that does not exist") from error
+    if again != packed:
+        raise ValueError("the bins of a summary are not written as this package writes them")
+    total = np.bincount(found.rows, found.counts, len(sizes))
+    if (total[~found.saturated] >= 2.0**63).any():
         raise ValueError("a summary counts more than 2**63 values")
-    points, scale = found.points, found.sums[SCALE]
-    if np.isinf(points).any() or points[MINIMUM] > points[MAXIMUM]:
-        raise ValueError("a summary's smallest value is above its largest, or infinite")
-    if scale < 0 or np.isinf(scale):
+    for kind in set(found.kinds.tolist()):
+        points = found.points[found.kinds == kind].view(_WIDE[kind])
+        exact = (points.astype(_POINTS[kind]) == points) | np.isnan(points)
+        if (points[:, MINIMUM] > points[:, MAXIMUM]).any() or np.isinf(points).any():
+            raise ValueError("a summary's smallest value is above its largest, or infinite")
+        if not exact.all():
+            raise ValueError("a summary has an integer beyond its dtype")
+    scale = found.sums[:, SCALE]
+    if (scale < 0).any() or np.isinf(scale).any():
         raise ValueError("a summary's scale is negative or infinite")
+    return found
 
 
-@functools.lru_cache(maxsize=600)  # the columns of two histories, which are redrawn all the time
-def decoded(blob: bytes) -> Sparse:
-    """Decode the bytes of `encoded`. The arrays are read-only."""
-    kind, width, used, low, high = _HEADER.unpack_from(blob)
-    points = np.frombuffer(blob, _POINTS[kind], 3, _HEADER.size)  # pyright: ignore
-    sums = np.frombuffer(blob, "<f8", 3, _HEADER.size + points.nbytes)
-    start = _HEADER.size + points.nbytes + sums.nbytes
-    body = np.frombuffer(zlib.decompress(memoryview(blob)[start:]), np.uint8)
-    apart = np.ascontiguousarray(body[: 2 * used].reshape(2, used).T).view("<u2")[:, 0]
-    planes = np.zeros((used, 8), np.uint8)
-    planes[:, :width] = body[2 * used :].reshape(width, used).T
-    counts = planes.view("<u8")[:, 0]
-    index = np.cumsum(apart, dtype=np.int64)
-    index.setflags(write=False)
-    counts.setflags(write=False)
-    return Sparse(points, sums, index, counts, low, high)
+def _inflated(blob: bytes) -> Summary:
+    """A summary with deflated bins, as earlier versions wrote it, in about 40 kB at most.
 
-
-def ranges(blobs: Sequence[bytes]) -> npt.NDArray[np.float64]:
-    """`low` and `high` of each summary, float64[blobs, 2], without decoding the rest."""
-    return np.array([_HEADER.unpack_from(blob)[3:] for blob in blobs], np.float64).reshape(-1, 2)
-
-
-class Entries(NamedTuple):
-    """The bins in use of several summaries: the row, the bin and the count of each."""
-
-    rows: npt.NDArray[np.int64]
-    bins: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.uint64]
-
-
-def entries(parts: Sequence[Sparse]) -> Entries:
-    """The bins in use of all summaries, one summary after the other."""
-    rows = np.repeat(np.arange(len(parts)), np.array([len(p.used) for p in parts], int))
-    bins = np.concatenate([np.zeros(0, np.int64), *(p.used for p in parts)])
-    counts = np.concatenate([np.zeros(0, np.uint64), *(p.counts for p in parts)])
-    return Entries(rows, bins, counts)
-
-
-def binned(parts: Sequence[Sparse]) -> Binned:
-    """The finite values of all summaries, one in each row. Saturated (unknown) rows are zeros."""
-    rows, bins, counts = entries(parts)
-    low, high = np.array([[p.low, p.high] for p in parts]).reshape(-1, 2).T
-    table = tabulated(*spread(rows, bins, counts, low, high), len(parts))
-    table[1][np.unique(rows[counts == SATURATED])] = 0.0
-    return Binned(*table, low, high)
+    Raises:
+        ValueError: these are not its bytes.
+    """
+    if len(blob) < _OLD.size:
+        raise ValueError("a summary is too short")
+    kind, width, used, _, _ = _OLD.unpack_from(blob)
+    if kind >= len(_POINTS) or width > 8 or used > BINS or (width == 0) != (used == 0):
+        raise ValueError("a summary's header is invalid")
+    start = _OLD.size + 3 * np.dtype(_POINTS[kind]).itemsize
+    stream = zlib.decompressobj()
+    try:
+        body = stream.decompress(memoryview(blob)[start + 24 :], used * (2 + width) + 1)
+    except zlib.error as error:
+        raise ValueError(f"the bins of a summary cannot be inflated ({error})") from error
+    if len(body) != used * (2 + width) or not stream.eof or stream.unused_data:
+        raise ValueError("the number of a summary's bins is not the one in its header")
+    planes = np.frombuffer(body, np.uint8).reshape(2 + width, used).astype(np.uint64)
+    weights = np.uint64(8) * np.arange(width, dtype=np.uint64)
+    index = np.cumsum(planes[0] + (planes[1] << np.uint64(8)), dtype=int)
+    if (np.diff(index) == 0).any() or index.max(initial=0) >= BINS:
+        raise ValueError("the bins of a summary are not ascending")
+    bins = np.zeros(BINS, np.uint64)
+    bins[index] = (planes[2:] << weights[:, None]).sum(axis=0)
+    points = np.frombuffer(blob, _POINTS[kind], 3, _OLD.size)  # pyright: ignore
+    return Summary(bins=bins, points=points, sums=np.frombuffer(blob, "<f8", 3, start))

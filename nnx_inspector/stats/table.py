@@ -2,14 +2,14 @@
 
 Invariant: each figure is the one that `Summary` gives, for counts that add up to less than 2**53.
 If a count has stopped at its largest value, only the extremes are known, and all else is NaN.
-Computes over one flat array of all `Sparse` summaries: one by one would take twenty times as long.
+Computes over all summaries at once: one by one would take twenty times as long.
 Imports NumPy only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,36 +31,31 @@ from nnx_inspector.stats.bins import (
     running,
     spread,
 )
-from nnx_inspector.stats.encoding import Sparse, entries
+from nnx_inspector.stats.encoding import Sparse, as_floats
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
-from nnx_inspector.stats.summary import SATURATED, STATISTICS
+from nnx_inspector.stats.summary import STATISTICS
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
+_COUNTED: Final = np.where(NONZERO, 6, 5 * ~FINITE_BINS)
+"""Where the count of each bin is added."""
+_COUNTED[[ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN]] = 1, 1, 2, 3, 4
 
 
-def figures_of(parts: Sequence[Sparse]) -> _Floats:
-    """The figures of each summary, float64[parts, STATISTICS].
+def figures_of(found: Sparse) -> _Floats:
+    """The figures of each summary, float64[rows, STATISTICS].
 
     Example:
-        >>> from nnx_inspector.stats.encoding import decoded, encoded
+        >>> from nnx_inspector.stats.encoding import sparse
         >>> from nnx_inspector.stats.summary import empty
-        >>> figures_of([decoded(encoded(empty()))])[0, :2].tolist()
+        >>> figures_of(sparse([empty()]))[0, :2].tolist()
         [0.0, nan]
     """
-    many = len(parts)
-    row, bins, counts = entries(parts)
-    points = np.array([p.points.astype(np.float64) for p in parts]).reshape(many, 3)
-    sums = np.array([p.sums for p in parts], np.float64).reshape(many, 3)
-
-    def total(chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
-        """How many values are in the chosen bins, exactly."""
-        found = np.zeros(many, np.uint64)
-        np.add.at(found, row[chosen], counts[chosen])
-        return found
-
-    size, apart = total(bins >= 0), total(~FINITE_BINS[bins])
-    finite = (size - apart).astype(np.float64)
+    points, sums = as_floats(found.kinds, found.points), found.sums
+    totals = np.zeros((len(points), 7), np.uint64)  # whole numbers: exact
+    np.add.at(totals.reshape(-1), found.rows * 7 + _COUNTED[found.bins], found.counts)
+    size, (zeros, nan, posinf, neginf, opaque, seen) = totals.sum(axis=1), totals.T[1:]
+    finite = (size - nan - posinf - neginf - opaque).astype(np.float64)
     some = finite > 0
     low = np.where(some, points[:, MINIMUM], np.nan)
     high = np.where(some, points[:, MAXIMUM], np.nan)
@@ -80,60 +75,47 @@ def figures_of(parts: Sequence[Sparse]) -> _Floats:
         "min": low,
         "max": high,
         "norm": root * np.sqrt(finite),
-        "zeros": total((bins == ZERO_BIN) | (bins == MINUS_ZERO_BIN)),
-        "nan": total(bins == NAN_BIN),
-        "posinf": total(bins == POSINF_BIN),
-        "neginf": total(bins == NEGINF_BIN),
-        "seen": total(NONZERO[bins]),
+        "zeros": zeros,
+        "nan": nan,
+        "posinf": posinf,
+        "neginf": neginf,
+        "seen": seen,
     }
     table = np.stack([np.asarray(by_name[name], np.float64) for name in STATISTICS], axis=1)
     unknown = np.array([name not in ("min", "max") for name in STATISTICS])
-    stopped = np.zeros(many, bool)
-    stopped[row[counts == SATURATED]] = True
-    table[stopped[:, None] & unknown] = np.nan
+    table[found.saturated[:, None] & unknown] = np.nan
     return table
 
 
-def sparklines_of(parts: Sequence[Sparse], heights: int) -> npt.NDArray[np.uint8]:
-    """The `Summary.sparkline` of each summary, uint8[parts, heights]; zeros if nothing is known.
+def sparklines_of(found: Sparse, heights: int) -> npt.NDArray[np.uint8]:
+    """The `Summary.sparkline` of each summary, uint8[rows, heights]; zeros if nothing is known.
 
     Example:
-        >>> from nnx_inspector.stats.encoding import decoded, encoded
+        >>> from nnx_inspector.stats.encoding import sparse
         >>> from nnx_inspector.stats.summary import empty
-        >>> sparklines_of([decoded(encoded(empty()))], 3).tolist()
+        >>> sparklines_of(sparse([empty()]), 3).tolist()
         [[0, 0, 0]]
     """
-    found = np.zeros((len(parts), heights), np.uint8)
-    lines, values = _ragged(parts)
-    if not len(lines):
-        return found
-    counts = apportioned(values, axes(values, heights, "symlog"))
-    highest = counts.max(axis=1, keepdims=True).astype(np.float64)
-    scaled = np.ceil(counts * (255 / np.maximum(highest, 1.0)))
-    found[lines] = np.minimum(scaled, 255).astype(np.uint8)
-    return found
-
-
-def _ragged(parts: Sequence[Sparse]) -> tuple[_Ints, Ragged]:
-    """Which of the parts have finite values and known counts, and these values."""
-    row, bins, counts = entries(parts)
-    unknown = np.zeros(len(parts), bool)
-    unknown[row[counts == SATURATED]] = True
-    low = np.array([p.low for p in parts], np.float64)
-    high = np.array([p.high for p in parts], np.float64)
-    row, bins, counts = spread(row, bins, counts, low, high)
+    lines = np.zeros((len(found.kinds), heights), np.uint8)
+    low, high, unknown = found.low, found.high, found.saturated
+    row, bins, counts = spread(found.rows, found.bins, found.counts, low, high)
     ranks = RANKS[bins]
     used = (ranks >= 0) & ~unknown[row]
+    if not used.any():
+        return lines
     place = row[used] * len(VALUE_ORDER) + ranks[used]
     order = np.argsort(place, kind="stable")
     place = place[order]
     first = np.flatnonzero(np.diff(place, prepend=-1))
-    count = np.zeros(0)
-    if len(first):
-        count = np.add.reduceat(counts[used][order], first).astype(np.float64)
+    count = np.add.reduceat(counts[used][order], first).astype(np.float64)
     place = place[first]
-    lines, at = np.unique(place // len(VALUE_ORDER), return_inverse=True)
-    low, high = low[lines], high[lines]
+    known, at = np.unique(place // len(VALUE_ORDER), return_inverse=True)
+    low, high = low[known], high[known]
     lower, upper = bounds(VALUE_ORDER[place % len(VALUE_ORDER)], low[at], high[at])
-    start = np.searchsorted(at, np.arange(len(lines) + 1))
-    return lines, Ragged(at, start, count, running(count, start, at), lower, upper, low, high)
+    start = np.searchsorted(at, np.arange(len(known) + 1))
+    values = Ragged(at, start, count, running(count, start, at), lower, upper, low, high)
+    counts = apportioned(values, axes(values, heights, "symlog"))
+    highest = counts.max(axis=1, keepdims=True).astype(np.float64)
+    scaled = np.ceil(counts * (255 / np.maximum(highest, 1.0)))
+    lines[known] = np.minimum(scaled, 255).astype(np.uint8)
+    return lines

@@ -66,15 +66,14 @@ class Unpacked:
         sparks = self.numbers(self.index["sparklines"]).reshape(sites, 2, count, -1)[:, :, at]
         return table, sparks
 
-    def histogram(self, pair: int, at: int) -> np.ndarray | None:
+    def histogram(self, pair: int, at: int) -> bytes | None:
         lengths = self.numbers(self.index["lengths"]).astype(int)
         i = pair * len(self.index["frames"]) + at
         if lengths[i] == NO_HISTOGRAM:
             return None
         start = lengths[:i][lengths[:i] != NO_HISTOGRAM].sum()
         here = slice(start, start + lengths[i])
-        bins = np.cumsum(self.numbers(self.index["bins"])[here].astype(int)) & 0xFFFF
-        return np.stack([bins, self.numbers(self.index["counts"])[here]], axis=1).astype(float)
+        return self.numbers(self.index["counts"])[here].tobytes()
 
 
 HOSTILE = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from typing import Any, get_args
 
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.recordings.facts import Facts, Figures, ParameterFacts, SiteFacts
 from nnx_inspector.recordings.passes import Quantity
 from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.stats.bins import FINITE_BINS, RANKS, bin_edges
 from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary, opaque
@@ -58,6 +61,47 @@ def pool() -> list[Summary]:
     wide = summary_of(normal(3))
     wide = Summary(bins=wide.bins, points=np.array([-(2**63), 2**63 - 1, 5]), sums=np.ones(3))
     return [*map(summary_of, VALUES.values()), stopped, counted, wide, opaque("key<fry>[3]", 3)]
+
+
+def counts_in(data: bytes) -> dict[int, int]:
+    """Bin -> count in the bytes of a summary behind its moments, read number by number."""
+    numbers, at = [], 0
+    while at < len(data):
+        number = shift = 0
+        while data[at] > 127:
+            number, shift, at = number | (data[at] & 127) << shift, shift + 7, at + 1
+        numbers.append(number | data[at] << shift)
+        at += 1
+    found, number, rest = dict[int, int](), 0, iter(numbers)
+    for count in rest:
+        if not count:
+            number += next(rest)
+            continue
+        found[number] = count
+        number += 1
+    return found
+
+
+def deflated(one: Summary) -> bytes:
+    """The bytes of a merged summary as earlier versions wrote them, number by number."""
+    used = [i for i, count in enumerate(one.bins.tolist()) if count]
+    counts = [int(one.bins[i]) for i in used]
+    low = high = np.nan
+    if any(FINITE_BINS[i] for i in used):
+        low, high = map(float, one.points[:2])
+    ordered = [i for i in used if RANKS[i] >= 0]
+    if np.isnan(low) and ordered:
+        low = min(bin_edges()[i, 0] for i in ordered)
+        high = max(bin_edges()[i, 1] for i in ordered)
+    kind = one.points.dtype.newbyteorder("<")
+    width = next(k for k in range(9) if max(counts, default=0) < 256**k)
+    number = ["<f8", "<i4", "<u4", "<i8", "<u8"].index(kind.str)
+    header = struct.pack("<BBHdd", number, width, len(used), low, high)
+    apart = [b - a for a, b in zip([0, *used], used, strict=False)]
+    planes = [x >> 8 * k & 255 for k in range(2) for x in apart]
+    planes += [x >> 8 * k & 255 for k in range(width) for x in counts]
+    moments = one.points.astype(kind).tobytes() + one.sums.astype("<f8").tobytes()
+    return header + moments + zlib.compress(bytes(planes), 1)
 
 
 def some_figures(seed: int) -> Figures:

@@ -1,6 +1,7 @@
 """The core, which the parts of an inspector share."""
 
 import pathlib
+import types
 
 import jax.numpy as jnp
 import optax
@@ -38,6 +39,22 @@ def test_passes_reach_the_recording_through_one_door(monkeypatch):
     assert through[:4] == kinds
     assert [kind for _, kind, _ in through[4:]] == ["watch"] * 3
     assert [(p.step, p.kind, p.perturbed) for p in insp.recording.passes[1:]] == through
+    insp.close()
+
+
+class Setting(types.SimpleNamespace):
+    def is_like(self, other):
+        return self.what == other.what
+
+
+def test_settings_have_equal_numbers_while_they_are_alike():
+    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    before = len(insp.recording)
+    for what in ("", "a", "a", "b", "", "b", "b"):
+        setting = Setting(active=bool(what), what=what)
+        insp._core.record_pass(0, {}, kind="run", setting=setting)
+    assert [p.setting for p in insp.recording.passes[before:]] == [0, 1, 1, 2, 0, 3, 3]
+    assert insp._core.settings == 3
     insp.close()
 
 

@@ -7,6 +7,7 @@ import pytest
 from compiled import Compiled
 from flax import nnx
 from models import Shared, Stacked, TreeOutput
+from recorded import counts_in
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.panels import look, weights_of
@@ -76,17 +77,17 @@ def test_the_message_has_the_figures_and_histograms_of_the_summaries(insp):
     paths = [one.path for one in message.parameters]
     assert paths == ["down/bias", "down/kernel", "norm/bias", "norm/scale", "up/bias", "up/kernel"]
     assert message.parameters[-1].array == "float32[4,7]"
-    found, numbers = insp.parameters(""), np.frombuffer(buffer, "<f8")
-    size = len(paths) * len(protocol.STATISTICS)
-    table = numbers[:size].reshape(len(paths), -1)
-    bins, start = numbers[size:].reshape(-1, 2), 0
+    found, start = insp.parameters(""), 8 * len(paths) * len(protocol.STATISTICS)
+    table = np.frombuffer(buffer[:start], "<f8").reshape(len(paths), -1)
     for row, one in zip(table, message.parameters, strict=True):
         summary = found[one.path]
         expected = [getattr(summary, name) for name in protocol.STATISTICS]
         np.testing.assert_array_equal(row, expected)
-        np.testing.assert_array_equal(bins[start : start + one.bins], summary.nonzero_bins())
-        start += one.bins
-    assert start == len(bins)
+        bins = summary.merged().bins
+        counts = dict(zip(np.flatnonzero(bins).tolist(), bins[bins > 0].tolist(), strict=True))
+        assert counts_in(buffer[start : start + one.bytes]) == counts
+        start += one.bytes
+    assert start == len(buffer)
 
 
 def test_a_module_of_many_parameters_shows_the_first_its_own_before_its_childrens():

@@ -339,10 +339,10 @@ def test_an_inspector_of_an_eager_call_shows_what_that_of_a_traced_one_shows():
 
     def same():
         assert one.recording.sites == other.recording.sites
-        passes = [inspector.recording.passes[-1].parts() for inspector in (one, other)]
-        assert list(passes[0]) == list(passes[1])
-        for key in passes[0]:
-            a, b = (parts[key].summary() for parts in passes)
+        passes = [inspector.recording.passes[-1] for inspector in (one, other)]
+        assert passes[0].keys == passes[1].keys
+        for key in passes[0].keys:
+            a, b = (one.summary(*key) for one in passes)
             assert a.size == b.size
             assert [a.mean, a.std, a.max] == pytest.approx([b.mean, b.std, b.max], 1e-4, 1e-5)
 
@@ -379,9 +379,9 @@ def test_where_a_derivative_cannot_read_a_value_the_step_has_no_gradients_and_sa
     inspector.step(loss_fn, X)
     told = " ".join(notice.text for notice in inspector._core.view.state_at_rest().notices)
     assert "there are no gradients" in told
-    last = inspector.recording.passes[-1].parts()
-    assert ("last", "output") in last
-    assert ("last", "gradient") not in last
+    last = inspector.recording.passes[-1]
+    assert ("last", "output") in last.keys
+    assert ("last", "gradient") not in last.keys
     with pytest.raises(jax.errors.TracerArrayConversionError):
         nni.value_and_grad(loss_fn)(model, X)
     inspector.close()
@@ -402,8 +402,8 @@ def test_a_watched_loop_whose_step_reads_values_is_measured():
     assert losses == pytest.approx(expected, rel=1e-5)
     first, last = inspector.recording.passes[-2:]
     assert (first.step, last.step) == (0, 2)
-    assert last.parts()["last", "output"].summary().size == 2 * X.size
-    assert ("last", "gradient") in last.parts()
+    assert last.summary("last").size == 2 * X.size
+    assert ("last", "gradient") in last.keys
     inspector.close()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-from recorded import VALUES, pool, summary_of
+from recorded import VALUES, deflated, pool, summary_of
 
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.summary import Summary
@@ -39,6 +39,28 @@ def pieces(columns: dict[str, Any], name: str) -> list[bytes]:
 
 
 def summary(data: bytes) -> dict[str, Any]:
+    if data[0] < 8:
+        return old_summary(data)
+    kind, nothing = data[0] % 16 - 8, data[0] >= 16
+    points = struct.unpack_from(["<3d", "<3q", "<3Q", "<3q", "<3Q"][kind], data, 1)
+    numbers, number, shift = list[int](), 0, 0
+    for byte in data[49:]:
+        number, shift = number | (byte & 127) << shift, shift + 7
+        if byte < 128:
+            numbers.append(number)
+            number = shift = 0
+    assert shift == 0
+    bins, at, rest = dict[int, int](), 0, iter(numbers)
+    for count in rest:
+        if count == 0:
+            at += next(rest)
+        else:
+            bins[at], at = count, at + 1
+    sums = struct.unpack_from("<3d", data, 25)
+    return {"bins": bins, "points": points, "sums": sums, "nothing": nothing}
+
+
+def old_summary(data: bytes) -> dict[str, Any]:
     kind, width, used, low, high = struct.unpack_from("<BBHdd", data)
     dtype = np.dtype(["<f8", "<i4", "<u4", "<i8", "<u8"][kind])
     end = 20 + 3 * dtype.itemsize
@@ -50,7 +72,7 @@ def summary(data: bytes) -> dict[str, Any]:
         bins[at] = sum(raw[(2 + w) * used + i] << (8 * w) for w in range(width))
     points = np.frombuffer(data[20:end], dtype).tolist()
     sums = struct.unpack_from("<3d", data, end)
-    return {"bins": bins, "points": points, "sums": sums, "range": (low, high)}
+    return {"bins": bins, "points": points, "sums": sums, "nothing": np.isnan([low, high]).all()}
 
 
 def same(found: dict[str, Any], expected: Summary) -> None:
@@ -113,15 +135,22 @@ def test_a_file_is_as_the_page_says(tmp_path: pathlib.Path) -> None:
     same(summary(pieces(anew, "summary")[0]), summaries[0])
 
 
-def test_the_range_of_a_summary_is_that_of_its_values(tmp_path: pathlib.Path) -> None:
+def test_a_summary_says_whether_a_value_is_finite(tmp_path: pathlib.Path) -> None:
     recording = Recording()
     recording.append(0, {name: {"output": summary_of(x)} for name, x in VALUES.items()})
     recording.save(tmp_path / "run.nni")
     found = dict(sections((tmp_path / "run.nni").read_bytes()))
     for blob, x in zip(pieces(found["pass"], "summary"), VALUES.values(), strict=True):
+        one = summary(blob)
         finite = x[np.isfinite(x.astype(np.float64))].astype(np.float64)
-        ends = (finite.min(), finite.max()) if len(finite) else (np.nan, np.nan)
-        np.testing.assert_array_equal(summary(blob)["range"], ends)
+        assert one["nothing"] == (not len(finite))
+        if len(finite):
+            np.testing.assert_array_equal(one["points"][:2], (finite.min(), finite.max()))
+
+
+def test_older_summaries_are_as_the_page_says() -> None:
+    for one in pool():
+        same(summary(deflated(one.merged())), one)
 
 
 def test_the_page_names_every_kind_of_section() -> None:

@@ -17,10 +17,10 @@ from nnx_inspector.screen.protocol import (
     HISTORY_BINS,
     HISTORY_QUANTILES,
     STATISTICS,
-    history_buffer,
+    buffer_of,
 )
 from nnx_inspector.stats.bins import BINS
-from nnx_inspector.stats.encoding import encoded
+from nnx_inspector.stats.encoding import encoded, sparse
 from nnx_inspector.stats.summary import Summary, merge
 
 
@@ -84,7 +84,7 @@ def test_history_of_nothing_finite_and_of_saturated_counts() -> None:
     assert np.isnan(history.quantiles).all(axis=1).tolist() == [True, True, False]
     only = recording.history("a", "gradient")
     assert only.edges[0] < only.edges[-1]
-    assert len(history_buffer(*history)) == 8 * (3 + 3 * 7 + HISTORY_BINS + 1 + 3 * HISTORY_BINS)
+    assert len(buffer_of(*history)) == 8 * (3 + 3 * 7 + HISTORY_BINS + 1 + 3 * HISTORY_BINS)
     frame = recording.to_frame()
     assert frame["size"].isna().tolist() == [False, False, True, False]
     assert frame["mean"].isna().tolist() == [True, True, True, False]
@@ -136,6 +136,7 @@ def test_history_is_worked_out_for_many_columns_at_once() -> None:
 
 def test_figures_are_those_of_each_summary() -> None:
     summaries = [summary_of(x) for x in VALUES.values()] * 25  # more than one batch
-    for row, s in zip(figures_of([encoded(s) for s in summaries]), summaries, strict=True):
+    blobs = [encoded(sparse([s])).data for s in summaries]
+    for row, s in zip(figures_of(blobs), summaries, strict=True):
         expected = [getattr(s, name) for name in STATISTICS]
         np.testing.assert_array_equal(row, expected + s.quantile(HISTORY_QUANTILES).tolist())

@@ -21,14 +21,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from crafted import MAGIC, blob_of, file_of, parts_of, small
-from recorded import assert_readable, assert_same, contents, normal, summary_of
+from recorded import assert_readable, assert_same, contents, deflated, normal, pool, summary_of
 
 from nnx_inspector.errors import InspectorError, InspectorWarning
 from nnx_inspector.recordings.facts import Facts, ParameterFacts, SiteFacts
 from nnx_inspector.recordings.format import DamagedError, Reader
 from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.stats.encoding import encoded
+from nnx_inspector.stats.encoding import encoded, sparse
 
 SPARE = 9 * 2**20
 """The bytes of memory that a file may take in addition to twice its size."""
@@ -129,7 +129,8 @@ def one_pass(blobs: list[bytes], **other: Any) -> crafted.Part:
 
 
 NAMES = part(b"name", **packed([b"a", b"b"]))
-BLOB = encoded(summary_of(normal(0)))
+BLOB = encoded(sparse([summary_of(normal(0))])).data
+OLD = deflated(summary_of(normal(0)))
 PASSES = [np.array([i, i, 0, 0, 0, -1]) for i in range(3)]
 
 
@@ -143,6 +144,25 @@ def test_a_file_by_hand(path: pathlib.Path) -> None:
     expected.add_metrics(5, {"b": 0.25})
     expected.add_metrics(6, {"b": float("nan")})
     assert_same(found, expected)
+
+
+def test_a_file_of_an_earlier_version_is_read_as_what_it_recorded(path: pathlib.Path) -> None:
+    """Its summaries are deflated; what is read of it is saved as files are today."""
+    every, expected = pool(), Recording(max_steps=100, max_bytes=2**20)
+    parts = [NAMES, head()]
+    for i, one in enumerate(every):
+        number = {"pass": np.array([i, i, 0, 0, 0, -1])}
+        parts.append(one_pass([deflated(one.merged()), deflated(every[-i].merged())], **number))
+        expected.append(i, {"a": {"output": one}, "b": {"output": every[-i]}}, kind="a")
+    parts.append((b"held", *one_pass([OLD], **{"pass": np.array([0, 99, 0, 0, 0, 3])})[1:]))
+    expected.append(99, {"a": {"output": summary_of(normal(0))}}, kind="a")
+    found = tried(path, file_of(parts))
+    assert found is not None
+    for mine, theirs in zip(found.passes, expected.passes, strict=True):
+        assert (mine.keys, mine.packed) == (theirs.keys, theirs.packed)
+        assert (mine.step, mine.nonfinite) == (theirs.step, theirs.nonfinite)
+    found.save(path)
+    assert_same(load(path), found)
 
 
 def test_kinds_of_sections_that_may_be_skipped_are(path: pathlib.Path) -> None:
@@ -160,13 +180,12 @@ def test_kinds_of_sections_that_may_be_skipped_are(path: pathlib.Path) -> None:
 @functools.cache
 def bombs() -> dict[str, list[crafted.Part]]:
     """Well-formed files with false content."""
-    header = BLOB[:20]
-    kind, width, used, low, high = struct.unpack("<BBHdd", header)
-    inner = zlib.decompress(BLOB[20 + 48 :])
+    kind, width, used, low, high = struct.unpack("<BBHdd", OLD[:20])
+    inner = zlib.decompress(OLD[20 + 48 :])
 
     def blob(body: bytes = inner, **of: Any) -> bytes:
         values = {"kind": kind, "width": width, "used": used, "low": low, "high": high} | of
-        figures = BLOB[20 : 20 + 48]
+        figures = OLD[20 : 20 + 48]
         return struct.pack("<BBHdd", *values.values()) + figures + zlib.compress(body, 9)
 
     def passed(*blobs: bytes, **other: Any) -> list[crafted.Part]:
@@ -189,9 +208,16 @@ def bombs() -> dict[str, list[crafted.Part]]:
         "no bins and a width": passed(blob(used=0)),
         "bins that do not rise": passed(blob(bytes(len(inner)))),
         "bins beyond the last": passed(blob(b"\xff" * len(inner))),
-        "a range that is not the values'": passed(blob(high=high * 2)),
-        "rest behind a summary": passed(BLOB + b"x"),
-        "half a summary": passed(BLOB[:-3]),
+        "bins beyond the last, among others": passed(OLD, blob(b"\xff" * len(inner))),
+        "rest behind an old summary": passed(OLD + b"x"),
+        "half an old summary": passed(OLD[:-3]),
+        "an old summary and one of today": passed(OLD, BLOB),
+        "one of today and an old summary": passed(BLOB, OLD),
+        "rest behind a summary": passed(BLOB + b"\0"),
+        "half a summary": passed(BLOB[:40]),
+        "bins without end": passed(BLOB + b"\1" * 2**20),
+        "one bin many times": passed(BLOB + b"\0" * 2**20),
+        "a number without end": passed(BLOB + b"\xff" * 2**20),
         "a tiny summary": passed(b"x"),
         "deep JSON": [(b"name", 0, blob_of(deep, b""))],
         "giant JSON": [(b"name", 0, blob_of(giant, b""))],

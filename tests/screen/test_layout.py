@@ -68,7 +68,7 @@ def test_each_array_but_the_main_one_has_a_row_below_the_module(insp):
 def test_the_frame_has_the_figures_of_each_row_by_itself(insp):
     (one,) = insp.recording.passes
     keys = [row.key for row in insp._core.view.layout.sites]
-    table, _ = frames.table_of(keys, one.parts())
+    table, _ = frames.table_of(keys, one)
     mean = protocol.STATISTICS.index("mean")
     (large, out), y = insp._core.model(X), np.asarray(X, np.float64)
     kernels = insp._core.model.blocks.linear.kernel[...]

@@ -80,7 +80,7 @@ def test_a_malformed_header_is_refused_with_its_field(header, text):
 
 def test_buffers_hold_their_arrays_in_the_stated_order():
     table = np.arange(20.0).reshape(1, 2, 10)
-    histogram = np.array([[5.0, 2.0], [7.0, 1.0]])
     sparks = np.arange(64, dtype=np.uint8).reshape(1, 2, 32)
-    buffer = protocol.frame_buffer(table, [histogram], sparks)
-    assert buffer == table.tobytes() + histogram.tobytes() + sparks.tobytes()
+    buffer = protocol.buffer_of(table.T, sparks, b"counts", [1, 2])
+    ends = np.array([1.0, 2.0]).tobytes()
+    assert buffer == table.T.copy().tobytes() + sparks.tobytes() + b"counts" + ends

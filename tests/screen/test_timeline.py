@@ -2,8 +2,6 @@
 frames continue meanwhile.
 """
 
-import types
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from recorded import normal, summary_of
 import nnx_inspector as nni
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.timeline import Settings, metrics_at, pass_of, passes_of
+from nnx_inspector.screen.frames import metrics_at, pass_of, passes_message
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 
@@ -125,23 +123,12 @@ def test_a_loop_marks_the_step_at_which_a_change_acts(browser):
     insp.close()
 
 
-class Setting(types.SimpleNamespace):
-    def is_like(self, other):
-        return self.what == other.what
-
-
-def test_settings_have_equal_numbers_while_they_are_alike():
-    settings = Settings()
-    of = lambda what: settings.number_of(Setting(active=bool(what), what=what))  # noqa: E731
-    assert [of(w) for w in ("", "a", "a", "b", "", "b", "b")] == [0, 1, 1, 2, 0, 3, 3]
-
-
 def test_a_recording_knows_its_passes_and_the_metrics_of_a_step():
     recording = Recording(max_steps=3)
     for step in range(5):
         found = {"a": {"output": summary_of(normal(step))}}
         recording.append(step, found, metrics={"loss": step / 4}, setting=step // 3)
-    message, buffer = passes_of(recording)
+    message, buffer = passes_message(recording.passes, recording.thinned)
     numbers = [p.number for p in recording.passes]
     assert message.passes == len(numbers) == 3
     assert message.thinned == recording.thinned == 2

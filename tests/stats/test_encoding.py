@@ -7,17 +7,18 @@
 from __future__ import annotations
 
 import struct
-import zlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from recorded import VALUES, fields, normal, pool, summary_of
 
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.stats.bins import FINITE_BINS, RANKS, bin_edges
-from nnx_inspector.stats.encoding import decoded, encoded, encoded_all, ranges
+from nnx_inspector.stats.bins import BINS, FINITE_BINS
+from nnx_inspector.stats.encoding import Packed, checked, decoded, encoded, ranges, sparse
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
 
@@ -31,36 +32,35 @@ def test_a_stored_summary_comes_back_bit_for_bit(name: str) -> None:
     assert fields(back) == fields(summary)
 
 
-def test_the_range_is_read_without_the_rest() -> None:
-    x, nothing = normal(0), np.zeros(0, np.float32)
-    found = ranges([encoded(summary_of(v)) for v in (x, nothing)])
-    np.testing.assert_array_equal(found, [[x.min(), x.max()], [np.nan, np.nan]])
-    assert ranges([]).shape == (0, 2)
-    blob = encoded(summary_of(normal(1, 100_000)))
-    assert len(blob) < 600
-    assert not decoded(blob).counts.flags.writeable
+def test_ranges_are_those_of_the_values() -> None:
+    x, nothing, counted = normal(0), np.zeros(0, np.float32), pool()[-3]
+    assert np.isnan(counted.points).all()
+    found = encoded(sparse([summary_of(v) for v in (x, nothing)]))
+    np.testing.assert_array_equal(ranges(found), [[x.min(), np.nan], [x.max(), np.nan]])
+    found = encoded(sparse([summary_of(x), counted]))
+    np.testing.assert_array_equal(ranges(found), decoded(found)[-2:])
+    assert ranges(Packed.of([]))[0].shape == (0,)
+    assert len(encoded(sparse([summary_of(normal(1, 100_000))])).data) < 500
 
 
 def plainly(one: Summary) -> bytes:
     """The bytes of a merged summary, number by number."""
-    used = [i for i, count in enumerate(one.bins.tolist()) if count]
-    counts = [int(one.bins[i]) for i in used]
-    low = high = np.nan
-    if any(FINITE_BINS[i] for i in used):
-        low, high = map(float, one.points[:2])
-    ordered = [i for i in used if RANKS[i] >= 0]
-    if np.isnan(low) and ordered:
-        low = min(bin_edges()[i, 0] for i in ordered)
-        high = max(bin_edges()[i, 1] for i in ordered)
-    kind = one.points.dtype.newbyteorder("<")
-    width = next(k for k in range(9) if max(counts, default=0) < 256**k)
-    number = ["<f8", "<i4", "<u4", "<i8", "<u8"].index(kind.str)
-    header = struct.pack("<BBHdd", number, width, len(used), low, high)
-    apart = [b - a for a, b in zip([0, *used], used, strict=False)]
-    planes = [x >> 8 * k & 255 for k in range(2) for x in apart]
-    planes += [x >> 8 * k & 255 for k in range(width) for x in counts]
-    moments = one.points.astype(kind).tobytes() + one.sums.astype("<f8").tobytes()
-    return header + moments + zlib.compress(bytes(planes), 1)
+    kind = ["<f8", "<i4", "<u4", "<i8", "<u8"].index(one.points.dtype.newbyteorder("<").str)
+    code = "dqQqQ"[kind]
+    some = any(FINITE_BINS[i] for i, count in enumerate(one.bins.tolist()) if count)
+    head = struct.pack(f"<B3{code}3d", 8 + kind + 16 * (not some), *one.points.tolist(), *one.sums)
+    numbers, after = [], 0
+    for i, count in enumerate(one.bins.tolist()):
+        if count:
+            numbers += [0, i - after, count] if i > after else [count]
+            after = i + 1
+    body = bytearray()
+    for number in numbers:
+        while number > 127:
+            body.append(number & 127 | 128)
+            number >>= 7
+        body.append(number)
+    return head + bytes(body)
 
 
 def test_many_are_encoded_as_each_one_merged() -> None:
@@ -68,5 +68,62 @@ def test_many_are_encoded_as_each_one_merged() -> None:
     raw = [jax.tree.map(np.asarray, summarize(jnp.asarray(x))) for x in VALUES.values()]
     every = [*raw, *pool(), *reversed(raw)]
     assert len({s.bins.dtype for s in every}) == 2
-    assert encoded_all(every) == [plainly(s.merged()) for s in every]
-    assert encoded_all([]) == []
+    packed = encoded(sparse([s.without_rows() for s in every]))
+    assert [packed.piece(i) for i in range(len(every))] == [plainly(s.merged()) for s in every]
+    assert Packed.of([plainly(s.merged()) for s in every]) == packed
+    assert encoded(sparse([])) == Packed(b"", b"")
+
+
+def test_all_are_decoded_as_each_one() -> None:
+    every = [s.merged() for s in pool()]
+    ((_, found),) = checked(encoded(sparse(every)))
+    assert [fields(found.summary(i)) for i in range(len(every))] == [fields(s) for s in every]
+    assert found.saturated.tolist() == [s.saturated for s in every]
+
+
+def counts_of(pairs: dict[int, int]) -> Summary:
+    bins = np.zeros(BINS, np.uint64)
+    bins[list(pairs)] = list(pairs.values())
+    return Summary(bins=bins, points=np.full(3, np.nan), sums=np.full(3, np.nan))
+
+
+@given(st.lists(st.dictionaries(st.integers(0, BINS - 1), st.integers(1, 2**64 - 2), max_size=9)))
+def test_any_counts_come_back(every: list[dict[int, int]]) -> None:
+    found = decoded(encoded(sparse([counts_of(pairs) for pairs in every])))
+    for i, pairs in enumerate(every):
+        bins = found.summary(i).bins
+        assert (
+            dict(zip(np.flatnonzero(bins).tolist(), bins[bins > 0].tolist(), strict=True)) == pairs
+        )
+
+
+BLOB = plainly(summary_of(normal(0, 50)))
+LIES = {
+    "a tiny summary": BLOB[:48],
+    "a very long one": BLOB + b"\1" * 50_000,
+    "half a number at the end": BLOB + b"\x80",
+    "a number with a zero on top": BLOB[:-1] + bytes([BLOB[-1] | 128, 0]),
+    "bins left out at the end": BLOB + b"\0",
+    "no bins left out": BLOB + b"\0\0\1",
+    "bins beyond the last": BLOB + b"\1" * 3000,
+    "far beyond the last": BLOB + b"\0" + b"\xff" * 9 + b"\1\1",
+    "a number of 70 bits": BLOB + b"\xff" * 9 + b"\x7f",
+    "a number of 700 bits": BLOB + b"\xff" * 100 + b"\1",
+    "no such dtype": bytes([13]) + BLOB[1:],
+    "no such flag": bytes([40]) + BLOB[1:],
+    "nothing finite, it says": bytes([24]) + BLOB[1:],
+    "something finite, it says": bytes([8]) + plainly(summary_of(np.zeros(0, np.float32)))[1:],
+    "an infinite extreme": BLOB[:1] + struct.pack("<d", -np.inf) + BLOB[9:],
+    "extremes the wrong way round": BLOB[:1] + BLOB[9:17] + BLOB[1:9] + BLOB[17:],
+    "a negative scale": BLOB[:25] + struct.pack("<d", -1.0) + BLOB[33:],
+    "more values than there can be": BLOB[:-1] + b"\xff" * 8 + b"\x7f",
+    "an integer beyond its dtype": struct.pack("<B3q3d", 9, 0, 2**40, 0, 0, 0, 0) + BLOB[49:],
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_bytes_that_are_no_summary_are_refused(name: str) -> None:
+    assert [pieces for pieces, _ in checked(Packed.of([BLOB, BLOB]))] == [[BLOB, BLOB]]
+    for pieces in ([LIES[name]], [BLOB, LIES[name], BLOB]):
+        with pytest.raises(ValueError, match=r"summary"):
+            list(checked(Packed.of(pieces)))

@@ -15,7 +15,7 @@ from nnx_inspector.stats.bins import (
     POSINF_BIN,
     ZERO_BIN,
 )
-from nnx_inspector.stats.encoding import decoded, encoded
+from nnx_inspector.stats.encoding import decoded, encoded, sparse
 from nnx_inspector.stats.summary import Summary, empty, opaque
 from nnx_inspector.stats.table import figures_of, sparklines_of
 
@@ -42,9 +42,9 @@ def summarized(values, shift=0.0, scale=1.0):
 
 def check(summaries):
     """Check each row against the Summary's figures."""
-    parts = [decoded(encoded(s)) for s in summaries]
+    parts = decoded(encoded(sparse(summaries)))
     table, sparks = figures_of(parts), sparklines_of(parts, SPARK)
-    assert table.shape == (len(parts), len(STATISTICS))
+    assert table.shape == (len(summaries), len(STATISTICS))
     for row, spark, summary in zip(table, sparks, summaries, strict=True):
         expected = [float(getattr(summary, name)) for name in STATISTICS]
         np.testing.assert_array_equal(row, expected, repr(summary))
@@ -92,7 +92,7 @@ def test_many_normal_arrays_of_all_magnitudes():
 def test_nothing_constants_and_what_has_no_figures():
     check([])
     check([empty(), summarized([5.0] * 9), summarized([0.0] * 3), summarized([np.nan]), empty()])
-    (row,) = figures_of([decoded(encoded(opaque("key<fry>[3]", 3)))])
+    (row,) = figures_of(sparse([opaque("key<fry>[3]", 3)]))
     assert row[STATISTICS.index("size")] == 3
 
 
@@ -101,7 +101,7 @@ def test_of_counts_that_stopped_only_the_extremes_are_known():
     stopped.bins[ZERO_BIN] = np.iinfo(np.uint64).max
     with pytest.raises(OverflowError):
         _ = stopped.size
-    parts = [decoded(encoded(s)) for s in (summarized([3.0, 4.0]), stopped)]
+    parts = decoded(encoded(sparse([summarized([3.0, 4.0]), stopped])))
     table = dict(zip(STATISTICS, figures_of(parts).T, strict=True))
     assert (table["min"][1], table["max"][1]) == (1.0, 2.0)
     assert all(np.isnan(table[name][1]) for name in STATISTICS if name not in ("min", "max"))

@@ -22,7 +22,7 @@ export interface FrameData {
   readonly header: Frame;
   /** [site, quantity, statistic]: read it with `statistic`. */
   readonly table: Float64Array;
-  /** Pairs (bin, count) by `histogramKey`. */
+  /** Pairs (bin, count) by `histogramKey`, in no order. */
   readonly histograms: ReadonlyMap<string, Float64Array>;
   /** [site, quantity, SPARK]. */
   readonly sparklines: Uint8Array;
@@ -83,15 +83,60 @@ export function sparkline(frame: FrameData | null, site: number): Uint8Array | n
 
 export function decodeFrame(header: Frame, buffer: DataView | undefined): FrameData {
   const length = buffer?.byteLength ?? 0;
-  const pairs = sum(header.histograms.map((h) => h.bins));
-  const rows = (length - pairs * 16) / (STATISTICS.length * 8 + SPARK);
+  const counts = sum(header.histograms.map((h) => h.bytes));
+  const rows = (length - counts) / (STATISTICS.length * 8 + SPARK);
   if (rows < 0 || !Number.isInteger(rows / QUANTITIES.length)) {
     throw new ProtocolError(`The buffer of frame ${header.seq} has ${length} bytes: not a whole number of sites.`);
   }
-  const reader = new Reader(header.type, buffer, rows * STATISTICS.length + pairs * 2, rows * SPARK);
+  const reader = new Reader(header.type, buffer, rows * STATISTICS.length, rows * SPARK + counts);
   const table = reader.floats(rows * STATISTICS.length);
-  const histograms = new Map(header.histograms.map((h) => [histogramKey(h.site, h.quantity), reader.floats(h.bins * 2)]));
-  return { header, table, histograms, sparklines: reader.bytes(rows * SPARK) };
+  const frame = { header, table, histograms: new Map<string, Float64Array>(), sparklines: reader.bytes(rows * SPARK) };
+  for (const { site, quantity, bytes } of header.histograms) {
+    const [low, high] = (["min", "max"] as const).map((name) => statistic(frame, site, quantity, name));
+    frame.histograms.set(histogramKey(site, quantity), pairsOf(reader.bytes(bytes), low, high));
+  }
+  return frame;
+}
+
+const FINITE = 0x7f8; // no bin of a nonzero finite value has all of these bits
+const ZEROS = new Set([0x7f9, 0xff9]);
+const UNSEEN = 0x7fb;
+const LARGEST = 3.4028234663852886e38;
+
+/** The counts of a summary, as Python keeps them (stats/encoding.py), as pairs (bin, count); zeros
+ * are with the subnormals. Counts of a sample are scaled up to all values, which are between `low`
+ * and `high`. */
+export function pairsOf(bytes: Uint8Array, low: number, high: number): Float64Array {
+  const pairs: number[] = [];
+  let [bin, zeros, seen, unseen] = [0, 0, 0, 0];
+  for (let at = 0, skips = false; at < bytes.length; ) {
+    let number = 0;
+    for (let weight = 1, more = true; more; weight *= 128) {
+      more = bytes[at] > 127;
+      number += (bytes[at++] & 127) * weight;
+    }
+    if (skips || number === 0) {
+      bin += number;
+      skips = !skips;
+      continue;
+    }
+    if ((bin & FINITE) !== FINITE) seen += pairs[pairs.push(bin, number) - 1];
+    else if (ZEROS.has(bin)) zeros += number;
+    else if (bin === UNSEEN) unseen = number;
+    bin += 1;
+  }
+  const all = 1 + unseen / seen;
+  if (seen > 0) for (let i = 1; i < pairs.length; i += 2) pairs[i] *= all;
+  else if (unseen > 0 && low <= high) pairs.push(binOf(low), unseen / 2, binOf(high), unseen / 2);
+  if (zeros > 0) pairs.push(0, zeros);
+  return Float64Array.from(pairs);
+}
+
+/** The bin of a finite value: the upper 12 bits of the float32. */
+function binOf(value: number): number {
+  const word = new DataView(new ArrayBuffer(4));
+  word.setFloat32(0, Math.min(Math.max(value, -LARGEST), LARGEST));
+  return word.getUint32(0) >>> 20;
 }
 
 export function sitesOf(frame: FrameData): number {
@@ -116,10 +161,10 @@ export function decodeCurves(header: Curves, buffer: DataView | undefined): Curv
 }
 
 export function decodeParameters(header: Parameters, buffer: DataView | undefined): ParametersData {
-  const bins = sum(header.parameters.map((parameter) => parameter.bins));
-  const reader = new Reader(header.type, buffer, header.parameters.length * STATISTICS.length + 2 * bins);
+  const counts = sum(header.parameters.map((parameter) => parameter.bytes));
+  const reader = new Reader(header.type, buffer, header.parameters.length * STATISTICS.length, counts);
   const rows = header.parameters.map(() => named(STATISTICS, reader.floats(STATISTICS.length)));
-  return { header, list: header.parameters.map((parameter, i) => ({ ...parameter, figures: rows[i], pairs: reader.floats(parameter.bins * 2) })) };
+  return { header, list: header.parameters.map((parameter, i) => ({ ...parameter, figures: rows[i], pairs: pairsOf(reader.bytes(parameter.bytes), rows[i].min, rows[i].max) })) };
 }
 
 export function decodeUnits(header: UnitFigures, buffer: DataView | undefined): UnitsData {

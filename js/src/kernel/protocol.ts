@@ -1,7 +1,7 @@
 // The messages between kernel and browser, as types, constants and a table of shapes.
 // Generated from nnx_inspector/screen/protocol by generate_protocol.py: never edit by hand.
 
-export const VERSION = 5;
+export const VERSION = 6;
 export const QUANTITIES = ["output", "gradient"] as const;
 export const STATISTICS = ["size", "mean", "std", "min", "max", "norm", "zeros", "nan", "posinf", "neginf", "seen"] as const;
 export const HISTORY_QUANTILES = [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99] as const;
@@ -56,14 +56,14 @@ export interface Progress {
   readonly rate: number | null;
 }
 
-/** A full histogram in a frame's buffer: `bins` pairs (bin, count) of one site's quantity. A bin is the upper 12 bits of the float32 values in it (sign, exponent, three mantissa bits), so the float with those bits gives its edges. See `nnx_inspector.stats.summary`. */
+/** A full histogram in a frame's buffer: the counts of one site's quantity, in `bytes` bytes as a recording keeps them (`nnx_inspector.stats.encoding`). A bin is the upper 12 bits of the float32 values in it (sign, exponent, three mantissa bits), so the float with those bits gives its edges. The counts of a sample are still to be scaled up. */
 export interface Histogram {
   readonly site: number;
   readonly quantity: number;
-  readonly bins: number;
+  readonly bytes: number;
 }
 
-/** One pass. Buffer: float64 table [site, quantity, statistic], then for each of `histograms` float64 [bins, 2], then uint8 sparklines [site, quantity, SPARK]. `number` is the pass's number in the recording. `held`: a ShowPass asked for this frame; a live frame shows the newest pass. */
+/** One pass. Buffer: float64 table [site, quantity, statistic], then uint8 sparklines [site, quantity, SPARK], then the bytes of each of `histograms`. `number` is the pass's number in the recording. `held`: a ShowPass asked for this frame; a live frame shows the newest pass. */
 export interface Frame {
   readonly type: "frame";
   readonly version: number;
@@ -364,14 +364,14 @@ export interface Nnx {
   readonly uncompared: string;
 }
 
-/** One parameter of a module: its path, and its dtype and shape in words. The buffer of `Parameters` holds `bins` pairs of its histogram. */
+/** One parameter of a module: its path, and its dtype and shape in words. The buffer of `Parameters` has its histogram in `bytes` bytes, as that of a `Frame`. */
 export interface Parameter {
   readonly path: string;
   readonly array: string;
-  readonly bins: number;
+  readonly bytes: number;
 }
 
-/** The present parameters of a module, for a `Look`. Buffer: float64 [parameters, statistic], then for each parameter float64 [bins, 2], as in a `Frame`. `more` counts the parameters left out; `why` says why there are none. */
+/** The present parameters of a module, for a `Look`. Buffer: float64 [parameters, statistic], then the histogram of each parameter. `more` counts the parameters left out; `why` says why there are none. */
 export interface Parameters {
   readonly type: "parameters";
   readonly version: number;
@@ -940,7 +940,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Site: { key: "str", name: "str", kind: "str", parent: "int", depth: "int", inputs: "str", output: "str", parameters: "int", flops: "float?", calls: "int", stacked: "int", aliases: "str[]", source: "str", perturbable: "bool", unseen: "str", layer: "int", note: "str", array: "str", single: "bool" },
   Layout: { version: "int", layout: "int", model: "str", sites: "Site[]" },
   Progress: { kind: "str", running: "bool", step: "int", total: "int?", rate: "float?" },
-  Histogram: { site: "int", quantity: "int", bins: "int" },
+  Histogram: { site: "int", quantity: "int", bytes: "int" },
   Frame: { version: "int", seq: "int", layout: "int", step: "int", perturbed: "bool", metrics: "float?{}", histograms: "Histogram[]", progress: "Progress", number: "int", held: "bool" },
   History: { version: "int", layout: "int", site: "int", quantity: "int", steps: "int" },
   Curves: { version: "int", names: "str[]", points: "int[]", recorded: "int[]", not_finite: "int[]" },
@@ -968,7 +968,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   NnxKind: { type: "str", variables: "int", elements: "int", bytes: "int" },
   NnxMode: { module: "str", type: "str", name: "str", own: "str", in_force: "str", value: "bool?", flag: "bool", switched: "bool", documentation: "str" },
   Nnx: { version: "int", id: "int", site: "str", nodes: "NnxNode[]", nodes_total: "int", variables: "NnxVariable[]", variables_total: "int", kinds: "NnxKind[]", modes: "NnxMode[]", modes_total: "int", step: "int", since: "int?", passed: "str", uncompared: "str" },
-  Parameter: { path: "str", array: "str", bins: "int" },
+  Parameter: { path: "str", array: "str", bytes: "int" },
   Parameters: { version: "int", id: "int", site: "str", parameters: "Parameter[]", more: "int", why: "str" },
   UnitFigures: { version: "int", id: "int", site: "str", each: "int", source: "str", units: "int", more: "int", why: "str", axis: "int", axes: "str[]" },
   Excerpt: { file: "str", function: "str", first: "int", line: "int", text: "str" },

@@ -43,7 +43,6 @@ interface Index {
   readonly sparklines: Place;
   readonly detailed: readonly number[];
   readonly lengths: Place;
-  readonly bins: Place;
   readonly counts: Place;
 }
 
@@ -67,9 +66,8 @@ export class Recorded {
   private readonly table: Float64Array;
   private readonly sparklines: Uint8Array;
   private readonly lengths: Uint16Array;
-  private readonly bins: Uint16Array;
-  private readonly counts: ArrayLike<number>;
-  /** The start of the bins of each pass, for each pair of site and quantity. */
+  private readonly counts: Uint8Array;
+  /** The start of the counts of each pass, for each pair of site and quantity. */
   private readonly starts: Uint32Array;
 
   constructor(private readonly bytes: Uint8Array) {
@@ -92,11 +90,10 @@ export class Recorded {
     this.table = this.numbers(index.table, this.rows.size * QUANTITIES.length * STATISTICS.length * this.count) as Float64Array;
     this.sparklines = this.numbers(index.sparklines, this.rows.size * QUANTITIES.length * SPARK * this.count) as Uint8Array;
     this.lengths = this.numbers(index.lengths, pairs * this.count) as Uint16Array;
-    this.bins = this.numbers(index.bins) as Uint16Array;
-    this.counts = this.numbers(index.counts, this.bins.length);
+    this.counts = this.numbers(index.counts) as Uint8Array;
     this.starts = new Uint32Array(this.lengths.length + 1);
     this.lengths.forEach((length, i) => (this.starts[i + 1] = this.starts[i] + (length === NO_HISTOGRAM ? 0 : length)));
-    if (this.starts[this.lengths.length] !== this.bins.length) throw new ProtocolError("The recording's histograms do not fit its passes.");
+    if (this.starts[this.lengths.length] !== this.counts.length) throw new ProtocolError("The recording's histograms do not fit its passes.");
   }
 
   /** The row of a site, or undefined. */
@@ -144,24 +141,24 @@ export class Recorded {
     const width = QUANTITIES.length * STATISTICS.length * this.rows.size;
     const sparks = QUANTITIES.length * SPARK;
     const histograms: Histogram[] = [];
-    const bodies: Float64Array[] = [];
+    const bodies: Uint8Array[] = [];
     const detail = this.index.detailed.indexOf(row);
     for (let quantity = 0; detail >= 0 && quantity < QUANTITIES.length; quantity++) {
-      const pairs = this.pairs((detail * QUANTITIES.length + quantity) * this.count + at);
-      if (!pairs) continue;
-      histograms.push({ site: row, quantity, bins: pairs.length / 2 });
-      bodies.push(pairs);
+      const i = (detail * QUANTITIES.length + quantity) * this.count + at;
+      if (this.lengths[i] === NO_HISTOGRAM) continue;
+      const counts = this.counts.subarray(this.starts[i], this.starts[i + 1]);
+      histograms.push({ site: row, quantity, bytes: counts.length });
+      bodies.push(counts);
     }
-    const floats = width + bodies.reduce((sum, body) => sum + body.length, 0);
-    const buffer = new ArrayBuffer(floats * 8 + this.rows.size * sparks);
-    const numbers = new Float64Array(buffer, 0, floats);
+    let next = width * 8 + this.rows.size * sparks;
+    const buffer = new ArrayBuffer(next + bodies.reduce((sum, body) => sum + body.length, 0));
+    const numbers = new Float64Array(buffer, 0, width);
     for (let i = 0; i < width; i++) numbers[i] = this.table[i * this.count + at];
-    let next = width;
     for (const body of bodies) {
-      numbers.set(body, next);
+      new Uint8Array(buffer).set(body, next);
       next += body.length;
     }
-    const lines = new Uint8Array(buffer, floats * 8);
+    const lines = new Uint8Array(buffer, width * 8, this.rows.size * sparks);
     for (let i = 0; i < lines.length / SPARK; i++) {
       const from = (i * this.count + at) * SPARK;
       lines.set(this.sparklines.subarray(from, from + SPARK), i * SPARK);
@@ -171,18 +168,6 @@ export class Recorded {
       metrics: one.metrics, histograms, progress, number: one.number, held,
     }; // prettier-ignore
     return [header, new DataView(buffer)];
-  }
-
-  private pairs(i: number): Float64Array | null {
-    const length = this.lengths[i];
-    if (length === NO_HISTOGRAM) return null;
-    const pairs = new Float64Array(length * 2);
-    for (let k = 0, bin = 0; k < length; k++) {
-      bin = (bin + this.bins[this.starts[i] + k]) & 0xffff;
-      pairs[k * 2] = bin;
-      pairs[k * 2 + 1] = this.counts[this.starts[i] + k];
-    }
-    return pairs;
   }
 
   private message({ header, buffer }: Packed): Message {

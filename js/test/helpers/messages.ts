@@ -73,13 +73,13 @@ export function frame(
 ): [Frame, DataView] {
   const table = new Float64Array(sites * QUANTITIES.length * STATISTICS.length).fill(value);
   edit(table);
-  const pairs = new Float64Array([0x3f8, 3, 0x400, 5]);
-  const bytes = new Uint8Array(table.byteLength + pairs.byteLength + sites * QUANTITIES.length * SPARK);
+  const counts = [0, 0xf8, 7, 3, 0, 7, 5]; // 3 in bin 0x3f8, 5 in bin 0x400
+  const bytes = new Uint8Array(table.byteLength + sites * QUANTITIES.length * SPARK + counts.length);
   bytes.set(new Uint8Array(table.buffer), 0);
-  bytes.set(new Uint8Array(pairs.buffer), table.byteLength);
+  bytes.set(counts, bytes.length - counts.length);
   const header: Frame = {
     type: "frame", version: VERSION, seq, layout: id, step, perturbed: false, metrics: {},
-    histograms: [{ site: 2, quantity: 0, bins: 2 }], progress: { ...progress, step }, number, held,
+    histograms: [{ site: 2, quantity: 0, bytes: counts.length }], progress: { ...progress, step }, number, held,
   }; // prettier-ignore
   return [header, new DataView(bytes.buffer)];
 }

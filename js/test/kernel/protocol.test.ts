@@ -2,7 +2,7 @@
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, it } from "vitest";
-import { decodeCurves, decodeFrame, decodeHistory, decodeParameters, decodeUnits, statistic } from "../../src/kernel/decode";
+import { decodeCurves, decodeFrame, decodeHistory, decodeParameters, decodeUnits, pairsOf, statistic } from "../../src/kernel/decode";
 import { HISTORY_BINS, SPARK, TO_BROWSER, TO_KERNEL, VERSION, type Curves, type Frame, type History } from "../../src/kernel/protocol";
 import { ProtocolError, toBrowser, toKernel } from "../../src/kernel/validate";
 import { units } from "../helpers/messages";
@@ -43,9 +43,11 @@ describe("golden messages", () => {
     expect(statistic(frame, 0, 0, "mean")).toBe(1 / 8);
     expect(statistic(frame, 1, 0, "size")).toBe(22 / 8);
     expect(statistic(frame, 1, 1, "neginf")).toBeNaN();
-    expect([...frame.histograms.get("1/0")!]).toEqual([8, 3, 1016, 5]);
+    expect([...frame.histograms.get("1/0")!]).toEqual([8, 6, 1016, 10]); // of 8 more, which are in no bin
+    expect([...frame.histograms.get("1/1")!]).toEqual([3064, 2]);
     expect(frame.sparklines[SPARK + 1]).toBe(SPARK + 1);
-    expect(bytes(frame.table, ...frame.histograms.values(), frame.sparklines).equals(readFileSync(join(folder, "frame.bin")))).toBe(true);
+    const whole = readFileSync(join(folder, "frame.bin"));
+    expect(bytes(frame.table, frame.sparklines).equals(whole.subarray(0, -header.histograms[0].bytes - header.histograms[1].bytes))).toBe(true);
   });
 
   it("history decodes and re-encodes", () => {
@@ -61,6 +63,37 @@ describe("golden messages", () => {
     expect(curves.map((c) => c.name)).toEqual(["loss", "accuracy"]);
     expect([...curves[0].points]).toEqual([1, 0.5, 2, NaN, 3, 0.25]);
     expect(bytes(...curves.map((c) => c.points)).equals(readFileSync(join(folder, "curves.bin")))).toBe(true);
+  });
+});
+
+describe("counts of a summary", () => {
+  const bins = (counts: number[], low = -8, high = 8): number[] => [...pairsOf(Uint8Array.from(counts), low, high)];
+
+  it("are read with the bins that are left out, whatever their size", () => {
+    expect(bins([])).toEqual([]);
+    expect(bins([7, 1, 0, 0x85, 1, 2])).toEqual([0, 7, 1, 1, 135, 2]);
+    expect(bins([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x0f])).toEqual([0, 2 ** 53 - 1]);
+  });
+
+  it("leave out NaN, Inf and what has no figures, and have zeros with the subnormals", () => {
+    // +Inf, +0, without figures, (unseen), NaN; -Inf, -0
+    expect(bins([0, 0xf8, 0x0f, 1, 2, 4, 0, 4, 8, 0, 0xf8, 0x0f, 16, 32])).toEqual([0, 34]);
+  });
+
+  it("of a sample are scaled up, but not zeros", () => {
+    expect(bins([0, 1, 3, 1, 0, 0xf6, 0x0f, 5, 0, 1, 8])).toEqual([1, 9, 2, 3, 0, 5]);
+  });
+
+  it("of a sample without a nonzero value are at both ends of the range", () => {
+    const unseen = [0, 0xfb, 0x0f, 6];
+    expect(bins(unseen, -1, 1)).toEqual([0xbf8, 3, 0x3f8, 3]);
+    expect(bins(unseen, -1e300, 1e300)).toEqual([0xff7, 3, 0x7f7, 3]);
+    expect(bins(unseen, NaN, NaN)).toEqual([]);
+  });
+
+  it("that are cut off do not hang", () => {
+    expect(bins([0x80])).toEqual([]);
+    expect(bins([5, 0])).toEqual([0, 5]);
   });
 });
 
@@ -114,7 +147,7 @@ describe("messages that do not fit", () => {
   it("counts the bytes of a buffer of another length", () => {
     const [header, buffer] = units(4);
     expect(() => decodeUnits({ ...header, units: 5 }, buffer)).toThrow("The buffer of units has 224 bytes, 280 were expected.");
-    expect(() => decodeParameters({ type: "parameters", version: VERSION, id: 1, site: "", parameters: [{ path: "a", array: "", bins: 2 }], more: 0, why: "" }, undefined)).toThrow(
+    expect(() => decodeParameters({ type: "parameters", version: VERSION, id: 1, site: "", parameters: [{ path: "a", array: "", bytes: 32 }], more: 0, why: "" }, undefined)).toThrow(
       "0 bytes, 120 were expected",
     );
   });

@@ -48,7 +48,7 @@ class Packing {
 }
 
 const COUNT = 3;
-const LENGTHS = [2, 0xffff, 1]; // of each pass of (blocks/0, output); none of its gradient
+const LENGTHS = [9, 0xffff, 7]; // in bytes, of each pass of (blocks/0, output); none of its gradient
 const history: History = { type: "history", version: VERSION, layout: 1, site: 2, quantity: 0, steps: 1 };
 const code = (key: string): object => ({ type: "code", version: VERSION, id: 0, site: key, kind: key, documentation: key, excerpts: [], sown: [], why: "" });
 
@@ -81,8 +81,7 @@ function packed(more: object = {}, sites = SITES): Uint8Array {
     sparklines: packing.add(sparklines, "u1"),
     detailed: [2],
     lengths: packing.add(new Uint16Array([...LENGTHS, 0xffff, 0xffff, 0xffff]), "u2"),
-    bins: packing.add(new Uint16Array([0x400, 0x10000 - 2, 9]), "u2"),
-    counts: packing.add(new Uint32Array([3, 70_000, 2 ** 32 - 1]), "u4"),
+    counts: packing.add(new Uint8Array([0, 0xfe, 7, 0xf0, 0xa2, 4, 0, 1, 3, 0, 9, 0xff, 0xff, 0xff, 0xff, 0x0f]), "u1"),
     ...more,
   });
 }
@@ -102,7 +101,7 @@ describe("what a page carries", () => {
       expect(statistic(frame, 4, 1, "neginf")).toBe(at + 1);
       expect([...new Set(frame.sparklines)]).toEqual([at]);
       const pairs = frame.histograms.get("2/0");
-      expect(pairs && [...pairs]).toEqual([[0x400, 3, 0x3fe, 70_000], undefined, [9, 2 ** 32 - 1]][at]);
+      expect(pairs && [...pairs]).toEqual([[0x3fe, 70_000, 0x400, 3], undefined, [9, 2 ** 32 - 1]][at]);
       expect([header.number, header.step, header.metrics]).toEqual([[0, 4, 5][at], [0, 10, 11][at], { loss: at }]);
     }
   });
@@ -134,8 +133,8 @@ describe("what a page carries", () => {
     ["of another version", packed({ version: VERSION + 1 })],
     ["with an array of another length", packed({ sparklines: { at: 0, count: 3, type: "u1" } })],
     ["with an array before its beginning", packed({ library: { at: -8, count: 8, type: "u1" }, table: { at: -8, count: 300, type: "f8" } })],
-    ["of an unknown type", packed({ bins: { at: 0, count: 3, type: "i9" } })],
-    ["with histograms that do not fit", packed({ bins: { at: 0, count: 2, type: "u2" }, counts: { at: 0, count: 2, type: "u4" } })],
+    ["of an unknown type", packed({ counts: { at: 0, count: 3, type: "i9" } })],
+    ["with histograms that do not fit", packed({ counts: { at: 0, count: 2, type: "u1" } })],
     ["with a layout that is none", packed({ layout: { type: "layout" } })],
   ])("is refused where it is %s", (_, bytes) => {
     expect(() => new Recorded(bytes)).toThrow(/recording|layout/);
@@ -242,7 +241,7 @@ describe("the page", () => {
 
   it("takes hostile names for text", async () => {
     const sites = [site("", -1, { name: EVIL[0] }), ...EVIL.map((text) => site(text, 0, { name: text, kind: text, source: text }))];
-    end = show(new Recorded(packed({ note: EVIL[0], detailed: [], lengths: { at: 0, count: 0, type: "u2" }, bins: { at: 0, count: 0, type: "u2" }, counts: { at: 0, count: 0, type: "u4" } }, sites)), place);
+    end = show(new Recorded(packed({ note: EVIL[0], detailed: [], lengths: { at: 0, count: 0, type: "u2" }, counts: { at: 0, count: 0, type: "u1" } }, sites)), place);
     await settle();
     const allowed = new Set("a b button circle code dd div dl dt figcaption figure footer form g h3 h4 header input label li line option p path rect section select small span strong svg table tbody td text th thead tr ul canvas ol".split(" "));
     expect([...place.querySelectorAll("*")].map((e) => e.localName).filter((name) => !allowed.has(name))).toEqual([]);

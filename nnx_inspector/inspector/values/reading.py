@@ -6,6 +6,7 @@ itself, sends nothing, and starts no thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -92,7 +93,7 @@ def positions_message(core: Core, request: protocol.ShowPositions) -> Answer:
         figures=tuple(found.figures),
         source=found.why_not(site) or look_of(core).source,
     )
-    answer = message, protocol.units_buffer(np.array([*found.figures.values()]))
+    answer = message, protocol.buffer_of(*found.figures.values())
     core.positions[request.site] = answer
     return answer
 
@@ -119,7 +120,7 @@ def _values(request: protocol.ReadValues, array: jax.Array) -> tuple[protocol.Va
         planes=tuple(planes),
         encoding=encoding,
     )
-    return message, protocol.values_buffer(list(planes.values()), encoding)
+    return message, _buffer(list(planes.values()), encoding)
 
 
 def look_of(core: Core) -> Look:
@@ -182,7 +183,7 @@ def _exact(
         planes=tuple(planes),
         encoding=encoding,
     )
-    return message, protocol.values_buffer(list(planes.values()), encoding)
+    return message, _buffer(list(planes.values()), encoding)
 
 
 def _message(request: protocol.ReadValues, **fields: Any) -> protocol.Values:
@@ -196,3 +197,10 @@ def _message(request: protocol.ReadValues, **fields: Any) -> protocol.Values:
         exact=request.exact,
         **fields,
     )
+
+
+def _buffer(planes: Sequence[np.ndarray], encoding: str) -> bytes:
+    """The buffer of a `Values`."""
+    dtypes = {"float32": "<f4", "float64": "<f8", "int64": "<i8", "uint64": "<u8"}
+    parts = [np.ascontiguousarray(p, dtypes[encoding]).tobytes() for p in planes]
+    return b"".join(part + bytes(-len(part) % 8) for part in parts)

@@ -23,7 +23,7 @@ from nnx_inspector.screen.export.page import shell_of
 from nnx_inspector.screen.export.replay import Told, as_text, packed_passes
 from nnx_inspector.screen.export.snapshot import MOST_BYTES as MOST_PLAIN
 from nnx_inspector.screen.export.snapshot import snapshot
-from nnx_inspector.screen.timeline import metrics_at
+from nnx_inspector.screen.frames import metrics_at
 
 MOST_RECORDED: Final = 200_000
 """The most bytes of the recording in the notebook."""

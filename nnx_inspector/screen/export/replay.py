@@ -21,11 +21,17 @@ import numpy as np
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.frames import curves_of, histories_of, table_of
-from nnx_inspector.screen.timeline import metrics_at, passes_message
+from nnx_inspector.screen.frames import (
+    curves_of,
+    histories_of,
+    metrics_at,
+    passes_message,
+    table_of,
+)
+from nnx_inspector.stats.encoding import HEAD_BYTES
 
 NO_HISTOGRAM: Final = 0xFFFF
-"""Stands for a number of bins if nothing was measured or the counts are unknown."""
+"""Stands for a number of bytes if nothing was measured or the counts are unknown."""
 COLUMNS: Final = 150
 """The most steps in a history."""
 POINTS: Final = 600
@@ -215,25 +221,18 @@ def _frames(
     tables = np.empty((len(passes), *shape, len(protocol.STATISTICS)))
     sparks = np.empty((len(passes), *shape, protocol.SPARK), np.uint8)
     pairs = [(site, quantity) for site in detailed for quantity in protocol.QUANTITIES]
-    bins = np.full((len(pairs), len(passes)), NO_HISTOGRAM, np.uint16)
-    found: list[list[np.ndarray]] = [[] for _ in pairs]
+    rows, size = {key: i for i, key in enumerate(keys)}, protocol.STATISTICS.index("size")
+    lengths = np.full((len(pairs), len(passes)), NO_HISTOGRAM, np.uint16)
+    counts: list[list[bytes]] = [[] for _ in pairs]
     for at, one in enumerate(passes):
-        parts = one.parts()
-        tables[at], sparks[at] = table_of(keys, parts)
-        for i, pair in enumerate(pairs):
-            part = parts.get(pair)
-            if part is not None and not part.saturated:
-                histogram = part.summary().nonzero_bins()
-                bins[i, at] = len(histogram)
-                found[i].append(histogram)
-    histograms = [one for of_pair in found for one in of_pair]
-    every = np.concatenate([np.zeros((0, 2)), *histograms])
-    # neighbouring bins differ little, so most of their differences are equal
-    apart = [np.diff(one[:, 0], prepend=0.0) for one in histograms]
-    steps = np.concatenate([np.zeros(0), *apart]).astype(np.int64) & 0xFFFF
-    most = every[:, 1].max(initial=0)
-    kind = next((k for k, bound in _COUNTS if most <= bound), "f8")
-    rows = {key: i for i, key in enumerate(keys)}
+        tables[at], sparks[at] = table_of(keys, one)
+        for i, (site, quantity) in enumerate(pairs):
+            piece = one.piece(site, quantity)
+            row, column = rows[site], protocol.QUANTITIES.index(quantity)
+            if piece is not None and not np.isnan(tables[at, row, column, size]):
+                counts[i].append(piece[HEAD_BYTES:])
+                lengths[i, at] = len(counts[i][-1])
+    every = b"".join(one for of_pair in counts for one in of_pair)
     return {
         "frames": [
             {
@@ -250,10 +249,6 @@ def _frames(
         "table": packing.add(np.moveaxis(tables, 0, -1), "f8"),
         "sparklines": packing.add(np.moveaxis(sparks, 0, -2), "u1"),
         "detailed": [rows[site] for site in detailed],
-        "lengths": packing.add(bins, "u2"),
-        "bins": packing.add(steps, "u2"),
-        "counts": packing.add(every[:, 1], kind),
+        "lengths": packing.add(lengths, "u2"),
+        "counts": packing.add(np.frombuffer(every, "u1"), "u1"),
     }
-
-
-_COUNTS: Final = (("u1", 2**8 - 1), ("u2", 2**16 - 1), ("u4", 2**32 - 1))

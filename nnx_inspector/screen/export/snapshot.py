@@ -17,8 +17,7 @@ import numpy as np
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.frames import table_of
-from nnx_inspector.screen.timeline import metrics_at
+from nnx_inspector.screen.frames import metrics_at, table_of
 from nnx_inspector.stats.bins import WITHIN
 
 MOST_BYTES: Final = 100_000
@@ -113,7 +112,7 @@ def _said(
 
 def _tree(layout: protocol.Layout, selected: str, newest: Pass | None, most: int) -> Element:
     keys = [site.key for site in layout.sites]
-    table, sparks = table_of(keys, {} if newest is None else newest.parts())
+    table, sparks = table_of(keys, newest)
     shown = _shown(layout.sites, selected, most)
     names = ("mean", "std", "min", "max")
     heads = ("module", "type", "output", "activations", *names, "\N{DOUBLE VERTICAL LINE}gradient"
@@ -158,21 +157,20 @@ def _detail(layout: protocol.Layout, selected: str, newest: Pass | None) -> Iter
     }
     told = "; ".join(f"{name}: {_cut(value)}" for name, value in facts.items() if value)
     yield _element("p", "Selected: ", _element("b", selected or "(root)"), f". {told}")
-    parts = {} if newest is None else newest.parts()
+    table, sparks = table_of([selected], newest)
     heads = ["", *protocol.STATISTICS, *(f"q{round(100 * q):02d}" for q in _QUANTILES), ""]
     rows = [_row(heads, "th")]
     for quantity in protocol.QUANTITIES:
-        part = parts.get((selected, quantity))
+        part = None if newest is None else newest.summary(selected, quantity)
         if part is None:
             continue
-        table, sparks = table_of([selected], {(selected, quantity): part})
         at = protocol.QUANTITIES.index(quantity)
         figures = [
             _count(x) if name in _COUNTS else _real(x)
             for name, x in zip(protocol.STATISTICS, table[0, at], strict=True)
         ]
         known = not part.saturated
-        quantiles = part.summary().quantile(_QUANTILES) if known else [math.nan] * len(_QUANTILES)
+        quantiles = part.quantile(_QUANTILES) if known else [math.nan] * len(_QUANTILES)
         rows.append(
             _row((_MEASURED[quantity], *figures, *map(_real, quantiles), bars(sparks[0, at], 1)))
         )

@@ -9,7 +9,6 @@ model.
 
 from typing import Final
 
-from nnx_inspector.screen.protocol.buffers import *
 from nnx_inspector.screen.protocol.compared import *
 from nnx_inspector.screen.protocol.flow import *
 from nnx_inspector.screen.protocol.headers import *

@@ -14,6 +14,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal
 
+import numpy as np
+
 from nnx_inspector.screen.protocol import terms
 
 MESSAGES: Final[dict[str, type[Message]]] = {}
@@ -73,6 +75,17 @@ class Request(ToKernel):
     """Browser to kernel: what one `Reply` with this `id` answers."""
 
     id: int
+
+
+def buffer_of(*parts: Any) -> bytes:
+    """The binary part of a message: bytes as they are, and arrays of uint8 or else float64, one
+    after the other, little-endian throughout.
+    """
+    kinds = ["u1" if getattr(part, "dtype", None) == np.uint8 else "<f8" for part in parts]
+    return b"".join(
+        part if isinstance(part, bytes) else np.ascontiguousarray(part, kind).tobytes()
+        for part, kind in zip(parts, kinds, strict=True)
+    )
 
 
 def finite(number: Any) -> float | None:

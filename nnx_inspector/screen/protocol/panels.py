@@ -15,17 +15,17 @@ from nnx_inspector.screen.protocol.inputs import Pictures
 
 class Parameter(Struct):
     """One parameter of a module: its path, and its dtype and shape in words. The buffer of
-    `Parameters` holds `bins` pairs of its histogram.
+    `Parameters` has its histogram in `bytes` bytes, as that of a `Frame`.
     """
 
     path: str
     array: str
-    bins: int
+    bytes: int
 
 
 class Parameters(Shown, type="parameters"):
     """The present parameters of a module, for a `Look`. Buffer: float64 [parameters, statistic],
-    then for each parameter float64 [bins, 2], as in a `Frame`. `more` counts the parameters left
+    then the histogram of each parameter. `more` counts the parameters left
     out; `why` says why there are none.
     """
 

@@ -56,20 +56,21 @@ class Progress(Struct):
 
 
 class Histogram(Struct):
-    """A full histogram in a frame's buffer: `bins` pairs (bin, count) of one site's quantity.
+    """A full histogram in a frame's buffer: the counts of one site's quantity, in `bytes` bytes as
+    a recording keeps them (`nnx_inspector.stats.encoding`).
 
     A bin is the upper 12 bits of the float32 values in it (sign, exponent, three mantissa bits),
-    so the float with those bits gives its edges. See `nnx_inspector.stats.summary`.
+    so the float with those bits gives its edges. The counts of a sample are still to be scaled up.
     """
 
     site: int
     quantity: int
-    bins: int
+    bytes: int
 
 
 class Frame(Shown, type="frame"):
-    """One pass. Buffer: float64 table [site, quantity, statistic], then for each of `histograms`
-    float64 [bins, 2], then uint8 sparklines [site, quantity, SPARK].
+    """One pass. Buffer: float64 table [site, quantity, statistic], then uint8
+    sparklines [site, quantity, SPARK], then the bytes of each of `histograms`.
 
     `number` is the pass's number in the recording. `held`: a ShowPass asked for this frame; a live
     frame shows the newest pass.

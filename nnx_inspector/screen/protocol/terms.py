@@ -8,7 +8,7 @@ from nnx_inspector.recordings.history import HISTORY_BINS as HISTORY_BINS
 from nnx_inspector.recordings.history import HISTORY_QUANTILES as HISTORY_QUANTILES
 from nnx_inspector.stats.summary import STATISTICS as STATISTICS
 
-VERSION: Final = 5
+VERSION: Final = 6
 
 QUANTITIES: Final = ("output", "gradient")
 """The measured quantities of a site; the second axis of `Frame`'s table."""

@@ -10,14 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import PROGRESS, Unpacked, told
-from recorded import VALUES, normal, summary_of
+from recorded import VALUES, counts_in, normal, summary_of
 
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export.replay import COLUMNS, evenly, replayed, shade
-from nnx_inspector.screen.frames import curves_of, frame_of, histories_of
-from nnx_inspector.screen.timeline import metrics_at, passes_of
+from nnx_inspector.screen.frames import (
+    curves_of,
+    frame_of,
+    histories_of,
+    metrics_at,
+    passes_message,
+)
 from nnx_inspector.stats.summary import SATURATED
 
 
@@ -52,23 +57,20 @@ def test_every_message_is_the_kernels_own():
         shown = index["frames"][at]
         for row, selected in enumerate(keys):
             message, buffer = frame_of(
-                keys=keys, parts=one.parts(), selected=selected, seq=1, layout=1, step=one.step,
-                perturbed=one.perturbed, metrics=metrics_at(recording, one.step),
-                progress=PROGRESS, number=one.number,
+                one, keys=keys, selected=selected, metrics=metrics_at(recording, one.step),
+                seq=1, layout=1, progress=PROGRESS, held=False,
             )  # fmt: skip
             table, sparks = unpacked.frame(at, len(keys))
             found = [unpacked.histogram(2 * row + q, at) for q in range(2)]
-            bodies = [pairs for pairs in found if pairs is not None]
-            assert protocol.frame_buffer(table, bodies, sparks) == buffer
-            told_of = [(h.site, h.quantity, h.bins) for h in message.histograms]
-            assert told_of == [
-                (row, q, len(pairs)) for q, pairs in enumerate(found) if pairs is not None
-            ]
+            counts = [one for one in found if one is not None]
+            assert protocol.buffer_of(table, sparks, *counts) == buffer
+            told_of = [(h.site, h.quantity, h.bytes) for h in message.histograms]
+            assert told_of == [(row, q, len(one)) for q, one in enumerate(found) if one is not None]
             header = protocol.to_header(message)
             assert {name: header[name] for name in shown} == shown
     for name, (message, buffer) in {
         "curves": curves_of(recording),
-        "passes": passes_of(recording),
+        "passes": passes_message(recording.passes, recording.thinned),
     }.items():
         assert index[name]["header"] == protocol.to_header(message)
         assert unpacked.buffer(index[name]) == buffer
@@ -148,9 +150,9 @@ def test_counts_beyond_32_bits_stay_exact():
     recording = Recording()
     recording.append(0, {"a": {"output": dataclasses.replace(one, bins=one.bins * (2**33 + 1))}})
     unpacked = Unpacked(replayed(recording, recording.passes, told(("a",))))
-    pairs = unpacked.histogram(0, 0)
-    assert pairs is not None
-    assert pairs[0, 1] == 3 * (2**33 + 1)
+    counts = unpacked.histogram(0, 0)
+    assert counts is not None
+    assert counts_in(counts) == {0x3F8: 3 * (2**33 + 1)}
 
 
 def test_answers_are_kept_under_any_name():
