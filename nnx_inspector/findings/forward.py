@@ -364,11 +364,13 @@ def _how_collapsed(judged: Judged, one: _Fall) -> str:
     if one.what == "rank":
         return (
             f"The output of {named(one.site)} varies along one direction only (an effective rank "
-            f"of {one.after:.3f}; that of {named(one.source)}, {how}, has {one.before:.1f})"
+            f"of {one.after:.3f} among the values examined; that of {named(one.source)}, {how}, "
+            f"has {one.before:.1f})"
         )
     return (
-        f"The examples differ by a deviation of {one.after:.2g} in the output of "
-        f"{named(one.site)}, and of {one.before:.2g} in that of {named(one.source)}, {how}"
+        f"Among the values examined, the examples differ by a deviation of {one.after:.2g} in the "
+        f"output of {named(one.site)}, and of {one.before:.2g} in that of {named(one.source)}, "
+        f"{how}"
     )
 
 

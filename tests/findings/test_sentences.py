@@ -224,16 +224,16 @@ SENTENCES = [
     of(
         "collapse",
         "At step #step#, the output of <site> varies along one direction only (an effective rank "
-        "of #after#; that of <source>, <way>, has #before#)<others>",
-        after="trace(C)^2 / trace(C^2) of the covariance C of the units' outputs",
+        "of #after# among the values examined; that of <source>, <way>, has #before#)<others>",
+        after="trace(C)^2 / trace(C^2) of the covariance C of the units' examined outputs",
         before="the same at the other site",
     ),
     of(
         "collapse",
-        "At step #step#, the examples differ by a deviation of #after# in the output of <site>, "
-        "and of #before# in that of <source>, <way><others>",
-        after="root mean square over units and positions of the output's deviation over the "
-        "examples",
+        "At step #step#, among the values examined, the examples differ by a deviation of #after# "
+        "in the output of <site>, and of #before# in that of <source>, <way><others>",
+        after="root mean square over examined units and positions of the output's deviation over "
+        "the examined examples",
         before="the same at the other site",
     ),
     of(
