@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import marked
 import numpy as np
 import pytest
+from flax import nnx
 from jax._src import ad_checkpoint, dispatch, pjit
 from jax._src.interpreters import batching
 from jax._src.lax.control_flow import conditionals, loops
@@ -284,6 +286,64 @@ def test_nothing_is_compiled_again_for_a_loop_outside_jit():
                 jax.lax.scan(body, 0.0, X)
                 jax.lax.cond(True, up, up, X)
         assert "compile" not in found
+
+
+# ------------------------------------------------------------------- and so on
+
+
+@jax.custom_batching.custom_vmap
+def with_vmap(x: Any) -> Any:
+    return 2 * mark("own", x)
+
+
+@with_vmap.def_vmap
+def _(size: int, batched: Any, x: Any) -> Any:
+    return 2 * mark("rule", x), True
+
+
+def with_a_ref(x: Any) -> Any:
+    ref = jax.new_ref(x)
+
+    def step(c: Any, _: Any) -> Any:
+        ref[...] = ref[...] + mark("c", c)
+        return c + 1, None
+
+    jax.lax.scan(step, 0.0, None, length=3)
+    return mark("ref", ref[...])
+
+
+def of_arrays_around() -> Callable[[Any], Any]:
+    around = jnp.arange(2000.0)
+    return lambda x: mark("a", x * around)
+
+
+@pytest.mark.parametrize(
+    ("f", "x", "expected"),
+    [
+        (jax.jit(with_vmap), X, [("own", SUM)]),
+        (jax.jit(jax.vmap(with_vmap)), X, [("rule", SUM)]),
+        (jax.jit(with_a_ref), X, [("c", [0, 1, 2]), ("ref", SUM + 12)]),
+        (jax.jit(of_arrays_around()), 2.0, [("a", 3998000)]),
+        (jax.jit(lambda x: mark("a", x)), jnp.zeros((0, 3)), [("a", 0)]),
+        (jax.jit(lambda x: mark("a", x)), jnp.arange(3), [("a", 3)]),
+        (lambda x: jax.lax.map(lambda x: mark("a", x), x), X, [("a", [1, 2, 3, 4])]),
+        (lambda x: jax.vjp(jax.jit(loss), x)[1](1.0), X, LOSS),
+        (lambda x: jax.linearize(jax.jit(loss), x)[1](x), X, LOSS[:2]),
+    ],
+    ids=["custom_vmap", "its rule", "ref", "constants", "empty", "int", "map", "vjp", "linearize"],
+)
+def test_other_programs(f: Any, x: Any, expected: Any):
+    close(run(f, x), *expected)
+
+
+def test_a_variable_that_is_one_value_for_jax():
+    with nnx.var_defaults(hijax=True):
+        variable = nnx.Variable(X)
+    f = jax.jit(lambda v, x: mark("a", v[...] * x))
+    with taken(Watch()) as watch:
+        same(f(variable, 2.0), 2 * X)
+        assert not watch.errors
+        close(watch.sums(), ("a", 2 * SUM))
 
 
 # ---------------------------------------------------------- the parts of jax

@@ -176,8 +176,8 @@ def test_no_program_is_kept():
         model = Model()
         f = jax.jit(model.__call__)
         f(X)
-        f.lower(X)  # is not run
         jax.grad(lambda x: f(x).sum())(X)
+        f.lower(X)  # is not run
         return [weakref.ref(model), *map(weakref.ref, watch.edits)]
 
     with taken(Watch()) as watch:
@@ -265,10 +265,11 @@ def test_a_program_that_cannot_be_started_is_told_and_the_users_own_runs():
 
     f, g = jax.jit(twice), jax.grad(jax.jit(loss))
     with taken(Broken()) as watch:
-        same(f(X), 2 * X)
-        assert len(watch.errors) == 1
+        for number in (1, 2):  # the fast path of jax is not taken, so that it is told each time
+            same(f(X), 2 * X)
+            assert len(watch.errors) == number
         same(g(X), jax.grad(loss)(X))
-        assert len(watch.errors) == 3
+        assert len(watch.errors) == 4
         assert watch.sums() == []
 
 
@@ -319,4 +320,7 @@ def test_without_jit_nothing_is_launched():
     with jax.disable_jit(), taken(Watch()) as watch:
         same(jax.jit(twice)(X), 2 * X)
         assert watch.sums() == []
-    assert [name for name, _ in marked.eager] == ["in", "out"]
+        assert [name for name, _ in marked.eager] == ["in", "out"]
+        # except what jax would run twice
+        same(jax.checkpoint(twice)(X), 2 * X)
+        close(watch.sums(), ("in", SUM), ("out", 2 * SUM))

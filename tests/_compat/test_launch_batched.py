@@ -11,6 +11,7 @@ import pytest
 from marked import Watch, mark
 from taking import SUM, X, close, in_thread, run, taken
 
+from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.launching.launch import Taking
 from nnx_inspector.opening import held
 
@@ -66,6 +67,19 @@ def test_a_branch_that_all_examples_take_together():
     close(run(jax.jit(jax.vmap(f, in_axes=(None, 0))), 1, X), ("up", SUM))
 
 
+def test_the_branches_of_platforms_are_no_choice_of_an_example():
+    def f(x: Any) -> Any:
+        return jax.lax.platform_dependent(
+            x, cpu=lambda x: mark("cpu", 2 * x), default=lambda x: mark("other", x)
+        )
+
+    (cond,) = (e for e in jax.make_jaxpr(f)(1.0).eqns if e.primitive.name == "cond")
+    mapped = jax.vmap(lambda number, x: jaxprs.bind(cond, [number, x])[0])
+    with held(Taking(Watch())):
+        program = jax.make_jaxpr(mapped)(jnp.array([0, 1]), jnp.ones(2))
+    assert "masked=True" not in str(program)
+
+
 def halved(x: Any) -> Any:
     return jax.lax.while_loop(lambda x: x > 1, lambda x: mark("x", x / 2), x)
 
@@ -95,6 +109,10 @@ def test_a_loop_whose_condition_has_constants_and_another_carry():
     close(run(jax.jit(jax.vmap(f)), n, x), ("x", (2 + 4 + 8) + 2))
     # all examples do the same number of steps
     close(run(jax.jit(jax.vmap(f, in_axes=(None, 0))), 2, x), ("x", 3 * (2 + 4)))
+    with held(Taking(Watch())):
+        together = jax.vmap(f, in_axes=(None, 0))
+        assert "masked=True" not in str(jax.make_jaxpr(together)(2, x))
+        assert "masked=True" in str(jax.make_jaxpr(jax.vmap(f))(n, x))
 
 
 def test_a_loop_that_ends_apart_only_by_what_it_computes():

@@ -76,6 +76,20 @@ def test_wherever_a_program_gets_its_devices_from():
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_part_of_each_device_is_whole_on_every_device(kind: Any):
+    devices = several()
+    mesh = jax.make_mesh((len(devices),), ("a",), axis_types=(kind,), devices=devices)
+    f = jax.jit(lambda x: 2 * mark("raw", x))
+    with jax.set_mesh(mesh), taken(Watch()) as watch:
+        out = f(jax.device_put(X, NamedSharding(mesh, P("a"))))
+        assert not watch.errors
+        ((_, value),) = watch.seen
+        assert value.sharding.is_fully_replicated
+        assert out.sharding.spec == P("a")
+    same(value, X)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("is_checked", [False, True])
 def test_shard_map(kind: Any, is_checked: bool):
     devices = several()

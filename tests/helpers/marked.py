@@ -1,6 +1,7 @@
 """Marks in a user's function, and a small editor of programs that returns the sum at each of them.
 
-`mark(name, x)` is the identity; its gradient is marked too, as "d name". `knob(name)` is 1 until
+`mark(name, x)` is the identity; its gradient is marked too, as "d name". Of a name that begins with
+"raw" the value itself is returned. `knob(name)` is 1 until
 the program is edited: then it is an input. The editor knows every primitive that holds jaxprs.
 """
 
@@ -222,7 +223,8 @@ def _at_mark(new: _Body, e: Any, operands: Any, instead: Any, how: _How) -> list
     if e.primitive is LINK or again:
         return []
     with jaxprs.context_of(e):
-        added, (total,) = _inserted(_sum(how.axes), [x, *mask])
+        measured = (lambda x: [x + 0]) if name.startswith("raw") else _sum(how.axes)
+        added, (total,) = _inserted(measured, [x, *mask])
     new.names.append(name)
     new.sums.append(total)
     return added

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import threading
 import types
 import weakref
@@ -187,8 +188,8 @@ def _on_every_device(params: dict[str, Any], arrays: Sequence[Any]) -> Any:
     """
     if jax.device_count() == 1:
         return None
-    committed = [x.sharding for x in arrays if isinstance(x, jax.Array) and x.committed]
-    for one in (*params["in_shardings"], *committed, *params["out_shardings"]):
+    committed = (x.sharding for x in arrays if isinstance(x, jax.Array) and x.committed)
+    for one in itertools.chain(params["in_shardings"], committed, params["out_shardings"]):
         whole = _whole(one)
         if whole is not None:
             return whole

@@ -261,6 +261,8 @@ def _has_begun(error: Exception, compiles: Callable[[], bool]) -> bool:
 
 
 def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], Any] | None:
+    if jaxprs.open_jaxpr(call.program)[0].is_high:
+        return None  # jax binds it, and makes one of arrays of it for `impl`
     chosen = _choose(call.program)
     if chosen is None:
         return None
@@ -307,13 +309,11 @@ def _remat(impl: Callable[..., Any], start: Callable[..., Any]) -> Callable[...,
         if not any(one.holds(params["jaxpr"]) for one in _choosers()):
             return impl(*args, **params)
         # jax has a jitted function for each primitive with parameters, which runs it by itself
-        with jax.disable_jit(False):
-            traced: Any = dispatch.xla_primitive_callable(remat_p, **params).trace(*args)
-            chosen = _choose(traced.jaxpr)
-            if chosen is not None:
-                own = lambda: impl(*args, **params)  # noqa: E731
-                return _run_jit(chosen, start, traced._params, args, own)
-        return impl(*args, **params)
+        traced: Any = dispatch.xla_primitive_callable(remat_p, **params).trace(*args)
+        chosen = _choose(traced.jaxpr)
+        if chosen is None:
+            return impl(*args, **params)
+        return _run_jit(chosen, start, traced._params, args, lambda: impl(*args, **params))
 
     return launched
 
