@@ -58,7 +58,9 @@ class Unpacked:
         return np.ascontiguousarray(planes.T).view(dtype).reshape(-1)
 
     def buffer(self, packed: Mapping[str, Any]) -> bytes:
-        return b"".join(self.numbers(p).astype("<f8").tobytes() for p in packed["buffer"])
+        kinds = ["u1" if p["type"] == "u1" else "<f8" for p in packed["buffer"]]
+        parts = zip(packed["buffer"], kinds, strict=True)
+        return b"".join(self.numbers(p).astype(kind).tobytes() for p, kind in parts)
 
     def frame(self, at: int, sites: int) -> tuple[np.ndarray, np.ndarray]:
         count = len(self.index["frames"])

@@ -15,7 +15,7 @@ interface Place {
 
 interface Packed {
   readonly header: { readonly site?: number; readonly quantity?: number };
-  /** Arrays that follow one another as float64; empty if there is no buffer. */
+  /** Arrays that follow one another as float64 or bytes; empty if there is no buffer. */
   readonly buffer: readonly Place[];
 }
 
@@ -172,13 +172,15 @@ export class Recorded {
 
   private message({ header, buffer }: Packed): Message {
     if (buffer.length === 0) return [header, undefined];
-    const floats = new Float64Array(buffer.reduce((sum, { count }) => sum + count, 0));
+    // float64 as they are: they may be the bits of something else
+    const parts = buffer.map((place) => (place.type === "f4" ? Float64Array.from(this.numbers(place)) : this.numbers(place)));
+    const bytes = new Uint8Array(parts.reduce((sum, part) => sum + part.byteLength, 0));
     let next = 0;
-    for (const place of buffer) {
-      floats.set(this.numbers(place), next);
-      next += place.count;
+    for (const part of parts) {
+      bytes.set(new Uint8Array(part.buffer), next);
+      next += part.byteLength;
     }
-    return [header, viewOf(floats)];
+    return [header, viewOf(bytes)];
   }
 
   private numbers({ at, count, type }: Place, expected = count): Float64Array | Float32Array | Uint32Array | Uint16Array | Uint8Array {

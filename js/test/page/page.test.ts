@@ -53,7 +53,7 @@ const history: History = { type: "history", version: VERSION, layout: 1, site: 2
 const code = (key: string): object => ({ type: "code", version: VERSION, id: 0, site: key, kind: key, documentation: key, excerpts: [], sown: [], why: "" });
 
 /** Of the helpers' sites: every figure of pass p is p + 1; blocks/0 has details. */
-function packed(more: object = {}, sites = SITES): Uint8Array {
+function packed(more: object | ((packing: Packing) => object) = {}, sites = SITES): Uint8Array {
   const packing = new Packing();
   const width = sites.length * QUANTITIES.length;
   const table = new Float64Array(width * STATISTICS.length * COUNT).map((_, i) => (i % COUNT) + 1);
@@ -82,7 +82,7 @@ function packed(more: object = {}, sites = SITES): Uint8Array {
     detailed: [2],
     lengths: packing.add(new Uint16Array([...LENGTHS, 0xffff, 0xffff, 0xffff]), "u2"),
     counts: packing.add(new Uint8Array([0, 0xfe, 7, 0xf0, 0xa2, 4, 0, 1, 3, 0, 9, 0xff, 0xff, 0xff, 0xff, 0x0f]), "u1"),
-    ...more,
+    ...(typeof more === "function" ? (more(packing) as object) : more),
   });
 }
 
@@ -104,6 +104,14 @@ describe("what a page carries", () => {
       expect(pairs && [...pairs]).toEqual([[0x3fe, 70_000, 0x400, 3], undefined, [9, 2 ** 32 - 1]][at]);
       expect([header.number, header.step, header.metrics]).toEqual([[0, 4, 5][at], [0, 10, 11][at], { loss: at }]);
     }
+  });
+
+  it("gives a buffer of numbers and bytes as it was, bit by bit", () => {
+    const bits = new Float64Array(Uint8Array.from([1, 2, 3, 4, 5, 6, 0xf7, 0xff]).buffer); // a NaN
+    const parts = (packing: Packing): object[] => [packing.add(bits, "f8"), packing.add(Uint8Array.from([7, 8, 9]), "u1")];
+    const found = new Recorded(packed((packing) => ({ answers: { parameters: [["head", { header: {}, buffer: parts(packing) }]] } })));
+    const [, buffer] = found.answer("parameters", "head") as [unknown, DataView];
+    expect([...new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength)]).toEqual([1, 2, 3, 4, 5, 6, 0xf7, 0xff, 7, 8, 9]);
   });
 
   it("has no histogram of a site without details, and its figures", () => {

@@ -87,14 +87,18 @@ class Packing:
         return place
 
     def message(self, message: Any, buffer: bytes | None, *, shades: int = 0) -> dict[str, Any]:
-        """Add a message whose buffer, if any, is float64; its last `shades` numbers are shades."""
+        """Add a message and its buffer, as float64 and what is left; or with as many numbers at its
+        end that are shades.
+        """
         places = []
         if buffer is not None:
-            numbers = np.frombuffer(buffer, "<f8")
+            numbers, rest = np.frombuffer(buffer, "<f8", len(buffer) // 8), len(buffer) % 8
             exact = len(numbers) - shades
             places.append(self.add(numbers[:exact], "f8"))
             if shades:
                 places.append(self.add(shade(numbers[exact:]), "f4"))
+            if rest:
+                places.append(self.add(np.frombuffer(buffer[-rest:], "u1"), "u1"))
         return {"header": protocol.to_header(message), "buffer": places}
 
     def packed(self, index: Mapping[str, Any]) -> bytes:
