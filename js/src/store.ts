@@ -363,14 +363,10 @@ export class Store implements Receiver {
       running.wish = wish;
       return;
     }
-    this.sendAdjust(id, wish);
-  }
-
-  private sendAdjust(id: number, wish: Intent): void {
     const timer = setTimeout(() => {
       const next = this.adjusting.get(id)?.wish ?? null;
       this.adjusting.delete(id);
-      if (next) this.sendAdjust(id, next);
+      if (next) this.adjust(id, next.enabled, next.strength);
     }, ADJUST_MS);
     this.adjusting.set(id, { timer, wish: null });
     this.kernel.ask({ type: "adjust", perturbation: id, enabled: wish.enabled, strength: wish.strength }, (error) => {

@@ -9,6 +9,7 @@ make.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -49,27 +50,23 @@ class Commands:
         self._pages, self._opening, self._rerun = pages, opening, rerun
         names = {*_LATER.values()}
         self._workers = {n: Worker(f"nnx_inspector.{n}", lambda error: None) for n in names}
-        core.asked = self.answer
+        core.view.screen.asked = weakref.WeakMethod(self.answer)
         for worker in self._workers.values():
             core.closing.callback(worker.close)
         core.closing.callback(weakly(pages.forget))
         core.closing.callback(opening.shelf.clear)
 
-    def answer(self, message: Any) -> None:
-        """Carry out a request and reply, at once or in the thread."""
-        if isinstance(message, protocol.Hello):
-            self._core.view.welcome()
-        elif type(message) not in _LATER:
-            self._answer(message)
-        elif not self._workers[_LATER[type(message)]].do(lambda: self._answer(message)):
-            self._core.view.screen.reply(message.id, "This inspector was closed.")
-
-    def wait(self) -> None:
-        for worker in self._workers.values():
-            worker.wait()
-
-    def _answer(self, message: Any) -> None:
+    def answer(self, message: Any, *, now: bool = False) -> None:
+        """Carry out a request and reply: slow ones in a thread, unless `now`."""
         handles, view = self._core.handles, self._core.view
+        if isinstance(message, protocol.Hello):
+            view.welcome()
+            return
+        if type(message) in _LATER and not now:
+            worker = self._workers[_LATER[type(message)]]
+            if not worker.do(lambda: self.answer(message, now=True)):
+                view.screen.reply(message.id, "This inspector was closed.")
+            return
         try:
             one = _perturbation(message, handles)
             text = text_of(message, handles.all(), one)
@@ -83,6 +80,10 @@ class Commands:
             view.python = text
             view.state_changed()
         view.screen.reply(message.id)
+
+    def wait(self) -> None:
+        for worker in self._workers.values():
+            worker.wait()
 
     def _perturb(self, message: protocol.Perturb, one: Any) -> None:
         self._targets.perturb(message.site, one)

@@ -72,6 +72,7 @@ class Core:
         trial: the last pass that was requested.
         shown: the last pass that was made for the screen.
         trace: the calls of the example.
+        stacks: its stacked sites, with how many of their layers have sites of their own.
         missing: which selected operation the example does not have, in words; or "".
         eager: why the pass on screen was not traced; "" if it was.
         step: the step of the running loop, otherwise the last step shown.
@@ -130,8 +131,7 @@ class Core:
         self.metrics = Metrics(self.recording, self.notice)
         self.effect: Callable[[], tuple[protocol.Effect | None, str]] = lambda: (None, "")
         self._warned: dict[str, bool] = {}  # text -> whether the warning was given
-        self.asked: Callable[[Any], None] = lambda message: None  # called by the browser
-        self.view = Presenter(weakly(self._asked), self._snapshot)
+        self.view = Presenter(self._snapshot)
         self._observer = Observer()
         self.closing = contextlib.ExitStack()
         self.closing.callback(self.view.close)
@@ -146,9 +146,6 @@ class Core:
         found = trace_of(stage)
         called = [call.site for call in found.calls]
         return found, self.selection.missing(called, stage.scope.operations)
-
-    def _asked(self, message: Any) -> None:
-        self.asked(message)
 
     def _snapshot(self) -> dict[str, Any]:
         return {
@@ -245,6 +242,7 @@ class Core:
             own = {site.path: site for site in module_sites(self.model)}
             modules = (*own.values(), *(site for site in modules if site.path not in own))
         self.trace = dataclasses.replace(found, modules=modules)
+        self.stacks = shown_of(stacks_of(self.trace))
         self.programs.extend([*(c.site for c in found.calls), *(site.key for site in modules)])
         self.show_layout({})
 
@@ -363,12 +361,14 @@ class Core:
         `states` are samples of parameters and statistics, for figures over the steps.
         """
         with self.lock:
-            stacks, figures = shown_of(stacks_of(self.trace)), None
+            figures = None
             if states is not None:
-                figures = self._observer.figures(gauges_of(record, stacks), states, follow=False)
-            summaries = {**record.merged(), **layers_of(record, stacks)}
+                gauges = gauges_of(record, self.stacks)
+                figures = self._observer.figures(gauges, states, follow=False)
+            summaries = {**record.merged(), **layers_of(record, self.stacks)}
             self.record_pass(self.step, summaries, kind=kind, setting=setting, figures=figures)
-            self.metrics.add(self.step, metrics or {})
+            if metrics:
+                self.metrics.add(self.step, metrics)
             self.metrics.settle()
             self.pending = self.pending and self.looping
             if self.view.progress.kind != "watch":  # a loop's progress stays on screen

@@ -139,7 +139,7 @@ class Inspector(Readings):
             rerun=self._rerun,
         )
         self._diagnosing = Diagnosing(core, self._loops)
-        core.parts = (self._diagnosing, Brief(core))
+        core.parts = (self._commands, self._diagnosing, Brief(core))
         show_inputs(core)
         if others := others_in_words(args, kwargs):
             core.notice("info", others)

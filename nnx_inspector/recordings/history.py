@@ -1,16 +1,21 @@
-"""Many summaries of one quantity side by side, as the screen and the plots draw them over time.
+"""Many summaries side by side: one quantity over the steps, as the screen and the plots draw it,
+and all passes and metrics as tidy pandas frames.
 
-Invariant: every number equals the one that the Summary itself gives. Imports no jax.
+Invariant: every number equals the one that the Summary itself gives. Imports no jax, and pandas
+only for a frame.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector.recordings.layers import layer_of
+from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.stats import table
 from nnx_inspector.stats.bins import (
     Binned,
     axes,
@@ -21,7 +26,10 @@ from nnx_inspector.stats.bins import (
     tabulated,
 )
 from nnx_inspector.stats.encoding import Packed, Sparse, decoded, ranges
-from nnx_inspector.stats.summary import STATISTICS, Summary
+from nnx_inspector.stats.summary import STATISTICS
+
+if TYPE_CHECKING:
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
 HISTORY_QUANTILES: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 """The quantiles of each pass that a history keeps."""
@@ -29,12 +37,13 @@ HISTORY_QUANTILES: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 HISTORY_BINS: Final = 48
 """The bins of each pass that a history keeps."""
 
+_COUNTED: Final = ("size", "zeros", "nan", "posinf", "neginf", "seen")
 _Floats = npt.NDArray[np.float64]
 _BATCH: Final = 256  # summaries unpacked at a time: some megabytes
 
 
 class HistoryArrays(NamedTuple):
-    """One site's quantity over the steps; the arguments of `protocol.history_buffer`, in order.
+    """One site's quantity over the steps; in the order of its message's buffer.
 
     Attributes:
         steps: float64[T], the step of each column, in the order of the passes.
@@ -82,23 +91,47 @@ def _no_axis() -> _Floats:
 def _binned(found: Sparse) -> Binned:
     """The finite values of all summaries, one in each row. Saturated (unknown) rows are zeros."""
     low, high, many = found.low, found.high, len(found.kinds)
-    table = tabulated(*spread(found.rows, found.bins, found.counts, low, high), many)
-    table[1][found.saturated] = 0.0
-    return Binned(*table, low, high)
+    bins, counts = tabulated(*spread(found.rows, found.bins, found.counts, low, high), many)
+    counts[found.saturated] = 0.0
+    return Binned(bins, counts, low, high)
 
 
-def figures_of(blobs: Sequence[bytes]) -> list[list[int | float | None]]:
-    """`STATISTICS` and the quantiles of each encoded summary; None for an unknown."""
-    rows: list[list[int | float | None]] = []
+def figures_of(blobs: Sequence[bytes]) -> _Floats:
+    """`STATISTICS` and the quantiles of each encoded summary; NaN for an unknown."""
+    rows = [np.zeros((0, len(STATISTICS) + len(HISTORY_QUANTILES)))]
     for start in range(0, len(blobs), _BATCH):
         found = decoded(Packed.of(blobs[start : start + _BATCH]))
-        of_each = quantiles(_binned(found), np.array(HISTORY_QUANTILES)).tolist()
-        rows += [_statistics(found.summary(i)) + q for i, q in enumerate(of_each)]
-    return rows
+        of_each = quantiles(_binned(found), np.array(HISTORY_QUANTILES))
+        rows.append(np.concatenate([table.figures_of(found), of_each], axis=1))
+    return np.concatenate(rows)
 
 
-def _statistics(summary: Summary) -> list[int | float | None]:
-    if summary.saturated:  # its extremes are still right
-        known = {"min": summary.min, "max": summary.max}
-        return [known.get(name) for name in STATISTICS]
-    return [getattr(summary, name) for name in STATISTICS]
+def passes_frame(passes: Sequence[Pass], *, layers: bool) -> pd.DataFrame:
+    """A row for each summary of these passes."""
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+    chosen = [
+        (p, key, p.packed.piece(at))
+        for p in passes
+        for at, key in enumerate(p.keys)
+        if layers or layer_of(key[0]) is None
+    ]
+    heads = [(p.step, p.number, p.kind, p.perturbed, *key) for p, key, _ in chosen]
+    figures = figures_of([blob for _, _, blob in chosen]).tolist()
+    rows = [(*head, *row) for head, row in zip(heads, figures, strict=True)]
+    quantiles = [f"q{round(100 * q):02d}" for q in HISTORY_QUANTILES]
+    names = ("step", "pass", "kind", "perturbed", "site", "quantity", *STATISTICS, *quantiles)
+    types = dict.fromkeys(("step", "pass"), "int64") | {"perturbed": "bool"}
+    types |= dict.fromkeys(_COUNTED, "Int64")
+    types |= {n: "float64" for n in (*STATISTICS, *quantiles) if n not in _COUNTED}
+    frame: Any = pd.DataFrame(rows, columns=list(names))
+    return frame.astype(types)
+
+
+def metrics_frame(curves: Mapping[str, npt.NDArray[np.float64]]) -> pd.DataFrame:
+    """A row for each point."""
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+    points = [(step, name, value) for name, curve in curves.items() for step, value in curve]
+    frame: Any = pd.DataFrame(points, columns=["step", "name", "value"])
+    return frame.astype({"step": "int64", "value": "float64"})

@@ -30,7 +30,13 @@ from nnx_inspector.recordings.format import (
     column,
     instead_of_one,
 )
-from nnx_inspector.recordings.passes import QUANTITIES, Measured, nonfinite_in, step_number
+from nnx_inspector.recordings.passes import (
+    NONFINITE,
+    QUANTITIES,
+    Measured,
+    nonfinite_in,
+    step_number,
+)
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.recordings.save import (
     FACTS,
@@ -45,8 +51,7 @@ from nnx_inspector.recordings.save import (
     POINTS,
     TABLE,
 )
-from nnx_inspector.recordings.save import NONFINITE as KINDS
-from nnx_inspector.stats.encoding import Packed, checked
+from nnx_inspector.stats.encoding import Packed, checked, renewed
 from nnx_inspector.stats.gauges import (
     BYTES,
     MASKS,
@@ -71,7 +76,7 @@ _COLUMN_BYTES: Final = 400
 _TEXT: Final = re.compile(rb'\s*+("(?:[^"\\]++|\\.)*+")\s*+([,\]])', re.DOTALL)
 """A text of a JSON list, and what follows it."""
 _BATCH: Final = 2**14
-_MOST_FIRSTS: Final = 2 * len(QUANTITIES) * len(KINDS)
+_MOST_FIRSTS: Final = 2 * len(QUANTITIES) * len(NONFINITE)
 
 
 def load(path: str | bytes | os.PathLike[str], *, damaged: bool = False) -> Recording:
@@ -245,11 +250,11 @@ class _Opened:
         if not (0 <= self._held[0] <= appended <= 2**53 and 0 <= thinned_points <= 2**53):
             raise ValueError(f"{appended} passes and {thinned_points} points are out of range")
         firsts = column(columns, "firsts", "uint8", (None, 3))
-        if len(firsts) > _MOST_FIRSTS or (firsts >= [2, len(QUANTITIES), len(KINDS)]).any():
+        if len(firsts) > _MOST_FIRSTS or (firsts >= [2, len(QUANTITIES), len(NONFINITE)]).any():
             raise ValueError("column 'firsts' has too many rows or an unknown number")
         sites = self._named(column(columns, "sites", "uint32"))
         self._found = Recording(max_steps=max_steps, max_bytes=max_bytes)
-        known = {(bool(p), QUANTITIES[q], KINDS[kind]) for p, q, kind in firsts.tolist()}
+        known = {(bool(p), QUANTITIES[q], list(NONFINITE)[kind]) for p, q, kind in firsts.tolist()}
         self._found.begin(appended, thinned_points, sites, known, self._dropped(columns))
 
     def _dropped(self, columns: Columns) -> dict[str, Tally]:
@@ -317,17 +322,13 @@ class _Opened:
         self._require_room(len(data) + _SUMMARY_BYTES * len(ends))
         keys = self._keys_of(sites, quantities)
         packed = Packed(data.tobytes(), columns["ends"].tobytes())
-        if packed.deflated:  # what is kept of it may take more
+        if packed.deflated:
             self._most += _INFLATED * len(data)
-        kept, taken, nonfinite, start = list[bytes](), 0, set[tuple[str, str]](), 0
-        for pieces, found in checked(packed):
+            packed = renewed(packed, self._most - self._taken - _SUMMARY_BYTES * len(ends))
+        nonfinite, start = set[tuple[str, str]](), 0
+        for found in checked(packed):
             nonfinite |= nonfinite_in(keys[start:], found)
-            start += len(pieces)
-            if packed.deflated:
-                kept += pieces
-                taken += sum(map(len, pieces))
-                self._require_room(taken + _SUMMARY_BYTES * start)
-        packed = Packed.of(kept) if packed.deflated else packed
+            start += len(found.kinds)
         return Measured(keys, packed, frozenset(nonfinite))
 
     def _take(self, marks: _Marks, what: Measured) -> None:
@@ -458,15 +459,13 @@ class _Opened:
             raise ValueError("the number of a name does not exist")
         return [self._names[number] for number in found.tolist()]
 
+    @property
+    def _taken(self) -> int:
+        recorded = 0 if self._found is None else self._found.nbytes
+        return self._name_bytes + self._waiting_bytes + self._kept_bytes + recorded
+
     def _require_room(self, more: int) -> None:
-        taken = (
-            self._name_bytes
-            + self._waiting_bytes
-            + self._kept_bytes
-            + more
-            + (0 if self._found is None else self._found.nbytes)
-        )
-        if taken > self._most:
+        if self._taken + more > self._most:
             raise ValueError("its content would take more memory than twice the file's size")
 
 

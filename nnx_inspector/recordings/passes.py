@@ -29,7 +29,7 @@ from nnx_inspector.stats.summary import STATISTICS, Summary
 from nnx_inspector.stats.table import figures_of
 
 NONFINITE: Final = {"nan": NAN_BIN, "posinf": POSINF_BIN, "neginf": NEGINF_BIN}
-"""The bins of non-finite values, by kind."""
+"""The bins of non-finite values, by kind, in the order of the kinds' numbers in a file."""
 
 
 class Measured(NamedTuple):

@@ -19,8 +19,12 @@ import numpy.typing as npt
 from nnx_inspector.recordings.curves import Curves, Tally, scalar, surplus
 from nnx_inspector.recordings.facts import Facts, Figures, Uncalled
 from nnx_inspector.recordings.format import Columns
-from nnx_inspector.recordings.frames import metrics_frame, passes_frame
-from nnx_inspector.recordings.history import HistoryArrays, history_of
+from nnx_inspector.recordings.history import (
+    HistoryArrays,
+    history_of,
+    metrics_frame,
+    passes_frame,
+)
 from nnx_inspector.recordings.passes import (
     Layout,
     Measured,

@@ -23,15 +23,13 @@ from nnx_inspector.files import whole_path, write, write_whole
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import Facts, Figures
 from nnx_inspector.recordings.format import MAGIC, Columns, Writer
-from nnx_inspector.recordings.passes import QUANTITIES, Pass
+from nnx_inspector.recordings.passes import NONFINITE, QUANTITIES, Pass
 from nnx_inspector.stats.encoding import Packed
 
 HEAD, NAMES, PASS, HELD, POINTS = b"head", b"name", b"pass", b"held", b"metr"
 FACTS, FIGURES, TABLE = b"fact", b"figs", b"tabl"
 PERTURBED, NEWS = 1, 2
 """Bits of a pass's flags."""
-NONFINITE: Final = ("nan", "posinf", "neginf")
-"""The kinds of non-finite value, in the order of their numbers in a file."""
 MOST_NAME: Final = 2**16
 """The longest name of a site, a metric or a kind of pass, in bytes."""
 
@@ -212,7 +210,9 @@ def _pieces(name: str, packed: Packed) -> Columns:
 
 
 def _firsts(firsts: Iterable[tuple[bool, str, str]]) -> npt.NDArray[np.uint8]:
-    rows = sorted((int(p), QUANTITIES.index(q), NONFINITE.index(kind)) for p, q, kind in firsts)
+    rows = sorted(
+        (int(p), QUANTITIES.index(q), list(NONFINITE).index(kind)) for p, q, kind in firsts
+    )
     return np.array(rows, np.uint8).reshape(-1, 3)
 
 

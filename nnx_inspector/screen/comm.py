@@ -79,13 +79,14 @@ class StreamWidget(InspectorWidget):
 class Screen:
     """Sends messages to the views of one inspector and hands on their requests.
 
-    Args:
-        handle: called with each message from the browser (on any thread); it must not raise.
+    Attributes:
+        asked: returns what is called with each message from the browser (on any thread), which must
+            not raise; or None once that is gone.
     """
 
-    def __init__(self, handle: Callable[[Any], None]):
+    def __init__(self) -> None:
         self.id = uuid.uuid4().hex
-        self._handle = handle
+        self.asked: Callable[[], Callable[[Any], object] | None] = lambda: None
         self._lock = threading.RLock()
         self.control = ControlWidget("control", self.id)
         self.stream = StreamWidget("stream", self.id)
@@ -140,7 +141,8 @@ class Screen:
             self.greeted, self.page, self._said = True, message.page, message.said
             self._streams = message.streams
             self.reply(0)  # tells the browser which comm works
-        self._handle(message)
+        if (answer := self.asked()) is not None:
+            answer(message)
 
     def _is_news(self, hello: protocol.Hello) -> bool:
         """Whether no later hello of the same page has arrived.

@@ -28,7 +28,9 @@ def table_of(keys: Sequence[str], one: Pass | None) -> tuple[np.ndarray, np.ndar
     rows = {key: i for i, key in enumerate(keys)}
     columns = {quantity: j for j, quantity in enumerate(protocol.QUANTITIES)}
     at = [
-        (i, rows[s], columns[q]) for i, (s, q) in enumerate(one.keys) if s in rows and q in columns
+        (i, rows[s], columns[q])
+        for i, (s, q) in enumerate(one.layout.keys)
+        if s in rows and q in columns
     ]
     part, row, column = np.array(at, int).reshape(-1, 3).T
     found = decoded(one.packed)

@@ -57,7 +57,6 @@ class Presenter:
     """Keeps the screen up to date.
 
     Args:
-        handle: called with each command of the browser.
         snapshot: a bound method that returns the present recording, handles, effect, metrics and
             meter; its owner is held weakly.
 
@@ -68,8 +67,8 @@ class Presenter:
 
     shown = False
 
-    def __init__(self, handle: Callable[[Any], None], snapshot: Callable[[], dict[str, Any]]):
-        self.screen = Screen(handle)
+    def __init__(self, snapshot: Callable[[], dict[str, Any]]):
+        self.screen = Screen()
         self.screen.heard_elsewhere = weakly(self.state_changed)
         self._owner = weakref.WeakMethod(snapshot)
         self._lock = threading.RLock()
@@ -162,14 +161,14 @@ class Presenter:
         if self._layout is not None:
             self._send(self._layout)
         for message in list(self._kept.values()):
-            self.send(message)
+            self._send(message)
         self.state_changed()
         self.present(force=True)
 
     def keep(self, message: Any) -> None:
         """Send a message now and to each later view, until the next message of its type."""
         self._kept[message.type] = message
-        self.send(message)
+        self._send(message)
 
     def set_aside(self, message: Any) -> None:
         """Keep a message for later views beside the next of its type; None forgets it."""
@@ -183,9 +182,6 @@ class Presenter:
         for name in ("inputs", ASIDE):
             if name in self._kept:
                 self._kept[name] = dataclasses.replace(self._kept[name], example=example)
-
-    def send(self, message: Any, buffer: bytes | None = None) -> None:
-        self._send(message, buffer)
 
     def state_changed(self) -> None:
         with self._lock:  # if two threads send a state, the older one must not arrive last
@@ -201,7 +197,9 @@ class Presenter:
         if self._may_be_seen and now - self._tick_at >= TICK:
             self._tick_at = now
             self.state_changed()
-            self._slow(force=False)
+            snapshot = self._snapshot()
+            if snapshot is not None:
+                self._slow(snapshot["recording"], force=False)
 
     def present(self, *, force: bool = False) -> None:
         """Send the newest pass if the browser keeps up, or always with `force`."""
@@ -213,18 +211,19 @@ class Presenter:
         snapshot = self._snapshot()
         if snapshot is None:
             return
-        if not len(snapshot["recording"]):
-            self._slow(force=force)  # metrics may come before the first pass
+        recording = snapshot["recording"]
+        passes = recording.passes
+        if not passes:
+            self._slow(recording, force=force)  # metrics may come before the first pass
             return
         if not self.screen.greeted and self._layout is not None:
             self._send(self._layout)  # again: a view that is still loading has missed it
-        newest = snapshot["recording"].passes[-1]
         began = time.monotonic()
-        self._send_pass(newest, self.selected, snapshot["metrics"], held=False)
+        self._send_pass(passes[-1], self.selected, snapshot["metrics"], held=False)
         now = time.monotonic()
         if now - began > LONG:  # thousands of rows: let the loop, which waits for this, go on
             self._rests_until = now + RESTS * (now - began)
-        self._slow(force=force)
+        self._slow(recording, force=force)
         if force or now - self._stated_at >= STATED:
             self.state_changed()
         self.presented(force)
@@ -294,13 +293,11 @@ class Presenter:
             )
             self._send(frame, buffer)
 
-    def _slow(self, *, force: bool) -> None:
+    def _slow(self, recording: Recording, *, force: bool) -> None:
         now = time.monotonic()
-        snapshot = self._snapshot()
-        if snapshot is None or (now - self._slow_at < SLOW and not force):
+        if now - self._slow_at < SLOW and not force:
             return
         self._slow_at = now
-        recording = snapshot["recording"]
         for message, buffer in histories_of(
             recording, keys=self.keys, selected=self.selected, layout=self.layouts
         ):

@@ -42,7 +42,7 @@ _LONGEST: Final = HEAD_BYTES + 10 * BINS
 _MOST: Final = 2**32
 _ZERO, _NOT = np.zeros(1, int), np.zeros(1, bool)
 _TOGETHER: Final = 2**13
-"""Bytes of summaries that are validated together."""
+"""How many bytes are validated or inflated together."""
 _OLD: Final = struct.Struct("<BBHdd")
 """Of a deflated summary: dtype of the points, bytes for each count, number of bins, two more."""
 
@@ -66,7 +66,7 @@ class Packed(NamedTuple):
 
     @property
     def deflated(self) -> bool:
-        """Whether they are as earlier versions wrote them, and only `checked` can read them."""
+        """Whether they are as earlier versions wrote them; see `renewed`."""
         return self.data[:1] < bytes([_FIRST]) and len(self.data) > 0
 
     def piece(self, at: int) -> bytes:
@@ -258,57 +258,68 @@ def ranges(packed: Packed) -> tuple[_Floats, _Floats]:
     return low, high
 
 
-def checked(packed: Packed) -> Iterator[tuple[list[bytes], Sparse]]:
-    """Decode bytes that anybody may have written, a few thousand at a time, in some megabytes.
-
-    Yields the bytes of each summary as `encoded` writes it, and all of them decoded.
+def checked(packed: Packed) -> Iterator[Sparse]:
+    """Decode bytes that anybody may have written, some at a time, in a few megabytes.
 
     Raises:
         ValueError: these are not the bytes of summaries.
 
     Example:
         >>> from nnx_inspector.stats.summary import empty
-        >>> [len(found.bins) for _, found in checked(encoded(sparse([empty(), empty()])))]
+        >>> [len(found.bins) for found in checked(encoded(sparse([empty(), empty()])))]
         [0]
     """
+    for rows in _batches(packed):
+        some = Packed.of([packed.piece(row) for row in rows])
+        sizes = np.diff(np.frombuffer(some.ends, "<u4").astype(int), prepend=0)
+        if ((sizes < HEAD_BYTES) | (sizes > _LONGEST)).any():
+            raise ValueError("a summary is too short or too long")
+        try:
+            found = decoded(some)
+            again = encoded(found)
+        except IndexError as error:
+            raise ValueError("a summary has a bin or a dtype that does not exist") from error
+        if again != some:
+            raise ValueError("the bins of a summary are not written as this package writes them")
+        total = np.bincount(found.rows, found.counts, len(sizes))
+        if (total[~found.saturated] >= 2.0**63).any():
+            raise ValueError("a summary counts more than 2**63 values")
+        for kind in set(found.kinds.tolist()):
+            points = found.points[found.kinds == kind].view(_WIDE[kind])
+            exact = (points.astype(_POINTS[kind]) == points) | np.isnan(points)
+            if (points[:, MINIMUM] > points[:, MAXIMUM]).any() or np.isinf(points).any():
+                raise ValueError("a summary's smallest value is above its largest, or infinite")
+            if not exact.all():
+                raise ValueError("a summary has an integer beyond its dtype")
+        scale = found.sums[:, SCALE]
+        if (scale < 0).any() or np.isinf(scale).any():
+            raise ValueError("a summary's scale is negative or infinite")
+        yield found
+
+
+def renewed(packed: Packed, most: int) -> Packed:
+    """Deflated summaries as they are written today, in at most so many bytes.
+
+    Raises:
+        ValueError: these are not their bytes, or they would take more.
+    """
+    kept, taken = list[bytes](), 0
+    for rows in _batches(packed):
+        some = encoded(sparse([_inflated(packed.piece(row)) for row in rows]))
+        kept += [some.piece(at) for at in range(len(rows))]
+        taken += len(some.data) + 64 * len(rows)
+        if taken > most:
+            raise ValueError("its summaries would take many times their bytes")
+    return Packed.of(kept)
+
+
+def _batches(packed: Packed) -> Iterator[range]:
     ends = np.frombuffer(packed.ends, "<u4").astype(int)
     start = before = 0
     while start < len(ends):
         stop = max(start + 1, int(np.searchsorted(ends, before + _TOGETHER, "right")))
-        pieces = [packed.piece(row) for row in range(start, stop)]
-        some = Packed.of(pieces)
-        if packed.deflated:
-            some = encoded(sparse([_inflated(piece) for piece in pieces]))
-            pieces = [some.piece(row) for row in range(len(pieces))]
-        yield pieces, _checked(some)
+        yield range(start, stop)
         start, before = stop, ends[stop - 1]
-
-
-def _checked(packed: Packed) -> Sparse:
-    sizes = np.diff(np.frombuffer(packed.ends, "<u4").astype(int), prepend=0)
-    if ((sizes < HEAD_BYTES) | (sizes > _LONGEST)).any():
-        raise ValueError("a summary is too short or too long")
-    try:
-        found = decoded(packed)
-        again = encoded(found)
-    except IndexError as error:
-        raise ValueError("a summary has a bin or a dtype that does not exist") from error
-    if again != packed:
-        raise ValueError("the bins of a summary are not written as this package writes them")
-    total = np.bincount(found.rows, found.counts, len(sizes))
-    if (total[~found.saturated] >= 2.0**63).any():
-        raise ValueError("a summary counts more than 2**63 values")
-    for kind in set(found.kinds.tolist()):
-        points = found.points[found.kinds == kind].view(_WIDE[kind])
-        exact = (points.astype(_POINTS[kind]) == points) | np.isnan(points)
-        if (points[:, MINIMUM] > points[:, MAXIMUM]).any() or np.isinf(points).any():
-            raise ValueError("a summary's smallest value is above its largest, or infinite")
-        if not exact.all():
-            raise ValueError("a summary has an integer beyond its dtype")
-    scale = found.sums[:, SCALE]
-    if (scale < 0).any() or np.isinf(scale).any():
-        raise ValueError("a summary's scale is negative or infinite")
-    return found
 
 
 def _inflated(blob: bytes) -> Summary:

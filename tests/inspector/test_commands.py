@@ -390,7 +390,7 @@ def test_the_state_shows_every_kind_and_counts_what_is_compiled(silent):
             Handle(3, "**", nni.ParameterNoise(0.1), compiling=True),
         ]
     )
-    view = Presenter(lambda message: None, owner.snapshot)
+    view = Presenter(owner.snapshot)
     view.state_changed()
     state = protocol.from_header(silent[-1])
     assert state.compiling == 2
@@ -416,7 +416,7 @@ def elsewhere(work):
 
 @pytest.mark.parametrize("kind", ["hello", "ack"])
 def test_how_changes_reach_a_loop(silent, kind):
-    screen = Screen(lambda message: None)
+    screen = Screen()
     told, said = [], itertools.count(1)
     screen.heard_elsewhere = lambda: told.append(screen.listening(None))
 
@@ -439,7 +439,8 @@ def test_how_changes_reach_a_loop(silent, kind):
 
 def test_a_hello_that_waited_behind_cells_is_not_answered_any_more(silent):
     heard = []
-    screen = Screen(heard.append)
+    screen = Screen()
+    screen.asked = lambda: heard.append
 
     def receive(page, said):
         hello = {"type": "hello", "version": 2, "streams": True, "page": page, "said": said}

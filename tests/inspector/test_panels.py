@@ -203,7 +203,7 @@ def test_heads_are_units_along_their_axis_and_a_click_switches_one_off():
     shown = np.frombuffer(buffer).reshape(len(protocol.UNIT_FIGURES), 2)
     np.testing.assert_array_equal(shown[0], figures.mean)
     click = protocol.SetMask(id=2, perturbation=None, site="value", units=2, mask="80", axis=-2)
-    insp._core.asked(click)
+    insp._commands.answer(click)
     handle = insp.perturbations[0]
     assert insp._core.view.python == (
         'insp.perturb("value", nni.Mask.without([1], units=2, axis=-2))'
@@ -212,7 +212,7 @@ def test_heads_are_units_along_their_axis_and_a_click_switches_one_off():
     np.testing.assert_allclose(insp.run(x), by_hand, rtol=1e-5, atol=1e-6)
     (row,) = insp._core.view._state().perturbations
     assert (row.axis, row.units_off, row.mask) == (-2, 1, "80")
-    insp._core.asked(
+    insp._commands.answer(
         protocol.SetMask(id=3, perturbation=handle.id, site="value", units=2, mask="40")
     )
     assert handle.perturbation.python() == "nni.Mask.without([0], units=2, axis=-2)"
@@ -228,7 +228,7 @@ def test_a_mask_drawn_on_a_picture_switches_its_places_off_in_every_channel():
     off = np.zeros((4, 5), np.bool_)
     off[1:3, 2:] = True
     bits = np.packbits(~off).tobytes().hex()
-    insp._core.asked(
+    insp._commands.answer(
         protocol.SetMask(id=2, perturbation=None, site="", units=20, mask=bits, axis=-3, columns=5)
     )
     text = "nni.Mask.without([7, 8, 9, 12, 13, 14], units=(4, 5), axis=-3)"

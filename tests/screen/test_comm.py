@@ -12,7 +12,7 @@ class Drawn:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, draws: bool):
         self.now, self.draws = 100.0, draws
         monkeypatch.setattr(screens.time, "monotonic", lambda: self.now)
-        self.screen = Screen(lambda message: None)
+        self.screen = Screen()
 
     def sent_at(self, every: float, seconds: float) -> list[float]:
         """The times at which frames are sent, if a pass arrives at a fixed interval."""

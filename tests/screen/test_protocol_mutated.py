@@ -90,7 +90,8 @@ def test_what_the_browser_sends_gets_at_most_one_reply_and_raises_nothing(header
     sent, handled = [], []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InspectorWidget, "send", lambda self, content, *_: sent.append(content))
-        screen = Screen(handled.append)
+        screen = Screen()
+        screen.asked = lambda: handled.append
         for header in headers:
             sent.clear()
             handled.clear()

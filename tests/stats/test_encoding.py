@@ -76,7 +76,7 @@ def test_many_are_encoded_as_each_one_merged() -> None:
 
 def test_all_are_decoded_as_each_one() -> None:
     every = [s.merged() for s in pool()]
-    ((_, found),) = checked(encoded(sparse(every)))
+    (found,) = checked(encoded(sparse(every)))
     assert [fields(found.summary(i)) for i in range(len(every))] == [fields(s) for s in every]
     assert found.saturated.tolist() == [s.saturated for s in every]
 
@@ -123,7 +123,7 @@ LIES = {
 
 @pytest.mark.parametrize("name", LIES)
 def test_bytes_that_are_no_summary_are_refused(name: str) -> None:
-    assert [pieces for pieces, _ in checked(Packed.of([BLOB, BLOB]))] == [[BLOB, BLOB]]
+    assert [len(found.kinds) for found in checked(Packed.of([BLOB, BLOB]))] == [2]
     for pieces in ([LIES[name]], [BLOB, LIES[name], BLOB]):
         with pytest.raises(ValueError, match=r"summary"):
             list(checked(Packed.of(pieces)))

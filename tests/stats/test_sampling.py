@@ -170,7 +170,7 @@ def test_rows_and_vmap_and_packing_and_encoding() -> None:
             np.testing.assert_array_equal(other.row(i).bins, one.bins)
             np.testing.assert_array_equal(other.row(i).points[..., :2], one.points[..., :2])
             assert other.row(i).std == pytest.approx(one.std, rel=1e-6)
-        ((_, found),) = checked(encoded(sparse([one.merged()])))
+        (found,) = checked(encoded(sparse([one.merged()])))
         assert repr(found.summary(0)) == repr(one)
         assert figures_of(found)[0, 0] == one.size
         np.testing.assert_array_equal(sparklines_of(found, 32)[0], one.sparkline(32))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -184,7 +185,7 @@ class Reruns:
                             self._want_comparison(call, setting)
             elif not later or not (before is None or self._is_shown(trial, switches, setting)):
                 count = len(self._core.recording)
-                make = lambda: self._make(trial, call, setting)  # noqa: E731
+                make = functools.partial(self._make, trial, call, setting)
                 shown = undisturbed(make, "The model", call.model)
                 self._took_place(shown, call, instead_of=(before, count))
             self._halves = 0

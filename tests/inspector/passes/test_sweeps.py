@@ -67,7 +67,7 @@ def insp(monkeypatch, request):
 
 def test_without_a_choice_on_screen_the_kind_tells_sites_apart(insp):
     request = protocol.StartSweep(id=1, sites="blocks/*", kind="", strength=None, at="output")
-    insp._core.asked(request)
+    insp._commands.answer(request)
     insp._sweeps.wait()
     assert [m.perturbation for m in insp.said[:1] + insp.said[-1:]] == ["the default", "nni.Mean()"]
     assert insp._core.view.python == 'insp.sweep("blocks/*")'

@@ -29,7 +29,7 @@ def insp():
 
 
 def ask(insp, what, **wish):
-    insp._core.asked(study(what, **wish))
+    insp._commands.answer(study(what, **wish))
     insp._studies.wait()
     shown = insp._core.view.kept(what)
     assert protocol.from_header(protocol.to_header(shown)) == shown, "what the browser refuses"

@@ -176,14 +176,16 @@ def test_another_length_has_no_words():
 def test_the_browser_gets_the_same_figures(insp):
     sent = []
     insp._core.view.screen.send = lambda message, buffer=None: sent.append((message, buffer))
-    insp._core.asked(protocol.ShowPositions(id=1, site="embed", example=1, unit=3, axis=None))
+    insp._commands.answer(protocol.ShowPositions(id=1, site="embed", example=1, unit=3, axis=None))
     insp._commands.wait()
     ((message, buffer),) = [one for one in sent if isinstance(one[0], protocol.Positions)]
     assert (message.figures, message.units, message.positions) == (("norm", "unit"), 4, 3)
     rows = np.frombuffer(buffer, "<f8").reshape(2, 3)
     np.testing.assert_array_equal(rows, insp.words("embed", 1, unit=3)[["norm", "unit"]].T)
     assert (message.along, message.axes) == (1, ("", "position", ""))
-    insp._core.asked(protocol.ShowPositions(id=2, site="attn@attention", example=0, unit=0, axis=3))
+    insp._commands.answer(
+        protocol.ShowPositions(id=2, site="attn@attention", example=0, unit=0, axis=3)
+    )
     insp._commands.wait()
     message, buffer = [one for one in sent if isinstance(one[0], protocol.Positions)][-1]
     assert (message.axis, message.along, message.axes) == (3, 3, ("", "", "query", "key"))
@@ -193,7 +195,7 @@ def test_the_browser_gets_the_same_figures(insp):
 
 def test_a_page_keeps_the_figures_that_were_shown(insp):
     asked = protocol.ShowPositions(id=1, site="embed", example=1, unit=0, axis=None)
-    insp._core.asked(asked)
+    insp._commands.answer(asked)
     insp._commands.wait()
     told = told_by(insp._core, [insp._core.view.kept("inputs")])
     assert told.kept[0].examples[1].words == ("d", "d", "a")
