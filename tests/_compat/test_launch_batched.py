@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import marked
 import pytest
 from marked import Watch, mark
-from taking import SUM, X, close, in_thread, run, taken
+from taking import BATCH, HALVES, SUM, X, branches, close, halved, halvings, in_thread, run, taken
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.launching.launch import Taking
@@ -22,13 +22,6 @@ def nothing_eager() -> None:
 
 
 # ------------------------------------------------------- examples of their own
-
-
-BATCH = jnp.array([-3.0, 1.0, -1.0, 5.0])
-
-
-def branches(x: Any) -> Any:
-    return jax.lax.cond(x > 0, lambda x: mark("up", 2 * x), lambda x: mark("down", x * x), x)
 
 
 def test_the_marks_of_a_branch_count_for_the_examples_that_take_it():
@@ -45,6 +38,21 @@ def test_the_gradients_of_a_branch_count_for_the_examples_that_take_it():
     expected = [("d down", 2.0), ("d up", 2.0), ("down", 10.0), ("up", 12.0)]
     close(sorted(run(jax.jit(f), BATCH)), *expected)
     close(sorted(run(jax.grad(jax.jit(lambda x: jax.vmap(branches)(x).sum())), BATCH)), *expected)
+
+
+def test_a_derivative_of_ones_own_in_a_branch_is_kept():
+    @jax.custom_vjp
+    def five(x: Any) -> Any:
+        return mark("inside", x)
+
+    five.defvjp(lambda x: (five(x), None), lambda _, ct: (5 * ct,))
+
+    def f(x: Any) -> Any:
+        return jax.lax.cond(x > 0, lambda x: mark("up", five(x)), lambda x: mark("down", -x), x)
+
+    gradient = jax.jit(jax.grad(lambda x: jax.vmap(f)(x).sum()))
+    seen = dict(run(gradient, BATCH))  # which compares the gradients
+    assert (seen["up"], seen["d up"], seen["down"], seen["d down"]) == (6, 2, 4, 2)
 
 
 def test_one_of_many_branches_and_two_vmaps():
@@ -80,20 +88,8 @@ def test_the_branches_of_platforms_are_no_choice_of_an_example():
     assert "masked=True" not in str(program)
 
 
-def halved(x: Any) -> Any:
-    return jax.lax.while_loop(lambda x: x > 1, lambda x: mark("x", x / 2), x)
-
-
-def halvings(x: float) -> float:
-    total = 0.0
-    while x > 1:
-        x /= 2
-        total += x
-    return total
-
-
 def test_the_marks_of_a_loop_count_for_the_examples_that_are_still_in_it():
-    x = jnp.array([9.0, 0.5, 2.0, 4.0])
+    x = HALVES
     expected = ("x", sum(map(halvings, x.tolist())))
     for f in (jax.jit(jax.vmap(halved)), jax.vmap(jax.jit(halved)), jax.vmap(halved)):
         close(run(f, x), expected)

@@ -18,7 +18,22 @@ from devices import on_four_devices
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from marked import Watch, mark
-from taking import LOSS, SUM, X, close, loss, run, same, taken, twice
+from taking import (
+    BATCH,
+    HALVES,
+    LOSS,
+    SUM,
+    X,
+    branches,
+    close,
+    halved,
+    halvings,
+    loss,
+    run,
+    same,
+    taken,
+    twice,
+)
 
 
 def several() -> Any:
@@ -39,6 +54,22 @@ def test_what_is_returned_in_addition_is_whole_on_every_device(kind: Any):
                 assert value.sharding.is_fully_replicated
                 assert value.sharding.device_set == set(devices)
             close(watch.sums(), *LOSS)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_examples_on_several_devices(kind: Any):
+    devices = several()
+    mesh = jax.make_mesh((len(devices),), ("a",), axis_types=(kind,), devices=devices)
+    total = lambda x: jax.vmap(branches)(x).sum()  # noqa: E731
+    with jax.set_mesh(mesh):
+        x = jax.device_put(BATCH, NamedSharding(mesh, P("a")))
+        taken_by = [("down", 10), ("up", 12)]
+        close(run(jax.jit(jax.vmap(branches)), x), *taken_by)
+        close(run(jax.vmap(jax.jit(branches)), x), *taken_by)
+        gradients = [("d down", 2), ("d up", 2)]
+        close(sorted(run(jax.jit(jax.grad(total)), x)), *gradients, *taken_by)
+        y = jax.device_put(HALVES, NamedSharding(mesh, P("a")))
+        close(run(jax.jit(jax.vmap(halved)), y), ("x", sum(map(halvings, HALVES.tolist()))))
 
 
 def programs_on_several(mesh: Any, where: Any) -> dict[str, Callable[[], Any]]:
@@ -114,7 +145,7 @@ def test_a_shard_map_outside_every_jit():
 
 def test_on_four_devices():
     if jax.device_count() < 4:
-        names = "every_device", "its_devices", "test_shard_map", "a_shard_map"
+        names = "every_device", "several_devices", "its_devices", "test_shard_map", "a_shard_map"
         on_four_devices(__file__, *names)
 
 

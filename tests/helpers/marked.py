@@ -118,20 +118,15 @@ def edited(program: Any, wanted: Callable[[str], bool] = lambda name: True) -> E
     return Edited(body.jaxpr, tuple(body.knobs), tuple(body.names))
 
 
-def with_presence(jaxpr: Any) -> Any:
-    """The marks in a jaxpr count where its first input is true."""
-    body = _edited(jaxpr, _How(presence=True))
-    if body.knobs:
-        return body.jaxpr
-    bare, _ = jaxprs.open_jaxpr(jaxpr)  # its marks are where no operand can be added
-    unused = jaxprs.variable(_type(bool))
-    return jaxprs.edited(jaxpr, inputs=[unused], equations=bare.eqns, outputs=bare.outvars)
+def with_presence(jaxpr: Any, present: Any) -> Any:
+    """The marks in a jaxpr count where its first input, this variable, is true."""
+    return _edited(jaxpr, _How(present=present)).jaxpr
 
 
 @dataclasses.dataclass(frozen=True)
 class _How:
     wanted: Callable[[str], bool] = lambda name: True
-    presence: bool = False
+    present: Any = None  # the variable that says which examples are there
     again: bool = False
     axes: tuple[str, ...] = ()
 
@@ -178,13 +173,13 @@ def _sum(axes: tuple[str, ...]) -> Callable[..., Any]:
 def _edited(jaxpr: Any, how: _How) -> _Body:
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     instead: dict[Any, Any] = {}
-    new = _Body(None, {}, [], [])
+    new = _Body(None, {} if how.present is None else {"present": how.present}, [], [])
     equations: list[Any] = []
     for e in bare.eqns:
         operands = [x if jaxprs.is_literal(x) else instead.get(x, x) for x in e.invars]
         if e.primitive in (MARK, LINK):
             equations += _at_mark(new, e, operands, instead, how)
-        elif e.primitive is KNOB and not how.presence:
+        elif e.primitive is KNOB and how.present is None:
             name = e.params["name"]
             instead[e.outvars[0]] = _knob(new, name, e.outvars[0].aval)
         elif any(map(holds, jaxprs.sub_jaxprs(e))):
@@ -207,8 +202,8 @@ def _knob(new: _Body, name: str, aval: Any) -> Any:
 
 def _at_mark(new: _Body, e: Any, operands: Any, instead: Any, how: _How) -> list[Any]:
     x, *mask = operands
-    if how.presence:
-        present, before = _knob(new, "present", _type(bool)), list[Any]()
+    if how.present is not None:
+        present, before = how.present, list[Any]()
         if mask:
             with jaxprs.context_of(e):
                 before, (present,) = _inserted(
@@ -232,6 +227,8 @@ def _at_mark(new: _Body, e: Any, operands: Any, instead: Any, how: _How) -> list
 
 def _inside(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
     name, p = e.primitive.name, e.params
+    if how.present is not None:
+        how = dataclasses.replace(how, present=jaxprs.variable(how.present.aval))
     if name in jaxprs.JITS:
         return _with(new, e, operands, _edited(p["jaxpr"], how), lambda b, i, o: jaxprs.with_inputs(
             p, b, i, outputs=o
@@ -252,6 +249,8 @@ def _inside(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
         return _while(new, e, operands, how)
     if name == "shard_map":
         return _shard_map(new, e, operands, how)
+    if how.present is not None:  # it has a derivative that is still asked for
+        return [e.replace(invars=operands)]
     (jaxpr,) = jaxprs.sub_jaxprs(e)
     body = _edited(jaxpr, how)
     primitive, params = jaxprs.closed_call(body.jaxpr)
@@ -406,8 +405,8 @@ class Watch:
     def holds(self, jaxpr: Any, /) -> bool:
         return holds(jaxpr)
 
-    def with_presence(self, jaxpr: Any, /) -> Any:
-        return with_presence(jaxpr)
+    def with_presence(self, jaxpr: Any, present: Any, /) -> Any:
+        return with_presence(jaxpr, present)
 
     def escaped(self, name: str, /) -> None:
         self.names.append(name)

@@ -117,3 +117,25 @@ def in_thread(work: Callable[[], Any]) -> Any:
     if errors:
         raise errors[0]
     return found[0]
+
+
+BATCH = jnp.array([-3.0, 1.0, -1.0, 5.0])
+
+
+def branches(x: Any) -> Any:
+    return jax.lax.cond(x > 0, lambda x: mark("up", 2 * x), lambda x: mark("down", x * x), x)
+
+
+HALVES = jnp.array([9.0, 0.5, 2.0, 4.0])
+
+
+def halved(x: Any) -> Any:
+    return jax.lax.while_loop(lambda x: x > 1, lambda x: mark("x", x / 2), x)
+
+
+def halvings(x: float) -> float:
+    total = 0.0
+    while x > 1:
+        x /= 2
+        total += x
+    return total

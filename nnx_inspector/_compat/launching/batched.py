@@ -25,9 +25,9 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.redirect import Undone, put
 
-Presence = Callable[[Any], Any]
-"""Returns, for a jaxpr, one with another input in front, a bool: whether the example is there. None
-if it is of no interest."""
+Presence = Callable[[Any, Any], Any]
+"""Returns, for a jaxpr and a new variable, a bool, a jaxpr that has it as another input in front:
+whether the example is there. None if the jaxpr is of no interest."""
 
 
 def swap_rules(presence: Presence, undone: Undone) -> None:
@@ -45,16 +45,20 @@ def swap_rules(presence: Presence, undone: Undone) -> None:
 def _cond(rule: Any, presence: Presence) -> Any:
     def batch(axis_data: Any, args: Any, dims: Any, *, branches: Any, **params: Any) -> Any:
         # jax asks the platform anew where branches are of platforms: no example chooses
-        chosen = dims[0] is not None and "branches_platforms" not in params
-        present = [presence(one) if chosen else None for one in branches]
-        if all(one is None for one in present):
+        if dims[0] is None or "branches_platforms" in params:
             return rule(axis_data, args, dims, branches=branches, **params)
         index, at = args[0], dims[0]
+        # with the mesh that is in types: jax maps it as it maps the index
+        number = core.mapped_aval(axis_data.size, at, jax.typeof(index))
+        aval = number.update(dtype=np.dtype(bool), weak_type=False)
+        inputs = [jaxprs.variable(aval) for _ in branches]
+        present = [presence(one, v) for one, v in zip(branches, inputs, strict=True)]
+        if all(one is None for one in present):
+            return rule(axis_data, args, dims, branches=branches, **params)
         with ours():
             theirs = [jax.lax.eq(index, jax.lax.full_like(index, n)) for n in range(len(branches))]
         new = tuple(
-            _among(one, branch, number, len(branches))
-            for number, (one, branch) in enumerate(zip(present, branches, strict=True))
+            _among(inputs, one, branch) for one, branch in zip(present, branches, strict=True)
         )
         args = [index, *theirs, *args[1:]]
         dims = [at, *[at] * len(theirs), *dims[1:]]
@@ -63,31 +67,27 @@ def _cond(rule: Any, presence: Presence) -> Any:
     return batch
 
 
-def _among(present: Any, branch: Any, number: int, count: int) -> Any:
+def _among(inputs: Sequence[Any], present: Any, branch: Any) -> Any:
     """A branch whose first operands are, for each branch, whether an example takes it."""
     whole = branch if present is None else present
     bare, _ = jaxprs.open_jaxpr(whole)
-    inputs, rest = [jaxprs.variable(_bool()) for _ in range(count)], bare.invars
-    if present is not None:
-        inputs[number], *rest = rest
-    new = bare.replace(invars=[*inputs, *rest])
+    own = bare.invars if present is None else bare.invars[1:]
+    new = bare.replace(invars=[*inputs, *own])
     return new if bare is whole else whole.replace(jaxpr=new)
-
-
-def _bool() -> Any:
-    return jax.typeof(np.zeros((), bool))
 
 
 def _while(rule: Any, presence: Presence) -> Any:
     def batch(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
         test, tests = params["cond_jaxpr"], params["cond_nconsts"]
-        inside = presence(params["body_jaxpr"]) if _ends_apart(dims, params) else None
+        test_bare, _ = jaxprs.open_jaxpr(test)
+        present = jaxprs.variable(test_bare.outvars[0].aval)
+        apart = _ends_apart(dims, params)
+        inside = presence(params["body_jaxpr"], present) if apart else None
         if inside is None:
             return rule(axis_data, args, dims, **params)
         # the loop's own condition, of the values that the body gets, is computed once more inside:
         # there it is mapped as they are
-        present, *own = jaxprs.open_jaxpr(inside)[0].invars
-        test_bare, _ = jaxprs.open_jaxpr(test)
+        _, *own = jaxprs.open_jaxpr(inside)[0].invars
         consts = [jaxprs.variable(v.aval) for v in test_bare.invars[:tests]]
         carry = own[params["body_nconsts"] :]
         asked = _called(test, [*consts, *carry], [present])

@@ -84,9 +84,9 @@ class Chooser(Protocol):
         """Whether a jaxpr, or one inside it, holds anything of interest."""
         ...
 
-    def with_presence(self, jaxpr: Any, /) -> Any:
-        """A jaxpr of the same kind with another input in front, a bool: whether what is of interest
-        in it, also to other choosers, counts for this example. See `batched`.
+    def with_presence(self, jaxpr: Any, present: Any, /) -> Any:
+        """A jaxpr of the same kind with another input in front, this variable, a bool: whether what
+        is of interest in it, also to other choosers, counts for an example. See `batched`.
         """
         ...
 
@@ -352,9 +352,9 @@ def _escaped(name: str) -> None:
         one.escaped(name)
 
 
-def _presence(jaxpr: Any) -> Any:
+def _presence(jaxpr: Any, present: Any) -> Any:
     interested = next((one for one in _choosers() if one.holds(jaxpr)), None)
-    return None if interested is None else interested.with_presence(jaxpr)
+    return None if interested is None else interested.with_presence(jaxpr, present)
 
 
 _swapped = Swapped(_swap)
