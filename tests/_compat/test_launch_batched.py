@@ -147,6 +147,19 @@ def test_a_condition_in_a_loop_that_ends_apart():
     close(run(jax.jit(jax.vmap(f)), BATCH), ("down", down), ("up", up))
 
 
+def test_a_loop_that_carries_a_random_key():
+    def f(key: Any, x: Any) -> Any:
+        def step(c: Any) -> Any:
+            key, x = c
+            key, other = jax.random.split(key)
+            return key, mark("x", x - 1 - 0 * jax.random.normal(other))
+
+        return jax.lax.while_loop(lambda c: c[1] > 0, step, (key, x))[1]
+
+    keys, x = jax.random.split(jax.random.key(0), 3), jnp.array([2.0, 0.0, 3.0])
+    close(run(jax.jit(jax.vmap(f)), keys, x), ("x", (1 + 0) + (2 + 1 + 0)))
+
+
 def test_conditions_and_loops_of_other_threads_are_mapped_as_ever():
     with held(Taking(Watch())):
         program = in_thread(lambda: str(jax.make_jaxpr(jax.vmap(branches))(BATCH)))

@@ -149,6 +149,15 @@ def test_on_four_devices():
         on_four_devices(__file__, *names)
 
 
+def contexts(error: BaseException | None) -> list[str]:
+    """The types of the errors during whose handling an error was raised."""
+    found = []
+    while error is not None:
+        found.append(type(error).__name__)
+        error = error.__context__
+    return found
+
+
 def test_arrays_on_devices_that_do_not_fit_raise_what_jax_raises():
     if jax.device_count() < 4:
         on_four_devices(__file__, "do_not_fit")
@@ -162,6 +171,7 @@ def test_arrays_on_devices_that_do_not_fit_raise_what_jax_raises():
     with pytest.raises(ValueError, match="incompatible devices") as theirs:
         f(x, y)
     assert str(ours.value) == str(theirs.value)
+    assert contexts(ours.value) == contexts(theirs.value)
 
 
 APART = pathlib.Path(__file__).parents[1] / "helpers" / "launched_apart.py"

@@ -224,31 +224,42 @@ def _run(
     """
     inputs, here = chosen.inputs(), _thread.here
     before, here.running = here.running, chosen.program
+    found: tuple[Any, list[Any]] | None = None
+    failed: list[Exception] = []
     try:
         with results_unchecked():
-            out, more = start(chosen.program, inputs, chosen.outputs)
+            found = start(chosen.program, inputs, chosen.outputs)
     except Exception as error:  # the user's, or ours: their own program tells
         if comes_from_a_handler(error) or _has_begun(error, lambda: compiles(inputs)):
             raise
-        out = own()
-        for chooser in _choosers():
-            chooser.failed(error)
-        return out
+        failed.append(error)
     finally:
         here.running = before
+    if found is None:  # not within the `except`, or their own error would name ours as its context
+        out = own()
+        for chooser in _choosers():
+            chooser.failed(failed[0])
+        return out
+    out, more = found
     chosen.take(more)
-    if forbids_nan():
-        # jax looks at the results of each program, and runs that one again, equation by equation,
-        # whose results have a NaN. What we measure may be NaN on purpose: so we look ourselves, at
-        # the user's results only, and leave the rest to jax, which knows the function. It can go
-        # when jax can be told which results to look at.
-        try:
-            for x in jax.tree.leaves(out):
-                if isinstance(x, jax.Array):
-                    dispatch.check_special("", [part.data for part in x.addressable_shards])
-        except InternalFloatingPointError:
-            return own()
-    return out
+    return own() if forbids_nan() and not _passes_checks(out) else out
+
+
+def _passes_checks(out: Any) -> bool:
+    """Whether results have no NaN or Inf that the user forbids.
+
+    jax looks at the results of each program, and runs that one again, equation by equation, whose
+    results have one. What we measure may be NaN on purpose: so we look ourselves, at the user's
+    results only, and leave the rest to jax, which knows the function. This can go when jax can be
+    told which results to look at.
+    """
+    try:
+        for x in jax.tree.leaves(out):
+            if isinstance(x, jax.Array):
+                dispatch.check_special("", [part.data for part in x.addressable_shards])
+    except InternalFloatingPointError:
+        return False
+    return True
 
 
 def _has_begun(error: Exception, compiles: Callable[[], bool]) -> bool:
