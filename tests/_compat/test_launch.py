@@ -14,6 +14,7 @@ from flax import nnx
 from jax._src import ad_checkpoint, dispatch, pjit
 from jax._src.interpreters import batching
 from jax._src.lax.control_flow import conditionals, loops
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from marked import Watch, mark
@@ -130,7 +131,20 @@ def test_static_and_keyword_arguments_and_results_in_a_tree():
     close(run(lambda: jitted(X, "down", scale=jnp.float32(2))), ("a", 2 * SUM))
 
 
-def test_shardings_and_layouts_of_a_jit_are_kept():
+def test_layouts_of_a_jit_are_kept():
+    where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    turned = Format(Layout(major_to_minor=(1, 0)), where)
+    x = jnp.arange(6.0).reshape(2, 3)
+    f = jax.jit(lambda x: 2 * mark("a", x), in_shardings=turned, out_shardings=turned)
+    with taken(Watch()) as watch:
+        out = f(jax.device_put(x, turned))
+        assert out.format.layout.major_to_minor == (1, 0)
+        assert not watch.errors
+        close(watch.sums(), ("a", 15))
+    same(out, 2 * x)
+
+
+def test_shardings_of_a_jit_are_kept():
     mesh = jax.make_mesh((1,), ("a",), axis_types=(AxisType.Auto,))
     where = NamedSharding(mesh, P("a"))
     f = jax.jit(twice, in_shardings=where, out_shardings=where)
