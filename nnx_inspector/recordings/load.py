@@ -1,7 +1,8 @@
 """`load`: reads a recording from a file, which may come from anybody.
 
 Invariant: the result is a recording that `Recording.append` could have made, or an InspectorError;
-never a crash, and never more memory than twice the file plus some megabytes. Imports no jax.
+never a crash, and never more memory than twice the file plus some megabytes; five times the file,
+if it is of an earlier version, whose summaries are deflated. Imports no jax.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _NAME_BYTES: Final = 160
 """Bytes of memory that a name takes besides its letters."""
 _SUMMARY_BYTES: Final = 320
 """Bytes of memory that a summary, its key and its place take besides its packed bytes."""
-_INFLATED: Final = 4
+_INFLATED: Final = 3
 """How many times the bytes of an older file's summaries they may take besides, inflated."""
 _TEXT_BYTES: Final = 80
 """Bytes of memory that a text of a table or a fact takes besides its letters."""

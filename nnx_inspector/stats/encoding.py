@@ -42,7 +42,7 @@ _LONGEST: Final = HEAD_BYTES + 10 * BINS
 _MOST: Final = 2**32
 _ZERO, _NOT = np.zeros(1, int), np.zeros(1, bool)
 _TOGETHER: Final = 2**13
-"""How many bytes are validated or inflated together."""
+"""How many bytes are validated together, in some megabytes; of deflated ones an eighth."""
 _OLD: Final = struct.Struct("<BBHdd")
 """Of a deflated summary: dtype of the points, bytes for each count, number of bins, two more."""
 
@@ -269,7 +269,7 @@ def checked(packed: Packed) -> Iterator[Sparse]:
         >>> [len(found.bins) for found in checked(encoded(sparse([empty(), empty()])))]
         [0]
     """
-    for rows in _batches(packed):
+    for rows in _batches(packed, _TOGETHER):
         some = Packed.of([packed.piece(row) for row in rows])
         sizes = np.diff(np.frombuffer(some.ends, "<u4").astype(int), prepend=0)
         if ((sizes < HEAD_BYTES) | (sizes > _LONGEST)).any():
@@ -304,7 +304,7 @@ def renewed(packed: Packed, most: int) -> Packed:
         ValueError: these are not their bytes, or they would take more.
     """
     kept, taken = list[bytes](), 0
-    for rows in _batches(packed):
+    for rows in _batches(packed, _TOGETHER // 8):
         some = encoded(sparse([_inflated(packed.piece(row)) for row in rows]))
         kept += [some.piece(at) for at in range(len(rows))]
         taken += len(some.data) + 64 * len(rows)
@@ -313,11 +313,11 @@ def renewed(packed: Packed, most: int) -> Packed:
     return Packed.of(kept)
 
 
-def _batches(packed: Packed) -> Iterator[range]:
+def _batches(packed: Packed, together: int) -> Iterator[range]:
     ends = np.frombuffer(packed.ends, "<u4").astype(int)
     start = before = 0
     while start < len(ends):
-        stop = max(start + 1, int(np.searchsorted(ends, before + _TOGETHER, "right")))
+        stop = max(start + 1, int(np.searchsorted(ends, before + together, "right")))
         yield range(start, stop)
         start, before = stop, ends[stop - 1]
 

@@ -28,7 +28,9 @@ from nnx_inspector.recordings.facts import Facts, ParameterFacts, SiteFacts
 from nnx_inspector.recordings.format import DamagedError, Reader
 from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.stats.bins import FINITE_BINS
 from nnx_inspector.stats.encoding import encoded, sparse
+from nnx_inspector.stats.summary import Summary
 
 SPARE = 9 * 2**20
 """The bytes of memory that a file may take in addition to twice its size."""
@@ -163,6 +165,25 @@ def test_a_file_of_an_earlier_version_is_read_as_what_it_recorded(path: pathlib.
         assert (mine.step, mine.nonfinite) == (theirs.step, theirs.nonfinite)
     found.save(path)
     assert_same(load(path), found)
+
+
+def test_an_old_file_whose_summaries_would_be_much_larger_is_refused_cheaply(
+    path: pathlib.Path,
+) -> None:
+    bins = np.where(FINITE_BINS, 7, 0).astype(np.uint64)  # forty times as many bytes as deflated
+    blob = deflated(Summary(bins=bins, points=np.array([-1.0, 1, 0]), sums=np.ones(3)))
+    many = 10_000
+    names = part(b"name", **packed([b"%d" % i for i in range(many)]))
+    data = file_of([names, head(), one_pass([blob] * many)])
+    path.write_bytes(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InspectorError, match="many times their bytes"):
+            load(path)
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(data) + SPARE < 30 * len(blob) * many
+    finally:
+        tracemalloc.stop()
+    assert tried(path, file_of([NAMES, head(), one_pass([blob])])) is not None
 
 
 def test_kinds_of_sections_that_may_be_skipped_are(path: pathlib.Path) -> None:
