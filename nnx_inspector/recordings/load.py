@@ -13,7 +13,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -168,18 +168,6 @@ class _FolderError(InspectorError, IsADirectoryError):
     """A folder in place of a file; also an OSError, as `open` would raise."""
 
 
-class _Marks(NamedTuple):
-    """The properties of a pass besides its summaries."""
-
-    number: int
-    step: int
-    setting: int
-    kind: str
-    perturbed: bool
-    news: bool
-    ticket: int
-
-
 class _Opened:
     """What has been read so far.
 
@@ -206,7 +194,7 @@ class _Opened:
         self._held = [0, 0]
         self._firsts = 0
         self._last = -1
-        self._waiting: dict[int, tuple[_Marks, Measured]] = {}
+        self._waiting: dict[int, tuple[dict[str, Any], Measured]] = {}
         self._waiting_bytes = 0
         self._keys: tuple[bytes, tuple[tuple[str, str], ...]] = (b"", ())
         self._figures: Figures | None = None  # of the pass that follows
@@ -231,8 +219,8 @@ class _Opened:
         firsts = set(state.firsts)
         for number, (marks, what) in enumerate(self._waiting.values(), state.appended):
             # the process ended before these were complete
-            found = {(marks.perturbed, *which) for which in what.nonfinite}
-            self._take(marks._replace(number=number, news=not found <= firsts), what)
+            found = {(marks["perturbed"], *which) for which in what.nonfinite}
+            self._take({**marks, "number": number, "news": not found <= firsts}, what)
             firsts |= found
         recording.cut_short = torn or any(left > 0 for left in self._held)
         return recording
@@ -281,38 +269,38 @@ class _Opened:
             self._names.append(part.decode("utf-8", "surrogatepass"))
 
     def _pass(self, columns: Columns) -> None:
-        marks = self._marks(columns)
-        before = self._waiting.pop(marks.ticket, None)
+        ticket, marks = self._marks(columns)
+        before = self._waiting.pop(ticket, None)
         if before is not None:
             self._waiting_bytes -= _SUMMARY_BYTES * len(before[1].keys) + len(before[1].packed.data)
         as_held = None if "site" in columns else before
         what = self._measured(columns) if as_held is None else as_held[1]
-        if not self._last < marks.number < 2**53:
-            raise ValueError(f"pass {marks.number} does not follow the one before")
-        self._firsts += marks.news
+        if not self._last < marks["number"] < 2**53:
+            raise ValueError(f"pass {marks['number']} does not follow the one before")
+        self._firsts += marks["news"]
         if self._firsts > _MOST_FIRSTS:
             raise ValueError("more passes have the first value of a kind than there are kinds")
         self._take(marks, what)
         self._held[0] -= 1
 
     def _hold(self, columns: Columns) -> None:
-        marks = self._marks(columns)
-        if marks.ticket < 0 or marks.ticket in self._waiting:
-            raise ValueError(f"ticket {marks.ticket} is negative or in use")
+        ticket, marks = self._marks(columns)
+        if ticket < 0 or ticket in self._waiting:
+            raise ValueError(f"ticket {ticket} is negative or in use")
         what = self._measured(columns)
         self._waiting_bytes += _SUMMARY_BYTES * len(what.keys) + len(what.packed.data)
-        self._waiting[marks.ticket] = marks, what
+        self._waiting[ticket] = marks, what
         self._require_room(0)
 
-    def _marks(self, columns: Columns) -> _Marks:
+    def _marks(self, columns: Columns) -> tuple[int, dict[str, Any]]:
+        """The ticket of a pass, and its properties besides its summaries."""
         numbers = column(columns, "pass", "int64", (6,)).tolist()
         number, step, setting, kind, flags, ticket = numbers
         if not 0 <= flags <= PERTURBED | NEWS or not 0 <= setting < 2**53 or ticket < -1:
             raise ValueError(f"flags {flags}, setting {setting} or ticket {ticket} is out of range")
-        perturbed, news = bool(flags & PERTURBED), bool(flags & NEWS)
-        return _Marks(
-            number, step_number(step), setting, self._named([kind])[0], perturbed, news, ticket
-        )
+        marks = {"number": number, "step": step_number(step), "setting": setting}
+        marks |= {"perturbed": bool(flags & PERTURBED), "news": bool(flags & NEWS)}
+        return ticket, {**marks, "kind": self._named([kind])[0]}
 
     def _measured(self, columns: Columns) -> Measured:
         sites, quantities = column(columns, "site", "uint32"), column(columns, "quantity", "uint8")
@@ -332,14 +320,12 @@ class _Opened:
             start += len(found.kinds)
         return Measured(keys, packed, frozenset(nonfinite))
 
-    def _take(self, marks: _Marks, what: Measured) -> None:
+    def _take(self, marks: dict[str, Any], what: Measured) -> None:
         recording = self._begun()
-        number, step, setting, kind, perturbed, news, _ = marks
         figures, self._figures = self._figures, None
-        marked: Any = {"kind": kind, "perturbed": perturbed, "setting": setting, "news": news}
-        item = recording.made(what, number, step, figures=figures, **marked)
-        recording.take(item, {(perturbed, *which) for which in what.nonfinite})
-        self._last = number
+        item = recording.made(what, figures=figures, **marks)
+        recording.take(item, {(item.perturbed, *which) for which in what.nonfinite})
+        self._last = item.number
 
     def _table(self, columns: Columns) -> None:
         here = sum(column.nbytes for column in columns.values())

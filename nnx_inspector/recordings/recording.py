@@ -134,10 +134,9 @@ class Recording(Saved):
                 return  # an interrupt came between adding it and noting that it was added
             self._expect()
             found = {(perturbed, *which) for which in what.nonfinite}
-            item = self.made(
-                what, self._appended, at, kind=kind, perturbed=perturbed, setting=setting,
-                news=not found <= self._firsts, figures=figures,
-            )  # fmt: skip
+            marks: Any = {"number": self._appended, "step": at, "kind": kind, "setting": setting}
+            marks |= {"perturbed": perturbed, "news": not found <= self._firsts}
+            item = self.made(what, figures=figures, **marks)
             self.take(item, found)
             before = None if held is None else self._held.pop(held, None)
             ticket = -1 if held is None else held
@@ -163,8 +162,8 @@ class Recording(Saved):
             return
         what, at = measured(summaries), step_number(step)
         with self._lock:
-            marks: Any = {"kind": kind, "perturbed": perturbed, "setting": setting, "news": False}
-            item = self.made(what, 0, at, **marks)
+            marks: Any = {"number": 0, "step": at, "kind": kind, "setting": setting}
+            item = self.made(what, perturbed=perturbed, news=False, **marks)
             self._expect()
             if self._held.pop(ticket, None) is not None:  # of a loop whose end was interrupted
                 self._expect()  # and so it goes from the file too
@@ -176,7 +175,7 @@ class Recording(Saved):
         newest = self._passes[-1] if self._passes else None
         return newest is not None and (newest.step, newest.kind) == (step, kind)
 
-    def made(self, what: Measured, number: int, step: int, **marks: Any) -> Pass:
+    def made(self, what: Measured, **marks: Any) -> Pass:
         """A pass of these summaries; passes with summaries of the same keys share the layout.
 
         `marks` are the rest of `Pass`.
@@ -184,7 +183,7 @@ class Recording(Saved):
         with self._lock:
             layout = self._layouts.get(what.keys) or Layout.of(what.keys)
         kinds = frozenset(kind for _, kind in what.nonfinite)
-        return Pass(number, step, nonfinite=kinds, layout=layout, packed=what.packed, **marks)
+        return Pass(nonfinite=kinds, layout=layout, packed=what.packed, **marks)
 
     def take(self, item: Pass, found: Set[tuple[bool, str, str]]) -> None:
         """Add a finished pass, for `append` and for the reader of a file.
