@@ -14,8 +14,13 @@ import numpy as np
 from jax.interpreters import ad
 
 REMAT = frozenset(["remat2", "remat", "checkpoint"])
-JITS = frozenset(["jit", "pjit"])
 """The names of jax's remat primitive."""
+JITS = frozenset(["jit", "pjit"])
+PLACING = frozenset(
+    {"device_put", "layout_constraint", "mesh_cast", "pcast", "pvary", "reshard"}
+    | {"sharding_constraint"}
+)
+"""The primitives that only say on which devices a value lies."""
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
@@ -53,8 +58,12 @@ def retraced(jaxpr: Any, run: Callable[..., Any]) -> Any:
     if not is_simple(jaxpr):
         return jaxpr
     avals = [v.aval for v in bare.invars]
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
-    new = jax.make_jaxpr(run)(*shapes)
+
+    def form(a: Any) -> jax.ShapeDtypeStruct:
+        where = a.sharding if a.sharding.mesh.explicit_axes else None
+        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where, weak_type=a.weak_type)
+
+    new = jax.make_jaxpr(run)(*map(form, avals))
     return new if type(new) is type(jaxpr) else new.jaxpr if not new.consts else jaxpr
 
 

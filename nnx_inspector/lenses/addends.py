@@ -16,8 +16,8 @@ from nnx_inspector.hooks.sites import of_operation, parse_key
 from nnx_inspector.program.analysis.equations import Body, bodies_of
 from nnx_inspector.program.marks import INPUT, OUTPUT, mark
 
-_SAME = {"copy", "copy_p", "convert_element_type", "optimization_barrier", "sharding_constraint"}
-_SAME |= {"device_put", "name", "pvary", "broadcast_in_dim"}
+_SAME = {"copy", "copy_p", "convert_element_type", "optimization_barrier", "name"}
+_SAME |= {"broadcast_in_dim"} | jaxprs.PLACING
 """Primitives whose result is their operand; a broadcast, for an embedding of the positions."""
 
 

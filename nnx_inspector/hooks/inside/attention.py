@@ -29,10 +29,9 @@ _RESIZES = frozenset(["slice", "dynamic_slice", "dynamic_update_slice", "pad", "
 _SAME_SHAPE = """
     abs add add_any and clamp convert_element_type copy copy_p cos custom_jvp_call custom_vjp_call
     custom_vjp_call_jaxpr div exp exp2 integer_pow log log1p logistic max min mul name neg not
-    optimization_barrier or pow pvary reduce_precision select_n sharding_constraint sin square
-    stop_gradient sub tanh
+    optimization_barrier or pow reduce_precision select_n sin square stop_gradient sub tanh
 """
-_ELEMENTWISE = frozenset(_SAME_SHAPE.split())
+_ELEMENTWISE = jaxprs.PLACING.union(_SAME_SHAPE.split())
 _WRITES = frozenset(["swap", "addupdate"])
 _RANKS = ("joined", "fixed", "sum", "log", "scores", "exp", "log_pattern", "pattern")
 

@@ -43,10 +43,10 @@ _ENTERED = jaxprs.JITS | jaxprs.REMAT | {"scan", "while", "cond", "closed_call",
 """The primitives whose functions `program.harvest` can enter."""
 
 _MOVES = """
-    broadcast_in_dim convert_element_type copy copy_p device_put optimization_barrier pvary reshape
-    sharding_constraint squeeze stop_gradient
+    broadcast_in_dim convert_element_type copy copy_p optimization_barrier reshape squeeze
+    stop_gradient
 """
-_SAME = frozenset(_MOVES.split())
+_SAME = jaxprs.PLACING.union(_MOVES.split())
 """Primitives that only hand a value on: they are not sites."""
 
 _ALIKE = jaxprs.JITS | jaxprs.REMAT | {"closed_call", "core_call"}

@@ -46,6 +46,7 @@ _EACH: Final[dict[str, Callable[..., Any]]] = {
     "eq": np.equal, "ne": np.not_equal, "not": np.logical_not, "and": np.logical_and,
     "or": np.logical_or, "pow": np.power, "clamp": lambda low, x, high: np.clip(x, low, high),
     "select_n": lambda which, *of: np.where(which, of[1], of[0]) if len(of) == 2 else None,
+    **dict.fromkeys(jaxprs.PLACING, _same),
 }  # fmt: skip
 
 
@@ -141,7 +142,8 @@ def _is_sinusoid(variable: Any, made: Mapping[Any, Any]) -> bool:
 
 _PLACED: Final = {
     *("convert_element_type", "copy", "copy_p", "reshape", "squeeze", "transpose", "pad", "rev"),
-    *("broadcast_in_dim", "expand_dims", "reduce_precision", "sharding_constraint"),
+    *("broadcast_in_dim", "expand_dims", "reduce_precision"),
+    *jaxprs.PLACING,
 }
 """Equations that change no value, only its place or precision, and zeros that are put around it."""
 _CHOSEN: Final = {

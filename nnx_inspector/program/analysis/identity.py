@@ -21,13 +21,10 @@ Order = tuple[int, ...] | None
 _IDENTITY = {
     "copy",
     "copy_p",
-    "device_put",
     "optimization_barrier",
-    "sharding_constraint",
     "name",
-    "pvary",
     "nnx_inspector_mark",
-}
+} | jaxprs.PLACING
 _SAME_IF_ALIKE = {"reshape", "convert_element_type", "broadcast_in_dim"}
 
 
