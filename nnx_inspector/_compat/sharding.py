@@ -6,10 +6,11 @@ The user and XLA decide where an array lies, never this module.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,25 +21,77 @@ from nnx_inspector._compat import jaxprs, jit
 T = TypeVar("T")
 
 
-def left_to_the_compiler(f: Callable[[Any], T], x: Any) -> T:
-    """`f(x)`, with mesh axes that are explicit in the type of `x` left to the compiler.
+def left_to_the_compiler(f: Callable[..., T], *operands: Any) -> T:
+    """`f(*operands)`, with mesh axes that are explicit in their types left to the compiler.
 
-    jax has no sharding rule for a histogram; XLA counts on each device and adds up.
+    jax has no sharding rule for a histogram, and none for most indexing; XLA needs none.
 
     Args:
-        f: a function with small results.
-        x: a tracer, or a pytree of tracers on one mesh.
+        f: a function with small results. It may not close over arrays that lie on the mesh.
+        operands: pytrees of tracers or arrays on one mesh; other leaves are passed on as they are.
 
     Returns:
-        The results; if there is a mesh, each of its devices has a full copy.
+        The results; if an axis is explicit, each device has a full copy.
     """
-    mesh: Any = jax.typeof(jax.tree.leaves(x)[0]).sharding.mesh
-    explicit = _explicit(mesh)
-    if not explicit:
-        return f(x)
-    whole = NamedSharding(mesh, PartitionSpec())
-    automatic: Any = jax.sharding.auto_axes(f, axes=explicit, out_sharding=whole)
-    return automatic(x)
+    mesh = _explicit_mesh(operands)
+    return f(*operands) if mesh is None else _automatic(f, operands, mesh, PartitionSpec())
+
+
+def automatic(f: Callable[..., T]) -> Callable[..., T]:
+    """A version of `f` that is `left_to_the_compiler`; keyword arguments are static."""
+
+    @functools.wraps(f)
+    def run(*operands: Any, **static: Any) -> T:
+        return left_to_the_compiler(functools.partial(f, **static), *operands)
+
+    return run
+
+
+def keeping_sharding(f: Callable[..., jax.Array], x: jax.Array, *others: Any) -> jax.Array:
+    """`f(x, *others)`, which lies on the devices as `x` does, as `left_to_the_compiler`.
+
+    In the type of an explicit mesh, zeros or a mean lie elsewhere than the array that they are to
+    replace, which a `cond` or a `where` does not take.
+
+    Args:
+        f: a function that returns an array of the shape of `x`.
+        others: pytrees; see `left_to_the_compiler`.
+    """
+    sharding: Any = jax.typeof(x).sharding
+    if not _explicit(sharding.mesh):
+        return f(x, *others)
+    return _automatic(f, (x, *others), sharding.mesh, sharding.spec)
+
+
+def _automatic(f: Callable[..., T], operands: Any, mesh: Any, spec: PartitionSpec) -> T:
+    leaves, treedef = jax.tree.flatten(operands)
+    arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
+
+    def inner(arrays: dict[int, Any]) -> T:
+        every = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
+        return f(*jax.tree.unflatten(treedef, every))
+
+    where = NamedSharding(mesh, spec)
+    run: Any = jax.sharding.auto_axes(inner, axes=_explicit(mesh), out_sharding=where)
+    with _devices_of(arrays.values()):
+        return run(arrays)
+
+
+def _devices_of(arrays: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
+    """In an eager call without a current mesh, the context of the mesh of explicit arrays."""
+    if jit.is_tracing() or not jax.sharding.get_abstract_mesh().empty:
+        return contextlib.nullcontext()
+    places = (x.sharding for x in arrays if not jit.is_tracer(x))
+    meshes = (x.mesh for x in places if isinstance(x, NamedSharding) and _explicit(x.mesh))
+    mesh = next(meshes, None)
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(cast("Any", mesh))
+
+
+def _explicit_mesh(operands: Any) -> Any:
+    """The mesh with explicit axes on which one of some arrays lies; None if there is none."""
+    leaves = (x for x in jax.tree.leaves(operands) if isinstance(x, jax.Array))
+    meshes: Any = (jax.typeof(x).sharding.mesh for x in leaves)
+    return next(filter(_explicit, meshes), None)
 
 
 def first_along(x: Any, axis: int | None = 0) -> Any:
@@ -48,6 +101,11 @@ def first_along(x: Any, axis: int | None = 0) -> Any:
     if axis is None:
         return x
     return left_to_the_compiler(functools.partial(jnp.take, indices=0, axis=axis), x)
+
+
+def entry(x: Any, index: Any) -> Any:
+    """`x[index]`, a small array, where a row may lie on any device."""
+    return left_to_the_compiler(lambda x, index: x[index], x, index)
 
 
 def _explicit(mesh: Any) -> tuple[str, ...]:

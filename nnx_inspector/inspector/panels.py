@@ -26,8 +26,10 @@ from nnx_inspector.inspector.values.opening import batch_of, convolves
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
+from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.stage import array_names
 from nnx_inspector.program.structure import describe
+from nnx_inspector.program.survey import why_divided
 from nnx_inspector.recordings.compare import compare
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.donated import undisturbed
@@ -183,11 +185,10 @@ def _units_in(core: Core, record: Record, site: str, axis: int = -1) -> Any:
     entry = record[site]
     units = entry.units
     if not _leaves(units):
-        if _is_divided(core, without_layers(site)[0]):
+        if why := _why_divided(core, without_layers(site)[0]):
             raise InspectorError(
-                f"{site or '(root)'!r} is called within jax.shard_map, where each device has only "
-                f"a part of what it returns, so it has no figures of units. Read the units of a "
-                f"module around the shard_map."
+                f"{site or '(root)'!r} has no figures of units: {why}. Read the units of a module "
+                f"around the shard_map."
             )
         what = "an axis" if axis == -1 else f"an axis {axis}"
         raise InspectorError(
@@ -197,11 +198,14 @@ def _units_in(core: Core, record: Record, site: str, axis: int = -1) -> Any:
     return units
 
 
-def _is_divided(core: Core, site: str) -> bool:
-    """Whether all calls of a site are within a `shard_map`; False if that is not known."""
+def _why_divided(core: Core, site: str) -> str:
+    """Why all calls of a site return only parts of arrays; "" if one does not, or if it is not
+    known.
+    """
     known = core.programs.tracing(core.call())
-    around = [] if known is None else [at for m, at in known.survey.walk() if m.site == site]
-    return bool(around) and all(any(one.kind == "shard_map" for one in at) for at in around)
+    walk = [] if known is None else known.survey.walk()
+    why = [why_divided(mark, at) for mark, at in walk if mark.site == site and mark.part == OUTPUT]
+    return why[0] if why and all(why) else ""
 
 
 def _leaves(units: Any) -> list[Units]:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector._compat.sharding import entry, keeping_sharding, left_to_the_compiler
 from nnx_inspector.hooks.sites import closest, parse_key
 from nnx_inspector.lenses.lens import place_names, token_at
 from nnx_inspector.lenses.observed import Observed, and_operations, arrays_in, logits_in, observed
@@ -171,7 +172,8 @@ def attribute(
 def _start(baseline: Any, x: jax.Array) -> jax.Array:
     """The baseline in the form of what is attributed to."""
     try:
-        return jnp.broadcast_to(jnp.asarray(baseline, x.dtype), x.shape)
+        given = jnp.asarray(baseline, x.dtype)
+        return keeping_sharding(lambda x, given: jnp.broadcast_to(given, x.shape), x, given)
     except (TypeError, ValueError) as error:
         given = np.asarray(baseline)
         raise type(error)(
@@ -201,7 +203,11 @@ def _program(
         return value
 
     def alone(i: Any) -> Any:
-        return _along(lambda row: picked(x.at[i].set(row))[i], x[i], start[i], method, steps)
+        def with_row(row: Any) -> Any:
+            whole = keeping_sharding(lambda x, row, i: x.at[i].set(row), x, row, i)
+            return entry(picked(whole), i)
+
+        return _along(with_row, entry(x, i), entry(start, i), method, steps)
 
     if apart:
         return jax.lax.map(alone, jnp.arange(len(x))), False
@@ -219,10 +225,17 @@ def _meet(pull: Callable[[Any], Any], value: Any, x: Any) -> Any:
     """
     most = min(30, jnp.finfo(value.dtype).maxexp // 2)
     powers = jnp.exp2(jnp.arange(len(value)) % (2 * most + 1) - float(most))
-    of_all, weighted = (pull(w.astype(value.dtype))[0] for w in (powers**0, powers))
-    scaled = of_all * powers.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1))
-    error, size = (abs(each).reshape(len(x), -1).max(1) for each in (weighted - scaled, scaled))
-    return ~jnp.less_equal(error, 16 * jnp.finfo(x.dtype).eps * size).all()
+    weights = (
+        keeping_sharding(lambda v, w: w.astype(v.dtype), value, w) for w in (powers**0, powers)
+    )
+    of_all, weighted = (pull(w)[0] for w in weights)
+
+    def differ(of_all: Any, weighted: Any, powers: Any) -> Any:
+        scaled = of_all * powers.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1))
+        error, size = (abs(each).reshape(len(x), -1).max(1) for each in (weighted - scaled, scaled))
+        return ~jnp.less_equal(error, 16 * jnp.finfo(x.dtype).eps * size).all()
+
+    return left_to_the_compiler(differ, of_all, weighted, powers)
 
 
 def _along(picked: Any, x: Any, start: Any, method: Method, steps: int) -> Any:
@@ -354,15 +367,20 @@ def _logit(out: Any, chosen: Any, position: int) -> Callable[[Any], jax.Array]:
     if logits.ndim == 3 and not -logits.shape[1] <= position < logits.shape[1]:
         raise ValueError(f"There are {logits.shape[1]} positions; there is no {position}.")
 
-    def of_examples(out: Any) -> Any:
-        found = logits_in(out)
-        return found[:, position] if found.ndim == 3 else found
+    def at_position(logits: Any) -> Any:
+        return logits[:, position] if logits.ndim == 3 else logits
 
-    own = of_examples(out)
-    given = token_at(chosen, own.shape, what="The logit that output= chooses")
-    classes: Any = jnp.argmax(own, -1) if given is None else given
+    def largest(logits: Any) -> Any:
+        return jnp.argmax(at_position(logits), -1)
+
+    shape = (*logits.shape[:1], *logits.shape[-1:])
+    given = token_at(chosen, shape, what="The logit that output= chooses")
+    classes: Any = left_to_the_compiler(largest, logits) if given is None else given
 
     def pick(out: Any) -> jax.Array:
-        return jnp.take_along_axis(of_examples(out), jnp.expand_dims(classes, -1), -1)[:, 0]
+        return left_to_the_compiler(chosen_of, logits_in(out), classes)
+
+    def chosen_of(logits: Any, classes: Any) -> jax.Array:
+        return jnp.take_along_axis(at_position(logits), jnp.expand_dims(classes, -1), -1)[:, 0]
 
     return pick

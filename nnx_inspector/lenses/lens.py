@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector._compat.sharding import keeping_sharding, left_to_the_compiler
 from nnx_inspector.hooks.sites import Only
 from nnx_inspector.lenses.observed import Observed, and_operations, logits_in, observed, rows_of
 from nnx_inspector.lenses.reading import (
@@ -282,18 +283,24 @@ def _unexplained(
 def _read(reading: Reading | Rest, k: int) -> Any:
     @jax.jit
     def read(stack: Any, last: Any, wanted: Any) -> Any:
-        chosen = jnp.argmax(reading(last), -1) if wanted is None else wanted
+        chosen = left_to_the_compiler(largest, reading(last)) if wanted is None else wanted
 
         def one(x: Any) -> Any:
-            logits = reading(x).astype(jnp.float32)
-            top, tokens = jax.lax.top_k(logits, k)
-            own = jnp.take_along_axis(logits, chosen[..., None], -1)
-            total = jax.nn.logsumexp(logits, -1, keepdims=True)
-            rank = 1 + (logits > own).sum(-1)
-            return tokens, jnp.exp(top - total), jnp.exp(own - total)[..., 0], rank
+            return left_to_the_compiler(ranked, reading(x), chosen)
 
         tokens, top, probability, rank = jax.lax.map(one, stack)
         return tokens, top, chosen, probability, rank
+
+    def largest(logits: Any) -> Any:
+        return jnp.argmax(logits, -1)
+
+    def ranked(logits: Any, chosen: Any) -> Any:
+        logits = logits.astype(jnp.float32)
+        top, tokens = jax.lax.top_k(logits, k)
+        own = jnp.take_along_axis(logits, chosen[..., None], -1)
+        total = jax.nn.logsumexp(logits, -1, keepdims=True)
+        rank = 1 + (logits > own).sum(-1)
+        return tokens, jnp.exp(top - total), jnp.exp(own - total)[..., 0], rank
 
     return read
 
@@ -334,7 +341,12 @@ def stacked(
             f"{sorted(shapes)}. Choose sites of one shape with sites=."
         )
     last = values[end.place[:2]][-1][end.array][(-1,) * len(end.calls.rows)]
-    return tuple(names), jnp.stack(found), last, out
+    return tuple(names), _together(found), last, out
+
+
+def _together(found: list[jax.Array]) -> jax.Array:
+    """Arrays stacked along a new first axis, each where the last one lies."""
+    return jnp.stack([keeping_sharding(lambda _, x: x, found[-1], x) for x in found])
 
 
 def _alike(x: jax.ShapeDtypeStruct, stream: Stream) -> bool:
@@ -348,7 +360,7 @@ def token_at(token: Any, shape: Sequence[int], *, what: str = "A token") -> jax.
     given = np.asarray(token)  # NumPy takes a text too, which jax refuses in words of its own
     if not jnp.issubdtype(given.dtype, jnp.integer):
         raise TypeError(f"{what} is an integer, or an array of them, got {given.dtype}.")
-    chosen = jnp.asarray(token)
+    chosen = jnp.asarray(given)
     places, classes = tuple(shape[:-1]), shape[-1]
     if bool(((chosen < 0) | (chosen >= classes)).any()):
         raise ValueError(f"{what} is out of range: there are {classes}, from 0 to {classes - 1}.")
@@ -377,16 +389,22 @@ def gap_between(last: jax.Array, own: jax.Array | None) -> float | None:
     The model's own may be those of the last position, or logarithms of probabilities, which
     determine logits up to a constant.
     """
-    if own is not None and own.size != last.size:
-        last = last[..., -1, :] if last.ndim > 2 else last
-    if own is None or own.size != last.size:
+    if own is None:
         return None
-    last, own = (x.astype(jnp.float32) for x in (last.reshape(own.shape), own))
-    if bool((jnp.abs(jax.nn.logsumexp(own, -1)) <= _ROUNDING).all()):
-        last = jax.nn.log_softmax(last)
-    known = jnp.isfinite(own)
-    gap = jnp.abs(jnp.where(known, last - own, 0)).max()
-    return float(jnp.where(known.any(), gap, jnp.nan))
+    at_last = own.size != last.size and last.ndim > 2
+    if own.size != (last.size // last.shape[-2] if at_last else last.size):
+        return None
+
+    def largest(last: jax.Array, own: jax.Array) -> jax.Array:
+        last = last[..., -1, :] if at_last else last
+        last, own = (x.astype(jnp.float32) for x in (last.reshape(own.shape), own))
+        logarithms = (jnp.abs(jax.nn.logsumexp(own, -1)) <= _ROUNDING).all()
+        last = jnp.where(logarithms, jax.nn.log_softmax(last), last)
+        known = jnp.isfinite(own)
+        gap = jnp.abs(jnp.where(known, last - own, 0)).max()
+        return jnp.where(known.any(), gap, jnp.nan)
+
+    return float(left_to_the_compiler(largest, last, own))
 
 
 def fits(gap: float | None, own: jax.Array | None) -> bool:

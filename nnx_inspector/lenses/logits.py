@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector._compat.sharding import keeping_sharding, left_to_the_compiler
 from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
 from nnx_inspector.lenses.addends import Addend
 from nnx_inspector.lenses.lens import (
@@ -247,24 +248,37 @@ def _divide(read: Reading | Rest, distribution: bool) -> Any:
         last = logits if out is None or distribution else out.astype(jnp.float32)
         if last.shape != logits.shape:  # what comes after it is of another form
             last = logits
-        token = jnp.argmax(last, -1) if wanted is None else wanted
-        onehot = jax.nn.one_hot(token, logits.shape[-1], dtype=jnp.float32)
-        if other is not None:
-            onehot -= jax.nn.one_hot(other, logits.shape[-1], dtype=jnp.float32)
+        token = left_to_the_compiler(_largest, last) if wanted is None else wanted
+        onehot = keeping_sharding(_onehot, logits, token, other)
         direction = pull(onehot)[0]
         summed = (*range(logits.ndim - 1, stream.ndim - 1), -1)  # of a pooling, the positions too
 
-        def along(x: Any) -> Any:
-            return (direction * x.astype(jnp.float32)).sum(summed)
+        def added(stream: Any, direction: Any, terms: Any, onehot: Any, logits: Any) -> Any:
+            def along(x: Any) -> Any:
+                return (direction * x.astype(jnp.float32)).sum(summed)
 
-        before, logit = ((x * onehot).sum(-1) for x in (logits, last))
-        whole = along(stream)
-        found = [along(jnp.broadcast_to(term, stream.shape)) for term in terms]
-        rest = whole - sum(found, jnp.zeros_like(whole))
-        beyond = None if last is logits else logit - before
-        return jnp.stack([*found, rest, before - whole]), token, logit, beyond
+            before, logit = ((x * onehot).sum(-1) for x in logits)
+            whole = along(stream)
+            found = [along(jnp.broadcast_to(term, stream.shape)) for term in terms]
+            rest = whole - sum(found, jnp.zeros_like(whole))
+            return jnp.stack([*found, rest, before - whole]), logit, logit - before
+
+        args = stream, direction, terms, onehot, (logits, last)
+        contributions, logit, beyond = left_to_the_compiler(added, *args)
+        return contributions, token, logit, None if last is logits else beyond
 
     return divide
+
+
+def _largest(logits: jax.Array) -> jax.Array:
+    return jnp.argmax(logits, -1)
+
+
+def _onehot(logits: jax.Array, token: jax.Array, other: jax.Array | None) -> jax.Array:
+    """1 for each token, -1 for the other one."""
+    tokens = (token,) if other is None else (token, other)
+    found = [jax.nn.one_hot(t, logits.shape[-1], dtype=jnp.float32) for t in tokens]
+    return found[0] - sum(found[1:], jnp.zeros_like(found[0]))
 
 
 def _not_linear(read: Reading | Rest) -> str:

@@ -40,7 +40,7 @@ from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.stage import Staged, Tracing, staged
-from nnx_inspector.program.survey import Marked
+from nnx_inspector.program.survey import Marked, Survey, why_divided
 from nnx_inspector.records.donated import require_staged
 
 ALL: tuple[Any, ...] = (None, "**:*")
@@ -134,6 +134,7 @@ class Observed:
         """The pass's result, and the arrays of each call of each `(site, part)`."""
         keep = Keep(values=True, parts=(OUTPUT, INPUT))
         found = self.stage.survey.only(lambda mark: (mark.site, mark.part) in wanted)
+        require_whole(found)
 
         @jax.jit
         def program(inputs: Any, consts: Any) -> Any:
@@ -149,6 +150,16 @@ class Observed:
         out, values = program(self.stage.inputs, self.stage.survey.consts)
         returned = self.stage.returned
         return returned.rebuild([None] * len(returned.nodes), out), values
+
+
+def require_whole(found: Survey) -> None:
+    """Raise if a marked array is only part of one."""
+    for mark, around in found.walk():
+        if why := why_divided(mark, around):
+            raise InspectorError(
+                f"The values of {mark.site!r} cannot be read: {why}. Choose a module around the "
+                f"shard_map."
+            )
 
 
 def and_operations(sites: Any) -> tuple[Any, ...]:

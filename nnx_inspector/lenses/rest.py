@@ -9,6 +9,7 @@ Changes no model.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.lenses.observed import Observed, logits_in
 from nnx_inspector.program.analysis.equations import Body, bodies_of, kind_of
 from nnx_inspector.program.harvest import evaluate
@@ -27,8 +29,8 @@ SCALES = {"rsqrt", "sqrt", "cbrt", "pow"}
 """The primitives that make the scale of a norm."""
 _SUMS = {"add", "add_any", "sub", "neg", "reduce_sum", "cumsum", "concatenate", "pad", "rev"}
 _MOVES = {"copy", "copy_p", "convert_element_type", "reshape", "transpose", "broadcast_in_dim"}
-_MOVES |= {"squeeze", "expand_dims", "slice", "split", "name", "device_put", "pvary"}
-_MOVES |= {"optimization_barrier", "sharding_constraint", "reduce_precision"}
+_MOVES |= {"squeeze", "expand_dims", "slice", "split", "name", "optimization_barrier"}
+_MOVES |= {"reduce_precision"} | jaxprs.PLACING
 _PARTS = {"dynamic_slice", "gather"}
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
 _ENDS = {"add", "add_any", *_PRODUCTS}
@@ -71,7 +73,8 @@ class Rest:
             if marked is not places[-1]:  # of several calls, the last
                 return values
             new = list(values)
-            new[self.array] = _as_in_program(x, values[self.array], marked.mapped[self.array])
+            like = functools.partial(_as_in_program, mapped=marked.mapped[self.array])
+            new[self.array] = keeping_sharding(like, values[self.array], x)
             return new
 
         survey = stage.survey.only(lambda marked: marked is places[-1])
@@ -88,7 +91,7 @@ class Rest:
         return bool(places) and not places[-1].members
 
 
-def _as_in_program(x: jax.Array, old: jax.Array, mapped: Sequence[int]) -> jax.Array:
+def _as_in_program(old: jax.Array, x: jax.Array, *, mapped: Sequence[int]) -> jax.Array:
     """An array with the axes of vmaps at the front, in the order in which the program has it."""
     x = x.astype(old.dtype)
     return jax.linear_transpose(lambda value: mapped_first(value, mapped), old)(x)[0]

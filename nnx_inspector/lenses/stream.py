@@ -21,12 +21,13 @@ from flax import nnx
 from jax import lax
 
 from nnx_inspector._compat import jit
+from nnx_inspector._compat.sharding import keeping_sharding, left_to_the_compiler
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.content import key_of
 from nnx_inspector.hooks.pytrees import orders
 from nnx_inspector.lenses.extremes import NOBODY, Extremes
-from nnx_inspector.lenses.observed import Observed, observed
+from nnx_inspector.lenses.observed import Observed, observed, require_whole
 from nnx_inspector.perturbations.perturbed import check_layers, without_layers
 from nnx_inspector.program.analysis.cost import peak_bytes
 from nnx_inspector.program.function import Arguments, Function, name_of
@@ -106,7 +107,7 @@ class Stream:
             args = _filled(args, count, self.size)
             self.padded += 1
         arrays, tree = jax.tree.flatten(args)
-        form = tree, tuple((x.shape, x.dtype) if is_array(x) else None for x in arrays)
+        form = tree, tuple(jax.typeof(x) if is_array(x) else None for x in arrays)
         program = self.forms.get(form)
         if program is None:
             program, taken = self._program_of(args, max(count, self.size))
@@ -158,7 +159,7 @@ class Stream:
         arrays = arguments.take(arguments.arrays)
         dynamic = {*arguments.arrays, *arguments.nodes}
         others = tuple(repr(x) for i, x in enumerate(arguments.leaves) if i not in dynamic)
-        shapes, order = tuple((x.shape, str(x.dtype)) for x in arrays), orders(arguments.numbered)
+        shapes, order = tuple(map(jax.typeof, arrays)), orders(arguments.numbered)
         key = (shapes, arguments.treedef, order, others)
         if key not in self.programs:
             code = _code_of(function, arguments.take(arguments.nodes))
@@ -176,6 +177,9 @@ class Stream:
             function, args, kwargs, what="top_examples", only=whole, known=tracing
         ) as one:
             pass
+        stage = one.stage
+        survey = stage.survey.only(lambda mark: mark.site == whole and mark.part == OUTPUT)
+        require_whole(survey)
         call = _the_call(one, whole, rows, size)
         ndim, axes = len(call.shape), self.axis
         if not -ndim <= axes < ndim or axes % ndim == 0:
@@ -193,24 +197,26 @@ class Stream:
                 f"other units than the batches before: {len(self.found.nan)} of them. Choose their "
                 f"axis with axis=."
             )
-        stage = one.stage
-        survey = stage.survey.only(lambda mark: mark.site == whole and mark.part == OUTPUT)
         plan = Plan(summarise=False, keep=Keep(values=True))
 
         def values(held: Any, arrays: Any) -> Any:
             _, seen = evaluate(survey, [*held, *arrays], plan=plan)
             (kept,) = [each.kept for _, _, each in survey.walk(seen) if each is not None]
             x = kept[call.array].value
-            x = (x[rows] if rows else x).reshape(call.shape)
-            return jnp.moveaxis(x, axes, -1)
+            return x[rows] if rows else x
+
+        def merged(found: Extremes, x: Any, numbers: Any, salt: Any) -> Extremes:
+            x = jnp.moveaxis(x.reshape(-1, *call.shape[1:]), axes % ndim, -1)
+            return found.merged(x, numbers.reshape(-1), salt)
 
         @jax.jit
         def run(held: Any, batches: Any, found: Any, numbers: Any, salt: Any) -> Any:
             if len(batches) == 1:
-                return found.merged(values(held, batches[0]), numbers[0], salt)
-            together = [jnp.stack(each) for each in zip(*batches, strict=True)]
-            x = lax.map(lambda arrays: values(held, arrays), together)
-            return found.merged(x.reshape(-1, *x.shape[2:]), numbers.reshape(-1), salt)
+                x = values(held, batches[0])
+            else:
+                together = [jnp.stack(each) for each in zip(*batches, strict=True)]
+                x = lax.map(lambda arrays: values(held, arrays), together)
+            return left_to_the_compiler(merged, found, x, numbers, salt)
 
         held = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
         _kept[key] = stage.tracing, known or run
@@ -297,8 +303,11 @@ def _filled(args: tuple[Any, ...], count: int, size: int) -> tuple[Any, ...]:
     def filled(x: Any) -> Any:
         if not is_array(x) or not len(x.shape) or x.shape[0] != count:
             return x
-        library: Any = np if isinstance(x, np.ndarray) else jnp
-        return library.concatenate([x, library.repeat(x[:1], size - count, 0)])
+        if isinstance(x, np.ndarray):
+            return np.concatenate([x, np.repeat(x[:1], size - count, 0)])
+        return keeping_sharding(
+            lambda x: jnp.concatenate([x, jnp.repeat(x[:1], size - count, 0)]), x
+        )
 
     return jax.tree.map(filled, args)
 

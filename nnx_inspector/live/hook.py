@@ -307,11 +307,15 @@ class Watch:
                     asked.reached.add((site, place, why, seen))
                     if not why:
                         how = {"mapped": mapped, "name": f"{name}/{n}"}
-                        change = functools.partial(applied_at, one.apply_at, **how)
-                        values[n] = switched(here, change, values[n])
+                        change = functools.partial(_acted, **how)
+                        values[n] = switched(here, change, values[n], one)
             return values
 
         return perturb
+
+
+def _acted(x: Any, one: Any, *, mapped: tuple[int, ...], name: str) -> Any:
+    return applied_at(one.apply_at, x, mapped, name)
 
 
 _calls: weakref.WeakKeyDictionary[Any, dict[int, Calls]] = weakref.WeakKeyDictionary()

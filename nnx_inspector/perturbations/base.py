@@ -25,6 +25,7 @@ from jax.tree_util import GetAttrKey
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.arrays import is_array, own_attribute, shape_of
 
 At = Literal["output", "input"]
@@ -352,7 +353,8 @@ class Part(OfPart, Perturbation):  # pyright: ignore[reportIncompatibleVariableO
         return self.apply_at(x, "")
 
     def apply_at(self, x: jax.Array, name: str) -> jax.Array:
-        return jnp.where(self.where(x.shape), self.whole.apply_at(x, name), x)
+        y = self.whole.apply_at(x, name)
+        return keeping_sharding(lambda x, y, one: jnp.where(one.where(x.shape), y, x), x, y, self)
 
     def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
         return self.whole.why_not(x) or self.misfit(x.shape)

@@ -24,7 +24,7 @@ from nnx_inspector.perturbations.values import Mean, Perturbation, Zero
 from nnx_inspector.program.analysis.equations import is_call
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.stage import Staged
-from nnx_inspector.program.survey import Marked, Survey
+from nnx_inspector.program.survey import Marked, Survey, why_divided
 from nnx_inspector.stats.summarize import in_words
 
 NONE = -1
@@ -111,9 +111,11 @@ def gates_of(
     depths = _depths(stage.survey)
     here: dict[str, list[Marked]] = {}
     around: dict[str, list[tuple[int, ...]]] = {}
+    divided: dict[str, str] = {}
     for mark, within in stage.survey.walk():
         if mark.part == one.at:
             here.setdefault(mark.site, []).append(mark)
+            divided[mark.site] = divided.get(mark.site) or why_divided(mark, within)
             shared = mark.members and None in mark.member_axes
             lengths = () if shared else tuple(map(abs, mark.rows(within)))
             around.setdefault(mark.site, []).append(lengths)
@@ -128,6 +130,11 @@ def gates_of(
         try:
             for mark in found:
                 check_fits(one, mark, stage)
+            if units is not None and divided[site]:
+                raise ValueError(
+                    f"The units of {site!r} cannot be told apart: {divided[site]}. Leave out "
+                    f"units=, or choose a module around the shard_map."
+                )
             count = 1 if units is None else _count(found, units)
         except (TypeError, ValueError) as why:
             refused[site] = str(why)

@@ -219,13 +219,17 @@ def at_marks(
             one = act.one if act.axis is None else act.one.only(on, axis=act.axis)
             on = on if act.axis is None else on.any()
             changes = [
-                functools.partial(applied, loud(one), mapped=mapped, name=f"{name}/{number}")
+                functools.partial(_loudly, mapped=mapped, name=f"{name}/{number}")
                 for number, mapped in enumerate(mark.mapped)
             ]
-            values = [switched(on, *pair) for pair in zip(changes, values, strict=True)]
+            values = [switched(on, *pair, one) for pair in zip(changes, values, strict=True)]
         return values
 
     return perturb
+
+
+def _loudly(x: Any, one: Perturbation, *, mapped: tuple[int, ...], name: str) -> Any:
+    return applied(loud(one), x, mapped, name)
 
 
 def _checked_at(stage: Staged) -> Callable[[Perturbation, Marked], None]:

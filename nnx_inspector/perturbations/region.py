@@ -45,7 +45,7 @@ from nnx_inspector.hooks.sites import Only, Selection, module_sites
 from nnx_inspector.perturbations.base import OfPart, Perturbation, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import Act, Rows, arrays_of, at_marks, chosen_layer
-from nnx_inspector.perturbations.slots import data_of, nothing_to_perturb, refusal
+from nnx_inspector.perturbations.slots import data_of, nothing_to_perturb, placed_alike, refusal
 from nnx_inspector.perturbations.values import Scale, Zero
 from nnx_inspector.program.eager import EagerPass
 from nnx_inspector.program.host import boards as board
@@ -262,11 +262,16 @@ class _Perturb:
             if is_observable(leaf):
                 x = jnp.asarray(leaf)
                 self.numbers.check(one, site, x)
-                changed = one.apply_at(x, f"{site}/{call}/{number}")
+                act = functools.partial(_acted, name=f"{site}/{call}/{number}")
+                changed = placed_alike(act, x, one)
                 # off only if a program outlives its region: a retired board reads as zeros
                 new[index] = jnp.where(on, changed, x) if jit.is_tracer(on) else changed
                 number += 1
         return new
+
+
+def _acted(x: jax.Array, one: Perturbation, *, name: str) -> jax.Array:
+    return one.apply_at(x, name)
 
 
 # ----------------------------------------------------------------- one layer of a stack

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,14 @@ import numpy as np
 
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.perturbations.base import OfPart, Perturbation, Refusal
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
+from nnx_inspector.perturbations.values import Apply
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.structure import describe
 
+T = TypeVar("T")
 PARAMETER = "parameter"
 Data = tuple[np.ndarray, ...]
 """The data of a place in one pass: whether it is on, bool[], then its numbers and arrays."""
@@ -85,32 +88,49 @@ def applied(place: Place, on: Any, leaves: Sequence[Any], x: jax.Array, name: st
         x: an array as the module sees it (under vmap, one example).
         name: the array's name, `"site/call/number"`, on which random numbers depend.
     """
-    one: Perturbation | ParameterPerturbation = jax.tree.unflatten(place.treedef, leaves)
 
-    def change(x: jax.Array) -> jax.Array:
+    def change(x: jax.Array, one: Perturbation | ParameterPerturbation) -> jax.Array:
         if isinstance(one, ParameterPerturbation):
             return one.apply(x, name)
         return one.apply_at(x, name)
 
-    return switched(on, change, x)
+    return switched(on, change, x, jax.tree.unflatten(place.treedef, leaves))
 
 
-def switched(on: Any, change: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """`change(x)`, of the same shape and dtype, if `on` is true, otherwise `x` itself.
+def switched(on: Any, change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one: T) -> Any:
+    """`change(x, one)`, of the same shape and dtype, if `on` is true, otherwise `x` itself.
 
     Only the chosen side is computed, forward and backward: the result of the other side (such as a
     NaN) reaches neither the value nor its gradient. If `on` differs between examples of a vmap,
     both are computed.
+
+    Args:
+        one: the perturbation, a pytree; `change` closes over none of its arrays.
     """
     if not jit.is_tracer(on):  # lax.cond would compile again in every eager call
-        return change(x) if bool(on) else x
+        return placed_alike(change, x, one) if bool(on) else x
 
-    def changed(x: jax.Array) -> jax.Array:
-        y = change(x)
-        # within shard_map both sides must vary over the same axes; zeros alone do not vary
-        return jnp.where(jnp.ones_like(x, jnp.bool_), y, x) if jaxprs.varying_axes(x) else y
+    def chosen(x: jax.Array, on: Any, one: T) -> jax.Array:
+        def changed(x: jax.Array) -> jax.Array:
+            y = change(x, one)
+            # within shard_map both sides must vary over the same axes; zeros alone do not vary
+            return jnp.where(jnp.ones_like(x, jnp.bool_), y, x) if jaxprs.varying_axes(x) else y
 
-    return jax.lax.cond(on, changed, _as_it_is, x)
+        return jax.lax.cond(on, changed, _as_it_is, x)
+
+    return chosen(x, on, one) if _is_users(one) else keeping_sharding(chosen, x, on, one)
+
+
+def placed_alike(change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one: T) -> Any:
+    """`change(x, one)`, which lies on the devices as `x` does."""
+    return change(x, one) if _is_users(one) else keeping_sharding(change, x, one)
+
+
+def _is_users(one: Any) -> bool:
+    """Whether it runs a function of the user's, which may name explicit axes of a mesh."""
+    while isinstance(one, OfPart):
+        one = one.whole
+    return isinstance(one, Apply)
 
 
 def _as_it_is(x: jax.Array) -> jax.Array:

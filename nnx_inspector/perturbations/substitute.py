@@ -18,6 +18,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.flax_graphs import hold
+from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.hooks.globs import glob_matches, split_escaped
 from nnx_inspector.hooks.sites import Path, Selection, nothing_selected, site_key
 from nnx_inspector.hooks.variables import contents, variables_by_path
@@ -102,13 +103,17 @@ def _perturbed(
     one: ParameterPerturbation, value: Any, name: str, layer: tuple[int, ...]
 ) -> tuple[Any, Refusal | None]:
     """The perturbed parameter; or the parameter itself, and why the perturbation does not fit."""
-    part = value[layer] if layer else value
+    part = jax.ShapeDtypeStruct(value.shape[len(layer) :], value.dtype)
     name += "".join(f"[{index}]" for index in layer)
     why = refusal(one, name, part)
     if why is not None:
         return value, why
-    new = loud(one)(part, name)
-    return (value.at[layer].set(new) if layer else new), None
+
+    def changed(value: jax.Array, one: ParameterPerturbation) -> jax.Array:
+        new = loud(one)(value[layer] if layer else value, name)
+        return value.at[layer].set(new) if layer else new
+
+    return keeping_sharding(changed, value, one), None
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import unchecked
+from nnx_inspector._compat.sharding import left_to_the_compiler
 from nnx_inspector.arrays import is_array, require_examples
 from nnx_inspector.errors import InspectorError, add_note
 from nnx_inspector.hooks.layers import TAP_OUTPUT, Context, Layer, unwatched, without
@@ -140,19 +142,9 @@ def sweep(
     if not callable(loss_fn):
         kind = type(loss_fn).__name__
         raise TypeError(f"sweep takes a function loss_fn(model, *args), got {kind}.")
-    return swept(
-        Function(loss_fn),
-        (model, *args),
-        kwargs,
-        model=model,
-        sites=sites,
-        perturbation=perturbation,
-        layers=layers,
-        logits=logits,
-        chunk=chunk,
-        progress=progress,
-        units=units,
-    )
+    what: Any = dict(model=model, sites=sites, perturbation=perturbation, layers=layers)
+    how: Any = dict(units=units, logits=logits, chunk=chunk, progress=progress)
+    return swept(Function(loss_fn), (model, *args), kwargs, **what, **how)
 
 
 def swept(
@@ -343,9 +335,14 @@ class _Pass:
         else:
             made = jax.vmap(self.run, in_axes=(0, None))(is_open, data)
         scalars, results, reached = made
-        clean = jax.tree.map(lambda new, old: jnp.where(is_first, new[0], old), results, clean)
         size = len(reached)
-        changes = jax.vmap(self.changes, in_axes=(None, 0), axis_size=size)(clean, results)
+
+        def compared(clean: Any, results: Any, is_first: Any) -> tuple[Any, Any]:
+            clean = jax.tree.map(lambda new, old: jnp.where(is_first, new[0], old), results, clean)
+            changes = jax.vmap(self.changes, in_axes=(None, 0), axis_size=size)(clean, results)
+            return clean, changes
+
+        clean, changes = left_to_the_compiler(compared, clean, results, is_first)
         return scalars, changes, reached, clean
 
 
@@ -412,7 +409,8 @@ def _compiled(one: _Pass, chunk: int | None) -> _Program:
     data, count = one.data, len(one.gates.names) + 1
     alone = {site: gate[0] for site, gate in one.gates.only(np.array([NONE])).items()}
     jaxpr, (_, results, _) = jax.make_jaxpr(one.run, return_shape=True)(alone, data)
-    jax.eval_shape(one.changes, results, results)  # raises for bad logits, before compiling
+    check = functools.partial(left_to_the_compiler, one.changes)
+    jax.eval_shape(check, results, results)  # raises for bad logits, before compiling
     clean = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), results)
     arrays = [x for x in jax.tree.leaves(data) if isinstance(x, jax.Array)]
     device = next(iter(arrays[0].devices())) if arrays else jax.devices()[0]

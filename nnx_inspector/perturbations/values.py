@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.arrays import is_array
 from nnx_inspector.perturbations.base import (
     At,
@@ -422,7 +423,7 @@ class Apply(Perturbation):
             raise TypeError(f"Apply takes a function of an array, got {type(self.fn).__name__}.")
 
     def apply(self, x: jax.Array) -> jax.Array:
-        return self.fn(x, *self.args)
+        return keeping_sharding(lambda _, y: y, x, self.fn(x, *self.args))
 
     def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
         made = jax.eval_shape(self.fn, x, *self.args)

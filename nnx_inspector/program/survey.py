@@ -20,6 +20,7 @@ from nnx_inspector.program.changes import says_nothing
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
 from nnx_inspector.program.members import Members
 from nnx_inspector.program.structure import Structure
+from nnx_inspector.stats.summarize import in_words
 
 UNATTRIBUTED = "unattributed"
 """The part of a mark on a call that only looks like the model's; its site is the type's name."""
@@ -128,6 +129,17 @@ class Survey:
 
 Around = tuple[Item, ...]
 """The enclosing equations of a mark, outermost first."""
+
+
+def why_divided(mark: Marked, around: Around) -> str:
+    """Why the arrays of a mark are not whole in its program, as a clause; "" if they are."""
+    if not any(item.kind == "shard_map" for item in around):
+        return ""
+    parts = ", ".join(in_words(aval.dtype, aval.shape) for aval in mark.avals)
+    return (
+        f"it is called within jax.shard_map, where each device has only a part of the array "
+        f"({parts})"
+    )
 
 
 def survey(jaxpr: Any, owner: Any, *, loops: bool = False) -> Survey:

@@ -111,7 +111,11 @@ def _has_pixels(x: npt.NDArray[Any]) -> bool:
 def _some(x: Any, most: int) -> npt.NDArray[Any]:
     """The first examples, on the host, as numbers that NumPy computes with."""
     # a slice of an array on a device is a program of its own, so a small array comes whole
-    found = np.asarray(x[:most] if x.nbytes > LARGE else x)[:most]
+    if x.nbytes > LARGE and not isinstance(x, np.ndarray):
+        from nnx_inspector._compat.sharding import entry  # only an array of jax's needs jax
+
+        x = entry(x, slice(most))
+    found = np.asarray(x)[:most]
     return found.astype(np.float32) if found.dtype.kind in "Vf" else found
 
 

@@ -127,7 +127,7 @@ def merge_in_trace(a: Summary, b: Summary) -> Summary:
                 f"{x.shape} and {y.dtype}{y.shape}; outside jit use "
                 f"nnx_inspector.stats.summary.merge"
             )
-    return merge_rows(jax.tree.map(lambda *both: jnp.stack(both), a, b))
+    return _merge_both(a, b)
 
 
 @ours()
@@ -201,13 +201,25 @@ def _summarize(x: jax.Array, *gate: Any, batch_rank: int, sample: Sample) -> Sum
     return Summary(bins=bins, points=points, sums=sums)
 
 
+_ADDED: Final = 2**16
+"""The most halves of counts whose sum is below 2**32."""
+
+
 @functools.partial(jax.jit, static_argnames="axis")
 def _merge_rows(s: Summary, *, axis: int) -> Summary:
     return left_to_the_compiler(functools.partial(_merged, axis=axis), s)
 
 
+@jax.jit
+def _merge_both(a: Summary, b: Summary) -> Summary:
+    def merged(a: Summary, b: Summary) -> Summary:
+        return _merged(jax.tree.map(lambda *both: jnp.stack(both), a, b), axis=0)
+
+    return left_to_the_compiler(merged, a, b)
+
+
 def _merged(s: Summary, *, axis: int) -> Summary:
-    bins = _sum_saturating(s.bins, axis)
+    bins = sum_saturating(s.bins, axis=axis)
     points, sums = (jnp.moveaxis(jnp.moveaxis(x, axis, -2), -1, 0) for x in (s.points, s.sums))
     finite = jnp.where(FINITE_BINS, s.bins, 0).astype(s.sums.dtype).sum(axis=-1)
     finite = jnp.moveaxis(finite, axis, -1)
@@ -218,8 +230,15 @@ def _merged(s: Summary, *, axis: int) -> Summary:
     return Summary(bins=bins, points=merged[0], sums=merged[1], opaque=s.opaque)
 
 
-def _sum_saturating(counts: jax.Array, axis: int) -> jax.Array:
-    """The sum of at most 65,536 counts, uint32; 2**32 - 1 if it is larger."""
+def sum_saturating(counts: jax.Array, *, axis: int) -> jax.Array:
+    """The sum of counts along an axis, uint32; 2**32 - 1 if it is larger.
+
+    Of plain sums, because between devices XLA reduces by nothing else.
+    """
+    length = counts.shape[axis]
+    if length > _ADDED:
+        parts = jnp.array_split(counts, -(-length // _ADDED), axis)
+        counts = jnp.stack([sum_saturating(part, axis=axis) for part in parts], axis)
     add = functools.partial(jnp.sum, axis=axis, dtype=jnp.uint32)
     upper, lower = add(counts >> 16), add(counts & 0xFFFF)
     upper = upper + (lower >> 16)

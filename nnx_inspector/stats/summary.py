@@ -232,7 +232,13 @@ class Summary:
             not -n <= i < n for i, n in zip(indices, rows, strict=False)
         ):
             raise IndexError(f"There is no row {index} in a summary with rows {rows}.")
-        bins, points, sums = self.bins[index], self.points[index], self.sums[index]
+        fields = (self.bins, self.points, self.sums)
+        if self._is_host:
+            bins, points, sums = (field[index] for field in fields)
+        else:
+            from nnx_inspector._compat.sharding import entry  # a recording needs no jax
+
+            bins, points, sums = (entry(field, index) for field in fields)
         return Summary(bins=bins, points=points, sums=sums, opaque=self.opaque)
 
     def merged(self) -> Summary:

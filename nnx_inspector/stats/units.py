@@ -20,6 +20,7 @@ import numpy.typing as npt
 from jax import lax
 
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.sharding import entry, left_to_the_compiler
 from nnx_inspector.stats.arithmetic import (
     APART,
     added,
@@ -37,7 +38,7 @@ from nnx_inspector.stats.arithmetic import (
     sum_dtype,
 )
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
-from nnx_inspector.stats.summarize import as_array, in_words, is_number, is_token
+from nnx_inspector.stats.summarize import as_array, in_words, is_number, is_token, sum_saturating
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -98,7 +99,7 @@ class Units:
         """
         if not self.rows or not -self.rows[0] <= index < self.rows[0]:
             raise IndexError(f"There is no row {index} in units with rows {self.rows}.")
-        return Units(counts=self.counts[index], points=self.points[index], sums=self.sums[index])
+        return jax.tree.map(lambda leaf: entry(leaf, index), self)
 
     def merged(self) -> Units:
         """All rows merged into one. Works inside jit, where counts saturate at 2**32 - 1."""
@@ -106,9 +107,8 @@ class Units:
             return self
         if 0 in self.rows:
             return no_units(len(self), dtype=self.points.dtype)
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[-2:]), self)
         with _wide_enough(self.points.dtype):
-            return flat.row(0) if flat.rows == (1,) else _merged(flat)
+            return _merged(self)
 
     @functools.cached_property
     def _host(self) -> tuple[_Counts, Any, Any]:
@@ -326,7 +326,7 @@ def merge_units(parts: Sequence[Units]) -> Units:
     if len(parts) == 1:
         return parts[0]
     with _wide_enough(parts[0].points.dtype):
-        return _merged(jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts))
+        return _merged_parts(list(parts))
 
 
 def _wide_enough(exact: Any) -> Any:
@@ -335,6 +335,10 @@ def _wide_enough(exact: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _measured(x: jax.Array, axis: int) -> Units:
+    return left_to_the_compiler(functools.partial(_of_units, axis=axis), x)
+
+
+def _of_units(x: jax.Array, *, axis: int) -> Units:
     value = real_values(x)
     real, floating = sum_dtype(value.dtype), is_floating(value)
     n = x.size // x.shape[axis]
@@ -415,17 +419,29 @@ def _without(
 
 @jax.jit
 def _merged(s: Units) -> Units:
+    """Merge all row axes."""
+
+    def flat(s: Units) -> Units:
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[-2:]), s)
+
+    return left_to_the_compiler(lambda s: _first_merged(flat(s)), s)
+
+
+@jax.jit
+def _merged_parts(parts: list[Units]) -> Units:
+    def stacked(parts: list[Units]) -> Units:
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+
+    return left_to_the_compiler(lambda parts: _first_merged(stacked(parts)), parts)
+
+
+def _first_merged(s: Units) -> Units:
     """Merge the first row axis."""
     finite = s.counts[..., FINITE, :].astype(s.sums.dtype)
     points, sums = (jnp.moveaxis(field, -2, 0) for field in (s.points, s.sums))
     points, sums = merged_about_mean(points, sums, finite, axis=0)
     return Units(
-        counts=lax.reduce(s.counts, np.uint32(0), _added, (0,)),
+        counts=sum_saturating(s.counts, axis=0),
         points=jnp.stack(points, axis=-2),
         sums=jnp.stack(sums, axis=-2),
     )
-
-
-def _added(a: jax.Array, b: jax.Array) -> jax.Array:
-    total = a + b
-    return jnp.where(total < a, jnp.uint32(_LARGEST), total)  # it wrapped

@@ -1,4 +1,6 @@
-"""Units within a `shard_map` are refused with the reason that applies; around it they are there."""
+"""What needs whole arrays is refused within a `shard_map`, with the reason that applies; around it
+it is there.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import nnx_inspector as nni
+
+WITHIN = r"'b' .*called within jax\.shard_map, .* \(float32\[2,3\]\)"
 
 
 class Divided(nnx.Module):
@@ -42,10 +46,32 @@ def insp():
 
 
 def test_the_reason_is_the_shard_map(insp: Any):
-    with pytest.raises(nni.InspectorError, match=r"'b' is called within jax\.shard_map"):
+    with pytest.raises(nni.InspectorError, match=WITHIN):
         insp.units("b")
     _, record = nni.capture(insp.model, units=-1)(jnp.ones((2, 4)))
     assert record["b"].units is None
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda insp, x: nni.attribute(insp.model, x, site="b"),
+        lambda insp, x: nni.top_examples(insp.model, [x], "b", progress=False),
+        lambda insp, x: insp.examples(None, "b", 0, progress=False),
+        lambda insp, x: insp.sweep("b", units=-1, progress=False),
+    ],
+    ids=["attribute", "top_examples", "examples", "sweep"],
+)
+def test_what_needs_whole_arrays_says_why_there_are_none(insp: Any, read: Any):
+    with pytest.raises((nni.InspectorError, ValueError), match=WITHIN):
+        read(insp, jnp.ones((2, 4)))
+
+
+def test_of_several_sites_a_sweep_of_units_leaves_out_those_within(insp: Any):
+    frame = insp.sweep(["a", "b"], units=-1, progress=False)
+    assert list(frame[frame.site == "b"].why_not.str.contains("jax.shard_map")) == [True]
+    assert len(frame[frame.site == "a"]) == 6
+    assert set(insp.sweep(["a", "b"], progress=False).site) == {"a", "b"}
 
 
 @pytest.mark.parametrize("site", ["a", ""])

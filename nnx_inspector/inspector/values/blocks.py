@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from nnx_inspector._compat.sharding import automatic
 from nnx_inspector.stats.arithmetic import real_values
 
 TILE = 1 << 20
@@ -306,6 +307,7 @@ def _tile_size(span: int, block: int, room: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnames=("axes", "sizes", "fine", "component", "careful"))
+@automatic
 def _tile(
     x: jax.Array,
     starts: Any,
@@ -434,6 +436,7 @@ def exact_values(x: jax.Array, window: Window) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnames=("sizes",))
+@automatic
 def _sliced(x: jax.Array, starts: Any, *, sizes: tuple[int, ...]) -> jax.Array:
     return lax.dynamic_slice(x, list(starts), sizes)
 
@@ -460,6 +463,7 @@ def norms(x: jax.Array, axis: int) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames=("axis", "along", "step"))
+@automatic
 def _norms(x: jax.Array, start: Any, *, axis: int, along: int | None, step: int) -> jax.Array:
     if along is not None:
         x = lax.dynamic_slice_in_dim(x, start, step, along)

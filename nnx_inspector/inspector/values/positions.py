@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnx_inspector._compat.sharding import entry, left_to_the_compiler
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.values.opening import Look, Opening
 from nnx_inspector.inspector.values.shelf import Held
@@ -120,7 +121,7 @@ def figures_of(
         same = [one for one in arrays if (one.call, one.name) == (held.call, held.name)]
         gradient = same[0].value if same and same[0].value.shape == held.value.shape else None
     index, left = place.of(example, rows)
-    units = held.value[index].size // inputs.positions
+    units = entry(held.value, index).size // inputs.positions
     if not 0 <= unit < units:
         raise IndexError(f"{site!r} has {units} units at each position: there is no unit {unit}.")
     found = _figures(held.value, gradient, index=index, axis=left, unit=unit)
@@ -188,10 +189,13 @@ def _figures(x: Any, g: Any, *, index: tuple[Any, ...], axis: int, unit: int) ->
         one = jnp.moveaxis(of[index].astype(jnp.promote_types(of.dtype, jnp.float32)), axis, 0)
         return one.reshape(one.shape[0], -1)
 
-    value = rows(x)
-    found = {"norm": jnp.linalg.norm(value, axis=1), "unit": value[:, unit]}
-    if g is not None:
-        slope = rows(g)
-        found["gradient"] = jnp.linalg.norm(slope, axis=1)
-        found["gradient_times_activation"] = (slope * value).sum(1)
-    return jax.device_get(found)
+    def figures(x: jax.Array, g: jax.Array | None) -> dict[str, jax.Array]:
+        value = rows(x)
+        found = {"norm": jnp.linalg.norm(value, axis=1), "unit": value[:, unit]}
+        if g is not None:
+            slope = rows(g)
+            found["gradient"] = jnp.linalg.norm(slope, axis=1)
+            found["gradient_times_activation"] = (slope * value).sum(1)
+        return found
+
+    return jax.device_get(left_to_the_compiler(figures, x, g))
