@@ -99,7 +99,8 @@ def some():
 
 @pytest.mark.parametrize("name", sorted(some()))
 def test_a_column_that_is_missing_or_of_another_kind_is_refused(name):
-    later = ("parameter_in_loss", "site_affine", "site_conditional", "uncalled", "flow_parts")
+    later = ["parameter_in_loss", "parameter_ended", "parameter_nan", "parameter_infinite"]
+    later += ["site_affine", "site_conditional", "site_embeddings", "uncalled", "flow_parts"]
     missing = () if name in later else (None,)  # once there were none
     for other in (*missing, np.array(["x"], object), np.zeros((2, 2, 2), np.complex64), "text"):
         broken = {**some(), name: other}
@@ -232,7 +233,7 @@ def test_what_was_seen_called_once_stays_called():
         ("looked", np.inf, "a count is not a whole number"),
         ("units", 2.5, "a count is not a whole number"),
         ("positions", 0, "a count is not a whole number"),
-        ("looked", 65, "more units were looked at"),
+        ("looked", 65, "more units were examined"),
         ("rms", -1, "a figure is negative"),
     ],
 )
