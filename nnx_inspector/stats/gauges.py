@@ -156,6 +156,9 @@ def read(
         name: np.maximum.reduceat(head(every, name), start)
         for name in ("examples", "units", "looked", "positions", "limit", "rank")
     }
+    values = head(every, "examples") * np.maximum(head(every, "positions"), 1)
+    lone = always(_is_lone(lows, highs, mean, values[:, None]) | ~is_unit).all(axis=1)
+    figures["rank"] = np.where(lone, np.nan, figures["rank"])
     with np.errstate(over="ignore"):  # the root mean square of huge float32 numbers is Inf
         figures["rms"] = np.sqrt(total((mean**2 + std**2).sum(axis=1)) / (rows * wanted))
         figures["spread"] = np.sqrt(total((spread**2).sum(axis=1)) / (rows * wanted))
@@ -185,6 +188,22 @@ def read(
     with np.errstate(over="ignore"):
         rows_of = np.stack([figures[name] for name in SITE_FIGURES], axis=1).astype(np.float32)
     return measured.tolist(), rows_of, np.packbits(bits, axis=2)
+
+
+def _is_lone(low: Any, high: Any, mean: Any, values: Any) -> npt.NDArray[np.bool_]:
+    """Whether all values of a unit but one are the same, or all are.
+
+    The mean is then one n-th of the range away from an end; no other values are so near to it. So
+    is what an expert returns that got one token of a batch: the rank of it says nothing.
+    """
+    range_of = high - low
+    nearest = np.minimum(mean - low, high - mean)
+    return nearest * values <= range_of * (1 + LONE)
+
+
+LONE: Final = 1e-3
+"""For the rounding of a mean in float32. With two values apart from the others, the mean is farther
+from the end by the ratio of their distances from those: twice as far if both are alike."""
 
 
 def _alike(

@@ -246,3 +246,29 @@ def test_a_layer_that_its_bias_turns_off_is_still_named_and_those_behind_it_are_
     assert "reset the bias" in finding.message
     size = np.sqrt(np.mean(np.asarray(model.a(X), np.float64) ** 2))
     assert 0.8 * size <= 50 <= 1.1 * size  # as the advice says, the bias is as large as the output
+
+
+class FewTokens(nnx.Module):
+    """A wide layer, and an expert that gets some tokens of the batch, of one direction at will."""
+
+    def __init__(self, tokens: int, *, copies: bool):
+        self.tokens, self.copies = tokens, copies
+        self.body, self.expert = nnx.Linear(D, 24, rngs=rngs()), nnx.Linear(24, 24, rngs=rngs(1))
+        self.head = nnx.Linear(24, D, rngs=rngs(2))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.body(x)
+        given = jnp.broadcast_to(x[:1], x.shape) * jnp.arange(len(x))[:, None] if self.copies else x
+        chosen = jnp.arange(len(x))[:, None] < self.tokens
+        return self.head(x + self.expert(jnp.where(chosen, given, 0.0)))
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, N])
+def test_the_rank_of_what_one_token_makes_is_no_collapse(tokens: int):
+    found = stepped(FewTokens(tokens, copies=False), X)
+    assert not [one for one in found if one.rule == "collapse"]
+
+
+def test_tokens_along_one_direction_are_a_collapse():
+    found = stepped(FewTokens(N, copies=True), X)
+    assert [one.site for one in found if one.rule == "collapse"] == ["expert"]
