@@ -63,7 +63,7 @@ class Variants:
     def ask(self) -> bool:
         """Whether the programs ask for their passes when they run."""
         session = self._session()
-        if session is None or session.number in _asking or jax.device_count() > 1:
+        if session is None or session.number in _asking:
             return True
         # jax drops the results in which it finds a NaN: what was measured must be told before
         return forbids_nan()
