@@ -79,7 +79,7 @@ def edited(
     new = bare.replace(
         invars=[*inputs, *bare.invars], outvars=list(outputs), eqns=list(equations), effects=effects
     )
-    return new if bare is jaxpr else jaxpr.replace(jaxpr=new)
+    return closed_like(jaxpr, new)
 
 
 def is_simple(jaxpr: Any) -> bool:
@@ -134,6 +134,11 @@ def typed(aval: Any) -> Any:
     return _Typed(aval)
 
 
+def closed_like(own: Any, bare: Any) -> Any:
+    """A bare jaxpr as one of the same kind as `own`, with its constants."""
+    return bare if open_jaxpr(own)[0] is own else own.replace(jaxpr=bare)
+
+
 def stacked(aval: Any, length: int) -> Any:
     """The type of what a scan of so many iterations makes of an output of each."""
     from jax._src import core
@@ -176,9 +181,7 @@ def while_with(
     inputs = open_jaxpr(jaxpr)[0].invars
     test, _ = open_jaxpr(params["cond_jaxpr"])
     more = [variable(v.aval) for v in inputs[len(inputs) - carry :]]
-    changed = test.replace(invars=[*test.invars, *more])
-    if test is not params["cond_jaxpr"]:
-        changed = params["cond_jaxpr"].replace(jaxpr=changed)
+    changed = closed_like(params["cond_jaxpr"], test.replace(invars=[*test.invars, *more]))
     return {
         **params,
         "body_jaxpr": jaxpr,
@@ -278,6 +281,19 @@ def closed_call(jaxpr: Any) -> tuple[Any, dict[str, Any]]:
     return core.closed_call_p, {"call_jaxpr": jaxpr}
 
 
+def bind_whole(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """Run a jaxpr under a trace as one equation, a jit.
+
+    To evaluate it would bind each equation anew, which takes as long as to trace them. jax has no
+    public way to stage a jaxpr: the parameters are those of an empty jit in this context.
+    """
+    bare = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    (empty,) = open_jaxpr(jax.make_jaxpr(jax.jit(lambda: ()))())[0].eqns
+    whole = closed_like(empty.params["jaxpr"], bare)
+    params = with_inputs(empty.params, whole, len(bare.invars), outputs=len(bare.outvars))
+    return list(empty.primitive.bind(*consts, *values, **params))
+
+
 def is_dropped(variable: Any) -> bool:
     """Whether an output of an equation has no name, because nothing uses it."""
     from jax._src import core
@@ -298,7 +314,7 @@ def without_dead_code(jaxpr: Any) -> Any:
 
     bare, _ = open_jaxpr(jaxpr)
     new, _ = partial_eval.dce_jaxpr(bare, [True] * len(bare.outvars), instantiate=True)
-    return new if bare is jaxpr else jaxpr.replace(jaxpr=new)
+    return closed_like(jaxpr, new)
 
 
 def scopes() -> tuple[str, ...]:

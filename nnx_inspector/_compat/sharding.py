@@ -141,11 +141,9 @@ def a_row_each(mesh: Any, axes: Sequence[str]) -> NamedSharding | None:
     return NamedSharding(mesh.abstract_mesh, PartitionSpec(explicit)) if explicit else None
 
 
-def zeros_of(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """Zeros of a type returned by `jax.eval_shape`, also within `jax.shard_map`."""
-    zeros = jnp.zeros(shape.shape, shape.dtype)
-    varying = tuple(jaxprs.varying_axes(shape))
-    return jax.lax.pcast(zeros, varying, to="varying") if varying else zeros
+def zeros_of(shape: Any) -> jax.Array:
+    """Zeros of a type, of `jax.eval_shape` or of a variable, also within `jax.shard_map`."""
+    return varying_along(jnp.zeros(shape.shape, shape.dtype), tuple(jaxprs.varying_axes(shape)))
 
 
 def with_even_axes(x: jax.Array, filling: jax.Array) -> jax.Array:
@@ -177,6 +175,12 @@ def counted_once(x: jax.Array, like: jax.Array, axes: Iterable[str]) -> jax.Arra
         return x
     first = functools.reduce(jnp.logical_and, [jax.lax.axis_index(axis) == 0 for axis in copied])
     return jnp.where(first, x, jnp.zeros_like(x))
+
+
+def varying_along(x: Any, axes: Sequence[str]) -> Any:
+    """An array of which jax takes each device's part along some axes to differ."""
+    missing = tuple(axis for axis in axes if axis not in jaxprs.varying_axes(x))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 def device_within() -> tuple[jax.Array | None, int]:

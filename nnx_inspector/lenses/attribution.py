@@ -25,9 +25,9 @@ from nnx_inspector.hooks.sites import closest, parse_key
 from nnx_inspector.lenses.lens import place_names, token_at
 from nnx_inspector.lenses.observed import Observed, and_operations, arrays_in, logits_in, observed
 from nnx_inspector.program.analysis.dataflow import inputs_received
-from nnx_inspector.program.harvest import evaluate
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Plan
+from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.stats.summarize import in_words
 

@@ -35,10 +35,10 @@ from nnx_inspector.lenses.addends import Walk
 from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Function, as_function, roots_of
-from nnx_inspector.program.harvest import evaluate
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
+from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.stage import Staged, Tracing, staged
 from nnx_inspector.program.survey import Marked, Survey, why_divided
 from nnx_inspector.records.donated import require_staged

@@ -20,9 +20,9 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.lenses.observed import Observed, logits_in
 from nnx_inspector.program.analysis.equations import Body, bodies_of, kind_of
-from nnx_inspector.program.harvest import evaluate
 from nnx_inspector.program.marks import mapped_first, mark
 from nnx_inspector.program.plan import Plan
+from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.survey import Marked
 
 SCALES = {"rsqrt", "sqrt", "cbrt", "pow"}

@@ -31,9 +31,9 @@ from nnx_inspector.lenses.observed import Observed, observed, require_whole
 from nnx_inspector.perturbations.perturbed import check_layers, without_layers
 from nnx_inspector.program.analysis.cost import peak_bytes
 from nnx_inspector.program.function import Arguments, Function, name_of
-from nnx_inspector.program.harvest import evaluate
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
+from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.stage import Staged
 from nnx_inspector.stats.summarize import in_words
 

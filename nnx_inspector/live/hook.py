@@ -44,11 +44,17 @@ from nnx_inspector.program.eager import EagerPass
 from nnx_inspector.program.function import call_in_shapes
 from nnx_inspector.program.harvest import sinks_for
 from nnx_inspector.program.host.primitives import ask, tell, tied
-from nnx_inspector.program.marks import INPUT, OUTPUT, mark_arguments, mark_tree, observe_cotangent
+from nnx_inspector.program.host.sinks import observe_cotangent
+from nnx_inspector.program.host.supply import supply_of
+from nnx_inspector.program.marks import (
+    INPUT,
+    OUTPUT,
+    mark_arguments,
+    mark_tree,
+)
 from nnx_inspector.program.members import Ensemble, are_mapped, ensemble_of, parameters_of, within
 from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.structure import is_observable, is_whole
-from nnx_inspector.program.supply import supply_of
 from nnx_inspector.program.survey import Marked, Survey
 from nnx_inspector.recordings.layers import leaf_key
 from nnx_inspector.records.packed import Small, Sunk, joined

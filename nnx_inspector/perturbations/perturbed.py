@@ -1,6 +1,6 @@
 """`perturbed`: turns a call into one that takes perturbations of its sites as an argument.
 
-The call is traced once and its jaxpr is run again with the perturbations at the marks (`harvest`).
+The call is traced once and its jaxpr is edited to have the perturbations at the marks (`rewrite`).
 Strengths may be traced, vmapped, scanned over and differentiated. Invariant: every perturbation is
 checked against shapes and dtypes before anything runs (in an eager call, before it is applied);
 without perturbations the result is that of the plain call.

@@ -40,10 +40,10 @@ from nnx_inspector.perturbations.values import Perturbation, Zero
 from nnx_inspector.program.analysis.cost import available_bytes, peak_bytes
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Function
-from nnx_inspector.program.harvest import evaluate
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import INPUT, mark_tree
 from nnx_inspector.program.plan import Keep, Plan
+from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.progress import Progress, Report, shown

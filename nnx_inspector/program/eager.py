@@ -29,9 +29,9 @@ from nnx_inspector.hooks.layers import opened
 from nnx_inspector.program.analysis.identity import handed_on
 from nnx_inspector.program.changes import says_nothing
 from nnx_inspector.program.harvest import run_item
+from nnx_inspector.program.host.supply import Received, draw
 from nnx_inspector.program.marks import mark
 from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.supply import Received, draw
 from nnx_inspector.program.survey import Item, Survey, item_of
 
 PROGRAMS = 64

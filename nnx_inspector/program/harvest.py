@@ -27,21 +27,18 @@ from nnx_inspector._compat.sharding import a_row_each, counted_once, on_this_mes
 from nnx_inspector.program.analysis.equations import bodies_of
 from nnx_inspector.program.analysis.error_notes import note_equation
 from nnx_inspector.program.changes import difference
+from nnx_inspector.program.host.sinks import sink_like, sink_of_branch, sinks_apart
 from nnx_inspector.program.marks import (
     CHANGE,
     INPUT,
     OUTPUT,
     mapped_first,
-    sink_like,
-    sink_of_branch,
-    sinks_apart,
 )
-from nnx_inspector.program.plan import NOTHING, Keep, Kept, Plan
+from nnx_inspector.program.plan import NOTHING, Keep, Kept, Plan, Seen, merge_seen
 from nnx_inspector.program.survey import Around, Item, Marked, Survey
 from nnx_inspector.stats.census import Sample
-from nnx_inspector.stats.summarize import merge_in_trace, merge_rows, summarize
+from nnx_inspector.stats.summarize import merge_rows, summarize
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.stats.units import Units, merge_units
 
 
 @ours()
@@ -145,16 +142,6 @@ class _KeepOf:
     def _of(self, x: jax.Array, *gate: Any) -> Kept:
         x, mapped = mapped_first(x, self.mapped), len(self.mapped)
         return self.keep.of(x, *gate, site=self.site, mapped=mapped)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Seen:
-    """What one mark saw: a summary for each array, how often it was passed, and what was kept."""
-
-    summaries: list[Summary]
-    ran: jax.Array
-    kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
 
 
 def _run_mark(
@@ -286,18 +273,6 @@ def _run_while(
 
     out, seen = jax.lax.while_loop(proceed, advance, (init, nothing))
     return out, [[], merged(seen)]
-
-
-@ours()
-def merge_seen(a: Any, b: Any) -> Any:
-    """The sum of two trees of `Seen` with equal structure."""
-
-    def add(x: Any, y: Any) -> Any:
-        if isinstance(x, Summary):
-            return merge_in_trace(x, y)
-        return merge_units([x, y]) if isinstance(x, Units) else x + y
-
-    return jax.tree.map(add, a, b, is_leaf=lambda x: isinstance(x, (Summary, Units)))
 
 
 def _run_cond(

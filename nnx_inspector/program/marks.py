@@ -1,51 +1,65 @@
-"""The observing primitives: `mark` names a value, `observe_cotangent` reads its gradient.
+"""The primitives that a traced program holds: `mark` names a value, `seeded` marks its gradient.
 
-Both are the identity, bitwise, under every transformation. `harvest`, which finds the marks in a
-jaxpr, decides what they observe. Invariant: a mark's parameters hold no tracer and no model, only
-names and structure, so a traced function that contains marks may be cached.
+Both are the identity, bitwise, under every transformation. `rewrite`, which edits the program,
+decides what they observe; `given` is a value that it puts in. Invariant: a mark's parameters hold
+no tracer and no model, only names and structure, so a traced function with marks may be cached.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.native import computed_once
-from nnx_inspector._compat.sharding import counted_once, first_along
 from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
 from nnx_inspector.hooks.sites import parameter_names
-from nnx_inspector.program.members import are_mapped, members_in
+from nnx_inspector.program.members import members_in
 from nnx_inspector.program.structure import Structure, is_whole, structure_of
-from nnx_inspector.stats.census import Sample
-from nnx_inspector.stats.packing import pack, packed_size, unpack
-from nnx_inspector.stats.summarize import (
-    merge_rows,
-    summarize,
-)
 
-OUTPUT, INPUT, CHANGE, BEGIN = "output", "input", "change", "begin"
+OUTPUT, INPUT, CHANGE, GRADIENT, BEGIN = "output", "input", "change", "gradient", "begin"
 """The part of a call that a mark observes: what the call returns, what it receives, a Variable
-before and after the call (the first two operands), or the place where the call begins."""
+before and after the call (the first two operands), the gradient of an array that it returns, or the
+place where the call begins."""
 
 mark = Primitive("nnx_inspector_mark")
 mark.multiple_results = True
 mark.def_impl(lambda *xs, **_: list(xs))
 mark.def_abstract_eval(lambda *avals, **_: list(avals))
 mlir.register_lowering(mark, lambda ctx, *xs, **_: list(xs))  # type: ignore[arg-type]
-ad.primitive_jvps[mark] = lambda xs, ts, **params: (mark.bind(*xs, **params), list(ts))
+
+
+def _mark_jvp(xs: Any, ts: Any, **params: Any) -> Any:
+    if params["part"] == GRADIENT:
+        # of a gradient that the program differentiates once more: a penalty on gradients, say
+        return mark.bind(*xs, **{**params, "inner": True}), list(ts)
+    out = mark.bind(*xs, **params)
+    if not params.get("gradients"):
+        return out, list(ts)
+    members, mapped = params.get("members"), params.get("mapped", ((),) * len(xs))
+    count, masked = values_of(params, xs), params.get("masked", False)
+    linked = list(ts)
+    for i in range(count):
+        if type(ts[i]) is not ad.Zero:
+            of_one = None if members is None else members.only(i)
+            how = {"owner": params["owner"], "site": params["site"], "mapped": (mapped[i],)}
+            how |= {"of": (params["call"], i), "members": of_one, "masked": masked}
+            linked[i] = _link.bind(ts[i], *xs[count : count + masked], how=tuple(how.items()))
+    return out, linked
+
+
+def values_of(params: Any, operands: Sequence[Any]) -> int:
+    """How many of a mark's operands are marked: before its mask, if it has one, and its ties."""
+    return len(operands) - params.get("ties", 0) - params.get("masked", False)
+
+
+ad.primitive_jvps[mark] = _mark_jvp
 ad.primitive_transposes[mark] = lambda cts, *xs, **_: [
     ct if ad.is_undefined_primal(x) else None for ct, x in zip(cts, xs, strict=True)
 ]
@@ -61,10 +75,29 @@ def _batch_mark(xs: Any, dims: Any, **params: Any) -> Any:
             for x, d in zip(pair, dims, strict=False)
         ]
         xs, dims = [*pair, *xs[2:]], [0, 0, *dims[2:]]
+    if params.get("masked"):
+        xs, dims = _with_axis_of_mask(xs, dims, values_of(params, xs))
     params["mapped"] = tuple(
         mapped if d is None else (*mapped, d) for mapped, d in zip(before, dims, strict=True)
     )
     return mark.bind(*xs, **params), dims
+
+
+def _with_axis_of_mask(xs: Sequence[Any], dims: Sequence[Any], count: int) -> Any:
+    """The operands of a masked mark, with a vmap's axis in the mask and in each value, or in none.
+
+    The axes of the mask are those of the outermost vmaps, in the same order as in the values.
+    """
+    among = range(count + 1)
+    if all(dims[i] is None for i in among):
+        return xs, dims
+    size = next(xs[i].shape[dims[i]] for i in among if dims[i] is not None)
+    xs, dims = list(xs), list(dims)
+    for i in among:
+        if dims[i] is None:
+            xs[i], dims[i] = jnp.broadcast_to(xs[i], (size, *xs[i].shape)), 0
+    xs[count], dims[count] = jnp.moveaxis(xs[count], dims[count], 0), 0
+    return xs, dims
 
 
 batching.primitive_batchers[mark] = _batch_mark
@@ -80,15 +113,26 @@ def mapped_first(x: jax.Array, mapped: Sequence[int]) -> jax.Array:
     return x
 
 
-def mark_tree(tree: Any, *pair: Any, structure: Structure | None = None, **params: Any) -> Any:
+def mark_tree(
+    tree: Any,
+    *pair: Any,
+    structure: Structure | None = None,
+    ties: Sequence[Any] = (),
+    **params: Any,
+) -> Any:
     """`tree`, with its arrays marked; `params` are the mark's parameters (hashable).
 
     A `pair` of values becomes the mark's first operands. The arrays then tie it to the program: a
-    transform may drop values that nothing uses. `structure` defaults to that of the tree.
+    transform may drop values that nothing uses. `structure` defaults to that of the tree. `ties`
+    are other values that the mark keeps in the program: jax drops from a differentiated scan what
+    nothing reads, as the output of a BatchNorm that is called for its statistics.
     """
     leaves = jax.tree.leaves(tree, is_leaf=is_whole)
     own = structure_of(tree, leaves, merged=True)
-    return rebuilt(tree, _marked(leaves, own, pair, structure or own, params), is_whole)
+    if ties:
+        params["ties"] = len(ties)
+    marked = _marked(leaves, own, pair, structure or own, params, ties)
+    return rebuilt(tree, marked, is_whole)
 
 
 def mark_arguments(args: Any, kwargs: Any, context: Context, **params: Any) -> tuple[Any, Any]:
@@ -104,7 +148,12 @@ def mark_arguments(args: Any, kwargs: Any, context: Context, **params: Any) -> t
 
 
 def _marked(
-    leaves: Sequence[Any], own: Structure, pair: Any, structure: Structure, params: Any
+    leaves: Sequence[Any],
+    own: Structure,
+    pair: Any,
+    structure: Structure,
+    params: Any,
+    ties: Sequence[Any] = (),
 ) -> list[Any]:
     leaves, arrays = list(leaves), own.arrays
     # a value without arrays still gets a mark, so the call is seen
@@ -112,8 +161,8 @@ def _marked(
     members = members_in(operands, alike=params["part"] == CHANGE)
     if members is not None:
         params["members"] = members
-    values = mark.bind(*operands, structure=structure, **params)
-    for i, value in zip(arrays, values[len(pair) :], strict=True):
+    values = mark.bind(*operands, *ties, structure=structure, **params)
+    for i, value in zip(arrays, values[len(pair) : len(operands)], strict=True):
         if isinstance(leaves[i], jax.Array):  # NumPy arrays stay NumPy for the user's code
             leaves[i] = value
     for i, same in own.copies:
@@ -121,280 +170,99 @@ def _marked(
     return leaves
 
 
-# -------------------------------------------------------------- cotangents
+# --------------------------------------------------------------- gradients
 
-_tap = Primitive("nnx_inspector_observe_cotangent")
-_tap.def_impl(lambda x, *_, **how: x)
-_tap.def_abstract_eval(lambda x, *_, **how: x)
-mlir.register_lowering(_tap, lambda ctx, x, *_, **how: [x])
-
-# linear in (tangent, sink) and equal to the tangent; we define its transpose
-_tap_linear = Primitive("nnx_inspector_observe_cotangent_linear")
-_tap_linear.def_impl(lambda t, *_, **how: t)
-_tap_linear.def_abstract_eval(lambda t, *_, **how: t)
-mlir.register_lowering(_tap_linear, lambda ctx, t, *_, **how: [t])
+_seeded = Primitive("nnx_inspector_seeded")
+_link = Primitive("nnx_inspector_link")
+_nothing = Primitive("nnx_inspector_nothing")
 
 
-# has no elements: all that it tells is which vmaps map an array
-_extent = Primitive("nnx_inspector_extent")
+def seeded(x: jax.Array, seed: jax.Array, **how: Any) -> jax.Array:
+    """`x`, whose gradient gets a mark when the program is differentiated with respect to `seed`.
 
-
-def _no_elements(x: Any, *, sizes: tuple[int, ...]) -> jax.Array:
-    return jnp.zeros((*sizes, 0), jnp.float32)
-
-
-def _extent_jvp(primals: Any, _: Any, **how: Any) -> Any:
-    return (extent := _extent.bind(*primals, **how)), jaxprs.no_tangent(extent)
-
-
-def _batch_extent(args: Any, dims: Any, *, sizes: tuple[int, ...]) -> Any:
-    return _extent.bind(*args, sizes=(args[0].shape[dims[0]], *sizes)), 0
-
-
-def observe_cotangent(
-    x: jax.Array,
-    sink: jax.Array,
-    *,
-    sample: Sample = "auto",
-    gate: Any = None,
-    always: bool = True,
-    apart: bool = False,
-    each: bool = False,
-) -> jax.Array:
-    """Returns `x`; the gradient with respect to `sink` is the packed summary of that of `x`.
+    A mark of a gradient needs no memory and no sink: the tangent of `x` goes through a linear
+    identity, and the transpose of that binds the mark on the cotangent. As the tangent also depends
+    on that of the seed, a cotangent is computed although the program itself would need none.
 
     Args:
         x: a floating-point or complex array.
-        sink: zeros, `[packed_size(x.dtype)]` of `sink_dtype(x.dtype)`.
-        sample: see `summarize`.
-        gate: bool[], whether it is measured, or None; see `measured_if`.
-        always: whether to compute a cotangent even if the program would not, because the value does
-            not depend on what is differentiated.
-        apart, each: see `measured_if`.
+        seed: any number. Its own gradient is 0.
+        **how: the parameters of the mark, besides its part.
     """
-    gates = [] if gate is None else [gate]
-    how = {"rows": 0, "sample": sample, "always": always, "apart": apart, "each": each}
-    return _tap.bind(x, sink, *gates, **how)
+    return _seeded.bind(x, seed, how=tuple(how.items()))
 
 
-@ours()
-def sink_like(x: Any, rows: tuple[int, ...] = ()) -> jax.Array:
-    """The zeros to pass to `observe_cotangent` as the sink of an array like `x`."""
-    return jnp.zeros((*rows, packed_size(x.dtype)), sink_dtype(x.dtype))
+def _seeded_jvp(primals: Any, tangents: Any, *, how: Any) -> Any:
+    (t, t_seed), out = tangents, _seeded.bind(*primals, how=how)
+    if type(t_seed) is ad.Zero:
+        return out, t
+    return out, _link.bind(ad.instantiate_zeros(t), t_seed, how=how)
 
 
-def sink_dtype(dtype: Any) -> Any:
-    return jnp.float64 if dtype in (jnp.float64, jnp.complex128) else jnp.float32
+def _link_jvp(primals: Any, tangents: Any, *, how: Any) -> Any:
+    t, out = tangents[0], _link.bind(*primals, how=how)
+    return out, t if type(t) is ad.Zero else _link.bind(t, *primals[1:], how=how)
 
 
-def _tap_jvp(primals: Any, tangents: Any, **how: Any) -> Any:
-    x, _, *gates = primals
-    rest = [*gates, *(_extent.bind(x, sizes=()) for _ in gates)]
-    return _tap.bind(*primals, **how), _tapped_tangent(*tangents[:2], *rest, **how)
-
-
-def _tap_linear_jvp(primals: Any, tangents: Any, **how: Any) -> Any:
-    return _tap_linear.bind(*primals, **how), _tapped_tangent(*tangents[:2], *primals[2:], **how)
-
-
-def _tapped_tangent(t: Any, t_sink: Any, *rest: Any, always: bool, **how: Any) -> Any:
-    if type(t_sink) is ad.Zero or (type(t) is ad.Zero and not always):
-        return t
-    return _tap_linear.bind(ad.instantiate_zeros(t), t_sink, *rest, always=always, **how)
-
-
-def _tap_transpose(
-    ct: Any, t: Any, sink: Any, *gated: Any, rows: int, sample: Sample, always: bool, **which: bool
-) -> Any:
-    rest = [None for _ in gated]
+def _link_transpose(ct: Any, t: Any, *others: Any, how: Any) -> list[Any]:
     if type(ct) is ad.Zero:
-        return None, None, *rest
-    payload = None
-    if ad.is_undefined_primal(sink):
-        with ours():
-            measure = _Packed(rows, sample)
-            if gated:
-                payload = measured_if(gated[0], measure, ct, gated[1], **which)
-            else:
-                payload = measure(ct)
-            ct = computed_once(ct, after=[payload])
-            payload = counted_once(payload, ct, jaxprs.varying_axes(sink))
-    return (ct if ad.is_undefined_primal(t) else None), payload, *rest
+        return [None, *(None for _ in others)]
+    params = dict(how)
+    masks = others[: params.get("masked", False)]
+    seeds = others[len(masks) :]
+    ct, *_ = mark.bind(ct, *masks, part=GRADIENT, structure=None, **params)
+    # jax drops what nothing reads, also from a transposed scan: the seed's gradient reads the mark
+    nothing = [
+        _nothing.bind(ct, kind=seed.aval) if ad.is_undefined_primal(seed) else None
+        for seed in seeds
+    ]
+    return [ct if ad.is_undefined_primal(t) else None, *(None for _ in masks), *nothing]
 
 
-def measured_if(
-    gate: Any,
-    measure: Callable[..., Any],
-    x: jax.Array,
-    extent: Any = (),
-    *,
-    apart: bool = False,
-    each: bool = False,
-) -> Any:
-    """`measure(x, gate)`, which is zeros unless the gate is open.
-
-    Under vmap it covers the whole batch at once; with `apart`, each entry of the one vmap here,
-    which maps the members of an ensemble; with `each`, each entry of every vmap, also of a later
-    one. Where a vmap maps `extent` and not `x` (a loss that sends the same to each example), each
-    entry is an `x`. `measure` is hashable: equal functions share what is traced.
-    """
-    x = jax.lax.stop_gradient(x)
-    apart = apart and are_mapped([x, *jax.tree.leaves(extent)])
-    return _gated(measure, each or apart, each)(gate, x, extent)
+def _batch_seeded(primitive: Primitive, args: Any, dims: Any, *, how: Any) -> Any:
+    params = dict(how)
+    if params.get("masked"):
+        args, dims = _with_axis_of_mask(args, dims, 1)
+    if dims[0] is not None:
+        params["mapped"] = ((*params["mapped"][0], dims[0]),)
+    return primitive.bind(*args, how=tuple(params.items())), dims[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class _OfEach:
-    """What a function measures of each entry of an array's first axis."""
+for _identity in (_seeded, _link):
+    _identity.def_impl(lambda x, *_, how: x)
+    _identity.def_abstract_eval(lambda x, *_, how: x)
+    mlir.register_lowering(_identity, lambda ctx, x, *_, how: [x])
+    batching.primitive_batchers[_identity] = functools.partial(_batch_seeded, _identity)
+ad.primitive_jvps[_seeded] = _seeded_jvp
+ad.primitive_jvps[_link] = _link_jvp
+ad.primitive_transposes[_link] = _link_transpose
+ad.primitive_jvps[_nothing] = lambda xs, _, **how: (
+    (y := _nothing.bind(*xs, **how)),
+    jaxprs.no_tangent(y),
+)
+batching.primitive_batchers[_nothing] = lambda xs, _, **how: (_nothing.bind(*xs, **how), None)
+_nothing.def_impl(lambda _, *, kind: jnp.zeros((), kind.dtype))
+_nothing.def_abstract_eval(lambda _, *, kind: kind)
+mlir.register_lowering(
+    _nothing,
+    mlir.lower_fun(lambda _, *, kind: jnp.zeros((), kind.dtype), multiple_results=False),
+)
 
-    measure: Callable[..., Any]
+# ------------------------------------------------------------------- givens
 
-    def __call__(self, x: jax.Array, gate: Any) -> Any:
-        return jax.vmap(lambda x: self.measure(x, gate))(x)
-
-
-@functools.lru_cache(maxsize=64)
-def _gated(
-    measure: Callable[..., Any], apart: bool, again: bool
-) -> Callable[[Any, jax.Array, Any], Any]:
-    @jax.custom_batching.custom_vmap
-    def measured(gate: Any, x: Any, extent: Any) -> Any:
-        return measure(x, gate)
-
-    @measured.def_vmap
-    def _batch(size: int, batched: Any, gate: Any, x: Any, extent: Any) -> Any:
-        mapped = batched[1]
-        if not mapped and any(jax.tree.leaves(batched[2])):
-            mapped, x = True, jnp.broadcast_to(x, (size, *x.shape))
-        apart_here = apart and mapped
-        inner = _gated(_OfEach(measure) if apart_here else measure, again, again)
-        found = inner(jnp.any(gate), x, extent)
-        return found, jax.tree.map(lambda _: apart_here, found)
-
-    return measured
-
-
-@dataclasses.dataclass(frozen=True)
-class _Packed:
-    """The packed summary of an array, for each of its rows."""
-
-    rows: int
-    sample: Sample
-
-    def __call__(self, x: jax.Array, *gate: Any) -> jax.Array:
-        return pack(summarize(x, *gate, batch_rank=self.rows, sample=self.sample))
-
-
-def _batcher(primitive: Primitive) -> Any:
-    def batch(args: Any, dims: Any, *, rows: int, **how: Any) -> Any:
-        (x, sink, *gates), (x_dim, sink_dim, *_) = args, dims
-        if sink_dim is None:  # one sink for the whole batch: its summary covers all of it
-            if rows and x_dim is not None:
-                x = jnp.moveaxis(x, x_dim, -1)
-                return primitive.bind(x, sink, *gates, rows=rows, **how), x.ndim - 1
-            return primitive.bind(x, sink, *gates, rows=rows, **how), x_dim
-        size = sink.shape[sink_dim]
-        sink = jnp.moveaxis(sink, sink_dim, 0)
-        whole = (size, *x.shape)
-        x = jnp.broadcast_to(x, whole) if x_dim is None else jnp.moveaxis(x, x_dim, 0)
-        return primitive.bind(x, sink, *gates, rows=rows + 1, **how), 0
-
-    return batch
-
-
-# one sink for each of several devices; their summaries are merged, not added
-_apart = Primitive("nnx_inspector_sinks_apart")
-
-
-def sinks_apart(sink: jax.Array, count: int, at: NamedSharding | None = None) -> jax.Array:
-    """A sink for each of `count` devices, `[count, *sink.shape]`; `at` is its explicit sharding.
-
-    The gradient with respect to `sink` is the packed summary of everything these sinks received.
-    """
-    return _apart.bind(sink, axis=0, count=count, at=at)
-
-
-def _stacked(sink: jax.Array, *, axis: int, count: int, at: NamedSharding | None) -> jax.Array:
-    sinks = jnp.stack([sink] * count, axis)
-    return sinks if at is None else jax.sharding.reshard(sinks, _behind(at, axis))
-
-
-def _behind(at: NamedSharding, axis: int) -> NamedSharding:
-    return NamedSharding(at.mesh, PartitionSpec(*[None] * axis, *at.spec))
-
-
-def _apart_aval(sink: Any, *, axis: int, count: int, at: NamedSharding | None) -> Any:
-    shape = (*sink.shape[:axis], count, *sink.shape[axis:])
-    spec = PartitionSpec(*[None] * len(shape)) if at is None else _behind(at, axis).spec
-    mesh = sink.sharding.mesh if at is None else at.mesh
-    return sink.update(shape=shape, sharding=NamedSharding(mesh, spec))
-
-
-def _batch_apart(args: Any, dims: Any, *, axis: int, **params: Any) -> Any:
-    return _apart.bind(jnp.moveaxis(args[0], dims[0], 0), axis=axis + 1, **params), 0
-
-
-def _transpose_apart(ct: Any, _: Any, *, axis: int, **params: Any) -> Any:
-    return [pack(merge_rows(unpack(ct), axis=axis))]
-
-
-# a sink within a branch of a cond: each example of a batched vmap has one, which only counts if the
-# example takes the branch
-_branch = Primitive("nnx_inspector_sink_of_branch")
-_merged = Primitive("nnx_inspector_sink_merged")
-
-
-def sink_of_branch(sink: jax.Array, index: jax.Array) -> jax.Array:
-    """`sink`, for a branch of a cond that `index` chooses, perhaps for each example of a batch."""
-    return _branch.bind(sink, index)
-
-
-def _batch_branch(args: Any, dims: Any) -> Any:
-    (sink, index), (sink_dim, index_dim) = args, dims
-    if sink_dim is None:
-        sink, sink_dim = _apart.bind(sink, axis=0, count=index.shape[index_dim], at=None), 0
-    one = first_along(index, index_dim)
-    return _branch.bind(sink, one), sink_dim  # a vmap further out has its examples too
-
-
-def _branch_jvp(primals: Any, tangents: Any) -> Any:
-    t, index = tangents[0], primals[1]
-    return _branch.bind(*primals), t if type(t) is ad.Zero else _branch.bind(t, index)
-
-
-def _batch_merged(args: Any, dims: Any) -> Any:
-    (ct,), (dim,) = args, dims
-    return _merged.bind(pack(merge_rows(unpack(jnp.moveaxis(ct, dim, 0))))), None
-
-
-_branch.def_impl(lambda sink, index: sink)
-_branch.def_abstract_eval(lambda sink, index: sink)
-mlir.register_lowering(_branch, lambda ctx, sink, index: [sink])
-ad.primitive_jvps[_branch] = _branch_jvp
-ad.primitive_transposes[_branch] = lambda ct, sink, index: [
-    ct if type(ct) is ad.Zero else _merged.bind(ct),
-    None,
-]
-batching.primitive_batchers[_branch] = _batch_branch
-_merged.def_impl(lambda ct: ct)
-_merged.def_abstract_eval(lambda ct: ct)
-mlir.register_lowering(_merged, lambda ctx, ct: [ct])
-batching.primitive_batchers[_merged] = _batch_merged
-
-_extent.def_impl(_no_elements)
-_extent.def_abstract_eval(lambda x, *, sizes: ShapedArray((*sizes, 0), np.dtype(np.float32)))
-mlir.register_lowering(_extent, mlir.lower_fun(_no_elements, multiple_results=False))
-ad.primitive_jvps[_extent] = _extent_jvp
-batching.primitive_batchers[_extent] = _batch_extent
-
-_apart.def_impl(jax.jit(_stacked, static_argnames=("axis", "count", "at")))
-_apart.def_abstract_eval(_apart_aval)
-mlir.register_lowering(_apart, mlir.lower_fun(_stacked, multiple_results=False))
-ad.deflinear2(_apart, _transpose_apart)
-batching.primitive_batchers[_apart] = _batch_apart
-
-ad.primitive_jvps[_tap] = _tap_jvp
-ad.primitive_jvps[_tap_linear] = _tap_linear_jvp
-ad.primitive_transposes[_tap_linear] = _tap_transpose
-batching.primitive_batchers[_tap] = _batcher(_tap)
-batching.primitive_batchers[_tap_linear] = _batcher(_tap_linear)
+given = Primitive("nnx_inspector_given")
+"""A value without operands, which becomes an input where the program is launched: the numbers of a
+perturbation. Whatever transforms a program goes through, they are the same for all of it."""
+given.def_impl(lambda *, place, kind: jnp.zeros(kind.shape, kind.dtype))
+given.def_abstract_eval(lambda *, place, kind: kind)
+mlir.register_lowering(
+    given,
+    mlir.lower_fun(
+        lambda *, place, kind: jnp.zeros(kind.shape, kind.dtype), multiple_results=False
+    ),
+)
+ad.primitive_jvps[given] = lambda xs, ts, **how: (
+    (y := given.bind(**how)),
+    jaxprs.no_tangent(y),
+)
+batching.primitive_batchers[given] = lambda xs, dims, **how: (given.bind(**how), None)

@@ -46,6 +46,10 @@ class Members:
     count: int
     levels: tuple[int | None, ...]
 
+    def only(self, number: int) -> Members | None:
+        """Those in one operand of a mark of outputs, where no operand is shared by all members."""
+        return None if None in self.levels else Members(self.count, (self.levels[number],))
+
 
 @contextlib.contextmanager
 def within(module: Any) -> Iterator[None]:

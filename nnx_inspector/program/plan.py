@@ -1,7 +1,7 @@
 """What is done at the marks of a traced function: what is measured, kept and perturbed.
 
 Invariant: a plan holds functions and arrays, never a model, and equal plans share programs. Does
-not evaluate anything; `harvest` does.
+not run anything; `rewrite` does.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from typing import Any
 import jax
 import numpy as np
 
+from nnx_inspector._compat.configuration import ours
 from nnx_inspector.errors import add_note
-from nnx_inspector.program.marks import INPUT, OUTPUT, measured_if, observe_cotangent
+from nnx_inspector.program.host.sinks import measured_if, observe_cotangent
+from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.structure import describe
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.stats.census import Sample
-from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units
+from nnx_inspector.stats.summarize import merge_in_trace
+from nnx_inspector.stats.summary import Summary
+from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units, merge_units
 
 Reduce = Callable[..., Any]
 """A function of an array that returns the arrays to keep."""
@@ -96,6 +100,28 @@ class Keep:
             return None
         axis = self.units if self.units < 0 else self.units + mapped
         return measure_units(x, axis=axis) if x.shape[axis] <= MAX_UNITS else None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What one mark saw: a summary for each array, how often it was passed, and what was kept."""
+
+    summaries: list[Summary]
+    ran: Any
+    kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
+
+
+@ours()
+def merge_seen(a: Any, b: Any) -> Any:
+    """The sum of two trees of `Seen` with equal structure."""
+
+    def add(x: Any, y: Any) -> Any:
+        if isinstance(x, Summary):
+            return merge_in_trace(x, y)
+        return merge_units([x, y]) if isinstance(x, Units) else x + y
+
+    return jax.tree.map(add, a, b, is_leaf=lambda x: isinstance(x, (Summary, Units)))
 
 
 NOTHING = Keep()

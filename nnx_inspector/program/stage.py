@@ -35,9 +35,9 @@ from nnx_inspector.program.eager import (
     why_untraceable,
 )
 from nnx_inspector.program.function import Arguments, Function, is_input, name_of, roots_of
-from nnx_inspector.program.harvest import evaluate
 from nnx_inspector.program.marks import INPUT
 from nnx_inspector.program.plan import Plan
+from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.structure import describe
 from nnx_inspector.program.survey import Survey, call_numbers, survey
 
@@ -108,16 +108,15 @@ class Staged:
         inputs: Sequence[Any],
         *,
         plan: Plan,
-        sinks: Any = None,
         seed: Any = None,
         sinks_of: SinksOf | None = None,
     ) -> tuple[list[Any], list[Any]]:
-        """Run the call; returns its outputs, and what was seen. See `harvest.evaluate`.
+        """Run the call; returns its outputs, and what was seen. See `rewrite.evaluate`.
 
-        An eager call uses `seed` and `sinks_of` instead of `sinks`; see `EagerPass`.
+        An eager call also uses `seed` and `sinks_of`; see `EagerPass`.
         """
         if not self.eager:
-            return evaluate(self.survey, inputs, plan=plan, sinks=sinks)
+            return evaluate(self.survey, inputs, plan=plan)
         last = EagerPass(self.owner, plan, seed=seed, sinks_of=sinks_of, calls=self.calls)
         out, self.returned = last.run(lambda: self._call(inputs))
         self.last, self.survey, self.outputs = last, last.survey, len(self.returned.arrays)

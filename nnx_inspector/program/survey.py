@@ -1,7 +1,7 @@
 """Finds the marks in a traced function, through every equation that can be entered.
 
 Invariant: a mark that cannot be taken out is listed with a reason, never guessed. Runs nothing;
-`harvest` evaluates the marks.
+`rewrite` edits the program.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.program.analysis.equations import bodies_of, kind_of
+from nnx_inspector.program.analysis.equations import CUSTOM, bodies_of, kind_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.changes import says_nothing
-from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
+from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, given, mark, values_of
 from nnx_inspector.program.members import Members
 from nnx_inspector.program.structure import Structure
 from nnx_inspector.stats.summarize import in_words
@@ -33,7 +33,8 @@ class Marked:
     `variable` describes the Variable of a mark of a change. `mapped` holds for each array the axes
     that vmaps added, the innermost vmap first. In a call of an ensemble's members, `members` is
     their number, and `member_axes` holds for each array the axis of the members, None if they share
-    it; `avals` and `mapped` then belong to one member.
+    it; `avals` and `mapped` then belong to one member. `of` is the number of the call, and says
+    of which array a gradient is; an `inner` gradient is differentiated again by the program.
     """
 
     site: str
@@ -44,6 +45,8 @@ class Marked:
     mapped: tuple[tuple[int, ...], ...] = ()
     members: int = 0
     member_axes: tuple[int | None, ...] = ()
+    of: Any = None
+    inner: bool = False
 
     @property
     def differentiable(self) -> tuple[bool, ...]:
@@ -60,7 +63,7 @@ class Item:
     """One equation that holds marks: the mark itself, or an equation with jaxprs inside.
 
     Attributes:
-        kind: "mark", or the kind of the equation, see `equations.kind_of`.
+        kind: "mark", "given", or the kind of the equation, see `equations.kind_of`.
         children: the surveys of its jaxprs; that of a while loop's condition has no items.
         length: the number of iterations of a scan, negative for a reversed one.
         again: it is the second pass of a remat: perturbed like the first, and not measured again.
@@ -142,10 +145,12 @@ def why_divided(mark: Marked, around: Around) -> str:
     )
 
 
-def survey(jaxpr: Any, owner: Any, *, loops: bool = False) -> Survey:
+def survey(jaxpr: Any, owner: Any, *, loops: bool = False, finished: bool = False) -> Survey:
     """Find an owner's marks in a jaxpr, in order, through every equation that can be entered.
 
-    Marks of other owners count as ordinary equations. `loops` says that it is the body of a loop.
+    Marks of other owners count as ordinary equations; None stands for all owners. `loops` says
+    that it is the body of a loop; `finished`, that nothing differentiates the program or maps it
+    any more: then a call with a rule of its own for that can be entered.
     """
     bare, consts = jaxprs.open_jaxpr(jaxpr)
     items: dict[int, Item] = {}
@@ -153,7 +158,7 @@ def survey(jaxpr: Any, owner: Any, *, loops: bool = False) -> Survey:
     unattributed: dict[str, int] = {}
     values = Values(bare)
     for number, equation in enumerate(bare.eqns):
-        item = item_of(equation, owner, unseen, unattributed, loops=loops)
+        item = item_of(equation, owner, unseen, unattributed, loops=loops, finished=finished)
         if item is not None and not says_nothing(equation, values.same):
             items[number] = item
     return Survey(bare, tuple(consts), items, unseen, unattributed)
@@ -166,31 +171,40 @@ def item_of(
     unattributed: dict[str, int],
     *,
     loops: bool = False,
+    finished: bool = False,
 ) -> Item | None:
     """The survey's entry for one equation, or None. Adds to `unseen` and `unattributed`."""
     params, name = equation.params, equation.primitive.name
+    if equation.primitive is given:
+        return Item("given") if finished else None
     if equation.primitive is mark:
-        if params["owner"] != owner or params["part"] == BEGIN:
+        others = owner is not None and params["owner"] != owner
+        if others or params["part"] == BEGIN:
             return None
         if params["part"] == UNATTRIBUTED:
             unattributed[params["site"]] = unattributed.get(params["site"], 0) + 1
             return None
-        avals = tuple(v.aval for v in equation.invars)
+        avals = tuple(v.aval for v in equation.invars[: values_of(params, equation.invars)])
         marked = Marked(
             params["site"],
             params["part"],
             params["structure"],
             avals,
             params.get("variable"),
-            params.get("mapped", ((),) * len(avals)),
+            params.get("mapped", ((),) * len(avals))[: len(avals)],
+            of=params.get("of", params.get("call")),
+            inner=params.get("inner", False),
         )
         # the layers of a loop have rows already, and only one axis of rows has sites
         members = None if loops else members_of(equation)
         return Item("mark", marked if members is None else _of_members(marked, members))
     kind, bodies = kind_of(equation), bodies_of(equation)
+    if finished and not kind and name in CUSTOM:
+        kind = "custom"
     children: list[Survey] = []
     for body in bodies:
-        child = survey(body.jaxpr, owner, loops=loops or kind in ("scan", "while"))
+        within = loops or kind in ("scan", "while")
+        child = survey(body.jaxpr, owner, loops=within, finished=finished)
         unseen.update(child.unseen)
         for name_of_type, count in child.unattributed.items():
             unattributed[name_of_type] = unattributed.get(name_of_type, 0) + count

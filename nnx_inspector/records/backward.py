@@ -1,12 +1,13 @@
 """The arguments with respect to which a loss is differentiated, and its one backward pass.
 
-Invariant: the gradients are those of `nnx.value_and_grad`, in the same structure, and the sinks'
-cotangents come from the same backward pass. Does not decide what is measured.
+Invariant: the gradients are those of `nnx.value_and_grad`, in the same structure, and those of the
+activations come from the same backward pass. Does not decide what is measured.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +15,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from nnx_inspector.program.eager import SinksOf
+from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.function import Arguments, Function, name_of
 from nnx_inspector.program.harvest import sinks_for
-from nnx_inspector.program.plan import Plan
+from nnx_inspector.program.marks import GRADIENT, mapped_first
+from nnx_inspector.program.plan import NOTHING, Kept, Plan, Seen
+from nnx_inspector.program.rewrite import rewritten
 from nnx_inspector.program.stage import Staged, variables_of_state
 from nnx_inspector.program.structure import is_node
+from nnx_inspector.program.survey import Around, Marked, Survey, survey
+from nnx_inspector.stats.packing import unpack
 
 
 def diff_state(argnum: Any) -> tuple[int, Any]:
@@ -127,31 +132,120 @@ def backward_pass(
     plan: Plan,
     numbers: Sequence[int] = (),
     *,
-    sinks_of: SinksOf = sinks_for,
+    of: Callable[[Marked], bool] = lambda _: True,
     check: Callable[[Staged, Sequence[Any]], None] = require_scalar,
 ) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
     """One forward and backward pass of a staged loss.
 
+    The program is edited twice: as it is, so that it returns what its marks see and marks the
+    gradients of their values, and once more when it has been differentiated.
+
     Args:
         inputs: replace the stage's own.
         numbers: the inputs with respect to which the loss is differentiated.
-        sinks_of: makes the sinks of a survey.
+        of: of which marks the gradients are measured.
         check: called with the stage and the outputs; raises if the first is not a loss.
 
     Returns:
-        The outputs, what was seen, the sinks' cotangents, and the gradient of each of those inputs.
+        The outputs; what was seen; of the gradient of each array, what was seen, or None if it has
+        none, nested like the survey; and the gradient of each of those inputs.
     """
-    sinks = None if stage.eager else sinks_of(stage.survey)
-    seed = jnp.float32(0.0) if stage.eager else None
+    if stage.eager:
+        return _eager_backward_pass(stage, inputs, plan, numbers, of, check)
+    wanted = lambda mark: mark.site not in plan.unmeasured and of(mark)  # noqa: E731
+    first = rewritten(stage.survey, plan, seeds=wanted)
+    start, count = first.seeds, len(first.given)
 
-    def loss_of(chosen: dict[int, Any], sinks: Any, seed: Any) -> Any:
+    def both_ways(*values: Any) -> Any:
+        given, mine = list(values[:count]), list(values[count:])
+
+        def loss_of(chosen: dict[int, Any], seeds: list[Any]) -> Any:
+            full = [chosen.get(i, value) for i, value in enumerate(mine)]
+            out, seen = first.run(full, given=[*seeds, *given[start:]], apart=True)
+            check(stage, out)
+            return out[0], (out, seen)
+
+        transform = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
+        (_, (out, seen)), grads = transform({i: mine[i] for i in numbers}, given[:start])
+        return out, seen, grads
+
+    avals = [*map(jax.typeof, first.given), *(v.aval for v in stage.survey.jaxpr.invars)]
+    program, shapes = jax.make_jaxpr(both_ways, return_shape=True)(*map(jaxprs.typed, avals))
+    found = survey(program, GRADIENT)
+    second = rewritten(found, dataclasses.replace(plan, perturb=None))
+    flat, back = second.run([*first.given, *inputs])
+    out, seen, (grads, _) = jax.tree.unflatten(jax.tree.structure(shapes), flat)
+    received: dict[Any, Any] = {}
+    for mark, _, here in found.walk(back):
+        assert mark.of not in received
+        received[mark.of] = here
+    gradients = stage.survey.nested(
+        lambda mark, _: [received.get((id(mark), leaf)) for leaf in range(len(mark.avals))]
+    )
+    return out, seen, gradients, grads
+
+
+def _eager_backward_pass(
+    stage: Staged, inputs: Sequence[Any], plan: Plan, numbers: Sequence[int], of: Any, check: Any
+) -> Any:
+    keeps = bool(plan.keep.values) and GRADIENT in plan.keep.parts
+    if keeps:
+        plan = dataclasses.replace(plan, keep=NOTHING, tap=_tied)
+    sinks_of = functools.partial(_probes, of=of) if keeps else sinks_for
+
+    def loss_of(chosen: dict[int, Any], seed: Any) -> Any:
         full = [chosen.get(i, value) for i, value in enumerate(inputs)]
-        out, seen = stage.evaluate(full, plan=plan, sinks=sinks, seed=seed, sinks_of=sinks_of)
+        out, seen = stage.evaluate(full, plan=plan, seed=seed, sinks_of=sinks_of)
         check(stage, out)
         return out[0], (out, seen)
 
-    transform = jax.value_and_grad(loss_of, argnums=(0, 1, 2), has_aux=True)
-    (_, (out, seen)), (grads, cotangents, _) = transform(
-        {i: inputs[i] for i in numbers}, sinks, seed
-    )
-    return out, seen, cotangents if stage.last is None else stage.last.cotangents(), grads
+    transform = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
+    given = {i: inputs[i] for i in numbers}, jnp.float32(0.0)
+    (_, (out, seen)), (grads, _) = transform(*given)
+    assert stage.last is not None
+    found = stage.last.cotangents()
+
+    def gradient(mark: Marked, received: Any, ran: Any, leaf: int) -> Seen | None:
+        if received is None:
+            return None
+        if not keeps:
+            return Seen([unpack(received)], ran)
+        return Seen([], ran, [Kept(_in_front(received, mark.mapped[leaf], ran.ndim))])
+
+    by = {
+        id(mark): [gradient(mark, x, here.ran, i) for i, x in enumerate(back)]
+        for mark, _, here, back in stage.survey.walk(seen, found)
+        if here is not None and back
+    }
+    return out, seen, stage.survey.nested(lambda mark, _: by.get(id(mark), [])), grads
+
+
+def _tied(value: Any, probe: Any, *, sample: Any) -> Any:
+    """The value, tied to a probe: both have the same gradient."""
+    return value + probe.astype(value.dtype)
+
+
+def _in_front(gradient: jax.Array, mapped: Sequence[int], loops: int) -> jax.Array:
+    def move(x: jax.Array) -> jax.Array:
+        return mapped_first(x, mapped)
+
+    for _ in range(loops):
+        move = jax.vmap(move)
+    return move(gradient)
+
+
+def _probes(found: Survey, *, of: Callable[[Marked], bool]) -> list[Any]:
+    """Like `harvest.sinks_for`, with arrays of -0.0 for the wanted outputs and no others."""
+
+    def probe(mark: Marked, around: Around) -> list[Any]:
+        # no gradient leaves a while loop, and under shard_map each device has only its part
+        apart = any(item.kind in ("while", "shard_map") for item in around)
+        if not of(mark) or apart:
+            return [None] * len(mark.avals)
+        rows = tuple(map(abs, mark.rows(around)))
+        return [
+            jnp.full((*rows, *aval.shape), -0.0, aval.dtype) if able else None
+            for aval, able in zip(mark.avals, mark.differentiable, strict=True)
+        ]
+
+    return found.nested(probe)

@@ -168,7 +168,7 @@ def concrete(x: Any) -> np.ndarray:
 
 
 def _measured(gradient: Summary | None) -> Summary | None:
-    # no cotangent reached the tap: its sink is still all zeros, the size included
+    # in a branch that was not taken all counts are zeros, the size included
     if gradient is None or not concrete(gradient.bins).any():
         return None
     return gradient

@@ -1,6 +1,6 @@
 """`capture` and `value_and_grad`: the result of a call, and a record of what flowed through it.
 
-Both trace the call once, harvest the marked values and return them as ordinary outputs. They
+Both trace the call once, and edit its program to return what the marks see as well. They
 therefore work inside the user's own jit and change the model exactly as the plain call does.
 Invariant: the results are those of the plain call. Never uses `nnx.capture`.
 """
@@ -17,10 +17,9 @@ from flax import nnx
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.hooks.variables import unseen_references
 from nnx_inspector.program.function import Function, as_function, name_of
-from nnx_inspector.program.harvest import Seen
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import CHANGE, OUTPUT
-from nnx_inspector.program.plan import Keep, Plan, Reduce
+from nnx_inspector.program.plan import Keep, Plan, Reduce, Seen
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.records.backward import (
@@ -34,10 +33,11 @@ from nnx_inspector.records.backward import (
 )
 from nnx_inspector.records.donated import require_staged
 from nnx_inspector.records.nan_site import noting_where
-from nnx_inspector.records.packed import Small, Sunk
+from nnx_inspector.records.packed import Small
 from nnx_inspector.records.parameters import Parameter, measure_parameters, updates_of
 from nnx_inspector.records.record import Call, Record
 from nnx_inspector.stats.census import Sample
+from nnx_inspector.stats.summary import Summary
 
 
 def _check_selection(selection: Selection, stage: Staged) -> None:
@@ -128,8 +128,8 @@ def value_and_grad(
 ) -> Callable[..., Any]:
     """Like `nnx.value_and_grad`, but also record every activation and its gradient.
 
-    There is one ordinary backward pass: a tap on each site's output is the identity, and its
-    transpose summarizes the cotangent. The gradients are those of `nnx.value_and_grad`.
+    There is one ordinary backward pass: each site's output goes through an identity, whose
+    transpose marks the cotangent. The gradients are those of `nnx.value_and_grad`.
 
     Args:
         f: the loss: a function whose arguments hold modules (or a module, or a bound method).
@@ -216,7 +216,7 @@ class _Passed:
 
     mark: Marked
     seen: Seen
-    gradients: list[Any]  # a `Sunk` each, which the record unpacks
+    gradients: list[Summary | None]
 
 
 def record_of(
@@ -226,14 +226,15 @@ def record_of(
     *,
     parameters: Mapping[str, Parameter] | None = None,
 ) -> Record:
-    """The record of what `evaluate` saw and of the cotangents that reached the sinks."""
+    """The record of what `evaluate` saw, and of what `backward_pass` saw of the gradients."""
     calls: dict[str, list[Call]] = {}
     waiting: dict[str, list[_Passed]] = {}
     changes: dict[str, list[_Passed]] = {}
     for mark, _, here, back in stage.survey.walk(seen, cotangents):
         if here is None:
             continue
-        gradients = [None if g is None else Sunk(g) for g in back or [None] * len(mark.avals)]
+        every = back or [None] * len(mark.avals)
+        gradients = [None if g is None or not g.summaries else g.summaries[0] for g in every]
         passed, site = _Passed(mark, here, gradients), mark.site
         if passed.mark.part != OUTPUT:
             kept = changes if passed.mark.part == CHANGE else waiting

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nnx_inspector._compat import sharding
-from nnx_inspector.program.marks import sinks_apart
+from nnx_inspector.program.host.sinks import sinks_apart
 from nnx_inspector.stats.packing import pack, unpack
 from nnx_inspector.stats.summarize import merge_rows, summarize
 from nnx_inspector.stats.summary import merge

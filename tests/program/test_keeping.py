@@ -219,7 +219,7 @@ def test_a_reduction_that_fails_says_where():
     model, x = models.MLP(rngs()), batch(4, 3)
     with pytest.raises(TypeError) as caught:
         capture(model, values=lambda a: a.reshape(7))(x)
-    assert "values= at site '', of float32[4,3]" in caught.value.__notes__[-1]
+    assert "values= at site '', of float32[4,3]" in "".join(caught.value.__notes__)
     np.testing.assert_array_equal(model(x), models.MLP(rngs())(x))
 
 

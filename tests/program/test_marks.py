@@ -10,7 +10,8 @@ import pytest
 from flax import nnx
 from models import batch
 
-from nnx_inspector.program.marks import mark, mark_tree, observe_cotangent, sink_like
+from nnx_inspector.program.host.sinks import observe_cotangent, sink_like
+from nnx_inspector.program.marks import mark, mark_tree
 from nnx_inspector.program.structure import is_observable, structure_of
 from nnx_inspector.stats.packing import unpack
 

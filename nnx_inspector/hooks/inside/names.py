@@ -40,7 +40,7 @@ _OF_A_FUNCTION = "()"
 """Ends the scope, or the name, that stands for a function of jax's and not for the user's own."""
 
 _ENTERED = jaxprs.JITS | jaxprs.REMAT | {"scan", "while", "cond", "closed_call", "core_call"}
-"""The primitives whose functions `program.harvest` can enter."""
+"""The primitives whose functions `program.rewrite` can enter."""
 
 _MOVES = """
     broadcast_in_dim convert_element_type copy copy_p optimization_barrier reshape squeeze

@@ -439,7 +439,7 @@ def _ids(stage: Staged, inputs: Sequence[Any], held: Collection[str]) -> dict[st
 def _graded(
     stage: Staged, inputs: list[Any], plan: Plan, held: Mapping[str, tuple[int, bool]]
 ) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
-    """The outputs, the seen values, the sinks' cotangents, and the parameters' gradients by input
+    """The outputs, the seen values, the activations' gradients, and the parameters' by input
     number.
 
     There are no gradients if the loss cannot be differentiated (a parameter in a while loop) or its

@@ -13,11 +13,10 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector.errors import InspectorError
@@ -34,11 +33,11 @@ from nnx_inspector.inspector.passes.programs import (
 from nnx_inspector.perturbations.slots import Setting
 from nnx_inspector.program.analysis.cost import available_bytes
 from nnx_inspector.program.eager import why_untraceable
-from nnx_inspector.program.marks import INPUT, OUTPUT, mapped_first
+from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.stage import Staged
 from nnx_inspector.program.structure import Structure
-from nnx_inspector.program.survey import Around, Marked, Survey
+from nnx_inspector.program.survey import Marked
 from nnx_inspector.records.backward import backward_pass
 
 GRADIENT = "gradient"
@@ -138,7 +137,7 @@ class ValuePasses:
 
         def program(*given: Any) -> Any:
             with enter(given) as (stage, inputs, plan, _):
-                plan = dataclasses.replace(plan, summarise=False, keep=keep, tap=_tied)
+                plan = dataclasses.replace(plan, summarise=False, keep=keep)
                 if part == GRADIENT:
                     found = _gradients(stage, inputs, plan, site)
                 else:
@@ -176,54 +175,16 @@ def _kept(stage: Staged, inputs: list[Any], plan: Plan, site: str, part: Part) -
 # ------------------------------------------------------------------ gradients
 
 
-def _tied(value: Any, probe: Any, *, sample: int) -> Any:
-    """The value, tied to a probe: both have the same gradient."""
-    return value + probe.astype(value.dtype)
-
-
 def _gradients(stage: Staged, inputs: list[Any], plan: Plan, site: str) -> _Found:
-    plan = dataclasses.replace(plan, keep=Keep())
-    sinks_of = functools.partial(_probes, site=site)
-    if stage.eager or jax.tree.leaves(sinks_of(stage.survey)):
-        _, seen, cotangents, _ = backward_pass(stage, inputs, plan, sinks_of=sinks_of)
-    else:
-        (_, seen), cotangents = stage.evaluate(inputs, plan=plan), sinks_of(stage.survey)
+    of = lambda mark: mark.part == OUTPUT and mark.site == site  # noqa: E731
+    _, seen, gradients, _ = backward_pass(stage, inputs, plan, of=of)
     found: _Found = []
-    for mark, _, one, back in stage.survey.walk(seen, cotangents):
-        if one is not None and mark.site == site and mark.part == OUTPUT:
-            back = back or [None] * len(mark.avals)
-            values = [
-                None if g is None else _in_front(g, mapped, one.ran.ndim)
-                for g, mapped in zip(back, mark.mapped, strict=True)
-            ]
+    for mark, _, one, back in stage.survey.walk(seen, gradients):
+        if one is not None and of(mark):
+            every = back or [None] * len(mark.avals)
+            values = [None if g is None or not g.kept else g.kept[0].value for g in every]
             found.append((mark, values, one.ran))
     return found
-
-
-def _in_front(gradient: jax.Array, mapped: Sequence[int], loops: int) -> jax.Array:
-    def move(x: jax.Array) -> jax.Array:
-        return mapped_first(x, mapped)
-
-    for _ in range(loops):
-        move = jax.vmap(move)
-    return move(gradient)
-
-
-def _probes(found: Survey, *, site: str) -> list[Any]:
-    """Like `harvest.sinks_for`, with arrays of -0.0 for the outputs of one site and no others."""
-
-    def probe(mark: Marked, around: Around) -> list[Any]:
-        # no gradient leaves a while loop, and under shard_map each device has only its part
-        apart = any(item.kind in ("while", "shard_map") for item in around)
-        if mark.part != OUTPUT or mark.site != site or apart:
-            return [None] * len(mark.avals)
-        rows = tuple(map(abs, mark.rows(around)))
-        return [
-            jnp.full((*rows, *aval.shape), -0.0, aval.dtype) if able else None
-            for aval, able in zip(mark.avals, mark.differentiable, strict=True)
-        ]
-
-    return found.nested(probe)
 
 
 def _check_room(program: Program, inputs: Any, site: str, part: str) -> None:

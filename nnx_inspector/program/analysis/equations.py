@@ -2,8 +2,8 @@
 
 A new primitive with a body is one entry in `_FORMS`. Code that follows values, counts, or looks for
 marks calls `bodies_of` and names no primitive. Invariant: for a primitive without an entry only the
-jaxprs are known, not where its operands go or how often it runs. Evaluates nothing; `harvest` does,
-with a function for each `kind_of`.
+jaxprs are known, not where its operands go or how often it runs. Changes nothing;
+`program.editing` does, with a function for each `kind_of`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def bodies_of(equation: Any) -> tuple[Body, ...]:
 
 
 def kind_of(equation: Any) -> str:
-    """The kind of an equation with bodies, as `harvest` evaluates it; "" if it cannot enter it."""
+    """The kind of an equation with bodies, as `program.editing` enters it; "" if it cannot."""
     return _FORMS.get(equation.primitive.name, _UNKNOWN)[0]
 
 
@@ -125,10 +125,9 @@ def _shard_map(equation: Any) -> tuple[Body, ...]:
 
 _Form = tuple[str, Callable[[Any], tuple[Body, ...]]]
 _UNKNOWN: _Form = ("", _unknown)
-_CALLS = """
-    call composite custom_jvp_call custom_partitioning custom_vjp_call custom_vjp_call_jaxpr
-    custom_vmap_call linear_call
-"""
+CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call")
+"""Calls with a rule of their own for derivatives or vmap, which need none once that is done."""
+_CALLS = (*CUSTOM, "call", "composite", "custom_partitioning", "linear_call")
 _FORMS: dict[str, _Form] = {
     "scan": ("scan", _scan),
     "while": ("while", _while),
@@ -138,6 +137,6 @@ _FORMS: dict[str, _Form] = {
     "pjit": ("jit", _call),
     **dict.fromkeys(jaxprs.REMAT, ("remat", _call)),
     **dict.fromkeys(["closed_call", "core_call"], ("inline", _call)),
-    **dict.fromkeys(_CALLS.split(), ("", _call)),
+    **dict.fromkeys(_CALLS, ("", _call)),
 }
 """Name of a primitive -> its kind, and the function that gives its bodies."""

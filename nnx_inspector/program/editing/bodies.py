@@ -1,0 +1,283 @@
+"""Enters the equations that hold jaxprs: how what is seen inside comes out of each.
+
+A scan stacks it, a while loop adds it up, the branches of a cond that are not taken give zeros, and
+each device of a shard_map gives a row. A new primitive is one function here and one entry of
+`ENTER`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.launching.batched import ends_together
+from nnx_inspector.program.analysis.equations import bodies_of
+from nnx_inspector.program.editing.body import GATE, Body, Enter
+from nnx_inspector.program.editing.functions import (
+    IsMultiple,
+    Merged,
+    MergedRows,
+    Next,
+    Ones,
+    PutRows,
+    Row,
+    Zeros,
+)
+from nnx_inspector.program.editing.slots import Always, Output, Slot, each_slot
+from nnx_inspector.program.marks import GRADIENT
+from nnx_inspector.program.plan import NOTHING
+from nnx_inspector.program.survey import Item
+
+
+class Edited(str):
+    """The name of a jitted function that was edited. It reads as before, but jax keeps the object
+    when it differentiates the function, so that what comes of it is known as edited too.
+    """
+
+
+def _jaxpr(inner: Body, own: Any, outputs: Sequence[Any] | None = None) -> Any:
+    """A body as a jaxpr of the same kind as its own."""
+    inputs = [v for v, _ in inner.places.values()]
+    outputs = inner.outputs if outputs is None else outputs
+    return jaxprs.edited(own, inputs=inputs, equations=inner.equations, outputs=outputs)
+
+
+def _effects(*every: Any) -> Any:
+    return frozenset().union(*(jaxprs.open_jaxpr(one)[0].effects for one in every))
+
+
+def _moved(inner: Body, slots: Sequence[Slot]) -> Any:
+    """What a body saw, with the outer slots of its fields."""
+    return each_slot(lambda x: slots[x.number] if isinstance(x, Output) else x, inner.seen)
+
+
+def _given(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+    (result,) = equation.outvars
+    self.put(result, self.place(("given", equation.params["place"]), result.aval))
+    return []
+
+
+def _jit(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+    inner = self.body(item.children[0], equation)
+    new = _jaxpr(inner, equation.params["jaxpr"])
+    params = jaxprs.with_inputs(equation.params, new, len(inner.places), outputs=len(inner.fields))
+    params["name"] = Edited(params["name"])
+    avals = [atom.aval for atom in inner.fields]
+    given = [*self.given_to(inner), *operands]
+    return [_moved(inner, self.take(equation, given, params, avals, _effects(new)))]
+
+
+def _remat(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+    before = self.of.again
+    self.of.again = before or item.again
+    inner = self.body(item.children[0], equation)
+    self.of.again = before
+    new = _jaxpr(inner, equation.params["jaxpr"])
+    params = jaxprs.remat_with(equation.params, new, inputs=len(inner.places))
+    avals = [atom.aval for atom in inner.fields]
+    given = [*self.given_to(inner), *operands]
+    slots = self.take(equation, given, params, avals, _effects(new))
+    backward = any(mark.part == GRADIENT for mark in item.children[0].marks)
+    return [_moved(inner, slots)] if backward or not item.again else []
+
+
+def _inline(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+    inner = self.body(item.children[0], equation)
+    (own,) = jaxprs.sub_jaxprs(equation)
+    new = _jaxpr(inner, own)
+    params = jaxprs.with_jaxprs(equation.params, lambda _: new)
+    avals = [atom.aval for atom in inner.fields]
+    given = [*self.given_to(inner), *operands]
+    return [_moved(inner, self.take(equation, given, params, avals, _effects(new)))]
+
+
+def _custom(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+    """A call with a rule of its own for derivatives, for which nobody asks any more."""
+    inner = self.body(item.children[0], equation)
+    new = _jaxpr(inner, next(iter(jaxprs.sub_jaxprs(equation))))
+    primitive, params = jaxprs.closed_call(new)
+    given = [*self.given_to(inner), *operands]
+    avals = [atom.aval for atom in inner.fields]
+    plain = equation.replace(primitive=primitive)
+    return [_moved(inner, self.take(plain, given, params, avals, _effects(new)))]
+
+
+def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+    (form,) = bodies_of(equation)
+    of, length, key = self.of, form.times or 0, ("row", next(self.of.counted))
+    thins = 0 < of.most_rows < length and not of.gated and of.plan.summarise
+    every = -(-length // of.most_rows) if thins else 1
+    counts = thins or of.plan.perturb is not None
+    around = (*self.around, (key, length))
+    inner = Body(of, item.children[0], around, home=equation)
+    number = self.type_of(np.int32, equation)
+    counter = jaxprs.variable(number)
+    if counts:
+        inner.own[key] = inner.traced(Row(form.backwards, length), [counter], equation)[0][0]
+    if thins:
+        inner.own[GATE] = inner.traced(IsMultiple(every), [inner.own[key]], equation)[0][0]
+    of.gated |= thins
+    inner.edit()
+    of.gated &= not thins
+    carried, ys = inner.outputs[: form.carry], inner.outputs[form.carry :]
+    fields = [atom.aval for atom in inner.fields]
+    more: list[tuple[Any, Any, Any]] = []  # input, output and first value of what is carried too
+    if counts:
+        after, _ = inner.traced(Next(), [counter], equation)
+        more.append((counter, after[0], jaxprs.literal(np.int32(0))))
+    if thins:
+        ys = ys[: len(ys) - len(fields)]
+        rows = [jaxprs.stacked(aval, -(-length // every)) for aval in fields]
+        zeros, _ = self.traced(Zeros(tuple(rows)), [], equation)
+        before = list(map(jaxprs.variable, rows))
+        put = [inner.own[GATE], inner.own[key], *before, *inner.fields]
+        after, _ = inner.traced(PutRows(every, len(rows)), put, equation)
+        more += zip(before, after, zeros, strict=True)
+    new = _jaxpr(inner, equation.params["jaxpr"], [*carried, *(x for _, x, _ in more), *ys])
+    start = len(inner.places) + form.consts + form.carry
+    bare, _ = jaxprs.open_jaxpr(new)
+    inputs = [*bare.invars[:start], *(x for x, _, _ in more), *bare.invars[start:]]
+    new = jaxprs.closed_like(new, bare.replace(invars=inputs))
+    more_of = {"consts": len(inner.places), "carry": len(more)}
+    more_of["outputs"] = 0 if thins else len(fields)
+    params = jaxprs.scan_with(equation.params, new, **more_of)
+    first, results = form.consts + form.carry, equation.outvars
+    passed = [jaxprs.variable(x.aval) for x, _, _ in more]
+    stacked = passed[1:]
+    if not thins:
+        stacked = [jaxprs.variable(jaxprs.stacked(aval, length)) for aval in fields]
+    taken = [*operands[:first], *(x for _, _, x in more), *operands[first:]]
+    outputs = [*results[: form.carry], *passed, *results[form.carry :], *(() if thins else stacked)]
+    self.add(
+        equation.replace(
+            invars=[*self.given_to(inner), *taken],
+            outvars=outputs,
+            params=params,
+            effects=_effects(new),
+        )
+    )
+    slots = list(map(self.slot, self.at_home(stacked, equation)))
+    rows_kept = -(-length // every)
+
+    def each(x: Slot) -> Slot:
+        return slots[x.number] if isinstance(x, Output) else Always((rows_kept, *x.shape))
+
+    return [each_slot(each, inner.seen)]
+
+
+def _dynamic(inner: Body, like: Any) -> None:
+    """Let a body that may not run return how often it runs, like all else that it sees."""
+    known: dict[Any, Slot] = {}
+
+    def once(x: Slot) -> Slot:
+        if isinstance(x, Output):
+            return x
+        if x.shape not in known:
+            known[x.shape] = inner.slot(inner.measured(Ones(x.shape), [], like))
+        return known[x.shape]
+
+    inner.seen = each_slot(once, inner.seen)
+
+
+def _while(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+    test, _ = bodies_of(equation)
+    of, plan = self.of, self.of.plan
+    of.plan = dataclasses.replace(plan, keep=plan.keep.additive())
+    seeds, of.seeds = of.seeds, None  # reverse mode does not go through a while loop
+    inner = self.body(item.children[1], equation)
+    of.plan, of.seeds = plan, seeds
+    _dynamic(inner, equation)
+    sums = [jaxprs.variable(atom.aval) for atom in inner.fields]
+    count = len(sums)
+    out: list[Any] = []
+    if sums:
+        out = inner.traced(Merged(inner.seen, count), [*sums, *inner.fields], equation)[0]
+    results = inner.outputs[: len(inner.outputs) - count]
+    own = equation.params["body_jaxpr"]
+    new = _jaxpr(inner, own, [*results, *out])
+    bare, _ = jaxprs.open_jaxpr(new)
+    bare = bare.replace(invars=[*bare.invars, *sums])
+    new = jaxprs.closed_like(new, bare)
+    avals = [v.aval for v in sums]
+    params = jaxprs.while_with(equation.params, new, consts=len(inner.places), carry=count)
+    zeros, _ = self.traced(Zeros(tuple(avals)), [], equation)
+    given = [*operands[: test.consts], *self.given_to(inner), *operands[test.consts :], *zeros]
+    effects = _effects(new, equation.params["cond_jaxpr"])
+    with jaxprs.context_of(equation):
+        params, given = ends_together(params, given, more=count)
+    slots = self.take(equation, given, params, avals, effects)
+    return [[], _moved(inner, slots)]
+
+
+def _cond(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+    inner = [self.body(child, equation) for child in item.children]
+    for body in inner:
+        _dynamic(body, equation)
+    places = {key: place for body in inner for key, place in body.places.items()}
+    avals = [atom.aval for body in inner for atom in body.fields]
+    branches, start = list[Any](), 0
+    for body, own in zip(inner, equation.params["branches"], strict=True):
+        for key, (v, value) in places.items():
+            body.place(key, v.aval, value)
+        body.places = {key: body.places[key] for key in places}
+        end = start + len(body.fields)
+        others = [*avals[:start], *avals[end:]]
+        zeros, _ = body.traced(Zeros(tuple(others)), [], equation)
+        fields = [*zeros[:start], *body.fields, *zeros[start:]]
+        results = body.outputs[: len(body.outputs) - len(body.fields)]
+        branches.append(_jaxpr(body, own, [*results, *fields]))
+        start = end
+    params = {**equation.params, "branches": tuple(branches)}
+    index, *rest = operands
+    given = [index, *(self.place(key, v.aval, value) for key, (v, value) in places.items()), *rest]
+    slots, start, seen = self.take(equation, given, params, avals, _effects(*branches)), 0, []
+    for body in inner:
+        seen.append(_moved(body, slots[start : start + len(body.fields)]))
+        start += len(body.fields)
+    return seen
+
+
+def _shard_map(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+    """Each device measures its own part; the rows of the devices are merged outside."""
+    axes, _ = jaxprs.shard_map_parts(equation)
+    of = self.of
+    before = of.axes, of.inside, of.plan
+    of.axes, of.inside = (*of.axes, *axes), equation.params
+    of.plan = dataclasses.replace(of.plan, keep=NOTHING)  # a device may not see all units
+    inner = self.body(item.children[0], equation)
+    of.axes, of.inside, of.plan = before
+    new = _jaxpr(inner, equation.params["jaxpr"])
+    given, count = self.given_to(inner), len(inner.fields)
+    with jaxprs.context_of(equation):
+        params, _, avals = jaxprs.shard_map_with(
+            equation.params, new, inputs=len(given), outputs=count, axes=axes
+        )
+    rows = list(map(jaxprs.variable, avals))
+    self.add(
+        equation.replace(
+            invars=[*given, *operands],
+            outvars=[*equation.outvars, *rows],
+            params=params,
+            effects=_effects(new),
+        )
+    )
+    merged, _ = self.traced(MergedRows(inner.seen, count), rows, equation)
+    return [_moved(inner, list(map(self.slot, self.at_home(merged, equation))))]
+
+
+ENTER: Mapping[str, Enter] = {
+    "mark": Body.mark,
+    "given": _given,
+    "jit": _jit,
+    "remat": _remat,
+    "inline": _inline,
+    "custom": _custom,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "shard_map": _shard_map,
+}

@@ -1,0 +1,419 @@
+"""A jaxpr that is being edited, and what is done at its marks.
+
+Invariant: without a perturbation, no equation that computes one of the program's own results is
+changed. `bodies` enters the equations that hold jaxprs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.native import computed_once
+from nnx_inspector.program.editing.functions import (
+    Change,
+    Gated,
+    KeepOf,
+    OfDevice,
+    OnThisMesh,
+    Seeded,
+    Summarise,
+    SummariseWhere,
+    Zero,
+    once_after,
+)
+from nnx_inspector.program.editing.slots import Always, Output, Slot
+from nnx_inspector.program.marks import CHANGE, GRADIENT, INPUT, OUTPUT
+from nnx_inspector.program.plan import Plan, Seen
+from nnx_inspector.program.survey import Item, Marked, Survey
+
+Key = tuple[Any, ...]
+"""What an additional input of a body is: a constant, a seed, or the number of an iteration."""
+
+SEED: Key = ("seed",)
+PRESENT: Key = ("present",)
+"""Whether an example of a vmap takes the branch that it stands in, or has not left the loop."""
+GATE: Key = ("gate",)
+"""Whether an iteration of a long scan is measured."""
+
+
+class Editor:
+    """What holds for all bodies of a program."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        seeds: Callable[[Marked], bool] | None,
+        enter: Mapping[str, Enter],
+        *,
+        most_rows: int = 0,
+        presence: bool = False,
+    ):
+        self.enter = enter
+        self.most_rows, self.presence = most_rows, presence
+        self.gated = False  # within a scan that measures some of its iterations
+        self.plan, self.seeds = plan, seeds
+        self.again = False  # within the second pass of a remat
+        self.axes: tuple[str, ...] = ()  # the manual axes of the shard_maps around
+        self.inside: dict[str, Any] = {}  # the parameters of the innermost one
+        self.counted = itertools.count()
+        self._traced: dict[Any, Any] = {}
+        self._meshes: dict[Any, Any] = {}
+
+    @property
+    def checked(self) -> bool:
+        """Whether types say along which axes devices differ."""
+        return bool(self.inside.get("check_vma", True))
+
+    @staticmethod
+    def context_of(like: Any) -> contextlib.AbstractContextManager[None]:
+        """The context of an equation; None stands for the one that the program is edited in."""
+        return contextlib.nullcontext() if like is None else jaxprs.context_of(like)
+
+    def mesh_of(self, like: Any) -> Any:
+        """The mesh in the context of an equation."""
+        key = None if like is None else like.ctx
+        if key not in self._meshes:
+            with self.context_of(like):
+                self._meshes[key] = jax.sharding.get_abstract_mesh()
+        return self._meshes[key]
+
+    def trace(self, f: Callable[..., Any], atoms: Sequence[Any], like: Any) -> Any:
+        """The program of `f` for such operands, in the context of an equation, and its result's
+        tree. Equal functions share it.
+        """
+        avals = tuple(atom.aval for atom in atoms)
+        around: Any = contextlib.nullcontext()
+        if self.inside:
+            around = jaxprs.inside_shard_map(self.inside)
+        with self.context_of(like), around, ours():
+            key = None
+            if dataclasses.is_dataclass(type(f)) or f is computed_once:
+                key = f, avals, like and like.ctx, self.axes, self.checked
+            known = None if key is None else self._traced.get(key)
+            if known is None:
+                tree: list[Any] = []
+
+                def flat(*xs: Any) -> list[Any]:
+                    leaves, structure = jax.tree.flatten(f(*xs))
+                    tree.append(structure)
+                    return leaves
+
+                closed = jax.make_jaxpr(flat)(*map(jaxprs.typed, avals))
+                known = closed, tree[0]
+                if key is not None:
+                    self._traced[key] = known
+        return known
+
+
+class Body:
+    """A jaxpr that is being edited.
+
+    Attributes:
+        places: the additional inputs, in front: what each is -> its variable, and at the outermost
+            its value.
+        equations: the new equations, and for each the number of the one that it was made for.
+        seen: what its marks see, nested like the survey, with slots for arrays.
+        home: the equation whose jaxpr it is; None for the whole program.
+        fields: the additional outputs, each once.
+    """
+
+    def __init__(
+        self,
+        of: Editor,
+        found: Survey,
+        around: tuple[tuple[Key, int], ...] = (),
+        *,
+        home: Any = None,
+    ):
+        self.of, self.found, self.around, self.home = of, found, around, home
+        self.places: dict[Key, tuple[Any, Any]] = {}
+        self.own: dict[Key, Any] = {}  # what it needs not to be given
+        self.equations: list[Any] = []
+        self.numbers: list[int] = []
+        self.seen: list[Any] = []
+        self.fields: list[Any] = []
+        self._field_of: dict[Any, int] = {}
+        self._instead: dict[Any, Any] = {}
+        self._summaries: dict[Any, Any] = {}
+        self._number = 0
+
+    @property
+    def outputs(self) -> list[Any]:
+        return [*self.read(self.found.jaxpr.outvars), *self.fields]
+
+    def edit(self) -> None:
+        for number, equation in enumerate(self.found.jaxpr.eqns):
+            self._number = number
+            operands = self.read(equation.invars)
+            item = self.found.items.get(number)
+            if item is None:
+                same = all(a is b for a, b in zip(operands, equation.invars, strict=True))
+                self.add(equation if same else equation.replace(invars=operands))
+            else:
+                self.seen.append(self.of.enter[item.kind](self, item, equation, operands))
+
+    def add(self, equation: Any) -> None:
+        self.equations.append(equation)
+        self.numbers.append(self._number)
+
+    def read(self, atoms: Sequence[Any]) -> list[Any]:
+        return [x if jaxprs.is_literal(x) else self._instead.get(x, x) for x in atoms]
+
+    def put(self, variable: Any, atom: Any) -> None:
+        """Let an atom stand for a variable from now on."""
+        self._instead[variable] = atom
+
+    def place(self, key: Key, aval: Any, value: Any = None) -> Any:
+        """The variable of an additional input."""
+        if key in self.own:
+            return self.own[key]
+        if key not in self.places:
+            self.places[key] = jaxprs.variable(aval), value
+        return self.places[key][0]
+
+    def traced(
+        self, f: Callable[..., Any], atoms: Sequence[Any], like: Any
+    ) -> tuple[list[Any], Any]:
+        """Add what computes `f` of some atoms; returns its results' atoms, and their tree."""
+        closed, tree = self.of.trace(f, atoms, like)
+        bare, consts = jaxprs.open_jaxpr(closed)
+        names: dict[Any, Any] = dict(zip(bare.invars, atoms, strict=True))
+        for v, const in zip(bare.constvars, consts, strict=True):
+            if np.ndim(const) or isinstance(const, jax.Array):
+                # perhaps a tracer: the numbers of a perturbation
+                names[v] = self.place(("const", id(const)), v.aval, const)
+            else:
+                names[v] = jaxprs.literal(np.asarray(const)[()])
+
+        def read(x: Any) -> Any:
+            return x if jaxprs.is_literal(x) else names[x]
+
+        for equation in bare.eqns:
+            for v in equation.outvars:  # a trace may be used again: new variables
+                names[v] = v if jaxprs.is_dropped(v) else jaxprs.variable(v.aval)
+            self.add(
+                equation.replace(
+                    invars=[*map(read, equation.invars)],
+                    outvars=[names[v] for v in equation.outvars],
+                )
+            )
+        return [read(v) for v in bare.outvars], tree
+
+    def measured(self, measure: Callable[..., Any], atoms: Sequence[Any], like: Any) -> Any:
+        """What a function measures of some atoms, with atoms for arrays."""
+        axes = self.of.axes
+        if self.of.gated:
+            measure, atoms = Gated(measure), [self._gate(like), *atoms]
+        if axes:
+            measure = OfDevice(measure, axes, self.of.checked)
+        found, tree = self.traced(measure, atoms, like)
+        return jax.tree.unflatten(tree, self.at_home(found, like))
+
+    def at_home(self, atoms: list[Any], like: Any) -> list[Any]:
+        """Small results of an equation, on the mesh of this body.
+
+        Within `jax.sharding.auto_axes` types have another mesh than in the body around.
+        """
+        if not atoms or self.of.axes or self.of.mesh_of(like) == self.of.mesh_of(self.home):
+            return atoms
+        return self.traced(OnThisMesh(), atoms, self.home)[0]
+
+    def slot(self, atom: Any) -> Slot:
+        """An additional output."""
+        number = self._field_of.setdefault(_named(atom), len(self.fields))
+        if number == len(self.fields):
+            self.fields.append(atom)
+        return Output(number)
+
+    # ---------------------------------------------------------------------- marks
+
+    def mark(self, item: Item, equation: Any, values: list[Any]) -> Any:
+        marked, plan = item.mark, self.of.plan
+        assert marked is not None
+        count = len(marked.avals)
+        masked = bool(equation.params.get("masked"))
+        values, rest, mask = values[:count], values[count:], values[count : count + masked]
+        if self.of.presence:
+            return self._masked(equation, [*values, *rest], masked)
+        if marked.part in (OUTPUT, INPUT) and plan.perturb is not None:
+            values = self._perturbed(plan.perturb, marked, values, equation)
+        repeated = self.of.again and marked.part != GRADIENT
+        measures = not repeated and marked.site not in plan.unmeasured
+        keeps = measures and plan.keep.keeps(marked.site, marked.part)
+        summarises = measures and plan.summarise
+        axes = marked.member_axes or (None,) * len(values)
+        if marked.part == OUTPUT and (summarises or keeps):
+            values = [x if self._is_known(x) else self._once(equation, x) for x in values]
+        if masked:
+            keeps = False  # what is kept does not add up over examples
+        summaries = [
+            self._summary(marked, equation, [*xs, *mask], axis)
+            for xs, axis in zip(self._summarised(marked, values), axes, strict=False)
+            if summarises
+        ]
+        kept = [
+            self._for_each(marked, axis, self.measured(keep, [x], equation), equation)
+            for x, mapped, axis in zip(values, marked.mapped, axes, strict=True)
+            for keep in [KeepOf(plan.keep, marked.site, mapped, axis)]
+            if keeps
+        ]
+        if marked.part == GRADIENT and summaries:
+            # measured first: nothing else may read it, and what follows may change it in place
+            once = self._once(equation, values[0], summaries[0].bins)
+            before = _names([values[0], *mask]), axes[0]
+            self._summaries[_names([once, *mask]), axes[0]] = self._summaries[before]
+            values = [once]
+        if marked.part == OUTPUT and self.of.seeds is not None and self.of.seeds(marked):
+            values = self._seeded(marked, equation, values)
+        self._instead.update(zip(equation.outvars, [*values, *rest], strict=True))
+        summaries, kept = jax.tree.map(self.slot, (summaries, kept))
+        return Seen(summaries, Always(marked.rows(())), kept)
+
+    def _gate(self, like: Any) -> Any:
+        return self.place(GATE, self.type_of(np.bool_, like))
+
+    def _masked(self, equation: Any, operands: list[Any], masked: bool) -> list[Any]:
+        """Add the mark, with a mask that says whether the example is there."""
+        count = len(operands) - masked - equation.params.get("ties", 0)
+        values, mask, ties = operands[:count], operands[count : count + masked], operands[count:]
+        present = self.place(PRESENT, self.type_of(np.bool_, equation))
+        if mask:
+            (present,), _ = self.traced(jnp.logical_and, [*mask, present], equation)
+        mapped = equation.params.get("mapped", ((),) * len(operands))
+        params = {**equation.params, "masked": True}
+        params["mapped"] = (*mapped[:count], *(mapped[count : count + masked] or ((),)))
+        params["mapped"] += mapped[count + masked :]
+        passed = [jaxprs.variable(present.aval)]
+        results = [*equation.outvars[:count], *passed, *equation.outvars[count + masked :]]
+        operands = [*values, present, *ties[masked:]]
+        self.add(equation.replace(invars=operands, outvars=results, params=params))
+        return []
+
+    def _is_known(self, x: Any) -> bool:
+        return any(_named(x) == names[0] for names, _ in self._summaries)
+
+    def _once(self, equation: Any, x: Any, *after: Any) -> Any:
+        return self.traced(once_after if after else computed_once, [x, *after], equation)[0][0]
+
+    def _summarised(self, marked: Marked, values: list[Any]) -> list[Any]:
+        return [values[:2]] if marked.part == CHANGE else [[x] for x in values]
+
+    def _summary(self, marked: Marked, equation: Any, xs: list[Any], axis: int | None) -> Any:
+        if marked.part == CHANGE:
+            measure: Callable[..., Any] = Change(self.of.plan.sample, axis)
+            return self._for_each(marked, axis, self.measured(measure, xs, equation), equation)
+        key = _names(xs), axis
+        if key not in self._summaries:
+            sample = self.of.plan.sample
+            measure = Summarise(sample, axis)
+            if len(xs) > 1:
+                measure = SummariseWhere(sample, marked.mapped[0])
+            self._summaries[key] = self.measured(measure, xs, equation)
+        return self._for_each(marked, axis, self._summaries[key], equation)
+
+    def _for_each(self, marked: Marked, axis: int | None, found: Any, like: Any) -> Any:
+        """What was found in an array, for each member, even if all share the array."""
+        if axis is not None or not marked.members:
+            return found
+        atoms, tree = jax.tree.flatten(found)
+        each = lambda *xs: [jnp.broadcast_to(x, (marked.members, *x.shape)) for x in xs]  # noqa: E731
+        return jax.tree.unflatten(tree, self.traced(each, atoms, like)[0])
+
+    def _seeded(self, marked: Marked, equation: Any, values: list[Any]) -> list[Any]:
+        """The values, each with a mark on what it will receive."""
+        out = list(values)
+        members = equation.params.get("members") if marked.members else None
+        mapped = equation.params.get("mapped", ((),) * len(values))
+        for leaf, (x, able) in enumerate(zip(values, marked.differentiable, strict=True)):
+            if able:
+                seed = self.place(SEED, self.type_of(np.float32, equation), np.float32(0))
+                of_one = None if members is None else members.only(leaf)
+                how = {"owner": GRADIENT, "site": marked.site, "of": (id(marked), leaf)}
+                how |= {"mapped": (mapped[leaf],), "members": of_one}
+                (out[leaf],), _ = self.traced(Seeded(tuple(how.items())), [x, seed], equation)
+        return out
+
+    def type_of(self, dtype: Any, like: Any) -> Any:
+        """The type of a number where an equation stands: within a shard_map it is another."""
+        closed, _ = self.of.trace(Zero(np.dtype(dtype)), [], like)
+        return jaxprs.open_jaxpr(closed)[0].outvars[0].aval
+
+    def _perturbed(
+        self,
+        perturb: Callable[..., list[Any]],
+        marked: Marked,
+        values: list[Any],
+        equation: Any,
+    ) -> list[Any]:
+        number = self.type_of(np.int32, equation)
+        counters = [self.place(key, number) for key, _ in self.around]
+        lengths = [length for _, length in self.around]
+        count, axes = len(values), list(marked.member_axes)
+
+        def run(*xs: Any) -> list[Any]:
+            rows = tuple(zip(xs[count:], lengths, strict=True))
+            if not marked.members:
+                return perturb(marked, list(xs[:count]), rows)
+
+            def of_member(values: list[Any], number: Any) -> list[Any]:
+                return perturb(marked, values, (*rows, (number, marked.members)))
+
+            numbers = jnp.arange(marked.members)
+            return jax.vmap(of_member, in_axes=(axes, 0), out_axes=axes)(list(xs[:count]), numbers)
+
+        return self.traced(run, [*values, *counters], equation)[0]
+
+    # ------------------------------------------------------------- bodies inside
+
+    def body(self, found: Survey, home: Any) -> Body:
+        """An edited jaxpr of one of its equations."""
+        inner = Body(self.of, found, self.around, home=home)
+        inner.edit()
+        return inner
+
+    def given_to(self, inner: Body) -> list[Any]:
+        """The operands for the additional inputs of a body."""
+        return [self.place(key, v.aval, value) for key, (v, value) in inner.places.items()]
+
+    def take(
+        self,
+        equation: Any,
+        operands: Sequence[Any],
+        params: dict[str, Any],
+        fields: Sequence[Any],
+        effects: Any,
+    ) -> list[Slot]:
+        """Add an equation that returns more: a slot for each of these types."""
+        new = list(map(jaxprs.variable, fields))
+        self.add(
+            equation.replace(
+                invars=list(operands),
+                outvars=[*equation.outvars, *new],
+                params=params,
+                effects=effects,
+            )
+        )
+        return list(map(self.slot, self.at_home(new, equation)))
+
+
+def _named(atom: Any) -> Any:
+    """What stands for an atom in a dict: jax's literals cannot be hashed."""
+    return ("literal", id(atom)) if jaxprs.is_literal(atom) else atom
+
+
+def _names(atoms: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(map(_named, atoms))
+
+
+Enter = Callable[[Body, Item, Any, list[Any]], Any]
+"""Adds an equation that holds marks, with these operands; returns what its marks see."""

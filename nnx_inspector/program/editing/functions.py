@@ -1,0 +1,233 @@
+"""The functions of arrays that are put into a program where it is edited.
+
+Equal functions share what is traced: each is a frozen dataclass. Knows no jaxpr.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnx_inspector._compat.native import computed_once
+from nnx_inspector._compat.sharding import counted_once, on_this_mesh, varying_along, zeros_of
+from nnx_inspector.program.changes import difference
+from nnx_inspector.program.editing.slots import Always, Output, is_slot
+from nnx_inspector.program.marks import mapped_first, seeded
+from nnx_inspector.program.plan import Keep, Kept, merge_seen
+from nnx_inspector.stats.census import Sample
+from nnx_inspector.stats.summarize import merge_rows, summarize
+from nnx_inspector.stats.summary import Summary
+
+
+@dataclasses.dataclass(frozen=True)
+class Summarise:
+    """Reduces an array to its summary, or to one for each entry of the members' axis."""
+
+    sample: Sample
+    axis: int | None = None
+
+    def __call__(self, x: jax.Array) -> Summary:
+        x = x if self.axis is None else jnp.moveaxis(x, self.axis, 0)
+        return summarize(x, batch_rank=int(self.axis is not None), sample=self.sample)
+
+
+@dataclasses.dataclass(frozen=True)
+class SummariseWhere:
+    """Reduces the entries of the outermost vmaps that a mask selects to one summary."""
+
+    sample: Sample
+    mapped: tuple[int, ...]
+
+    def __call__(self, x: jax.Array, mask: jax.Array) -> Summary:
+        rank = mask.ndim
+        found = summarize(mapped_first(x, self.mapped), batch_rank=rank, sample=self.sample)
+        found = jax.tree.map(lambda field: jnp.where(mask[..., None], field, 0), found)
+        for _ in range(rank):
+            found = merge_rows(found)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Gated:
+    """What a function finds if a gate is open, and zeros otherwise."""
+
+    measure: Callable[..., Any]
+
+    def __call__(self, gate: jax.Array, *xs: jax.Array) -> Any:
+        return jax.lax.cond(gate, self.measure, self._nothing, *xs)
+
+    def _nothing(self, *xs: jax.Array) -> Any:
+        return jax.tree.map(zeros_of, jax.eval_shape(self.measure, *xs))
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Reduces a Variable's change to its summary."""
+
+    sample: Sample
+    axis: int | None = None
+
+    def __call__(self, old: jax.Array, new: jax.Array) -> Summary:
+        return Summarise(self.sample, self.axis)(difference(old, new))
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepOf:
+    """Reduces an array to what is kept of it."""
+
+    keep: Keep
+    site: str
+    mapped: tuple[int, ...]
+    axis: int | None = None
+
+    def __call__(self, x: jax.Array) -> Kept:
+        if self.axis is None:
+            return self._of(x)
+        return jax.vmap(self._of)(jnp.moveaxis(x, self.axis, 0))
+
+    def _of(self, x: jax.Array) -> Kept:
+        return self.keep.of(mapped_first(x, self.mapped), site=self.site, mapped=len(self.mapped))
+
+
+@dataclasses.dataclass(frozen=True)
+class OfDevice:
+    """What a function finds on one device of a shard_map: a row, which counts each value once."""
+
+    measure: Callable[..., Any]
+    axes: tuple[str, ...]
+    checked: bool
+
+    def __call__(self, *xs: jax.Array) -> Any:
+        found = self.measure(*xs)
+        if self.checked:  # otherwise it is not known what is a copy
+            if xs:
+                once = functools.partial(counted_once, like=xs[0], axes=self.axes)
+                found = jax.tree.map(once, found)
+            found = jax.tree.map(functools.partial(varying_along, axes=self.axes), found)
+        return jax.tree.map(lambda x: x[None], found)
+
+
+@dataclasses.dataclass(frozen=True)
+class OnThisMesh:
+    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+        return on_this_mesh(list(xs))
+
+
+@dataclasses.dataclass(frozen=True)
+class Seeded:
+    how: tuple[tuple[str, Any], ...]
+
+    def __call__(self, x: jax.Array, seed: jax.Array) -> jax.Array:
+        return seeded(x, seed, **dict(self.how))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ones:
+    shape: tuple[int, ...]
+
+    def __call__(self) -> jax.Array:
+        return jnp.ones(self.shape, jnp.uint32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Zero:
+    dtype: np.dtype[Any]
+
+    def __call__(self) -> jax.Array:
+        return jnp.zeros((), self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Zeros:
+    avals: tuple[Any, ...]
+
+    def __call__(self) -> list[jax.Array]:
+        return list(map(zeros_of, self.avals))
+
+
+class Merged:
+    """Adds up what two iterations of a loop saw: the fields of one, then those of the other."""
+
+    def __init__(self, seen: list[Any], count: int):
+        self._seen, self._count = seen, count
+
+    def __call__(self, *fields: Any) -> list[Any]:
+        slots, tree = jax.tree.flatten(self._seen, is_leaf=is_slot)
+        numbers = [slot.number for slot in slots]
+        halves = fields[: self._count], fields[self._count :]
+        a, b = (jax.tree.unflatten(tree, [half[i] for i in numbers]) for half in halves)
+        found = dict(zip(numbers, jax.tree.leaves(merge_seen(a, b)), strict=True))
+        return [found[i] for i in range(self._count)]
+
+
+class MergedRows:
+    """Merges the rows of the devices of a shard_map."""
+
+    def __init__(self, seen: list[Any], count: int):
+        self._seen, self._count = seen, count
+
+    def __call__(self, *fields: Any) -> list[Any]:
+        is_summary = lambda x: isinstance(x, (Summary, Output, Always))  # noqa: E731
+        found: dict[int, Any] = {}
+        for one in jax.tree.leaves(self._seen, is_leaf=is_summary):
+            if isinstance(one, Output):
+                found[one.number] = fields[one.number].max(axis=0)
+            elif isinstance(one, Summary):
+                slots = jax.tree.leaves(one, is_leaf=is_slot)
+                whole = jax.tree.map(lambda x: fields[x.number], one, is_leaf=is_slot)
+                pairs = zip(slots, jax.tree.leaves(merge_rows(whole)), strict=True)
+                found.update({slot.number: x for slot, x in pairs})
+        return [found[i] for i in range(self._count)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The row of a scan's iteration, by how many went before."""
+
+    backwards: bool
+    length: int
+
+    def __call__(self, number: jax.Array) -> jax.Array:
+        return self.length - 1 - number if self.backwards else number
+
+
+@dataclasses.dataclass(frozen=True)
+class Next:
+    def __call__(self, number: jax.Array) -> jax.Array:
+        return number + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class IsMultiple:
+    of: int
+
+    def __call__(self, number: jax.Array) -> jax.Array:
+        return number % self.of == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PutRows:
+    """Puts what an iteration found in its row, if it is one that is measured."""
+
+    every: int
+    count: int
+
+    def __call__(self, gate: jax.Array, row: jax.Array, *both: Any) -> list[Any]:
+        rows, found = both[: self.count], both[self.count :]
+        at = row // self.every
+
+        def put(rows: jax.Array, new: jax.Array) -> jax.Array:
+            old = jax.lax.dynamic_index_in_dim(rows, at, keepdims=False)
+            return jax.lax.dynamic_update_index_in_dim(rows, jnp.where(gate, new, old), at, 0)
+
+        return list(map(put, rows, found))
+
+
+def once_after(x: jax.Array, after: jax.Array) -> jax.Array:
+    return computed_once(x, after=[after])

@@ -1,0 +1,179 @@
+"""Edits a traced program once, so that it also returns what its marks see.
+
+The jaxpr is edited, not run again: equations without marks stay the objects that they are (their
+sharding, donation, contexts and source lines with them), marks vanish, and behind each marked value
+stand the equations that reduce it. What a body sees leaves it as more outputs: a scan stacks them,
+a while loop adds them up, the branches of a cond that are not taken give zeros, and each device of
+a shard_map gives a row. What a perturbation closes over enters in front, as more inputs. Invariant:
+without a perturbation, no equation that computes one of the program's own results is changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnx_inspector._compat import jaxprs, jit
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.sharding import placed
+from nnx_inspector.program.analysis.error_notes import note_equation
+from nnx_inspector.program.editing.bodies import ENTER, Edited
+from nnx_inspector.program.editing.body import PRESENT, SEED, Body, Editor, Key
+from nnx_inspector.program.editing.slots import is_slot
+from nnx_inspector.program.plan import Plan
+from nnx_inspector.program.survey import Marked, Survey, survey
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rewritten:
+    """A program that also returns what its marks see.
+
+    Attributes:
+        found: the survey of the program as it was.
+        jaxpr, consts: the edited program. Its inputs are `given`, then those of the program.
+        given: the values that enter in front; None for those that are given at each run.
+        keys: what they are.
+        seeds: how many of them are seeds, see `marks.seeded`; they are the first.
+        outputs: the number of the program's own outputs, which come first.
+    """
+
+    found: Survey
+    jaxpr: Any
+    consts: tuple[Any, ...]
+    given: tuple[Any, ...]
+    keys: tuple[Key, ...]
+    seeds: int
+    outputs: int
+    _seen: list[Any]
+    _numbers: tuple[int, ...]
+
+    def run(
+        self, args: Sequence[Any], *, given: Sequence[Any] | None = None, apart: bool = False
+    ) -> Any:
+        """Run it with the program's own inputs; returns its own outputs, and what was seen.
+
+        What was seen is a `Seen` for each mark, nested like the survey, and nothing for the second
+        pass of a remat. `apart`: whether each equation becomes one of the trace's own.
+        """
+        values = [*(self.given if given is None else given), *args]
+        if not apart and jit.outermost_program() is not None:
+            out = jaxprs.bind_whole(self.jaxpr, self.consts, values)
+        else:
+            out = _bound(self.jaxpr, self.consts, values, self._note)
+        out = list(map(_as_array, out))
+        return out[: self.outputs], self.read(out[self.outputs :])
+
+    def read(self, arrays: Sequence[Any]) -> list[Any]:
+        """What was seen, from the program's other outputs."""
+        return jax.tree.map(lambda x: x.read(arrays), self._seen, is_leaf=is_slot)
+
+    def _note(self, error: FloatingPointError, number: int) -> None:
+        note_equation(error, self.found, self._numbers[number])
+
+
+def evaluate(found: Survey, args: Sequence[Any], *, plan: Plan) -> tuple[list[Any], list[Any]]:
+    """Run a surveyed program under a plan: its outputs, and what was seen, as `Rewritten.run`."""
+    return rewritten(found, plan).run(args)
+
+
+def rewritten(
+    found: Survey,
+    plan: Plan,
+    *,
+    seeds: Callable[[Marked], bool] | None = None,
+    most_rows: int = 0,
+) -> Rewritten:
+    """The program of a survey under a plan.
+
+    Args:
+        seeds: of which marks the gradients are to be marked when the program is differentiated; see
+            `marks.seeded`.
+        most_rows: how many rows a scan gives at most, evenly spaced ones; 0 for all of them. A row
+            of a summary has 16 KiB, and a scan over training steps has thousands.
+    """
+    body = Body(Editor(plan, seeds, ENTER, most_rows=most_rows), found)
+    body.edit()
+    keys = sorted(body.places, key=lambda key: key != SEED)
+    given = [body.places[key] for key in keys]
+    jaxpr = jaxprs.edited(
+        found.jaxpr, inputs=[v for v, _ in given], equations=body.equations, outputs=body.outputs
+    )
+    return Rewritten(
+        found,
+        jaxpr,
+        found.consts,
+        tuple(value for _, value in given),
+        tuple(keys),
+        int(SEED in body.places),
+        len(found.jaxpr.outvars),
+        body.seen,
+        tuple(body.numbers),
+    )
+
+
+def with_presence(jaxpr: Any, present: Any) -> Any:
+    """A jaxpr of the same kind with a variable more, in front: whether the marks inside count.
+
+    For the branches and bodies that a vmap computes for all examples; see `_compat.launching`.
+    """
+    body = Body(Editor(Plan(), None, ENTER, presence=True), survey(jaxpr, None))
+    body.own[PRESENT] = present
+    body.edit()
+    return jaxprs.edited(jaxpr, inputs=[present], equations=body.equations, outputs=body.outputs)
+
+
+def _bound(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    values: Sequence[Any],
+    note: Callable[[FloatingPointError, int], None] | None,
+) -> list[Any]:
+    """Run a program equation by equation.
+
+    Under a trace only the outermost equations are bound, each with its jaxprs as they are. Outside
+    every trace a jit is entered: jax would compile the edited function anew at each call.
+    """
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, values, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if jaxprs.is_literal(atom) else env[atom]
+
+    for number, equation in enumerate(jaxpr.eqns):
+        operands = [read(v) for v in equation.invars]
+        try:
+            if _is_edited(equation) and not any(map(jit.is_tracer, operands)):
+                out = _run_apart(equation, operands)
+            else:
+                out = jaxprs.bind(equation, operands)
+        except FloatingPointError as error:  # the user's `jax_debug_nans`
+            if note is not None:
+                note(error, number)
+            raise
+        env.update(zip(equation.outvars, out, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _is_edited(equation: Any) -> bool:
+    return isinstance(equation.params.get("name"), Edited)
+
+
+def _run_apart(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    (inner,) = jaxprs.sub_jaxprs(equation)
+    before, after = jaxprs.jit_shardings(equation)
+    bare, consts = jaxprs.open_jaxpr(inner)
+    with jaxprs.context_of(equation):
+        return placed(_bound(bare, consts, placed(operands, before), None), after)
+
+
+def _as_array(x: Any) -> Any:
+    """A constant of the program, which jax holds in types of its own, as an array."""
+    if isinstance(x, jax.Array) or type(x) is np.ndarray:
+        return x
+    with ours():
+        return jnp.asarray(x)
