@@ -493,7 +493,7 @@ def inspector_effect(w: World) -> Any:
 def essentials(w: World) -> Any:
     """A little of each, for a quick test."""
     found: dict[str, Any] = {}
-    kinds = ("mean", "units", "noise", "patch")
+    kinds = [name for name in ("zero", "mean", "units", "noise", "patch") if name in kinds_of(w)]
     run = nnx.jit(nni.perturbed(lambda model, x: model(x)))
     for name in kinds:
         with each(name, found):
@@ -504,7 +504,7 @@ def essentials(w: World) -> Any:
             with each(f"units {axis}", found):
                 found[f"units {axis}"] = insp.units(w.site(), axis=axis)
         with each("sweep", found):
-            found["sweep"] = insp.sweep(progress=False)
+            found["sweep"] = insp.sweep(perturbation=nni.Zero(), progress=False)
         with each("attribute", found):
             found["attribute"] = insp.attribute(output=1).values
         with each("examples", found):
