@@ -285,7 +285,7 @@ def bind_whole(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list
     """Run a jaxpr under a trace as one equation, a jit.
 
     To evaluate it would bind each equation anew, which takes as long as to trace them. jax has no
-    public way to stage a jaxpr: the parameters are those of an empty jit in this context.
+    public way to stage a jaxpr, so the parameters are copied from an empty jit made here.
     """
     bare = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
     (empty,) = open_jaxpr(jax.make_jaxpr(jax.jit(lambda: ()))())[0].eqns

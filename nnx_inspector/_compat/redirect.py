@@ -124,7 +124,7 @@ def put(owner: Any, name: Any, function: Any, undone: Undone) -> None:
 
 
 class Swapped:
-    """Functions of ours in place of those of jax or Python, while anything holds them.
+    """Replaces functions of jax or Python with ours for as long as anybody needs that.
 
     Whoever holds them may let go in any order and in any thread, also twice, and also after an
     interrupt at any line of either.
@@ -133,7 +133,7 @@ class Swapped:
         swap: puts them in place, and gives what undoes that to its argument, step by step.
 
     Attributes:
-        holders: those that hold them, oldest first.
+        holders: whoever needs the replacement now, oldest first.
     """
 
     def __init__(self, swap: Callable[[Undone], None]):

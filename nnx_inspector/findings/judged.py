@@ -227,7 +227,7 @@ class Judged:
         return float(bits_of(figures.masks[figures.sites.index(site)], mask)[:units].mean())
 
     def part_of_units(self, site: str, part: float) -> str:
-        """`"50% of the 64 units of 'a'"`, or of those that were examined."""
+        """`"50% of the 64 units of 'a'"`; if not all were examined, it counts those that were."""
         return (
             f"{part:.0%} of the {units_in(self.with_figures(site)[-1][1], site)} of {named(site)}"
         )

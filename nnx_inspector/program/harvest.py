@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from nnx_inspector._compat import jaxprs, jit
@@ -35,6 +34,7 @@ from nnx_inspector.program.marks import (
     mapped_first,
 )
 from nnx_inspector.program.plan import NOTHING, Keep, Kept, Plan, Seen, merge_seen
+from nnx_inspector.program.rewrite import as_array
 from nnx_inspector.program.survey import Around, Item, Marked, Survey
 from nnx_inspector.stats.census import Sample
 from nnx_inspector.stats.summarize import merge_rows, summarize
@@ -93,15 +93,7 @@ def evaluate(
             note_equation(error, found, number)
             raise
         env.update(zip(equation.outvars, out, strict=True))
-    return [_as_array(read(v)) for v in found.jaxpr.outvars], seen
-
-
-def _as_array(x: Any) -> Any:
-    """A constant of the program, which jax holds in types of its own, as an array."""
-    if isinstance(x, jax.Array) or type(x) is np.ndarray:
-        return x
-    with ours():
-        return jnp.asarray(x)
+    return [as_array(read(v)) for v in found.jaxpr.outvars], seen
 
 
 def run_item(
@@ -149,7 +141,7 @@ def _run_mark(
 ) -> Any:
     marked = item.mark
     assert marked is not None
-    values = list(map(_as_array, values))
+    values = list(map(as_array, values))
     if marked.part in (OUTPUT, INPUT) and plan.perturb is not None:
         values = _perturbed(plan.perturb, marked, values, plan.rows)
     measures = marked.site not in plan.unmeasured

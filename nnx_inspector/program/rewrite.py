@@ -65,7 +65,7 @@ class Rewritten:
             out = jaxprs.bind_whole(self.jaxpr, self.consts, values)
         else:
             out = _bound(self.jaxpr, self.consts, values, self._note)
-        out = list(map(_as_array, out))
+        out = list(map(as_array, out))
         return out[: self.outputs], self.read(out[self.outputs :])
 
     def read(self, arrays: Sequence[Any]) -> list[Any]:
@@ -171,7 +171,7 @@ def _run_apart(equation: Any, operands: Sequence[Any]) -> list[Any]:
         return placed(_bound(bare, consts, placed(operands, before), None), after)
 
 
-def _as_array(x: Any) -> Any:
+def as_array(x: Any) -> Any:
     """A constant of the program, which jax holds in types of its own, as an array."""
     if isinstance(x, jax.Array) or type(x) is np.ndarray:
         return x

@@ -85,6 +85,12 @@ def trained(loss: Callable[..., Any]) -> Callable[..., Any]:
     return nnx.jit(lambda model, *args: nnx.value_and_grad(loss)(model, *args))
 
 
+def split_loss(model: Any, loss: Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
+    """The state of a model, and a loss as a function of it."""
+    graphdef, state = nnx.split(model)
+    return state, lambda state, x: loss(nnx.merge(graphdef, state), x)
+
+
 def explicit(loss: Callable[..., Any], model: Any, *args: Any) -> dict[Any, list[Summary]]:
     (_, record), _ = nni.value_and_grad(loss)(nnx.clone(model), *args)
     found: dict[Any, list[Summary]] = {}
@@ -151,8 +157,7 @@ def test_a_gradient_of_a_jitted_loss():
 def test_a_gradient_for_each_example_covers_the_batch():
     @nnx.jit
     def step(model: Any, x: jax.Array) -> Any:
-        graphdef, state = nnx.split(model)
-        of_one = lambda state, x: squares(nnx.merge(graphdef, state), x)  # noqa: E731
+        state, of_one = split_loss(model, squares)
         return jax.vmap(jax.grad(of_one), in_axes=(None, 0))(state, x)
 
     def all_of_them(model: Any, x: jax.Array) -> jax.Array:
@@ -165,8 +170,7 @@ def test_a_gradient_for_each_example_covers_the_batch():
 def test_accumulated_microbatches_have_a_row_each():
     @nnx.jit
     def step(model: Any, parts: jax.Array) -> Any:
-        graphdef, state = nnx.split(model)
-        of_one = lambda state, x: squares(nnx.merge(graphdef, state), x)  # noqa: E731
+        state, of_one = split_loss(model, squares)
         add = lambda total, x: (jax.tree.map(jnp.add, total, jax.grad(of_one)(state, x)), None)  # noqa: E731
         return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, state), parts)[0]
 
@@ -186,8 +190,7 @@ def test_of_a_long_scan_evenly_spaced_rows_are_kept(reverse: bool):
 
     @nnx.jit
     def steps(model: Any, parts: jax.Array) -> Any:
-        graphdef, state = nnx.split(model)
-        of_one = lambda state, x: squares(nnx.merge(graphdef, state), x)  # noqa: E731
+        state, of_one = split_loss(model, squares)
 
         def step(state: Any, x: jax.Array) -> Any:
             loss, grads = jax.value_and_grad(of_one)(state, x)
@@ -339,8 +342,7 @@ def summed(model: Any, x: jax.Array) -> jax.Array:
 
 
 def gradients_inside(model: Any, x: jax.Array) -> Any:
-    graphdef, state = nnx.split(model)
-    of_one = lambda state, x: summed(nnx.merge(graphdef, state), x)  # noqa: E731
+    state, of_one = split_loss(model, summed)
     return jax.vmap(jax.grad(of_one), in_axes=(None, 0))(state, x)
 
 

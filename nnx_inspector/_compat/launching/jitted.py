@@ -243,7 +243,7 @@ class JitListener(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JitStart:
-    """A jitted call that is about to run; `program` and `made` are those of a `JitListener`."""
+    """A jitted call that is about to run. `JitListener` explains `program` and `made`."""
 
     program: Any
     function: Any

@@ -92,7 +92,7 @@ class Chooser(Protocol):
 
     def escaped(self, name: str, /) -> None:
         """Called when this thread launches a program that could not be taken, with its function's
-        name. One that jax launches in its fast path is told once.
+        name. A program in jax's fast path is reported only the first time.
         """
         ...
 
@@ -162,7 +162,7 @@ class _Chosen:
         return sum(one.edited.outputs for one in self.launches)
 
     def inputs(self) -> list[Any]:
-        # an edit takes its inputs before those of the program that it was made of
+        # each edit puts its inputs in front of those of the program that it edited
         return [x for one in reversed(self.launches) for x in one.inputs()]
 
     def take(self, arrays: list[Any]) -> None:
@@ -250,8 +250,8 @@ def _passes_checks(out: Any) -> bool:
 
     jax looks at the results of each program, and runs that one again, equation by equation, whose
     results have one. What we measure may be NaN on purpose: so we look ourselves, at the user's
-    results only, and leave the rest to jax, which knows the function. This can go when jax can be
-    told which results to look at.
+    results only, and leave the rest to jax, which knows the function. This can go once jax lets a
+    caller choose which results it checks.
     """
     try:
         for x in jax.tree.leaves(out):

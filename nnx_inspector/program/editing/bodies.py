@@ -61,14 +61,19 @@ def _given(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     return []
 
 
+def _whole(self: Body, equation: Any, operands: list[Any], inner: Body, new: Any) -> Any:
+    """Add an equation of which a body is all, so that what it saw leaves it as it is."""
+    given = [*self.given_to(inner), *operands]
+    avals = [atom.aval for atom in inner.fields]
+    return _moved(inner, self.take(equation, given, equation.params, avals, _effects(new)))
+
+
 def _jit(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     inner = self.body(item.children[0], equation)
     new = _jaxpr(inner, equation.params["jaxpr"])
     params = jaxprs.with_inputs(equation.params, new, len(inner.places), outputs=len(inner.fields))
     params["name"] = Edited(params["name"])
-    avals = [atom.aval for atom in inner.fields]
-    given = [*self.given_to(inner), *operands]
-    return [_moved(inner, self.take(equation, given, params, avals, _effects(new)))]
+    return [_whole(self, equation.replace(params=params), operands, inner, new)]
 
 
 def _remat(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
@@ -78,11 +83,9 @@ def _remat(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     self.of.again = before
     new = _jaxpr(inner, equation.params["jaxpr"])
     params = jaxprs.remat_with(equation.params, new, inputs=len(inner.places))
-    avals = [atom.aval for atom in inner.fields]
-    given = [*self.given_to(inner), *operands]
-    slots = self.take(equation, given, params, avals, _effects(new))
+    seen = _whole(self, equation.replace(params=params), operands, inner, new)
     backward = any(mark.part == GRADIENT for mark in item.children[0].marks)
-    return [_moved(inner, slots)] if backward or not item.again else []
+    return [seen] if backward or not item.again else []
 
 
 def _inline(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
@@ -90,9 +93,7 @@ def _inline(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     (own,) = jaxprs.sub_jaxprs(equation)
     new = _jaxpr(inner, own)
     params = jaxprs.with_jaxprs(equation.params, lambda _: new)
-    avals = [atom.aval for atom in inner.fields]
-    given = [*self.given_to(inner), *operands]
-    return [_moved(inner, self.take(equation, given, params, avals, _effects(new)))]
+    return [_whole(self, equation.replace(params=params), operands, inner, new)]
 
 
 def _custom(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
@@ -100,10 +101,8 @@ def _custom(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     inner = self.body(item.children[0], equation)
     new = _jaxpr(inner, next(iter(jaxprs.sub_jaxprs(equation))))
     primitive, params = jaxprs.closed_call(new)
-    given = [*self.given_to(inner), *operands]
-    avals = [atom.aval for atom in inner.fields]
-    plain = equation.replace(primitive=primitive)
-    return [_moved(inner, self.take(plain, given, params, avals, _effects(new)))]
+    plain = equation.replace(primitive=primitive, params=params)
+    return [_whole(self, plain, operands, inner, new)]
 
 
 def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
@@ -111,6 +110,7 @@ def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     of, length, key = self.of, form.times or 0, ("row", next(self.of.counted))
     thins = 0 < of.most_rows < length and not of.gated and of.plan.summarise
     every = -(-length // of.most_rows) if thins else 1
+    count = -(-length // every)  # of the rows that are kept
     counts = thins or of.plan.perturb is not None
     around = (*self.around, (key, length))
     inner = Body(of, item.children[0], around, home=equation)
@@ -131,7 +131,7 @@ def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
         more.append((counter, after[0], jaxprs.literal(np.int32(0))))
     if thins:
         ys = ys[: len(ys) - len(fields)]
-        rows = [jaxprs.stacked(aval, -(-length // every)) for aval in fields]
+        rows = [jaxprs.stacked(aval, count) for aval in fields]
         zeros, _ = self.traced(Zeros(tuple(rows)), [], equation)
         before = list(map(jaxprs.variable, rows))
         put = [inner.own[GATE], inner.own[key], *before, *inner.fields]
@@ -161,10 +161,9 @@ def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
         )
     )
     slots = list(map(self.slot, self.at_home(stacked, equation)))
-    rows_kept = -(-length // every)
 
     def each(x: Slot) -> Slot:
-        return slots[x.number] if isinstance(x, Output) else Always((rows_kept, *x.shape))
+        return slots[x.number] if isinstance(x, Output) else Always((count, *x.shape))
 
     return [each_slot(each, inner.seen)]
 

@@ -18,18 +18,17 @@ import numpy as np
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.native import computed_once
 from nnx_inspector.program.editing.functions import (
     Change,
     Gated,
     KeepOf,
     OfDevice,
+    Once,
     OnThisMesh,
     Seeded,
     Summarise,
     SummariseWhere,
     Zero,
-    once_after,
 )
 from nnx_inspector.program.editing.slots import Always, Output, Slot
 from nnx_inspector.program.marks import CHANGE, GRADIENT, INPUT, OUTPUT
@@ -97,7 +96,7 @@ class Editor:
             around = jaxprs.inside_shard_map(self.inside)
         with self.context_of(like), around, ours():
             key = None
-            if dataclasses.is_dataclass(type(f)) or f is computed_once:
+            if dataclasses.is_dataclass(type(f)):
                 key = f, avals, like and like.ctx, self.axes, self.checked
             known = None if key is None else self._traced.get(key)
             if known is None:
@@ -144,7 +143,7 @@ class Body:
         self.fields: list[Any] = []
         self._field_of: dict[Any, int] = {}
         self._instead: dict[Any, Any] = {}
-        self._summaries: dict[Any, Any] = {}
+        self._summaries: dict[Any, dict[Any, Any]] = {}  # of each value, by mask and axis
         self._number = 0
 
     @property
@@ -244,7 +243,7 @@ class Body:
         masked = bool(equation.params.get("masked"))
         values, rest, mask = values[:count], values[count:], values[count : count + masked]
         if self.of.presence:
-            return self._masked(equation, [*values, *rest], masked)
+            return self._masked(equation, values, mask, rest[masked:])
         if marked.part in (OUTPUT, INPUT) and plan.perturb is not None:
             values = self._perturbed(plan.perturb, marked, values, equation)
         repeated = self.of.again and marked.part != GRADIENT
@@ -253,7 +252,8 @@ class Body:
         summarises = measures and plan.summarise
         axes = marked.member_axes or (None,) * len(values)
         if marked.part == OUTPUT and (summarises or keeps):
-            values = [x if self._is_known(x) else self._once(equation, x) for x in values]
+            known = self._summaries
+            values = [x if _named(x) in known else self._once(equation, x) for x in values]
         if masked:
             keeps = False  # what is kept does not add up over examples
         summaries = [
@@ -270,8 +270,7 @@ class Body:
         if marked.part == GRADIENT and summaries:
             # measured first: nothing else may read it, and what follows may change it in place
             once = self._once(equation, values[0], summaries[0].bins)
-            before = _names([values[0], *mask]), axes[0]
-            self._summaries[_names([once, *mask]), axes[0]] = self._summaries[before]
+            self._summaries[_named(once)] = self._summaries[_named(values[0])]
             values = [once]
         if marked.part == OUTPUT and self.of.seeds is not None and self.of.seeds(marked):
             values = self._seeded(marked, equation, values)
@@ -282,28 +281,32 @@ class Body:
     def _gate(self, like: Any) -> Any:
         return self.place(GATE, self.type_of(np.bool_, like))
 
-    def _masked(self, equation: Any, operands: list[Any], masked: bool) -> list[Any]:
+    def _masked(
+        self, equation: Any, values: list[Any], mask: list[Any], ties: list[Any]
+    ) -> list[Any]:
         """Add the mark, with a mask that says whether the example is there."""
-        count = len(operands) - masked - equation.params.get("ties", 0)
-        values, mask, ties = operands[:count], operands[count : count + masked], operands[count:]
         present = self.place(PRESENT, self.type_of(np.bool_, equation))
         if mask:
             (present,), _ = self.traced(jnp.logical_and, [*mask, present], equation)
-        mapped = equation.params.get("mapped", ((),) * len(operands))
-        params = {**equation.params, "masked": True}
-        params["mapped"] = (*mapped[:count], *(mapped[count : count + masked] or ((),)))
-        params["mapped"] += mapped[count + masked :]
-        passed = [jaxprs.variable(present.aval)]
-        results = [*equation.outvars[:count], *passed, *equation.outvars[count + masked :]]
-        operands = [*values, present, *ties[masked:]]
-        self.add(equation.replace(invars=operands, outvars=results, params=params))
+        count, end, params = len(values), len(values) + len(mask), equation.params
+        mapped = params.get("mapped", ((),) * (end + len(ties)))
+        of_mask = mapped[count:end] or ((),)
+        results = equation.outvars
+        self.add(
+            equation.replace(
+                invars=[*values, present, *ties],
+                outvars=[*results[:count], jaxprs.variable(present.aval), *results[end:]],
+                params={
+                    **params,
+                    "masked": True,
+                    "mapped": (*mapped[:count], *of_mask, *mapped[end:]),
+                },
+            )
+        )
         return []
 
-    def _is_known(self, x: Any) -> bool:
-        return any(_named(x) == names[0] for names, _ in self._summaries)
-
     def _once(self, equation: Any, x: Any, *after: Any) -> Any:
-        return self.traced(once_after if after else computed_once, [x, *after], equation)[0][0]
+        return self.traced(Once(), [x, *after], equation)[0][0]
 
     def _summarised(self, marked: Marked, values: list[Any]) -> list[Any]:
         return [values[:2]] if marked.part == CHANGE else [[x] for x in values]
@@ -312,14 +315,15 @@ class Body:
         if marked.part == CHANGE:
             measure: Callable[..., Any] = Change(self.of.plan.sample, axis)
             return self._for_each(marked, axis, self.measured(measure, xs, equation), equation)
-        key = _names(xs), axis
-        if key not in self._summaries:
+        x, *mask = xs
+        known, how = self._summaries.setdefault(_named(x), {}), (*map(_named, mask), axis)
+        if how not in known:
             sample = self.of.plan.sample
             measure = Summarise(sample, axis)
-            if len(xs) > 1:
+            if mask:
                 measure = SummariseWhere(sample, marked.mapped[0])
-            self._summaries[key] = self.measured(measure, xs, equation)
-        return self._for_each(marked, axis, self._summaries[key], equation)
+            known[how] = self.measured(measure, xs, equation)
+        return self._for_each(marked, axis, known[how], equation)
 
     def _for_each(self, marked: Marked, axis: int | None, found: Any, like: Any) -> Any:
         """What was found in an array, for each member, even if all share the array."""
@@ -409,10 +413,6 @@ class Body:
 def _named(atom: Any) -> Any:
     """What stands for an atom in a dict: jax's literals cannot be hashed."""
     return ("literal", id(atom)) if jaxprs.is_literal(atom) else atom
-
-
-def _names(atoms: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(map(_named, atoms))
 
 
 Enter = Callable[[Body, Item, Any, list[Any]], Any]

@@ -114,6 +114,12 @@ class OfDevice:
 
 
 @dataclasses.dataclass(frozen=True)
+class Once:
+    def __call__(self, x: jax.Array, *after: jax.Array) -> jax.Array:
+        return computed_once(x, after=after)
+
+
+@dataclasses.dataclass(frozen=True)
 class OnThisMesh:
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         return on_this_mesh(list(xs))
@@ -227,7 +233,3 @@ class PutRows:
             return jax.lax.dynamic_update_index_in_dim(rows, jnp.where(gate, new, old), at, 0)
 
         return list(map(put, rows, found))
-
-
-def once_after(x: jax.Array, after: jax.Array) -> jax.Array:
-    return computed_once(x, after=[after])
