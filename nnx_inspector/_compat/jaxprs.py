@@ -308,15 +308,6 @@ def literal(value: np.ndarray | np.generic) -> Any:
     return core.Literal(value, core.typeof(value))
 
 
-def without_dead_code(jaxpr: Any) -> Any:
-    """A jaxpr of the same kind, inputs and outputs, without what they do not need."""
-    from jax.interpreters import partial_eval
-
-    bare, _ = open_jaxpr(jaxpr)
-    new, _ = partial_eval.dce_jaxpr(bare, [True] * len(bare.outvars), instantiate=True)
-    return closed_like(jaxpr, new)
-
-
 def scopes() -> tuple[str, ...]:
     """The names of the `jax.named_scope`s that are open in this trace, outermost first."""
     from jax._src import source_info_util

@@ -46,6 +46,14 @@ def _traces_here() -> list[Any]:
     return found[::-1]
 
 
+def is_of_here(x: Any) -> bool:
+    """Whether a tracer belongs to what is being traced: it may be used, and has not leaked."""
+    trace = core.trace_ctx.trace
+    while hasattr(trace, "_outer"):  # `interpreter` traces nothing itself
+        trace = trace._outer
+    return getattr(x, "_trace", None) is trace
+
+
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """What a value is outside the transforms that it has entered.

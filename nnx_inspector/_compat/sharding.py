@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -181,22 +180,3 @@ def varying_along(x: Any, axes: Sequence[str]) -> Any:
     """An array of which jax takes each device's part along some axes to differ."""
     missing = tuple(axis for axis in axes if axis not in jaxprs.varying_axes(x))
     return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-
-def device_within() -> tuple[jax.Array | None, int]:
-    """Within a `shard_map`, the device's number and how many of this process run it; or None, 1."""
-    mesh = jax.sharding.get_abstract_mesh()
-    axes = tuple(mesh.manual_axes)
-    if not axes:
-        return None, 1
-    devices = math.prod(mesh.shape[axis] for axis in axes)
-    return jax.lax.axis_index(axes), min(devices, jax.local_device_count())
-
-
-def counted_once_here(tree: T) -> T:
-    """Arrays to add up over devices: zeros where another device of a `shard_map` has them."""
-    axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
-
-    if not axes or not jaxprs.varying_axes(jax.lax.axis_index(axes)):
-        return tree  # what differs is not known (`check_vma=False`)
-    return jax.tree.map(lambda x: counted_once(x, x, axes), tree)

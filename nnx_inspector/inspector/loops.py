@@ -312,7 +312,7 @@ class Loops:
 
     def _runs_on(self, session: Session) -> bool:
         """Whether the loop goes on while the measured step runs."""
-        return session is self._ready and session.tells_steps_apart
+        return session is self._ready
 
     def _wait_for_last(self, end: StepEnd | None) -> None:
         """Wait until the measured step before the one with this end is recorded."""

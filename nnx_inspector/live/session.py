@@ -8,18 +8,14 @@ program with room for a new perturbation is compiled, the old program goes on.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
-import jax
 from flax import nnx
 
-from nnx_inspector._compat import native, started
 from nnx_inspector._compat.started import FastPath
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.hooks.dispatch import Tagged, executables_called, hooking
@@ -30,12 +26,11 @@ from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sit
 from nnx_inspector.live.figures import Observer, told_gauges
 from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.inbox import Inbox, Message, Taken, merged
-from nnx_inspector.live.messages import Ended, Reached, listeners
+from nnx_inspector.live.messages import Reached, listeners
 from nnx_inspector.live.programs.recompile import JitCalls, Listening
 from nnx_inspector.live.programs.variants import Chosen, Variants
 from nnx_inspector.opening import Opening, held
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, has_room
-from nnx_inspector.program.host.primitives import EFFECT, tell
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.layers import Stack, told_apart
 from nnx_inspector.stats.summary import Summary
@@ -63,11 +58,6 @@ def _taken(free: list[int], wanted: int) -> int:
     return wanted
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _end(host: Ended) -> jax.Array:
-    return tell(host, True)
-
-
 class _Noting:
     """Tells a session what was called while it was open."""
 
@@ -90,11 +80,11 @@ class StepEnd:
     """The end of a step whose programs may still run.
 
     Attributes:
-        count: how many passes had begun by then; None if the programs ask when they run.
+        count: how many passes had begun by then.
         last: here when the step's passes have ended.
     """
 
-    count: int | None
+    count: int
     last: Sequence[Message]
 
     def ended(self) -> Callable[[], None] | None:
@@ -165,7 +155,6 @@ class Session:
         self.setting = CLEAN
         self.places: tuple[Place, ...] = ()
         self.inbox = Inbox()
-        self.ends: deque[int] = deque()
         self.on_armed: Callable[[], None] = lambda: None
         self._wanted: tuple[Place, ...] = ()
         self._observer = Observer()
@@ -187,7 +176,6 @@ class Session:
             if number != self.number:
                 self.number, self._calls = number, self._no_calls()
         self._has_number = True
-        self.ends.clear()  # of a loop that was interrupted before it had read them
         listeners[self.number] = self
 
     def finish(self) -> None:
@@ -224,20 +212,12 @@ class Session:
 
     def perturb(self, setting: Setting | Mapping[str, tuple[float, float]]) -> None:
         """Set the perturbations of the next pass and later ones: a setting, or its rows alone."""
-        self._wait_until_begun()  # with the setting before
         self.variants.stop_passing()
         self.setting = setting if isinstance(setting, Setting) else Setting(rows=dict(setting))
 
     def sample(self, every: int) -> None:
         """Sample every `every`-th of the next passes, 0 for none; see `Inbox.every`."""
-        if every != self.inbox.every:
-            self._wait_until_begun()
-            self.inbox.every = every
-
-    def _wait_until_begun(self) -> None:
-        """Return when all passes have begun whose programs this thread has started."""
-        if self.variants.ask:
-            started.wait()
+        self.inbox.every = every
 
     def hook(self, places: tuple[Place, ...]) -> Layer:
         """The watching layer, with room for these places."""
@@ -339,7 +319,7 @@ class Session:
         armed places.
         """
         hooks = hooking(self.hook(self.places))
-        listening, fast = Listening(self._calls), FastPath(EFFECT)
+        listening, fast = Listening(self._calls), FastPath(None)
         return _Noting(self, self._scope), listening, *hooks, fast, Chosen(self.variants)
 
     def open(self) -> AbstractContextManager[None]:
@@ -359,7 +339,6 @@ class Session:
 
     def reached(self) -> Reached:
         """The sites and places that perturbed passes have reached since the last call."""
-        self._wait_until_begun()
         ran, self.ran = self.ran, {}
         return {one for sites in list(ran.values()) for one in sites}  # a pass may begin meanwhile
 
@@ -401,38 +380,19 @@ class Session:
 
     def passes(self) -> list[Taken]:
         """The passes since the last `take`, which stay there until they are dropped."""
-        started.wait()
         self.inbox.end_pass()
         return self.inbox.waiting_passes()
 
-    @property
-    def tells_steps_apart(self) -> bool:
-        """Whether `step_ends` is reliable here; where programs ask, that was tried on CPUs only."""
-        asks_well = jax.default_backend() == "cpu" and native.serves_here()
-        return asks_well or not self.variants.ask
-
     def step_ends(self) -> StepEnd:
-        """What separates this thread's passes so far from later ones; see `passes_of`.
-
-        Where programs ask, that is a program: jax runs those of a CPU in the order in which a
-        thread has started them.
-        """
-        if not self.variants.ask:
-            return StepEnd(self.inbox.end_pass(), self.inbox.waiting())
-        with started.fast_path(EFFECT):
-            ended = _end(Ended(self.number))
-        return StepEnd(None, [Message(lambda _: None, [ended])])
+        """What separates this thread's passes so far from later ones; see `passes_of`."""
+        return StepEnd(self.inbox.end_pass(), self.inbox.waiting())
 
     def passes_of(self, end: StepEnd) -> tuple[list[Taken], int]:
         """The passes since the step before, and how many had begun by its end."""
-        count = end.count
-        if count is None:
-            end.wait()
-            count = self.ends.popleft()
-        passes = self.inbox.take(before=count)
+        passes = self.inbox.take(before=end.count)
         for one in passes:
             _ = one.sent  # read before anybody takes a lock for it
-        return passes, count
+        return passes, end.count
 
     def close(self) -> None:
         """Close the session, even in a loop: what its programs still send is ignored."""

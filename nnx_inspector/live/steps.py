@@ -29,7 +29,6 @@ from nnx_inspector.hooks.dispatch import installing
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session
 from nnx_inspector.opening import Opening, close_all
-from nnx_inspector.program.host.primitives import EFFECT
 
 T = TypeVar("T")
 
@@ -143,7 +142,7 @@ class Steps:
         elif due:
             those = self._session.note_bare()
         before_due = not self._sampled and (self._step + 1) % self._every == 0
-        self._path = FastPath(EFFECT, follow=True) if before_due else None
+        self._path = FastPath(None, follow=True) if before_due else None
         self._open = those if self._path is None else (*those, self._path)
         for one in self._open:
             one.open()

@@ -8,15 +8,19 @@ no tracer and no model, only names and structure, so a traced function with mark
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.launching import launch
+from nnx_inspector._compat.sharding import first_along
 from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
 from nnx_inspector.hooks.sites import parameter_names
@@ -30,15 +34,62 @@ place where the call begins."""
 
 mark = Primitive("nnx_inspector_mark")
 mark.multiple_results = True
-mark.def_impl(lambda *xs, **_: list(xs))
 mark.def_abstract_eval(lambda *avals, **_: list(avals))
 mlir.register_lowering(mark, lambda ctx, *xs, **_: list(xs))  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=4096)
+def _alone(
+    primitive: Primitive, params: tuple[tuple[str, Any], ...], avals: tuple[Any, ...]
+) -> Any:
+    """A program that is one equation."""
+    with ours():
+        bind = lambda *xs: primitive.bind(*xs, **dict(params))  # noqa: E731
+        return jax.make_jaxpr(bind)(*map(jaxprs.typed, avals))
+
+
+def _run_alone(primitive: Primitive, xs: Sequence[Any], params: dict[str, Any]) -> list[Any] | None:
+    """What this thread's choosers make of a program that is this equation alone; None if nothing.
+
+    On arrays outside every program, a mark reports what it sees at once.
+    """
+    if not launch.is_taken():
+        return None
+    avals = tuple(map(jax.typeof, xs))
+    program = _alone(primitive, tuple(_of_any_call(params).items()), avals)
+    return launch.run_alone(program, xs, params)
+
+
+def _of_any_call(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters without the number of the call that begins a pass, which is another each time,
+    so that all calls share a program.
+    """
+    found = dict(params)
+    if "call" in found:
+        found["call"] = (0, found["call"][1]) if isinstance(found["call"], tuple) else 0
+    if isinstance(found.get("of"), tuple) and isinstance(found["of"][0], tuple):
+        (_, number), part = found["of"]
+        found["of"] = (0, number), part
+    if "begun" in found:
+        found["begun"] = found["begun"].of_any_call
+    return found
+
+
+@mark.def_impl
+def _mark_now(*xs: Any, **params: Any) -> list[Any]:
+    _run_alone(mark, xs, params)
+    return list(xs)
 
 
 def _mark_jvp(xs: Any, ts: Any, **params: Any) -> Any:
     if params["part"] == GRADIENT:
         # of a gradient that the program differentiates once more: a penalty on gradients, say
         return mark.bind(*xs, **{**params, "inner": True}), list(ts)
+    if params["part"] == BEGIN and "begun" in params:
+        moved = tuple(i for i, t in enumerate(ts) if type(t) is not ad.Zero)
+        known = params.get("moved", ())
+        out = mark.bind(*xs, **{**params, "moved": tuple(sorted({*known, *moved}))})
+        return out, list(map(jaxprs.no_tangent, out))
     out = mark.bind(*xs, **params)
     if not params.get("gradients"):
         return out, list(ts)
@@ -49,8 +100,10 @@ def _mark_jvp(xs: Any, ts: Any, **params: Any) -> Any:
         if type(ts[i]) is not ad.Zero:
             of_one = None if members is None else members.only(i)
             how = {"owner": params["owner"], "site": params["site"], "mapped": (mapped[i],)}
-            how |= {"of": (params["call"], i), "members": of_one, "masked": masked}
-            linked[i] = _link.bind(ts[i], *xs[count : count + masked], how=tuple(how.items()))
+            part = params["structure"].parts[i]
+            how |= {"of": (params["call"], part), "members": of_one, "masked": masked}
+            others = *xs[count : count + masked], _axes.bind(out[i])
+            linked[i] = _link.bind(ts[i], *others, how=tuple({**how, "axes": True}.items()))
     return out, linked
 
 
@@ -77,6 +130,9 @@ def _batch_mark(xs: Any, dims: Any, **params: Any) -> Any:
         xs, dims = [*pair, *xs[2:]], [0, 0, *dims[2:]]
     if params.get("masked"):
         xs, dims = _with_axis_of_mask(xs, dims, values_of(params, xs))
+    if params["part"] == GRADIENT and dims[0] is None and dims[-1] is not None:
+        size = xs[-1].shape[dims[-1]]  # all examples have the same, and each one counts
+        xs, dims = [jnp.broadcast_to(xs[0], (size, *xs[0].shape)), *xs[1:]], [0, *dims[1:]]
     params["mapped"] = tuple(
         mapped if d is None else (*mapped, d) for mapped, d in zip(before, dims, strict=True)
     )
@@ -103,6 +159,10 @@ def _with_axis_of_mask(xs: Sequence[Any], dims: Sequence[Any], count: int) -> An
 batching.primitive_batchers[mark] = _batch_mark
 
 
+Change = Callable[[list[Any]], tuple[list[Any], dict[str, Any]]]
+"""Changes the values of a mark, and gives it more parameters."""
+
+
 def mapped_first(x: jax.Array, mapped: Sequence[int]) -> jax.Array:
     """A marked array with the axes that `vmap` added moved to the front, the outermost first.
 
@@ -118,6 +178,7 @@ def mark_tree(
     *pair: Any,
     structure: Structure | None = None,
     ties: Sequence[Any] = (),
+    change: Change | None = None,
     **params: Any,
 ) -> Any:
     """`tree`, with its arrays marked; `params` are the mark's parameters (hashable).
@@ -125,17 +186,20 @@ def mark_tree(
     A `pair` of values becomes the mark's first operands. The arrays then tie it to the program: a
     transform may drop values that nothing uses. `structure` defaults to that of the tree. `ties`
     are other values that the mark keeps in the program: jax drops from a differentiated scan what
-    nothing reads, as the output of a BatchNorm that is called for its statistics.
+    nothing reads, as the output of a BatchNorm that is called for its statistics. `change` is done
+    to the arrays before they are marked.
     """
     leaves = jax.tree.leaves(tree, is_leaf=is_whole)
     own = structure_of(tree, leaves, merged=True)
     if ties:
         params["ties"] = len(ties)
-    marked = _marked(leaves, own, pair, structure or own, params, ties)
+    marked = _marked(leaves, own, pair, structure or own, params, ties, change)
     return rebuilt(tree, marked, is_whole)
 
 
-def mark_arguments(args: Any, kwargs: Any, context: Context, **params: Any) -> tuple[Any, Any]:
+def mark_arguments(
+    args: Any, kwargs: Any, context: Context, *, change: Change | None = None, **params: Any
+) -> tuple[Any, Any]:
     """The arguments of a call, with their arrays marked.
 
     Arrays in the caller's own lists and dicts are observed but not replaced: the method may write
@@ -144,7 +208,8 @@ def mark_arguments(args: Any, kwargs: Any, context: Context, **params: Any) -> t
     names = parameter_names(context.orig_method) if context.kind == "method" else ()
     leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
     structure = structure_of((args, kwargs), leaves, parameters=names)
-    return with_arguments(args, kwargs, _marked(leaves, structure, (), structure, params), is_whole)
+    marked = _marked(leaves, structure, (), structure, params, change=change)
+    return with_arguments(args, kwargs, marked, is_whole)
 
 
 def _marked(
@@ -154,15 +219,20 @@ def _marked(
     structure: Structure,
     params: Any,
     ties: Sequence[Any] = (),
+    change: Change | None = None,
 ) -> list[Any]:
     leaves, arrays = list(leaves), own.arrays
     # a value without arrays still gets a mark, so the call is seen
-    operands = [*pair, *(leaves[i] for i in arrays)]
+    values = [leaves[i] for i in arrays]
+    if change is not None:
+        values, more = change(values)
+        params = {**params, **more}
+    operands = [*pair, *values]
     members = members_in(operands, alike=params["part"] == CHANGE)
     if members is not None:
         params["members"] = members
-    values = mark.bind(*operands, *ties, structure=structure, **params)
-    for i, value in zip(arrays, values[len(pair) : len(operands)], strict=True):
+    marked = mark.bind(*operands, *ties, structure=structure, **params)
+    for i, value in zip(arrays, marked[len(pair) : len(operands)], strict=True):
         if isinstance(leaves[i], jax.Array):  # NumPy arrays stay NumPy for the user's code
             leaves[i] = value
     for i, same in own.copies:
@@ -175,6 +245,9 @@ def _marked(
 _seeded = Primitive("nnx_inspector_seeded")
 _link = Primitive("nnx_inspector_link")
 _nothing = Primitive("nnx_inspector_nothing")
+_axes = Primitive("nnx_inspector_axes")
+"""A zero, mapped by each vmap that maps its operand: so a gradient that is the same for all
+examples, as that of a sum, is counted for each."""
 
 
 def seeded(x: jax.Array, seed: jax.Array, **how: Any) -> jax.Array:
@@ -208,9 +281,10 @@ def _link_transpose(ct: Any, t: Any, *others: Any, how: Any) -> list[Any]:
     if type(ct) is ad.Zero:
         return [None, *(None for _ in others)]
     params = dict(how)
-    masks = others[: params.get("masked", False)]
-    seeds = others[len(masks) :]
-    ct, *_ = mark.bind(ct, *masks, part=GRADIENT, structure=None, **params)
+    masked, axes = params.get("masked", False), params.pop("axes", False)
+    masks, seeds = others[: masked + axes], others[masked + axes :]
+    params["mapped"] = (params["mapped"][0], *[()] * len(masks))
+    ct, *_ = mark.bind(ct, *masks, part=GRADIENT, structure=None, ties=int(axes), **params)
     # jax drops what nothing reads, also from a transposed scan: the seed's gradient reads the mark
     nothing = [
         _nothing.bind(ct, kind=seed.aval) if ad.is_undefined_primal(seed) else None
@@ -236,6 +310,16 @@ for _identity in (_seeded, _link):
 ad.primitive_jvps[_seeded] = _seeded_jvp
 ad.primitive_jvps[_link] = _link_jvp
 ad.primitive_transposes[_link] = _link_transpose
+_axes.def_impl(lambda _: jnp.zeros((), jnp.float32))
+_axes.def_abstract_eval(lambda _: ShapedArray((), jnp.dtype("float32")))
+mlir.register_lowering(
+    _axes, mlir.lower_fun(lambda _: jnp.zeros((), jnp.float32), multiple_results=False)
+)
+ad.primitive_jvps[_axes] = lambda xs, _: ((y := _axes.bind(*xs)), jaxprs.no_tangent(y))
+batching.primitive_batchers[_axes] = lambda xs, dims: (
+    jnp.broadcast_to(_axes.bind(first_along(xs[0], dims[0])), (xs[0].shape[dims[0]],)),
+    0,
+)
 ad.primitive_jvps[_nothing] = lambda xs, _, **how: (
     (y := _nothing.bind(*xs, **how)),
     jaxprs.no_tangent(y),
@@ -251,18 +335,25 @@ mlir.register_lowering(
 # ------------------------------------------------------------------- givens
 
 given = Primitive("nnx_inspector_given")
-"""A value without operands, which becomes an input where the program is launched: the numbers of a
-perturbation. Whatever transforms a program goes through, they are the same for all of it."""
-given.def_impl(lambda *, place, kind: jnp.zeros(kind.shape, kind.dtype))
-given.def_abstract_eval(lambda *, place, kind: kind)
-mlir.register_lowering(
-    given,
-    mlir.lower_fun(
-        lambda *, place, kind: jnp.zeros(kind.shape, kind.dtype), multiple_results=False
-    ),
-)
+"""A value that becomes an input where the program is launched: the numbers of a
+perturbation. Whatever transforms a program goes through, they are the same for all of it. Operands
+only tie it to a loop: jax moves what depends on nothing out of a scan that is differentiated."""
+
+
+def _nothing_given(*_: Any, kind: Any, **how: Any) -> jax.Array:
+    return jnp.zeros(kind.shape, kind.dtype)
+
+
+@given.def_impl
+def _given_now(*xs: Any, **params: Any) -> jax.Array:
+    found = _run_alone(given, xs, params)
+    return _nothing_given(**params) if found is None else found[0]
+
+
+given.def_abstract_eval(lambda *_, kind, **how: kind)
+mlir.register_lowering(given, mlir.lower_fun(_nothing_given, multiple_results=False))
 ad.primitive_jvps[given] = lambda xs, ts, **how: (
-    (y := given.bind(**how)),
+    (y := given.bind(*xs, **how)),
     jaxprs.no_tangent(y),
 )
-batching.primitive_batchers[given] = lambda xs, dims, **how: (given.bind(**how), None)
+batching.primitive_batchers[given] = lambda xs, dims, **how: (given.bind(*xs, **how), None)

@@ -24,9 +24,11 @@ from nnx_inspector._compat.sharding import placed
 from nnx_inspector.program.analysis.error_notes import note_equation
 from nnx_inspector.program.editing.bodies import ENTER, Edited
 from nnx_inspector.program.editing.body import PRESENT, SEED, Body, Editor, Key
-from nnx_inspector.program.editing.slots import is_slot
+from nnx_inspector.program.editing.packed import Layout, Small, joined, taken_apart
+from nnx_inspector.program.editing.slots import Output, each_slot, is_slot
 from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.survey import Marked, Survey, survey
+from nnx_inspector.program.survey import Marked, Survey, depths_of, survey
+from nnx_inspector.stats.summary import Summary
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,6 +42,7 @@ class Rewritten:
         keys: what they are.
         seeds: how many of them are seeds, see `marks.seeded`; they are the first.
         outputs: the number of the program's own outputs, which come first.
+        outside: the sites without the layer that a value is given to.
     """
 
     found: Survey
@@ -49,8 +52,10 @@ class Rewritten:
     keys: tuple[Key, ...]
     seeds: int
     outputs: int
+    outside: frozenset[str]
     _seen: list[Any]
     _numbers: tuple[int, ...]
+    _layout: Layout | None = None
 
     def run(
         self, args: Sequence[Any], *, given: Sequence[Any] | None = None, apart: bool = False
@@ -70,6 +75,10 @@ class Rewritten:
 
     def read(self, arrays: Sequence[Any]) -> list[Any]:
         """What was seen, from the program's other outputs."""
+        if self._layout is not None:
+            arrays = [
+                x for part in taken_apart(self._layout, arrays) for x in jax.tree.leaves(part)
+            ]
         return jax.tree.map(lambda x: x.read(arrays), self._seen, is_leaf=is_slot)
 
     def _note(self, error: FloatingPointError, number: int) -> None:
@@ -87,6 +96,7 @@ def rewritten(
     *,
     seeds: Callable[[Marked], bool] | None = None,
     most_rows: int = 0,
+    join: bool = False,
 ) -> Rewritten:
     """The program of a survey under a plan.
 
@@ -95,9 +105,11 @@ def rewritten(
             `marks.seeded`.
         most_rows: how many rows a scan gives at most, evenly spaced ones; 0 for all of them. A row
             of a summary has 16 KiB, and a scan over training steps has thousands.
+        join: whether what is seen leaves the program as one array.
     """
-    body = Body(Editor(plan, seeds, ENTER, most_rows=most_rows), found)
+    body = Body(Editor(plan, seeds, ENTER, most_rows=most_rows, depths=depths_of(found)), found)
     body.edit()
+    layout = _join(body) if join and body.fields else None
     keys = sorted(body.places, key=lambda key: key != SEED)
     given = [body.places[key] for key in keys]
     jaxpr = jaxprs.edited(
@@ -111,9 +123,39 @@ def rewritten(
         tuple(keys),
         int(SEED in body.places),
         len(found.jaxpr.outvars),
+        frozenset(body.of.outside),
         body.seen,
         tuple(body.numbers),
+        layout,
     )
+
+
+def _join(body: Body) -> Layout:
+    """Join the additional outputs of a program: each array that leaves one costs the host time."""
+    whole = jax.tree.leaves(body.seen, is_leaf=lambda x: is_slot(x) or isinstance(x, Summary))
+    summaries = dict[tuple[int, ...], Summary]()
+    for one in whole:
+        if isinstance(one, Summary):
+            numbers = tuple(slot.number for slot in jax.tree.leaves(one, is_leaf=is_slot))
+            summaries.setdefault(numbers, one)
+    taken = {number for numbers in summaries for number in numbers}
+    others = [n for n in range(len(body.fields)) if n not in taken]
+    order = [*(n for numbers in summaries for n in numbers), *others]
+    layouts: list[Layout] = []
+
+    def join(*fields: Any) -> list[Any]:
+        parts = [
+            jax.tree.map(lambda x: fields[x.number], one, is_leaf=is_slot)
+            for one in summaries.values()
+        ]
+        layout, arrays = joined([*parts, *(Small(fields[n]) for n in others)])
+        layouts.append(layout)
+        return arrays
+
+    body.fields, _ = body.traced(join, body.fields, None)
+    at = {number: i for i, number in enumerate(order)}
+    body.seen = each_slot(lambda x: Output(at[x.number]) if isinstance(x, Output) else x, body.seen)
+    return layouts[0]
 
 
 def with_presence(jaxpr: Any, present: Any) -> Any:

@@ -17,7 +17,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import CUSTOM, bodies_of, kind_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.changes import says_nothing
-from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, given, mark, values_of
+from nnx_inspector.program.marks import BEGIN, GRADIENT, INPUT, OUTPUT, given, mark, values_of
 from nnx_inspector.program.members import Members
 from nnx_inspector.program.structure import Structure
 from nnx_inspector.stats.summarize import in_words
@@ -35,6 +35,8 @@ class Marked:
     their number, and `member_axes` holds for each array the axis of the members, None if they share
     it; `avals` and `mapped` then belong to one member. `of` is the number of the call, and says
     of which array a gradient is; an `inner` gradient is differentiated again by the program.
+    `begun` is what is known of a call that begins, whose `moved` operands the program is
+    differentiated by. `reached` says what perturbs the values.
     """
 
     site: str
@@ -47,6 +49,9 @@ class Marked:
     member_axes: tuple[int | None, ...] = ()
     of: Any = None
     inner: bool = False
+    begun: Any = None
+    moved: tuple[int, ...] = ()
+    reached: frozenset[Any] = frozenset()
 
     @property
     def differentiable(self) -> tuple[bool, ...]:
@@ -65,7 +70,9 @@ class Item:
     Attributes:
         kind: "mark", "given", or the kind of the equation, see `equations.kind_of`.
         children: the surveys of its jaxprs; that of a while loop's condition has no items.
-        length: the number of iterations of a scan, negative for a reversed one.
+        length: the number of iterations of a scan, negative for a reversed one; of a given value,
+            how many scans it depends on.
+        call: the number of the call that a value is given to.
         again: it is the second pass of a remat: perturbed like the first, and not measured again.
     """
 
@@ -74,6 +81,7 @@ class Item:
     children: tuple[Survey, ...] = ()
     length: int = 1
     again: bool = False
+    call: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +134,18 @@ class Survey:
         return dataclasses.replace(self, items=items)
 
     @property
+    def takes_rows(self) -> bool:
+        """Whether a value is given to some iterations of a scan only."""
+        items = self.items.values()
+        of_given = any(item.kind == "given" and item.length for item in items)
+        return of_given or any(child.takes_rows for item in items for child in item.children)
+
+    @property
+    def begins(self) -> bool:
+        """Whether a pass begins inside."""
+        return any(one.part == BEGIN for one in self.marks)
+
+    @property
     def marks(self) -> list[Marked]:
         return [mark for mark, _ in self.walk()]
 
@@ -176,10 +196,12 @@ def item_of(
     """The survey's entry for one equation, or None. Adds to `unseen` and `unattributed`."""
     params, name = equation.params, equation.primitive.name
     if equation.primitive is given:
-        return Item("given") if finished else None
+        if not finished:
+            return None
+        return Item("given", length=len(params.get("rows", ())), call=params.get("call"))
     if equation.primitive is mark:
         others = owner is not None and params["owner"] != owner
-        if others or params["part"] == BEGIN:
+        if others or (params["part"] == BEGIN and not (finished and "begun" in params)):
             return None
         if params["part"] == UNATTRIBUTED:
             unattributed[params["site"]] = unattributed.get(params["site"], 0) + 1
@@ -194,6 +216,9 @@ def item_of(
             params.get("mapped", ((),) * len(avals))[: len(avals)],
             of=params.get("of", params.get("call")),
             inner=params.get("inner", False),
+            begun=params.get("begun"),
+            moved=params.get("moved", ()),
+            reached=params.get("reached", frozenset()),
         )
         # the layers of a loop have rows already, and only one axis of rows has sites
         members = None if loops else members_of(equation)
@@ -259,6 +284,32 @@ def _of_members(marked: Marked, members: Members) -> Marked:
         members=members.count,
         member_axes=tuple(axes),
     )
+
+
+def depths_of(found: Survey, depth: int = 0) -> dict[Any, int]:
+    """By the number of each call that begins a pass, how many scans are around it."""
+    depths: dict[Any, int] = {}
+    for item in found.items.values():
+        if item.mark is not None and item.mark.part == BEGIN:
+            depths[item.mark.of] = depth
+        for child in item.children:
+            depths |= depths_of(child, depth + (item.kind == "scan"))
+    return depths
+
+
+def stride_of(item: Item, depths: Mapping[Any, int], depth: int, most_rows: int) -> int:
+    """Each so many iterations of a scan are kept, of one whose iterations are passes: a row of a
+    summary has 16 KiB, and a scan over training steps has thousands.
+    """
+    length = abs(item.length)
+    if not 0 < most_rows < length:
+        return 1
+    (child,) = item.children
+    within = not depths or child.begins
+    within = within or any(
+        one.part == GRADIENT and depths.get(one.of[0][0], 0) > depth for one in child.marks
+    )
+    return -(-length // most_rows) if within else 1
 
 
 def call_numbers(found: Sequence[Marked]) -> dict[int, int]:

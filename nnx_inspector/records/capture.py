@@ -16,6 +16,7 @@ from flax import nnx
 
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.hooks.variables import unseen_references
+from nnx_inspector.program.editing.packed import Small
 from nnx_inspector.program.function import Function, as_function, name_of
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import CHANGE, OUTPUT
@@ -33,7 +34,6 @@ from nnx_inspector.records.backward import (
 )
 from nnx_inspector.records.donated import require_staged
 from nnx_inspector.records.nan_site import noting_where
-from nnx_inspector.records.packed import Small
 from nnx_inspector.records.parameters import Parameter, measure_parameters, updates_of
 from nnx_inspector.records.record import Call, Record
 from nnx_inspector.stats.census import Sample

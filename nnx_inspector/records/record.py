@@ -19,9 +19,9 @@ from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import split_escaped
 from nnx_inspector.hooks.sites import closest, of_operation
+from nnx_inspector.program.editing.packed import is_joinable, joined, taken_apart, unpacked
 from nnx_inspector.recordings.layers import layer_key
 from nnx_inspector.records.call import Call, concrete, named_summaries
-from nnx_inspector.records.packed import is_joinable, joined, taken_apart, unpacked
 from nnx_inspector.stats.summary import STATISTICS, Summary, merge
 from nnx_inspector.stats.units import Units, merge_units
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import Type, by_rows
-from nnx_inspector._compat.sharding import left_to_the_compiler
+from nnx_inspector._compat.sharding import left_to_the_compiler, on_one_device
 from nnx_inspector.arrays import is_array
 from nnx_inspector.stats.arithmetic import added, in_rows, one_each, pair_of_parts, power_of_two
 from nnx_inspector.stats.gauges import (
@@ -310,3 +310,9 @@ def varied(tree: Any, *, each: bool = False) -> jax.Array:
 @jax.jit
 def _differs(x: jax.Array) -> jax.Array:
     return left_to_the_compiler(lambda x: jnp.any(x != x[:1]), x)
+
+
+@ours()
+def samples_of(held: Any, arguments: Any) -> jax.Array:
+    """A sample of each parameter, and whether the arguments vary; float32[..., STATE_LENGTH]."""
+    return jnp.stack(on_one_device([*map(sampled, held), varied(arguments)]))

@@ -113,7 +113,7 @@ def test_another_program_is_compiled_beforehand(at_once: bool):
     with chosen(lambda call: lambda: calls.append(call)):
         double(x)
     if at_once:
-        calls[0].compiler([np.float32(0)])(made)
+        calls[0].compiler()(made, [np.float32(0)])
     else:
         calls[0].made().compile(lambda _: (made, [np.float32(0)], 0))
     undo = jit.compilation_events(lambda kind, _: compilations.append(kind))

@@ -246,7 +246,11 @@ def test_the_users_own_error_passes_unchanged():
 
 def test_a_program_that_cannot_be_started_is_told_and_the_users_own_runs():
     class Broken(Watch):
-        def choose(self, program: Any, /) -> Any:
+        def prepare(self) -> None: ...
+
+        def start(self, call: Any, /) -> None: ...
+
+        def choose(self, program: Any, /, *, alone: Any = None) -> Any:
             found = super().choose(program)
             if found is not None and program is not self.last:
                 self.last = program

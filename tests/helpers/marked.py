@@ -392,7 +392,11 @@ class Watch:
         self.launched = 0
         self.edits: weakref.WeakKeyDictionary[Any, Edited | None] = weakref.WeakKeyDictionary()
 
-    def choose(self, program: Any, /) -> Launched | None:
+    def prepare(self) -> None: ...
+
+    def start(self, call: Any, /) -> None: ...
+
+    def choose(self, program: Any, /, *, alone: Any = None) -> Launched | None:
         if not self.on:
             return None
         if program not in self.edits:

@@ -304,7 +304,11 @@ def test_a_gradient_that_is_differentiated_again_is_told_from_the_last_one():
 class Present:
     """A chooser that changes no program, and masks the marks of examples that are not there."""
 
-    def choose(self, program: Any, /) -> None:
+    def prepare(self) -> None: ...
+
+    def start(self, call: Any, /) -> None: ...
+
+    def choose(self, program: Any, /, *, alone: Any = None) -> None:
         return None
 
     def holds(self, jaxpr: Any, /) -> bool:

@@ -114,7 +114,7 @@ TABLE: dict[str, str] = {
     "per example under vmap": "live/session::a_vmapped_pass_is_summarised_as_one_batch",
     "sharded": "live/traps_watched::sharded_passes_are_summarised_once",
     "loop-invariant callbacks": (
-        "live/traps_watched::a_value_that_no_turn_of_a_loop_changes_counts_once_a_turn"
+        "live/traps_watched::a_value_that_no_turn_of_a_loop_changes_counts_once"
     ),
     "an exception in a callback": (
         "live/traps_watched::an_error_while_receiving_never_reaches_the_step "

@@ -294,13 +294,18 @@ class JitStart:
         """
         return jax.tree.unflatten(self._params.out_tree, jax.tree.leaves(out))
 
-    def compiler(self, inputs: Sequence[Any]) -> Callable[[Any], None]:
-        """What compiles a program for `run`, in a thread's contexts. It traces nothing, and keeps
-        no array.
+    def compiler(self) -> Callable[[Any, Sequence[Any]], None]:
+        """What compiles a program for `run` with such inputs, in a thread's contexts. It traces
+        nothing, and keeps no array.
         """
-        types = list(map(pjit.convert_to_metaty, [*inputs, *self._arrays]))
-        before, count = self._params.params, len(inputs)
-        return lambda program: _compile(types, _changed(before, program, count, 0))
+        types = list(map(pjit.convert_to_metaty, self._arrays))
+        before = self._params.params
+
+        def compile_it(program: Any, inputs: Sequence[Any]) -> None:
+            every = [*map(pjit.convert_to_metaty, inputs), *types]
+            _compile(every, _changed(before, program, len(inputs), 0))
+
+        return compile_it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -25,9 +25,10 @@ from jax._src.ad_checkpoint import remat_p
 from jax._src.api_util import InternalFloatingPointError
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.configuration import forbids_nan, results_unchecked
+from nnx_inspector._compat.configuration import forbids_nan, ours, results_unchecked
 from nnx_inspector._compat.launching import jitted
 from nnx_inspector._compat.launching.batched import swap_rules
+from nnx_inspector._compat.launching.rules import swap_rules_of_calls
 from nnx_inspector._compat.redirect import Swapped, Undone, put
 from nnx_inspector.errors import comes_from_a_handler
 
@@ -71,9 +72,23 @@ class Launch(Protocol):
 class Chooser(Protocol):
     """Decides about the programs of a thread, within the user's step: it must not raise."""
 
-    def choose(self, program: Any, /) -> Launch | None:
+    def prepare(self) -> None:
+        """Called before a call is traced that jax does not handle in its fast path."""
+        ...
+
+    def start(self, call: jitted.JitStart, /) -> Callable[[], Any] | None:
+        """What runs in place of a jitted call, if nobody else chooses; None to be asked `choose`.
+
+        It returns the call's result, or `jitted.Directly`, which jax's fast path may use again.
+        """
+        ...
+
+    def choose(self, program: Any, /, *, alone: dict[str, Any] | None = None) -> Launch | None:
         """What runs in place of a program that is about to be launched; None for itself, which jax
         may then launch in its fast path, without asking here again.
+
+        `alone`: nobody launches the program, it stands for one equation on arrays outside programs,
+        of which these are the parameters.
 
         A program is the same object each time, until jax forgets it. To keep what was made of it,
         use a dict with weak keys. An edited program must live as long as it may be chosen.
@@ -129,6 +144,8 @@ class Taking:
 
     def open(self) -> None:
         self._here = here = _thread.here
+        if not here.takings:
+            here.running = None
         here.takings = (*here.takings, self)
         _swapped.hold(self)
 
@@ -142,6 +159,49 @@ class Taking:
 def _choosers() -> list[Chooser]:
     """Those of this thread, the newest first."""
     return [one.chooser for one in reversed(_thread.here.takings)]
+
+
+def is_taken() -> bool:
+    """Whether this thread's programs are chosen for."""
+    here = _thread.here
+    return bool(here.takings) and here.running is None
+
+
+def run_alone(program: Any, arrays: Sequence[Any], params: dict[str, Any]) -> list[Any] | None:
+    """Run what is chosen in place of one equation on arrays: its own results, or None if nothing is
+    chosen. Its program stands for all equations that differ from it in their `params` alone.
+    """
+    chosen = _choose(program, alone=params)
+    if chosen is None:
+        return None
+    function = jaxprs.as_function(*jaxprs.open_jaxpr(chosen.program))
+    if not jaxprs.open_jaxpr(chosen.program)[0].eqns:
+        start = function  # it returns what it is given
+    elif chosen.program not in _alone:
+        start = _alone[chosen.program] = jax.jit(function)
+    else:
+        start = _alone[chosen.program]
+
+    def run(program: Any, inputs: Sequence[Any], outputs: int) -> tuple[list[Any], list[Any]]:
+        with ours():
+            found = list(start(*inputs, *(_together(arrays) if outputs else arrays)))
+        count = len(found) - outputs
+        return found[:count], found[count:]
+
+    return _run(chosen, run, lambda: None, lambda _: True)
+
+
+def _together(arrays: Sequence[Any]) -> Sequence[Any]:
+    """Arrays on the devices of the first of them, where a program can read them all."""
+    bound = [x for x in arrays if isinstance(x, jax.Array) and x.committed]
+    if all(x.sharding.device_set == bound[0].sharding.device_set for x in bound):
+        return arrays
+    (device, *_) = bound[0].sharding.device_set
+    return jax.device_put(list(arrays), device)
+
+
+_alone: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""Program -> the function that runs it."""
 
 
 # -------------------------------------------------------------------- choosing
@@ -173,7 +233,7 @@ class _Chosen:
             start = end
 
 
-def _choose(program: Any) -> _Chosen | None:
+def _choose(program: Any, *, alone: dict[str, Any] | None = None) -> _Chosen | None:
     """What this thread's choosers make of a program."""
     here = _thread.here
     if not here.takings or program is here.running:
@@ -183,7 +243,7 @@ def _choose(program: Any) -> _Chosen | None:
     launches: list[Launch] = []
     changed = program
     for chooser in _choosers():
-        one = chooser.choose(changed)
+        one = chooser.choose(changed, alone=alone)
         if one is not None:
             launches.append(one)
             changed = one.edited.program
@@ -223,10 +283,11 @@ def _run(
         compiles: whether the chosen one, with these inputs, can be compiled.
     """
     inputs, here = chosen.inputs(), _thread.here
-    before, here.running = here.running, chosen.program
+    before = here.running
     found: tuple[Any, list[Any]] | None = None
     failed: list[Exception] = []
-    try:
+    try:  # an interrupt may come at any line
+        here.running = chosen.program
         with results_unchecked():
             found = start(chosen.program, inputs, chosen.outputs)
     except Exception as error:  # the user's, or ours: their own program tells
@@ -274,6 +335,10 @@ def _has_begun(error: Exception, compiles: Callable[[], bool]) -> bool:
 def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], Any] | None:
     if jaxprs.open_jaxpr(call.program)[0].is_high:
         return None  # jax binds it, and makes one of arrays of it for `impl`
+    choosers = _choosers()
+    instead = choosers[0].start(call) if len(choosers) == 1 else None
+    if instead is not None:
+        return instead
     chosen = _choose(call.program)
     if chosen is None:
         return None
@@ -335,7 +400,7 @@ def _remat(impl: Callable[..., Any], start: Callable[..., Any]) -> Callable[...,
 def _swap(undone: Undone) -> None:
     # A jitted call: see `jitted`. A scan, a while and a cond outside every jit are one, because jax
     # runs a primitive on arrays by a jitted function of its own.
-    jitted.swap_jit_misses(choose=_choose_jitted, undone=undone)
+    jitted.swap_jit_misses(choose=_choose_jitted, prepare=_prepare, undone=undone)
 
     # `grad(jit(f))` and `vmap(jit(f))` bind the jit primitive, on arrays, under a transformation.
     # That calls its `impl`, which starts the program without the functions of a jitted call.
@@ -356,6 +421,12 @@ def _swap(undone: Undone) -> None:
     called = lambda executable: _escaped(jitted.name_of(executable))  # noqa: E731
     jitted.swap_executables(lambda _: None, called, undone)
     swap_rules(_presence, undone)
+    swap_rules_of_calls(undone)
+
+
+def _prepare() -> None:
+    for one in _choosers():
+        one.prepare()
 
 
 def _escaped(name: str) -> None:

@@ -14,10 +14,10 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from nnx_inspector._compat import started
-from nnx_inspector._compat.configuration import Configuration
+from nnx_inspector._compat.configuration import Configuration, hooks
 from nnx_inspector._compat.launching import jitted
 from nnx_inspector.hooks.dispatch import installed
 from nnx_inspector.hooks.layers import (
@@ -56,8 +56,8 @@ class Noted:
         the program to what is compiled; see `jitted.JitCall.compile`.
         """
         layers = (*inside, *map(instead, self.layers))
-        hooks = installed() if layers else contextlib.nullcontext()
-        with self.configuration.held(), hooks, opened(layers):
+        installs = installed() if layers else contextlib.nullcontext()
+        with self.configuration.held(), installs, opened(layers):
             self.call.compile(change)
 
 
@@ -88,8 +88,9 @@ class JitCalls:
     def hear(self, program: Any, variant: Hashable, made: Callable[[], jitted.JitCall]) -> None:
         """Note a call, if it is made under the session's layer; see `jitted.JitListener`."""
         layers, mine = open_layers(), self._mine
-        if not (any(map(mine, layers)) if mine else self._thread == threading.get_ident()):
-            return
+        under = bool(mine) and hooks.value is not None and any(map(mine, layers))
+        if not (under if mine else self._thread == threading.get_ident()):
+            return  # under no layer: a program of our own
         with self._lock:
             if variant in self._known.get(program, ()):
                 return  # a step repeats the same call, which must cost next to nothing
@@ -119,7 +120,7 @@ class Listening:
         with _lock:
             _listening = (*_listening, self)
             if not _undo:
-                jitted.swap_jit_misses(_hear, _choose, _prepare, undone=_undo.append)
+                jitted.swap_jit_misses(_hear, prepare=_prepare, undone=_undo.append)
 
     def close(self) -> None:
         global _listening
@@ -149,54 +150,8 @@ def _hear(program: Any, variant: Hashable, made: Callable[[], jitted.JitCall], /
         one.calls.hear(program, variant, made)
 
 
-# -------------------------------------------------------------------- choosing
-
-
-class Chooser(jitted.JitChooser, Protocol):
-    def prepare(self) -> None:
-        """Called before a call is traced that jax does not handle in its fast path."""
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.choosers: list[Chooser] = []  # another thread may take one out
-
-
-_thread = _Thread()
-
-
-class Choosing:
-    """While it is open, `choose` chooses what this thread's jitted calls run.
-
-    Of several the newest chooses. It works while `JitCalls` are listening.
-
-    Attributes:
-        others: the choosers that were open before.
-    """
-
-    def __init__(self, choose: Chooser):
-        self._choose = choose
-        self._of: list[Chooser] = []
-        self.others: tuple[Chooser, ...] = ()
-
-    def open(self) -> None:
-        self._of = _thread.choosers
-        self.others = tuple(self._of)
-        self._of.append(self._choose)
-
-    def close(self) -> None:  # others may have come or gone: the steps of two loops may overlap
-        self._of[:] = [one for one in self._of if one is not self._choose]
-
-
-def _choose(call: jitted.JitStart, /) -> Callable[[], Any] | None:
-    started.raise_kept()
-    return _thread.choosers[-1](call) if _thread.choosers else None
-
-
 def _prepare() -> None:
     started.raise_kept()
     settle_layers()
     if not _listening:
         _let_go()
-    if _thread.choosers:
-        _thread.choosers[-1].prepare()

@@ -1,79 +1,53 @@
 """Which variant of a watched program runs: the user's own, a perturbed one or one that measures.
 
-A program that begins a known number of passes gets their numbers and perturbations when it is
-started, and returns what it has measured beside its results. If none of them is sampled, the user's
-own program runs in its place, or one that is perturbed and measures nothing, as soon as a thread
-has compiled it. Invariant: passes are numbered in the order in which their programs are started. A
-program whose passes are known only when it runs asks then, and so do all others from then on.
+A program is read once it has been traced, and edited where it is launched: what it measures leaves
+it beside its own results, and the numbers of perturbations enter it. If none of its passes is
+sampled, the user's own program runs in its place, or one that is perturbed and measures nothing, as
+soon as a thread has compiled it. Invariant: passes are numbered in the order in which their
+programs are started.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any
 
 import jax
-import numpy as np
 
-from nnx_inspector._compat.configuration import Configuration, forbids_nan, ours
-from nnx_inspector._compat.launching import jitted
+from nnx_inspector._compat.configuration import Configuration, hooks
+from nnx_inspector._compat.launching import jitted, launch
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import comes_from_a_handler
-from nnx_inspector.hooks.layers import Layer, open_layers, opened, without
+from nnx_inspector.hooks.layers import open_layers, opened, without
 from nnx_inspector.live.calls import Call
-from nnx_inspector.live.inbox import Inbox
-from nnx_inspector.live.messages import Asked, Reached, listeners
+from nnx_inspector.live.hook import Watch
+from nnx_inspector.live.messages import listeners
+from nnx_inspector.live.programs.finished import Edited, Finished
+from nnx_inspector.live.programs.launches import Launch, Passes, Watched, put
 from nnx_inspector.live.programs.passing import Known, Passing, key_of
-from nnx_inspector.live.programs.recompile import Choosing, Noted
+from nnx_inspector.live.programs.recompile import Noted
 from nnx_inspector.perturbations.slots import CLEAN, Setting
-from nnx_inspector.program.host.answers import Answered, answered, silenced
-from nnx_inspector.program.host.primitives import EFFECT
+from nnx_inspector.program.rewrite import with_presence
+from nnx_inspector.program.survey import survey
 
-_programs: weakref.WeakKeyDictionary[Any, Answered | None] = weakref.WeakKeyDictionary()
-_silenced: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-_asking: set[int] = set()
-"""The numbers of the sessions whose programs ask: sessions of one number share their programs."""
-
-
-class Watched(Protocol):
-    """What a session is to the choice of its programs."""
-
-    number: int
-    inbox: Inbox
-    setting: Setting
-    errors: list[str]
-    ran: dict[int, Reached]
-
-    def is_mine(self, layer: Layer) -> bool: ...
+_finished: weakref.WeakKeyDictionary[Any, dict[Any, Finished]] = weakref.WeakKeyDictionary()
+_held: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 class Variants:
-    """Chooses the variant of each jitted call of a session; see `jitted.JitChooser`."""
+    """Chooses what a session's programs run; see `launch.Chooser`."""
 
     def __init__(self, session: Watched):
         self._session = weakref.ref(session)
         self._bare: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._silent: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._quiet: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._worker = Worker("nnx_inspector.variants", weakly(self._not_compiled))
         self._passing = Passing(weakly(session.is_mine), weakly(self._passed))
         self._setting, self._key = CLEAN, 0  # of the passes that jax starts itself
+        self._passes = Passes()
 
-    @property
-    def ask(self) -> bool:
-        """Whether the programs ask for their passes when they run."""
-        session = self._session()
-        if session is None or session.number in _asking:
-            return True
-        # jax drops the results in which it finds a NaN: what was measured must be told before
-        return forbids_nan()
-
-    def must_ask(self) -> None:
-        """Let all programs ask, from now on."""
-        session = self._session()
-        if session is not None:
-            _asking.add(session.number)
-            self.stop_passing()
+    # ------------------------------------------------ passes that jax starts itself
 
     def stop_passing(self) -> None:
         """Choose the program of each call again, from this thread's next one on."""
@@ -93,8 +67,6 @@ class Variants:
         return session.setting is self._setting and self._may_pass(session)
 
     def _may_pass(self, session: Watched) -> bool:
-        if self.ask:
-            return False
         return not any(session.inbox.is_due(x, session.setting) for x in self._passing.known)
 
     def _pass(self, session: Watched, key: int) -> None:
@@ -103,6 +75,20 @@ class Variants:
             self._setting, self._key = session.setting, key
             self._passing.start(key)
 
+    def _launch(
+        self,
+        session: Watched,
+        found: Finished,
+        edited: Edited,
+        setting: Setting,
+        alone: dict[str, Any] | None = None,
+    ) -> Launch:
+        return Launch(self._passes, session, found, edited, setting, self.pass_on, alone)
+
+    def pass_on(self, session: Watched, key: int) -> None:
+        """Let jax start the next programs itself, after one that it did not."""
+        self._pass(session, key)
+
     def resume(self) -> None:
         """Let jax start the next programs as before, if nothing has changed since."""
         session = self._session()
@@ -110,61 +96,113 @@ class Variants:
             self._passing.number = session.number
             self._pass(session, self._key)
 
-    def __call__(self, call: jitted.JitStart, /) -> Callable[[], Any] | None:
+    # -------------------------------------------------------------------- choosing
+
+    def holds(self, jaxpr: Any, /) -> bool:
+        if jaxpr not in _held:
+            _held[jaxpr] = bool(survey(jaxpr, None, finished=True).items)
+        return _held[jaxpr]
+
+    with_presence = staticmethod(with_presence)
+
+    def escaped(self, name: str, /) -> None:
+        """A program that was compiled ahead; `Session.note` counts it."""
+
+    def failed(self, error: Exception, /) -> None:
         session = self._session()
-        if session is None or self.ask:
+        if session is not None:
+            session.errors.append(f"starting a program: {type(error).__name__}: {error}")
+
+    def choose(self, program: Any, /, *, alone: dict[str, Any] | None = None) -> Launch | None:
+        if alone is None and hooks.value is None:
+            return None  # a program of our own
+        return self._safely(lambda session: self._chosen(program, session, alone))
+
+    def start(self, call: jitted.JitStart, /) -> Callable[[], Any] | None:
+        """What runs in place of a jitted call of which nothing is measured."""
+        if hooks.value is None:
             return None
-        self._passing.number = session.number
-        if EFFECT not in call.program.effects:
-            if any(map(session.is_mine, open_layers())):  # else it is the user's own
-                self._passing.learn(call.function, ())
+        return self._safely(lambda session: self._unmeasured(call, session))
+
+    def _safely(self, choose: Callable[[Watched], Any]) -> Any:
+        session = self._session()
+        if session is None:
             return None
         try:
-            return self._chosen(call, session)
+            return choose(session)
         except Exception as error:  # within the user's step: counted and shown
             if comes_from_a_handler(error):
                 raise
-            session.errors.append(f"choosing a program: {type(error).__name__}: {error}")
-            self.must_ask()
+            text = f"choosing a program: {type(error).__name__}: {error}"
+            if text not in session.errors:  # a program is asked about twice
+                session.errors.append(text)
             return None
 
-    def _chosen(self, call: jitted.JitStart, session: Watched) -> Callable[[], Any] | None:
-        found = self._answered(call.program, session)
+    def _read(self, program: Any, session: Watched) -> Finished | None:
+        """What a program says of the session's model, if anything."""
+        layer = next(filter(session.is_mine, open_layers()), None)
+        watch: Any = None if layer is None else layer.wrap
+        known = _finished.setdefault(program, {})
+        key = session.number, () if watch is None else watch.unmeasured
+        if key not in known:
+            unmeasured = () if watch is None else watch.unmeasured
+            known[key] = Finished(program, Watch.owner_of(session.number), unmeasured)
+        found = known[key]
+        session.unseen.update(found.unseen)
+        return None if found.is_empty else found
+
+    def _chosen(
+        self, program: Any, session: Watched, alone: dict[str, Any] | None
+    ) -> Launch | None:
+        found = self._read(program, session)
         if found is None:
-            self.must_ask()
-        if found is None or not found.hosts:
             return None
-        active = session.setting.active
-        hosts = cast("Sequence[Asked]", found.hosts)
-        calls = tuple(host.call(starts=i == 0) for i, host in enumerate(hosts))
-        reached = frozenset(x for host in hosts for x in host.reached)
-        self._passing.learn(call.function, calls, reached)
-        program: Any = found.program
-        if not session.inbox.is_due(calls, session.setting):
-            if not active:
-                bare = self._own(call, session)
-                if bare is not None:
-                    return lambda: self._run_bare(bare, call, session, calls)
-            else:
-                program = self._quiet(call, session, found) or program
+        measures = self._passes.are_due(found, session, alone)
+        if alone and not (measures or found.begins or found.takes):
+            return None
+        if alone is None and found.knows(True) and not self._quiet.get(program):
+            measures = True  # it is compiled already
+        edited = found.edited(program, measures=measures)
+        setting = self._passes.setting_of(found, session, alone)
+        return self._launch(session, found, edited, setting, alone)
+
+    def _unmeasured(self, call: jitted.JitStart, session: Watched) -> Callable[[], Any] | None:
+        self._passing.number = session.number
+        found = self._read(call.program, session)
+        if found is None:
+            if any(map(session.is_mine, open_layers())):  # else it is the user's own
+                self._passing.learn(call.function, ())
+            return None
+        if not found.begins or not found.is_known:
+            return None
+        calls = tuple(found.calls(found.passes()))
+        self._passing.learn(call.function, calls, found.reached)
+        if session.inbox.is_due(calls, session.setting):
+            self._passing.fits(0)
+            return None
+        if session.setting.active:
+            return self._perturbed(call, session, found)
+        bare = self._own(call, session)
+        if bare is None:
+            self._passing.fits(0)
+            return None
+        return lambda: self._run_bare(bare, call, session, calls)
+
+    def _perturbed(
+        self, call: jitted.JitStart, session: Watched, found: Finished
+    ) -> Callable[[], Any] | None:
+        if not self._compiled_quiet(call, session, found):
+            self._passing.fits(0)
+            return None
+        edited, setting = found.edited(call.program, measures=False), session.setting
+        one = self._launch(session, found, edited, setting)
 
         def run() -> Any:
-            setting = session.setting
-            each = [host(call=one) for host, one in zip(hosts, calls, strict=True)]
-            answers = [answer for one in each for answer in one]
-            key = key_of()
-            if setting.active:  # the first two of each are of the pass
-                key = key_of([x for one in each for x in one[2:]])
-            quiet = setting.active and program is not found.program
-            if self._passing.fits(key if quiet else 0):
-                out = call.directly(program, _put(answers))
+            if self._passing.fits(one.key):
+                out: Any = call.directly(edited.program, one.inputs())
             else:
-                count = found.told if program is found.program else 0
-                out, told = call.run(program, _put(answers), count)
-                if count:
-                    found.tell(answers, told)
-            if setting is session.setting:
-                self._pass(session, key)
+                out, _ = call.run(edited.program, one.inputs())
+            one.take([])
             return out
 
         return run
@@ -174,10 +212,12 @@ class Variants:
         additional outputs it has; or None.
         """
         session = self._session()
-        found = None if session is None or self.ask else self._answered(program, session)
-        if found is None or not found.hosts:
+        found = None if session is None else self._read(program, session)
+        if found is None or session is None:
             return None
-        return found.program, _like(found), found.told
+        edited = found.edited(program, measures=True)
+        one = self._launch(session, found, edited, session.setting)
+        return edited.program, put(one.numbers()), edited.outputs
 
     def wait(self) -> None:
         """Return when all variants that are wanted are compiled."""
@@ -186,20 +226,7 @@ class Variants:
     def close(self) -> None:
         self._worker.close()
         self._bare.clear()
-        self._silent.clear()
-
-    def _answered(self, program: Any, session: Watched) -> Answered | None:
-        """The program with its answers as inputs; None if it must ask."""
-        if program not in _programs:
-            _programs[program] = answered(program)
-        found = _programs[program]
-        if found is None:
-            return None
-        sure = all(
-            isinstance(host, Asked) and host.session == session.number and host.certain
-            for host in found.hosts
-        )
-        return found if sure else None
+        self._quiet.clear()
 
     def _run_bare(
         self,
@@ -231,21 +258,21 @@ class Variants:
             self._compile_in_thread(self._bare, call.program, compiled, session)
         return self._bare[call.program]
 
-    def _quiet(self, call: jitted.JitStart, session: Watched, found: Answered) -> Any:
-        """The program that is perturbed and measures nothing, once a thread has compiled it."""
-        if call.program not in self._silent:
-            compile_it = call.compiler(_like(found))
+    def _compiled_quiet(self, call: jitted.JitStart, session: Watched, found: Finished) -> bool:
+        """Whether a thread has compiled the program that is perturbed and measures nothing."""
+        if call.program not in self._quiet:
+            compile_it, program = call.compiler(), call.program
             layers, configuration = open_layers(), Configuration.here()
 
-            def compiled() -> Any:
-                if found.program not in _silenced:
-                    _silenced[found.program] = silenced(found)
+            def compiled() -> bool:
                 with configuration.held(), opened(layers):
-                    compile_it(_silenced[found.program])
-                return _silenced[found.program]
+                    edited = found.edited(program, measures=False)
+                    one = self._launch(session, found, edited, session.setting)
+                    compile_it(edited.program, put(one.numbers()))
+                return True
 
-            self._compile_in_thread(self._silent, call.program, compiled, session)
-        return self._silent[call.program]
+            self._compile_in_thread(self._quiet, call.program, compiled, session)
+        return bool(self._quiet[call.program])
 
     def _compile_in_thread(
         self,
@@ -270,18 +297,8 @@ class Variants:
             session.errors.append(f"compiling ahead: {type(error).__name__}: {error}")
 
 
-@ours()
-def _put(answers: list[Any]) -> list[jax.Array]:
-    """The answers on the device; the user may forbid that jit puts them there."""
-    return jax.device_put(answers)
-
-
-def _like(found: Answered) -> list[jax.Array]:
-    return _put([np.zeros(t.shape, t.dtype) for t in found.types])
-
-
-class Chosen(Choosing):
-    """While it is open, a session chooses the variants of this thread's jitted calls."""
+class Chosen(launch.Taking):
+    """While it is open, a session chooses the variants of this thread's programs."""
 
     def __init__(self, variants: Variants):
         super().__init__(variants)
@@ -289,7 +306,4 @@ class Chosen(Choosing):
 
     def open(self) -> None:
         super().open()
-        for one in (*self.others, self._variants) if self.others else ():
-            if isinstance(one, Variants):  # a program of two sessions: each numbers its passes
-                one.must_ask()
         self._variants.resume()

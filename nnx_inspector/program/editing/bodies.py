@@ -24,13 +24,18 @@ from nnx_inspector.program.editing.functions import (
     Next,
     Ones,
     PutRows,
+    Ring,
     Row,
     Zeros,
 )
 from nnx_inspector.program.editing.slots import Always, Output, Slot, each_slot
 from nnx_inspector.program.marks import GRADIENT
 from nnx_inspector.program.plan import NOTHING
-from nnx_inspector.program.survey import Item
+from nnx_inspector.program.survey import Item, stride_of
+
+PASSES = 64
+"""How many of the last passes that begin in a while loop are kept apart. How often it runs is known
+only afterwards."""
 
 
 class Edited(str):
@@ -57,7 +62,7 @@ def _moved(inner: Body, slots: Sequence[Slot]) -> Any:
 
 def _given(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     (result,) = equation.outvars
-    self.put(result, self.place(("given", equation.params["place"]), result.aval))
+    self.put(result, self.given(equation))
     return []
 
 
@@ -108,10 +113,12 @@ def _custom(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
 def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     (form,) = bodies_of(equation)
     of, length, key = self.of, form.times or 0, ("row", next(self.of.counted))
-    thins = 0 < of.most_rows < length and not of.gated and of.plan.summarise
-    every = -(-length // of.most_rows) if thins else 1
+    every = 1
+    if of.plan.summarise and not of.gated:
+        every = stride_of(item, of.depths, len(self.around), of.most_rows)
+    thins = every > 1
     count = -(-length // every)  # of the rows that are kept
-    counts = thins or of.plan.perturb is not None
+    counts = thins or of.plan.perturb is not None or item.children[0].takes_rows
     around = (*self.around, (key, length))
     inner = Body(of, item.children[0], around, home=equation)
     number = self.type_of(np.int32, equation)
@@ -185,30 +192,42 @@ def _dynamic(inner: Body, like: Any) -> None:
 def _while(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     test, _ = bodies_of(equation)
     of, plan = self.of, self.of.plan
-    of.plan = dataclasses.replace(plan, keep=plan.keep.additive())
+    passes = plan.summarise and not of.gated and item.children[1].begins
+    if not passes:
+        of.plan = dataclasses.replace(plan, keep=plan.keep.additive())
     seeds, of.seeds = of.seeds, None  # reverse mode does not go through a while loop
     inner = self.body(item.children[1], equation)
     of.plan, of.seeds = plan, seeds
     _dynamic(inner, equation)
-    sums = [jaxprs.variable(atom.aval) for atom in inner.fields]
-    count = len(sums)
-    out: list[Any] = []
-    if sums:
-        out = inner.traced(Merged(inner.seen, count), [*sums, *inner.fields], equation)[0]
-    results = inner.outputs[: len(inner.outputs) - count]
+    found = [atom.aval for atom in inner.fields]
+    results = inner.outputs[: len(inner.outputs) - len(found)]
+    if passes:
+        kept = [jaxprs.stacked(aval, PASSES) for aval in found]
+        number = self.type_of(np.int32, equation)
+        carried = [jaxprs.variable(aval) for aval in (number, *kept)]
+        after, _ = inner.traced(Next(), carried[:1], equation)
+        put = [*carried, *inner.fields]
+        after += inner.traced(Ring(PASSES, len(found)), put, equation)[0]
+    else:
+        carried, after = [jaxprs.variable(aval) for aval in found], list[Any]()
+        if carried:
+            both = [*carried, *inner.fields]
+            after = inner.traced(Merged(inner.seen, len(found)), both, equation)[0]
     own = equation.params["body_jaxpr"]
-    new = _jaxpr(inner, own, [*results, *out])
+    new = _jaxpr(inner, own, [*results, *after])
     bare, _ = jaxprs.open_jaxpr(new)
-    bare = bare.replace(invars=[*bare.invars, *sums])
+    bare = bare.replace(invars=[*bare.invars, *carried])
     new = jaxprs.closed_like(new, bare)
-    avals = [v.aval for v in sums]
-    params = jaxprs.while_with(equation.params, new, consts=len(inner.places), carry=count)
+    avals = [v.aval for v in carried]
+    params = jaxprs.while_with(equation.params, new, consts=len(inner.places), carry=len(avals))
     zeros, _ = self.traced(Zeros(tuple(avals)), [], equation)
     given = [*operands[: test.consts], *self.given_to(inner), *operands[test.consts :], *zeros]
     effects = _effects(new, equation.params["cond_jaxpr"])
     with jaxprs.context_of(equation):
-        params, given = ends_together(params, given, more=count)
+        params, given = ends_together(params, given, more=len(avals))
     slots = self.take(equation, given, params, avals, effects)
+    if passes:
+        return [slots[:1], _moved(inner, slots[1:])]
     return [[], _moved(inner, slots)]
 
 

@@ -19,8 +19,10 @@ import numpy as np
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector.program.editing.functions import (
+    Beginning,
     Change,
     Gated,
+    InLayer,
     KeepOf,
     OfDevice,
     Once,
@@ -31,8 +33,8 @@ from nnx_inspector.program.editing.functions import (
     Zero,
 )
 from nnx_inspector.program.editing.slots import Always, Output, Slot
-from nnx_inspector.program.marks import CHANGE, GRADIENT, INPUT, OUTPUT
-from nnx_inspector.program.plan import Plan, Seen
+from nnx_inspector.program.marks import BEGIN, CHANGE, GRADIENT, INPUT, OUTPUT
+from nnx_inspector.program.plan import Kept, Plan, Seen
 from nnx_inspector.program.survey import Item, Marked, Survey
 
 Key = tuple[Any, ...]
@@ -56,6 +58,7 @@ class Editor:
         *,
         most_rows: int = 0,
         presence: bool = False,
+        depths: Mapping[Any, int] | None = None,
     ):
         self.enter = enter
         self.most_rows, self.presence = most_rows, presence
@@ -65,6 +68,8 @@ class Editor:
         self.axes: tuple[str, ...] = ()  # the manual axes of the shard_maps around
         self.inside: dict[str, Any] = {}  # the parameters of the innermost one
         self.counted = itertools.count()
+        self.depths = depths or {}  # the scans around each call that begins
+        self.outside: set[str] = set()  # sites without the layer that a value is given to
         self._traced: dict[Any, Any] = {}
         self._meshes: dict[Any, Any] = {}
 
@@ -244,6 +249,8 @@ class Body:
         values, rest, mask = values[:count], values[count:], values[count : count + masked]
         if self.of.presence:
             return self._masked(equation, values, mask, rest[masked:])
+        if marked.part == BEGIN:
+            return self._begun(marked, equation, [*values, *rest])
         if marked.part in (OUTPUT, INPUT) and plan.perturb is not None:
             values = self._perturbed(plan.perturb, marked, values, equation)
         repeated = self.of.again and marked.part != GRADIENT
@@ -257,8 +264,10 @@ class Body:
         if masked:
             keeps = False  # what is kept does not add up over examples
         summaries = [
-            self._summary(marked, equation, [*xs, *mask], axis)
-            for xs, axis in zip(self._summarised(marked, values), axes, strict=False)
+            self._summary(marked, equation, [*xs, *mask], axis, number)
+            for number, (xs, axis) in enumerate(
+                zip(self._summarised(marked, values), axes, strict=False)
+            )
             if summarises
         ]
         kept = [
@@ -277,6 +286,34 @@ class Body:
         self._instead.update(zip(equation.outvars, [*values, *rest], strict=True))
         summaries, kept = jax.tree.map(self.slot, (summaries, kept))
         return Seen(summaries, Always(marked.rows(())), kept)
+
+    def _begun(self, marked: Marked, equation: Any, values: list[Any]) -> Seen:
+        """The first of the values ties the mark to the program."""
+        self._instead.update(zip(equation.outvars, values, strict=True))
+        kept: list[Any] = []
+        if self.of.plan.summarise and not self.of.again:
+            count = len(marked.avals)
+            measure = Beginning(len(marked.begun.paths), marked.mapped[1:])
+            found = self.measured(measure, values[1:count], equation)
+            kept = [Kept(self.slot(found))]
+        return Seen([], Always(()), kept)
+
+    def given(self, equation: Any) -> Any:
+        """The atom of a value that is given to the program, at each run."""
+        params, (result,) = equation.params, equation.outvars
+        key = ("given", params["place"], params.get("call"))
+        atom, rows = self.place(key, result.aval), params.get("rows", ())
+        around = self.around[self.of.depths.get(params.get("call"), 0) :]
+        if len(rows) > len(around):
+            self.of.outside.add(params["site"])
+            return self.traced(Zero(np.dtype(np.bool_)), [], equation)[0][0]
+        if rows:
+            number = self.type_of(np.int32, equation)
+            here = around[: len(rows)]
+            counters = [self.place(key, number) for key, _ in here]
+            layer = InLayer(rows, tuple(length for _, length in here))
+            ((atom,), _) = self.traced(layer, [atom, *counters], equation)
+        return atom
 
     def _gate(self, like: Any) -> Any:
         return self.place(GATE, self.type_of(np.bool_, like))
@@ -311,7 +348,9 @@ class Body:
     def _summarised(self, marked: Marked, values: list[Any]) -> list[Any]:
         return [values[:2]] if marked.part == CHANGE else [[x] for x in values]
 
-    def _summary(self, marked: Marked, equation: Any, xs: list[Any], axis: int | None) -> Any:
+    def _summary(
+        self, marked: Marked, equation: Any, xs: list[Any], axis: int | None, number: int
+    ) -> Any:
         if marked.part == CHANGE:
             measure: Callable[..., Any] = Change(self.of.plan.sample, axis)
             return self._for_each(marked, axis, self.measured(measure, xs, equation), equation)
@@ -321,7 +360,11 @@ class Body:
             sample = self.of.plan.sample
             measure = Summarise(sample, axis)
             if mask:
-                measure = SummariseWhere(sample, marked.mapped[0])
+                params = equation.params
+                mapped, member = params["mapped"][number], None
+                if axis is not None:
+                    member = len(mapped) - 1 - params["members"].levels[number]
+                measure = SummariseWhere(sample, mapped, member)
             known[how] = self.measured(measure, xs, equation)
         return self._for_each(marked, axis, known[how], equation)
 

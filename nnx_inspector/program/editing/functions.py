@@ -21,6 +21,7 @@ from nnx_inspector.program.editing.slots import Always, Output, is_slot
 from nnx_inspector.program.marks import mapped_first, seeded
 from nnx_inspector.program.plan import Keep, Kept, merge_seen
 from nnx_inspector.stats.census import Sample
+from nnx_inspector.stats.measure_gauges import samples_of
 from nnx_inspector.stats.summarize import merge_rows, summarize
 from nnx_inspector.stats.summary import Summary
 
@@ -39,16 +40,23 @@ class Summarise:
 
 @dataclasses.dataclass(frozen=True)
 class SummariseWhere:
-    """Reduces the entries of the outermost vmaps that a mask selects to one summary."""
+    """Reduces the entries of the outermost vmaps that a mask selects to one summary, or to one for
+    each member, by the number of the vmap that maps the members.
+    """
 
     sample: Sample
     mapped: tuple[int, ...]
+    member: int | None = None
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> Summary:
-        rank = mask.ndim
+        rank = max(mask.ndim, 0 if self.member is None else self.member + 1)
+        mask = mask.reshape(*mask.shape, *[1] * (rank - mask.ndim))
         found = summarize(mapped_first(x, self.mapped), batch_rank=rank, sample=self.sample)
         found = jax.tree.map(lambda field: jnp.where(mask[..., None], field, 0), found)
-        for _ in range(rank):
+        if self.member is not None:
+            last = functools.partial(jnp.moveaxis, source=self.member, destination=rank - 1)
+            found = jax.tree.map(last, found)
+        for _ in range(rank - (self.member is not None)):
             found = merge_rows(found)
         return found
 
@@ -93,6 +101,42 @@ class KeepOf:
 
     def _of(self, x: jax.Array) -> Kept:
         return self.keep.of(mapped_first(x, self.mapped), site=self.site, mapped=len(self.mapped))
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """Samples the parameters of a call that begins, and says whether its arguments vary.
+
+    Attributes:
+        held: how many of the operands are parameters; they come first.
+        mapped: the axes of vmaps in each operand.
+    """
+
+    held: int
+    mapped: tuple[tuple[int, ...], ...]
+
+    def __call__(self, *xs: jax.Array) -> jax.Array:
+        every = [mapped_first(x, axes) for x, axes in zip(xs, self.mapped, strict=True)]
+        ranks = list(map(len, self.mapped))
+        held = [x[(0,) * n] if n else x for x, n in zip(every[: self.held], ranks, strict=False)]
+        given = [
+            x.reshape(-1, *x.shape[n + 1 :]) if n and x.ndim > n else x
+            for x, n in zip(every[self.held :], ranks[self.held :], strict=True)
+        ]
+        return samples_of(held, given)
+
+
+@dataclasses.dataclass(frozen=True)
+class InLayer:
+    """Whether a value that is on acts in this iteration of the scans around."""
+
+    wanted: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    def __call__(self, on: jax.Array, *rows: jax.Array) -> jax.Array:
+        for row, index, length in zip(rows, self.wanted, self.lengths, strict=True):
+            on = on & (row == index % length)
+        return on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +199,20 @@ class Zeros:
 
     def __call__(self) -> list[jax.Array]:
         return list(map(zeros_of, self.avals))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """Puts what an iteration found in its row of the last `length` ones."""
+
+    length: int
+    count: int
+
+    def __call__(self, number: jax.Array, *both: Any) -> list[Any]:
+        rows, found = both[: self.count], both[self.count :]
+        at = number % self.length
+        put = jax.lax.dynamic_update_index_in_dim
+        return [put(x, new, at, 0) for x, new in zip(rows, found, strict=True)]
 
 
 class Merged:

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nnx_inspector.program.editing.packed import Sunk, joined, taken_apart
 from nnx_inspector.program.host.sinks import observe_cotangent, sink_like
 from nnx_inspector.program.host.supply import Received, draw, supply_of
-from nnx_inspector.records.packed import Sunk, joined, taken_apart
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
 

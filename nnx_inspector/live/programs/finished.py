@@ -1,0 +1,378 @@
+"""A program of the user's, after it was traced: which passes begin in it, and what it says of each.
+
+A pass is a run of the mark where a call begins: in a scan there is one for each iteration. What a
+call returns belongs to the pass that began last before it, and the gradient of that to the pass
+whose number its mark has. Invariant: a figure that cannot be attributed is left out. Starts
+nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector.live.calls import Call
+from nnx_inspector.live.inbox import Sent
+from nnx_inspector.live.messages import GRADIENT, Begun
+from nnx_inspector.program.editing.bodies import PASSES
+from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT
+from nnx_inspector.program.plan import Keep, Plan, Seen
+from nnx_inspector.program.rewrite import rewritten
+from nnx_inspector.program.survey import Item, Marked, Survey, depths_of, stride_of, survey
+from nnx_inspector.recordings.layers import leaf_key, leaf_of
+from nnx_inspector.stats.gauges import VARIED
+from nnx_inspector.stats.measure_gauges import gauge
+
+Index = tuple[int, ...]
+"""The iteration of each loop around the call that begins a pass, outermost first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """A pass of a run.
+
+    Attributes:
+        number: that of the mark where it begins, among those of the program.
+        index: its iteration.
+        kept: whether what is measured of it is kept.
+    """
+
+    number: int
+    index: Index
+    kept: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A loop around a mark.
+
+    Attributes:
+        item: where it is in the survey.
+        every: it keeps every so many iterations; 0 if it keeps the last `PASSES`.
+        first: the first iteration that it keeps.
+    """
+
+    item: Item
+    every: int
+    first: int = 0
+
+    def row(self, iteration: int) -> int:
+        """Where an iteration is among those that are kept."""
+        return iteration // self.every if self.every else iteration % PASSES
+
+    def keeps(self, iteration: int) -> bool:
+        if self.every:
+            return iteration % self.every == 0
+        return iteration >= self.first
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A mark of a program: the loops around it, and what was seen of it, if it has run."""
+
+    mark: Marked
+    loops: tuple[Loop, ...]
+    seen: Seen | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Edited:
+    """A program of the user's with more inputs and outputs.
+
+    Attributes:
+        keys: what its inputs are: `("given", place, call)`, or a constant, whose value is in
+            `values`.
+        measures: whether it measures.
+    """
+
+    program: Any
+    inputs: int
+    outputs: int
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
+    measures: bool
+    read: Callable[[Sequence[Any]], list[Any]]
+
+
+class Finished:
+    """What a program says of one session's model.
+
+    Attributes:
+        begins: the places where passes begin, in the order of the program.
+        is_known: whether it is known before a run how many begin.
+        is_single: whether it is one equation.
+        graded: the numbers of those whose gradients are in the program too.
+        joins: whether something belongs to a pass that has begun outside the program.
+        numbers: the passes, by the numbers that marks know them by, of which it has outputs.
+        awaits: those of earlier programs of which it has gradients.
+        unseen: the sites that cannot be seen, each with the reason.
+        takes: the passes to which it gives the numbers of perturbations.
+        reached: the sites and places that perturbations reach; see `Reached`.
+    """
+
+    def __init__(self, program: Any, owner: Any, unmeasured: tuple[str, ...]):
+        self._owner, self._unmeasured = owner, unmeasured
+        found = survey(program, owner, finished=True)
+        self.is_single = len(found.jaxpr.eqns) == 1
+        self._depths = depths_of(found)
+        self._found = _without_jaxprs(found)
+        self.unseen = dict(found.unseen)
+        self.is_empty = not found.items
+        places = list(self._places(None))
+        self.begins = [one for one in places if one.mark.part == BEGIN]
+        self._numbers = {id(one.mark): i for i, one in enumerate(self.begins)}
+        self._of = self._attributed(places)
+        self.is_known = not _is_chosen(found)
+        pairs = list(zip(places, self._of, strict=True))
+        self.graded = {b for one, b in pairs if one.mark.part == GRADIENT}
+        self.joins = any(b is None and one.mark.part != GRADIENT for one, b in pairs)
+        calls = [one.mark.of[0] for one in places if one.mark.part == OUTPUT]
+        self.numbers = tuple(dict.fromkeys(calls))
+        later = [one.mark.of[0][0] for one, b in pairs if one.mark.part == GRADIENT and b is None]
+        self.awaits = tuple(dict.fromkeys(later))
+        outputs = (one.mark for one in places if one.mark.part == OUTPUT)
+        rows = ((mark.site, None, "", None) for mark in outputs)
+        of_places = (x for one in places for x in one.mark.reached)
+        of_parameters = (x for one in self.begins for x in one.mark.begun.reached)
+        self.reached: frozenset[Any] = frozenset([*rows, *of_places, *of_parameters])
+        self.takes = tuple(dict.fromkeys(_takes(found)))
+        self._edited: dict[bool, Edited] = {}
+
+    def knows(self, measures: bool) -> bool:
+        return measures in self._edited
+
+    def edited(self, program: Any, *, measures: bool) -> Edited:
+        """The program, measuring or only perturbed."""
+        if measures not in self._edited:
+            found = survey(program, self._owner, finished=True)
+            plan = Plan(
+                summarise=measures,
+                keep=Keep(gauge, parts=(OUTPUT,)) if measures else Keep(),
+                unmeasured=self._unmeasured,
+            )
+            new = rewritten(found, plan, most_rows=PASSES, join=True)
+            bare = jaxprs.open_jaxpr(program)[0]
+            count = len(new.jaxpr.outvars) - len(bare.outvars)
+            for site in new.outside:
+                self.unseen[site] = OUTSIDE
+            self._edited[measures] = Edited(
+                jaxprs.closed_like(program, new.jaxpr),
+                len(new.keys),
+                count,
+                new.keys,
+                new.given,
+                measures,
+                dataclasses.replace(new, found=self._found, jaxpr=None).read,
+            )
+        return self._edited[measures]
+
+    def calls(self, order: Sequence[Pass]) -> list[Call]:
+        """The calls of some passes of one run."""
+        sites = tuple(dict.fromkeys(one.mark.site for one in self.begins))
+        found: list[Call] = []
+        before: Index | None = None
+        for one in order:  # each iteration is like a run of its own
+            starts = before is None or one.index != before
+            found.append(Call(self.begins[one.number].mark.site, sites, starts=starts))
+            before = one.index
+        return found
+
+    def passes(self, seen: list[Any] | None = None) -> list[Pass]:
+        """The passes of a run in their order; of one that has run if that is not known before."""
+        return list(self._expanded(self._found, seen, ()))
+
+    def _expanded(
+        self, found: Survey, seen: Any, around: tuple[tuple[Loop, int], ...]
+    ) -> Iterator[Pass]:
+        index = tuple(i for _, i in around)
+        rows = tuple(loop.row(i) for loop, i in around)
+        kept = all(loop.keeps(i) for loop, i in around)
+        for number, item in enumerate(found.items.values()):
+            here = seen[number] if seen else None
+            if item.again or not (item.mark is not None or any(c.begins for c in item.children)):
+                continue
+            if item.mark is not None:
+                if item.mark.part == BEGIN:
+                    ran = 1 if here is None else int(_entry(here.ran, rows))
+                    yield from [Pass(self._numbers[id(item.mark)], index, kept)] * ran
+            elif item.kind == "scan":
+                loop = Loop(item, self._stride(item, [loop for loop, _ in around]))
+                steps = range(abs(item.length))
+                for i in steps if item.length > 0 else reversed(steps):
+                    inner = here[0] if here else None
+                    yield from self._expanded(item.children[0], inner, (*around, (loop, i)))
+            elif item.kind == "while" and here and here[0]:
+                count = int(_entry(here[0][0], rows))
+                loop = Loop(item, 0, max(0, count - PASSES))
+                for i in range(count):
+                    yield from self._expanded(item.children[1], here[1], (*around, (loop, i)))
+            else:
+                for i, child in enumerate(item.children):
+                    yield from self._expanded(child, here[i] if here else None, around)
+
+    def _stride(self, item: Item, loops: Sequence[Loop]) -> int:
+        if any(loop.every > 1 for loop in loops):
+            return 1
+        depth = sum(loop.item.kind == "scan" for loop in loops)
+        return stride_of(item, self._depths, depth, PASSES)
+
+    # ------------------------------------------------------------------- reading
+
+    def read(
+        self,
+        seen: list[Any],
+        which: Callable[[int | None, Marked], Index | None],
+        sent: Sent,
+        begun: Begun | None = None,
+    ) -> None:
+        """Put what was seen of a pass into `sent`.
+
+        Args:
+            which: for the number of the mark where a pass begins, None if that is in no place of
+                this program, and a mark: the iteration that is wanted, None for none.
+            begun: what is known of the call, if the program stands for any.
+        """
+        gradients: list[tuple[int, Place, Index]] = []
+        for one, begins in zip(self._places(seen), self._of, strict=True):
+            index = which(begins, one.mark)
+            if index is None or one.seen is None:
+                continue
+            at = tuple(loop.row(i) for loop, i in zip(one.loops, index, strict=False))
+            if one.mark.part == BEGIN:
+                _put_beginning(one, at, begun, sent)
+            elif one.mark.part == GRADIENT:
+                gradients.append((one.mark.of[0][1], one, at))
+            else:
+                _put(one, at, sent)
+        for _, one, at in sorted(gradients, key=lambda x: x[0]):  # jax reverses the calls
+            _put_gradient(one, at, sent)
+
+    def _places(self, seen: list[Any] | None) -> Iterator[Place]:
+        return self._walk(self._found, seen, (), again=False)
+
+    def _walk(
+        self, found: Survey, seen: Any, loops: tuple[Loop, ...], *, again: bool
+    ) -> Iterator[Place]:
+        for number, item in enumerate(found.items.values()):
+            here = seen[number] if seen else None
+            if item.mark is not None:
+                if item.mark.part == GRADIENT or not again:
+                    yield Place(item.mark, loops, here)
+                continue
+            for i, child in enumerate(item.children):
+                inner = loops
+                if item.kind == "scan":
+                    inner = (*loops, Loop(item, self._stride(item, loops)))
+                elif item.kind == "while" and item.children[1].begins:
+                    inner = (*loops, Loop(item, 0))
+                below = here[i] if here else None
+                yield from self._walk(child, below, inner, again=again or item.again)
+
+    def _attributed(self, places: Sequence[Place]) -> list[int | None]:
+        """For each mark the number of the place where its pass begins; None if it is not here."""
+        of: dict[Any, list[int]] = {}
+        found: list[int | None] = []
+        now, count = None, 0
+        for one in places:
+            if one.mark.part == BEGIN:
+                of.setdefault(one.mark.of, []).append(count)
+                now, count = count, count + 1
+            at = now
+            if at is not None and one.mark.part != GRADIENT:
+                loops = self.begins[at].loops
+                same = (a.item is b.item for a, b in zip(one.loops, loops, strict=False))
+                at = at if len(one.loops) >= len(loops) and all(same) else None
+            found.append(at)
+        seen: Counter[Any] = Counter()
+        for i, one in enumerate(places):
+            if one.mark.part != GRADIENT:
+                continue
+            mine, key = of.get(one.mark.of[0][0], []), (one.mark.site, one.mark.of)
+            number = seen[key]
+            seen[key] += 1  # the last call comes first
+            found[i] = mine[-1 - min(number, len(mine) - 1)] if mine else None
+        return found
+
+
+OUTSIDE = (
+    "its layer cannot be identified here, outside a call of the model, so a perturbation of a "
+    "single layer does not act"
+)
+
+
+def _put_beginning(one: Place, at: Index, known: Begun | None, sent: Sent) -> None:
+    begun: Begun = known or one.mark.begun
+    sent.calls.append(begun.call)
+    sent.differentiated.update(differentiated(one.mark))
+    if one.seen is not None and one.seen.kept:
+        states = one.seen.kept[0].value[at]
+        for name, state in zip((*begun.paths, VARIED), states, strict=True):
+            sent.states.setdefault(name, state)
+
+
+def _put_gradient(one: Place, at: Index, sent: Sent) -> None:
+    key = leaf_key(one.mark.site, one.mark.of[1])
+    for summary in one.seen.summaries if one.seen else ():
+        found = summary.row(at) if at else summary
+        if np.any(found.bins):  # else no cotangent reached it
+            sent.add(key, GRADIENT, found)
+
+
+def _put(one: Place, at: Index, sent: Sent) -> None:
+    mark, seen = one.mark, one.seen
+    assert seen is not None
+    sent.members = max(sent.members, mark.members)
+    for i, summary in enumerate(seen.summaries):
+        found = summary.row(at) if at else summary
+        if mark.part == INPUT and not jnp.issubdtype(found.points.dtype, jnp.integer):
+            continue  # of what a call receives only ids are shown
+        key = leaf_key(mark.site, mark.structure.parts[i] if mark.part == OUTPUT else "")
+        sent.add(key, mark.part, found)
+        # the figures of a site are those of its main array
+        if mark.part == OUTPUT and seen.kept and not leaf_of(key)[1]:
+            sent.gauges.setdefault(key, []).append(seen.kept[i].value[at])
+
+
+def differentiated(mark: Marked) -> set[str]:
+    """The paths of the parameters by which a pass is differentiated."""
+    begun: Begun = mark.begun
+    paths = ["", *begun.paths]
+    moved = (paths[i] for i in mark.moved if i < len(paths))
+    return {path for path in moved if path in begun.parameters}
+
+
+def _entry(x: Any, rows: Index) -> Any:
+    found = np.asarray(x)
+    return found[rows[: found.ndim]] if found.ndim else found
+
+
+def _is_chosen(found: Survey) -> bool:
+    """Whether a pass begins in a branch, or in a loop that ends when it wants."""
+    return any(
+        (item.kind in ("cond", "while") and any(c.begins for c in item.children))
+        or any(map(_is_chosen, item.children))
+        for item in found.items.values()
+    )
+
+
+def _takes(found: Survey) -> Iterator[int]:
+    for item in found.items.values():
+        if item.kind == "given":
+            yield item.call
+        for child in item.children:
+            yield from _takes(child)
+
+
+def _without_jaxprs(found: Survey) -> Survey:
+    """A survey that keeps no program alive."""
+    items = {
+        number: dataclasses.replace(item, children=tuple(map(_without_jaxprs, item.children)))
+        for number, item in found.items.items()
+    }
+    return dataclasses.replace(found, jaxpr=None, consts=(), items=items)

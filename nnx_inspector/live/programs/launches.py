@@ -1,0 +1,308 @@
+"""An edited program that runs in place of the user's: its passes, its inputs and what comes out.
+
+Passes are numbered in the order in which their programs are started. A gradient may come out of a
+later program than the outputs of its pass, and a call that no program holds is one equation after
+the other. Invariant: no error of ours reaches the user's training step; it is counted and shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector.errors import comes_from_a_handler
+from nnx_inspector.hooks.layers import Layer
+from nnx_inspector.live.hook import run_here
+from nnx_inspector.live.inbox import Begun, Inbox, Message, Sent
+from nnx_inspector.live.messages import GRADIENT, Reached
+from nnx_inspector.live.programs.finished import Edited, Finished, Index, Pass, differentiated
+from nnx_inspector.live.programs.passing import key_of
+from nnx_inspector.perturbations.region import rows_of
+from nnx_inspector.perturbations.slots import CLEAN, Place, Setting
+from nnx_inspector.program.marks import OUTPUT
+from nnx_inspector.program.survey import Marked
+
+LATER = 64
+"""How many passes wait for a gradient that another program computes."""
+
+
+class Watched(Protocol):
+    """What a session is to the choice of its programs."""
+
+    number: int
+    inbox: Inbox
+    setting: Setting
+    errors: list[str]
+    ran: dict[int, Reached]
+    unseen: dict[str, str]
+
+    def is_mine(self, layer: Layer) -> bool: ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Started:
+    """A pass that a program has begun, and its iteration there."""
+
+    now: Begun
+    index: Index
+
+
+@dataclasses.dataclass(eq=False)
+class _Later:
+    """Passes of one launch, or of several in one call, whose gradients another program computes.
+
+    Attributes:
+        launches: how many programs have had outputs of them.
+        done: how often each program has had their gradients.
+    """
+
+    passes: list[_Started]
+    launches: int = 1
+    done: Counter[int] = dataclasses.field(default_factory=lambda: Counter[int]())
+
+
+class Passes:
+    """The passes that a session's programs have begun."""
+
+    def __init__(self) -> None:
+        self._now: Begun | None = None  # the pass of the call that this thread is in
+        self._later: dict[int, deque[_Later]] = {}
+
+    def are_due(self, found: Finished, session: Watched, alone: dict[str, Any] | None) -> bool:
+        """Whether something that a program sees belongs to a pass that is measured."""
+        inbox = session.inbox
+        if found.begins:
+            if not found.is_known:
+                return inbox.every > 0
+            return inbox.is_due(found.calls(found.passes()), session.setting)
+        if found.joins and self._now is not None and run_here(session.number) is not None:
+            return self._now.sampled
+        awaits = found.awaits
+        if awaits and alone is not None:
+            awaits = (alone["of"][0][0],)
+        those = (x for n in awaits for x in self._later.get(n, ()))
+        return any(one.now.sampled for x in those for one in x.passes)
+
+    def setting_of(
+        self, found: Finished, session: Watched, alone: dict[str, Any] | None
+    ) -> Setting:
+        """The perturbations of the pass that a program belongs to: a backward pass computes again
+        what the forward pass has computed.
+        """
+        if found.begins:
+            return session.setting
+        if run_here(session.number) is not None:
+            return session.setting if self._now is None else self._now.setting
+        takes: Sequence[Any] = found.takes if alone is None else [alone.get("call")]
+        known = (self._later[n][-1] for n in takes if self._later.get(n))
+        return next((one.passes[0].now.setting for one in known), session.setting)
+
+    def begun(
+        self,
+        session: Watched,
+        found: Finished,
+        order: Sequence[Pass],
+        setting: Setting,
+        alone: dict[str, Any] | None,
+    ) -> list[_Started | None]:
+        """Begin the passes of a program that was started; None for a call that is not the
+        model's.
+        """
+        out: list[_Started | None] = []
+        later: dict[int, list[_Started]] = {}
+        for one, call in zip(order, found.calls(order), strict=True):
+            mark = found.begins[one.number].mark
+            if alone is not None:
+                how = {"begun": alone["begun"], "of": alone["call"]}
+                mark = dataclasses.replace(mark, **how, moved=alone.get("moved", ()))
+            session.unseen.update(mark.begun.apart)
+            if mark.begun.withdrawn:
+                session.unseen[""] = mark.begun.withdrawn
+                out.append(None)
+                continue
+            graded = one.number in found.graded
+            awaits = [OUTPUT]
+            if differentiated(mark) and not graded:
+                awaits.append(GRADIENT)
+            now = session.inbox.begin(setting, call=call, awaits=awaits)
+            self._now = now
+            started = _Started(now, one.index)
+            out.append(started)
+            if not graded:
+                later.setdefault(mark.of, []).append(started)
+        for number, those in later.items():
+            self._remember(number, those)
+        if setting.active and any(out):
+            reached = found.reached if alone is None else alone["begun"].reached
+            session.ran[id(reached)] = reached
+        return out
+
+    def joined(
+        self, session: Watched, found: Finished, alone: dict[str, Any] | None
+    ) -> Begun | None:
+        """The pass under way, to which a program without one of its own belongs."""
+        if self._now is not None:
+            if self._now.setting.active:
+                session.ran[id(found.reached)] = found.reached
+            numbers = found.numbers if alone is None else (alone["call"][0],)
+            for number in numbers:
+                self._remember(number, [_Started(self._now, ())])
+        return self._now
+
+    def graded(self, number: int, found: Finished) -> list[_Started]:
+        """The passes whose gradients a program has computed: those that it has begun last."""
+        for one in reversed(self._later.get(number, ())):
+            # of single equations, each has one of many gradients of the same call
+            if found.is_single or one.done[id(found)] < one.launches:
+                one.done[id(found)] += 1
+                return one.passes
+        return []
+
+    def _remember(self, number: int, those: list[_Started]) -> None:
+        known = self._later.setdefault(number, deque(maxlen=LATER))
+        if known and known[-1].passes[0].now is those[0].now:
+            known[-1].launches += 1
+        else:
+            known.append(_Later(those))
+        if len(self._later) > LATER:
+            self._later.pop(next(iter(self._later)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Launch:
+    """An edited program that runs in place of the user's; see `launch.Launch`."""
+
+    passes: Passes
+    session: Watched
+    found: Finished
+    edited: Edited
+    setting: Setting
+    pass_on: Callable[[Watched, int], None]
+    alone: dict[str, Any] | None = None
+    started: list[tuple[Pass, _Started | None]] = dataclasses.field(default_factory=lambda: [])
+
+    def numbers(self) -> list[Any]:
+        """The values of its additional inputs, on the host."""
+        out: list[Any] = []
+        others = {one.mark.of for one in self.found.begins if one.mark.begun.withdrawn}
+        for (kind, *rest), value in zip(self.edited.keys, self.edited.values, strict=True):
+            if kind == "given":
+                place, call = rest
+                value = _number(CLEAN if call in others else self.setting, *place)
+            out.append(value)
+        return out
+
+    @property
+    def key(self) -> int:
+        """That of the programs that get these perturbations; see `passing`."""
+        given = zip(self.edited.keys, self.numbers(), strict=True)
+        active = self.setting.active
+        return key_of([x for (kind, *_), x in given if kind == "given"] if active else ())
+
+    def begin(self) -> None:
+        """Begin its passes, if it is known how many there are."""
+        if self.found.is_known:
+            self._begin(self.found.passes())
+
+    def _begin(self, order: Sequence[Pass]) -> None:
+        begun = self.passes.begun(self.session, self.found, order, self.setting, self.alone)
+        self.started.extend(zip(order, begun, strict=True))
+
+    def inputs(self) -> list[Any]:
+        session_safely(self.session, self.begin)
+        return put(self.numbers())
+
+    def take(self, arrays: list[Any], /) -> None:
+        session = self.session
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            session_safely(session, functools.partial(self._take, arrays))
+        if self.setting is session.setting:
+            self.pass_on(session, self.key)
+
+    def _take(self, arrays: list[Any]) -> None:
+        found, session = self.found, self.session
+
+        @functools.cache
+        def seen() -> list[Any]:
+            return self.edited.read(jax.device_get(list(arrays)))
+
+        if not found.is_known:
+            self._begin(found.passes(seen()))
+        for one, begun in self.started:
+            if begun is not None and begun.now.sampled:
+                which = functools.partial(_of_pass, one)
+                self._send(begun.now, OUTPUT, which, seen, arrays)
+        if not found.begins and found.joins:
+            now = self.passes.joined(session, found, self.alone)
+            if now is not None and now.sampled:
+                self._send(now, "", _joining, seen, arrays)
+        for number in found.awaits:
+            mine = number if self.alone is None else self.alone["of"][0][0]
+            for begun in self.passes.graded(mine, found):
+                if begun.now.sampled:
+                    which = functools.partial(_of_earlier, number, begun.index)
+                    self._send(begun.now, GRADIENT, which, seen, arrays)
+
+    def _send(
+        self,
+        now: Begun,
+        what: str,
+        which: Callable[[int | None, Marked], Index | None],
+        seen: Callable[[], list[Any]],
+        arrays: list[Any],
+    ) -> None:
+        begun = None if self.alone is None else self.alone.get("begun")
+
+        def read(sent: Sent) -> None:
+            if not self.edited.measures:
+                return
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # its caller has the error
+                session_safely(self.session, lambda: self.found.read(seen(), which, sent, begun))
+
+        self.session.inbox.receive(now.number, Message(read, arrays), what)
+
+
+def _number(setting: Setting, owner: Any, key: Any, those: Any) -> Any:
+    if key == "rows":
+        return rows_of(those, setting.rows)
+    number, part = key
+    places: tuple[Place, ...] = those
+    return setting.at(places)[number][part]
+
+
+def session_safely(session: Watched, what: Callable[[], Any]) -> None:
+    """Call `what`; no error of ours may reach the user's training step."""
+    try:
+        what()
+    except jax.errors.JaxRuntimeError:
+        raise
+    except Exception as error:
+        if comes_from_a_handler(error):
+            raise  # as a KeyboardInterrupt, which is no Exception
+        session.errors.append(f"{type(error).__name__}: {error}")
+
+
+def _of_pass(one: Pass, begins: int | None, _: Marked) -> Index | None:
+    return one.index if begins == one.number and one.kept else None
+
+
+def _joining(begins: int | None, mark: Marked) -> Index | None:
+    return () if begins is None and mark.part != GRADIENT else None
+
+
+def _of_earlier(number: int, index: Index, begins: int | None, mark: Marked) -> Index | None:
+    mine = begins is None and mark.part == GRADIENT and mark.of[0][0] == number
+    return index if mine else None
+
+
+@ours()
+def put(answers: list[Any]) -> list[jax.Array]:
+    """The answers on the device; the user may forbid that jit puts them there."""
+    return jax.device_put(answers)
