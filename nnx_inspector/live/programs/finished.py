@@ -9,6 +9,7 @@ nothing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -182,6 +183,16 @@ class Finished:
             found.append(Call(self.begins[one.number].mark.site, sites, starts=starts))
             before = one.index
         return found
+
+    @functools.cached_property
+    def known_passes(self) -> list[Pass]:
+        """The passes of each run, if it is known before a run how many begin."""
+        return self.passes()
+
+    @functools.cached_property
+    def known_calls(self) -> list[Call]:
+        """The calls of these passes."""
+        return self.calls(self.known_passes)
 
     def passes(self, seen: list[Any] | None = None) -> list[Pass]:
         """The passes of a run in their order; of one that has run if that is not known before."""

@@ -81,7 +81,7 @@ class Passes:
         if found.begins:
             if not found.is_known:
                 return inbox.every > 0
-            return inbox.is_due(found.calls(found.passes()), session.setting)
+            return inbox.is_due(found.known_calls, session.setting)
         if found.joins and self._now is not None and run_here(session.number) is not None:
             return self._now.sampled
         awaits = found.awaits
@@ -209,7 +209,7 @@ class Launch:
     def begin(self) -> None:
         """Begin its passes, if it is known how many there are."""
         if self.found.is_known:
-            self._begin(self.found.passes())
+            self._begin(self.found.known_passes)
 
     def _begin(self, order: Sequence[Pass]) -> None:
         begun = self.passes.begun(self.session, self.found, order, self.setting, self.alone)

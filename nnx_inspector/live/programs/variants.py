@@ -83,11 +83,7 @@ class Variants:
         setting: Setting,
         alone: dict[str, Any] | None = None,
     ) -> Launch:
-        return Launch(self._passes, session, found, edited, setting, self.pass_on, alone)
-
-    def pass_on(self, session: Watched, key: int) -> None:
-        """Let jax start the next programs itself, after one that it did not."""
-        self._pass(session, key)
+        return Launch(self._passes, session, found, edited, setting, self._pass, alone)
 
     def resume(self) -> None:
         """Let jax start the next programs as before, if nothing has changed since."""
@@ -142,10 +138,9 @@ class Variants:
         """What a program says of the session's model, if anything."""
         layer = next(filter(session.is_mine, open_layers()), None)
         watch: Any = None if layer is None else layer.wrap
-        known = _finished.setdefault(program, {})
-        key = session.number, () if watch is None else watch.unmeasured
+        unmeasured = () if watch is None else watch.unmeasured
+        known, key = _finished.setdefault(program, {}), (session.number, unmeasured)
         if key not in known:
-            unmeasured = () if watch is None else watch.unmeasured
             known[key] = Finished(program, Watch.owner_of(session.number), unmeasured)
         found = known[key]
         session.unseen.update(found.unseen)
@@ -175,7 +170,7 @@ class Variants:
             return None
         if not found.begins or not found.is_known:
             return None
-        calls = tuple(found.calls(found.passes()))
+        calls = tuple(found.known_calls)
         self._passing.learn(call.function, calls, found.reached)
         if session.inbox.is_due(calls, session.setting):
             self._passing.fits(0)
