@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
+import jax
 from flax import nnx
 
 from nnx_inspector._compat.started import FastPath
@@ -244,7 +245,8 @@ class Session:
             self.places = self.setting.places
 
     def arm(self) -> bool:
-        """Make room for the setting: at once if no program is compiled yet, else in a thread.
+        """Make room for the setting: at once if no program is compiled yet, or in a job of several
+        processes, else in a thread.
 
         Returns:
             Whether something is being compiled. The old programs run until that is done, and the
@@ -265,7 +267,7 @@ class Session:
             return dataclasses.replace(hook, wrap=wrap)
 
         calls = self._calls.all()
-        if not calls:
+        if not calls or jax.process_count() > 1:  # they change their programs at the same step
             self.places = places
             return False
 

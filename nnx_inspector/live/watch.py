@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import jax
 from flax import nnx
 
 from nnx_inspector.errors import warn, warn_beside
@@ -52,7 +53,8 @@ def watch(
         only: the sites to record; see `intercept_methods`.
         gradients: whether to measure the gradients of activations too.
         save: a file to write each pass to when the next one begins, so that a process that is
-            killed loses at most one. `nni.load` reads it. An existing file is replaced.
+            killed loses at most one. `nni.load` reads it. An existing file is replaced. In a job of
+            several processes the first one writes it.
         tree: which tree is the model, if one program merges several of its structure; see
             `Inspector.watch`.
 
@@ -95,7 +97,7 @@ def _watched(
     attendance, uncalled = Attendance(session, every, 0, in_region=True), None
     try:
         try:
-            if save is not None:
+            if save is not None and jax.process_index() == 0:
                 recording.attach(save, failed.append)
             recording.learn(facts_of_modules(model))
             with Region(_Recorder(recording), session, check_every(every)):

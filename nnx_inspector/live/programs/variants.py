@@ -250,7 +250,7 @@ class Variants:
                 noted.compile()
                 return noted.call.jitted()
 
-            self._compile_in_thread(self._bare, call.program, compiled, session)
+            self._compile_ahead(self._bare, call.program, compiled, session)
         return self._bare[call.program]
 
     def _compiled_quiet(self, call: jitted.JitStart, session: Watched, found: Finished) -> bool:
@@ -266,10 +266,10 @@ class Variants:
                     compile_it(edited.program, put(one.numbers()))
                 return True
 
-            self._compile_in_thread(self._quiet, call.program, compiled, session)
+            self._compile_ahead(self._quiet, call.program, compiled, session)
         return bool(self._quiet[call.program])
 
-    def _compile_in_thread(
+    def _compile_ahead(
         self,
         those: weakref.WeakKeyDictionary[Any, Any],
         program: Any,
@@ -284,7 +284,10 @@ class Variants:
             else:  # the loop has ended; the next one may want it
                 those.pop(program, None)
 
-        self._worker.do(work)
+        if jax.process_count() > 1:  # all of them run the same program at each step
+            work()
+        else:
+            self._worker.do(work)
 
     def _not_compiled(self, error: Exception) -> None:
         session = self._session()
