@@ -26,13 +26,13 @@ IN_PART = ("meta", "restored")
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
     """Have each variant of a program there when it is first wanted, on any machine."""
-    compile_in_thread = Variants._compile_in_thread
+    compile_ahead = Variants._compile_ahead
 
     def compile_now(self, *of):
-        compile_in_thread(self, *of)
+        compile_ahead(self, *of)
         self.wait()
 
-    monkeypatch.setattr(Variants, "_compile_in_thread", compile_now)
+    monkeypatch.setattr(Variants, "_compile_ahead", compile_now)
 
 
 FIRSTS = range(8, 1000, 25)
