@@ -1,19 +1,13 @@
-"""jax's fast path for programs that speak with the host, and waiting for what a thread has started.
+"""What a thread has started: the results of its latest program, and errors that were kept for it.
 
-jax starts a program with an effect from Python, argument by argument, so that
-`jax.effects_barrier` can wait for it: 10 ms for a model of 400 arrays, in every step. Here such a
-program takes the fast path in C++ that all others take, and one of its results is kept until it is
-there. Invariants: `wait` returns when all programs have ended that this thread started inside
-`fast_path`, and those with an effect that it started elsewhere; and no interrupt leaves a function
-of ours in jax.
+Invariants: no program is waited for unless somebody asks, and no interrupt leaves a function of
+ours in jax.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -26,9 +20,7 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.redirect import Swapped, Undone, put
 from nnx_inspector.errors import comes_from_a_handler
-from nnx_inspector.opening import held
 
-_MANY = 16
 _SMALL = 4096  # bytes that are copied in no time
 
 
@@ -61,22 +53,18 @@ class _Here:
     """What one thread has open. Another one may close it, as the collector closes a generator."""
 
     def __init__(self) -> None:
-        self.paths: tuple[FastPath, ...] = ()
+        self.following: tuple[Following, ...] = ()
         self.before: Any = None  # what jax would call after each program of this thread
         self.after: Callable[[Any], None] | None = None
-        self.results: list[Any] = []
         self.keeping: tuple[Keeping, ...] = ()
         self.error: BaseException | None = None
 
     def note(self, out: Any) -> None:
-        """Keep a result of a program that has not ended, unless jax knows the result already."""
-        latest = [path.latest for path in self.paths if path.latest is not None]
+        """Keep the results of a program that was started last."""
+        latest = [one.latest for one in self.following if one.latest is not None]
         if latest and not any(map(is_tracer, jax.tree.leaves(out))):  # not within a trace
             for one in latest:
                 one.out = out
-        if len(self.results) >= _MANY:
-            self.results = [x for x in self.results if is_awaited(x)]
-        self.results.extend(itertools.islice(filter(is_awaited, _arrays(out)), 1))
 
 
 class _Thread(threading.local):
@@ -111,21 +99,20 @@ def is_awaited(x: Any) -> bool:
 _thread = _Thread()
 
 
-class FastPath:
-    """While it is open, programs of this thread whose only effect is this one take the fast path.
+class Following:
+    """While it is open, jax tells of each program of this thread, also of one in its fast path.
 
     Attributes:
         latest: if it was wanted, the results of the program that this thread has started last.
     """
 
-    def __init__(self, effect: Any, *, follow: bool = False):
-        self.effect = effect
+    def __init__(self, *, latest: bool = False):
         self._here: _Here | None = None
-        self.latest = Latest() if follow else None
+        self.latest = Latest() if latest else None
 
     def open(self) -> None:
         self._here = here = _thread.here
-        here.paths = (*here.paths, self)
+        here.following = (*here.following, self)
         _swapped.hold(self)
         _listen()
 
@@ -133,8 +120,8 @@ class FastPath:
         here = self._here
         if here is not None:
             # the loops of a `zip` do not end their steps in turn
-            here.paths = tuple(one for one in here.paths if one is not self)
-            if here is _thread.here and not here.paths:
+            here.following = tuple(one for one in here.following if one is not self)
+            if here is _thread.here and not here.following:
                 _listen_no_more()  # another thread will do that after its next program
             _swapped.let_go(self)
 
@@ -159,33 +146,9 @@ class Keeping:
             _swapped_unraisable.let_go(self)
 
 
-@contextlib.contextmanager
-def fast_path(effect: Any) -> Iterator[None]:
-    """Inside, programs of this thread whose only effect is this one take the fast path."""
-    with held(FastPath(effect)):
-        yield
-
-
-@contextlib.contextmanager
-def following(effect: Any) -> Iterator[Latest]:
-    """Inside, as in `fast_path`, the program that this thread has started last is known."""
-    path = FastPath(effect, follow=True)
-    with held(path):
-        assert path.latest is not None
-        yield path.latest
-
-
-def wait() -> None:
-    """Return when the programs that this thread has started have ended."""
-    jax.effects_barrier()
-    results, _thread.here.results = _thread.here.results, []
-    for x in results:
-        wait_for(x)  # one that was donated went to a program that is among these
-
-
 def call_after(listener: Callable[[Any], None] | None) -> None:
     """Call `listener(function)` when jax has started a jitted function of this thread in its fast
-    path, while a `FastPath` is open. It must not raise.
+    path, while a `Following` is open. It must not raise.
     """
     _thread.here.after = listener
 
@@ -206,19 +169,15 @@ def raise_kept() -> None:
 
 
 def _swap_started(undone: Undone) -> None:
+    # jax calls its hook after a program only where it starts that in C++. A program that it starts
+    # in Python, as at the first call and whenever it calls the host, passes this function, which
+    # decides whether C++ may start it the next time. Without this its results would not be known.
+    # It can go when jax calls the hook there too.
     original = pjit._get_fastpath_data
 
-    def data(executable: Any, out_tree: Any, args: Any, out: Any, effects: Any, *rest: Any) -> Any:
-        here = _thread.here
-        if here.paths:
-            here.note(out)
-            ours = {path.effect for path in here.paths}
-            if set(effects) <= ours and effects and hasattr(executable, "unsafe_call"):
-                call = copy.copy(executable.unsafe_call)
-                call.has_unordered_effects = False
-                executable = copy.copy(executable)
-                executable._unsafe_call = call
-        return original(executable, out_tree, args, out, effects, *rest)
+    def data(executable: Any, out_tree: Any, args: Any, out: Any, *rest: Any) -> Any:
+        _thread.here.note(out)
+        return original(executable, out_tree, args, out, *rest)
 
     put(pjit, "_get_fastpath_data", data, undone)
     checks: list[Any] = [config.debug_nans, config.debug_infs]
@@ -232,7 +191,7 @@ def _listening_after(hook: Callable[[Any], None]) -> Callable[[Any], None]:
 
     def entered(value: Any) -> None:
         hook(value)
-        if _thread.here.paths:
+        if _thread.here.following:
             _listen()
 
     return entered
@@ -254,7 +213,7 @@ def _swap_unraisable(undone: Undone) -> None:
 
 _swapped, _swapped_unraisable = Swapped(_swap_started), Swapped(_swap_unraisable)
 closed_elsewhere: list[Callable[[], None]] = []
-"""Called in a thread, after its next program, when another thread has closed its last path."""
+"""Called in a thread, after its next program, when another thread has closed its last one."""
 
 
 def _listen() -> None:
@@ -272,7 +231,7 @@ def _listen_no_more() -> None:
 
 def _started(fun: Any, args: Any, kwargs: Any, out: Any) -> None:
     here = _thread.here
-    if not here.paths:  # another thread has closed the last one
+    if not here.following:  # another thread has closed the last one
         _listen_no_more()
         for settle in closed_elsewhere:
             settle()

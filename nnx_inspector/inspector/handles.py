@@ -17,8 +17,20 @@ import numpy as np
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.live.attendance import Expected
-from nnx_inspector.perturbations.region import OFF, Known, Live, combine, is_live, require_known
-from nnx_inspector.perturbations.slots import PARAMETER, Data, Place, Setting, data_of, place_of
+from nnx_inspector.perturbations.slots import (
+    OFF,
+    PARAMETER,
+    Data,
+    Known,
+    Live,
+    Place,
+    Setting,
+    combine,
+    data_of,
+    is_live,
+    place_of,
+    require_known,
+)
 
 
 class Handle:

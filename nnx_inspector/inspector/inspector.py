@@ -34,7 +34,7 @@ from nnx_inspector.inspector.studies.studies import Studies, study
 from nnx_inspector.inspector.targets import Targets
 from nnx_inspector.lenses.examples import TopExamples
 from nnx_inspector.live.steps import Region
-from nnx_inspector.perturbations.region import Known
+from nnx_inspector.perturbations.slots import Known
 from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen.inputs import Decode, Names, inputs_of, passing_on

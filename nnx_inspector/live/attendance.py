@@ -17,8 +17,7 @@ from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.messages import GRADIENT, Reached
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.base import OfPart
-from nnx_inspector.perturbations.region import Known
-from nnx_inspector.perturbations.slots import Place, misfit, refusal
+from nnx_inspector.perturbations.slots import Known, Place, misfit, refusal
 from nnx_inspector.recordings.facts import Uncalled
 
 MEASURED = 3

@@ -32,8 +32,15 @@ from nnx_inspector.hooks.variables import contents
 from nnx_inspector.live.beginning import arguments_of, held_by_call, path_within
 from nnx_inspector.live.messages import Begun, listeners
 from nnx_inspector.perturbations.apply import parameter_rules
-from nnx_inspector.perturbations.region import ROW, apply
-from nnx_inspector.perturbations.slots import PARAMETER, Place, misfit, refusal, switched
+from nnx_inspector.perturbations.slots import (
+    PARAMETER,
+    ROW,
+    Place,
+    apply,
+    misfit,
+    refusal,
+    switched,
+)
 from nnx_inspector.perturbations.substitute import parameters_within
 from nnx_inspector.program.analysis.error_notes import note_site
 from nnx_inspector.program.function import call_in_shapes

@@ -17,7 +17,7 @@ from typing import Any, cast
 import jax
 from flax import nnx
 
-from nnx_inspector._compat.started import FastPath
+from nnx_inspector._compat.started import Following
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.hooks.dispatch import Tagged, executables_called, hooking
 from nnx_inspector.hooks.layers import TAP_OUTPUT, Layer
@@ -321,7 +321,7 @@ class Session:
         armed places.
         """
         hooks = hooking(self.hook(self.places))
-        listening, fast = Listening(self._calls), FastPath(None)
+        listening, fast = Listening(self._calls), Following()
         return _Noting(self, self._scope), listening, *hooks, fast, Chosen(self.variants)
 
     def open(self) -> AbstractContextManager[None]:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
-from nnx_inspector._compat.started import FastPath, Keeping, Latest, raise_kept
+from nnx_inspector._compat.started import Following, Keeping, Latest, raise_kept
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, comes_from_a_handler
 from nnx_inspector.hooks.dispatch import installing
@@ -128,7 +128,7 @@ class Steps:
         self._open: tuple[Opening, ...] = ()
         self._began: float | None = None
         self._sampled = self._perturbed = False
-        self._path: FastPath | None = None
+        self._path: Following | None = None
 
     def begin(self) -> None:
         self._perturbed = self._owner.step_begins(self._session)
@@ -142,7 +142,7 @@ class Steps:
         elif due:
             those = self._session.note_bare()
         before_due = not self._sampled and (self._step + 1) % self._every == 0
-        self._path = FastPath(None, follow=True) if before_due else None
+        self._path = Following(latest=True) if before_due else None
         self._open = those if self._path is None else (*those, self._path)
         for one in self._open:
             one.open()

@@ -30,8 +30,14 @@ from nnx_inspector.perturbations.perturbed import (
     check_layers,
     why_unseen,
 )
-from nnx_inspector.perturbations.region import Live, apply
-from nnx_inspector.perturbations.slots import Place, Setting, nothing_to_perturb, refusal
+from nnx_inspector.perturbations.slots import (
+    Live,
+    Place,
+    Setting,
+    apply,
+    nothing_to_perturb,
+    refusal,
+)
 from nnx_inspector.perturbations.substitute import ParameterRule, perturbed_parameters
 from nnx_inspector.perturbations.values import Perturbation, Scale
 from nnx_inspector.program.mark_layers import marking_layers

@@ -1,8 +1,7 @@
-"""`perturb`: perturbs the modules called in a region. Also defines the rows that programs read.
+"""`perturb`: perturbs the modules called in a region.
 
-For an Inspector, a site's `Zero` or `Scale` is one row of two numbers, (mode, strength), read by
-`apply`: it is switched and tuned without compiling again. Invariant: a row of zeros leaves the
-value bitwise as it is. If a site has several, their factors multiply, and Zero wins.
+The numbers of a perturbation enter a program where it is launched, so that other numbers compile
+nothing. Invariant: outside its region a program is as it was, even if it was compiled inside.
 """
 
 from __future__ import annotations
@@ -12,21 +11,19 @@ import dataclasses
 import functools
 import itertools
 import threading
+import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.core import ShapedArray
 
-from nnx_inspector._compat import jit
-from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.interpreter import kept_apart
-from nnx_inspector._compat.native import APPLY, call, in_the_width, lower_for_a_cpu, serves_here
+from nnx_inspector._compat import jaxprs, jit
+from nnx_inspector._compat.interpreter import interpreted, kept_apart
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.dispatch import hooked
 from nnx_inspector.hooks.inside import kernels
@@ -42,140 +39,31 @@ from nnx_inspector.hooks.layers import (
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import Only, Selection, module_sites
-from nnx_inspector.perturbations.base import OfPart, Perturbation, is_random
+from nnx_inspector.opening import held
+from nnx_inspector.perturbations.base import OfPart, Perturbation
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import Act, Rows, arrays_of, at_marks, chosen_layer
-from nnx_inspector.perturbations.slots import data_of, nothing_to_perturb, placed_alike, refusal
-from nnx_inspector.perturbations.values import Scale, Zero
-from nnx_inspector.program.eager import EagerPass
-from nnx_inspector.program.host import boards as board
-from nnx_inspector.program.marks import INPUT, OUTPUT, mark_arguments, mark_tree
+from nnx_inspector.perturbations.slots import (
+    data_of,
+    nothing_to_perturb,
+    placed_alike,
+    refusal,
+    require_known,
+)
+from nnx_inspector.program.launched import Block
+from nnx_inspector.program.marks import (
+    INPUT,
+    OUTPUT,
+    given,
+    mark,
+    mark_arguments,
+    mark_tree,
+)
 from nnx_inspector.program.members import ensemble_of, within
 from nnx_inspector.program.plan import Plan
+from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.structure import is_observable, is_whole
-from nnx_inspector.program.survey import Marked
-
-OFF, ZERO, SCALE = range(3)
-ROW = 2
-"""The number of entries of a row: mode and strength."""
-
-Live = Zero | Scale
-"""The kinds that fit a row; on outputs, every program has a row for every site."""
-
-
-Known = Perturbation | ParameterPerturbation
-"""Any kind, its numbers known on the host."""
-
-
-def require_known(value: Any) -> Known:
-    """Return `value`; raise if it is not a perturbation with known numbers."""
-    if isinstance(value, type) and issubclass(value, Known):
-        one = value.clicked(None, OUTPUT).python(short=True) if value.form.does else ""
-        raise TypeError(f"Pass an instance: {one or f'nni.{value.__name__}(...)'}.")
-    if not isinstance(value, Known):
-        raise TypeError(
-            f"A perturbation must be nni.Zero(), nni.Scale(factor) or another kind, "
-            f"got {type(value).__name__}."
-        )
-    if any(map(jit.is_tracer, jax.tree.leaves(value))):
-        raise InspectorError(
-            f"{type(value).__name__} got a traced value, but its numbers are read on the host. "
-            f"Use it outside jit (other numbers compile nothing), or pass the perturbation as an "
-            f"argument: nni.perturbed(f)(perturbations, ...)."
-        )
-    return value
-
-
-def is_live(value: Any) -> TypeGuard[Live]:
-    """Whether a value is a perturbation that fits a row."""
-    if isinstance(value, Scale):
-        return value.at == OUTPUT and isinstance(value.factor, float)
-    return isinstance(value, Zero) and value.at == OUTPUT
-
-
-def row_of(perturbation: Live) -> tuple[float, float]:
-    if isinstance(perturbation, Zero):
-        return (ZERO, 0.0)
-    return (SCALE, float(perturbation.factor))
-
-
-def rows_of(keys: Sequence[str], rows: Mapping[str, tuple[float, float]]) -> np.ndarray:
-    """The rows of some sites as programs read them, float32[sites, ROW]; OFF for sites without."""
-    found = np.zeros((len(keys), ROW), np.float32)
-    for index, key in enumerate(keys):
-        found[index] = rows.get(key, (OFF, 0.0))
-    return found
-
-
-def combine(perturbations: Iterable[Live]) -> tuple[float, float]:
-    """One row for several perturbations of one site: Zero wins, factors multiply."""
-    mode, strength = float(OFF), 1.0
-    for one in perturbations:
-        kind, factor = row_of(one)
-        if kind == ZERO or mode == ZERO:
-            mode, strength = float(ZERO), 0.0
-        else:
-            mode, strength = float(SCALE), strength * factor
-    return (mode, strength) if mode != OFF else (float(OFF), 0.0)
-
-
-@ours()
-def apply(x: Any, rows: Any, index: int) -> Any:
-    """`x` perturbed by one of some rows, float32[..., 2]; keeps shape and dtype.
-
-    A scaled integer is rounded towards zero, like a cast. The rows may be traced.
-    """
-    if not is_observable(x):
-        return x
-    x = jnp.asarray(x)
-    if x.dtype == np.float32 and serves_here():
-        return _apply.bind(x, jnp.asarray(rows), index=index)
-    return _applied(x, rows, index=index)
-
-
-def _applied(x: jax.Array, rows: jax.Array, *, index: int) -> jax.Array:
-    mode, strength = rows[index]
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        scaled = x * strength.astype(x.dtype)
-    else:
-        # jax promotes no integers of four bits or fewer
-        scaled = (x.astype(strength.dtype) * strength).astype(x.dtype)
-    # The outer choice is between two arrays, so XLA computes the result once. A choice between an
-    # array and a number would be repeated, and compiled, in every kernel that reads it.
-    return jnp.where(mode == OFF, x, jnp.where(mode == ZERO, jnp.zeros_like(x), scaled))
-
-
-# On a CPU it is a function in C, which changes the array where it lies, or leaves it alone.
-_apply = Primitive("nnx_inspector_apply")
-_apply.def_impl(jax.jit(_applied, static_argnames="index"))
-_apply.def_abstract_eval(lambda x, rows, *, index: x)
-mlir.register_lowering(_apply, mlir.lower_fun(in_the_width(_applied), multiple_results=False))
-lower_for_a_cpu(
-    _apply, _applied, lambda x, rows, **how: call(APPLY, [x], x, rows, in_place=True, **how)[0]
-)
-
-
-def _apply_jvp(primals: Any, tangents: Any, *, index: int) -> Any:
-    out, (x, rows) = _apply.bind(*primals, index=index), tangents
-    if type(rows) is not ad.Zero:  # differentiated by a strength
-        every = tuple(map(ad.instantiate_zeros, tangents))
-        return jax.jvp(functools.partial(_applied, index=index), primals, every)
-    return out, x if type(x) is ad.Zero else _apply.bind(x, primals[1], index=index)
-
-
-def _apply_transpose(ct: Any, x: Any, rows: Any, *, index: int) -> Any:
-    return ct if type(ct) is ad.Zero else _apply.bind(ct, rows, index=index), None
-
-
-def _apply_batch(args: Any, dims: Any, *, index: int) -> Any:
-    if dims[1] is None:
-        return _apply.bind(*args, index=index), dims[0]
-    return jax.vmap(functools.partial(_applied, index=index), in_axes=dims)(*args), 0
-
-
-ad.primitive_jvps[_apply] = _apply_jvp
-ad.primitive_transposes[_apply] = _apply_transpose
-batching.primitive_batchers[_apply] = _apply_batch
+from nnx_inspector.program.survey import Marked, call_numbers, survey
 
 
 class _Met:
@@ -190,14 +78,35 @@ class _Met:
 
 
 _met: weakref.WeakValueDictionary[Any, _Met] = weakref.WeakValueDictionary()
-"""By the name of a board."""
+"""By the name of the numbers."""
+_numbers: dict[Any, list[np.ndarray]] = {}
+"""The numbers of each open region by their name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Number:
+    """One of some numbers while a program runs that was compiled ahead of time: zeros once the
+    region has ended.
+    """
+
+    token: Any
+    number: int
+    kind: jax.ShapeDtypeStruct
+
+    def __call__(self) -> np.ndarray:
+        found = _numbers.get(self.token)
+        if found is None or found[self.number].shape != self.kind.shape:
+            return np.zeros(self.kind.shape, self.kind.dtype)
+        return found[self.number]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Numbers:
-    """A perturbation whose numbers are on a board. Equal ones share compiled programs.
+    """A perturbation whose numbers enter a program where it is launched. Equal ones share compiled
+    programs.
 
     Attributes:
+        token: the name of the numbers.
         fixed: for a region within a trace, the numbers themselves: the program runs after the
             region.
         met: what its programs perturb; empty within a trace.
@@ -212,12 +121,21 @@ class _Numbers:
     def read(self) -> tuple[Any, Perturbation]:
         """Whether it is on, and the perturbation, with the numbers that a program reads."""
         found = self._fixed()
-        on, *leaves = board.read(self.token, self.avals, keep=self.met) if found is None else found
+        if found is None and jit.is_tracing():
+            found = [self._given(i, kind) for i, kind in enumerate(self.avals)]
+        on, *leaves = _numbers[self.token] if found is None else found
         return on, jax.tree.unflatten(self.treedef, leaves)
+
+    def _given(self, number: int, kind: Any) -> jax.Array:
+        # the program keeps what it has met alive as long as it may run
+        place = self.token, number, self
+        otherwise = _Number(self.token, number, kind)
+        kind = ShapedArray(kind.shape, kind.dtype)
+        return given.bind(place=place, kind=kind, otherwise=otherwise)
 
     def check(self, one: Perturbation, site: str, x: Any) -> None:
         """Raise if the perturbation does not fit an array, by the numbers that it has now."""
-        found = self._fixed() or board.published(self.token)
+        found = self._fixed() or _numbers.get(self.token)
         known = one if found is None else jax.tree.unflatten(self.treedef, found[1:])
         why = refusal(known, site, x)
         if why is not None:
@@ -264,7 +182,7 @@ class _Perturb:
                 self.numbers.check(one, site, x)
                 act = functools.partial(_acted, name=f"{site}/{call}/{number}")
                 changed = placed_alike(act, x, one)
-                # off only if a program outlives its region: a retired board reads as zeros
+                # off only if a program outlives its region: then nobody gives it numbers
                 new[index] = jnp.where(on, changed, x) if jit.is_tracer(on) else changed
                 number += 1
         return new
@@ -320,7 +238,7 @@ class _InLayer:
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         self._require_stack(context.module)
-        with opened(()):  # see `EagerPass`
+        with opened(()):
             on, one = self.numbers.read()
             ensemble = ensemble_of(context.module)
         calls: dict[int, int] = {}
@@ -333,19 +251,27 @@ class _InLayer:
                 raise self._outside(mark.site)
             return act(mark, values, around)
 
-        plan = Plan(
-            summarise=False,
-            perturb=perturb,
-            numbered=is_random(one),
-            apart=ensemble is not None,
-        )
-        one_pass = EagerPass(self.numbers.token, plan, calls=calls)
+        plan, counts = Plan(summarise=False, perturb=perturb), dict[tuple[str, str], int]()
+
+        def entered(primitive: Any, values: Any, params: Any, bind: Any) -> Any:
+            """Run an equation of the call, with the marks that it holds perturbed."""
+            inside = jaxprs.sub_jaxprs(types.SimpleNamespace(params=params))
+            if primitive is not mark and not inside:
+                return bind()
+            operands = (jaxprs.typed(jax.typeof(x)) for x in values)
+            program = jax.make_jaxpr(lambda *xs: primitive.bind(*xs, **params))(*operands)
+            found = survey(program, self.numbers.token)
+            for site, why in found.unseen.items():
+                raise ValueError(f"{site!r} cannot be perturbed here: {why}.")
+            if not found.items:
+                return bind()
+            calls.update(call_numbers(found.marks, counts))
+            with opened(()):
+                return evaluate(found, values, plan=plan)[0]
+
         inside = tuple(layer for layer in open_layers() if layer.wrap != self)
-        with opened(inside):
-            out = one_pass.run(lambda: next_fun(*args, **kwargs))
-        for site, why in one_pass.survey.unseen.items():
-            raise ValueError(f"{site!r} cannot be perturbed here: {why}.")
-        return out
+        with opened(inside), interpreted(entered):
+            return next_fun(*args, **kwargs)
 
     def _check(self, one: Perturbation, mark: Marked) -> None:
         for x in arrays_of(mark):
@@ -430,26 +356,28 @@ def perturb(
     base = (selection, rows, scope, treedef, avals, threading.get_ident())
     depths: dict[Any, int] = _open.__dict__.setdefault("depths", {})
     depth = depths.get(base, 0)
-    token, met = _board_for(perturbation, ("perturb", *base, depth))
+    token, met = _name_for(perturbation, ("perturb", *base, depth))
     depths[base] = depth + 1
+    _numbers[token] = leaves
+    block = Block(token, Plan(summarise=False), given=lambda place: _numbers[token][place[1]])
     try:
-        board.publish(token, leaves)
         numbers = _Numbers(token, treedef, avals, None, met)
-        with _opened(numbers, perturbation.at, rows, selection, scope, model):
+        with held(block), _opened(numbers, perturbation.at, rows, selection, scope, model):
             yield
     finally:
         if depth:
             depths[base] = depth
         else:  # or the perturbation would be kept, and what its function closes over
             depths.pop(base, None)
-        board.retire(token)  # waits for programs started in the region, which read the board
+        _numbers.pop(token, None)
 
 
-def _board_for(one: Perturbation, name: tuple[Any, ...]) -> tuple[Any, _Met]:
-    """A board whose programs perturb only arrays that have the part chosen, and what they met.
+def _name_for(one: Perturbation, name: tuple[Any, ...]) -> tuple[Any, _Met]:
+    """A name for numbers whose programs perturb only arrays that have the part chosen, and what
+    they met.
 
-    A program cannot raise. If the part is beyond an array of the programs of one board, those of
-    another read it, so what is called in the region is traced again, and checked.
+    A program cannot raise. If the part is beyond an array of the programs of one name, the numbers
+    get another one, so what is called in the region is traced again, and checked.
     """
     for number in itertools.count():
         met = _met.setdefault((*name, number), _Met())
@@ -479,7 +407,7 @@ def _opened(
 
 
 def _data_of(perturbation: Any) -> tuple[list[np.ndarray], Any]:
-    """What goes on the board (True, then the numbers and arrays), and the tree structure."""
+    """What programs get (True, then the numbers and arrays), and the tree structure."""
     require_known(perturbation)
     if isinstance(perturbation, ParameterPerturbation):
         name = type(perturbation).__name__

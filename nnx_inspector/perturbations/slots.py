@@ -1,30 +1,37 @@
-"""The places where a program can perturb, and the setting of one pass.
+"""The rows and places by which a program can be perturbed, and the setting of one pass.
 
-A place is static (its sites, its kind, the shapes of its numbers), so equal places share a
-program; whether it is on, and its numbers, are data. Invariant: a place that is off leaves the
-value as it is, and switching or tuning never changes the program. At a site the row acts first,
-then the places in their order. Knows no program and no model.
+For an Inspector, a site's `Zero` or `Scale` is one row of two numbers, (mode, strength), read by
+`apply`: it is switched and tuned without compiling again. If a site has several, their factors
+multiply, and Zero wins. A place is static (its sites, its kind, the shapes of its numbers), so
+equal places share a program; whether it is on, and its numbers, are data. Invariant: a row of zeros
+and a place that is off leave the value bitwise as it is, and switching or tuning never changes the
+program. At a site the row acts first, then the places in their order. Knows no program, no model.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.native import APPLY, call, in_the_width, lower_for_a_cpu, serves_here
 from nnx_inspector._compat.sharding import keeping_sharding
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.perturbations.base import OfPart, Perturbation, Refusal
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.values import Apply
+from nnx_inspector.perturbations.values import Apply, Scale, Zero
 from nnx_inspector.program.marks import OUTPUT
-from nnx_inspector.program.structure import describe
+from nnx_inspector.program.structure import describe, is_observable
 
 T = TypeVar("T")
 PARAMETER = "parameter"
@@ -280,3 +287,128 @@ def _off(data: Data) -> Data:
 
 CLEAN = Setting()
 """No perturbation, and room for rows only."""
+
+
+# --------------------------------------------------------------------- rows
+
+OFF, ZERO, SCALE = range(3)
+ROW = 2
+"""The number of entries of a row: mode and strength."""
+
+Live = Zero | Scale
+"""The kinds that fit a row; on outputs, every program has a row for every site."""
+
+
+Known = Perturbation | ParameterPerturbation
+"""Any kind, its numbers known on the host."""
+
+
+def require_known(value: Any) -> Known:
+    """Return `value`; raise if it is not a perturbation with known numbers."""
+    if isinstance(value, type) and issubclass(value, Known):
+        one = value.clicked(None, OUTPUT).python(short=True) if value.form.does else ""
+        raise TypeError(f"Pass an instance: {one or f'nni.{value.__name__}(...)'}.")
+    if not isinstance(value, Known):
+        raise TypeError(
+            f"A perturbation must be nni.Zero(), nni.Scale(factor) or another kind, "
+            f"got {type(value).__name__}."
+        )
+    if any(map(jit.is_tracer, jax.tree.leaves(value))):
+        raise InspectorError(
+            f"{type(value).__name__} got a traced value, but its numbers are read on the host. "
+            f"Use it outside jit (other numbers compile nothing), or pass the perturbation as an "
+            f"argument: nni.perturbed(f)(perturbations, ...)."
+        )
+    return value
+
+
+def is_live(value: Any) -> TypeGuard[Live]:
+    """Whether a value is a perturbation that fits a row."""
+    if isinstance(value, Scale):
+        return value.at == OUTPUT and isinstance(value.factor, float)
+    return isinstance(value, Zero) and value.at == OUTPUT
+
+
+def row_of(perturbation: Live) -> tuple[float, float]:
+    if isinstance(perturbation, Zero):
+        return (ZERO, 0.0)
+    return (SCALE, float(perturbation.factor))
+
+
+def rows_of(keys: Sequence[str], rows: Mapping[str, tuple[float, float]]) -> np.ndarray:
+    """The rows of some sites as programs read them, float32[sites, ROW]; OFF for sites without."""
+    found = np.zeros((len(keys), ROW), np.float32)
+    for index, key in enumerate(keys):
+        found[index] = rows.get(key, (OFF, 0.0))
+    return found
+
+
+def combine(perturbations: Iterable[Live]) -> tuple[float, float]:
+    """One row for several perturbations of one site: Zero wins, factors multiply."""
+    mode, strength = float(OFF), 1.0
+    for one in perturbations:
+        kind, factor = row_of(one)
+        if kind == ZERO or mode == ZERO:
+            mode, strength = float(ZERO), 0.0
+        else:
+            mode, strength = float(SCALE), strength * factor
+    return (mode, strength) if mode != OFF else (float(OFF), 0.0)
+
+
+@ours()
+def apply(x: Any, rows: Any, index: int) -> Any:
+    """`x` perturbed by one of some rows, float32[..., 2]; keeps shape and dtype.
+
+    A scaled integer is rounded towards zero, like a cast. The rows may be traced.
+    """
+    if not is_observable(x):
+        return x
+    x = jnp.asarray(x)
+    if x.dtype == np.float32 and serves_here():
+        return _apply.bind(x, jnp.asarray(rows), index=index)
+    return _applied(x, rows, index=index)
+
+
+def _applied(x: jax.Array, rows: jax.Array, *, index: int) -> jax.Array:
+    mode, strength = rows[index]
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        scaled = x * strength.astype(x.dtype)
+    else:
+        # jax promotes no integers of four bits or fewer
+        scaled = (x.astype(strength.dtype) * strength).astype(x.dtype)
+    # The outer choice is between two arrays, so XLA computes the result once. A choice between an
+    # array and a number would be repeated, and compiled, in every kernel that reads it.
+    return jnp.where(mode == OFF, x, jnp.where(mode == ZERO, jnp.zeros_like(x), scaled))
+
+
+# On a CPU it is a function in C, which changes the array where it lies, or leaves it alone.
+_apply = Primitive("nnx_inspector_apply")
+_apply.def_impl(jax.jit(_applied, static_argnames="index"))
+_apply.def_abstract_eval(lambda x, rows, *, index: x)
+mlir.register_lowering(_apply, mlir.lower_fun(in_the_width(_applied), multiple_results=False))
+lower_for_a_cpu(
+    _apply, _applied, lambda x, rows, **how: call(APPLY, [x], x, rows, in_place=True, **how)[0]
+)
+
+
+def _apply_jvp(primals: Any, tangents: Any, *, index: int) -> Any:
+    out, (x, rows) = _apply.bind(*primals, index=index), tangents
+    if type(rows) is not ad.Zero:  # differentiated by a strength
+        every = tuple(map(ad.instantiate_zeros, tangents))
+        return jax.jvp(functools.partial(_applied, index=index), primals, every)
+    return out, x if type(x) is ad.Zero else _apply.bind(x, primals[1], index=index)
+
+
+def _apply_transpose(ct: Any, x: Any, rows: Any, *, index: int) -> Any:
+    return ct if type(ct) is ad.Zero else _apply.bind(ct, rows, index=index), None
+
+
+def _apply_batch(args: Any, dims: Any, *, index: int) -> Any:
+    if dims[1] is None:
+        return _apply.bind(*args, index=index), dims[0]
+    return jax.vmap(functools.partial(_applied, index=index), in_axes=dims)(*args), 0
+
+
+ad.primitive_jvps[_apply] = _apply_jvp
+ad.primitive_transposes[_apply] = _apply_transpose
+batching.primitive_batchers[_apply] = _apply_batch

@@ -1,15 +1,16 @@
-"""Runs a call as it stands, line by line, and harvests its marks as they run.
+"""Runs a call as it stands, line by line, and reads its marks as they run.
 
-This is for calls that cannot be traced because their code reads the values of arrays, and for the
-calls within a user's own program, which are traced already. Values stay the caller's own, arrays or
-tracers. Each mark, and each jitted function, scan or cond that holds marks, is passed to this
-module when it runs, and is harvested as it would be from a jaxpr. Invariant: the measurements are
-those of a traced call, in the same order, and the call's results do not change. In an eager call,
-an inner transform compiles once per program: a loop over tokens compiles one token.
+This is for calls that cannot be traced because their code reads the values of arrays. Values stay
+the caller's own, arrays or tracers of an eager derivative. Each mark, and each jitted function,
+scan or cond that holds marks, comes here when it runs, as a program of one equation, and is edited
+as a traced call is (`rewrite`). Invariant: the measurements are those of a traced call, in the same
+order, and the call's results do not change. A part that is jitted compiles once for all its calls:
+a loop over tokens compiles one token.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import linecache
@@ -20,28 +21,24 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from flax import errors
 
 from nnx_inspector._compat import interpreter, jaxprs, jit, sources
+from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.sharding import on_this_mesh
 from nnx_inspector.hooks.layers import opened
+from nnx_inspector.opening import held
 from nnx_inspector.program.analysis.identity import handed_on
 from nnx_inspector.program.changes import says_nothing
-from nnx_inspector.program.harvest import run_item
-from nnx_inspector.program.host.supply import Received, draw
-from nnx_inspector.program.marks import mark
-from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.survey import Item, Survey, item_of
+from nnx_inspector.program.launched import Block
+from nnx_inspector.program.marks import GRADIENT, mark
+from nnx_inspector.program.plan import Plan, Seen
+from nnx_inspector.program.rewrite import Rewritten, rewritten
+from nnx_inspector.program.survey import Item, Marked, Survey, call_numbers, survey
 
 PROGRAMS = 64
 """How many programs of inner transforms are cached."""
-
-MEMO = 16
-"""How many values' summaries are cached: a call's output is often its enclosing call's too."""
-
-SinksOf = Callable[[Survey], list[Any]]
-"""A function of a survey that returns the wanted sinks, such as `harvest.sinks_for`."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,16 +65,13 @@ class EagerPass:
 
     Args:
         plan: what to do at the marks.
-        seed: a zero with respect to which the run is differentiated, or None. Every measured value
-            depends on it, and so has a cotangent.
-        sinks_of: gives the sinks whose gradients are wanted; only their shapes count.
+        graded: of which marks the gradients are measured; None if the run is not differentiated.
         calls: filled with the number of each mark, see `survey.call_numbers`.
 
     Attributes:
-        seed: as above; it may be set until the run.
+        seed: a zero with respect to which the run is differentiated, or None. Every measured value
+            depends on it, and so has a cotangent.
         seen: what was seen for each item of the survey, as `evaluate` returns it.
-        sinks: for each item, the numbers of its sinks.
-        received: what the sinks receive, by their numbers.
     """
 
     def __init__(
@@ -85,26 +79,23 @@ class EagerPass:
         owner: Any,
         plan: Plan,
         *,
-        seed: Any = None,
-        sinks_of: SinksOf | None = None,
+        graded: Callable[[Marked], bool] | None = None,
         calls: dict[int, int] | None = None,
     ):
-        self._owner, self._plan = owner, plan
-        self.seed, self._sinks_of = seed, sinks_of
+        self._owner, self._plan, self._graded = owner, plan, graded
+        self.seed: Any = None
         self._equations: list[Equation] = []
         self._items: dict[int, Item] = {}
-        self._memo: dict[int, Any] = {}
         self._numbers: dict[tuple[str, str], int] = {}
         self._calls: dict[int, int] = {} if calls is None else calls
         self._calls.clear()
         self._programs: dict[_Code, _Program] = {}
-        self._used: set[_Program] = set()
         self._unseen: dict[str, str] = {}
         self._unattributed: dict[str, int] = {}
-        self._drawn: list[Any] = []
+        # for each program that has run: the run's own mark by the id of the program's
+        self._runs: list[tuple[_Program, dict[int, Marked]]] = []
+        self._gradients: dict[tuple[int, int], Seen] = {}
         self.seen: list[Any] = []
-        self.sinks: list[Any] = []
-        self.received = Received()
 
     @property
     def survey(self) -> Survey:
@@ -114,15 +105,33 @@ class EagerPass:
         )
         return Survey(program, (), self._items, self._unseen, self._unattributed)
 
-    def cotangents(self) -> list[Any]:
-        """What the sinks received, nested like the survey, once it has been differentiated."""
-        found = self.received.take()
-        drawn = [found.get(i, jnp.zeros(x.shape, x.dtype)) for i, x in enumerate(self._drawn)]
-        return jax.tree.map(lambda number: drawn[number], self.sinks)
-
     def run(self, call: Callable[[], Any]) -> Any:
         with interpreter.interpreted(self._bind):
             return call()
+
+    @contextlib.contextmanager
+    def reading_gradients(self) -> Iterator[None]:
+        """Inside, the gradients that a backward pass computes are read."""
+        with held(Block(GRADIENT, dataclasses.replace(self._plan, perturb=None), seen=self._read)):
+            yield
+
+    def gradients(self) -> list[Any]:
+        """Of the gradient of each array, what was seen, or None if it has none; nested like the
+        survey.
+        """
+        return self.survey.nested(
+            lambda marked, _: [
+                self._gradients.get((id(marked), leaf)) for leaf in range(len(marked.avals))
+            ]
+        )
+
+    def _read(self, found: Survey, seen: list[Any]) -> None:
+        for marked, _, here in found.walk(seen):
+            number, leaf = marked.of
+            ticket = int(np.max(here.ticket, initial=0))
+            _, run = self._runs[ticket - 1] if ticket else (None, {})
+            if number in run:
+                self._gradients[id(run[number]), leaf] = here
 
     def _bind(
         self, primitive: Any, values: Sequence[Any], params: dict[str, Any], bind: Callable[[], Any]
@@ -136,93 +145,69 @@ class EagerPass:
         atoms = [known[id(x)] for x in values]
         source = "" if primitive is mark else sources.source_of_caller()[0]
         equation = Equation(primitive, params, atoms, source=source)
-        if primitive is mark:
-            item = item_of(equation, self._owner, self._unseen, self._unattributed)
-            if item is None or says_nothing(equation, operator.is_):
+        # jax caches traces by the open layers: it would trace what measures again for each session
+        with opened(()):
+            program = self._program(primitive, params, [atom.aval for atom in atoms])
+            self._unseen.update(program.found.unseen)
+            for name, count in program.found.unattributed.items():
+                self._unattributed[name] = self._unattributed.get(name, 0) + count
+            if not program.found.items or says_nothing(equation, operator.is_):
+                if primitive is not mark:
+                    return bind()
                 self._equations.append(equation)
                 return list(values)
-            return self._take(item, equation, list(values), None)
-        program = self._program(_Code(primitive, tuple(sorted(params.items()))))
-        self._unseen.update(program.unseen)
-        for name, count in program.unattributed.items():
-            self._unattributed[name] = self._unattributed.get(name, 0) + count
-        if program.item is None:
-            return bind()
-        item = program.item if program not in self._used else _fresh(program.item)
-        self._used.add(program)
-        out = self._take(item, equation, list(values), program)
+            numbers = call_numbers(program.found.marks, self._numbers)
+            self._calls.update(numbers)
+            out, (seen,) = program.run(values, self._ticket())
+        (item,) = program.found.items.values()
+        mine: dict[int, Marked] = {}
+        self._items[len(self._equations)] = _fresh(item, mine)
+        self._runs.append((program, mine))
+        self._calls.update({id(mine[of]): number for of, number in numbers.items()})
+        self._equations.append(equation)
+        self.seen.append(on_this_mesh(seen))
+        if primitive is mark:
+            return out
         equation.outvars.extend(Atom(jax.typeof(x)) for x in out)
         return [
             x if number is None else values[number]
-            for x, number in zip(out, program.handed_on(equation), strict=True)
+            for x, number in zip(out, program.handed_on, strict=True)
         ]
 
-    def _take(
-        self, item: Item, equation: Equation, values: list[Any], program: _Program | None
-    ) -> list[Any]:
-        self._count(item)
-        if len(self._memo) > MEMO:
-            self._memo.clear()  # it keeps arrays alive
-        # jax caches traces by the open layers: it would trace what measures again for each session
-        with opened(()):
-            sinks = self._sinks(item)
-            if program is None or not all(map(interpreter.is_concrete, values)):
-                out, seen = run_item(item, equation, values, self._plan, sinks, self._memo)
-            else:
-                out, seen = program.run(values, sinks)
-        self._items[len(self._equations)] = item
-        self._equations.append(equation)
-        self.seen.append(on_this_mesh(seen))
-        return out
-
-    def _program(self, code: _Code) -> _Program:
-        if self._plan.perturb is None:
-            return _program(code, self._owner, self._plan)
-        if self._plan.numbered:  # a new program each time: call numbers are part of it
-            return _Program(code, self._owner, self._plan)
-        if code not in self._programs:
-            self._programs[code] = _Program(code, self._owner, self._plan)
-        return self._programs[code]
-
-    def _count(self, item: Item) -> None:
-        for one in _alone(item).marks:
-            key = (one.site, one.part)
-            self._calls[id(one)] = self._numbers.get(key, 0)
-            self._numbers[key] = self._calls[id(one)] + 1
-
-    def _sinks(self, item: Item) -> Any:
-        """Draw the sinks of an item."""
-        sinks_of = self._sinks_of
-        if sinks_of is None or self.seed is None:
-            self.sinks.append([])
+    def _ticket(self) -> Any:
+        """The seed of this run, whose value says which one it is."""
+        if self.seed is None:
             return None
-        (wanted,) = jax.eval_shape(lambda: sinks_of(_alone(item)))
-        first = len(self._drawn)
-        shapes, structure = jax.tree.flatten(wanted)
-        self._drawn += shapes
-        self.sinks.append(structure.unflatten(range(first, len(self._drawn))))
-        drawn = [
-            draw(self.seed, shape, number=first + i, received=self.received)
-            for i, shape in enumerate(shapes)
-        ]
-        return on_this_mesh(structure.unflatten(drawn)) if drawn else None
+        with ours():
+            return self.seed + (len(self._runs) + 1)
+
+    def _program(self, primitive: Any, params: dict[str, Any], avals: list[Any]) -> _Program:
+        code = _Code(primitive, tuple(sorted(params.items())), tuple(avals), jit.trace_context())
+        if self._plan.perturb is None and self._graded is None:
+            return _program(code, self._owner, self._plan)
+        if self._plan.numbered and self._plan.perturb is not None:
+            # a new program each time: call numbers are part of it
+            return _Program(code, self._owner, self._plan, self._graded)
+        if code not in self._programs:
+            self._programs[code] = _Program(code, self._owner, self._plan, self._graded)
+        return self._programs[code]
 
 
 def _of(params: dict[str, Any]) -> Any:
     return types.SimpleNamespace(params=params)
 
 
-def _alone(item: Item) -> Survey:
-    return Survey(types.SimpleNamespace(eqns=[]), (), {0: item}, {}, {})
-
-
-def _fresh(item: Item) -> Item:
-    """A copy of the item with new marks: each run of a program makes new calls."""
+def _fresh(item: Item, mine: dict[int, Marked]) -> Item:
+    """A copy of the item with new marks, which go into `mine` by the ids of the old ones: each run
+    of a program makes new calls.
+    """
     children = tuple(
-        dataclasses.replace(c, items={n: _fresh(i) for n, i in c.items.items()})
+        dataclasses.replace(c, items={n: _fresh(i, mine) for n, i in c.items.items()})
         for c in item.children
     )
     own = None if item.mark is None else dataclasses.replace(item.mark)
+    if own is not None:
+        mine[id(item.mark)] = own
     return dataclasses.replace(item, mark=own, children=children)
 
 
@@ -245,33 +230,55 @@ def _holds_marks(jaxpr: Any, owner: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Code:
-    """A primitive and its parameters: an inner program, whatever its arguments."""
+    """An equation without its operands, and the settings that it was bound under."""
 
     primitive: Any
     params: tuple[tuple[str, Any], ...]
+    avals: tuple[Any, ...]
+    context: Any
+
+    def program(self) -> Any:
+        params = self.primitive.get_bind_params(dict(self.params))
+        with ours():
+            return jax.make_jaxpr(lambda *xs: self.primitive.bind(*xs, **params))(
+                *map(jaxprs.typed, self.avals)
+            )
 
 
 class _Program:
-    """An inner transform with its marks harvested, compiled once for each shape."""
+    """A program of one equation, edited under a plan, and compiled once."""
 
-    def __init__(self, code: _Code, owner: Any, plan: Plan):
-        equation = Equation(code.primitive, dict(code.params), [])
-        self.unseen: dict[str, str] = {}
-        self.unattributed: dict[str, int] = {}
-        self.item = item = item_of(equation, owner, self.unseen, self.unattributed)
-        self._handed_on: list[int | None] | None = None
+    def __init__(
+        self,
+        code: _Code,
+        owner: Any,
+        plan: Plan,
+        graded: Callable[[Marked], bool] | None = None,
+    ):
+        self.found = survey(code.program(), owner)
+        self._alone = code.primitive is mark
+        self._plan, self._graded = plan, graded
+        self._compiled = jax.jit(self._run)
 
-        def program(values: list[Any], sinks: Any) -> Any:
-            assert item is not None
-            return run_item(item, equation, values, plan, sinks, {})
+    @functools.cached_property
+    def handed_on(self) -> list[int | None]:
+        """See `identity.handed_on`; the result holds for every run of the program."""
+        (equation,) = self.found.jaxpr.eqns
+        return handed_on(equation)
 
-        self.run = jax.jit(program)
+    @functools.cached_property
+    def _new(self) -> Rewritten:
+        return rewritten(self.found, self._plan, seeds=self._graded, tickets=True)
 
-    def handed_on(self, equation: Equation) -> list[int | None]:
-        """See `identity.handed_on`; the result holds for every call of the program."""
-        if self._handed_on is None:
-            self._handed_on = handed_on(equation)
-        return self._handed_on
+    def run(self, values: Sequence[Any], seed: Any) -> tuple[list[Any], list[Any]]:
+        """Its results, and what its marks see."""
+        if self._alone or any(map(jit.is_tracer, (*values, seed))):
+            return self._run(values, seed)
+        return self._compiled(values, seed)
+
+    def _run(self, values: Sequence[Any], seed: Any) -> tuple[list[Any], list[Any]]:
+        given = [*[seed] * self._new.seeds, *self._new.given[self._new.seeds :]]
+        return self._new.run(values, given=given, apart=jit.outermost_program() is None)
 
 
 @functools.lru_cache(maxsize=PROGRAMS)

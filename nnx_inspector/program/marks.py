@@ -65,7 +65,7 @@ def _of_any_call(params: dict[str, Any]) -> dict[str, Any]:
     so that all calls share a program.
     """
     found = dict(params)
-    if "call" in found:
+    if isinstance(found.get("call"), int | tuple):
         found["call"] = (0, found["call"][1]) if isinstance(found["call"], tuple) else 0
     if isinstance(found.get("of"), tuple) and isinstance(found["of"][0], tuple):
         (_, number), part = found["of"]
@@ -260,7 +260,8 @@ def seeded(x: jax.Array, seed: jax.Array, **how: Any) -> jax.Array:
     Args:
         x: a floating-point or complex array.
         seed: any number. Its own gradient is 0.
-        **how: the parameters of the mark, besides its part.
+        **how: the parameters of the mark, besides its part. With `ticket` the mark also has the
+            seed, a number by which the runs of one program are told apart.
     """
     return _seeded.bind(x, seed, how=tuple(how.items()))
 
@@ -269,7 +270,8 @@ def _seeded_jvp(primals: Any, tangents: Any, *, how: Any) -> Any:
     (t, t_seed), out = tangents, _seeded.bind(*primals, how=how)
     if type(t_seed) is ad.Zero:
         return out, t
-    return out, _link.bind(ad.instantiate_zeros(t), t_seed, how=how)
+    ticket = [primals[1]] if dict(how).get("ticket") else []
+    return out, _link.bind(ad.instantiate_zeros(t), *ticket, t_seed, how=how)
 
 
 def _link_jvp(primals: Any, tangents: Any, *, how: Any) -> Any:
@@ -282,9 +284,10 @@ def _link_transpose(ct: Any, t: Any, *others: Any, how: Any) -> list[Any]:
         return [None, *(None for _ in others)]
     params = dict(how)
     masked, axes = params.get("masked", False), params.pop("axes", False)
-    masks, seeds = others[: masked + axes], others[masked + axes :]
+    ties = axes + params.get("ticket", False)
+    masks, seeds = others[: masked + ties], others[masked + ties :]
     params["mapped"] = (params["mapped"][0], *[()] * len(masks))
-    ct, *_ = mark.bind(ct, *masks, part=GRADIENT, structure=None, ties=int(axes), **params)
+    ct, *_ = mark.bind(ct, *masks, part=GRADIENT, structure=None, ties=ties, **params)
     # jax drops what nothing reads, also from a transposed scan: the seed's gradient reads the mark
     nothing = [
         _nothing.bind(ct, kind=seed.aval) if ad.is_undefined_primal(seed) else None
@@ -337,10 +340,14 @@ mlir.register_lowering(
 given = Primitive("nnx_inspector_given")
 """A value that becomes an input where the program is launched: the numbers of a
 perturbation. Whatever transforms a program goes through, they are the same for all of it. Operands
-only tie it to a loop: jax moves what depends on nothing out of a scan that is differentiated."""
+only tie it to a loop: jax moves what depends on nothing out of a scan that is differentiated. In a
+program that nobody edits, as one that was compiled ahead of time, it is `otherwise()`, which the
+host is asked for, or zeros without that."""
 
 
-def _nothing_given(*_: Any, kind: Any, **how: Any) -> jax.Array:
+def _nothing_given(*_: Any, kind: Any, otherwise: Any = None, **how: Any) -> jax.Array:
+    if otherwise is not None:
+        return jax.pure_callback(otherwise, jax.ShapeDtypeStruct(kind.shape, kind.dtype))
     return jnp.zeros(kind.shape, kind.dtype)
 
 

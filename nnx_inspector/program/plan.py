@@ -15,7 +15,6 @@ import numpy as np
 
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector.errors import add_note
-from nnx_inspector.program.host.sinks import measured_if, observe_cotangent
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.structure import describe
 from nnx_inspector.program.survey import Marked
@@ -48,8 +47,7 @@ class Keep:
     """What to keep of marked arrays; false if nothing.
 
     Attributes:
-        values: whether to keep the arrays, or a function of what to keep of each, which also takes
-            the gate of a plan that has one.
+        values: whether to keep the arrays, or a function of what to keep of each.
         units: the axis whose units are measured, or None.
         parts: the parts (of calls) whose marks are kept.
         sites: the sites whose marks are kept; None for all.
@@ -82,12 +80,12 @@ class Keep:
         """The same without values, which do not add up over iterations."""
         return dataclasses.replace(self, values=False)
 
-    def of(self, x: jax.Array, *gate: Any, site: str, mapped: int = 0) -> Kept:
+    def of(self, x: jax.Array, *, site: str, mapped: int = 0) -> Kept:
         """What is kept of an array whose first `mapped` axes come from vmaps."""
         value: Any = None
         if callable(self.values):
             try:
-                value = self.values(x, *gate)
+                value = self.values(x)
             except Exception as error:
                 add_note(error, f"in values= at site {site!r}, of {describe(x)}.")
                 raise
@@ -105,11 +103,15 @@ class Keep:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What one mark saw: a summary for each array, how often it was passed, and what was kept."""
+    """What one mark saw: a summary for each array, how often it was passed, and what was kept.
+
+    That of a gradient may have the ticket of the run whose values it belongs to.
+    """
 
     summaries: list[Summary]
     ran: Any
     kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
+    ticket: Any = None
 
 
 @ours()
@@ -136,32 +138,14 @@ class Plan:
         summarise: whether values are reduced to summaries.
         perturb: `(mark, arrays, rows) -> arrays` for outputs and inputs; it may close over arrays.
         numbered: whether `perturb` depends on the number of the call at its site.
-        rows: for each enclosing scan, outermost first: the iteration's index and their number.
         keep: what to keep besides summaries.
         sample: see `summarize`.
-        tap: the function that ties a value to its sink: `(value, sink, sample=) -> value`.
         unmeasured: the sites that are only perturbed.
-        gate: bool[], whether the program measures anything when it runs; None if it always does.
-            Under a vmap around the call, it gates the measurement of the whole batch.
-        apart: whether this vmap maps the members of an ensemble, and each is measured.
-        each: whether every entry of a vmap is measured by itself, where it may decide whether its
-            own values are computed; see `harvest.together`.
     """
 
     summarise: bool = True
     perturb: Callable[[Marked, list[Any], tuple[Any, ...]], list[Any]] | None = None
     numbered: bool = True
-    rows: tuple[tuple[Any, int], ...] = ()
     keep: Keep = NOTHING
     sample: Sample = "auto"
-    tap: Callable[..., Any] = observe_cotangent
     unmeasured: tuple[str, ...] = ()
-    gate: Any = None
-    apart: bool = False
-    each: bool = False
-
-    def measured(self, measure: Callable[..., Any], x: jax.Array) -> Any:
-        """What a function measures of an array, if anything is measured."""
-        if self.gate is None:
-            return measure(x)
-        return measured_if(self.gate, measure, x, apart=self.apart, each=self.each)

@@ -95,6 +95,7 @@ def rewritten(
     plan: Plan,
     *,
     seeds: Callable[[Marked], bool] | None = None,
+    tickets: bool = False,
     most_rows: int = 0,
     join: bool = False,
 ) -> Rewritten:
@@ -103,11 +104,13 @@ def rewritten(
     Args:
         seeds: of which marks the gradients are to be marked when the program is differentiated; see
             `marks.seeded`.
+        tickets: whether these marks have the seed.
         most_rows: how many rows a scan gives at most, evenly spaced ones; 0 for all of them. A row
             of a summary has 16 KiB, and a scan over training steps has thousands.
         join: whether what is seen leaves the program as one array.
     """
-    body = Body(Editor(plan, seeds, ENTER, most_rows=most_rows, depths=depths_of(found)), found)
+    how: Any = {"tickets": tickets, "most_rows": most_rows, "depths": depths_of(found)}
+    body = Body(Editor(plan, seeds, ENTER, **how), found)
     body.edit()
     layout = _join(body) if join and body.fields else None
     keys = sorted(body.places, key=lambda key: key != SEED)

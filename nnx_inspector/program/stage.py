@@ -28,7 +28,6 @@ from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Path
 from nnx_inspector.program.eager import (
     EagerPass,
-    SinksOf,
     can_run,
     remember,
     remembered,
@@ -103,25 +102,19 @@ class Staged:
     last: EagerPass | None = None
     calls: dict[int, int] = dataclasses.field(default_factory=lambda: dict[int, int]())
 
-    def evaluate(
-        self,
-        inputs: Sequence[Any],
-        *,
-        plan: Plan,
-        seed: Any = None,
-        sinks_of: SinksOf | None = None,
-    ) -> tuple[list[Any], list[Any]]:
-        """Run the call; returns its outputs, and what was seen. See `rewrite.evaluate`.
-
-        An eager call also uses `seed` and `sinks_of`; see `EagerPass`.
-        """
+    def evaluate(self, inputs: Sequence[Any], *, plan: Plan) -> tuple[list[Any], list[Any]]:
+        """Run the call; returns its outputs, and what was seen. See `rewrite.evaluate`."""
         if not self.eager:
             return evaluate(self.survey, inputs, plan=plan)
-        last = EagerPass(self.owner, plan, seed=seed, sinks_of=sinks_of, calls=self.calls)
+        last = EagerPass(self.owner, plan, calls=self.calls)
+        return self.run_eagerly(inputs, last), last.seen
+
+    def run_eagerly(self, inputs: Sequence[Any], last: EagerPass) -> list[Any]:
+        """Run the call as it stands; returns its outputs."""
         out, self.returned = last.run(lambda: self._call(inputs))
         self.last, self.survey, self.outputs = last, last.survey, len(self.returned.arrays)
         warn_of_doubtful_calls(self.scope, "They are listed as unseen.")
-        return out, last.seen
+        return out
 
     def array_index(self, position: int, array: Any) -> int:
         """The number of the input that holds the array at this position among the arguments'."""

@@ -168,9 +168,9 @@ def why_divided(mark: Marked, around: Around) -> str:
 def survey(jaxpr: Any, owner: Any, *, loops: bool = False, finished: bool = False) -> Survey:
     """Find an owner's marks in a jaxpr, in order, through every equation that can be entered.
 
-    Marks of other owners count as ordinary equations; None stands for all owners. `loops` says
-    that it is the body of a loop; `finished`, that nothing differentiates the program or maps it
-    any more: then a call with a rule of its own for that can be entered.
+    Marks and givens of other owners count as ordinary equations; None stands for all owners.
+    `loops` says that it is the body of a loop; `finished`, that nothing differentiates the program
+    or maps it any more: then a call with a rule of its own for that can be entered.
     """
     bare, consts = jaxprs.open_jaxpr(jaxpr)
     items: dict[int, Item] = {}
@@ -196,7 +196,7 @@ def item_of(
     """The survey's entry for one equation, or None. Adds to `unseen` and `unattributed`."""
     params, name = equation.params, equation.primitive.name
     if equation.primitive is given:
-        if not finished:
+        if not finished or (owner is not None and params["place"][0] != owner):
             return None
         return Item("given", length=len(params.get("rows", ())), call=params.get("call"))
     if equation.primitive is mark:
@@ -312,9 +312,14 @@ def stride_of(item: Item, depths: Mapping[Any, int], depth: int, most_rows: int)
     return -(-length // most_rows) if within else 1
 
 
-def call_numbers(found: Sequence[Marked]) -> dict[int, int]:
-    """By the id of each mark, how many of its site and part precede it: random numbers use this."""
-    numbers: dict[tuple[str, str], int] = {}
+def call_numbers(
+    found: Sequence[Marked], numbers: dict[tuple[str, str], int] | None = None
+) -> dict[int, int]:
+    """By the id of each mark, how many of its site and part precede it: random numbers use this.
+
+    `numbers` counts those that came before.
+    """
+    numbers = {} if numbers is None else numbers
     calls: dict[int, int] = {}
     for one in found:
         if one.part in (OUTPUT, INPUT):

@@ -7,7 +7,6 @@ activations come from the same backward pass. Does not decide what is measured.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,15 +15,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector.program.eager import EagerPass
 from nnx_inspector.program.function import Arguments, Function, name_of
-from nnx_inspector.program.harvest import sinks_for
-from nnx_inspector.program.marks import GRADIENT, mapped_first
-from nnx_inspector.program.plan import NOTHING, Kept, Plan, Seen
+from nnx_inspector.program.marks import GRADIENT
+from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import rewritten
 from nnx_inspector.program.stage import Staged, variables_of_state
 from nnx_inspector.program.structure import is_node
-from nnx_inspector.program.survey import Around, Marked, Survey, survey
-from nnx_inspector.stats.packing import unpack
+from nnx_inspector.program.survey import Marked, survey
 
 
 def diff_state(argnum: Any) -> tuple[int, Any]:
@@ -188,64 +186,16 @@ def backward_pass(
 def _eager_backward_pass(
     stage: Staged, inputs: Sequence[Any], plan: Plan, numbers: Sequence[int], of: Any, check: Any
 ) -> Any:
-    keeps = bool(plan.keep.values) and GRADIENT in plan.keep.parts
-    if keeps:
-        plan = dataclasses.replace(plan, keep=NOTHING, tap=_tied)
-    sinks_of = functools.partial(_probes, of=of) if keeps else sinks_for
+    wanted = lambda mark: mark.site not in plan.unmeasured and of(mark)  # noqa: E731
+    last = EagerPass(stage.owner, plan, graded=wanted, calls=stage.calls)
 
     def loss_of(chosen: dict[int, Any], seed: Any) -> Any:
-        full = [chosen.get(i, value) for i, value in enumerate(inputs)]
-        out, seen = stage.evaluate(full, plan=plan, seed=seed, sinks_of=sinks_of)
+        last.seed = seed
+        out = stage.run_eagerly([chosen.get(i, x) for i, x in enumerate(inputs)], last)
         check(stage, out)
-        return out[0], (out, seen)
+        return out[0], out
 
     transform = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
-    given = {i: inputs[i] for i in numbers}, jnp.float32(0.0)
-    (_, (out, seen)), (grads, _) = transform(*given)
-    assert stage.last is not None
-    found = stage.last.cotangents()
-
-    def gradient(mark: Marked, received: Any, ran: Any, leaf: int) -> Seen | None:
-        if received is None:
-            return None
-        if not keeps:
-            return Seen([unpack(received)], ran)
-        return Seen([], ran, [Kept(_in_front(received, mark.mapped[leaf], ran.ndim))])
-
-    by = {
-        id(mark): [gradient(mark, x, here.ran, i) for i, x in enumerate(back)]
-        for mark, _, here, back in stage.survey.walk(seen, found)
-        if here is not None and back
-    }
-    return out, seen, stage.survey.nested(lambda mark, _: by.get(id(mark), [])), grads
-
-
-def _tied(value: Any, probe: Any, *, sample: Any) -> Any:
-    """The value, tied to a probe: both have the same gradient."""
-    return value + probe.astype(value.dtype)
-
-
-def _in_front(gradient: jax.Array, mapped: Sequence[int], loops: int) -> jax.Array:
-    def move(x: jax.Array) -> jax.Array:
-        return mapped_first(x, mapped)
-
-    for _ in range(loops):
-        move = jax.vmap(move)
-    return move(gradient)
-
-
-def _probes(found: Survey, *, of: Callable[[Marked], bool]) -> list[Any]:
-    """Like `harvest.sinks_for`, with arrays of -0.0 for the wanted outputs and no others."""
-
-    def probe(mark: Marked, around: Around) -> list[Any]:
-        # no gradient leaves a while loop, and under shard_map each device has only its part
-        apart = any(item.kind in ("while", "shard_map") for item in around)
-        if not of(mark) or apart:
-            return [None] * len(mark.avals)
-        rows = tuple(map(abs, mark.rows(around)))
-        return [
-            jnp.full((*rows, *aval.shape), -0.0, aval.dtype) if able else None
-            for aval, able in zip(mark.avals, mark.differentiable, strict=True)
-        ]
-
-    return found.nested(probe)
+    with last.reading_gradients():
+        (_, out), (grads, _) = transform({i: inputs[i] for i in numbers}, jnp.float32(0.0))
+    return out, last.seen, last.gradients(), grads

@@ -11,8 +11,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nnx_inspector._compat import sharding
-from nnx_inspector.program.host.sinks import sinks_apart
-from nnx_inspector.stats.packing import pack, unpack
 from nnx_inspector.stats.summarize import merge_rows, summarize
 from nnx_inspector.stats.summary import merge
 
@@ -70,20 +68,6 @@ def test_what_makes_axes_even_is_not_counted(monkeypatch):
     rows = summarize(jnp.asarray(x), batch_rank=1)
     for i in range(3):
         assert_same(rows.row(i), merge([summarize(x[i].reshape(-1))]))
-
-
-def test_what_sinks_of_several_devices_receive_is_merged():
-    parts = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
-
-    def received(sink):
-        payload = pack(summarize(jnp.asarray(parts), batch_rank=1))
-        return (sinks_apart(sink, 4) * jax.lax.stop_gradient(payload)).sum()
-
-    sink = jnp.zeros(pack(summarize(jnp.zeros(2))).shape)
-    assert_same(unpack(jax.jit(jax.grad(received))(sink)), merge([summarize(parts.reshape(-1))]))
-    each = jax.vmap(jax.grad(received))(jnp.stack([sink] * 2))
-    assert each.shape == (2, *sink.shape)
-    assert_same(unpack(each[1]), merge([summarize(parts.reshape(-1))]))
 
 
 def test_without_a_mesh_nothing_is_moved():

@@ -15,7 +15,7 @@ from models import TwoLayers
 from nnx_inspector._compat import native
 from nnx_inspector.live import messages
 from nnx_inspector.live.session import Session
-from nnx_inspector.perturbations.region import SCALE, ZERO
+from nnx_inspector.perturbations.slots import SCALE, ZERO
 
 
 class Stack(nnx.Module):

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nnx_inspector as nni
-from nnx_inspector.perturbations import region
+from nnx_inspector.perturbations import region, slots
 from nnx_inspector.perturbations.apply import check_applies
-from nnx_inspector.perturbations.region import OFF, SCALE, ZERO, apply, combine
-from nnx_inspector.program.host import boards as board
+from nnx_inspector.perturbations.slots import OFF, SCALE, ZERO, apply, combine
 from nnx_inspector.stats.measure_gauges import gauge
 from nnx_inspector.stats.summarize import summarize
 
@@ -95,11 +94,11 @@ def test_only_the_given_model_is_perturbed(model):
 
 
 def test_an_exception_inside_leaves_nothing(model):
-    clean, boards = model(X), set(board._boards)
+    clean, before = model(X), dict(region._numbers)
     with pytest.raises(KeyError, match="mine"), nni.perturb("a", nni.Zero()):
         raise KeyError("mine")
     assert np.array_equal(model(X), clean)
-    assert set(board._boards) <= boards
+    assert region._numbers == before
 
 
 def test_zero_removes_nan_and_scale_by_zero_does_not():
@@ -117,7 +116,7 @@ def test_a_row_of_zeros_changes_no_bit(values):
 
 @pytest.mark.parametrize("in_c", [True, False])
 def test_a_perturbed_value_is_made_once(in_c, monkeypatch):
-    monkeypatch.setattr(region, "serves_here", lambda: in_c)
+    monkeypatch.setattr(slots, "serves_here", lambda: in_c)
 
     def program(x, rows):
         y = apply(x @ x, rows, 0)
@@ -151,7 +150,7 @@ def test_in_c_it_is_what_it_is_in_jax(row, monkeypatch):
         )
 
     found = everything()
-    monkeypatch.setattr(region, "serves_here", lambda: False)
+    monkeypatch.setattr(slots, "serves_here", lambda: False)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(everything()), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -253,25 +252,16 @@ def test_it_holds_under_scan_remat_and_vmap():
     assert all(not np.any(g) for g in jax.tree.leaves(grads))
 
 
-def test_a_board_is_forgotten_only_when_the_programs_that_read_it_are_done():
-    token, numbers = ("test", 1), jax.ShapeDtypeStruct((2,), jnp.float32)
-    board.publish(token, [np.float32([1.0, 2.0])])
-
-    @jax.jit
-    def slow(x):
-        for _ in range(30):
-            x = jnp.tanh(x @ x)
-        return x.sum() * 0 + board.read(token, (numbers,))[0][1]
-
-    x = jnp.ones((400, 400))
-    slow(x)
-    out = slow(x)  # may still run
-    board.retire(token)
-    assert float(out) == 2.0
-    board.publish(token, [np.float32([1.0, 5.0])])
-    assert float(slow(x)) == 5.0
-    board.retire(token)
-    assert float(slow(x)) == 0.0
+def test_a_program_keeps_the_numbers_it_started_with_and_one_compiled_ahead_reads_them(model):
+    forward, clean = nnx.jit(lambda model, x: model(x)), model(X)
+    with nni.perturb("a", nni.Scale(3.0)):
+        out = forward(model, X)  # may still run when the region ends
+        compiled = forward.lower(model, X).compile()
+        ahead = compiled(model, X)
+    for x in (out, ahead):
+        np.testing.assert_allclose(x, by_hand(model, X, 3.0), rtol=1e-6)
+    for x in (compiled(model, X), forward(model, X)):
+        np.testing.assert_allclose(x, clean, rtol=1e-6)
 
 
 def test_a_function_is_held_by_the_caches_of_jax_alone():

@@ -298,19 +298,25 @@ def _pairs(a, b):
 
 
 @pytest.mark.parametrize(
-    "what",
+    ("cls", "what"),
     [
-        {"last": nni.Scale(0.5), "drop": nni.Noise(0.1)},
-        {"first": nni.Mask(jnp.array([1.0, 0.0, 1.0, 0.0]))},
-        {"norm": nni.Zero(at="input"), "last/kernel": nni.ParameterNoise(0.1)},
+        (Plain, {"last": nni.Scale(0.5), "drop": nni.Noise(0.1)}),
+        (Jitted, {"first": nni.Mask(jnp.array([1.0, 0.0, 1.0, 0.0]))}),
+        (Jitted, {"norm": nni.Zero(at="input"), "last/kernel": nni.ParameterNoise(0.1)}),
+        (Stacked, {"layers[1]": nni.Scale(3.0)}),
+        (Mapped, {"each": nni.Scale(3.0, at="input"), "one": nni.Zero()}),
     ],
 )
-def test_a_perturbed_call_is_that_of_the_traced_one(what):
-    eager, traced = _both(Jitted)
+def test_a_perturbed_call_is_that_of_the_traced_one(cls, what):
+    eager, traced = _both(cls)
     y, expected = nni.perturbed(eager)(what, X), nni.perturbed(traced)(what, X)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
     _same_state(eager, traced)
-    assert float(jnp.abs(y - _both(Jitted)[1](X)).max()) > 1e-3
+    assert float(jnp.abs(y - _both(cls)[1](X)).max()) > 1e-3
+    (eager, traced), run = _both(cls), lambda m: nni.perturbed(_loss)(what, m, X)
+    grads, expected = nnx.grad(run)(eager), nnx.grad(run)(traced)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, grads, expected)
 
 
 def test_a_perturbation_of_an_eager_call_that_cannot_be_is_refused_and_changes_nothing():
@@ -430,3 +436,44 @@ def test_which_exceptions_are_a_matter_of_tracing():
     assert why_untraceable(mistake.value) == "", "it fails as well with values"
     assert why_untraceable(Silent()) == ""
     assert why_untraceable(ValueError("shapes do not match")) == ""
+
+
+@nnx.jit
+def _doubled(model, x):
+    return 2 * model(x)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_runs_of_one_jitted_part_each_has_its_own_gradient(order):
+    """Of the runs, one only decides something, so no gradient comes back to it."""
+    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    def loss_fn(model, x):
+        out = {}
+        for number in order:
+            out[number] = _doubled(model, (1 + number) * x)
+        assert float(jax.lax.stop_gradient(out[1]).sum()) < 1e6
+        return (out[0] ** 2).sum()
+
+    (_, record), _ = nni.value_and_grad(loss_fn)(model, X)
+    assert record.eager
+    expected = 8 * np.asarray(model(X), np.float64)
+    for number, call in zip(order, record[""].calls, strict=True):
+        np.testing.assert_allclose(call.output.mean, np.mean(model((1 + number) * X)), rtol=1e-5)
+        if number:
+            assert call.gradient is None
+        else:
+            np.testing.assert_allclose(call.gradient.mean, expected.mean(), rtol=1e-5)
+
+
+def test_the_values_of_an_eager_call_can_be_differentiated():
+    (eager, traced) = _both(Stacked)
+
+    def penalty(model, x):
+        _, record = nni.capture(model, values=True)(x)
+        return sum((call.values**2).sum() for call in record["layers"].calls)
+
+    ours, expected = nnx.grad(penalty)(eager, X), nnx.grad(penalty)(traced, X)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, ours, expected)
+    assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(ours)) > 0

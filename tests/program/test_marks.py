@@ -10,10 +10,11 @@ import pytest
 from flax import nnx
 from models import batch
 
-from nnx_inspector.program.host.sinks import observe_cotangent, sink_like
-from nnx_inspector.program.marks import mark, mark_tree
+from nnx_inspector.program.marks import mark, mark_tree, seeded
+from nnx_inspector.program.plan import Plan
+from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.structure import is_observable, structure_of
-from nnx_inspector.stats.packing import unpack
+from nnx_inspector.program.survey import survey
 
 X = batch(4, 3)
 
@@ -181,13 +182,23 @@ def test_the_structure_of_nothing_says_so():
     assert str(found.params["structure"]) == "nothing"
 
 
-# --------------------------------------------------------------- cotangents
+# ---------------------------------------------------------------- gradients
+
+HOW = {"owner": "us", "site": "s", "of": (0, 0), "mapped": ((),), "members": None}
+SEED = jnp.float32(0)
 
 
-def observed(f, x, sink=None):
-    """The summary of the cotangent of x in f, from the gradient with respect to a sink."""
-    sink = sink_like(x) if sink is None else sink
-    return unpack(jax.jit(jax.grad(lambda sink: f(observe_cotangent(x, sink))))(sink))
+def gradients_in(f, *args):
+    """The summaries of the gradients that a program marks."""
+    found = survey(jax.make_jaxpr(f)(*args), "us")
+    _, seen = evaluate(found, jax.tree.leaves(args), plan=Plan())
+    return [one.summaries[0] for _, _, one in found.walk(seen)]
+
+
+def observed(f, x):
+    """The summary of the gradient of x in f, differentiated with respect to the seed alone."""
+    (found,) = gradients_in(jax.grad(lambda seed: f(seeded(x, seed, **HOW))), SEED)
+    return found
 
 
 def assert_observed(summary, values):
@@ -198,100 +209,63 @@ def assert_observed(summary, values):
     np.testing.assert_allclose((summary.min, summary.max), (values.min(), values.max()), rtol=1e-6)
 
 
-def test_the_value_is_the_identity():
-    x = jnp.array([jnp.nan, -0.0, jnp.inf], jnp.float32)
-    for f in (observe_cotangent, jax.jit(observe_cotangent)):
-        assert np.asarray(f(x, sink_like(x))).tobytes() == np.asarray(x).tobytes()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "complex64"])
+def test_a_seeded_value_is_bitwise_the_value(dtype):
+    x = jnp.asarray([-0.0, jnp.nan, 3.0], dtype)
+    f = lambda x: seeded(x, SEED, **HOW)  # noqa: E731
+    for run in (f, jax.jit(f), jax.vmap(f)):
+        assert np.asarray(run(x)).tobytes() == np.asarray(x).tobytes()
 
 
-def test_the_gradient_of_the_sink_is_the_summary_of_the_cotangent():
+def test_the_gradient_of_a_value_is_marked():
     assert_observed(observed(lambda x: (x**2).sum(), X), 2 * np.asarray(X))
 
 
-def test_the_gradient_of_the_value_is_what_it_is_without():
-    f = lambda x, sink: jnp.sin(observe_cotangent(x, sink)).sum()  # noqa: E731
-    ours, _ = jax.grad(f, argnums=(0, 1))(X, sink_like(X))
+def test_the_gradient_of_the_value_is_what_it_is_without_and_that_of_the_seed_is_0():
+    f = lambda x, seed: jnp.sin(seeded(x, seed, **HOW)).sum()  # noqa: E731
+    ours, of_seed = jax.grad(f, argnums=(0, 1))(X, SEED)
     np.testing.assert_array_equal(ours, jax.grad(lambda x: jnp.sin(x).sum())(X))
-    np.testing.assert_array_equal(jax.grad(f)(X, sink_like(X)), ours)
+    np.testing.assert_array_equal(jax.grad(f)(X, SEED), ours)
+    assert of_seed == 0
 
 
-def test_the_gradient_of_the_sink_alone_is_enough():
-    """The value may be independent of everything that is differentiated."""
-    assert_observed(observed(lambda x: (3.0 * x).sum(), X), np.full((4, 3), 3.0))
+def test_a_value_that_nothing_depends_on_has_no_mark():
+    f = lambda seed: jax.lax.stop_gradient(seeded(X, seed, **HOW)).sum()  # noqa: E731
+    assert gradients_in(jax.grad(f), SEED) == []
 
 
-def test_without_a_cotangent_the_sink_stays_empty():
-    assert observed(lambda x: jax.lax.stop_gradient(x).sum(), X).size == 0
-
-
-def test_nan_and_infinity_of_a_cotangent_are_counted():
+def test_nan_and_infinity_of_a_gradient_are_counted():
     weights = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 1.0])
     summary = observed(lambda x: (x * weights).sum(), jnp.ones(4))
     assert (summary.nan, summary.posinf, summary.neginf, summary.finite) == (1, 1, 1, 1)
 
 
-def test_a_complex_cotangent_is_summarised_by_its_magnitude():
+def test_a_complex_gradient_is_summarised_by_its_magnitude():
     x = jnp.array([3.0 + 4.0j, 0.0])
     summary = observed(lambda x: (x * jnp.conj(x)).real.sum(), x)
     np.testing.assert_allclose(summary.max, 10.0, rtol=1e-6)
 
 
-def test_a_batch_with_one_sink_is_summarised_as_a_whole():
-    def f(sink):
-        return jax.vmap(lambda x: (observe_cotangent(x, sink) ** 2).sum())(X).sum()
+def test_of_a_batch_the_whole_is_summarised():
+    def f(seed):
+        return jax.vmap(lambda x: (seeded(x, seed, **HOW) ** 2).sum())(X).sum()
 
-    assert_observed(unpack(jax.jit(jax.grad(f))(sink_like(X[0]))), 2 * np.asarray(X))
-
-
-def test_a_batch_with_a_sink_each_has_a_row_each():
-    def f(sinks):
-        return jax.vmap(lambda x, s: (observe_cotangent(x, s) ** 2).sum())(X, sinks).sum()
-
-    summary = unpack(jax.jit(jax.grad(f))(sink_like(X[0], (4,))))
-    assert summary.rows == (4,)
-    for i in range(4):
-        assert_observed(summary.row(i), 2 * np.asarray(X[i]))
+    (found,) = gradients_in(jax.grad(f), SEED)
+    assert_observed(found, 2 * np.asarray(X))
 
 
-def test_a_row_each_and_then_a_batch_keeps_the_rows():
-    x = batch(2, 4, 3)
-
-    def f(sinks):
-        inner = jax.vmap(lambda x, s: (observe_cotangent(x, s) ** 2).sum())
-        return jax.vmap(lambda x: inner(x, sinks).sum())(x).sum()
-
-    summary = unpack(jax.jit(jax.grad(f))(sink_like(X[0], (4,))))
-    for i in range(4):
-        assert_observed(summary.row(i), 2 * np.asarray(x[:, i]))
+def test_of_the_gradient_of_each_example_too():
+    one = lambda x: jax.grad(lambda seed: (seeded(x, seed, **HOW) ** 2).sum())(SEED)  # noqa: E731
+    (found,) = gradients_in(jax.vmap(one), X)
+    assert_observed(found, 2 * np.asarray(X))
 
 
-def test_an_unbatched_value_with_batched_sinks_has_a_row_each():
-    scales = jnp.array([1.0, 2.0])
+def test_in_a_scan_each_iteration_has_a_row_with_remat_too():
+    def f(seed):
+        step = lambda c, _: (jnp.sin(seeded(c, seed, **HOW)), None)  # noqa: E731
+        return jax.lax.scan(jax.checkpoint(step), X, None, length=3)[0].sum()
 
-    def f(sinks):
-        one = lambda scale, s: (scale * observe_cotangent(X, s)).sum()  # noqa: E731
-        return jax.vmap(one)(scales, sinks).sum()
-
-    summary = unpack(jax.jit(jax.grad(f))(sink_like(X, (2,))))
-    assert_observed(summary.row(0), np.full((4, 3), 1.0))
-    assert_observed(summary.row(1), np.full((4, 3), 2.0))
-
-
-def test_the_gradient_of_each_example_is_its_own():
-    def one(x):
-        return jax.grad(lambda s: (observe_cotangent(x, s) ** 2).sum())(sink_like(x))
-
-    summary = unpack(jax.jit(jax.vmap(one))(X))
-    for i in range(4):
-        assert_observed(summary.row(i), 2 * np.asarray(X[i]))
-
-
-def test_a_sink_a_step_of_a_scan_has_a_row_each_with_remat_too():
-    def f(sinks):
-        step = lambda c, s: (jnp.sin(observe_cotangent(c, s)), None)  # noqa: E731
-        return jax.lax.scan(jax.checkpoint(step), X, sinks)[0].sum()
-
-    summary = unpack(jax.jit(jax.grad(f))(sink_like(X, (3,))))
+    (summary,) = gradients_in(jax.grad(f), SEED)
     x = np.asarray(X, np.float64)
     inputs = [x, np.sin(x), np.sin(np.sin(x))]
     ct = np.ones_like(x)
@@ -303,9 +277,22 @@ def test_a_sink_a_step_of_a_scan_has_a_row_each_with_remat_too():
         assert_observed(summary.row(i), values)
 
 
+@pytest.mark.parametrize("ticket", [1, 5])
+def test_a_mark_can_have_the_value_of_the_seed(ticket):
+    def f(x, seed):
+        return (seeded(x, seed, **HOW, ticket=True) ** 2).sum()
+
+    found = survey(jax.make_jaxpr(jax.grad(f, argnums=(0, 1)))(X, SEED), "us")
+    out, seen = evaluate(found, [X, SEED + ticket], plan=Plan())
+    ((_, _, one),) = found.walk(seen)
+    assert one.ticket == ticket
+    assert_observed(one.summaries[0], 2 * np.asarray(X))
+    np.testing.assert_array_equal(out[0], 2 * X)
+
+
 def test_jvp_and_hessian_go_on_working():
     """TRAPS: a `custom_vjp` tap breaks `jvp` and `hessian`."""
-    f = lambda x: jnp.sin(observe_cotangent(x, sink_like(x))).sum()  # noqa: E731
+    f = lambda x: jnp.sin(seeded(x, SEED, **HOW)).sum()  # noqa: E731
     g = lambda x: jnp.sin(x).sum()  # noqa: E731
     x, t = X[0], jnp.ones(3)
     np.testing.assert_array_equal(jax.jvp(f, (x,), (t,))[1], jax.jvp(g, (x,), (t,))[1])
@@ -313,22 +300,19 @@ def test_jvp_and_hessian_go_on_working():
     np.testing.assert_allclose(jax.jacfwd(jax.jacfwd(f))(x), jax.hessian(g)(x), rtol=1e-6)
 
 
-def test_a_derivative_of_the_observing_pass_does_not_see_the_summary():
-    """TRAPS: stop the gradient through observed cotangents, or hessians see them."""
-
+def test_a_derivative_of_the_backward_pass_is_what_it_is_without():
     def grads(x):
-        f = lambda x, s: (observe_cotangent(x, s) ** 3).sum()  # noqa: E731
-        return jax.grad(f, argnums=(0, 1))(x, sink_like(x))
+        f = lambda x, seed: (seeded(x, seed, **HOW) ** 3).sum()  # noqa: E731
+        return jax.grad(f, argnums=(0, 1))(x, SEED)
 
-    second, of_summary = jax.jvp(grads, (X[0],), (jnp.ones(3),))[1]
+    second, of_seed = jax.jvp(grads, (X[0],), (jnp.ones(3),))[1]
     np.testing.assert_allclose(second, 6 * np.asarray(X[0]), rtol=1e-6)
-    assert not np.asarray(of_summary).any()
+    assert not np.asarray(of_seed).any()
 
 
-def test_float64_sinks_for_float64_values():
+def test_a_gradient_in_float64_is_summarised_in_float64():
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(0).normal(size=5))
-        assert sink_like(x).dtype == jnp.float64
         np.testing.assert_allclose(
             observed(lambda x: (x**2).sum(), x).mean, 2 * np.asarray(x).mean(), rtol=1e-13
         )

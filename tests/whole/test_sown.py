@@ -229,7 +229,8 @@ def test_a_watched_step_sees_them():
 
 
 def test_a_site_that_only_a_call_reveals_can_be_perturbed_in_a_watched_step():
-    from nnx_inspector.perturbations.region import Scale, row_of
+    from nnx_inspector.perturbations.region import Scale
+    from nnx_inspector.perturbations.slots import row_of
 
     model, x = models.Perturbs(rngs()), batch(4, 3)
     step = nnx.jit(lambda m, x: m(x))

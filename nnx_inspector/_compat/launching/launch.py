@@ -40,6 +40,8 @@ class Edited(Protocol):
         program: takes more inputs, then its own; returns its own outputs, then more.
         inputs: how many more inputs.
         outputs: how many more outputs.
+        is_compiled: whether it is compiled if it stands for one equation. If not, its equations run
+            one after the other, and share what jax compiles for each with other programs.
     """
 
     @property
@@ -50,6 +52,9 @@ class Edited(Protocol):
 
     @property
     def outputs(self) -> int: ...
+
+    @property
+    def is_compiled(self) -> bool: ...
 
 
 class Launch(Protocol):
@@ -175,8 +180,8 @@ def run_alone(program: Any, arrays: Sequence[Any], params: dict[str, Any]) -> li
     if chosen is None:
         return None
     function = jaxprs.as_function(*jaxprs.open_jaxpr(chosen.program))
-    if not jaxprs.open_jaxpr(chosen.program)[0].eqns:
-        start = function  # it returns what it is given
+    if not (jaxprs.open_jaxpr(chosen.program)[0].eqns and chosen.is_compiled):
+        start = function
     elif chosen.program not in _alone:
         start = _alone[chosen.program] = jax.jit(function)
     else:
@@ -220,6 +225,10 @@ class _Chosen:
     @property
     def outputs(self) -> int:
         return sum(one.edited.outputs for one in self.launches)
+
+    @property
+    def is_compiled(self) -> bool:
+        return any(one.edited.is_compiled for one in self.launches)
 
     def inputs(self) -> list[Any]:
         # each edit puts its inputs in front of those of the program that it edited

@@ -35,8 +35,7 @@ from nnx_inspector.perturbations.apply import (
     parameters_under,
 )
 from nnx_inspector.perturbations.effects import Differences, differences
-from nnx_inspector.perturbations.region import rows_of
-from nnx_inspector.perturbations.slots import CLEAN, Place, Setting
+from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, rows_of
 from nnx_inspector.perturbations.substitute import with_own_parameters
 from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.analysis.trace import staged_for_trace

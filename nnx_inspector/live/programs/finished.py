@@ -99,6 +99,7 @@ class Edited:
     values: tuple[Any, ...]
     measures: bool
     read: Callable[[Sequence[Any]], list[Any]]
+    is_compiled: bool = True
 
 
 class Finished:

@@ -24,8 +24,7 @@ from nnx_inspector.live.inbox import Begun, Inbox, Message, Sent
 from nnx_inspector.live.messages import GRADIENT, Reached
 from nnx_inspector.live.programs.finished import Edited, Finished, Index, Pass, differentiated
 from nnx_inspector.live.programs.passing import key_of
-from nnx_inspector.perturbations.region import rows_of
-from nnx_inspector.perturbations.slots import CLEAN, Place, Setting
+from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, rows_of
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.survey import Marked
 

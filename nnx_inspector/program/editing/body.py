@@ -56,6 +56,7 @@ class Editor:
         seeds: Callable[[Marked], bool] | None,
         enter: Mapping[str, Enter],
         *,
+        tickets: bool = False,
         most_rows: int = 0,
         presence: bool = False,
         depths: Mapping[Any, int] | None = None,
@@ -63,7 +64,7 @@ class Editor:
         self.enter = enter
         self.most_rows, self.presence = most_rows, presence
         self.gated = False  # within a scan that measures some of its iterations
-        self.plan, self.seeds = plan, seeds
+        self.plan, self.seeds, self.tickets = plan, seeds, tickets
         self.again = False  # within the second pass of a remat
         self.axes: tuple[str, ...] = ()  # the manual axes of the shard_maps around
         self.inside: dict[str, Any] = {}  # the parameters of the innermost one
@@ -285,7 +286,10 @@ class Body:
             values = self._seeded(marked, equation, values)
         self._instead.update(zip(equation.outvars, [*values, *rest], strict=True))
         summaries, kept = jax.tree.map(self.slot, (summaries, kept))
-        return Seen(summaries, Always(marked.rows(())), kept)
+        ticket = None
+        if marked.part == GRADIENT and equation.params.get("ticket") and not self.of.axes:
+            (ticket,) = map(self.slot, self.at_home(rest[-1:], equation))
+        return Seen(summaries, Always(marked.rows(())), kept, ticket)
 
     def _begun(self, marked: Marked, equation: Any, values: list[Any]) -> Seen:
         """The first of the values ties the mark to the program."""
@@ -386,7 +390,7 @@ class Body:
                 seed = self.place(SEED, self.type_of(np.float32, equation), np.float32(0))
                 of_one = None if members is None else members.only(leaf)
                 how = {"owner": GRADIENT, "site": marked.site, "of": (id(marked), leaf)}
-                how |= {"mapped": (mapped[leaf],), "members": of_one}
+                how |= {"mapped": (mapped[leaf],), "members": of_one, "ticket": self.of.tickets}
                 (out[leaf],), _ = self.traced(Seeded(tuple(how.items())), [x, seed], equation)
         return out
 

@@ -1,0 +1,129 @@
+"""The programs that a block of code launches, edited by one plan.
+
+Each program that holds an owner's marks returns what they see as well, and gets the values of its
+givens. A mark on arrays outside every program is a program of its own. An edited program is kept as
+long as the one that it was made of, so that equal plans compile it once. Does not decide what is
+measured, and keeps nothing that was seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.launching import launch
+from nnx_inspector.program.plan import Plan
+from nnx_inspector.program.rewrite import Rewritten, rewritten, with_presence
+from nnx_inspector.program.survey import Survey, survey
+
+Seen = Callable[[Survey, list[Any]], None]
+"""Gets the survey of a program that was launched, and what its marks saw."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Launched:
+    """A program that was edited under a plan; see `launch.Edited`.
+
+    Attributes:
+        found: the survey of the program as it was.
+        new: what was made of it.
+    """
+
+    program: Any
+    found: Survey
+    new: Rewritten
+    is_compiled: bool = False
+
+    @property
+    def inputs(self) -> int:
+        return len(self.new.keys)
+
+    @property
+    def outputs(self) -> int:
+        return len(self.new.jaxpr.outvars) - self.new.outputs
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Launch:
+    """See `launch.Launch`."""
+
+    edited: Launched
+    given: Callable[[Any], Any]
+    seen: Seen
+
+    def inputs(self) -> list[Any]:
+        pairs = zip(self.edited.new.keys, self.edited.new.given, strict=True)
+        values = [self.given(key[1]) if key[0] == "given" else value for key, value in pairs]
+        with ours():
+            return jax.device_put(values)
+
+    def take(self, arrays: list[Any], /) -> None:
+        self.seen(self.edited.found, self.edited.new.read(arrays))
+
+
+class Block(launch.Taking):
+    """While it is open, an owner's marks and givens act in the programs that this thread launches.
+
+    Args:
+        owner: the owner of the marks, and the first part of the place of each given.
+        plan: what is measured at the marks; nothing may be perturbed.
+        given: the value for a place.
+        seen: gets what the marks of a program saw.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        plan: Plan,
+        *,
+        given: Callable[[Any], Any] = lambda place: None,
+        seen: Seen = lambda *_: None,
+    ):
+        super().__init__(self)
+        self._owner, self._plan = owner, plan
+        self._given, self._seen = given, seen
+
+    def prepare(self) -> None:
+        """See `launch.Chooser`."""
+
+    def start(self, call: Any, /) -> None:
+        """See `launch.Chooser`."""
+
+    def choose(self, program: Any, /, *, alone: dict[str, Any] | None = None) -> _Launch | None:
+        found = _launched(program, self._owner, self._plan)
+        return None if found is None else _Launch(found, self._given, self._seen)
+
+    def holds(self, jaxpr: Any, /) -> bool:
+        return bool(survey(jaxpr, self._owner, finished=True).items)
+
+    with_presence = staticmethod(with_presence)
+
+    def escaped(self, name: str, /) -> None:
+        """See `launch.Chooser`; what a given is there, `marks.given` says."""
+
+    def failed(self, error: Exception, /) -> None:
+        """The user's own program has run, without what this block wants of it."""
+        raise error
+
+
+_known: weakref.WeakKeyDictionary[Any, dict[Any, Launched | None]] = weakref.WeakKeyDictionary()
+"""Program -> what was made of it for each owner and plan; None if it holds nothing of theirs."""
+
+
+def _launched(program: Any, owner: Any, plan: Plan) -> Launched | None:
+    mine = _known.setdefault(program, {})
+    if (owner, plan) not in mine:
+        found = survey(program, owner, finished=True)
+        made = None
+        if found.items:
+            new = rewritten(found, plan)
+            edited = jaxprs.closed_like(program, new.jaxpr)
+            made = Launched(edited, found, new)
+        mine[owner, plan] = made
+    return mine[owner, plan]
