@@ -56,7 +56,7 @@ class Seen:
     Attributes:
         others: type -> calls of modules of the model's types that are not the model's.
         doubtful: type -> those of `others` that may be the model's after all.
-        executables: calls of executables that were compiled ahead of time.
+        executables: calls of programs that were compiled ahead of time, or exported.
         twins: whether a program has two trees that may be the model.
     """
 
@@ -71,8 +71,8 @@ class Seen:
         them = f"{count} call{'s' * (count > 1)} of modules"
         if self.executables:
             return (
-                "it calls an executable that was compiled ahead of time, which runs no Python",
-                "call the jitted function itself, or compile it inside the watched loop",
+                "it calls a program that was exported or compiled ahead of time: no Python runs",
+                "call the jitted function itself",
             )
         if self.twins:
             return TWINS, SPLIT_INSIDE

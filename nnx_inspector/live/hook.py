@@ -26,7 +26,7 @@ from jax.core import ShapedArray
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.launching.rules import noting_rules, rule_here
-from nnx_inspector.hooks.layers import Context, open_layers, opened
+from nnx_inspector.hooks.layers import Context, open_layers, opened, restore_layers
 from nnx_inspector.hooks.sites import CALL, parse_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.live.beginning import arguments_of, held_by_call, path_within
@@ -144,14 +144,14 @@ class Watch:
             run = run_here(self.session)
             if run is not None:
                 return self._marked(run, next_fun, args, kwargs, context)
-        if self.aside:  # what follows opens other layers, and so undoes that
+        if self.aside:  # jax was to start the next program, and this call is none
+            restore_layers()
             return dataclasses.replace(self, aside=0)(next_fun, args, kwargs, context)
-        with opened(()):
+        with self._within():
             run, token = self._begin(args, kwargs, context)
-        parameters = self._parameters(run, context)
-        with self._within(), _running(self.session, run), parameters:
-            run.bound.append(token)
-            return self._marked(run, next_fun, args, kwargs, context, outermost=True)
+            with _running(self.session, run), self._parameters(run, context):
+                run.bound.append(token)
+                return self._marked(run, next_fun, args, kwargs, context, outermost=True)
 
     def _begin(self, args: Any, kwargs: Any, context: Context) -> tuple[Run, Any]:
         """Name the place where a pass begins; returns it, and a value that ties it to the program.
@@ -159,16 +159,17 @@ class Watch:
         Its operands are the parameters and the arguments, of which a measured pass takes samples.
         """
         found, number = listeners.get(self.session), next(_numbers)
-        held = held_by_call(context)
-        begun = Begun(
-            session=self.session,
-            site=context.site or "",
-            paths=tuple(held),
-            parameters=_differentiable(context, held),
-            call=call_in_shapes(context, args, kwargs) if context.kind == "method" else None,
-            claim=None if found is None else found.lookalikes.claim_on(context.module),
-        )
-        operands = [np.float32(0), *held.values(), *arguments_of(args, kwargs)]
+        with opened(()):
+            held = held_by_call(context)
+            begun = Begun(
+                session=self.session,
+                site=context.site or "",
+                paths=tuple(held),
+                parameters=_differentiable(context, held),
+                call=call_in_shapes(context, args, kwargs) if context.kind == "method" else None,
+                claim=None if found is None else found.lookalikes.claim_on(context.module),
+            )
+            operands = [np.float32(0), *held.values(), *arguments_of(args, kwargs)]
         how = {"owner": self.owner, "site": begun.site, "part": BEGIN, "call": number}
         token, *_ = mark.bind(*operands, structure=None, begun=begun, **how)
         run = Run(number, begun, ensemble_of(context.module))
@@ -306,10 +307,9 @@ class Watch:
             return on
         if run.ensemble is not None and jit.is_of_here(run.ensemble.number):
             return _of_member(on, place.rows, run.ensemble.number, run.ensemble.count)
-        with opened(()):
-            how = {"rows": place.rows, "call": run.number, "site": site}
-            kind = jax.ShapeDtypeStruct((), np.bool_)
-            return self._given((number, 0), kind, self.places, *values, **how)
+        how = {"rows": place.rows, "call": run.number, "site": site}
+        kind = jax.ShapeDtypeStruct((), np.bool_)
+        return self._given((number, 0), kind, self.places, *values, **how)
 
 
 def _acted(x: Any, one: Any, *, name: str) -> Any:

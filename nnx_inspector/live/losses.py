@@ -45,6 +45,6 @@ def others_of(session: Session) -> Iterator[str]:
     executables, session.executables = session.executables, 0
     if executables:
         yield (
-            "The step is an executable that was compiled ahead of time, before watching, so its "
-            "modules cannot be seen. Watch the jitted function itself."
+            "The loop calls a program that was compiled ahead of time or exported, so its modules "
+            "cannot be seen. Call the jitted function itself."
         )

@@ -19,7 +19,7 @@ from flax import nnx
 
 from nnx_inspector._compat.started import Following
 from nnx_inspector.background import Worker, weakly
-from nnx_inspector.hooks.dispatch import Tagged, executables_called, hooking
+from nnx_inspector.hooks.dispatch import Tagged, hooking
 from nnx_inspector.hooks.layers import TAP_OUTPUT, Layer
 from nnx_inspector.hooks.lookalikes import Lookalikes
 from nnx_inspector.hooks.scope import Scope, scope_of
@@ -67,12 +67,11 @@ class _Noting:
         self._is_open = False
 
     def open(self) -> None:
-        executables_called()
         self._is_open = True
 
     def close(self) -> None:
         if self._is_open:
-            self._session.note(self._scope, executables_called())
+            self._session.note(self._scope)
             self._is_open = False
 
 
@@ -328,9 +327,8 @@ class Session:
         """Watch every pass that this thread makes inside; see `opening`."""
         return held(*self.opening())
 
-    def note(self, scope: Scope, executables: int) -> None:
-        """Take over what a scope has seen, and so many calls of executables."""
-        self.executables += executables
+    def note(self, scope: Scope) -> None:
+        """Take over what a scope has seen."""
         self._may_share &= not scope.unattributed
         for name, count in scope.unattributed.items():
             self.unattributed[name] = self.unattributed.get(name, 0) + count

@@ -25,7 +25,8 @@ from nnx_inspector._compat import jit
 from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.live.session import Session
-from nnx_inspector.perturbations.region import Zero, perturb
+from nnx_inspector.perturbations.region import perturb
+from nnx_inspector.perturbations.values import Zero
 from nnx_inspector.records.capture import capture, value_and_grad
 
 FILE = pathlib.Path(__file__).parents[2] / "notebooks" / "constructs.md"
@@ -59,7 +60,10 @@ _HOOKS = ("fires", "attributed", "instance", "perturb", "watched")
 
 KNOWN: dict[tuple[str, str, str], str] = {
     **{("another thread calls the model", INSIDE, column): _THREAD for column in _HOOKS},
-    **{("`jax.export`", BEFORE, column): _EXPORT for column in (*_HOOKS, "output", "gradient")},
+    **{
+        ("`jax.export`", BEFORE, column): _EXPORT
+        for column in ("fires", "attributed", "instance", "perturb", "output", "gradient")
+    },
     **{("`jax.export`", INSIDE, column): _EXPORTS for column in ("output", "gradient")},
     **{
         ("`nnx.clone` of the model", BEFORE, column): _COPY

@@ -760,7 +760,7 @@ def test_a_step_that_was_compiled_ahead_of_time_is_told(insp, model):
     with pytest.warns(nni.InspectorWarning, match="compiled ahead of time"):
         loop()
     texts = [notice.text for notice in insp._core.view._notices]
-    assert sum("The step is an executable" in text for text in texts) == 1
+    assert sum("The loop calls a program that was compiled ahead" in text for text in texts) == 1
 
 
 def test_equal_models_one_after_the_other_leave_no_programs_of_our_arithmetic_behind():

@@ -5,6 +5,7 @@ import re
 import warnings
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -83,6 +84,18 @@ def ahead_of_time(model):
     return lambda _: compiled(model, X)
 
 
+def ahead_of_time_within(model):
+    return lambda _: forward.lower(model, X).compile()(model, X)
+
+
+def exported(model):
+    graphdef, state = nnx.split(model)
+    leaves, treedef = jax.tree.flatten(state)
+    pure = lambda leaves, x: nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))(x)  # noqa: E731
+    function = jax.export.export(jax.jit(pure))(leaves, X)
+    return lambda _: function.call(leaves, X)
+
+
 def of_a_clone(model):
     clone = nnx.clone(model)
     return lambda _: forward(clone, X)
@@ -92,6 +105,8 @@ INSTEAD = {
     "a clone": (of_a_clone, "3 calls of modules of another TwoLayers were seen", "insp.update"),
     "two splits": (two_splits, "two trees of its structure", "split them inside"),
     "an executable": (ahead_of_time, "compiled ahead of time", "call the jitted function"),
+    "an executable of the loop": (ahead_of_time_within, "compiled ahead of time", "itself"),
+    "an exported function": (exported, "was exported", "call the jitted function"),
     "nothing": (lambda model: lambda _: None, "no call of any module", "own thread"),
 }
 

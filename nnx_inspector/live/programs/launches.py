@@ -39,6 +39,7 @@ class Watched(Protocol):
     inbox: Inbox
     setting: Setting
     errors: list[str]
+    executables: int
     ran: dict[int, Reached]
     unseen: dict[str, str]
 

@@ -102,7 +102,10 @@ class Variants:
     with_presence = staticmethod(with_presence)
 
     def escaped(self, name: str, /) -> None:
-        """A program that was compiled ahead; `Session.note` counts it."""
+        """Count a program that was compiled ahead, even under our hooks: nothing edits it."""
+        session = self._session()
+        if session is not None and hooks.value is not None:  # not one of our own
+            session.executables += 1
 
     def failed(self, error: Exception, /) -> None:
         session = self._session()
