@@ -76,8 +76,15 @@ def edited(
     """
     bare, _ = open_jaxpr(jaxpr)
     effects = {e for e in bare.effects if any(e in one.effects for one in equations)}
+    about, names = bare.debug_info.with_unknown_names(), bare.debug_info.arg_names
+    if names is not None:
+        about = about._replace(arg_names=(*("",) * len(inputs), *names))
     new = bare.replace(
-        invars=[*inputs, *bare.invars], outvars=list(outputs), eqns=list(equations), effects=effects
+        invars=[*inputs, *bare.invars],
+        outvars=list(outputs),
+        eqns=list(equations),
+        effects=effects,
+        debug_info=about,
     )
     return closed_like(jaxpr, new)
 

@@ -26,24 +26,13 @@ def trace_is_over(state: Any) -> bool:
     return state._trace_ref() is None
 
 
-def outermost_trace() -> Any:
-    """The trace of all that is being traced, or None."""
-    return next(iter(_traces_here()), None)
-
-
 def outermost_program() -> Any:
     """The trace of the whole program that is being traced (`jit`, not an eager `grad`), or None."""
-    kind = partial_eval.DynamicJaxprTrace
-    return next((one for one in _traces_here() if isinstance(one, kind)), None)
-
-
-def _traces_here() -> list[Any]:
-    """The traces that are under way, outermost first."""
-    trace, found = core.trace_ctx.trace, list[Any]()
-    while trace is not None and not isinstance(trace, core.EvalTrace):
-        found.append(trace)
+    trace, found = core.trace_ctx.trace, None
+    while trace is not None:
+        found = trace if isinstance(trace, partial_eval.DynamicJaxprTrace) else found
         trace = getattr(trace, "parent_trace", None)
-    return found[::-1]
+    return found
 
 
 def is_of_here(x: Any) -> bool:
@@ -86,6 +75,14 @@ def _without_hold(trace: Any) -> Hashable:
     found = weakref.ref(trace)
     hash(found)  # kept from now on: it cannot be computed once the trace is gone
     return found
+
+
+def names_of_inputs(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
+    """The function that a bare jaxpr was traced from, with its line, and what it calls each input:
+    `"state['a'].value"`, or "" if jax does not know; no names if it knows none.
+    """
+    names = tuple(jaxpr.debug_info.arg_names or ())
+    return jaxpr.debug_info.func_src_info, names if len(names) == len(jaxpr.invars) else ()
 
 
 def vmaps_here() -> list[Any]:

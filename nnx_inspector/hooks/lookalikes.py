@@ -1,12 +1,12 @@
-"""Trees that were merged in a program, and may or may not be a scope's model.
+"""What the parameters of a merged module say about it, while its program is traced.
 
-Where the model was split within the program, its parameters tell: a teacher or an average that is
-merged from the model's graphdef has others, which the program was given. Where a loop splits the
-model once and merges it in a `jax.jit`, they tell nothing. Such a tree is the model's if it has the
-model's structure, or a graphdef of the model's, and no other tree of the same program can be the
-model's. Whether another one can is known only after the program has been traced, so a tree comes
-with a claim, which is withdrawn if a second tree appears. Invariant: if a program has two such
-trees, neither is taken for the model without a choice of the user's.
+Where the model was split within a program, its parameters tell it from a teacher or an average that
+is merged from its graphdef: they are followed to what they are outside `grad` and `vmap`, the
+program was given the teacher's, and the model never held them there. This has to be known while the
+program is traced, because it says whose the parts are that two trees share, and because
+`intercept_methods` and `nni.perturb` act there. Of a tree whose parameters the program was given as
+a whole it says little: of two, only the first counts. For a watched loop `live.programs.whose`
+decides that later.
 """
 
 from __future__ import annotations
@@ -20,30 +20,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector._compat import jit
-from nnx_inspector.hooks.variables import contents, held_by
-
-TWINS = (
-    "two trees of its structure, split outside the program that calls them (an average of its "
-    "weights, or a teacher), and nothing says which is the model"
-)
-SPLIT_INSIDE = (
-    "split the model inside the step that calls it, or say which it is with watch(..., tree=0): 0 "
-    "is the one that the program calls first"
-)
-OTHER = "another tree of its structure was chosen"
-
-
-@dataclasses.dataclass(eq=False)
-class Claim:
-    """The claim that a tree is the model's.
-
-    Attributes:
-        withdrawn: why it does not hold, in words; "" while it holds.
-        tagged: whether the tree has a graphdef of the model's.
-    """
-
-    withdrawn: str = ""
-    tagged: bool = False
+from nnx_inspector.hooks.variables import held_by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +28,14 @@ class Merged:
     """What the parameters of a merged module say about it.
 
     Attributes:
-        new: whether the model has not held one of them in the program.
+        held: whether the model has held one of them in the program.
+        new: whether it has not held one of them.
         others: whether the program was given such a one, as it was given the model's.
         givers: the programs that were given them; None among them if one was computed.
         values: a number that is the same for the same parameters; 0 if there is none.
     """
 
+    held: bool = False
     new: bool = False
     others: bool = False
     givers: frozenset[Hashable] = frozenset()
@@ -64,8 +43,9 @@ class Merged:
 
     @property
     def giver(self) -> Hashable:
-        """The program that was given all parameters, which are new; None if there is none."""
-        return next(iter(self.givers)) if self.new and len(self.givers) == 1 else None
+        """The program that was given all parameters, which are all new; None if there is none."""
+        whole = self.new and not self.held and len(self.givers) == 1
+        return next(iter(self.givers)) if whole else None
 
 
 class Held:
@@ -129,6 +109,7 @@ class _Parameters:
         new = [one for one in mine if id(one.value) not in self._held]
         key = (*(id(one.value) for one in mine), None, *(part.values for part in parts))
         found = Merged(
+            held=len(new) < len(mine) or any(part.held for part in parts),
             new=bool(new) or any(part.new for part in parts),
             others=any(map(self._is_anothers, new)) or any(part.others for part in parts),
             givers=frozenset(one.program if one.given else None for one in mine).union(
@@ -150,113 +131,18 @@ def _parameters(node: Any) -> Iterator[jit.Origin]:
         yield from map(jit.origin_of, jax.tree.leaves(node.get_raw_value()))
 
 
-class _Program:
-    """The trees of one program, by the values they were merged from, in order of calls."""
-
-    def __init__(self, chosen: int | None) -> None:
-        self._chosen = chosen
-        self.claims: dict[Hashable, Claim] = {}
-        self._tagged: dict[Hashable, dict[int, Claim]] = {}
-        self._values: list[Any] = []  # kept, for their ids
-        self.certain = False
-
-    def claim_of(self, tree: nnx.Module) -> Claim:
-        values = [jit.origin_of(x).value for *_, x in contents(tree) if jit.is_tracer(x)]
-        self._values += values
-        claim = self.claims.setdefault(tuple(map(id, values)), Claim())
-        self.judge()
-        return claim
-
-    def claim_of_tagged(self, tree: Merged, path: Hashable) -> Claim:
-        """The claim of a tree with a graphdef of the model's."""
-        trees = self._tagged.setdefault((tree.giver, path), {})
-        claim = trees.setdefault(tree.values, Claim(tagged=True))
-        if len(trees) > 1:
-            why = f"{TWINS}: {SPLIT_INSIDE}" if self._chosen is None else OTHER
-            for number, one in enumerate(trees.values()):
-                one.withdrawn = "" if number == self._chosen else why
-        return claim
-
-    def judge(self) -> None:
-        alone = len(self.claims) + self.certain < 2
-        for number, one in enumerate(self.claims.values()):
-            if self._chosen is not None and not self.certain:
-                one.withdrawn = "" if number == self._chosen else OTHER
-            elif not alone:
-                one.withdrawn = f"{TWINS}: {SPLIT_INSIDE}"
-
-
-class Lookalikes:
-    """The claims on one model, by the programs that are being traced.
-
-    Args:
-        chosen: which tree is the model if there are several, in the order in which the program
-            calls them; None if unknown.
+def counterparts(own: nnx.Module, tree: nnx.Module) -> list[tuple[Any, Any]]:
+    """(module, its counterpart in a tree of the same structure) for each; none if it has another:
+    other paths or types of objects, or shapes or dtypes of arrays.
     """
-
-    def __init__(self, chosen: int | None = None) -> None:
-        self._chosen = chosen
-        self._programs: weakref.WeakKeyDictionary[Any, _Program] = weakref.WeakKeyDictionary()
-        self._claims: dict[int, tuple[weakref.ref[Any], Claim]] = {}
-        self._leaving: dict[Hashable, Claim | None] = {}
-
-    def claim(self, own: nnx.Module, tree: nnx.Module) -> list[tuple[Any, Any]]:
-        """(module, its counterpart in a tree claimed to be the model's) for each; or empty."""
-        trace = jit.outermost_trace()
-        if trace is None or _structure_of(own) != _structure_of(tree):
-            return []
-        claim = self._program(trace).claim_of(tree)
-        if claim.withdrawn:
-            return []
-        nodes = (nnx.iter_graph(one, graph=True) for one in (own, tree))
-        pairs = [(a, b) for (_, a), (_, b) in zip(*nodes, strict=True)]
-        modules = [pair for pair in pairs if isinstance(pair[0], nnx.Module)]
-        self._claims.update((id(part), (weakref.ref(part), claim)) for _, part in modules)
-        return modules
-
-    def claim_on(self, module: Any) -> Claim | None:
-        """The claim by which a called module is the model's; None if it certainly is."""
-        claim = self._known(module)
-        trace = jit.outermost_trace()
-        if trace is not None and (claim is None or claim.tagged):
-            program = self._program(trace)
-            program.certain = True
-            program.judge()
-        return claim
-
-    def _program(self, trace: Any) -> _Program:
-        return self._programs.setdefault(trace, _Program(self._chosen))
-
-    def leaves(self, module: nnx.Module, path: Hashable) -> None:
-        """Note the claim on a module that a transform takes apart."""
-        self._leaving[path] = self._known(module)
-
-    def arrives(self, module: nnx.Module, path: Hashable, tree: Merged) -> None:
-        """Give a stand-in the claim on the module that a transform took apart last, or its own."""
-        claim, trace = self._leaving.get(path), jit.outermost_trace()
-        if claim is None and trace is not None and tree.giver is not None:
-            claim = self._program(trace).claim_of_tagged(tree, path)
-        self._share(claim, module)
-
-    def follow(self, module: nnx.Module, copy: Any) -> None:
-        self._share(self._known(module), copy)
-
-    def _share(self, claim: Claim | None, module: Any) -> None:
-        if claim is not None:
-            self._claims[id(module)] = (weakref.ref(module), claim)
-
-    def _known(self, module: Any) -> Claim | None:
-        ref, claim = self._claims.get(id(module), (None, None))
-        return claim if ref is not None and ref() is module else None
+    nodes = [list(nnx.iter_graph(one, graph=True)) for one in (own, tree)]
+    if list(map(_described, nodes[0])) != list(map(_described, nodes[1])):
+        return []
+    pairs = [(a, b) for (_, a), (_, b) in zip(*nodes, strict=True)]
+    return [pair for pair in pairs if isinstance(pair[0], nnx.Module)]
 
 
-def _structure_of(module: nnx.Module) -> list[Any]:
-    """Paths and types of a module's objects, and shapes and dtypes of its arrays."""
-    every: Any = nnx.iter_graph(module, graph=True)
-    found: list[Any] = []
-    for path, node in every:
-        value = node.get_raw_value() if isinstance(node, nnx.Variable) else node
-        found.append(
-            (path, type(node), getattr(value, "shape", None), getattr(value, "dtype", None))
-        )
-    return found
+def _described(entry: Any) -> Any:
+    path, node = entry
+    value = node.get_raw_value() if isinstance(node, nnx.Variable) else node
+    return path, type(node), getattr(value, "shape", None), getattr(value, "dtype", None)

@@ -16,7 +16,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.flax_graphs import graph_nodes, links_within
-from nnx_inspector.hooks.lookalikes import Held, Lookalikes, Merged
+from nnx_inspector.hooks.lookalikes import Held, Merged, counterparts
 from nnx_inspector.hooks.sites import Path, iter_modules, require_module
 
 CLONE: Path = ("", "clone")
@@ -31,17 +31,16 @@ class Scope:
     Args:
         roots: the model's modules, by the prefixes of their paths.
         token: identifies the model.
-        lookalikes: keeps claims on trees that may be the model's and then have its paths; None if
-            only certain modules have a path.
+        candidates: whether a tree that a program merges and that may be the model's has its paths
+            too: one from outside the program, with the model's graphdef or its structure. Whose it
+            is is then decided where the program is launched; see `live.programs.whose`.
 
     Attributes:
         readings: how often the model's modules were read: once more after each change of them.
     """
 
-    def __init__(
-        self, roots: dict[Path, nnx.Module], token: Any, lookalikes: Lookalikes | None = None
-    ):
-        self.lookalikes = lookalikes
+    def __init__(self, roots: dict[Path, nnx.Module], token: Any, *, candidates: bool = False):
+        self._candidates = candidates
         self.token = token  # not the model: jit caches keep scopes alive
         self._copies: dict[int, tuple[weakref.ref[Any], Path]] = {}
         self._flattened: dict[Path, list[Any]] = {}
@@ -106,11 +105,12 @@ class Scope:
             return None
         self._no_views[id(module)] = weakref.ref(module)
         path = self._path_of_view(module)
-        return self._claimed(module) if path is None else path
+        return self._of_candidate(module) if path is None else path
 
-    def _claimed(self, module: nnx.Module) -> Path | None:
-        """The path of a module of unknown origin, if its tree is claimed to be the model's."""
-        if self.lookalikes is None or self._doubted.get(id(module), (None, ()))[1] is not None:
+    def _of_candidate(self, module: nnx.Module) -> Path | None:
+        """The path of a module of unknown origin, if its tree may be the model."""
+        known = self._doubted.get(id(module), (None, ()))[1]
+        if not self._candidates or known is not None or not jit.is_tracing():
             return None
         own = self._roots[0][1]()
         doubted = [ref() for ref, path in self._doubted.values() if path is None]
@@ -119,7 +119,7 @@ class Scope:
                 continue
             if not any(part is module for _, part in iter_modules(tree)):
                 continue
-            for original, part in self.lookalikes.claim(own, tree):
+            for original, part in counterparts(own, tree):
                 path = self._known(original)
                 if path is not None:
                     self._copies[id(part)] = (weakref.ref(part), path)
@@ -214,8 +214,6 @@ class Scope:
             path = self._known(module) if isinstance(module, nnx.Module) else None
             if path is not None:
                 self._copies[id(stand_in)] = (weakref.ref(stand_in), path)
-                if self.lookalikes is not None:
-                    self.lookalikes.follow(module, stand_in)
 
     def leaves_with_tag(self, module: Any) -> Path | None:
         """The path to put into a graphdef or treedef; note in which trace it was put there."""
@@ -229,8 +227,6 @@ class Scope:
                 alive = [t for t in traces if not jit.trace_is_over(t)]
                 self._flattened[path] = [*alive, trace]
             self._held.leaves(module)
-            if self.lookalikes is not None:
-                self.lookalikes.leaves(module, path)
         return path
 
     def arrives_with_tag(self, module: Any, path: Path | None, *, moved: bool) -> None:
@@ -238,7 +234,8 @@ class Scope:
 
         In the trace in which the original was flattened, the module is the user's own clone or the
         result of a transform: a second model. In another trace it is a transform's stand-in for the
-        original, unless its parameters are not the model's: see `lookalikes`. A transform makes one
+        original, unless its parameters are not the model's: see `lookalikes`. With `candidates`, of
+        one whose parameters are all given to the program that is left open. A transform makes one
         stand-in per trace; a second one is the user's own merge, perhaps of another model's state
         (unless it has the same Variables: a view). `moved` says that a transform replaced its own
         stand-in by this module. A `path` of None means an unknown origin (an older graphdef).
@@ -246,17 +243,21 @@ class Scope:
         if self._known(module) is not None or type(module) not in self.types:
             return
         tree = Merged() if moved or path in (None, CLONE) else self._held.read(module)
+        if self._candidates and path is not None and tree.giver is not None:
+            for inner, part in iter_modules(module):  # also those without parameters
+                whole = cast(Path, (*path, *inner))
+                self._copies[id(part)] = (weakref.ref(part), whole)
+                self._forget_arrival(part, whole)
+            return
         if path in (None, CLONE) or not (moved or self._is_stand_in(path, tree)):
             if tree.values:
                 self._take_back(module)
-            # a program may have updated a tree of unknown origin, which may have a claim
+            # a program may have updated a tree of unknown origin, which may be the model
             if not (self.doubts(module) and self._doubted[id(module)][1] is None):
                 self._doubted[id(module)] = (weakref.ref(module), path)
             return
         self._arrived[path] = (jit.trace_state(), weakref.ref(module))
         self._copies[id(module)] = (weakref.ref(module), path)
-        if self.lookalikes is not None:
-            self.lookalikes.arrives(module, path, tree)
 
     def _take_back(self, module: nnx.Module) -> None:
         """Forget the paths of the parts of another tree that have no parameters to tell it by.
@@ -267,15 +268,18 @@ class Scope:
             if id(part) in self._copies and not self._held.read(part).values:
                 path = self._copies.pop(id(part))[1]
                 self._doubted[id(part)] = (weakref.ref(part), path)
-                if path in self._arrived and self._arrived[path][1]() is part:
-                    del self._arrived[path]
+                self._forget_arrival(part, path)
+
+    def _forget_arrival(self, module: nnx.Module, path: Path) -> None:
+        if path in self._arrived and self._arrived[path][1]() is module:
+            del self._arrived[path]
 
     def _is_stand_in(self, path: Path, tree: Merged) -> bool:
         trace = jit.trace_state()
         if tree.others or trace in self._flattened.get(path, ()):
             return False
         if self._held.is_second(tree, path):
-            return self.lookalikes is not None  # which then claims neither
+            return False
         earlier = self._arrived.get(path)
         return earlier is None or earlier[0] != trace or earlier[1]() is None
 
@@ -286,6 +290,6 @@ def variables_of(module: nnx.Module) -> list[tuple[Path, int]]:
     return [(p, id(node)) for p, node in every if isinstance(node, nnx.Variable)]
 
 
-def scope_of(model: nnx.Module, what: str = "model", lookalikes: Lookalikes | None = None) -> Scope:
+def scope_of(model: nnx.Module, what: str = "model", *, candidates: bool = False) -> Scope:
     """The scope of a model, or of a submodule (that instance only)."""
-    return Scope({(): require_module(model, what)}, id(model), lookalikes)
+    return Scope({(): require_module(model, what)}, id(model), candidates=candidates)

@@ -78,7 +78,7 @@ class Contents:
 
     def changed(self) -> Iterator[tuple[Path, nnx.Variable[Any], Any]]:
         """The Variables that hold another value now, each with its former value."""
-        is_other = map(operator.is_not, map(_values_of, self.variables), self.values)
+        is_other = map(operator.is_not, map(value_of, self.variables), self.values)
         for number in itertools.compress(itertools.count(), list(is_other)):
             yield self.paths[number][self.depth :], self.variables[number], self.values[number]
 
@@ -107,7 +107,7 @@ class Contents:
         return found
 
 
-_values_of = operator.methodcaller("get_raw_value")
+value_of = operator.methodcaller("get_raw_value")
 
 
 class Walk:
@@ -122,7 +122,7 @@ class Walk:
         self._numbers: dict[int, int] = {}
         self._count = itertools.count()
         self.collect(module, ())
-        self._found.values.extend(map(_values_of, self._found.variables))
+        self._found.values.extend(map(value_of, self._found.variables))
 
     def whole(self) -> Contents:
         return self._found
@@ -137,7 +137,7 @@ class Walk:
         own = every.variables[variables]
         found = Contents(
             own,
-            list(map(_values_of, own)),
+            list(map(value_of, own)),
             every.paths[variables],
             depth,
             every.containers[containers],

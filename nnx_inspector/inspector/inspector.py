@@ -288,9 +288,10 @@ class Inspector(Readings):
             every: measure the steps (passes) 0, every, 2 every, ...
             only: which of the inspector's sites to measure; see `intercept_methods`.
             gradients: whether to measure the gradients of activations too.
-            tree: which tree is the model, where one program merges several of its structure that
-                were split outside it (a student and the average of its weights): 0 is the one that
-                the program calls first. Without it none of them is measured.
+            tree: which tree is the model, where one program merges several of its structure (a
+                student and the average of its weights): 0 is the one that the program calls first.
+                Without it the model is the tree with the arrays that the model holds, and none of
+                them is measured if nothing tells which that is.
 
         Raises:
             TypeError: `batches` cannot be iterated over.

@@ -104,7 +104,7 @@ class Reports:
                 self._warnings.append(text)
 
     def _tell_losses(self, session: Session) -> None:
-        losses = list(losses_of(session))
+        losses = list(losses_of(session, over=self._attendance is None))
         for text in (*losses, *others_of(session)):
             self._core.notice("warning", text)
         if MODEL not in self._told:  # otherwise that says it

@@ -11,10 +11,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nnx_inspector.hooks.lookalikes import SPLIT_INSIDE, TWINS
 from nnx_inspector.hooks.sites import module_sites
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.messages import GRADIENT, Reached
+from nnx_inspector.live.programs.whose import SPLIT_INSIDE, TWINS
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.base import OfPart
 from nnx_inspector.perturbations.slots import Known, Place, misfit, refusal

@@ -158,7 +158,7 @@ class Watch:
 
         Its operands are the parameters and the arguments, of which a measured pass takes samples.
         """
-        found, number = listeners.get(self.session), next(_numbers)
+        number = next(_numbers)
         with opened(()):
             held = held_by_call(context)
             begun = Begun(
@@ -167,7 +167,7 @@ class Watch:
                 paths=tuple(held),
                 parameters=_differentiable(context, held),
                 call=call_in_shapes(context, args, kwargs) if context.kind == "method" else None,
-                claim=None if found is None else found.lookalikes.claim_on(context.module),
+                type_name=context.type_name,
             )
             operands = [np.float32(0), *held.values(), *arguments_of(args, kwargs)]
         how = {"owner": self.owner, "site": begun.site, "part": BEGIN, "call": number}

@@ -252,6 +252,13 @@ class Inbox:
             self._awaiting.pop(one.number, None)
             self._copied.discard(one.number)
 
+    def forget(self, number: int) -> bool:
+        """Let go of a pass that is not the model's; returns whether it was still here."""
+        with self._lock:
+            here = number in self._messages
+            self.drop(Taken(number, None, ()))
+            return here
+
     def _taken(self, number: int) -> Taken:
         return Taken(number, self._settings[number], tuple(self._messages[number]))
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nnx_inspector.live.programs.whose import TWINS
 from nnx_inspector.live.session import Session
 
 NAMED = 5
 """How many sites a warning names; the others are counted."""
 
 
-def losses_of(session: Session) -> Iterator[str]:
-    """What was lost of the model since the last call, as warnings; each loss is reported once."""
+def losses_of(session: Session, *, over: bool = True) -> Iterator[str]:
+    """What was lost of the model since the last call, as warnings; each loss is reported once.
+
+    Args:
+        over: whether the loop has ended. Until then `Attendance` says that it calls two trees.
+    """
     late, session.inbox.late = session.inbox.late, 0
     if late:
         yield (
@@ -19,7 +24,8 @@ def losses_of(session: Session) -> Iterator[str]:
             f"and are not shown: they were computed after several later calls. Iterate over "
             f"insp.watch(batches), which knows where a step ends."
         )
-    new = {site: why for site, why in session.unseen.items() if site not in session.told}
+    now = {site: why for site, why in session.unseen.items() if over or not why.startswith(TWINS)}
+    new = {site: why for site, why in now.items() if site not in session.told}
     session.told |= set(new)
     for why in dict.fromkeys(new.values()):
         sites = [site or "(root)" for site, reason in new.items() if reason == why]

@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Set
 from typing import Any, Protocol
 
-from nnx_inspector.hooks.lookalikes import Claim, Lookalikes
 from nnx_inspector.live.inbox import Inbox
 from nnx_inspector.perturbations.slots import Place, Setting
 from nnx_inspector.program.function import WatchedCall
@@ -33,7 +32,6 @@ class Listener(Protocol):
     errors: list[str]
     ran: dict[int, Reached]
     unseen: dict[str, str]
-    lookalikes: Lookalikes
 
 
 listeners: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
@@ -50,7 +48,7 @@ class Begun:
         paths: the paths of the parameters of which a measured pass takes samples.
         parameters: those of them that a step may be differentiated by.
         call: the call in shapes; None if it cannot be described.
-        claim: the claim by which the called module is the model's; None if it certainly is.
+        type_name: the class of that module.
         reached: the perturbed parameters; see `Reached`.
         apart: the sites that the call calls and nothing can be seen of, each with the reason.
     """
@@ -60,7 +58,7 @@ class Begun:
     paths: tuple[str, ...]
     parameters: frozenset[str]
     call: WatchedCall | None
-    claim: Claim | None
+    type_name: str
     reached: set[Any] = dataclasses.field(default_factory=lambda: set[Any]())
     apart: dict[str, str] = dataclasses.field(default_factory=lambda: dict[str, str]())
 
@@ -69,14 +67,9 @@ class Begun:
         """What stands for all calls with these parameters."""
         return _of_any_call(self.session, self.site, self.paths, self.parameters)
 
-    @property
-    def withdrawn(self) -> str:
-        """Why the module is not the model's; "" if it is."""
-        return "" if self.claim is None else self.claim.withdrawn
-
 
 @functools.lru_cache(maxsize=64)
 def _of_any_call(
     session: int, site: str, paths: tuple[str, ...], parameters: frozenset[str]
 ) -> Begun:
-    return Begun(session, site, paths, parameters, None, None)
+    return Begun(session, site, paths, parameters, None, "")

@@ -21,7 +21,6 @@ from nnx_inspector._compat.started import Following
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.hooks.dispatch import Tagged, hooking
 from nnx_inspector.hooks.layers import TAP_OUTPUT, Layer
-from nnx_inspector.hooks.lookalikes import Lookalikes
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sites, site_key
 from nnx_inspector.live.figures import Observer, told_gauges
@@ -30,6 +29,7 @@ from nnx_inspector.live.inbox import Inbox, Message, Taken, merged
 from nnx_inspector.live.messages import Reached, listeners
 from nnx_inspector.live.programs.recompile import JitCalls, Listening
 from nnx_inspector.live.programs.variants import Chosen, Variants
+from nnx_inspector.live.programs.whose import Whose
 from nnx_inspector.opening import Opening, held
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, has_room
 from nnx_inspector.recordings.facts import Figures
@@ -107,7 +107,7 @@ class Session:
         besides: sites that only a call reveals (a sown value, a Linen submodule) and that may be
             perturbed; other such sites are measured too.
         measured: the selected sites that are measured; the others can only be perturbed.
-        tree: which of several trees of the model's structure is the model; see `Lookalikes`.
+        tree: which of several trees of the model's structure is the model; see `Whose`.
 
     Attributes:
         blurred: the stacks whose layers cannot be told apart.
@@ -158,11 +158,12 @@ class Session:
         self.on_armed: Callable[[], None] = lambda: None
         self._wanted: tuple[Place, ...] = ()
         self._observer = Observer()
-        self.lookalikes = Lookalikes(tree)
         self.bare = False
         self._calls, self._bare_calls = self._no_calls(), JitCalls(None)
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
         self.variants = Variants(self)
+        self._scope = scope_of(model, candidates=True)
+        self.whose = Whose(model, self._scope, tree)
         self.begin()
         self.refresh()
 
@@ -176,6 +177,7 @@ class Session:
             if number != self.number:
                 self.number, self._calls = number, self._no_calls()
         self._has_number = True
+        self.whose.begin()
         listeners[self.number] = self
 
     def finish(self) -> None:
@@ -188,7 +190,7 @@ class Session:
 
     def refresh(self) -> None:
         """Forget the copies of the model's modules, and read which sites it has now."""
-        self._scope = scope_of(self.model, lookalikes=self.lookalikes)
+        self._scope = self.whose.scope = scope_of(self.model, candidates=True)
         self._read_keys()
 
     def _read_keys(self) -> None:
@@ -336,6 +338,10 @@ class Session:
             self.doubtful[name] = self.doubtful.get(name, 0) + count
         scope.unattributed.clear()
         scope.doubtful.clear()
+
+    def count_other(self, type_name: str) -> None:
+        """Count a call of a module of this type that is not the model's."""
+        self.unattributed[type_name] = self.unattributed.get(type_name, 0) + 1
 
     def reached(self) -> Reached:
         """The sites and places that perturbed passes have reached since the last call."""

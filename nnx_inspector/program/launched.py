@@ -95,7 +95,9 @@ class Block(launch.Taking):
     def start(self, call: Any, /) -> None:
         """See `launch.Chooser`."""
 
-    def choose(self, program: Any, /, *, alone: dict[str, Any] | None = None) -> _Launch | None:
+    def choose(
+        self, program: Any, arrays: Any, /, *, alone: dict[str, Any] | None = None
+    ) -> _Launch | None:
         found = _launched(program, self._owner, self._plan)
         return None if found is None else _Launch(found, self._given, self._seen)
 

@@ -604,20 +604,20 @@ def test_the_vmaps_around_a_call_and_those_that_map_a_value():
     assert of == [([2], [4]), ([2], [4]), ([2], []), ([], [])]
 
 
-def test_the_outermost_trace_and_the_identity_of_a_value_within_transforms():
+def test_the_outermost_program_and_the_identity_of_a_value_within_transforms():
     traces, values = [], []
 
     @jax.jit
     def program(x, y):
         def inner(x):
-            traces.append(jit.outermost_trace())
+            traces.append(jit.outermost_program())
             values.append(id(jit.origin_of(x).value))
             return x.sum()
 
         inner(x)
         jax.grad(inner)(x)
         jax.vmap(inner)(x)
-        jax.jit(lambda x: traces.append(jit.outermost_trace()))(x)
+        jax.jit(lambda x: traces.append(jit.outermost_program()))(x)
         values.append(id(jit.origin_of(y).value))
 
     program(jnp.ones((2, 2)), jnp.ones((2, 2)))
@@ -625,7 +625,7 @@ def test_the_outermost_trace_and_the_identity_of_a_value_within_transforms():
     assert len(traces) == 4
     assert len(set(values[:3])) == 1
     assert values[3] != values[0]
-    assert jit.outermost_trace() is None
+    assert jit.outermost_program() is None
 
 
 def test_where_a_value_comes_from():

@@ -396,7 +396,7 @@ class Watch:
 
     def start(self, call: Any, /) -> None: ...
 
-    def choose(self, program: Any, /, *, alone: Any = None) -> Launched | None:
+    def choose(self, program: Any, arrays: Any, /, *, alone: Any = None) -> Launched | None:
         if not self.on:
             return None
         if program not in self.edits:

@@ -70,7 +70,7 @@ def uncalled(findings):
 def two_splits(model):
     """Of two trees that were split before, nothing says which is the model."""
     graphdef, state = nnx.split(model)
-    twin = jax.tree.map(jnp.copy, state)
+    state, twin = (jax.tree.map(jnp.copy, state) for _ in range(2))
 
     @jax.jit
     def both(state, twin, x):
@@ -103,7 +103,7 @@ def of_a_clone(model):
 
 INSTEAD = {
     "a clone": (of_a_clone, "3 calls of modules of another TwoLayers were seen", "insp.update"),
-    "two splits": (two_splits, "two trees of its structure", "split them inside"),
+    "two splits": (two_splits, "two trees of its structure", "split the model inside"),
     "an executable": (ahead_of_time, "compiled ahead of time", "call the jitted function"),
     "an executable of the loop": (ahead_of_time_within, "compiled ahead of time", "itself"),
     "an exported function": (exported, "was exported", "call the jitted function"),

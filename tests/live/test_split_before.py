@@ -69,8 +69,8 @@ def test_a_tree_that_is_merged_within_the_loop_stays_the_model(each_step):
 
 
 def test_of_two_trees_in_one_program_neither_is_taken_for_the_model():
-    model, graphdef, student = split()
-    teacher = jax.tree.map(jnp.copy, student)
+    model, graphdef, state = split()
+    student, teacher = (jax.tree.map(jnp.copy, state) for _ in range(2))
 
     @jax.jit
     def step(student, teacher, x):
@@ -157,6 +157,7 @@ def test_a_perturbation_acts_on_it_and_on_no_twin():
     def watched():
         return [both(state, twin, X) for _ in insp.watch(range(3), every=1)][-1]
 
+    state = jax.tree.map(jnp.copy, state)
     with pytest.warns(nni.InspectorWarning, match="two trees of its structure"):
         found = watched()
     np.testing.assert_allclose(found, forward(state, X) + forward(twin, X), rtol=1e-6)
@@ -190,16 +191,20 @@ def test_of_two_trees_the_chosen_one_is_the_model(tree, way):
 @pytest.mark.filterwarnings(
     "ignore:.*could not be attributed:nnx_inspector.errors.InspectorWarning"
 )
-def test_a_model_that_is_certain_leaves_no_choice():
+@pytest.mark.parametrize("tree", [None, 0])
+def test_the_models_own_arrays_are_the_model_whoever_merges_them(tree):
     model, graphdef, state = split()
+    twin = jax.tree.map(lambda x: 2 * x, state)
 
     @nnx.jit
-    def step(model, state, x):
-        return model(x) + nnx.merge(graphdef, state)(2 * x)
+    def step(model, state, twin, x):
+        both = model(x), nnx.merge(graphdef, state)(2 * x)
+        return sum(both) + nnx.merge(graphdef, twin)(x)
 
-    with nni.watch(model, every=1, tree=0) as recording:
-        step(model, state, X)
-    np.testing.assert_allclose(recording.summary("").mean, np.mean(model(X)), rtol=1e-5)
+    with nni.watch(model, every=1, tree=tree) as recording:
+        step(model, state, twin, X)
+    means = [one.summary("").mean for one in recording.passes]
+    np.testing.assert_allclose(means, [np.mean(model(X)), np.mean(model(2 * X))], rtol=1e-5)
 
 
 @pytest.mark.parametrize("tree", [-1, "student", True])

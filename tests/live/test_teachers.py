@@ -3,6 +3,7 @@
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -127,22 +128,41 @@ def test_the_student_alone_is_captured_and_perturbed(loss):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("tree", [None, 0, 1])
-def test_of_two_trees_that_a_program_is_given_neither_is_taken_without_a_choice(loss, tree):
-    """The model is split in the loop, but outside the step, where nothing tells which it is."""
+def test_of_two_trees_that_a_program_is_given_the_model_has_its_arrays(loss):
+    """The model is split in the loop, but outside the step."""
     student, target = made()
 
     @jax.jit
     def step(params, target, x):
         return jax.value_and_grad(loss(graphdef, target, x))(params)[0]
 
-    teacher_is = 1 if loss is student_first else 0
+    with nni.watch(student, every=1) as recording:
+        for _ in range(2):
+            graphdef, params = nnx.split(student)
+            step(params, target, X)
+    assert [one.step for one in recording.passes] == [0, 1]
+    for one in recording.passes:
+        assert_of_the_student(student, one.summary("a"))
+        assert one.summary("drop").size == X.shape[0] * 2
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("tree", [None, 0, 1])
+def test_of_two_trees_with_other_arrays_neither_is_taken_without_a_choice(loss, tree):
+    """As those of a loop that carries the state itself: nothing tells which is the model."""
+    student, target = made()
+
+    @jax.jit
+    def step(params, target, x):
+        return jax.value_and_grad(loss(graphdef, target, x))(params)[0]
+
+    teacher_is = 1 if loss in (student_first, both_alive) else 0
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         with nni.watch(student, every=1, tree=tree) as recording:
             for _ in range(2):
                 graphdef, params = nnx.split(student)
-                step(params, target, X)
+                step(jax.tree.map(jnp.copy, params), target, X)
     if tree is None:
         assert not recording.passes
         assert any("two trees of its structure" in str(one.message) for one in told)

@@ -308,7 +308,7 @@ class Present:
 
     def start(self, call: Any, /) -> None: ...
 
-    def choose(self, program: Any, /, *, alone: Any = None) -> None:
+    def choose(self, program: Any, arrays: Any, /, *, alone: Any = None) -> None:
         return None
 
     def holds(self, jaxpr: Any, /) -> bool:

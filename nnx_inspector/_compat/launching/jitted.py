@@ -243,41 +243,43 @@ class JitListener(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JitStart:
-    """A jitted call that is about to run. `JitListener` explains `program` and `made`."""
+    """A jitted call that is about to run, with the arrays that its program gets. `JitListener`
+    explains `program` and `made`.
+    """
 
     program: Any
     function: Any
     made: Callable[[], JitCall]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    arrays: Sequence[Any]
     _params: Any
-    _arrays: Sequence[Any]
     _own: Callable[[], Any]
 
     def run(self, program: Any, inputs: Sequence[Any], outputs: int = 0) -> tuple[Any, list[Any]]:
         """The results of another program, which takes `inputs` before the arrays of this one, and
         its additional outputs, which follow the results.
         """
-        core.check_eval_args([*inputs, *self._arrays])
+        core.check_eval_args([*inputs, *self.arrays])
         # `bind` would look at each array once more
         start = pjit.jit_p.bind if config.debug_key_reuse.value else pjit.jit_p.impl
-        own, more = run_instead(start, self._params.params, program, inputs, self._arrays, outputs)
+        own, more = run_instead(start, self._params.params, program, inputs, self.arrays, outputs)
         return jax.tree.unflatten(self._params.out_tree, own), more
 
     def compiles(self, program: Any, inputs: Sequence[Any], outputs: int) -> bool:
         """Whether jax can compile a program for `run`; it is not compiled once more if it can."""
-        return compiles(self._params.params, program, [*inputs, *self._arrays], outputs)
+        return compiles(self._params.params, program, [*inputs, *self.arrays], outputs)
 
     def directly(self, program: Any, inputs: Sequence[Any]) -> Directly:
         """As `run`; in jax's fast path the program gets the same `inputs` again."""
         params = _changed(self._params.params, program, len(inputs), 0)
         leaves, compiled, profiler, constants = pjit._pjit_call_impl_python(
-            *inputs, *self._arrays, **params
+            *inputs, *self.arrays, **params
         )
         tree = self._params.out_tree
         before = [*constants, *inputs]  # jax passes a program's constants before its arguments
         out = jax.tree.unflatten(tree, leaves)
-        return Directly((out, leaves, tree, self._arrays, program, compiled, profiler, before))
+        return Directly((out, leaves, tree, self.arrays, program, compiled, profiler, before))
 
     def own(self) -> Directly:
         """What jax makes of the call in the contexts that are open here, for its fast path. The
@@ -298,7 +300,7 @@ class JitStart:
         """What compiles a program for `run` with such inputs, in a thread's contexts. It traces
         nothing, and keeps no array.
         """
-        types = list(map(pjit.convert_to_metaty, self._arrays))
+        types = list(map(pjit.convert_to_metaty, self.arrays))
         before = self._params.params
 
         def compile_it(program: Any, inputs: Sequence[Any]) -> None:
@@ -379,7 +381,7 @@ def _swap_misses(undone: Undone) -> None:
         # jax may have found the same parameters for a call that was only lowered
         if of is params and made is not None and infer is not None and core.trace_state_clean():
             own = lambda: run_before(*infer(), fun, args, kwargs)  # noqa: E731
-            call = JitStart(program, fun, made, args, kwargs, params, arrays, own)
+            call = JitStart(program, fun, made, args, kwargs, arrays, params, own)
             choices = (one.choose(call) for one in reversed(_misses.holders))
             instead = next((x for x in choices if x is not None), None)
         if instead is None:

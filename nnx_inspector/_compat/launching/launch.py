@@ -88,9 +88,12 @@ class Chooser(Protocol):
         """
         ...
 
-    def choose(self, program: Any, /, *, alone: dict[str, Any] | None = None) -> Launch | None:
-        """What runs in place of a program that is about to be launched; None for itself, which jax
-        may then launch in its fast path, without asking here again.
+    def choose(
+        self, program: Any, arrays: Sequence[Any], /, *, alone: dict[str, Any] | None = None
+    ) -> Launch | None:
+        """What runs in place of a program that is about to be launched on these arrays, None for
+        those that another chooser puts in; None for itself, which jax may then launch in its fast
+        path, without asking here again.
 
         `alone`: nobody launches the program, it stands for one equation on arrays outside programs,
         of which these are the parameters.
@@ -176,7 +179,7 @@ def run_alone(program: Any, arrays: Sequence[Any], params: dict[str, Any]) -> li
     """Run what is chosen in place of one equation on arrays: its own results, or None if nothing is
     chosen. Its program stands for all equations that differ from it in their `params` alone.
     """
-    chosen = _choose(program, alone=params)
+    chosen = _choose(program, arrays, alone=params)
     if chosen is None:
         return None
     function = jaxprs.as_function(*jaxprs.open_jaxpr(chosen.program))
@@ -242,7 +245,9 @@ class _Chosen:
             start = end
 
 
-def _choose(program: Any, *, alone: dict[str, Any] | None = None) -> _Chosen | None:
+def _choose(
+    program: Any, arrays: Sequence[Any], *, alone: dict[str, Any] | None = None
+) -> _Chosen | None:
     """What this thread's choosers make of a program."""
     here = _thread.here
     if not here.takings or program is here.running:
@@ -252,10 +257,11 @@ def _choose(program: Any, *, alone: dict[str, Any] | None = None) -> _Chosen | N
     launches: list[Launch] = []
     changed = program
     for chooser in _choosers():
-        one = chooser.choose(changed, alone=alone)
+        one = chooser.choose(changed, arrays, alone=alone)
         if one is not None:
             launches.append(one)
             changed = one.edited.program
+            arrays = [*(None,) * one.edited.inputs, *arrays]
     return _Chosen(tuple(launches)) if launches else None
 
 
@@ -348,7 +354,7 @@ def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], Any] | None:
     instead = choosers[0].start(call) if len(choosers) == 1 else None
     if instead is not None:
         return instead
-    chosen = _choose(call.program)
+    chosen = _choose(call.program, call.arrays)
     if chosen is None:
         return None
 
@@ -363,7 +369,7 @@ def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], Any] | None:
 
 def _jit(impl: Callable[..., Any]) -> Callable[..., Any]:
     def launched(*args: Any, **params: Any) -> Any:
-        chosen = _choose(params["jaxpr"])
+        chosen = _choose(params["jaxpr"], args)
         if chosen is None:
             return impl(*args, **params)
         return _run_jit(chosen, impl, params, args, lambda: impl(*args, **params))
@@ -395,7 +401,7 @@ def _remat(impl: Callable[..., Any], start: Callable[..., Any]) -> Callable[...,
             return impl(*args, **params)
         # jax has a jitted function for each primitive with parameters, which runs it by itself
         traced: Any = dispatch.xla_primitive_callable(remat_p, **params).trace(*args)
-        chosen = _choose(traced.jaxpr)
+        chosen = _choose(traced.jaxpr, args)
         if chosen is None:
             return impl(*args, **params)
         return _run_jit(chosen, start, traced._params, args, lambda: impl(*args, **params))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.live.calls import Call
 from nnx_inspector.live.inbox import Sent
 from nnx_inspector.live.messages import GRADIENT, Begun
+from nnx_inspector.live.programs.whose import Trees
 from nnx_inspector.program.editing.bodies import PASSES
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT
 from nnx_inspector.program.plan import Keep, Plan, Seen
@@ -116,11 +117,21 @@ class Finished:
         unseen: the sites that cannot be seen, each with the reason.
         takes: the passes to which it gives the numbers of perturbations.
         reached: the sites and places that perturbations reach; see `Reached`.
+        trees: where the parameters of its calls come from.
     """
 
-    def __init__(self, program: Any, owner: Any, unmeasured: tuple[str, ...]):
+    def __init__(
+        self,
+        program: Any,
+        owner: Any,
+        unmeasured: tuple[str, ...],
+        whole: Finished | None = None,
+        others: Set[int] = frozenset(),
+    ):
         self._owner, self._unmeasured = owner, unmeasured
-        found = survey(program, owner, finished=True)
+        self._whole, self._others = whole, others
+        found = self._survey(program)
+        self.trees = Trees.of(found) if whole is None else whole.trees
         self.is_single = len(found.jaxpr.eqns) == 1
         self._depths = depths_of(found)
         self._found = _without_jaxprs(found)
@@ -146,13 +157,27 @@ class Finished:
         self.takes = tuple(dict.fromkeys(_takes(found)))
         self._edited: dict[bool, Edited] = {}
 
+    def without(self, program: Any, others: Set[int]) -> Finished:
+        """What it says of the model if these of the places where calls begin are not the model's:
+        then they are part of the user's program.
+        """
+        return Finished(program, self._owner, self._unmeasured, self, others)
+
+    def _survey(self, program: Any) -> Survey:
+        found, whole = survey(program, self._owner, finished=True), self._whole
+        if whole is None:
+            return found
+        kept = {one.mark.of for i, one in enumerate(whole.begins) if i not in self._others}
+        left = {one.mark.of for one in whole.begins} - kept
+        return _without(found, iter(whole._of), self._others, left)
+
     def knows(self, measures: bool) -> bool:
         return measures in self._edited
 
     def edited(self, program: Any, *, measures: bool) -> Edited:
         """The program, measuring or only perturbed."""
         if measures not in self._edited:
-            found = survey(program, self._owner, finished=True)
+            found = self._survey(program)
             plan = Plan(
                 summarise=measures,
                 keep=Keep(gauge, parts=(OUTPUT,)) if measures else Keep(),
@@ -379,6 +404,40 @@ def _takes(found: Survey) -> Iterator[int]:
             yield item.call
         for child in item.children:
             yield from _takes(child)
+
+
+def _without(
+    found: Survey,
+    of: Iterator[int | None],
+    others: Set[int],
+    left: Set[Any],
+    *,
+    again: bool = False,
+) -> Survey:
+    """A survey without the marks of some calls, and what these calls are given.
+
+    Args:
+        of: for each mark that `_walk` finds, the number of the place where its call begins.
+        others: those of the calls.
+        left: the numbers by which marks know the calls.
+    """
+    items: dict[int, Item] = {}
+    for number, item in found.items.items():
+        if item.mark is not None:
+            counts = item.mark.part == GRADIENT or not again
+            if (next(of) in others) if counts else (_call_of(item.mark) in left):
+                continue
+        elif item.kind == "given" and item.call in left:
+            continue
+        inner = {"again": again or item.again}
+        children = tuple(_without(one, of, others, left, **inner) for one in item.children)
+        if item.mark is not None or item.kind == "given" or any(one.items for one in children):
+            items[number] = dataclasses.replace(item, children=children)
+    return dataclasses.replace(found, items=items)
+
+
+def _call_of(mark: Marked) -> Any:
+    return mark.of[0] if isinstance(mark.of, tuple) else mark.of
 
 
 def _without_jaxprs(found: Survey) -> Survey:

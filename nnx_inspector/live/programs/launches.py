@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
+from flax import nnx
 
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector.errors import comes_from_a_handler
@@ -24,6 +25,7 @@ from nnx_inspector.live.inbox import Begun, Inbox, Message, Sent
 from nnx_inspector.live.messages import GRADIENT, Reached
 from nnx_inspector.live.programs.finished import Edited, Finished, Index, Pass, differentiated
 from nnx_inspector.live.programs.passing import key_of
+from nnx_inspector.live.programs.whose import Whose
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, rows_of
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.survey import Marked
@@ -42,8 +44,12 @@ class Watched(Protocol):
     executables: int
     ran: dict[int, Reached]
     unseen: dict[str, str]
+    model: nnx.Module
+    whose: Whose
 
     def is_mine(self, layer: Layer) -> bool: ...
+
+    def count_other(self, type_name: str) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +79,12 @@ class Passes:
 
     def __init__(self) -> None:
         self._now: Begun | None = None  # the pass of the call that this thread is in
+        self._is_others = False
         self._later: dict[int, deque[_Later]] = {}
+
+    def is_others(self) -> None:
+        """The call that this thread is in is not the model's."""
+        self._now, self._is_others = None, True
 
     def are_due(self, found: Finished, session: Watched, alone: dict[str, Any] | None) -> bool:
         """Whether something that a program sees belongs to a pass that is measured."""
@@ -98,11 +109,12 @@ class Passes:
         """
         if found.begins:
             return session.setting
-        if run_here(session.number) is not None:
+        if run_here(session.number) is not None and not self._is_others:
             return session.setting if self._now is None else self._now.setting
         takes: Sequence[Any] = found.takes if alone is None else [alone.get("call")]
         known = (self._later[n][-1] for n in takes if self._later.get(n))
-        return next((one.passes[0].now.setting for one in known), session.setting)
+        other = CLEAN if self._is_others else session.setting
+        return next((one.passes[0].now.setting for one in known), other)
 
     def begun(
         self,
@@ -111,11 +123,9 @@ class Passes:
         order: Sequence[Pass],
         setting: Setting,
         alone: dict[str, Any] | None,
-    ) -> list[_Started | None]:
-        """Begin the passes of a program that was started; None for a call that is not the
-        model's.
-        """
-        out: list[_Started | None] = []
+    ) -> list[_Started]:
+        """Begin the passes of a program that was started."""
+        out: list[_Started] = []
         later: dict[int, list[_Started]] = {}
         for one, call in zip(order, found.calls(order), strict=True):
             mark = found.begins[one.number].mark
@@ -123,23 +133,19 @@ class Passes:
                 how = {"begun": alone["begun"], "of": alone["call"]}
                 mark = dataclasses.replace(mark, **how, moved=alone.get("moved", ()))
             session.unseen.update(mark.begun.apart)
-            if mark.begun.withdrawn:
-                session.unseen[""] = mark.begun.withdrawn
-                out.append(None)
-                continue
             graded = one.number in found.graded
             awaits = [OUTPUT]
             if differentiated(mark) and not graded:
                 awaits.append(GRADIENT)
             now = session.inbox.begin(setting, call=call, awaits=awaits)
-            self._now = now
+            self._now, self._is_others = now, False
             started = _Started(now, one.index)
             out.append(started)
             if not graded:
                 later.setdefault(mark.of, []).append(started)
         for number, those in later.items():
             self._remember(number, those)
-        if setting.active and any(out):
+        if setting.active and out:
             reached = found.reached if alone is None else alone["begun"].reached
             session.ran[id(reached)] = reached
         return out
@@ -186,16 +192,15 @@ class Launch:
     setting: Setting
     pass_on: Callable[[Watched, int], None]
     alone: dict[str, Any] | None = None
-    started: list[tuple[Pass, _Started | None]] = dataclasses.field(default_factory=lambda: [])
+    is_doubted: bool = False
+    started: list[tuple[Pass, _Started]] = dataclasses.field(default_factory=lambda: [])
 
     def numbers(self) -> list[Any]:
         """The values of its additional inputs, on the host."""
         out: list[Any] = []
-        others = {one.mark.of for one in self.found.begins if one.mark.begun.withdrawn}
         for (kind, *rest), value in zip(self.edited.keys, self.edited.values, strict=True):
             if kind == "given":
-                place, call = rest
-                value = _number(CLEAN if call in others else self.setting, *place)
+                value = _number(self.setting, *rest[0])
             out.append(value)
         return out
 
@@ -214,6 +219,8 @@ class Launch:
     def _begin(self, order: Sequence[Pass]) -> None:
         begun = self.passes.begun(self.session, self.found, order, self.setting, self.alone)
         self.started.extend(zip(order, begun, strict=True))
+        if self.is_doubted:
+            self.session.whose.doubted += [one.now.number for one in begun]
 
     def inputs(self) -> list[Any]:
         session_safely(self.session, self.begin)
@@ -236,7 +243,7 @@ class Launch:
         if not found.is_known:
             self._begin(found.passes(seen()))
         for one, begun in self.started:
-            if begun is not None and begun.now.sampled:
+            if begun.now.sampled:
                 which = functools.partial(_of_pass, one)
                 self._send(begun.now, OUTPUT, which, seen, arrays)
         if not found.begins and found.joins:

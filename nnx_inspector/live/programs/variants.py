@@ -27,6 +27,7 @@ from nnx_inspector.live.programs.finished import Edited, Finished
 from nnx_inspector.live.programs.launches import Launch, Passes, Watched, put
 from nnx_inspector.live.programs.passing import Known, Passing, key_of
 from nnx_inspector.live.programs.recompile import Noted
+from nnx_inspector.live.programs.whose import OTHER, Calls
 from nnx_inspector.perturbations.slots import CLEAN, Setting
 from nnx_inspector.program.rewrite import with_presence
 from nnx_inspector.program.survey import survey
@@ -82,8 +83,11 @@ class Variants:
         edited: Edited,
         setting: Setting,
         alone: dict[str, Any] | None = None,
+        *,
+        is_doubted: bool = False,
     ) -> Launch:
-        return Launch(self._passes, session, found, edited, setting, self._pass, alone)
+        pass_on = self._pass
+        return Launch(self._passes, session, found, edited, setting, pass_on, alone, is_doubted)
 
     def resume(self) -> None:
         """Let jax start the next programs as before, if nothing has changed since."""
@@ -112,10 +116,12 @@ class Variants:
         if session is not None:
             session.errors.append(f"starting a program: {type(error).__name__}: {error}")
 
-    def choose(self, program: Any, /, *, alone: dict[str, Any] | None = None) -> Launch | None:
+    def choose(
+        self, program: Any, arrays: Sequence[Any], /, *, alone: dict[str, Any] | None = None
+    ) -> Launch | None:
         if alone is None and hooks.value is None:
             return None  # a program of our own
-        return self._safely(lambda session: self._chosen(program, session, alone))
+        return self._safely(lambda session: self._chosen(program, arrays, session, alone))
 
     def start(self, call: jitted.JitStart, /) -> Callable[[], Any] | None:
         """What runs in place of a jitted call of which nothing is measured."""
@@ -137,8 +143,16 @@ class Variants:
                 session.errors.append(text)
             return None
 
-    def _read(self, program: Any, session: Watched) -> Finished | None:
-        """What a program says of the session's model, if anything."""
+    def _read(
+        self,
+        program: Any,
+        arrays: Sequence[Any] | None,
+        session: Watched,
+        alone: dict[str, Any] | None = None,
+    ) -> tuple[Finished, Calls] | None:
+        """What a program says of the session's model, if anything, and whose calls it makes on
+        these arrays, None if they are not known.
+        """
         layer = next(filter(session.is_mine, open_layers()), None)
         watch: Any = None if layer is None else layer.wrap
         unmeasured = () if watch is None else watch.unmeasured
@@ -147,14 +161,30 @@ class Variants:
             known[key] = Finished(program, Watch.owner_of(session.number), unmeasured)
         found = known[key]
         session.unseen.update(found.unseen)
-        return None if found.is_empty else found
+        if found.is_empty:
+            return None
+        calls = session.whose.of(found.trees, arrays)
+        self._note(session, found, calls, alone)
+        if calls.why:
+            without = (*key, frozenset(calls.why))
+            if without not in known:
+                known[without] = found.without(program, calls.why.keys())
+            found = known[without]
+        return found, calls
 
     def _chosen(
-        self, program: Any, session: Watched, alone: dict[str, Any] | None
+        self,
+        program: Any,
+        arrays: Sequence[Any],
+        session: Watched,
+        alone: dict[str, Any] | None,
     ) -> Launch | None:
-        found = self._read(program, session)
-        if found is None:
+        read = self._read(program, arrays, session, alone)
+        if read is None:
             return None
+        found, calls = read
+        if alone is not None and calls.why:
+            self._passes.is_others()
         measures = self._passes.are_due(found, session, alone)
         if alone and not (measures or found.begins or found.takes):
             return None
@@ -162,16 +192,31 @@ class Variants:
             measures = True  # it is compiled already
         edited = found.edited(program, measures=measures)
         setting = self._passes.setting_of(found, session, alone)
-        return self._launch(session, found, edited, setting, alone)
+        return self._launch(session, found, edited, setting, alone, is_doubted=calls.is_doubted)
+
+    def _note(
+        self, session: Watched, found: Finished, calls: Calls, alone: dict[str, Any] | None
+    ) -> None:
+        """Say which calls are not the model's, and let go of passes that were taken for it."""
+        for i, why in calls.why.items():
+            if why != OTHER:
+                session.unseen[""] = why
+            elif session.whose.is_first(found.trees, i):
+                begun = found.begins[i].mark.begun if alone is None else alone["begun"]
+                session.count_other(begun.type_name)
+        for number in session.whose.disowned():
+            if session.inbox.forget(number):
+                session.count_other(type(session.model).__name__)
 
     def _unmeasured(self, call: jitted.JitStart, session: Watched) -> Callable[[], Any] | None:
         self._passing.number = session.number
-        found = self._read(call.program, session)
-        if found is None:
+        read = self._read(call.program, call.arrays, session)
+        if read is None:
             if any(map(session.is_mine, open_layers())):  # else it is the user's own
                 self._passing.learn(call.function, ())
             return None
-        if not found.begins or not found.is_known:
+        found, whose = read
+        if not (found.begins or whose.why) or not found.is_known:
             return None
         calls = tuple(found.known_calls)
         self._passing.learn(call.function, calls, found.reached)
@@ -210,9 +255,10 @@ class Variants:
         additional outputs it has; or None.
         """
         session = self._session()
-        found = None if session is None else self._read(program, session)
-        if found is None or session is None:
+        read = None if session is None else self._read(program, None, session)
+        if read is None or session is None:
             return None
+        found, _ = read
         edited = found.edited(program, measures=True)
         one = self._launch(session, found, edited, session.setting)
         return edited.program, put(one.numbers()), edited.outputs
