@@ -93,7 +93,8 @@ class Trees:
         bare, marks = found.jaxpr, list(sources_of(found, BEGIN))
         function, names = jit.names_of_inputs(bare)
         made = Counter(_kind(v.aval) for v in bare.outvars)
-        if len(bare.eqns) == 1:  # a mark alone, which stands for calls on arrays outside a program
+        is_mark = any(item.mark is not None for item in found.items.values())
+        if is_mark and len(bare.eqns) == 1:  # it stands for calls on arrays outside every program
             names, made = tuple[str, ...](), Counter[Any]()
         known: dict[Any, list[int]] = {}
         for i in sorted(range(len(marks)), key=lambda i: marks[i][0].of):  # jax may change that

@@ -210,6 +210,30 @@ def test_a_state_of_which_a_part_is_carried_is_the_models(way):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("with_teacher", [True, False])
+def test_a_program_that_is_one_scan_of_steps_carries_the_state(with_teacher):
+    """Healthy: after its first run no array is the model's own."""
+    model, graphdef, state, teacher = made()
+
+    def one(carry, x):
+        state, teacher = carry
+        y = called(graphdef, teacher, x) if with_teacher else 0.0
+        grads = jax.grad(lambda state: two(called(graphdef, state, x), y))(state)
+        return (jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), teacher), None
+
+    train = jax.jit(lambda state, teacher, xs: jax.lax.scan(one, (state, teacher), xs)[0])
+    now, single, expected = [state], [state], []
+    for _ in range(6):
+        expected.append(norm_of(single[0]))
+        single[0], _ = train(single[0], teacher, X[None])
+
+    def step(i):
+        now[0], _ = train(now[0], teacher, jnp.stack([X] * 3))
+
+    found, _ = watched("region", model, 2, step)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 # -------------------------------------------------------------- one program
 
 
