@@ -23,7 +23,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.sharding import zeros_of
 
 Type = jax.ShapeDtypeStruct
 CENSUS: Final = "nnx_inspector_census"
@@ -147,8 +146,6 @@ def by_rows(
 ) -> Callable[..., list[Any]]:
     """`program`, which is one of the functions where it is lowered for a CPU.
 
-    A bool[] after the arrays is a gate, if the function takes one; see `only_if`.
-
     Args:
         name: the name of the function. Its attributes are those of the program and "rows", how many
             leading axes are rows, each of which it treats alike.
@@ -161,17 +158,14 @@ def by_rows(
     primitive = Primitive(name)
     primitive.multiple_results = True
 
-    def of_all_rows(
-        *args: Any, rows: int = 0, gated: bool = False, **how: Any
-    ) -> Sequence[jax.Array]:
-        arrays = [x for x in args if not _is_gate(x)]
+    def of_all_rows(*args: Any, rows: int = 0, **how: Any) -> Sequence[jax.Array]:
         one = functools.partial(program, **how)
         for _ in range(rows):
             one = jax.vmap(one)
-        return only_if(args[len(arrays) :] if gated else (), one, *arrays)
+        return one(*args)
 
     def found(args: Sequence[Any], rows: int) -> list[Type]:
-        arrays = [Type(x.shape[rows:], x.dtype) for x in args if not _is_gate(x)]
+        arrays = [Type(x.shape[rows:], x.dtype) for x in args]
         leading = args[0].shape[:rows]
         return [Type((*leading, *x.shape), x.dtype) for x in results(*arrays)]
 
@@ -195,8 +189,7 @@ def by_rows(
     def batched(args: Any, dims: Any, *, rows: int, **how: Any) -> Any:
         pairs = list(zip(args, dims, strict=True))
         like = next((x, d) for x, d in pairs if d is not None)
-        each = [x if _is_gate(x) else _rows_of(x, d, *like) for x, d in pairs]
-        out = primitive.bind(*each, rows=rows + 1, **how)
+        out = primitive.bind(*(_rows_of(x, d, *like) for x, d in pairs), rows=rows + 1, **how)
         return out, [0] * len(out)
 
     primitive.def_impl(jax.jit(primitive.bind, static_argnames=("rows", *attributes)))
@@ -204,29 +197,8 @@ def by_rows(
     batching.primitive_batchers[primitive] = batched
     everywhere = mlir.lower_fun(in_the_width(of_all_rows), multiple_results=True)
     mlir.register_lowering(primitive, everywhere)
-    gated = functools.partial(of_all_rows, gated=True)
-    on_a_tpu = mlir.lower_fun(in_the_width(gated), multiple_results=True)
-    mlir.register_lowering(primitive, on_a_tpu, platform="tpu")
-    lower_for_a_cpu(primitive, gated, in_c)
+    lower_for_a_cpu(primitive, of_all_rows, in_c)
     return primitive.bind
-
-
-def only_if(gate: Sequence[Any], program: Callable[..., Any], *args: Any) -> Any:
-    """What `program(*args)` measures; zeros where a gate, bool[], is false, if there is one.
-
-    The functions in C look at it themselves, because XLA takes longer to compile a `cond` around
-    each than all else that is measured. A program for a GPU has no gates: the host puts
-    what is in a branch into the device's graph too, which costs it more than the device (on an H200
-    a region that measured every tenth pass took 3.1 bare steps with gates and 2.8 without).
-    """
-    if not gate:
-        return program(*args)
-    nothing = lambda *args: jax.tree.map(zeros_of, jax.eval_shape(program, *args))  # noqa: E731
-    return jax.lax.cond(gate[0], program, nothing, *args)
-
-
-def _is_gate(x: Any) -> bool:
-    return x.ndim == 0 and x.dtype == np.bool_
 
 
 def _rows_of(x: Any, axis: int | None, other: Any, its_axis: int) -> Any:

@@ -21,14 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnx_inspector._compat.native import (
-    CENSUS,
-    call,
-    in_the_width,
-    lower_for_a_cpu,
-    only_if,
-    serves,
-)
+from nnx_inspector._compat.native import CENSUS, call, in_the_width, lower_for_a_cpu, serves
 from nnx_inspector._compat.sharding import with_even_axes
 from nnx_inspector.stats.arithmetic import (
     added,
@@ -80,16 +73,16 @@ _Raw = tuple[jax.Array, jax.Array, jax.Array]
 _Axes = tuple[int, ...]
 
 
-def census(x: jax.Array, *gate: Any, batch_rank: int, sample: Sample) -> _Raw:
+def census(x: jax.Array, *, batch_rank: int, sample: Sample) -> _Raw:
     """The `bins`, `points` and `sums` of a Summary.
 
     Args:
         x: an array of numbers with an axis after the first `batch_rank`, none of them empty. It
             keeps its shape, because a sharded array could not be flattened in place.
-        *gate, batch_rank, sample: see `summarize`.
+        batch_rank, sample: see `summarize`.
     """
     steps = strides(x.shape[batch_rank:], sample)
-    bins, points, sums = _census.bind(x, *gate, batch_rank=batch_rank, steps=steps)
+    bins, points, sums = _census.bind(x, batch_rank=batch_rank, steps=steps)
     return bins, points, sums
 
 
@@ -152,7 +145,7 @@ _census.multiple_results = True
 
 
 @_census.def_abstract_eval
-def _types(x: Any, *_: Any, batch_rank: int, steps: tuple[int, ...]) -> list[Any]:
+def _types(x: Any, *, batch_rank: int, steps: tuple[int, ...]) -> list[Any]:
     rows, exact = x.shape[:batch_rank], points_dtype(x.dtype)
     spec = PartitionSpec(*[None] * (batch_rank + 1))
     sharding = NamedSharding(x.sharding.mesh, spec)
@@ -164,17 +157,17 @@ def _types(x: Any, *_: Any, batch_rank: int, steps: tuple[int, ...]) -> list[Any
 
 
 @_census.def_impl
-def _run(x: Any, *gate: Any, **how: Any) -> Any:
+def _run(x: Any, **how: Any) -> Any:
     x = jnp.asarray(x)  # without jit (`jax_disable_jit`) a NumPy array arrives as it is
     (platform,) = {device.platform for device in x.devices()}
     if platform == "cpu" and not serves(len(x.devices())):
         platform = "cpus"
-    return _program_for(platform)(x, *gate, **how)
+    return _program_for(platform)(x, **how)
 
 
 def _batched(args: Any, dims: Any, *, batch_rank: int, steps: tuple[int, ...]) -> Any:
     x = jnp.moveaxis(args[0], dims[0], 0)
-    return _census.bind(x, *args[1:], batch_rank=batch_rank + 1, steps=steps), [0, 0, 0]
+    return _census.bind(x, batch_rank=batch_rank + 1, steps=steps), [0, 0, 0]
 
 
 batching.primitive_batchers[_census] = _batched
@@ -183,22 +176,17 @@ batching.primitive_batchers[_census] = _batched
 # ------------------------------------------------------------------ a program for each platform
 
 
-def _gated(program: Callable[..., _Raw]) -> Callable[..., _Raw]:
-    return lambda x, *gate, **how: only_if(gate, functools.partial(program, **how), x)
-
-
-def _on_a_cpu(x: jax.Array, *gate: Any, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
+def _on_a_cpu(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
     """On one CPU: a function in C that reads once and needs no compiler."""
     exact = points_dtype(x.dtype)
     if x.dtype.name not in _IN_C:
         x = real_values(x)
     kinds = zip((BINS, 3, 3), (np.uint32, exact, sum_dtype(exact)), strict=True)
     out = [jax.ShapeDtypeStruct((*x.shape[:batch_rank], n), dtype) for n, dtype in kinds]
-    bins, points, sums = call(CENSUS, out, x, *gate, batch_rank=batch_rank, steps=steps)
+    bins, points, sums = call(CENSUS, out, x, batch_rank=batch_rank, steps=steps)
     return bins, points, sums
 
 
-@_gated
 def _read_by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
     """On several CPUs: integers in one reduction, sums in others, so that each is vectorised."""
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
@@ -210,12 +198,12 @@ def _read_by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _
 
 def _read_once(
     x: jax.Array,
-    *gate: Any,
+    *,
     batch_rank: int,
     steps: tuple[int, ...],
     count: Callable[..., jax.Array],
 ) -> _Raw:
-    """On an accelerator: exact figures whatever the gate says, of most arrays in one reduction."""
+    """On an accelerator: exact figures, of most arrays in one reduction."""
     x = lax.optimization_barrier(x)  # or XLA would fold a constant while compiling, for minutes
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
@@ -410,7 +398,7 @@ def _multiplied(index: jax.Array, batch_rank: int) -> jax.Array:
 _PROGRAMS: Final[dict[str | None, Callable[..., _Raw]]] = {
     "cpu": _on_a_cpu,
     "cpus": _read_by_kind,
-    "tpu": _gated(functools.partial(_read_once, count=_multiplied)),
+    "tpu": functools.partial(_read_once, count=_multiplied),
     None: functools.partial(_read_once, count=_counted_apart),
 }
 

@@ -43,7 +43,7 @@ def is_gauged(x: Any) -> bool:
 
 
 @ours()
-def gauge(x: jax.Array, *gate: Any) -> jax.Array:
+def gauge(x: jax.Array) -> jax.Array:
     """The gauge of an array, float32[LENGTH]: its last axis has the units, its first the examples.
 
     All zeros ("not measured") unless `is_gauged(x)`. Move the axis of a vmap over examples to the
@@ -56,7 +56,7 @@ def gauge(x: jax.Array, *gate: Any) -> jax.Array:
     # A layer that doubles the resolution treats even and odd positions differently, and both count.
     steps = first, *(step | 1 for step in between), last
     how = {"limit": math.log2(float(jnp.finfo(x.dtype).max)), "steps": steps}
-    return _at_once(_gauged, _readable(x), *gate, **how)
+    return _at_once(_gauged, _readable(x), **how)
 
 
 def _at_once(f: Callable[..., Any], *arrays: jax.Array, **how: Any) -> jax.Array:

@@ -35,7 +35,7 @@ _BY_NAME_ONLY: Final = frozenset(["int1", "uint1", "float6_e2m3fn", "float6_e3m2
 
 
 @ours()
-def summarize(x: Any, *gate: Any, batch_rank: int = 0, sample: Sample = "auto") -> Summary:
+def summarize(x: Any, *, batch_rank: int = 0, sample: Sample = "auto") -> Summary:
     """Measure the counts, moments and histogram of an array.
 
     Counts, extremes, mean and standard deviation cover all values; the histogram covers a sample of
@@ -49,7 +49,6 @@ def summarize(x: Any, *gate: Any, batch_rank: int = 0, sample: Sample = "auto") 
             dtypes are summarised in 64 bits whatever `jax_enable_x64` is. Complex values are
             summarised by magnitude (below the smallest normal number, by the larger part). PRNG
             keys, float0 and tokens have only `size` and `opaque`, which names dtype and shape.
-        *gate: bool[], whether a program measures it when it runs; it may be left out.
         batch_rank: the number of leading axes that become rows; the others are reduced.
         sample: which values the histogram counts. "auto" counts up to 65,536 values in full, and at
             least that many of a larger array: evenly spaced slices along every axis that is long
@@ -98,7 +97,7 @@ def summarize(x: Any, *gate: Any, batch_rank: int = 0, sample: Sample = "auto") 
     if isinstance(x, np.ndarray) and dtype.itemsize >= 8 and dtype != np.complex64:
         with jax.enable_x64(True):  # or jax would cut it to 32 bits
             return _summarize(x, batch_rank=batch_rank, sample=sample)
-    return _summarize(lax.stop_gradient(x), *gate, batch_rank=batch_rank, sample=sample)
+    return _summarize(lax.stop_gradient(x), batch_rank=batch_rank, sample=sample)
 
 
 @ours()
@@ -195,9 +194,9 @@ def _uncounted(rows: tuple[int, ...], size: int, exact: np.dtype[Any], opaque: s
 
 
 @functools.partial(jax.jit, static_argnames=("batch_rank", "sample"))
-def _summarize(x: jax.Array, *gate: Any, batch_rank: int, sample: Sample) -> Summary:
-    measure = lambda both: census(*both, batch_rank=batch_rank, sample=sample)  # noqa: E731
-    bins, points, sums = left_to_the_compiler(measure, (x, *gate))
+def _summarize(x: jax.Array, *, batch_rank: int, sample: Sample) -> Summary:
+    measure = functools.partial(census, batch_rank=batch_rank, sample=sample)
+    bins, points, sums = left_to_the_compiler(measure, x)
     return Summary(bins=bins, points=points, sums=sums)
 
 

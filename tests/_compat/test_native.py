@@ -116,26 +116,6 @@ def test_what_is_changed_in_place_after_it_was_measured_is_not_copied() -> None:
     np.testing.assert_array_equal(mean, gauge(jnp.tanh(x)))
 
 
-@pytest.mark.parametrize("in_c", [True, False])
-def test_what_a_gate_closes_is_zeros_and_in_c_there_is_no_branch_to_compile(
-    in_c: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def measured(x: jax.Array, *gate: Any) -> list[jax.Array]:
-        s = summarize(x, *gate, batch_rank=1)
-        each = jax.vmap(lambda x: gauge(x, *gate))(x)
-        return [s.bins, s.points, s.sums, gauge(x[0], *gate), each]
-
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 6)).astype(np.float32))
-    if not in_c:
-        monkeypatch.setattr(native, "serves", lambda _: False)
-    program = jax.jit(measured).lower(x, True)
-    assert ("stablehlo.case" in program.as_text()) is not (in_c and serves_here())
-    run, expected = program.compile(), jax.jit(measured)(x)
-    for gate in (True, False):
-        for one, other in zip(run(x, gate), expected, strict=True):
-            np.testing.assert_array_equal(one, other if gate else np.zeros_like(other))
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_it_packs_and_unpacks_as_jax_does(dtype: type) -> None:
     with jax.enable_x64(dtype is np.float64):

@@ -178,13 +178,11 @@ FASTER static void gauge_faster(const Looked *at, float limit, Sums *s, float *o
     gauge(at, limit, s, out);
 }
 
-/* gauge(x, limit=, rows=, steps=) or gauge(x, gate, ...) -> gauge, and memory to work in; rows are
- * leading axes. */
+/* gauge(x, limit=, rows=, steps=) -> gauge, and memory to work in; rows are leading axes. */
 EXPORT void *nnx_inspector_gauge(Frame *frame) {
     if (is_asked(frame)) return NULL;
     const Buffer *x = frame->in.at[0];
     int64_t batch = whole_number(frame, 1), axes = x->rank - batch;
-    if (is_off(frame, 0, product(x->dims, batch) * LENGTH * 4)) return NULL;
     const int64_t *dims = x->dims + batch, *steps = whole_numbers(frame, 2);
     float limit = *(const float *)((const Scalar *)frame->how.at[0])->value;
     Looked at = {LOADS[x->dtype], x->data, 0, axes, dims, steps, few(dims[0], steps[0]), 1,

@@ -81,14 +81,6 @@ static inline int64_t product(const int64_t *lengths, int64_t n) {
     return all;
 }
 
-/* Whether the array after the first, if there is one, says that nothing is measured: then a result
- * of so many bytes is zeros. */
-static inline int is_off(const Frame *frame, int result, int64_t bytes) {
-    if (frame->in.count < 2 || *(const uint8_t *)frame->in.at[1]->data) return 0;
-    for (char *out = frame->out.at[result]->data; bytes--;) *out++ = 0;
-    return 1;
-}
-
 /* XLA asks a function for its version when the function is registered: any version of the major
  * number 0 has these structures. */
 static inline int is_asked(Frame *frame) {
