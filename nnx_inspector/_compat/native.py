@@ -32,8 +32,6 @@ FUNCTIONS: Final = (
     CENSUS,
     APPLY,
     "nnx_inspector_once",
-    "nnx_inspector_pack",
-    "nnx_inspector_unpack",
     "nnx_inspector_join",
     "nnx_inspector_gauge",
     "nnx_inspector_state",

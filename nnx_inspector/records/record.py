@@ -19,7 +19,7 @@ from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import split_escaped
 from nnx_inspector.hooks.sites import closest, of_operation
-from nnx_inspector.program.editing.packed import is_joinable, joined, taken_apart, unpacked
+from nnx_inspector.program.editing.packed import apart, is_joinable, joined, taken_apart
 from nnx_inspector.recordings.layers import layer_key
 from nnx_inspector.records.call import Call, concrete, named_summaries
 from nnx_inspector.stats.summary import STATISTICS, Summary, merge
@@ -242,7 +242,7 @@ class Record(Mapping[str, Entry]):
         if not eager and is_joinable(tree):
             self._layout, self._children = joined(tree)
         else:
-            self._layout, self._children = None, unpacked(tree)
+            self._layout, self._children = None, apart(tree)
 
     @property
     def _held(self) -> tuple[dict[str, tuple[Call, ...]], dict[str, Parameter]]:

@@ -20,7 +20,7 @@ from jax.extend.core import AbstractToken, Token
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.sharding import left_to_the_compiler
-from nnx_inspector.stats.arithmetic import is_floating, merged_about_mean, points_dtype, sum_dtype
+from nnx_inspector.stats.arithmetic import merged_about_mean, points_dtype, sum_dtype
 from nnx_inspector.stats.bins import BINS, FINITE_BINS, OPAQUE_BIN
 from nnx_inspector.stats.census import Sample, census
 from nnx_inspector.stats.summary import Summary
@@ -223,9 +223,6 @@ def _merged(s: Summary, *, axis: int) -> Summary:
     finite = jnp.where(FINITE_BINS, s.bins, 0).astype(s.sums.dtype).sum(axis=-1)
     finite = jnp.moveaxis(finite, axis, -1)
     merged = [jnp.stack(x, axis=-1) for x in merged_about_mean(points, sums, finite, axis=-1)]
-    if is_floating(points):
-        unknown = (jnp.isnan(points).any(axis=0) & (finite > 0)).any(axis=-1)[..., None]
-        merged = [jnp.where(unknown, jnp.nan, x) for x in merged]
     return Summary(bins=bins, points=merged[0], sums=merged[1], opaque=s.opaque)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +15,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nnx_inspector._compat import native
 from nnx_inspector._compat.native import has_functions, serves_here
 from nnx_inspector.perturbations.slots import SCALE, apply
-from nnx_inspector.program.editing.packed import Small, joined
+from nnx_inspector.program.editing.packed import Small, joined, taken_apart
 from nnx_inspector.stats.measure_gauges import gauge, sampled
-from nnx_inspector.stats.packing import pack, unpack
 from nnx_inspector.stats.summarize import summarize
-from nnx_inspector.stats.summary import Summary
 
 
 def test_xla_takes_the_library_of_this_machine() -> None:
@@ -48,7 +45,7 @@ def test_without_a_library_the_programs_are_jax(
 ) -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 700)).astype(np.float32))
     expected = summarize(x)
-    vector = pack(expected)
+    _, (words,) = joined(expected)
     if content is not None:
         (tmp_path / "library").write_bytes(content)
     monkeypatch.setattr(native, "library_path", lambda: tmp_path / "library")
@@ -62,8 +59,7 @@ def test_without_a_library_the_programs_are_jax(
         np.testing.assert_array_equal(found.points[:2], expected.points[:2])
         np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-5)
         np.testing.assert_allclose(found.std, expected.std, rtol=1e-6)
-        np.testing.assert_array_equal(pack(expected), vector)
-        np.testing.assert_array_equal(unpack(vector).sums, expected.sums)
+        np.testing.assert_array_equal(joined(expected)[1][0], words)
     finally:
         has_functions.cache_clear()
         jax.clear_caches()
@@ -116,21 +112,30 @@ def test_what_is_changed_in_place_after_it_was_measured_is_not_copied() -> None:
     np.testing.assert_array_equal(mean, gauge(jnp.tanh(x)))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_it_packs_and_unpacks_as_jax_does(dtype: type) -> None:
-    with jax.enable_x64(dtype is np.float64):
-        x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 50)).astype(dtype))
-        s = summarize(x, batch_rank=2)
-        vector = pack(s)
-        alone = [np.stack([pack(s.row((i, j))) for j in range(3)]) for i in range(2)]
-        np.testing.assert_array_equal(vector, np.stack(alone))
-        np.testing.assert_array_equal(jax.vmap(jax.vmap(pack))(s), vector)
-        for twice in (vector, vector + vector):
-            on_device, on_host = unpack(twice), unpack(np.asarray(twice))
-            for name in ("bins", "points", "sums"):
-                one, other = getattr(on_device, name), getattr(on_host, name)
-                assert one.dtype == other.dtype
-                np.testing.assert_array_equal(one, other)
+@pytest.mark.parametrize("wide", [False, True])
+def test_it_joins_rows_as_jax_does_bit_for_bit(
+    wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with jax.enable_x64(wide):
+        real = np.random.default_rng(0).normal(size=(2, 3, 5, 2))
+        real[0, 1, 2] = np.nan, -0.0
+        x = jnp.asarray(real, np.float64 if wide else np.float32)
+        several = x, jnp.arange(6, dtype=np.int64 if wide else np.int32).reshape(2, 3)
+
+        def words(*xs: jax.Array) -> jax.Array:
+            return joined([Small(x) for x in xs])[1][0]
+
+        in_c = jax.vmap(jax.vmap(words))(*several)
+        each = [[words(*(x[i, j] for x in several)) for j in range(3)] for i in range(2)]
+        np.testing.assert_array_equal(in_c, each)
+        monkeypatch.setattr(native, "serves", lambda _: False)
+        program = jax.jit(lambda *xs: jax.vmap(jax.vmap(words))(*xs)).lower(*several)
+        assert "nnx_inspector_join" not in program.as_text()
+        np.testing.assert_array_equal(program.compile()(*several), in_c)
+        layout, _ = joined([Small(x[0, 0]) for x in several])
+        for one, other in zip(taken_apart(layout, [np.asarray(in_c)]), several, strict=True):
+            assert one.dtype == other.dtype
+            assert one.tobytes() == np.asarray(other).tobytes()
 
 
 def test_what_is_exported_calls_no_function_of_ours() -> None:
@@ -138,7 +143,7 @@ def test_what_is_exported_calls_no_function_of_ours() -> None:
 
     def measured(x: jax.Array) -> list[jax.Array]:
         x = apply(native.computed_once(x), jnp.array([[SCALE, 2.0]]), 0)
-        return [x, unpack(pack(summarize(x))).bins, gauge(x)]
+        return [x, summarize(x).bins, gauge(x)]
 
     exported = jax.export.export(jax.jit(measured))(x)
     assert "@nnx_inspector_" not in exported.mlir_module()
@@ -150,11 +155,7 @@ def test_what_is_exported_calls_no_function_of_ours() -> None:
 def test_the_shapes_and_dtypes_of_results_are_those_of_the_program(wide: bool):
     with jax.enable_x64(wide):
         x = np.ones((2, 5, 3), np.float64 if wide else np.float32)
-        s = jax.eval_shape(functools.partial(summarize, batch_rank=1), x)
         calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
-            (lambda bins, points, sums: pack(Summary(bins=bins, points=points, sums=sums)),
-             (s.bins, s.points, s.sums)),
-            (unpack, (jax.eval_shape(pack, s),)),
             (jax.vmap(gauge), (x,)),
             (jax.vmap(lambda x: sampled(x, x)), (x,)),
             (lambda x: joined((Small(x), Small(x[0, 0]), Small(jnp.zeros((0,)))))[1], (x,)),

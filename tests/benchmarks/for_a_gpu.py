@@ -26,7 +26,6 @@ from jax.sharding import SingleDeviceSharding
 
 import nnx_inspector as nni
 from nnx_inspector.stats.measure_gauges import gauge
-from nnx_inspector.stats.packing import pack
 from nnx_inspector.stats.summarize import summarize
 from tests.benchmarks import nets
 from tests.benchmarks.cost_jax import Case, model_of
@@ -66,7 +65,6 @@ def programs(layers: int) -> dict[str, tuple[Callable[..., Any], Any]]:
     return {
         "a sum": (jnp.sum, (array,)),  # the first one pays for starting the compiler
         "a summary": (summarize, (array,)),
-        "a summary, packed": (lambda x: pack(summarize(x)), (array,)),
         "a gauge": (gauge, (array,)),
         "forward pass": (lambda state, x: nnx.merge(graphdef, state)(x), (state, x)),
         "ours": (lambda state, x: capture(nnx.merge(graphdef, state))(x), (state, x)),

@@ -1,15 +1,14 @@
 """A tree of summaries as one array: each array that leaves a program costs the host time.
 
-Arrays are joined by their bits, and separated again when they are read; a packed cotangent stays
-packed until then. Invariant: what was joined comes back bit for bit, with the leading axes that a
-vmap or a scan has added since. Does not know what the summaries describe.
+Arrays are joined by their bits, and separated again when they are read. Invariant: what was joined
+comes back bit for bit, with the leading axes that a vmap or a scan has added since. Does not know
+what the summaries describe.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
@@ -21,7 +20,6 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import Type, by_rows
 from nnx_inspector._compat.sharding import on_one_device
 from nnx_inspector.stats.bins import BINS
-from nnx_inspector.stats.packing import unpack
 from nnx_inspector.stats.summary import Summary
 
 _DTYPES: Final = ("uint32", "int32", "float32", "uint64", "int64", "float64")
@@ -29,13 +27,6 @@ _FIELDS: Final = ("bins", "points", "sums")
 _TOGETHER: Final = 4
 """The summaries that one kernel of a GPU finishes and joins. With more, XLA makes some of their
 figures in kernels of their own."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Sunk:
-    """The packed summary that a sink received, as a leaf of a tree."""
-
-    array: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +68,7 @@ class _Leaf:
     def made_of(self, arrays: Any) -> Any:
         if self.kind is Summary:
             return Summary(**dict(zip(_FIELDS, arrays, strict=True)), opaque=self.opaque)
-        return Sunk(arrays[0]) if self.kind is Sunk else arrays[0]
+        return arrays[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +88,7 @@ def is_joinable(tree: Any) -> bool:
 
 @ours()
 def joined(tree: Any) -> tuple[Layout, list[Any]]:
-    """A tree of arrays, summaries, `Sunk` and `Small` as a layout, and its arrays.
+    """A tree of arrays, summaries and `Small` as a layout, and its arrays.
 
     Returns:
         The layout; the words, uint32, and the arrays that are not among them: no words if the tree
@@ -142,44 +133,22 @@ def taken_apart(layout: Layout, arrays: Any) -> Any:
         leaf.made_of([next(rest) if x.at is None else x.cut_from(words) for x in leaf.parts])
         for leaf in layout.leaves
     ]
-    return jax.tree.unflatten(layout.structure, _opened(leaves))
+    return jax.tree.unflatten(layout.structure, leaves)
 
 
-def unpacked(tree: Any) -> Any:
-    """A tree that was not joined, with a summary for each `Sunk`."""
-    leaves, structure = jax.tree.flatten(tree, is_leaf=_is_whole)
-    return jax.tree.unflatten(structure, _opened(leaves))
-
-
-def _opened(leaves: Sequence[Any]) -> list[Any]:
-    """What `Sunk` and `Small` stand for. On the host packed summaries are unpacked together."""
-    out = [x.array if isinstance(x, (Sunk, Small)) else x for x in leaves]
-    together: dict[tuple[int, ...], list[int]] = {}
-    for i in (i for i, x in enumerate(leaves) if isinstance(x, Sunk)):
-        if isinstance(out[i], np.ndarray):
-            together.setdefault(out[i].shape, []).append(i)
-        else:
-            out[i] = _unpacked(out[i])
-    for alike in together.values():
-        every = unpack(np.stack([out[i] for i in alike]))
-        for row, i in enumerate(alike):
-            out[i] = every.row(row)
-    return out
+def apart(tree: Any) -> Any:
+    """A tree that is not joined, with the array of each `Small`."""
+    return jax.tree.map(lambda x: x.array if isinstance(x, Small) else x, tree, is_leaf=_is_whole)
 
 
 def _is_whole(x: Any) -> bool:
-    return isinstance(x, (Summary, Sunk, Small))
+    return isinstance(x, (Summary, Small))
 
 
 def _arrays_of(leaf: Any) -> list[Any]:
     if isinstance(leaf, Summary):
         return [getattr(leaf, name) for name in _FIELDS]
-    return [leaf.array] if _is_whole(leaf) else [leaf]
-
-
-def _unpacked(vector: Any) -> Any:
-    shape = isinstance(vector, jax.ShapeDtypeStruct)
-    return jax.eval_shape(unpack, vector) if shape else unpack(vector)
+    return [leaf.array] if isinstance(leaf, Small) else [leaf]
 
 
 def _joined(*arrays: jax.Array) -> list[jax.Array]:
