@@ -27,7 +27,6 @@ from nnx_inspector._compat.configuration import ours
 Type = jax.ShapeDtypeStruct
 CENSUS: Final = "nnx_inspector_census"
 APPLY: Final = "nnx_inspector_apply"
-HOST: Final = "nnx_inspector_host"
 FUNCTIONS: Final = (
     CENSUS,
     APPLY,
@@ -49,23 +48,16 @@ def library_path() -> pathlib.Path:
     return _BUILT / name
 
 
-def library() -> ctypes.CDLL:
-    """The library. There must be one."""
-    return ctypes.CDLL(str(library_path()))
-
-
 @functools.cache
 def has_functions() -> bool:
     """Whether a program for a CPU can call the functions; registers them at the first call."""
     if not library_path().is_file():
         return False
     try:
+        library = ctypes.CDLL(str(library_path()))
         for name in FUNCTIONS:
-            function = jax.ffi.pycapsule(getattr(library(), name))
+            function = jax.ffi.pycapsule(getattr(library, name))
             jax.ffi.register_ffi_target(name, function, platform="cpu")
-        host = jax.ffi.pycapsule(getattr(library(), HOST))
-        stages = {"instantiate": host, "execute": host}
-        jax.ffi.register_ffi_target(HOST, stages, platform="cpu")
     except (OSError, AttributeError, jax.errors.JaxRuntimeError):  # such as an older library
         return False
     return True

@@ -113,9 +113,7 @@ def test_what_is_changed_in_place_after_it_was_measured_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_it_joins_rows_as_jax_does_bit_for_bit(
-    wide: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_joins_rows_as_jax_does_bit_for_bit(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with jax.enable_x64(wide):
         real = np.random.default_rng(0).normal(size=(2, 3, 5, 2))
         real[0, 1, 2] = np.nan, -0.0

@@ -11,25 +11,7 @@
 #include <stdint.h>
 
 typedef struct { size_t size; void *extension; int32_t major, minor; } Version;
-typedef struct { size_t size; void *extension; void (*destroy)(void *); } TypeInfo;
-typedef struct { const char *at; size_t length; } Text;
-typedef struct { size_t size; void *extension; Text name; int64_t *id; const TypeInfo *info; } TypeRegister;
-typedef struct {
-    size_t size;
-    void *extension, *context;
-    int32_t stage;
-    int64_t *type;
-    void *state;
-} StateSet;
-typedef struct {
-    size_t size;
-    void *extension;
-    Version version;
-    void *others[6];
-    void *(*type_register)(TypeRegister *);
-    void *other;
-    void *(*state_set)(StateSet *);
-} Api;
+typedef struct { size_t size; void *extension; Version version; } Api;
 typedef struct { size_t size; Version version; uint32_t traits; int64_t state; } Metadata;
 typedef struct { size_t size; int32_t type; void *next; Metadata *metadata; } Extension;
 typedef struct {
@@ -59,7 +41,7 @@ typedef struct {
     Attributes how;
 } Frame;
 
-enum { PRED = 1, S8, S16, S32, S64, U8, U16, U32, U64, F16, F32, F64, C64 = 15, BF16, C128 = 18 };
+enum { PRED = 1, S8, S16, S32, S64, U8, U16, U32, U64, F16, F32, F64, BF16 = 16 };
 
 #ifdef _WIN32
 #define EXPORT __declspec(dllexport)
