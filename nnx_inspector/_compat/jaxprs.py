@@ -351,22 +351,21 @@ def is_recomputation(equation: Any) -> bool:
     return bool(equation.params.get("differentiated")) and equation.primitive.name in REMAT
 
 
-def needed_inputs(jaxpr: Any, outputs: int, each_its_own: Any = None) -> list[bool]:
+def needed_inputs(jaxpr: Any, outputs: int, each_its_own: Any) -> list[bool]:
     """For each input of a jaxpr, whether any of its first `outputs` outputs depends on it. Each
     output of the primitive `each_its_own` depends only on the input at the same position.
     """
     from jax.interpreters import partial_eval
 
     bare, _ = open_jaxpr(jaxpr)
-    if each_its_own is not None:
-        equations: list[Any] = []
-        for one in bare.eqns:
-            if one.primitive is not each_its_own or len(one.invars) != len(one.outvars):
-                equations.append(one)
-                continue
-            for i, o in zip(one.invars, one.outvars, strict=True):
-                equations.append(one.replace(invars=[i], outvars=[o]))
-        bare = bare.replace(eqns=equations)
+    equations: list[Any] = []
+    for one in bare.eqns:
+        if one.primitive is not each_its_own or len(one.invars) != len(one.outvars):
+            equations.append(one)
+            continue
+        for i, o in zip(one.invars, one.outvars, strict=True):
+            equations.append(one.replace(invars=[i], outvars=[o]))
+    bare = bare.replace(eqns=equations)
     wanted = [i < outputs for i in range(len(bare.outvars))]
     _, used = partial_eval.dce_jaxpr(bare, wanted)
     return list(used)
@@ -387,18 +386,10 @@ def jit_shardings(equation: Any) -> tuple[list[Any], list[Any]]:
     return given(equation.params["in_shardings"]), given(equation.params["out_shardings"])
 
 
-def shard_map_parts(equation: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """A shard_map's manual axes, in the mesh's order, and the keywords that make one like it."""
-    params = equation.params
-    mesh, manual = params["mesh"], params["newly_manual_axes"]
-    axes = tuple(axis for axis in mesh.axis_names if axis in manual)
-    return axes, {
-        "mesh": mesh,
-        "axis_names": set(axes),
-        "check_vma": params["check_vma"],
-        "in_specs": list(params["in_specs"]),
-        "out_specs": list(params["out_specs"]),
-    }
+def manual_axes(equation: Any) -> tuple[str, ...]:
+    """The axes that a shard_map makes manual, in the mesh's order."""
+    mesh, manual = equation.params["mesh"], equation.params["newly_manual_axes"]
+    return tuple(axis for axis in mesh.axis_names if axis in manual)
 
 
 def varying_axes(x: Any) -> frozenset[str]:
@@ -467,29 +458,6 @@ def scan_parts(
     parts = params["ft_in"].update(list(values)).unpack()
     consts, carry, xs = (list(part) for part in parts)
     return consts, carry, xs
-
-
-def effect(name: str) -> Any:
-    """An effect for our primitives that communicate with the host.
-
-    No transform drops or repeats an equation with this effect: rematerialisation saves its result,
-    and `jax.effects_barrier` waits for the program. It is allowed in every kind of control flow and
-    in custom differentiation rules.
-    """
-    from jax._src import effects
-
-    class Named(effects.Effect):
-        def __str__(self) -> str:
-            return name
-
-    for allowed in (
-        effects.lowerable_effects,
-        effects.control_flow_allowed_effects,
-        effects.remat_allowed_effects,
-        effects.custom_derivatives_allowed_effects,
-    ):
-        allowed.add_type(Named)
-    return Named()
 
 
 def no_tangent(x: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -143,20 +142,6 @@ def compilation_events(listener: Callable[[str, float], None]) -> Callable[[], N
 def is_tracing() -> bool:
     """Whether values computed here and now may be traced into a program."""
     return not core.trace_state_clean()
-
-
-def inside_while_loop() -> bool:
-    """Whether the current code is being traced as the body of a while loop.
-
-    A host callback there runs twice, or breaks the user's program, if the loop is differentiated.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "while_loop" and code.co_filename.endswith("control_flow/loops.py"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def trace_context() -> Hashable:

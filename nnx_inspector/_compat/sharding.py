@@ -93,15 +93,6 @@ def _explicit_mesh(operands: Any) -> Any:
     return next(filter(_explicit, meshes), None)
 
 
-def first_along(x: Any, axis: int | None = 0) -> Any:
-    """The first entry along an axis that a `vmap` added, and that may lie on several devices; `x`
-    itself if it added none.
-    """
-    if axis is None:
-        return x
-    return left_to_the_compiler(functools.partial(jnp.take, indices=0, axis=axis), x)
-
-
 def entry(x: Any, index: Any) -> Any:
     """`x[index]`, a small array, where a row may lie on any device."""
     return left_to_the_compiler(lambda x, index: x[index], x, index)
@@ -132,12 +123,6 @@ def on_one_device(arrays: list[Any]) -> list[Any]:
         return arrays
     first = min((device for place in places for device in place), key=lambda one: one.id)
     return [jax.device_put(x, first) for x in arrays]
-
-
-def a_row_each(mesh: Any, axes: Sequence[str]) -> NamedSharding | None:
-    """The sharding with one row per device along mesh axes; None if none of them is explicit."""
-    explicit = tuple(axis for axis in axes if axis in _explicit(mesh))
-    return NamedSharding(mesh.abstract_mesh, PartitionSpec(explicit)) if explicit else None
 
 
 def zeros_of(shape: Any) -> jax.Array:

@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.launching import launch
-from nnx_inspector._compat.sharding import first_along
+from nnx_inspector._compat.sharding import entry
 from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
 from nnx_inspector.hooks.sites import parameter_names
@@ -320,7 +320,9 @@ mlir.register_lowering(
 )
 ad.primitive_jvps[_axes] = lambda xs, _: ((y := _axes.bind(*xs)), jaxprs.no_tangent(y))
 batching.primitive_batchers[_axes] = lambda xs, dims: (
-    jnp.broadcast_to(_axes.bind(first_along(xs[0], dims[0])), (xs[0].shape[dims[0]],)),
+    jnp.broadcast_to(
+        _axes.bind(entry(jnp.moveaxis(xs[0], dims[0], 0), 0)), (xs[0].shape[dims[0]],)
+    ),
     0,
 )
 ad.primitive_jvps[_nothing] = lambda xs, _, **how: (

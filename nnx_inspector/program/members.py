@@ -88,12 +88,6 @@ def ensemble_of(module: Any) -> Ensemble | None:
     return Ensemble(by[0][1], _number.bind(jax.lax.stop_gradient(first)))
 
 
-def are_mapped(values: Any) -> bool:
-    """Whether the one vmap here maps any of some values, if known."""
-    here = jit.vmaps_here()
-    return len(here) == 1 and any(here[0] is vmap for x in values for vmap, _ in jit.vmaps_of(x))
-
-
 _number = Primitive("nnx_inspector_member")
 """The number of the ensemble's member whose parameter the operand is."""
 _number.def_impl(lambda _: jnp.int32(0))

@@ -74,13 +74,10 @@ def test_without_a_mesh_nothing_is_moved():
     x = {"a": jnp.ones(2), "b": None}
     assert sharding.on_this_mesh(x) is x
     assert sharding.placed([x["a"]], [None]) == [x["a"]]
-    auto = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
-    assert sharding.a_row_each(auto, ("d",)) is None
 
 
 def test_with_explicit_axes_a_row_lies_on_each_device():
     mesh = jax.make_mesh((1, 1), ("d", "m"), axis_types=(AxisType.Explicit, AxisType.Auto))
-    assert sharding.a_row_each(mesh, ("d", "m")) == NamedSharding(mesh.abstract_mesh, P(("d",)))
     with jax.set_mesh(mesh):
         x = jax.device_put(jnp.arange(6.0).reshape(2, 3), NamedSharding(mesh, P("d")))
         assert jax.typeof(x).sharding.spec == P("d", None)

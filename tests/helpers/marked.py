@@ -341,7 +341,7 @@ def _while(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
 
 
 def _shard_map(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
-    axes, _ = jaxprs.shard_map_parts(e)
+    axes = jaxprs.manual_axes(e)
     with jaxprs.inside_shard_map(e.params):
         body = _edited(e.params["jaxpr"], dataclasses.replace(how, axes=axes))
     with jaxprs.context_of(e):

@@ -261,8 +261,7 @@ def _cond(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
 
 def _shard_map(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     """Each device measures its own part; the rows of the devices are merged outside."""
-    axes, _ = jaxprs.shard_map_parts(equation)
-    of = self.of
+    axes, of = jaxprs.manual_axes(equation), self.of
     before = of.axes, of.inside, of.plan
     of.axes, of.inside = (*of.axes, *axes), equation.params
     of.plan = dataclasses.replace(of.plan, keep=NOTHING)  # a device may not see all units
