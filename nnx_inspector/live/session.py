@@ -1,8 +1,9 @@
-"""Watching the user's own step: summaries leave a program that we do not own by host callbacks.
+"""Watching the user's own step: what its programs measure, pass by pass.
 
-A session has one `hook` for each set of places; the hook does and sends everything that happens in
-the program. The session gathers what arrives, pass by pass, until it is taken. Invariant: while a
-program with room for a new perturbation is compiled, the old program goes on.
+A session has one `hook` for each set of places, which names values while the step is traced. The
+programs are edited where they are launched (`programs/`), and the session gathers what they return
+until it is taken. Invariant: while a program with room for a new perturbation is compiled, the old
+program goes on.
 """
 
 from __future__ import annotations
