@@ -159,6 +159,15 @@ class Attendance:
         Args:
             over: whether the loop has ended.
         """
+        if self._session.apart:
+            advice = "no process measures this loop, which runs as it is"
+            return Uncalled(
+                step=self._first,
+                steps=self._steps,
+                calls=0,
+                what=self._session.apart,
+                advice=advice,
+            )
         long = self._steps >= MEASURED and (self._strange or self._last - self._first >= STEPS)
         if not (long or (over and not self.called)):
             return None

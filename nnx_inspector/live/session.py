@@ -28,6 +28,7 @@ from nnx_inspector.live.figures import Observer, told_gauges
 from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.inbox import Inbox, Message, Taken, merged
 from nnx_inspector.live.messages import Reached, listeners
+from nnx_inspector.live.programs.agreement import disagreement
 from nnx_inspector.live.programs.recompile import JitCalls, Listening
 from nnx_inspector.live.programs.variants import Chosen, Variants
 from nnx_inspector.live.programs.whose import Whose
@@ -160,6 +161,7 @@ class Session:
         self._wanted: tuple[Place, ...] = ()
         self._observer = Observer()
         self.bare = False
+        self.apart = ""  # why the processes of the job do not measure
         self._calls, self._bare_calls = self._no_calls(), JitCalls(None)
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
         self.variants = Variants(self)
@@ -180,6 +182,12 @@ class Session:
         self._has_number = True
         self.whose.begin()
         listeners[self.number] = self
+
+    def agree(self, every: int) -> None:
+        """Wait for the other processes of the job, if there are any: all measure, or none does."""
+        model = type(self.model).__name__
+        opening = {"every": every, "gradients": self.gradients, "model": model}
+        self.apart = disagreement({**opening, "sites": len(self.keys)})
 
     def finish(self) -> None:
         """End a loop. None of its programs may be running; what later programs send is ignored."""
@@ -286,7 +294,7 @@ class Session:
         """While these are open, nothing is measured, and what this thread jits is noted for
         `compile_ahead`.
         """
-        return Tagged(self._scope), Listening(self._bare_calls)
+        return () if self.apart else (Tagged(self._scope), Listening(self._bare_calls))
 
     def compile_ahead(self) -> bool:
         """Compile in a thread what a measured step calls; returns whether there is any."""
@@ -322,6 +330,8 @@ class Session:
         """While these are open, every pass is watched that this thread makes, with room for the
         armed places.
         """
+        if self.apart:
+            return ()
         hooks = hooking(self.hook(self.places))
         listening, fast = Listening(self._calls), Following()
         return _Noting(self, self._scope), listening, *hooks, fast, Chosen(self.variants)

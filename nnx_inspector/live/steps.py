@@ -210,6 +210,7 @@ class _Iteration:
         first = self._owner.loop_begins(self, total)
         self._session.begin()
         self._session.refresh()
+        self._session.agree(every)
         self._installed.open()
         self._steps = Steps(self._owner, self._session, every, first)
         return self._steps
@@ -320,6 +321,7 @@ class Region:
         self._session.inbox.restart(self._every)
         self._session.begin()
         self._session.refresh()
+        self._session.agree(self._every)
         self._owner.step_begins(self._session)
         self._installed.open()
         self._open = self._session.opening()

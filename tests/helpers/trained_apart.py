@@ -9,6 +9,7 @@ they launch the same programs however long one of them takes.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 import warnings
@@ -24,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 import nnx_inspector as nni
 from nnx_inspector import background
+from nnx_inspector.live.programs import agreement
 
 D, BATCH, STEPS, RATE = 8, 16, 7, 0.5
 X = np.random.default_rng(0).normal(size=(BATCH, D)).astype(np.float32)
@@ -104,6 +106,8 @@ CASES: dict[str, dict[str, Any]] = {
     "explicit": {"kind": "explicit", "every": (1,)},
     "halves": {"make": halves, "every": (3,)},
     "deep": {"model": Deep},
+    # one process watches alone, then both in different ways, and then in the same way
+    "disagreed": {"every": {0: (1, 1, 3), 1: (0, 2, 3)}, "patience": (2, 60, 60)},
 }
 KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 
@@ -176,12 +180,22 @@ def compiled() -> None:
 
 
 def loops(
-    *, kind: str = "auto", make: Callable[[], Train] = whole, every: Any = (3, 1), **how: Any
+    *,
+    kind: str = "auto",
+    make: Callable[[], Train] = whole,
+    every: Any = (3, 1),
+    patience: Sequence[float] = (),
+    **how: Any,
 ) -> list[dict[str, Any]]:
     """Watched loops, and last the bare one, each with the same jitted functions."""
     mesh, step = jax.make_mesh((4,), ("d",), axis_types=(KINDS[kind],)), make()
+    mine = every[jax.process_index()] if isinstance(every, dict) else every
+    found = list[dict[str, Any]]()
     with jax.set_mesh(mesh):
-        return [trained(mesh, step, every=number, **how) for number in (*every, 0)]
+        for number, seconds in itertools.zip_longest((*mine, 0), patience, fillvalue=60.0):
+            agreement.PATIENCE = seconds
+            found.append(trained(mesh, step, every=number, **how))
+    return found
 
 
 def main(address: str, number: int, names: Sequence[str]) -> None:

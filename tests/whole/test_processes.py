@@ -6,6 +6,7 @@ processes launch different programs stops.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -47,13 +48,16 @@ def job(*names: str) -> dict[str, tuple[Any, Any]]:
             )
             for number in range(2)
         ]
-        try:
-            for process in processes:
-                process.wait(timeout=300)
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            ends = [pool.submit(process.wait, 300) for process in processes]
+            try:
+                for end in concurrent.futures.as_completed(ends):
+                    if end.result():
+                        break  # the other one would wait for it
+            finally:
+                for process in processes:
+                    process.kill()
+                    process.wait()
             for one in files:
                 one.seek(0)
         assert not any(one.returncode for one in processes), [one.read()[-4000:] for one in files]
@@ -64,7 +68,7 @@ def job(*names: str) -> dict[str, tuple[Any, Any]]:
 
 @pytest.fixture(scope="module")
 def quick():
-    return job(*QUICK)
+    return job(*QUICK, "disagreed")
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +184,23 @@ def test_of_layers_in_a_scan_that_are_computed_again(rest):
         for path, value in alone["parameters"].items():
             close(one["parameters"][path], value, path)
     same_figures(first, EVERY["deep"], step, Deep)
+
+
+def test_if_one_process_does_not_come_or_watches_otherwise_none_measures(quick):
+    """And the next loop, which both watch alike, is measured."""
+    first, second = quick["disagreed"]
+    _, losses, _ = by_hand()
+    for said in (first, second):
+        alone, unlike, alike, bare = said["loops"]
+        for one in (alone, unlike, alike, bare):
+            close(one["losses"], losses, "losses")
+            assert one["parameters"] == bare["parameters"]
+        assert alone["record"] == unlike["record"] == {}
+        assert {key.split()[0] for key in alike["record"]} == {"0", "3", "6"}, said["warnings"]
+    assert first["loops"][2]["record"] == second["loops"][2]["record"]
+    absent, *of_first = first["warnings"]
+    assert "Process 1 of 2 did not watch within 2 seconds of process 0: " in absent
+    assert len(of_first) == 1
+    assert "Process 1 watches with every=2, and process 0 with 1" in of_first[0]
+    (of_second,) = second["warnings"]
+    assert "Process 0 watches with every=1, and process 1 with 2: no process meas" in of_second

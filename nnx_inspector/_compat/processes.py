@@ -1,0 +1,54 @@
+"""The processes of a job, and what they tell each other beside their programs.
+
+The coordinator that `jax.distributed.initialize` starts keeps texts by name, and barriers with a
+time limit. Programs launch no collective for it, and devices are not asked. Invariant: no function
+here raises because another process is late or gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Coordinator:
+    """What the processes of a job have in common; made by `coordinator`."""
+
+    client: Any
+
+    def put(self, name: str, text: str) -> None:
+        """Let each process read a text."""
+        self.client.key_value_set(name, text, allow_overwrite=True)
+
+    def texts(self, folder: str) -> dict[str, str]:
+        """The texts whose names begin with `folder/`, by the rest of their names."""
+        found = self.client.key_value_dir_get(f"{folder}/")
+        return {name.removeprefix(f"{folder}/"): text for name, text in found}
+
+    def forget(self, name: str) -> None:
+        self.client.key_value_delete(name)
+
+    def meet(self, name: str, seconds: float) -> bool:
+        """Wait until every process of the job is here; False if one does not come in time.
+
+        A name serves once: a process that comes when the others have given up returns at once.
+        """
+        try:
+            self.client.wait_at_barrier(name, int(1000 * seconds))
+        except jax.errors.JaxRuntimeError:
+            return False
+        return True
+
+
+def coordinator() -> Coordinator | None:
+    """That of this job; None for a process that is alone or was not told of the others."""
+    # jax has no public way to the coordinator that it starts itself. Without it, processes could
+    # only agree by a program that all of them launch, and wait for one that does not for good. It
+    # can go when jax.experimental.multihost_utils has a barrier with a time limit.
+    from jax._src import distributed
+
+    client = distributed.global_state.client
+    return None if client is None or jax.process_count() == 1 else Coordinator(client)
