@@ -51,20 +51,6 @@ class Call(NamedTuple):
 OF_MODEL = Call()
 
 
-class Calls:
-    """The calls of one program, in the order of its trace."""
-
-    def __init__(self) -> None:
-        self._sites: dict[str, None] = {}
-
-    def add(self, site: str) -> None:
-        self._sites.setdefault(site)
-
-    def call(self, site: str, *, starts: bool | None = None) -> Call:
-        """What the program's calls of a site are; certain when the program has been traced."""
-        return Call(site, tuple(self._sites), starts)
-
-
 FEW = 4
 """With one run more than these in a pass, a program that has joined it leads. A program that has
 led so many passes leads on when the model is called."""

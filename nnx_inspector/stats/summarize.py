@@ -130,8 +130,8 @@ def merge_in_trace(a: Summary, b: Summary) -> Summary:
 
 
 @ours()
-def merge_rows(s: Summary, *, axis: int = 0) -> Summary:
-    """A summary whose rows along one axis are merged into one, inside jit.
+def merge_rows(s: Summary) -> Summary:
+    """A summary whose rows along the first axis are merged into one, inside jit.
 
     Rows may lie on different devices, which exchange only counts and six numbers for each row.
     Counts stop at 2**32 - 1, as in `merge_in_trace`.
@@ -140,7 +140,7 @@ def merge_rows(s: Summary, *, axis: int = 0) -> Summary:
         >>> merge_rows(summarize(jnp.arange(6.0).reshape(3, 2), batch_rank=1)).mean
         2.5
     """
-    return _merge_rows(s, axis=axis)
+    return _merge_rows(s)
 
 
 def as_array(x: Any) -> Any:
@@ -204,24 +204,24 @@ _ADDED: Final = 2**16
 """The most halves of counts whose sum is below 2**32."""
 
 
-@functools.partial(jax.jit, static_argnames="axis")
-def _merge_rows(s: Summary, *, axis: int) -> Summary:
-    return left_to_the_compiler(functools.partial(_merged, axis=axis), s)
+@jax.jit
+def _merge_rows(s: Summary) -> Summary:
+    return left_to_the_compiler(_merged, s)
 
 
 @jax.jit
 def _merge_both(a: Summary, b: Summary) -> Summary:
     def merged(a: Summary, b: Summary) -> Summary:
-        return _merged(jax.tree.map(lambda *both: jnp.stack(both), a, b), axis=0)
+        return _merged(jax.tree.map(lambda *both: jnp.stack(both), a, b))
 
     return left_to_the_compiler(merged, a, b)
 
 
-def _merged(s: Summary, *, axis: int) -> Summary:
-    bins = sum_saturating(s.bins, axis=axis)
-    points, sums = (jnp.moveaxis(jnp.moveaxis(x, axis, -2), -1, 0) for x in (s.points, s.sums))
+def _merged(s: Summary) -> Summary:
+    bins = sum_saturating(s.bins, axis=0)
+    points, sums = (jnp.moveaxis(jnp.moveaxis(x, 0, -2), -1, 0) for x in (s.points, s.sums))
     finite = jnp.where(FINITE_BINS, s.bins, 0).astype(s.sums.dtype).sum(axis=-1)
-    finite = jnp.moveaxis(finite, axis, -1)
+    finite = jnp.moveaxis(finite, 0, -1)
     merged = [jnp.stack(x, axis=-1) for x in merged_about_mean(points, sums, finite, axis=-1)]
     return Summary(bins=bins, points=merged[0], sums=merged[1], opaque=s.opaque)
 
