@@ -12,6 +12,7 @@ from flax import nnx
 from jax.extend.core import Jaxpr
 from models import TwoLayers
 
+import nnx_inspector as nni
 from nnx_inspector._compat import native
 from nnx_inspector.live import messages
 from nnx_inspector.live.session import Session
@@ -446,3 +447,26 @@ def test_flips_from_another_thread_during_donated_steps():
     assert session.errors == []
     session.take()
     session.close()
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+def test_a_step_that_is_computed_again_has_outputs_and_gradients(jitted):
+    """Outside jit, jax evaluates the forward half after the model's call has returned."""
+    model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+    def step(model, x):
+        loss = lambda model, x: jax.checkpoint(lambda x: loss_fn(model, x))(x)  # noqa: E731
+        return nnx.value_and_grad(loss)(model, x)
+
+    step = nnx.jit(step) if jitted else step
+    with nni.watch(model, every=1) as recording:
+        for n in (1, 2):
+            step(model, n * X)
+    assert [one.step for one in recording.passes] == [0, 1]
+    for i in range(2):
+        y = (i + 1) * np.asarray(X, np.float64) @ np.asarray(model.kernel[...], np.float64)
+        found = recording.summary("", index=i), recording.summary("", "gradient", index=i)
+        for summary, values in zip(found, (y, 2 * y / y.size), strict=True):
+            assert summary.size == values.size
+            np.testing.assert_allclose(summary.mean, values.mean(), rtol=1e-4)
+            np.testing.assert_allclose(summary.norm, np.linalg.norm(values), rtol=1e-4)

@@ -79,12 +79,13 @@ class Passes:
 
     def __init__(self) -> None:
         self._now: Begun | None = None  # the pass of the call that this thread is in
+        self._number: int | None = None  # by which the marks of that call know it
         self._is_others = False
         self._later: dict[int, deque[_Later]] = {}
 
     def is_others(self) -> None:
         """The call that this thread is in is not the model's."""
-        self._now, self._is_others = None, True
+        self._now, self._number, self._is_others = None, None, True
 
     def are_due(self, found: Finished, session: Watched, alone: dict[str, Any] | None) -> bool:
         """Whether something that a program sees belongs to a pass that is measured."""
@@ -93,13 +94,20 @@ class Passes:
             if not found.is_known:
                 return inbox.every > 0
             return inbox.is_due(found.known_calls, session.setting)
-        if found.joins and self._now is not None and run_here(session.number) is not None:
+        if found.joins and self._now is not None and self._is_here(session, found, alone):
             return self._now.sampled
         awaits = found.awaits
         if awaits and alone is not None:
             awaits = (alone["of"][0][0],)
         those = (x for n in awaits for x in self._later.get(n, ()))
         return any(one.now.sampled for x in those for one in x.passes)
+
+    def _is_here(self, session: Watched, found: Finished, alone: dict[str, Any] | None) -> bool:
+        """Whether calls belong to the pass under way. jax evaluates the forward half of a remat on
+        arrays after the call has returned, so that only the number of the call says it there.
+        """
+        numbers = found.numbers if alone is None else (alone["call"][0],)
+        return run_here(session.number) is not None or self._number in numbers
 
     def setting_of(
         self, found: Finished, session: Watched, alone: dict[str, Any] | None
@@ -138,7 +146,7 @@ class Passes:
             if differentiated(mark) and not graded:
                 awaits.append(GRADIENT)
             now = session.inbox.begin(setting, call=call, awaits=awaits)
-            self._now, self._is_others = now, False
+            self._now, self._number, self._is_others = now, mark.of, False
             started = _Started(now, one.index)
             out.append(started)
             if not graded:
