@@ -399,7 +399,7 @@ class Loops:
         """
         core = self._core
         if core.recording.attached and one.arrived:
-            found, _ = session.summaries_in([one])
+            found = session.measured_in([one], ended=False)
             number = core.settings if one.perturbed else 0
             core.recording.hold(
                 one.number, step, found, kind="watch", perturbed=one.perturbed, setting=number

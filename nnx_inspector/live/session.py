@@ -366,16 +366,16 @@ class Session:
         """
         return self.measured_in(self.take_passes())
 
-    def measured_in(self, passes: list[Taken]) -> dict[str, dict[str, Summary]]:
-        """Site -> quantity -> summary of some passes, including single layers of stacks."""
-        found, unknown = self.summaries_in(passes)
-        self.blurred |= unknown
-        return found
-
-    def summaries_in(self, passes: list[Taken]) -> tuple[dict[str, dict[str, Summary]], set[str]]:
-        """`measured_in` and the stacks whose layers cannot be told apart. Changes nothing."""
+    def measured_in(
+        self, passes: list[Taken], *, ended: bool = True
+    ) -> dict[str, dict[str, Summary]]:
+        """Site -> quantity -> summary of some passes, including single layers of stacks. Of passes
+        that have not ended, which stacks cannot be told apart is not noted.
+        """
         layers, unknown = told_apart([one.arrived for one in passes], self.stacks)
-        return {**merged(passes, tuple(self.keys)), **layers}, unknown
+        if ended:
+            self.blurred |= unknown
+        return {**merged(passes, tuple(self.keys)), **layers}
 
     def figures_in(self, passes: list[Taken]) -> Figures:
         """The figures of some passes that the rules need."""

@@ -192,7 +192,7 @@ class _Recorder:
 
     def pass_held(self, session: Session, step: int, one: Taken) -> None:
         if self._recording.attached and one.arrived:
-            found, _ = session.summaries_in([one])
+            found = session.measured_in([one], ended=False)
             self._recording.hold(one.number, step, found, kind="watch", perturbed=one.perturbed)
 
     def loop_ends(self, loop: object, session: Session) -> None:

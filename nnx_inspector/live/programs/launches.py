@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -29,6 +29,9 @@ from nnx_inspector.live.programs.whose import Whose
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, rows_of
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.survey import Marked
+
+_Which = Callable[[int | None, Marked], Index | None]
+"""A function of the number of the mark where a pass begins, and a mark; see `Finished.read`."""
 
 LATER = 64
 """How many passes wait for a gradient that another program computes."""
@@ -219,11 +222,6 @@ class Launch:
         active = self.setting.active
         return key_of([x for (kind, *_), x in given if kind == "given"] if active else ())
 
-    def begin(self) -> None:
-        """Begin its passes, if it is known how many there are."""
-        if self.found.is_known:
-            self._begin(self.found.known_passes)
-
     def _begin(self, order: Sequence[Pass]) -> None:
         begun = self.passes.begun(self.session, self.found, order, self.setting, self.alone)
         self.started.extend(zip(order, begun, strict=True))
@@ -231,57 +229,47 @@ class Launch:
             self.session.whose.doubted += [one.now.number for one in begun]
 
     def inputs(self) -> list[Any]:
-        session_safely(self.session, self.begin)
+        with noting(self.session):
+            if self.found.is_known:
+                self._begin(self.found.known_passes)
         return put(self.numbers())
 
     def take(self, arrays: list[Any], /) -> None:
-        session = self.session
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            session_safely(session, functools.partial(self._take, arrays))
-        if self.setting is session.setting:
-            self.pass_on(session, self.key)
+        with noting(self.session, programs=False):
+            seen = functools.cache(lambda: self.edited.read(jax.device_get(list(arrays))))
+            if not self.found.is_known:
+                self._begin(self.found.passes(seen()))
+            for now, what, which in self._sampled():
+                read = functools.partial(self._read, seen, which)
+                self.session.inbox.receive(now.number, Message(read, arrays), what)
+        if self.setting is self.session.setting:
+            self.pass_on(self.session, self.key)
 
-    def _take(self, arrays: list[Any]) -> None:
-        found, session = self.found, self.session
-
-        @functools.cache
-        def seen() -> list[Any]:
-            return self.edited.read(jax.device_get(list(arrays)))
-
-        if not found.is_known:
-            self._begin(found.passes(seen()))
+    def _sampled(self) -> Iterator[tuple[Begun, str, _Which]]:
+        """The sampled passes that something of the program belongs to: of each what it awaits, and
+        which marks are its own.
+        """
+        found = self.found
         for one, begun in self.started:
             if begun.now.sampled:
-                which = functools.partial(_of_pass, one)
-                self._send(begun.now, OUTPUT, which, seen, arrays)
+                yield begun.now, OUTPUT, functools.partial(_of_pass, one)
         if not found.begins and found.joins:
-            now = self.passes.joined(session, found, self.alone)
+            now = self.passes.joined(self.session, found, self.alone)
             if now is not None and now.sampled:
-                self._send(now, "", _joining, seen, arrays)
+                yield now, "", _joining
         for number in found.awaits:
             mine = number if self.alone is None else self.alone["of"][0][0]
             for begun in self.passes.graded(mine, found):
                 if begun.now.sampled:
                     which = functools.partial(_of_earlier, number, begun.index)
-                    self._send(begun.now, GRADIENT, which, seen, arrays)
+                    yield begun.now, GRADIENT, which
 
-    def _send(
-        self,
-        now: Begun,
-        what: str,
-        which: Callable[[int | None, Marked], Index | None],
-        seen: Callable[[], list[Any]],
-        arrays: list[Any],
-    ) -> None:
+    def _read(self, seen: Callable[[], list[Any]], which: _Which, sent: Sent) -> None:
+        if not self.edited.measures:
+            return
         begun = None if self.alone is None else self.alone.get("begun")
-
-        def read(sent: Sent) -> None:
-            if not self.edited.measures:
-                return
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # its caller has the error
-                session_safely(self.session, lambda: self.found.read(seen(), which, sent, begun))
-
-        self.session.inbox.receive(now.number, Message(read, arrays), what)
+        with noting(self.session, programs=False):
+            self.found.read(seen(), which, sent, begun)
 
 
 def _number(setting: Setting, owner: Any, key: Any, those: Any) -> Any:
@@ -292,16 +280,20 @@ def _number(setting: Setting, owner: Any, key: Any, those: Any) -> Any:
     return setting.at(places)[number][part]
 
 
-def session_safely(session: Watched, what: Callable[[], Any]) -> None:
-    """Call `what`; no error of ours may reach the user's training step."""
+@contextlib.contextmanager
+def noting(session: Watched, doing: str = "", *, programs: bool = True) -> Iterator[None]:
+    """Note an error, which may not reach the user's training step: with `programs`, also one of a
+    program, which its caller gets otherwise.
+    """
     try:
-        what()
-    except jax.errors.JaxRuntimeError:
-        raise
+        yield
     except Exception as error:
         if comes_from_a_handler(error):
             raise  # as a KeyboardInterrupt, which is no Exception
-        session.errors.append(f"{type(error).__name__}: {error}")
+        text = f"{doing}{type(error).__name__}: {error}"
+        is_theirs = isinstance(error, jax.errors.JaxRuntimeError) and not programs
+        if not is_theirs and text not in session.errors:  # a program is asked about twice
+            session.errors.append(text)
 
 
 def _of_pass(one: Pass, begins: int | None, _: Marked) -> Index | None:

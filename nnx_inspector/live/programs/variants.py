@@ -18,13 +18,12 @@ import jax
 from nnx_inspector._compat.configuration import Configuration, hooks
 from nnx_inspector._compat.launching import jitted, launch
 from nnx_inspector.background import Worker, weakly
-from nnx_inspector.errors import comes_from_a_handler
 from nnx_inspector.hooks.layers import open_layers, opened, without
 from nnx_inspector.live.calls import Call
 from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.messages import listeners
 from nnx_inspector.live.programs.finished import Edited, Finished
-from nnx_inspector.live.programs.launches import Launch, Passes, Watched, put
+from nnx_inspector.live.programs.launches import Launch, Passes, Watched, noting, put
 from nnx_inspector.live.programs.passing import Known, Passing, key_of
 from nnx_inspector.live.programs.recompile import Noted
 from nnx_inspector.live.programs.whose import OTHER, Calls
@@ -33,6 +32,7 @@ from nnx_inspector.program.rewrite import with_presence
 from nnx_inspector.program.survey import survey
 
 _finished: weakref.WeakKeyDictionary[Any, dict[Any, Finished]] = weakref.WeakKeyDictionary()
+CHOOSING = "choosing a program: "
 _held: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
@@ -121,27 +121,23 @@ class Variants:
     ) -> Launch | None:
         if alone is None and hooks.value is None:
             return None  # a program of our own
-        return self._safely(lambda session: self._chosen(program, arrays, session, alone))
+        session = self._session()
+        if session is None:
+            return None
+        with noting(session, CHOOSING):
+            return self._chosen(program, arrays, session, alone)
+        return None
 
     def start(self, call: jitted.JitStart, /) -> Callable[[], Any] | None:
         """What runs in place of a jitted call of which nothing is measured."""
         if hooks.value is None:
             return None
-        return self._safely(lambda session: self._unmeasured(call, session))
-
-    def _safely(self, choose: Callable[[Watched], Any]) -> Any:
         session = self._session()
         if session is None:
             return None
-        try:
-            return choose(session)
-        except Exception as error:  # within the user's step: counted and shown
-            if comes_from_a_handler(error):
-                raise
-            text = f"choosing a program: {type(error).__name__}: {error}"
-            if text not in session.errors:  # a program is asked about twice
-                session.errors.append(text)
-            return None
+        with noting(session, CHOOSING):
+            return self._unmeasured(call, session)
+        return None
 
     def _read(
         self,
