@@ -113,10 +113,12 @@ class Tagged:
         self._of[:] = [one for one in self._of if one is not self._scope]
 
 
-def executables_called(*, restart: int = 0) -> int:
-    """How many calls of compiled executables this thread made unseen; resets to `restart`."""
-    called, _thread.executables = _thread.executables, restart
-    return called
+def executables_called(*, told: int = 0) -> int:
+    """How many calls of compiled executables this thread made unseen, without those that somebody
+    was told of: so many more are told now.
+    """
+    _thread.executables -= told
+    return _thread.executables
 
 
 # ------------------------------------------------------------------- calls

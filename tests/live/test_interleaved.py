@@ -97,8 +97,17 @@ def test_regions_are_left_in_any_order(steps):
         check(recording, number + 1, steps[number])
 
 
+def call_ahead(model):
+    ahead = jax.jit(lambda x: 2 * x).lower(X).compile()
+    with nni.watch(model):
+        ahead(X)
+        norm_of(model)
+
+
 def test_a_perturbation_ends_with_its_own_region():
     model = TwoLayers(nnx.Rngs(1))
+    with pytest.warns(nni.InspectorWarning, match="compiled ahead"):
+        call_ahead(model)  # before the regions, and of no concern to them
     outer, inner = contextlib.ExitStack(), contextlib.ExitStack()
     outer.enter_context(nni.perturb("b", nni.Zero(), model=model))
     inner.enter_context(nni.perturb("b", nni.Scale(2.0), model=model))
