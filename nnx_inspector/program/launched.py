@@ -20,7 +20,7 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.launching import launch
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import Rewritten, rewritten, with_presence
-from nnx_inspector.program.survey import Survey, survey
+from nnx_inspector.program.survey import Survey, survey, without_jaxprs
 
 Seen = Callable[[Survey, list[Any]], None]
 """Gets the survey of a program that was launched, and what its marks saw."""
@@ -126,6 +126,7 @@ def _launched(program: Any, owner: Any, plan: Plan) -> Launched | None:
         if found.items:
             new = rewritten(found, plan)
             edited = jaxprs.closed_like(program, new.jaxpr)
-            made = Launched(edited, found, new)
+            kept = without_jaxprs(found)  # or the program, which is the key, would live for good
+            made = Launched(edited, kept, dataclasses.replace(new, found=kept))
         mine[owner, plan] = made
     return mine[owner, plan]

@@ -286,6 +286,15 @@ def _of_members(marked: Marked, members: Members) -> Marked:
     )
 
 
+def without_jaxprs(found: Survey) -> Survey:
+    """A survey that keeps no program alive."""
+    items = {
+        number: dataclasses.replace(item, children=tuple(map(without_jaxprs, item.children)))
+        for number, item in found.items.items()
+    }
+    return dataclasses.replace(found, jaxpr=None, consts=(), items=items)
+
+
 def depths_of(found: Survey, depth: int = 0) -> dict[Any, int]:
     """By the number of each call that begins a pass, how many scans are around it."""
     depths: dict[Any, int] = {}

@@ -26,7 +26,15 @@ from nnx_inspector.program.editing.bodies import PASSES
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT
 from nnx_inspector.program.plan import Keep, Plan, Seen
 from nnx_inspector.program.rewrite import rewritten
-from nnx_inspector.program.survey import Item, Marked, Survey, depths_of, stride_of, survey
+from nnx_inspector.program.survey import (
+    Item,
+    Marked,
+    Survey,
+    depths_of,
+    stride_of,
+    survey,
+    without_jaxprs,
+)
 from nnx_inspector.recordings.layers import leaf_key, leaf_of
 from nnx_inspector.stats.gauges import VARIED
 from nnx_inspector.stats.measure_gauges import gauge
@@ -134,7 +142,7 @@ class Finished:
         self.trees = Trees.of(found) if whole is None else whole.trees
         self.is_single = len(found.jaxpr.eqns) == 1
         self._depths = depths_of(found)
-        self._found = _without_jaxprs(found)
+        self._found = without_jaxprs(found)
         self.unseen = dict(found.unseen)
         self.is_empty = not found.items
         places = list(self._places(None))
@@ -438,12 +446,3 @@ def _without(
 
 def _call_of(mark: Marked) -> Any:
     return mark.of[0] if isinstance(mark.of, tuple) else mark.of
-
-
-def _without_jaxprs(found: Survey) -> Survey:
-    """A survey that keeps no program alive."""
-    items = {
-        number: dataclasses.replace(item, children=tuple(map(_without_jaxprs, item.children)))
-        for number, item in found.items.items()
-    }
-    return dataclasses.replace(found, jaxpr=None, consts=(), items=items)
