@@ -44,7 +44,7 @@ class Coordinator:
 
 
 def coordinator() -> Coordinator | None:
-    """That of this job; None for a process that is alone or was not told of the others."""
+    """The job's coordinator; None if the process is alone, or jax.distributed is not set up."""
     # jax has no public way to the coordinator that it starts itself. Without it, processes could
     # only agree by a program that all of them launch, and wait for one that does not for good. It
     # can go when jax.experimental.multihost_utils has a barrier with a time limit.

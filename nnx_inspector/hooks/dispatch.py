@@ -113,11 +113,13 @@ class Tagged:
         self._of[:] = [one for one in self._of if one is not self._scope]
 
 
-def executables_called(*, told: int = 0) -> int:
-    """How many calls of compiled executables this thread made unseen, without those that somebody
-    was told of: so many more are told now.
+def executables_called(*, reported: int = 0) -> int:
+    """How many unseen calls of compiled executables this thread has made that no warning reported.
+
+    Args:
+        reported: how many of them a warning reports now.
     """
-    _thread.executables -= told
+    _thread.executables -= reported
     return _thread.executables
 
 

@@ -106,7 +106,7 @@ def telling_what_was_not_seen(scope: Scope | None) -> Iterator[None]:
     yield
     executables = executables_called() - earlier
     if executables > 0:
-        executables_called(told=executables)
+        executables_called(reported=executables)
         warnings.warn(
             f"{executables} call{'s' * (executables > 1)} of executables that were compiled ahead "
             f"of time, before this context was entered, cannot be seen or changed inside. Call the "

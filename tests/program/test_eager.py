@@ -477,3 +477,20 @@ def test_the_values_of_an_eager_call_can_be_differentiated():
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
     jax.tree.map(close, ours, expected)
     assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(ours)) > 0
+
+
+def test_gradients_within_a_shard_map_of_an_eager_call_are_measured():
+    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+    part = jax.jit(jax.shard_map(lambda x: 2 * model(x), mesh=mesh, in_specs=spec, out_specs=spec))
+
+    def loss_fn(model, x):
+        y = part(x)
+        assert np.isfinite(float(jax.lax.stop_gradient(y.sum())))
+        return (y**2).sum()
+
+    (_, record), _ = nni.value_and_grad(loss_fn)(model, X)
+    assert record.eager
+    expected = 8 * np.asarray(model(X), np.float64)
+    np.testing.assert_allclose(record[""].gradient.mean, expected.mean(), rtol=1e-5)

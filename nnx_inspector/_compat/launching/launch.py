@@ -91,10 +91,10 @@ class Chooser(Protocol):
     def choose(
         self, program: Any, arrays: Sequence[Any], /, *, alone: dict[str, Any] | None = None
     ) -> Launch | None:
-        """What runs in place of a program that is about to be launched on these arrays, None for
-        those that another chooser puts in; None for itself, which jax may then launch in its fast
-        path, without asking here again.
+        """What runs in place of a program that is about to be launched. None leaves the program to
+        jax, which may then launch it in its fast path, without asking here again.
 
+        `arrays`: its inputs; None for each that another chooser adds.
         `alone`: nobody launches the program, it stands for one equation on arrays outside programs,
         of which these are the parameters.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -287,8 +288,8 @@ class Body:
         self._instead.update(zip(equation.outvars, [*values, *rest], strict=True))
         summaries, kept = jax.tree.map(self.slot, (summaries, kept))
         ticket = None
-        if marked.part == GRADIENT and equation.params.get("ticket") and not self.of.axes:
-            (ticket,) = map(self.slot, self.at_home(rest[-1:], equation))
+        if marked.part == GRADIENT and equation.params.get("ticket"):
+            ticket = self.slot(self.measured(operator.pos, rest[-1:], equation))
         return Seen(summaries, Always(marked.rows(())), kept, ticket)
 
     def _begun(self, marked: Marked, equation: Any, values: list[Any]) -> Seen:
