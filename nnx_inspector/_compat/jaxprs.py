@@ -213,9 +213,9 @@ def shard_map_with(
     inputs: int = 0,
     outputs: int = 0,
     axes: tuple[str, ...] = (),
-) -> tuple[dict[str, Any], list[Any], list[Any]]:
+) -> tuple[dict[str, Any], list[Any]]:
     """A shard_map's parameters for a jaxpr that takes so many more inputs before the others and
-    returns so many more outputs after the others, and the types of both outside. To be called in
+    returns so many more outputs after the others, and the types of these outside. To be called in
     the `context_of` the equation.
 
     Every device gets all of an additional input. It returns an additional output as its part of the
@@ -223,10 +223,6 @@ def shard_map_with(
     jax checks what varies between devices, the type inside is another than outside.
     """
     from jax._src import core
-
-    def outside(variables: Sequence[Any], spec: Any) -> list[Any]:
-        mesh, is_checked = params["mesh"], params["check_vma"]
-        return [core.unshard_aval(mesh, is_checked, spec, v.aval) for v in variables]
 
     bare, _ = open_jaxpr(jaxpr)
     whole, rows = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axes)
@@ -237,7 +233,8 @@ def shard_map_with(
         "out_specs": _joined(params["out_specs"], (rows,) * outputs),
     }
     last = bare.outvars[len(bare.outvars) - outputs :]
-    return changed, outside(bare.invars[:inputs], whole), outside(last, rows)
+    mesh, is_checked = params["mesh"], params["check_vma"]
+    return changed, [core.unshard_aval(mesh, is_checked, rows, v.aval) for v in last]
 
 
 @contextlib.contextmanager

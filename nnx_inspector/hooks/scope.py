@@ -290,6 +290,6 @@ def variables_of(module: nnx.Module) -> list[tuple[Path, int]]:
     return [(p, id(node)) for p, node in every if isinstance(node, nnx.Variable)]
 
 
-def scope_of(model: nnx.Module, what: str = "model", *, candidates: bool = False) -> Scope:
+def scope_of(model: nnx.Module, *, candidates: bool = False) -> Scope:
     """The scope of a model, or of a submodule (that instance only)."""
-    return Scope({(): require_module(model, what)}, id(model), candidates=candidates)
+    return Scope({(): require_module(model, "model")}, id(model), candidates=candidates)

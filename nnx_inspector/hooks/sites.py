@@ -443,12 +443,12 @@ def nothing_selected(selection: Selection, keys: Sequence[str]) -> str:
     return f"{text}{listed}.{why}"
 
 
-def closest(key: str, keys: Sequence[str], n: int = 3) -> list[str]:
-    """The `n` site keys closest to `key`, or to the last name of a glob; the first ones fill up."""
+def closest(key: str, keys: Sequence[str]) -> list[str]:
+    """Three site keys closest to `key`, or to the last name of a glob; the first ones fill up."""
     names = {k: split_escaped(split_escaped(k, "/")[-1], "@")[-1] for k in [key, *keys]}
     known = dict.fromkeys(names[k] for k in keys)
-    alike = difflib.get_close_matches(names[key], known, n, 0.6)
+    alike = difflib.get_close_matches(names[key], known)
     by_name = [k for name in alike for k in keys if names[k] == name]
-    by_path = difflib.get_close_matches(key, keys, n=n, cutoff=0.5)
+    by_path = difflib.get_close_matches(key, keys, cutoff=0.5)
     first = [*by_name, *by_path] if "*" in key else [*by_path, *by_name]
-    return list(dict.fromkeys([*first, *keys]))[:n]
+    return list(dict.fromkeys([*first, *keys]))[:3]

@@ -106,12 +106,12 @@ class Session:
         model: the watched model; `refresh` reads its structure again.
         only: the selected sites.
         gradients: whether cotangents are measured.
-        besides: sites that only a call reveals (a sown value, a Linen submodule) and that may be
-            perturbed; other such sites are measured too.
         measured: the selected sites that are measured; the others can only be perturbed.
         tree: which of several trees of the model's structure is the model; see `Whose`.
 
     Attributes:
+        besides: sites that only a call reveals (a sown value, a Linen submodule) and that may be
+            perturbed, from the next `refresh` on; other such sites are measured too.
         blurred: the stacks whose layers cannot be told apart.
         bare: whether the next step runs bare although it should be measured, because the program
             that measures it is still being compiled.
@@ -125,7 +125,6 @@ class Session:
         *,
         only: Only = None,
         gradients: bool = True,
-        besides: Sequence[str] = (),
         measured: Only = None,
         tree: int | None = None,
     ):
@@ -142,7 +141,7 @@ class Session:
             self.measured = self.measured or self.selection
             self.selection = Selection((*self.selection.terms, ""))
         self.gradients = gradients
-        self.besides = tuple(besides)
+        self.besides: tuple[str, ...] = ()
         self.stacks: Mapping[str, Stack] = {}
         self.keys: list[str] = []
         self._unmeasured: tuple[str, ...] = ()

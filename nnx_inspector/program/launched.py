@@ -20,7 +20,7 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.launching import launch
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import Rewritten, rewritten, with_presence
-from nnx_inspector.program.survey import Survey, survey, without_jaxprs
+from nnx_inspector.program.survey import Survey, holds_marks, survey, without_jaxprs
 
 Seen = Callable[[Survey, list[Any]], None]
 """Gets the survey of a program that was launched, and what its marks saw."""
@@ -102,7 +102,7 @@ class Block(launch.Taking):
         return None if found is None else _Launch(found, self._given, self._seen)
 
     def holds(self, jaxpr: Any, /) -> bool:
-        return bool(survey(jaxpr, self._owner, finished=True).items)
+        return holds_marks(jaxpr, self._owner)
 
     with_presence = staticmethod(with_presence)
 

@@ -7,6 +7,7 @@ Invariant: a mark that cannot be taken out is listed with a reason, never guesse
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -182,6 +183,17 @@ def survey(jaxpr: Any, owner: Any, *, loops: bool = False, finished: bool = Fals
         if item is not None and not says_nothing(equation, values.same):
             items[number] = item
     return Survey(bare, tuple(consts), items, unseen, unattributed)
+
+
+_holds: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
+
+
+def holds_marks(jaxpr: Any, owner: Any = None) -> bool:
+    """Whether a finished jaxpr, or one inside it, holds marks or givens of an owner, or of any."""
+    known = _holds.setdefault(jaxpr, {})
+    if owner not in known:
+        known[owner] = bool(survey(jaxpr, owner, finished=True).items)
+    return known[owner]
 
 
 def item_of(

@@ -218,7 +218,7 @@ def _merge_both(a: Summary, b: Summary) -> Summary:
 
 
 def _merged(s: Summary) -> Summary:
-    bins = sum_saturating(s.bins, axis=0)
+    bins = sum_saturating(s.bins)
     points, sums = (jnp.moveaxis(jnp.moveaxis(x, 0, -2), -1, 0) for x in (s.points, s.sums))
     finite = jnp.where(FINITE_BINS, s.bins, 0).astype(s.sums.dtype).sum(axis=-1)
     finite = jnp.moveaxis(finite, 0, -1)
@@ -226,16 +226,15 @@ def _merged(s: Summary) -> Summary:
     return Summary(bins=bins, points=merged[0], sums=merged[1], opaque=s.opaque)
 
 
-def sum_saturating(counts: jax.Array, *, axis: int) -> jax.Array:
-    """The sum of counts along an axis, uint32; 2**32 - 1 if it is larger.
+def sum_saturating(counts: jax.Array) -> jax.Array:
+    """The sum of counts along the first axis, uint32; 2**32 - 1 if it is larger.
 
     Of plain sums, because between devices XLA reduces by nothing else.
     """
-    length = counts.shape[axis]
-    if length > _ADDED:
-        parts = jnp.array_split(counts, -(-length // _ADDED), axis)
-        counts = jnp.stack([sum_saturating(part, axis=axis) for part in parts], axis)
-    add = functools.partial(jnp.sum, axis=axis, dtype=jnp.uint32)
+    if len(counts) > _ADDED:
+        parts = jnp.array_split(counts, -(-len(counts) // _ADDED))
+        counts = jnp.stack(list(map(sum_saturating, parts)))
+    add = functools.partial(jnp.sum, axis=0, dtype=jnp.uint32)
     upper, lower = add(counts >> 16), add(counts & 0xFFFF)
     upper = upper + (lower >> 16)
     return jnp.where(upper > 0xFFFF, jnp.uint32(_LARGEST), (upper << 16) | (lower & 0xFFFF))

@@ -441,7 +441,7 @@ def _first_merged(s: Units) -> Units:
     points, sums = (jnp.moveaxis(field, -2, 0) for field in (s.points, s.sums))
     points, sums = merged_about_mean(points, sums, finite, axis=0)
     return Units(
-        counts=sum_saturating(s.counts, axis=0),
+        counts=sum_saturating(s.counts),
         points=jnp.stack(points, axis=-2),
         sums=jnp.stack(sums, axis=-2),
     )

@@ -205,10 +205,10 @@ def test_a_shard_map_with_more_inputs_and_a_row_of_each_device(kind: Any, is_che
             (factor,) = jax.make_jaxpr(lambda: jnp.zeros((), jnp.float32))().out_avals
             new = traced(run, body, [factor, inner])
         with jaxprs.context_of(one):
-            params, before, after = jaxprs.shard_map_with(
+            params, after = jaxprs.shard_map_with(
                 one.params, new, inputs=1, outputs=1, axes=("a", "b")
             )
-        more = [*map(jaxprs.variable, before)]
+        more = [jaxprs.variable(jax.typeof(jnp.float32(10)))]
         changed = with_equation(
             program,
             one,

@@ -12,13 +12,19 @@ import jax.numpy as jnp
 PATIENCE = 60
 
 
+class _Version(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.c_void_p),
+        ("major", ctypes.c_int32),
+        ("minor", ctypes.c_int32),
+    )
+
+
 class _Metadata(ctypes.Structure):
     _fields_ = (
         ("size", ctypes.c_size_t),
-        ("version_size", ctypes.c_size_t),
-        ("version_extension", ctypes.c_void_p),
-        ("major", ctypes.c_int32),
-        ("minor", ctypes.c_int32),
+        ("version", _Version),
         ("traits", ctypes.c_uint32),
         ("state", ctypes.c_int64),
     )
@@ -56,10 +62,7 @@ class _Api(ctypes.Structure):
     _fields_ = (
         ("size", ctypes.c_size_t),
         ("extension", ctypes.c_void_p),
-        ("version_size", ctypes.c_size_t),
-        ("version_extension", ctypes.c_void_p),
-        ("major", ctypes.c_int32),
-        ("minor", ctypes.c_int32),
+        ("version", _Version),
     )
 
 
@@ -85,7 +88,8 @@ def _called(frame: Any) -> int:
     asks = frame.contents.extension
     if asks and asks.contents.type == 1:
         metadata = asks.contents.metadata.contents
-        metadata.major, metadata.minor = 0, frame.contents.api.contents.minor
+        version = frame.contents.api.contents.version
+        metadata.version.major, metadata.version.minor = 0, version.minor
         metadata.traits = metadata.state = 0
         return 0
     number = int(frame.contents.given.at[0].contents.data[0])

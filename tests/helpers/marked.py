@@ -345,12 +345,12 @@ def _shard_map(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
     with jaxprs.inside_shard_map(e.params):
         body = _edited(e.params["jaxpr"], dataclasses.replace(how, axes=axes))
     with jaxprs.context_of(e):
-        params, before, after = jaxprs.shard_map_with(
+        params, after = jaxprs.shard_map_with(
             e.params, body.jaxpr, inputs=len(body.knobs), outputs=len(body.sums), axes=axes
         )
         rows = [*map(jaxprs.variable, after)]
         adding, sums = _inserted(lambda *xs: [x.sum() for x in xs], rows)
-    given = [_knob(new, n, aval) for n, aval in zip(body.knobs, before, strict=True)]
+    given = [_knob(new, n, jax.typeof(np.float32(0))) for n in body.knobs]
     new.names += body.names
     new.sums += sums
     one = e.replace(invars=[*given, *operands], outvars=[*e.outvars, *rows], params=params)

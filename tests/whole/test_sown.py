@@ -235,7 +235,9 @@ def test_a_site_that_only_a_call_reveals_can_be_perturbed_in_a_watched_step():
 
     model, x = models.Perturbs(rngs()), batch(4, 3)
     step = nnx.jit(lambda m, x: m(x))
-    session = Session(model, besides=["hidden"])
+    session = Session(model)
+    session.besides = ("hidden",)
+    session.refresh()
     session.perturb({"hidden": row_of(Scale(0.0))})
     with session.open():
         np.testing.assert_array_equal(step(model, x), jnp.zeros((4, 3)))

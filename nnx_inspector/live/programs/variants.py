@@ -29,11 +29,10 @@ from nnx_inspector.live.programs.recompile import Noted
 from nnx_inspector.live.programs.whose import OTHER, Calls
 from nnx_inspector.perturbations.slots import CLEAN, Setting
 from nnx_inspector.program.rewrite import with_presence
-from nnx_inspector.program.survey import survey
+from nnx_inspector.program.survey import holds_marks
 
 _finished: weakref.WeakKeyDictionary[Any, dict[Any, Finished]] = weakref.WeakKeyDictionary()
 CHOOSING = "choosing a program: "
-_held: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 class Variants:
@@ -98,11 +97,7 @@ class Variants:
 
     # -------------------------------------------------------------------- choosing
 
-    def holds(self, jaxpr: Any, /) -> bool:
-        if jaxpr not in _held:
-            _held[jaxpr] = bool(survey(jaxpr, None, finished=True).items)
-        return _held[jaxpr]
-
+    holds = staticmethod(holds_marks)
     with_presence = staticmethod(with_presence)
 
     def escaped(self, name: str, /) -> None:

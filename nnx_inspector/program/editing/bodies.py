@@ -270,7 +270,7 @@ def _shard_map(self: Body, item: Item, equation: Any, operands: list[Any]) -> An
     new = _jaxpr(inner, equation.params["jaxpr"])
     given, count = self.given_to(inner), len(inner.fields)
     with jaxprs.context_of(equation):
-        params, _, avals = jaxprs.shard_map_with(
+        params, avals = jaxprs.shard_map_with(
             equation.params, new, inputs=len(given), outputs=count, axes=axes
         )
     rows = list(map(jaxprs.variable, avals))
