@@ -144,28 +144,6 @@ class _Call:
     selected: Any
 
 
-def _called(
-    cls: type, name: str, function: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    started.raise_kept()
-    original = function.__get__(module, type(module))
-    if _is_within(name, function, module):
-        # super().name(...), or the function inside a decorated method
-        names = _thread.frames[-1].names
-        with contextlib.nullcontext() if names is None else names.named():
-            return _in_python(original)(*args, **kwargs)
-    made_at = linen.made_here(module)
-    if made_at is not None:
-        for scope in _scopes():
-            scope.adopt(module, *made_at)
-    if isinstance(module, nnx.bridge.ToNNX) and name == CALL:
-        original = functools.partial(_in_linen, module, original)
-    call = _Call(module, (), module, name, original, "method", type(module).__name__, module)
-    # the call of the module that a ToLinen makes was counted as the ToLinen's own
-    ranks = () if made_at is not None and name == CALL else EVERY
-    return _through_layers(call, function, args, kwargs, ranks)
-
-
 def _in_linen(owner: Any, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a ToNNX, and send the calls of its Linen modules through the layers too."""
     paths = [(scope.token, scope.path_of(owner)) for scope in _scopes()]
@@ -201,7 +179,7 @@ def call_inside(
         below: the submodule's path relative to the owner's.
     """
     call = _Call(owner, below, module, method, original, "linen", type(module).__name__, module)
-    return _through_layers(call, original, args, kwargs, EVERY)
+    return _called(method, original, module, args, kwargs, call)
 
 
 def _sown(module: Any, name: str, kind: str, variable_type: Any, value: Any) -> Any:
@@ -220,13 +198,33 @@ def _has_module(scope: Scope, module: Any, name: str) -> bool:
     return path is not None and scope.holds((*path, name))
 
 
-def _through_layers(
-    call: _Call,
+def _called(
+    name: str,
     function: Any,
+    module: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    ranks: tuple[int, ...],
+    call: _Call | None = None,
 ) -> Any:
+    """Run a method through the layers; `call` describes it if it is not an NNX module's own."""
+    ranks = EVERY
+    if call is None:
+        started.raise_kept()
+        original = function.__get__(module, type(module))
+        if _is_within(name, function, module):
+            # super().name(...), or the function inside a decorated method
+            names = _thread.frames[-1].names
+            with contextlib.nullcontext() if names is None else names.named():
+                return _in_python(original)(*args, **kwargs)
+        made_at = linen.made_here(module)
+        if made_at is not None:
+            for scope in _scopes():
+                scope.adopt(module, *made_at)
+            # the call of the module that a ToLinen makes was counted as the ToLinen's own
+            ranks = () if name == CALL else EVERY
+        if isinstance(module, nnx.bridge.ToNNX) and name == CALL:
+            original = functools.partial(_in_linen, module, original)
+        call = _Call(module, (), module, name, original, "method", type(module).__name__, module)
     frames = _thread.frames
     outermost = not frames
     if outermost:
@@ -244,7 +242,7 @@ def _through_layers(
         if around is not None:
             names.weights = around.weights
             names.given = [around.trails.of(x) for x in (*args, *kwargs.values())]
-    frames.append(_Frame(call.module, call.method, function, names))
+    frames.append(_Frame(module, name, function, names))
     try:
         if len(frames) > _thread.roomy:
             _borrow(len(frames))

@@ -18,20 +18,17 @@ _IsLeaf = Callable[[Any], bool] | None
 
 def rebuilt(tree: Any, leaves: Iterable[Any], is_leaf: _IsLeaf = None) -> Any:
     """`tree` with new leaves, one for each of `jax.tree.leaves(tree, is_leaf)`, in that order."""
-    return _rebuilt(tree, iter(leaves), is_leaf)
-
-
-def _rebuilt(node: Any, leaves: Iterator[Any], is_leaf: _IsLeaf) -> Any:
-    if is_leaf is not None and is_leaf(node):
-        return next(leaves)
-    children, kind = jax.tree.flatten(node, is_leaf=lambda child: child is not node)
-    if len(children) == 1 and children[0] is node:
-        return next(leaves)
-    new = jax.tree.unflatten(kind, [_rebuilt(child, leaves, is_leaf) for child in children])
-    if type(node) is dict:
-        return {key: new[key] for key in node}
-    if type(node) is collections.defaultdict:
-        return collections.defaultdict(node.default_factory, {key: new[key] for key in node})
+    rest = iter(leaves)
+    if is_leaf is not None and is_leaf(tree):
+        return next(rest)
+    children, kind = jax.tree.flatten(tree, is_leaf=lambda child: child is not tree)
+    if len(children) == 1 and children[0] is tree:
+        return next(rest)
+    new = jax.tree.unflatten(kind, [rebuilt(child, rest, is_leaf) for child in children])
+    if type(tree) is dict:
+        return {key: new[key] for key in tree}
+    if type(tree) is collections.defaultdict:
+        return collections.defaultdict(tree.default_factory, {key: new[key] for key in tree})
     return new
 
 

@@ -34,8 +34,8 @@ class Hooks:
 
     Attributes:
         active: whether this thread has an open region; if not, no other callback is called.
-        call: `(cls, name, function, module, args, kwargs) -> output`: runs the method `name` of
-            `cls`; `function` is the original, to be bound to the module.
+        call: `(name, function, module, args, kwargs) -> output`: runs the method of this name;
+            `function` is the original, to be bound to the module.
         sown: `(module, name, kind, variable_type, value) -> value`: called with each value that
             the user's code gives to `sow` or gets from `perturb`.
         tag_of, arrived: see `flax_graphs.swap_graph_node` and `swap_pytree_nodes`.
@@ -43,7 +43,7 @@ class Hooks:
     """
 
     active: Callable[[], bool]
-    call: Callable[[type, str, Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+    call: Callable[[str, Any, Any, tuple[Any, ...], dict[str, Any]], Any]
     sown: Callable[[Any, str, str, Any, Any], Any]
     tag_of: Callable[[Any], Any]
     arrived: Callable[[Any, Any, bool], None]
@@ -177,7 +177,7 @@ def _wrapper(cls: type, name: str, raw: Any, hooks: Hooks) -> Any:
             if plain:  # a bound call would go through C, whose stack is small
                 return function(self, *args, **kwargs)
             return function.__get__(self, type(self))(*args, **kwargs)
-        return hooks.call(cls, name, function, self, args, kwargs)
+        return hooks.call(name, function, self, args, kwargs)
 
     functools.update_wrapper(call, raw, updated=())
     call.__dict__["__wrapped__"] = function
@@ -207,7 +207,7 @@ def _reachable_by_reference(cls: type, name: str, raw: Any, hooks: Hooks) -> Any
         def target(*args: Any, **kwargs: Any) -> Any:
             if not args or not isinstance(args[0], nnx.Module) or not hooks.active():
                 return original(*args, **kwargs)
-            return hooks.call(cls, known, original, args[0], args[1:], kwargs)
+            return hooks.call(known, original, args[0], args[1:], kwargs)
 
         redirect(function, target, original, _undo.append)
         _redirected[function] = original

@@ -70,7 +70,9 @@ class Run:
         begun: what its program says of it.
         rows, data: the numbers of its perturbations, and for each place whether it is on, and its
             numbers.
-        bound: what calls inside have returned that nothing has tied to the program yet.
+        bound: what calls inside have returned that nothing has tied to the program yet, and first
+            a value that ties the place where the pass begins.
+        entered: whether the outermost module itself has been entered.
         counts: how often each site has been called, and received.
     """
 
@@ -80,6 +82,7 @@ class Run:
     rows: Any = None
     data: list[tuple[Any, list[Any]]] = dataclasses.field(default_factory=lambda: [])
     bound: list[Any] = dataclasses.field(default_factory=lambda: [])
+    entered: bool = False
     counts: dict[tuple[str, str], int] = dataclasses.field(default_factory=lambda: {})
 
     def count(self, site: str, part: str) -> int:
@@ -137,24 +140,44 @@ class Watch:
         return self.owner_of(self.session)
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        site = context.site or ""
         if rule_here():
-            self._note_apart(context.site or "")
+            self._note_apart(site)
             return next_fun(*args, **kwargs)
-        if self.inside:
-            run = run_here(self.session)
-            if run is not None:
-                return self._marked(run, next_fun, args, kwargs, context)
-        if self.aside:  # jax was to start the next program, and this call is none
-            restore_layers()
-            return dataclasses.replace(self, aside=0)(next_fun, args, kwargs, context)
-        with self._within():
-            run, token = self._begin(args, kwargs, context)
-            with _running(self.session, run), self._parameters(run, context):
-                run.bound.append(token)
-                return self._marked(run, next_fun, args, kwargs, context, outermost=True)
+        run = run_here(self.session) if self.inside else None
+        if run is None:
+            if self.aside:  # jax was to start the next program, and this call is none
+                restore_layers()
+                return dataclasses.replace(self, aside=0)(next_fun, args, kwargs, context)
+            inside = dataclasses.replace(self, inside=True)
+            with self._replaced_by(inside):
+                run = self._begin(args, kwargs, context)
+                with _running(self.session, run), self._parameters(run, context):
+                    return inside(next_fun, args, kwargs, context)
+        how: dict[str, Any] = {"owner": self.owner, "site": site}
+        start, run.entered = len(run.bound) if run.entered else 0, True
+        if _takes_ids(context) or any(p.at == INPUT and site in p.sites for p in self.places):
+            number = run.count(site, INPUT)
+            how |= {"call": (run.number, number)}
+            change = self._changing(run, site, INPUT, number)
+            args, kwargs = mark_arguments(args, kwargs, context, part=INPUT, change=change, **how)
+        with within(context.module):
+            try:
+                out = next_fun(*args, **kwargs)
+            except FloatingPointError as error:  # raised by the user's `jax_debug_nans`
+                note_site(error, site)
+                raise
+            number = run.count(site, OUTPUT)
+            ties = [x for x in run.bound[start:] if jit.is_of_here(x)]
+            how |= {"call": (run.number, number), "gradients": self.gradients}
+            change = self._changing(run, site, OUTPUT, number)
+            out = mark_tree(out, part=OUTPUT, ties=ties, change=change, **how)
+        del run.bound[start:]
+        run.bound.extend(filter(jit.is_tracer, jax.tree.leaves(out, is_leaf=is_whole)))
+        return out
 
-    def _begin(self, args: Any, kwargs: Any, context: Context) -> tuple[Run, Any]:
-        """Name the place where a pass begins; returns it, and a value that ties it to the program.
+    def _begin(self, args: Any, kwargs: Any, context: Context) -> Run:
+        """Name the place where a pass begins.
 
         Its operands are the parameters and the arguments, of which a measured pass takes samples.
         """
@@ -172,10 +195,10 @@ class Watch:
             operands = [np.float32(0), *held.values(), *arguments_of(args, kwargs)]
         how = {"owner": self.owner, "site": begun.site, "part": BEGIN, "call": number}
         token, *_ = mark.bind(*operands, structure=None, begun=begun, **how)
-        run = Run(number, begun, ensemble_of(context.module))
+        run = Run(number, begun, ensemble_of(context.module), bound=[token])
         run.rows = self._rows(run)
         run.data = [self._data(run, i) for i in range(len(self.places))]
-        return run, token
+        return run
 
     def _rows(self, run: Run) -> Any:
         """The rows of the sites: named anew in each trace, so that none holds another's tracer."""
@@ -201,39 +224,6 @@ class Watch:
         aval = ShapedArray(kind.shape, kind.dtype)
         return given.bind(*ties, place=(self.owner, key, those), kind=aval, **how)
 
-    def _marked(
-        self,
-        run: Run,
-        next_fun: Any,
-        args: Any,
-        kwargs: Any,
-        context: Context,
-        *,
-        outermost: bool = False,
-    ) -> Any:
-        site = context.site or ""
-        how: dict[str, Any] = {"owner": self.owner, "site": site}
-        start = 0 if outermost else len(run.bound)
-        if _takes_ids(context) or any(p.at == INPUT and site in p.sites for p in self.places):
-            number = run.count(site, INPUT)
-            how |= {"call": (run.number, number)}
-            change = self._changing(run, site, INPUT, number)
-            args, kwargs = mark_arguments(args, kwargs, context, part=INPUT, change=change, **how)
-        with within(context.module):
-            try:
-                out = next_fun(*args, **kwargs)
-            except FloatingPointError as error:  # raised by the user's `jax_debug_nans`
-                note_site(error, site)
-                raise
-            number = run.count(site, OUTPUT)
-            ties = [x for x in run.bound[start:] if jit.is_of_here(x)]
-            how |= {"call": (run.number, number), "gradients": self.gradients}
-            change = self._changing(run, site, OUTPUT, number)
-            out = mark_tree(out, part=OUTPUT, ties=ties, change=change, **how)
-        del run.bound[start:]
-        run.bound.extend(filter(jit.is_tracer, jax.tree.leaves(out, is_leaf=is_whole)))
-        return out
-
     def _note_apart(self, site: str) -> None:
         """Note a call that is neither measured nor perturbed: nor may its second run be, in which a
         function with a derivative of its own computes it again for the gradient.
@@ -245,8 +235,7 @@ class Watch:
         if found is not None:
             found.unseen[site] = why
 
-    def _within(self) -> Any:
-        hook = dataclasses.replace(self, inside=True)
+    def _replaced_by(self, hook: Watch) -> Any:
         layers = open_layers()
         inner = (dataclasses.replace(x, wrap=hook) if x.wrap == self else x for x in layers)
         return opened(tuple(inner))

@@ -179,6 +179,7 @@ def mark_tree(
     structure: Structure | None = None,
     ties: Sequence[Any] = (),
     change: Change | None = None,
+    parameters: Sequence[str] | None = None,
     **params: Any,
 ) -> Any:
     """`tree`, with its arrays marked; `params` are the mark's parameters (hashable).
@@ -187,57 +188,42 @@ def mark_tree(
     transform may drop values that nothing uses. `structure` defaults to that of the tree. `ties`
     are other values that the mark keeps in the program: jax drops from a differentiated scan what
     nothing reads, as the output of a BatchNorm that is called for its statistics. `change` is done
-    to the arrays before they are marked.
+    to the arrays before they are marked. `parameters` are the names of the parameters, if the tree
+    is `(args, kwargs)`.
     """
     leaves = jax.tree.leaves(tree, is_leaf=is_whole)
-    own = structure_of(tree, leaves, merged=True)
+    own = structure_of(tree, leaves, merged=parameters is None, parameters=parameters)
+    # a value without arrays still gets a mark, so the call is seen
+    values = [leaves[i] for i in own.arrays]
+    if change is not None:
+        values, more = change(values)
+        params |= more
     if ties:
         params["ties"] = len(ties)
-    marked = _marked(leaves, own, pair, structure or own, params, ties, change)
-    return rebuilt(tree, marked, is_whole)
+    operands = [*pair, *values]
+    members = members_in(operands, alike=params["part"] == CHANGE)
+    if members is not None:
+        params["members"] = members
+    marked = mark.bind(*operands, *ties, structure=structure or own, **params)
+    for i, value in zip(own.arrays, marked[len(pair) : len(operands)], strict=True):
+        if isinstance(leaves[i], jax.Array):  # NumPy arrays stay NumPy for the user's code
+            leaves[i] = value
+    for i, same in own.copies:
+        leaves[i] = leaves[same]
+    if parameters is None:
+        return rebuilt(tree, leaves, is_whole)
+    args, kwargs = tree
+    return with_arguments(args, kwargs, leaves, is_whole)
 
 
-def mark_arguments(
-    args: Any, kwargs: Any, context: Context, *, change: Change | None = None, **params: Any
-) -> tuple[Any, Any]:
-    """The arguments of a call, with their arrays marked.
+def mark_arguments(args: Any, kwargs: Any, context: Context, **params: Any) -> tuple[Any, Any]:
+    """The arguments of a call, with their arrays marked; see `mark_tree`.
 
     Arrays in the caller's own lists and dicts are observed but not replaced: the method may write
     to such a list. They are named by the parameters of the called method.
     """
     names = parameter_names(context.orig_method) if context.kind == "method" else ()
-    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
-    structure = structure_of((args, kwargs), leaves, parameters=names)
-    marked = _marked(leaves, structure, (), structure, params, change=change)
-    return with_arguments(args, kwargs, marked, is_whole)
-
-
-def _marked(
-    leaves: Sequence[Any],
-    own: Structure,
-    pair: Any,
-    structure: Structure,
-    params: Any,
-    ties: Sequence[Any] = (),
-    change: Change | None = None,
-) -> list[Any]:
-    leaves, arrays = list(leaves), own.arrays
-    # a value without arrays still gets a mark, so the call is seen
-    values = [leaves[i] for i in arrays]
-    if change is not None:
-        values, more = change(values)
-        params = {**params, **more}
-    operands = [*pair, *values]
-    members = members_in(operands, alike=params["part"] == CHANGE)
-    if members is not None:
-        params["members"] = members
-    marked = mark.bind(*operands, *ties, structure=structure, **params)
-    for i, value in zip(arrays, marked[len(pair) : len(operands)], strict=True):
-        if isinstance(leaves[i], jax.Array):  # NumPy arrays stay NumPy for the user's code
-            leaves[i] = value
-    for i, same in own.copies:
-        leaves[i] = leaves[same]
-    return leaves
+    return mark_tree((args, kwargs), parameters=names, **params)
 
 
 # --------------------------------------------------------------- gradients

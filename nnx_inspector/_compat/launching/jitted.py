@@ -145,41 +145,6 @@ def _compile(types: Sequence[Any], params: dict[str, Any]) -> None:
     pjit._resolve_and_lower(types, **params, **how, lowering_parameters=lowering).compile()
 
 
-def run_instead(
-    start: Callable[..., Any],
-    params: dict[str, Any],
-    program: Any,
-    inputs: Sequence[Any],
-    arrays: Sequence[Any],
-    outputs: int,
-) -> tuple[list[Any], list[Any]]:
-    """The results of another program than that of a jit with these parameters, which takes `inputs`
-    before the arrays, and its additional outputs, which follow the results.
-
-    Each device of the program has all of an additional output, and so does each process.
-    """
-    changed = _changed(params, program, len(inputs), outputs)
-    whole = _on_every_device(params, arrays) if outputs else None
-    if whole is not None:
-        own = changed["out_shardings"][: len(changed["out_shardings"]) - outputs]
-        changed["out_shardings"] = (*own, *(whole,) * outputs)
-    found = list(start(*inputs, *arrays, **changed))
-    count = len(found) - outputs
-    return found[:count], found[count:]
-
-
-def compiles(params: dict[str, Any], program: Any, arrays: Sequence[Any], outputs: int) -> bool:
-    """Whether jax can compile a program for `run_instead`, of which `arrays` are all the inputs. It
-    is not compiled once more if it can.
-    """
-    changed = _changed(params, program, len(arrays) - len(params["in_shardings"]), outputs)
-    try:
-        _compile(list(map(pjit.convert_to_metaty, arrays)), changed)
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
-
-
 def _on_every_device(params: dict[str, Any], arrays: Sequence[Any]) -> Any:
     """The sharding with a whole copy on each device of a jit that runs on several, or None.
 
@@ -241,8 +206,55 @@ class JitListener(Protocol):
     def __call__(self, program: Any, variant: Hashable, made: Callable[[], JitCall], /) -> None: ...
 
 
+_start: Final = pjit.jit_p.impl
+"""jax's own: the one that `launch` puts there would ask once more what runs."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class JitStart:
+class JitProgram:
+    """The program of a jit that is about to run.
+
+    Attributes:
+        params: those of the jit.
+        arrays: the inputs of its program.
+        tree: that of its results; None for a list of arrays.
+        start: what runs a jit with such parameters, and changed ones.
+    """
+
+    params: dict[str, Any]
+    arrays: Sequence[Any]
+    tree: Any = None
+    start: Callable[..., Any] = _start
+
+    def run(self, program: Any, inputs: Sequence[Any], outputs: int = 0) -> tuple[Any, list[Any]]:
+        """The results of another program, which takes `inputs` before the arrays of this one, and
+        its additional outputs, which follow the results.
+
+        Each device of the program has all of an additional output, and so does each process.
+        """
+        core.check_eval_args([*inputs, *self.arrays])
+        changed = _changed(self.params, program, len(inputs), outputs)
+        whole = _on_every_device(self.params, self.arrays) if outputs else None
+        if whole is not None:
+            own = changed["out_shardings"][: len(changed["out_shardings"]) - outputs]
+            changed["out_shardings"] = (*own, *(whole,) * outputs)
+        found = list(self.start(*inputs, *self.arrays, **changed))
+        count = len(found) - outputs
+        own = found[:count]
+        return own if self.tree is None else jax.tree.unflatten(self.tree, own), found[count:]
+
+    def compiles(self, program: Any, inputs: Sequence[Any], outputs: int) -> bool:
+        """Whether jax can compile a program for `run`; it is not compiled once more if it can."""
+        changed = _changed(self.params, program, len(inputs), outputs)
+        try:
+            _compile(list(map(pjit.convert_to_metaty, [*inputs, *self.arrays])), changed)
+        except jax.errors.JaxRuntimeError:
+            return False
+        return True
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class JitStart(JitProgram):
     """A jitted call that is about to run, with the arrays that its program gets. `JitListener`
     explains `program` and `made`.
     """
@@ -252,31 +264,15 @@ class JitStart:
     made: Callable[[], JitCall]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    arrays: Sequence[Any]
-    _params: Any
     _own: Callable[[], Any]
-
-    def run(self, program: Any, inputs: Sequence[Any], outputs: int = 0) -> tuple[Any, list[Any]]:
-        """The results of another program, which takes `inputs` before the arrays of this one, and
-        its additional outputs, which follow the results.
-        """
-        core.check_eval_args([*inputs, *self.arrays])
-        # `bind` would look at each array once more
-        start = pjit.jit_p.bind if config.debug_key_reuse.value else pjit.jit_p.impl
-        own, more = run_instead(start, self._params.params, program, inputs, self.arrays, outputs)
-        return jax.tree.unflatten(self._params.out_tree, own), more
-
-    def compiles(self, program: Any, inputs: Sequence[Any], outputs: int) -> bool:
-        """Whether jax can compile a program for `run`; it is not compiled once more if it can."""
-        return compiles(self._params.params, program, [*inputs, *self.arrays], outputs)
 
     def directly(self, program: Any, inputs: Sequence[Any]) -> Directly:
         """As `run`; in jax's fast path the program gets the same `inputs` again."""
-        params = _changed(self._params.params, program, len(inputs), 0)
+        params = _changed(self.params, program, len(inputs), 0)
         leaves, compiled, profiler, constants = pjit._pjit_call_impl_python(
             *inputs, *self.arrays, **params
         )
-        tree = self._params.out_tree
+        tree = self.tree
         before = [*constants, *inputs]  # jax passes a program's constants before its arguments
         out = jax.tree.unflatten(tree, leaves)
         return Directly((out, leaves, tree, self.arrays, program, compiled, profiler, before))
@@ -286,7 +282,7 @@ class JitStart:
         results are `like_mine`.
         """
         _, leaves, _, *rest = self._own()
-        tree = self._params.out_tree
+        tree = self.tree
         return Directly((jax.tree.unflatten(tree, leaves), leaves, tree, *rest))
 
     def like_mine(self, out: Any) -> Any:
@@ -294,14 +290,14 @@ class JitStart:
 
         Modules come out of a program with the tags of the layers that were open in its trace.
         """
-        return jax.tree.unflatten(self._params.out_tree, jax.tree.leaves(out))
+        return jax.tree.unflatten(self.tree, jax.tree.leaves(out))
 
     def compiler(self) -> Callable[[Any, Sequence[Any]], None]:
         """What compiles a program for `run` with such inputs, in a thread's contexts. It traces
         nothing, and keeps no array.
         """
         types = list(map(pjit.convert_to_metaty, self.arrays))
-        before = self._params.params
+        before = self.params
 
         def compile_it(program: Any, inputs: Sequence[Any]) -> None:
             every = [*map(pjit.convert_to_metaty, inputs), *types]
@@ -381,7 +377,19 @@ def _swap_misses(undone: Undone) -> None:
         # jax may have found the same parameters for a call that was only lowered
         if of is params and made is not None and infer is not None and core.trace_state_clean():
             own = lambda: run_before(*infer(), fun, args, kwargs)  # noqa: E731
-            call = JitStart(program, fun, made, args, kwargs, arrays, params, own)
+            call = JitStart(
+                params.params,
+                arrays,
+                params.out_tree,
+                # `bind` would look at each array once more
+                pjit.jit_p.bind if config.debug_key_reuse.value else _start,
+                program=program,
+                function=fun,
+                made=made,
+                args=args,
+                kwargs=kwargs,
+                _own=own,
+            )
             choices = (one.choose(call) for one in reversed(_misses.holders))
             instead = next((x for x in choices if x is not None), None)
         if instead is None:

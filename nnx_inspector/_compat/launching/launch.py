@@ -196,7 +196,7 @@ def run_alone(program: Any, arrays: Sequence[Any], params: dict[str, Any]) -> li
         count = len(found) - outputs
         return found[:count], found[count:]
 
-    return _run(chosen, run, lambda: None, lambda _: True)
+    return _run(chosen, run, lambda: None, lambda *_: True)
 
 
 def _together(arrays: Sequence[Any]) -> Sequence[Any]:
@@ -236,13 +236,6 @@ class _Chosen:
     def inputs(self) -> list[Any]:
         # each edit puts its inputs in front of those of the program that it edited
         return [x for one in reversed(self.launches) for x in one.inputs()]
-
-    def take(self, arrays: list[Any]) -> None:
-        start = 0
-        for one in self.launches:
-            end = start + one.edited.outputs
-            one.take(arrays[start:end])
-            start = end
 
 
 def _choose(
@@ -289,13 +282,16 @@ Start = Callable[[Any, Sequence[Any], int], tuple[Any, list[Any]]]
 
 
 def _run(
-    chosen: _Chosen, start: Start, own: Callable[[], Any], compiles: Callable[[list[Any]], bool]
+    chosen: _Chosen,
+    start: Start,
+    own: Callable[[], Any],
+    compiles: Callable[[Any, Sequence[Any], int], bool],
 ) -> Any:
-    """The results of the user's program, and take what was chosen in addition.
+    """The results of the user's program; what was chosen in addition takes its own.
 
     Args:
         own: runs the user's program as jax would.
-        compiles: whether the chosen one, with these inputs, can be compiled.
+        compiles: whether a program, with such inputs and so many more outputs, can be compiled.
     """
     inputs, here = chosen.inputs(), _thread.here
     before = here.running
@@ -306,7 +302,8 @@ def _run(
         with results_unchecked():
             found = start(chosen.program, inputs, chosen.outputs)
     except Exception as error:  # the user's, or ours: their own program tells
-        if comes_from_a_handler(error) or _has_begun(error, lambda: compiles(inputs)):
+        can = functools.partial(compiles, chosen.program, inputs, chosen.outputs)
+        if comes_from_a_handler(error) or _has_begun(error, can):
             raise
         failed.append(error)
     finally:
@@ -317,7 +314,9 @@ def _run(
             chooser.failed(failed[0])
         return out
     out, more = found
-    chosen.take(more)
+    for one in chosen.launches:
+        one.take(more[: one.edited.outputs])
+        more = more[one.edited.outputs :]
     return own() if forbids_nan() and not _passes_checks(out) else out
 
 
@@ -361,10 +360,7 @@ def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], Any] | None:
     def own() -> Any:
         return call.own().result[0]  # the rest is for the fast path, which would not ask again
 
-    def compiles(inputs: list[Any]) -> bool:
-        return call.compiles(chosen.program, inputs, chosen.outputs)
-
-    return functools.partial(_run, chosen, call.run, own, compiles)
+    return functools.partial(_run, chosen, call.run, own, call.compiles)
 
 
 def _jit(impl: Callable[..., Any]) -> Callable[..., Any]:
@@ -372,30 +368,13 @@ def _jit(impl: Callable[..., Any]) -> Callable[..., Any]:
         chosen = _choose(params["jaxpr"], args)
         if chosen is None:
             return impl(*args, **params)
-        return _run_jit(chosen, impl, params, args, lambda: impl(*args, **params))
+        call = jitted.JitProgram(params, args)
+        return _run(chosen, call.run, lambda: impl(*args, **params), call.compiles)
 
     return launched
 
 
-def _run_jit(
-    chosen: _Chosen,
-    start: Callable[..., Any],
-    params: dict[str, Any],
-    args: Sequence[Any],
-    own: Callable[[], Any],
-) -> Any:
-    """As `_run`, for a jit with these parameters."""
-
-    def run(program: Any, inputs: Sequence[Any], outputs: int) -> tuple[list[Any], list[Any]]:
-        return jitted.run_instead(start, params, program, inputs, args, outputs)
-
-    def compiles(inputs: list[Any]) -> bool:
-        return jitted.compiles(params, chosen.program, [*inputs, *args], chosen.outputs)
-
-    return _run(chosen, run, own, compiles)
-
-
-def _remat(impl: Callable[..., Any], start: Callable[..., Any]) -> Callable[..., Any]:
+def _remat(impl: Callable[..., Any]) -> Callable[..., Any]:
     def launched(*args: Any, **params: Any) -> Any:
         if not any(one.holds(params["jaxpr"]) for one in _choosers()):
             return impl(*args, **params)
@@ -404,7 +383,8 @@ def _remat(impl: Callable[..., Any], start: Callable[..., Any]) -> Callable[...,
         chosen = _choose(traced.jaxpr, args)
         if chosen is None:
             return impl(*args, **params)
-        return _run_jit(chosen, start, traced._params, args, lambda: impl(*args, **params))
+        call = jitted.JitProgram(traced._params, args)
+        return _run(chosen, call.run, lambda: impl(*args, **params), call.compiles)
 
     return launched
 
@@ -422,14 +402,13 @@ def _swap(undone: Undone) -> None:
     # Without this a step that is differentiated outside jit would not be seen. The rest of this
     # file needs the `impl` of before, which runs a program in jax's fast path. It can go when jax
     # runs such programs as it runs a jitted call.
-    impl = pjit.jit_p.impl
-    put(pjit.jit_p, "impl", _jit(impl), undone)
+    put(pjit.jit_p, "impl", _jit(pjit.jit_p.impl), undone)
 
     # A remat on arrays is run equation by equation. There a mark reports what it sees at once, and
     # does not know that it is in the second pass of a backward pass, in which jax computes anew
     # what was seen already. As one program it can be edited, which tells the two passes apart.
     # Without this, activations inside would count twice. It can go when jax compiles such a remat.
-    put(remat_p, "impl", _remat(remat_p.impl, impl), undone)
+    put(remat_p, "impl", _remat(remat_p.impl), undone)
 
     # An executable that was compiled ahead of time has no jaxpr any more. Without this nobody would
     # know that it ran.
