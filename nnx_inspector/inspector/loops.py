@@ -273,7 +273,8 @@ class Loops:
     def step_ends(self, session: Session, ended: Step) -> None:
         """Record a measured step and show it, in a thread that is at most one behind."""
         began, core, step, sampled = time.perf_counter(), self._core, ended.number, ended.sampled
-        end = session.step_ends() if sampled and self._runs_on(session) else None
+        # the loop goes on while the measured step runs, once it has its program
+        end = session.step_ends() if sampled and session is self._ready else None
         if session.bare and self._ahead is not session:
             begun = session.compile_ahead()
             self._ahead, self._spare = session if begun else None, self._spare * begun
@@ -310,10 +311,6 @@ class Loops:
         for text in certain:
             warn(text)
 
-    def _runs_on(self, session: Session) -> bool:
-        """Whether the loop goes on while the measured step runs."""
-        return session is self._ready
-
     def _wait_for_last(self, end: StepEnd | None) -> None:
         """Wait until the measured step before the one with this end is recorded."""
         core = self._core
@@ -328,7 +325,9 @@ class Loops:
     def _record_behind(
         self, session: Session, step: int, end: StepEnd, taken: tuple[Handle, ...]
     ) -> None:
-        passes, count = session.passes_of(end)
+        passes = session.inbox.take(before=end.count)
+        for one in passes:
+            _ = one.sent  # read before anybody takes a lock for it
         with self._core.lock:
             metrics = self._core.metrics.unsettled(step)
         for metric in metrics:  # without the lock, which every step needs: they may take long
@@ -337,7 +336,7 @@ class Loops:
             if self._core.closed:
                 return
             self._have_program(session)
-            self._reports.add(session, passes, count, taken, step=step)
+            self._reports.add(session, passes, end.count, taken, step=step)
             self._core.metrics.settle(wait_until=step)
         self._record(session, step, passes)
 

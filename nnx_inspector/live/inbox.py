@@ -12,14 +12,13 @@ import dataclasses
 import functools
 import math
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from nnx_inspector.live.calls import OF_MODEL, Call, UnderWay
-from nnx_inspector.recordings.layers import leaf_of, one_of
 from nnx_inspector.stats.bins import NAN_BIN
 from nnx_inspector.stats.summary import Summary
 
@@ -40,15 +39,12 @@ class Sent:
         members: how many members of an ensemble the pass runs; 0 for none.
     """
 
-    arrived: Arrived = dataclasses.field(default_factory=lambda: {})
+    arrived: Arrived = dataclasses.field(default_factory=lambda: defaultdict(list))
     gauges: dict[str, list[Any]] = dataclasses.field(default_factory=lambda: {})
     states: dict[str, Any] = dataclasses.field(default_factory=lambda: {})
     differentiated: set[str] = dataclasses.field(default_factory=set[str])
     calls: list[Any] = dataclasses.field(default_factory=lambda: [])
     members: int = 0
-
-    def add(self, site: str, quantity: str, summary: Summary) -> None:
-        self.arrived.setdefault((site, quantity), []).append(summary)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -299,21 +295,3 @@ class Taken:
     @property
     def perturbed(self) -> bool:
         return bool(self.setting.active)
-
-
-def merged(passes: list[Taken], keys: tuple[str, ...] = ()) -> dict[str, dict[str, Summary]]:
-    """Site -> quantity -> the summary over all calls of some passes, with `keys` first."""
-    parts: Arrived = {}
-    for one in passes:
-        for what, summaries in one.arrived.items():
-            parts.setdefault(what, []).extend(summaries)
-    out: dict[str, dict[str, Summary]] = {}
-    found: dict[str, dict[str, None]] = {site: {} for site in keys}
-    for key, _ in parts:  # the arrays of a site after each other, the main one first
-        found.setdefault(leaf_of(key)[0], {}).setdefault(key)
-    for site, own in found.items():
-        for key in dict.fromkeys((site, *own)):
-            for quantity in ("input", "output", "gradient"):
-                if (key, quantity) in parts:
-                    out.setdefault(key, {})[quantity] = one_of(parts[key, quantity])
-    return out

@@ -26,7 +26,7 @@ from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sites, site_key
 from nnx_inspector.live.figures import Observer, told_gauges
 from nnx_inspector.live.hook import Watch
-from nnx_inspector.live.inbox import Inbox, Message, Taken, merged
+from nnx_inspector.live.inbox import Arrived, Inbox, Message, Taken
 from nnx_inspector.live.messages import Reached, listeners
 from nnx_inspector.live.programs.agreement import disagreement
 from nnx_inspector.live.programs.recompile import JitCalls, Listening
@@ -35,7 +35,7 @@ from nnx_inspector.live.programs.whose import Whose
 from nnx_inspector.opening import Opening, held
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, has_room
 from nnx_inspector.recordings.facts import Figures
-from nnx_inspector.recordings.layers import Stack, told_apart
+from nnx_inspector.recordings.layers import Stack, leaf_of, one_of, told_apart
 from nnx_inspector.stats.summary import Summary
 
 _numbers = itertools.count(1)
@@ -368,13 +368,27 @@ class Session:
     def measured_in(
         self, passes: list[Taken], *, ended: bool = True
     ) -> dict[str, dict[str, Summary]]:
-        """Site -> quantity -> summary of some passes, including single layers of stacks. Of passes
-        that have not ended, which stacks cannot be told apart is not noted.
+        """Site -> quantity -> the summary over all calls of some passes, the session's sites first,
+        then single layers of stacks. Of passes that have not ended, which stacks cannot be told
+        apart is not noted.
         """
         layers, unknown = told_apart([one.arrived for one in passes], self.stacks)
         if ended:
             self.blurred |= unknown
-        return {**merged(passes, tuple(self.keys)), **layers}
+        parts: Arrived = {}
+        for one in passes:
+            for what, summaries in one.arrived.items():
+                parts.setdefault(what, []).extend(summaries)
+        found: dict[str, dict[str, None]] = {site: {} for site in self.keys}
+        for key, _ in parts:  # the arrays of a site after each other, the main one first
+            found.setdefault(leaf_of(key)[0], {}).setdefault(key)
+        out: dict[str, dict[str, Summary]] = {}
+        for site, own in found.items():
+            for key in dict.fromkeys((site, *own)):
+                for quantity in ("input", "output", "gradient"):
+                    if (key, quantity) in parts:
+                        out.setdefault(key, {})[quantity] = one_of(parts[key, quantity])
+        return {**out, **layers}
 
     def figures_in(self, passes: list[Taken]) -> Figures:
         """The figures of some passes that the rules need."""
@@ -400,15 +414,8 @@ class Session:
         return self.inbox.waiting_passes()
 
     def step_ends(self) -> StepEnd:
-        """What separates this thread's passes so far from later ones; see `passes_of`."""
+        """What separates this thread's passes so far from later ones."""
         return StepEnd(self.inbox.end_pass(), self.inbox.waiting())
-
-    def passes_of(self, end: StepEnd) -> tuple[list[Taken], int]:
-        """The passes since the step before, and how many had begun by its end."""
-        passes = self.inbox.take(before=end.count)
-        for one in passes:
-            _ = one.sent  # read before anybody takes a lock for it
-        return passes, end.count
 
     def close(self) -> None:
         """Close the session, even in a loop: what its programs still send is ignored."""

@@ -5,9 +5,11 @@ import threading
 
 import numpy as np
 import pytest
+from flax import nnx
 
 from nnx_inspector.live.calls import OF_MODEL
-from nnx_inspector.live.inbox import MOST_AWAITING, Begun, Inbox, Message, merged
+from nnx_inspector.live.inbox import MOST_AWAITING, Begun, Inbox, Message
+from nnx_inspector.live.session import Session
 from nnx_inspector.stats.summary import Summary, empty
 
 
@@ -29,7 +31,7 @@ def some(count: int) -> Summary:
 
 def saying(site: str, quantity: str, count: int):
     """A message with one such summary."""
-    return Message(lambda sent: sent.add(site, quantity, some(count)))
+    return Message(lambda sent: sent.arrived[site, quantity].append(some(count)))
 
 
 def test_every_nth_pass_is_sampled_and_the_others_keep_nothing():
@@ -120,13 +122,15 @@ def test_those_who_wait_are_woken(over):
 
 
 def test_calls_of_a_site_are_merged_and_known_sites_come_first():
-    inbox = Inbox()
+    session = Session(nnx.Linear(1, 1, rngs=nnx.Rngs(0)))
+    session.keys, inbox = ["a", "never"], session.inbox
     for count in (1, 2):
         number = inbox.begin(Setting()).number
         inbox.receive(number, saying("sown", "output", count))
         inbox.receive(number, saying("a", "gradient", 10 * count))
         inbox.receive(number, saying("a", "output", 100 * count))
-    found = merged(inbox.take(), ("a", "never"))
+    found = session.measured_in(inbox.take())
+    session.close()
     assert list(found) == ["a", "sown"]
     sizes = {(k, q): int(np.sum(s.bins)) for k, of in found.items() for q, s in of.items()}
     assert sizes == {("a", "output"): 300, ("a", "gradient"): 30, ("sown", "output"): 3}

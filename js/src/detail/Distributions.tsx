@@ -12,12 +12,11 @@ import { EACH } from "../ui/quantities";
 import { ids } from "../ui/testids";
 
 export function Distributions({ store, index }: { store: Store; index: number }) {
-  const frame = store.frame.value;
-  const pinned = store.timeline.pinned.value;
+  const step = store.frame.value?.header.step;
   return (
     <section class="nni-section" aria-label="Distributions">
       <div class="nni-heading">
-        <h4>{store.timeline.held.value === null && !store.replay.value ? "Distribution now" : `Distribution at step ${count(frame?.header.step)}`}</h4>
+        <h4>{store.timeline.held.value === null && !store.replay.value ? "Distribution now" : `Distribution at step ${count(step)}`}</h4>
         <span class="nni-grow" />
         <Choice
           label="Axis of values"
@@ -29,13 +28,7 @@ export function Distributions({ store, index }: { store: Store; index: number })
       </div>
       <div class="nni-pair">
         {EACH.map(({ quantity, index: q, word }) => (
-          <figure key={quantity} class="nni-figure" data-testid={ids.hist(quantity)}>
-            <figcaption>
-              <span class={`nni-q-${quantity}`}>{word}</span>
-              <NotFinite frame={frame} site={index} q={q} />
-            </figcaption>
-            <One store={store} frame={frame} pinned={pinned} site={index} q={q} quantity={quantity} word={word} />
-          </figure>
+          <One key={quantity} store={store} site={index} q={q} quantity={quantity} word={word} />
         ))}
       </div>
     </section>
@@ -44,28 +37,34 @@ export function Distributions({ store, index }: { store: Store; index: number })
 
 interface OneProps {
   store: Store;
-  frame: FrameData | null;
-  pinned: FrameData | null;
   site: number;
   q: number;
-  quantity: string;
+  quantity: (typeof EACH)[number]["quantity"];
   word: string;
 }
 
-function One({ store, frame, pinned, site, q, quantity, word }: OneProps) {
-  const before = pinned?.histograms.get(histogramKey(site, q));
+function One({ store, site, q, quantity, word }: OneProps) {
+  const frame = store.frame.value;
+  const before = store.timeline.pinned.value?.histograms.get(histogramKey(site, q));
   const behind = useMemo(() => (before ? toBars(before) : undefined), [before]);
   const pairs = frame?.histograms.get(histogramKey(site, q));
   const bars = useMemo(() => (pairs ? toBars(pairs) : null), [pairs]);
   const log = useLog(store.axis.value, bars, `${site} ${q}`);
-  if (frame && bars && bars.length > 0) {
-    const precise = precision((name) => statistic(frame, site, q, name));
-    return <Histogram bars={bars} log={log} quantity={quantity} word={word} behind={behind} precise={precise} />;
-  }
+  const precise = frame ? precision((name) => statistic(frame, site, q, name)) : "";
   return (
-    <div class="nni-nothing">
-      {frame ? reason(frame, site, q, word, bars !== null) : <Waiting store={store} before="No pass yet" />}
-    </div>
+    <figure class="nni-figure" data-testid={ids.hist(quantity)}>
+      <figcaption>
+        <span class={`nni-q-${quantity}`}>{word}</span>
+        <NotFinite frame={frame} site={site} q={q} />
+      </figcaption>
+      {frame && bars && bars.length > 0 ? (
+        <Histogram bars={bars} log={log} quantity={quantity} word={word} behind={behind} precise={precise} />
+      ) : (
+        <div class="nni-nothing">
+          {frame ? reason(frame, site, q, word, bars !== null) : <Waiting store={store} before="No pass yet" />}
+        </div>
+      )}
+    </figure>
   );
 }
 

@@ -72,7 +72,7 @@ export class Bridge {
 
   attach(role: "control" | "stream", model: Model): void {
     this.models[role] = model;
-    model.on("msg:custom", (content, buffers) => this.arrived(content, buffers?.[0]));
+    model.on("msg:custom", this.arrived);
     // ipywidgets triggers this when the comm closes, on a kernel restart or when the cell is cleared.
     model.on("comm_live_update", () => this.hello());
     if (this.models.control && this.models.stream) this.hello();
@@ -152,7 +152,7 @@ export class Bridge {
     this.settled.value = true;
   }
 
-  private arrived(content: unknown, buffer: DataView | undefined): void {
+  private readonly arrived = (content: unknown, buffers: DataView[] | undefined): void => {
     this.connection.value = "connected";
     try {
       const message = toBrowser(content);
@@ -160,7 +160,7 @@ export class Bridge {
         this.heard ||= message.id === 0 && this.said === HELLO_MS.length;
         return this.replied(message.id, message.ok ? null : message.error || "It failed.");
       }
-      this.receiver.receive(message, buffer);
+      this.receiver.receive(message, buffers?.[0]);
       if (message.type === "state") {
         this.listening = message.listening;
         if (this.heard) this.settled.value = true;
@@ -168,7 +168,7 @@ export class Bridge {
     } catch (error) {
       this.receiver.refuse(error instanceof Error ? error.message : String(error));
     }
-  }
+  };
 
   private replied(id: number, error: string | null): void {
     const entry = this.waiting.get(id);

@@ -145,7 +145,7 @@ class Finished:
         self._found = without_jaxprs(found)
         self.unseen = dict(found.unseen)
         self.is_empty = not found.items
-        places = list(self._places(None))
+        places = list(self._walk(self._found))
         self.begins = [one for one in places if one.mark.part == BEGIN]
         self._numbers = {id(one.mark): i for i, one in enumerate(self.begins)}
         self._of = self._attributed(places)
@@ -284,7 +284,7 @@ class Finished:
             begun: what is known of the call, if the program stands for any.
         """
         gradients: list[tuple[int, Place, Index]] = []
-        for one, begins in zip(self._places(seen), self._of, strict=True):
+        for one, begins in zip(self._walk(self._found, seen), self._of, strict=True):
             index = which(begins, one.mark)
             if index is None or one.seen is None:
                 continue
@@ -298,12 +298,10 @@ class Finished:
         for _, one, at in sorted(gradients, key=lambda x: x[0]):  # jax reverses the calls
             _put_gradient(one, at, sent)
 
-    def _places(self, seen: list[Any] | None) -> Iterator[Place]:
-        return self._walk(self._found, seen, (), again=False)
-
     def _walk(
-        self, found: Survey, seen: Any, loops: tuple[Loop, ...], *, again: bool
+        self, found: Survey, seen: Any = None, loops: tuple[Loop, ...] = (), *, again: bool = False
     ) -> Iterator[Place]:
+        """The marks of a survey, each with what was seen of it."""
         for number, item in enumerate(found.items.values()):
             here = seen[number] if seen else None
             if item.mark is not None:
@@ -366,7 +364,7 @@ def _put_gradient(one: Place, at: Index, sent: Sent) -> None:
     for summary in one.seen.summaries if one.seen else ():
         found = summary.row(at) if at else summary
         if np.any(found.bins):  # else no cotangent reached it
-            sent.add(key, GRADIENT, found)
+            sent.arrived[key, GRADIENT].append(found)
 
 
 def _put(one: Place, at: Index, sent: Sent) -> None:
@@ -378,7 +376,7 @@ def _put(one: Place, at: Index, sent: Sent) -> None:
         if mark.part == INPUT and not jnp.issubdtype(found.points.dtype, jnp.integer):
             continue  # of what a call receives only ids are shown
         key = leaf_key(mark.site, mark.structure.parts[i] if mark.part == OUTPUT else "")
-        sent.add(key, mark.part, found)
+        sent.arrived[key, mark.part].append(found)
         # the figures of a site are those of its main array
         if mark.part == OUTPUT and seen.kept and not leaf_of(key)[1]:
             sent.gauges.setdefault(key, []).append(seen.kept[i].value[at])
