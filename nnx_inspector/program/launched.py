@@ -92,11 +92,8 @@ class Block(launch.Taking):
     def prepare(self) -> None:
         """See `launch.Chooser`."""
 
-    def start(self, call: Any, /) -> None:
-        """See `launch.Chooser`."""
-
     def choose(
-        self, program: Any, arrays: Any, /, *, alone: dict[str, Any] | None = None
+        self, program: Any, arrays: Any, /, *, alone: Any = None, call: Any = None
     ) -> _Launch | None:
         found = _launched(program, self._owner, self._plan)
         return None if found is None else _Launch(found, self._given, self._seen)

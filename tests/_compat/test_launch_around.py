@@ -248,9 +248,9 @@ def test_a_program_that_cannot_be_started_is_told_and_the_users_own_runs():
     class Broken(Watch):
         def prepare(self) -> None: ...
 
-        def start(self, call: Any, /) -> None: ...
-
-        def choose(self, program: Any, arrays: Any, /, *, alone: Any = None) -> Any:
+        def choose(
+            self, program: Any, arrays: Any, /, *, alone: Any = None, call: Any = None
+        ) -> Any:
             found = super().choose(program, arrays)
             if found is not None and program is not self.last:
                 self.last = program

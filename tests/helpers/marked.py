@@ -394,9 +394,9 @@ class Watch:
 
     def prepare(self) -> None: ...
 
-    def start(self, call: Any, /) -> None: ...
-
-    def choose(self, program: Any, arrays: Any, /, *, alone: Any = None) -> Launched | None:
+    def choose(
+        self, program: Any, arrays: Any, /, *, alone: Any = None, call: Any = None
+    ) -> Launched | None:
         if not self.on:
             return None
         if program not in self.edits:

@@ -306,9 +306,7 @@ class Present:
 
     def prepare(self) -> None: ...
 
-    def start(self, call: Any, /) -> None: ...
-
-    def choose(self, program: Any, arrays: Any, /, *, alone: Any = None) -> None:
+    def choose(self, program: Any, arrays: Any, /, *, alone: Any = None, call: Any = None) -> None:
         return None
 
     def holds(self, jaxpr: Any, /) -> bool:

@@ -74,6 +74,10 @@ class Launch(Protocol):
         ...
 
 
+Instead = Callable[[], Any]
+"""Returns a call's result, or `jitted.Directly`, which jax's fast path may use again."""
+
+
 class Chooser(Protocol):
     """Decides about the programs of a thread, within the user's step: it must not raise."""
 
@@ -81,22 +85,23 @@ class Chooser(Protocol):
         """Called before a call is traced that jax does not handle in its fast path."""
         ...
 
-    def start(self, call: jitted.JitStart, /) -> Callable[[], Any] | None:
-        """What runs in place of a jitted call, if nobody else chooses; None to be asked `choose`.
-
-        It returns the call's result, or `jitted.Directly`, which jax's fast path may use again.
-        """
-        ...
-
     def choose(
-        self, program: Any, arrays: Sequence[Any], /, *, alone: dict[str, Any] | None = None
-    ) -> Launch | None:
+        self,
+        program: Any,
+        arrays: Sequence[Any],
+        /,
+        *,
+        alone: dict[str, Any] | None = None,
+        call: jitted.JitStart | None = None,
+    ) -> Launch | Instead | None:
         """What runs in place of a program that is about to be launched. None leaves the program to
         jax, which may then launch it in its fast path, without asking here again.
 
         `arrays`: its inputs; None for each that another chooser adds.
         `alone`: nobody launches the program, it stands for one equation on arrays outside programs,
         of which these are the parameters.
+        `call`: the jitted call that it is the program of, if nobody else chooses: only then may it
+        be what runs by itself in place of the call.
 
         A program is the same object each time, until jax forgets it. To keep what was made of it,
         use a dict with weak keys. An edited program must live as long as it may be chosen.
@@ -217,9 +222,12 @@ _alone: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 @dataclasses.dataclass(frozen=True)
 class _Chosen:
-    """The edits of one program that is about to be launched, each made of the one before it."""
+    """The edits of one program that is about to be launched, each made of the one before it, or
+    what runs instead.
+    """
 
     launches: tuple[Launch, ...]
+    instead: Instead | None = None
 
     @property
     def program(self) -> Any:
@@ -239,22 +247,29 @@ class _Chosen:
 
 
 def _choose(
-    program: Any, arrays: Sequence[Any], *, alone: dict[str, Any] | None = None
+    program: Any,
+    arrays: Sequence[Any],
+    *,
+    alone: dict[str, Any] | None = None,
+    call: jitted.JitStart | None = None,
 ) -> _Chosen | None:
     """What this thread's choosers make of a program."""
     here = _thread.here
     if not here.takings or program is here.running:
         return None
-    for name in _exported(program):
-        _escaped(name)
     launches: list[Launch] = []
-    changed = program
-    for chooser in _choosers():
-        one = chooser.choose(changed, arrays, alone=alone)
+    changed, choosers = program, _choosers()
+    for chooser in choosers:
+        how: Any = {"alone": alone, "call": call if len(choosers) == 1 else None}
+        one = chooser.choose(changed, arrays, **how)
+        if callable(one):
+            return _Chosen((), one)
         if one is not None:
             launches.append(one)
             changed = one.edited.program
             arrays = [*(None,) * one.edited.inputs, *arrays]
+    for name in _exported(program):
+        _escaped(name)
     return _Chosen(tuple(launches)) if launches else None
 
 
@@ -349,13 +364,9 @@ def _has_begun(error: Exception, compiles: Callable[[], bool]) -> bool:
 def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], Any] | None:
     if jaxprs.open_jaxpr(call.program)[0].is_high:
         return None  # jax binds it, and makes one of arrays of it for `impl`
-    choosers = _choosers()
-    instead = choosers[0].start(call) if len(choosers) == 1 else None
-    if instead is not None:
-        return instead
-    chosen = _choose(call.program, call.arrays)
-    if chosen is None:
-        return None
+    chosen = _choose(call.program, call.arrays, call=call)
+    if chosen is None or chosen.instead is not None:
+        return None if chosen is None else chosen.instead
 
     def own() -> Any:
         return call.own().result[0]  # the rest is for the fast path, which would not ask again

@@ -292,7 +292,7 @@ def noting(session: Watched, doing: str = "", *, programs: bool = True) -> Itera
             raise  # as a KeyboardInterrupt, which is no Exception
         text = f"{doing}{type(error).__name__}: {error}"
         is_theirs = isinstance(error, jax.errors.JaxRuntimeError) and not programs
-        if not is_theirs and text not in session.errors:  # a program is asked about twice
+        if not is_theirs and text not in session.errors:
             session.errors.append(text)
 
 

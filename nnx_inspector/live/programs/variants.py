@@ -32,7 +32,6 @@ from nnx_inspector.program.rewrite import with_presence
 from nnx_inspector.program.survey import holds_marks
 
 _finished: weakref.WeakKeyDictionary[Any, dict[Any, Finished]] = weakref.WeakKeyDictionary()
-CHOOSING = "choosing a program: "
 
 
 class Variants:
@@ -112,26 +111,25 @@ class Variants:
             session.errors.append(f"starting a program: {type(error).__name__}: {error}")
 
     def choose(
-        self, program: Any, arrays: Sequence[Any], /, *, alone: dict[str, Any] | None = None
-    ) -> Launch | None:
+        self,
+        program: Any,
+        arrays: Sequence[Any],
+        /,
+        *,
+        alone: dict[str, Any] | None = None,
+        call: jitted.JitStart | None = None,
+    ) -> Launch | launch.Instead | None:
         if alone is None and hooks.value is None:
             return None  # a program of our own
         session = self._session()
         if session is None:
             return None
-        with noting(session, CHOOSING):
-            return self._chosen(program, arrays, session, alone)
-        return None
-
-    def start(self, call: jitted.JitStart, /) -> Callable[[], Any] | None:
-        """What runs in place of a jitted call of which nothing is measured."""
-        if hooks.value is None:
-            return None
-        session = self._session()
-        if session is None:
-            return None
-        with noting(session, CHOOSING):
-            return self._unmeasured(call, session)
+        with noting(session, "choosing a program: "):
+            read = self._read(program, arrays, session, alone)
+            instead = None if call is None else self._unmeasured(call, session, read)
+            if instead is not None or read is None:
+                return instead
+            return self._measured(program, session, *read, alone)
         return None
 
     def _read(
@@ -163,17 +161,14 @@ class Variants:
             found = known[without]
         return found, calls
 
-    def _chosen(
+    def _measured(
         self,
         program: Any,
-        arrays: Sequence[Any],
         session: Watched,
+        found: Finished,
+        calls: Calls,
         alone: dict[str, Any] | None,
     ) -> Launch | None:
-        read = self._read(program, arrays, session, alone)
-        if read is None:
-            return None
-        found, calls = read
         if alone is not None and calls.why:
             self._passes.is_others()
         measures = self._passes.are_due(found, session, alone)
@@ -199,9 +194,11 @@ class Variants:
             if session.inbox.forget(number):
                 session.count_other(type(session.model).__name__)
 
-    def _unmeasured(self, call: jitted.JitStart, session: Watched) -> Callable[[], Any] | None:
+    def _unmeasured(
+        self, call: jitted.JitStart, session: Watched, read: tuple[Finished, Calls] | None
+    ) -> launch.Instead | None:
+        """What runs in place of a jitted call of which nothing is measured."""
         self._passing.number = session.number
-        read = self._read(call.program, call.arrays, session)
         if read is None:
             if any(map(session.is_mine, open_layers())):  # else it is the user's own
                 self._passing.learn(call.function, ())
@@ -224,7 +221,7 @@ class Variants:
 
     def _perturbed(
         self, call: jitted.JitStart, session: Watched, found: Finished
-    ) -> Callable[[], Any] | None:
+    ) -> launch.Instead | None:
         if not self._compiled_quiet(call, session, found):
             self._passing.fits(0)
             return None
