@@ -25,11 +25,9 @@ interface Props {
 
 /** A store, the bridge that fills it, and a function that ends both. */
 export function connected(): Props & { close(): void } {
-  const store: Store = new Store({
-    ask: (request, settle) => bridge.ask(request, settle),
-    ack: (seq) => bridge.ack(seq),
-  });
-  const bridge = new Bridge(store);
+  const bridge = new Bridge();
+  const store = new Store(bridge);
+  bridge.receiver = store;
   return {
     store,
     bridge,

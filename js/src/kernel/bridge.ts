@@ -66,7 +66,10 @@ export class Bridge {
   private listening = "";
   private heard = false;
 
-  constructor(private readonly receiver: Receiver) {
+  /** Set before a model is attached. */
+  receiver!: Receiver;
+
+  constructor() {
     this.timers.push(setTimeout(() => this.missing(), ABSENT_MS));
   }
 
@@ -92,7 +95,12 @@ export class Bridge {
     const id = ++this.lastId;
     const entry = { settle, late: false, timer: setTimeout(() => this.overdue(id), LATE_MS) };
     this.waiting.set(id, entry);
-    if (!this.send({ ...request, id } as ToKernel)) this.replied(id, UNREACHABLE);
+    try {
+      this.models.control?.send({ ...request, id });
+    } catch {
+      this.connection.value = "absent";
+      this.replied(id, UNREACHABLE);
+    }
     return id;
   }
 
@@ -110,14 +118,12 @@ export class Bridge {
     this.send({ type: "ack", seq: this.drawn });
   }
 
-  /** Send a message; false if there is no comm. A comm whose kernel was restarted throws. */
-  private send(message: ToKernel): boolean {
+  /** Send what has no reply. A comm whose kernel was restarted throws. */
+  private send(message: ToKernel): void {
     try {
       this.models.control?.send(message);
-      return true;
     } catch {
       this.connection.value = "absent";
-      return false;
     }
   }
 

@@ -16,7 +16,8 @@ beforeEach(() => {
   refused = [];
   control = new MockModel();
   stream = new MockModel();
-  bridge = new Bridge({ receive: (m) => received.push(m), refuse: (text) => refused.push(text) });
+  bridge = new Bridge();
+  bridge.receiver = { receive: (m) => received.push(m), refuse: (text) => refused.push(text) };
 });
 afterEach(() => {
   bridge.close();
