@@ -95,10 +95,9 @@ class Commands:
             self._core.handles.get(message.perturbation).perturbation = one
 
     def _adjust(self, message: protocol.Adjust, one: Any) -> None:
-        handle = self._core.handles.get(message.perturbation)
-        if one is not None:
-            handle.perturbation = one
-        handle.enabled = message.enabled
+        handles = self._core.handles
+        how: Any = {"enabled": message.enabled, "perturbation": one}
+        handles.change(handles.get(message.perturbation), **how)
 
     def _show_flow(self, message: protocol.ShowFlow, _: Any) -> Answer | None:
         layout = self._core.view.layout

@@ -73,10 +73,7 @@ class Handle:
     def enabled(self, value: bool) -> None:
         if not isinstance(value, bool):
             raise TypeError(f"enabled must be True or False, got {value!r}.")
-        self._require_there()
-        if value != self._enabled:
-            self._enabled = value
-            self._owner.changed(self)
+        self._owner.change(self, enabled=value)
 
     @property
     def perturbation(self) -> Known:
@@ -85,16 +82,7 @@ class Handle:
 
     @perturbation.setter
     def perturbation(self, value: Known) -> None:
-        self._require_there()
-        if type(require_known(value)) is not type(self._perturbation):
-            raise TypeError(
-                f"This handle is a {type(self._perturbation).__name__} on {self.site!r}; it "
-                f"cannot become a {type(value).__name__}. Remove it and add the other."
-            )
-        self._owner.check(value, self)
-        if value != self._perturbation:
-            self._take(value)
-            self._owner.changed(self)
+        self._owner.change(self, perturbation=require_known(value))
 
     @property
     def strength(self) -> float | None:
@@ -139,14 +127,7 @@ class Handle:
     def remove(self) -> None:
         """Remove it. A second call does nothing."""
         if not self._removed:
-            self._removed = True
-            self._owner.changed(self)
-
-    def _require_there(self) -> None:
-        if self._removed:
-            raise InspectorError(
-                f"This perturbation of {self.site!r} was removed. Add it again with insp.perturb."
-            )
+            self._owner.remove(self)
 
     def __enter__(self) -> Handle:
         return self
@@ -257,14 +238,41 @@ class Handles:
         self.on_change()
         return handle
 
-    def changed(self, handle: Handle) -> None:
-        """A handle was switched, set or removed; called by the handle."""
+    def change(
+        self, handle: Handle, *, enabled: bool | None = None, perturbation: Known | None = None
+    ) -> None:
+        """Switch a handle, give it another perturbation of its kind, or both in one change."""
+        before = handle.perturbation
+        if handle.removed:
+            raise InspectorError(
+                f"This perturbation of {handle.site!r} was removed. Add it again with insp.perturb."
+            )
+        if perturbation is not None:
+            if type(perturbation) is not type(before):
+                raise TypeError(
+                    f"This handle is a {type(before).__name__} on {handle.site!r}; it cannot "
+                    f"become a {type(perturbation).__name__}. Remove it and add the other."
+                )
+            self.check(perturbation, handle)
+        new = before if perturbation is None else perturbation
+        if new == before and enabled in (None, handle.enabled):
+            return
         with self._lock:
+            if new != before:
+                handle._take(new)
+            if enabled is not None:
+                handle._enabled = enabled
             if not handle.enabled:
                 self._idle.pop(handle.id, None)  # unknown until the next pass
-            if handle.removed:
-                self._live.pop(handle.id, None)
-                self._with_place.discard(handle.id)
+            self._give_places()
+        self.on_change()
+
+    def remove(self, handle: Handle) -> None:
+        with self._lock:
+            handle._removed = True
+            for those in (self._idle, self._live):
+                those.pop(handle.id, None)
+            self._with_place.discard(handle.id)
             self._give_places()
         self.on_change()
 

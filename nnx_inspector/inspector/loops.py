@@ -352,7 +352,7 @@ class Loops:
             if core.closed:
                 return
             passes = session.take_passes() if sampled else []
-            measured = any(one.arrived for one in passes)
+            measured = any(one.sent.arrived for one in passes)
             if measured:
                 self._record(session, step, passes)
             if measured or core.metrics.step == step:
@@ -397,7 +397,7 @@ class Loops:
         Called within the user's step, so without our lock, whose holder may wait for that step.
         """
         core = self._core
-        if core.recording.attached and one.arrived:
+        if core.recording.attached and one.sent.arrived:
             found = session.measured_in([one], ended=False)
             number = core.settings if one.perturbed else 0
             core.recording.hold(

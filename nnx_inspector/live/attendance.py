@@ -249,7 +249,7 @@ class Attendance:
         """Why a perturbation has no gradient to act on, "" if it has one or may have one."""
         if not one.of_gradient or not self._session.gradients:
             return ""  # what has arrived is then not read on the loop's thread
-        arrived = [key for p in passes for key in p.arrived]
+        arrived = [key for p in passes for key in p.sent.arrived]
         measured = {site for site, _ in arrived}
         graded = {site for site, what in arrived if what == GRADIENT}
         if not measured:

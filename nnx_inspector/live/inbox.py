@@ -216,7 +216,7 @@ class Inbox:
         with self._lock:
             here = [(n, [m for m in found if m.is_here]) for n, found in self._messages.items()]
             waiting = [Taken(n, self._settings[n], tuple(found)) for n, found in here]
-        summaries = [s for one in waiting for found in one.arrived.values() for s in found]
+        summaries = [s for one in waiting for found in one.sent.arrived.values() for s in found]
         return any(np.any(np.asarray(s.bins)[..., NAN_BIN]) for s in summaries)
 
     def take(self, *, besides: int = 0, before: float = math.inf) -> list[Taken]:
@@ -287,10 +287,6 @@ class Taken:
         for message in self.messages:
             message.read(found)
         return found
-
-    @property
-    def arrived(self) -> Arrived:
-        return self.sent.arrived
 
     @property
     def perturbed(self) -> bool:

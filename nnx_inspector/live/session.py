@@ -372,12 +372,12 @@ class Session:
         then single layers of stacks. Of passes that have not ended, which stacks cannot be told
         apart is not noted.
         """
-        layers, unknown = told_apart([one.arrived for one in passes], self.stacks)
+        layers, unknown = told_apart([one.sent.arrived for one in passes], self.stacks)
         if ended:
             self.blurred |= unknown
         parts: Arrived = {}
         for one in passes:
-            for what, summaries in one.arrived.items():
+            for what, summaries in one.sent.arrived.items():
                 parts.setdefault(what, []).extend(summaries)
         found: dict[str, dict[str, None]] = {site: {} for site in self.keys}
         for key, _ in parts:  # the arrays of a site after each other, the main one first

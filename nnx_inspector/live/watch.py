@@ -191,7 +191,7 @@ class _Recorder:
         session.stacks = {**session.stacks, **rows}
 
     def pass_held(self, session: Session, step: int, one: Taken) -> None:
-        if self._recording.attached and one.arrived:
+        if self._recording.attached and one.sent.arrived:
             found = session.measured_in([one], ended=False)
             self._recording.hold(one.number, step, found, kind="watch", perturbed=one.perturbed)
 

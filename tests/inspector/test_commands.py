@@ -56,6 +56,11 @@ class Fake:
         for handle in self.all():
             handle.enabled = enabled
 
+    def change(self, handle, *, enabled, perturbation):
+        handle.enabled = enabled
+        if perturbation is not None:
+            handle.perturbation = perturbation
+
     def wanted(self, only, perturbation):
         return only, perturbation.python(short=True)
 

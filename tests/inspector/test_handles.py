@@ -167,6 +167,19 @@ def test_another_kind_a_wrong_type_and_use_after_removal_are_refused(handles):
         handle.enabled = True
 
 
+def test_a_click_that_tunes_and_switches_is_one_change():
+    changes = []
+    handles = Handles()
+    handle = handles.add("a", ["a"], Scale(2.0))
+    handles.on_change = lambda: changes.append((handle.enabled, handle.strength))
+    handles.change(handle, enabled=False, perturbation=Scale(3.0))
+    handles.change(handle, enabled=False, perturbation=Scale(3.0))
+    assert changes == [(False, 3.0)]
+    with pytest.raises(TypeError, match="is a Scale on 'a'; it cannot become a Zero"):
+        handles.change(handle, enabled=True, perturbation=Zero())
+    assert not handle.enabled
+
+
 def test_all_are_switched_by_one_change():
     changes = []
     handles = Handles()

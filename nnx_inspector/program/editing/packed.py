@@ -65,11 +65,6 @@ class _Leaf:
     parts: tuple[_Array, ...]
     opaque: str = ""
 
-    def made_of(self, arrays: Any) -> Any:
-        if self.kind is Summary:
-            return Summary(**dict(zip(_FIELDS, arrays, strict=True)), opaque=self.opaque)
-        return arrays[0]
-
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -128,11 +123,13 @@ def taken_apart(layout: Layout, arrays: Any) -> Any:
     words, *others = arrays
     if isinstance(words, jax.Array) and not jit.is_tracer(words):
         words = np.asarray(jax.device_get(words))  # explicit: jax may forbid implicit transfers
-    rest = iter(others)
-    leaves = [
-        leaf.made_of([next(rest) if x.at is None else x.cut_from(words) for x in leaf.parts])
-        for leaf in layout.leaves
-    ]
+    rest, leaves = iter(others), list[Any]()
+    for leaf in layout.leaves:
+        parts = [next(rest) if x.at is None else x.cut_from(words) for x in leaf.parts]
+        if leaf.kind is Summary:
+            leaves.append(Summary(**dict(zip(_FIELDS, parts, strict=True)), opaque=leaf.opaque))
+        else:
+            leaves.append(parts[0])
     return jax.tree.unflatten(layout.structure, leaves)
 
 
