@@ -109,6 +109,10 @@ def _watched(
             if uncalled is not None:
                 recording.miss(uncalled)
                 failed.append(f"{uncalled.what}: {uncalled.advice}.")
+        except BaseException as error:
+            session.close()
+            recording.detach(error)
+            raise
         finally:
             session.close()
             recording.detach()

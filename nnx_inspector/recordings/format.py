@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Container, Iterator, Mapping
@@ -20,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 from safetensors import SafetensorError
+
+from nnx_inspector.errors import InspectorError
 
 MAGIC: Final = b"nnx_inspector recording 1\n"
 HEADER: Final = struct.Struct("<4sIQI")
@@ -94,50 +97,58 @@ class Writer:
 
 
 class Reader:
-    """The sections of an open file.
+    """The sections of an open file, one after the other.
 
     Attributes:
-        size: the size of the file in bytes when it was opened.
+        size: the size of the file in bytes when it was opened, or when reading went on.
+        at: the end of the last whole section that was read.
         torn: the bytes of a last section that was not written to its end.
     """
 
     def __init__(self, file: BinaryIO):
+        self.at, self._check = 0, FIRST_CHECK
+        self.go_on(file)
+
+    def go_on(self, file: BinaryIO) -> None:
+        """Read on behind the last whole section, in the same file opened anew."""
         self._file = file
         self.size = os.fstat(file.fileno()).st_size
         self.torn = 0
+        file.seek(self.at)
 
     def sections(self, known: Container[bytes]) -> Iterator[Section]:
-        """The sections of known kinds, from the first to the last whole one.
+        """The sections of known kinds, from the first that was not read to the last whole one.
 
         Raises:
             DamagedError: this is not such a file, or a checksum is wrong.
         """
-        if self._file.read(len(MAGIC)) != MAGIC:
-            raise DamagedError("its first bytes are not those of a recording")
-        at, check = len(MAGIC), FIRST_CHECK
-        while (rest := self.size - at) > 0:
-            if rest < HEADER.size + CHECK.size:
+        if not self.at:
+            if self._file.read(len(MAGIC)) != MAGIC:
+                raise DamagedError("its first bytes are not those of a recording")
+            self.at = len(MAGIC)
+        while (rest := self.size - self.at) > 0:
+            at, around = self.at, HEADER.size + CHECK.size
+            head = self._file.read(around)
+            if len(head) < around:
                 self.torn = rest
                 return
-            head = self._file.read(HEADER.size)
-            check = zlib.crc32(head, check)
-            if self._file.read(CHECK.size) != CHECK.pack(check):
+            check = zlib.crc32(head[: HEADER.size], self._check)
+            if head[HEADER.size :] != CHECK.pack(check):
                 raise DamagedError(f"the section at byte {at} has a header with a wrong checksum")
-            kind, flags, length, body_check = HEADER.unpack(head)
-            if length > rest - HEADER.size - CHECK.size:
+            kind, flags, length, body_check = HEADER.unpack_from(head)
+            if length > rest - around:
                 self.torn = rest
                 return
-            where = f"the section {kind!r} at byte {at}"
+            where, section = f"the section {kind!r} at byte {at}", None
             if kind in known:
                 body = self._file.read(length)
                 if zlib.crc32(body) != body_check:
                     raise DamagedError(f"{where} has a wrong checksum")
                 try:
-                    columns = columns_of(body)
-                    del body
-                    yield Section(kind, at, columns)
+                    section = Section(kind, at, columns_of(body))
                 except ValueError as error:
                     raise DamagedError(f"{where}: {error}") from error
+                del body
             elif not flags & OPTIONAL:
                 raise DamagedError(
                     f"{where} is of a kind that only a newer nnx_inspector can read, such as the "
@@ -145,7 +156,9 @@ class Reader:
                 )
             elif self._skipped(length) != body_check:
                 raise DamagedError(f"{where} has a wrong checksum")
-            at += HEADER.size + CHECK.size + length
+            self.at, self._check = at + around + length, check
+            if section is not None:
+                yield section
 
     def _skipped(self, length: int) -> int:
         check = 0
@@ -192,6 +205,26 @@ def column(
     return found
 
 
+def open_recording(path: str | bytes | os.PathLike[str]) -> BinaryIO:
+    """Open a file that begins as a recording does, at its first byte.
+
+    Raises:
+        InspectorError: it is not a recording; the message says what it looks like.
+        OSError: the file cannot be opened.
+    """
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise _FolderError(f"{os.fspath(path)!r} is a folder{_IN_A_FOLDER} {WAY_OUT}")
+    if not stat.S_ISREG(mode):
+        raise InspectorError(f"{os.fspath(path)!r} is not a regular file. {WAY_OUT}")
+    file = open(path, "rb")  # noqa: SIM115 - the caller closes it
+    head = file.read(BEGINNING)
+    if not head.startswith(MAGIC):
+        file.close()
+        raise InspectorError(f"{os.fspath(path)!r} {instead_of_one(head)}")
+    return file
+
+
 def instead_of_one(head: bytes) -> str:
     """What a file that does not begin like a recording is instead, and what to do."""
     text = head.lstrip().lower()
@@ -232,3 +265,13 @@ def _is_text(head: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return "\0" not in decoded
+
+
+_IN_A_FOLDER: Final = (
+    ", not a recording: a recording is one file. If it holds a checkpoint, restore it with the "
+    "library that saved it and inspect the model: nni.Inspector(model, x)."
+)
+
+
+class _FolderError(InspectorError, IsADirectoryError):
+    """A folder in place of a file; also an OSError, as `open` would raise."""

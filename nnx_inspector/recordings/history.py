@@ -67,7 +67,7 @@ def history_of(
     Values outside the axis are counted in its outermost intervals.
     """
     rows, kept = _binned(decoded(Packed.of(blobs))), set(spanned)
-    lows, highs = rows[2:] if spanned is blobs else ranges(Packed.of(spanned))
+    lows, highs = ranges(Packed.of(spanned))
     some = np.isfinite(lows) & np.isfinite(highs)
     low, high = (lows[some].min(), highs[some].max()) if some.any() else (0.0, 0.0)
     counts = rows.counts[[blob in kept for blob in blobs]].sum(axis=0, keepdims=True)

@@ -8,12 +8,12 @@ if it is of an earlier version, whose summaries are deflated. Imports no jax.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-import stat
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +22,18 @@ from nnx_inspector.errors import InspectorError, warn
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import Facts, Figures, flaw_in
 from nnx_inspector.recordings.format import (
-    BEGINNING,
-    MAGIC,
-    WAY_OUT,
     Columns,
     DamagedError,
     Reader,
     column,
-    instead_of_one,
+    open_recording,
 )
 from nnx_inspector.recordings.passes import (
+    EVENTS,
     NONFINITE,
     QUANTITIES,
+    Event,
+    Mark,
     Measured,
     nonfinite_in,
     step_number,
@@ -44,6 +44,7 @@ from nnx_inspector.recordings.save import (
     FIGURES,
     HEAD,
     HELD,
+    MARK,
     MOST_NAME,
     NAMES,
     NEWS,
@@ -114,27 +115,21 @@ def load(path: str | bytes | os.PathLike[str], *, damaged: bool = False) -> Reco
         raise TypeError(
             f'nni.load("run.nni") takes the path of a recording, got {type(path).__name__}.'
         )
-    mode = os.stat(path).st_mode
-    if stat.S_ISDIR(mode):
-        raise _FolderError(f"{os.fspath(path)!r} is a folder{_IN_A_FOLDER} {WAY_OUT}")
-    if not stat.S_ISREG(mode):
-        raise InspectorError(f"{os.fspath(path)!r} is not a regular file. {WAY_OUT}")
-    with open(path, "rb") as file:
-        head = file.read(BEGINNING)
-        if not head.startswith(MAGIC):
-            raise InspectorError(f"{os.fspath(path)!r} {instead_of_one(head)}")
-        file.seek(0)
+    with open_recording(path) as file:
         reader = Reader(file)
-        opened = _Opened(reader.size)
-        damage = _read(reader, opened)
+        opened = Opened(reader.size)
+        damage = read_sections(reader, opened)
         if damage is not None and not (damaged and opened.begun):
             way_out = "nni.load(path, damaged=True) reads what was recorded before that byte"
             raise InspectorError(
                 f"{os.fspath(path)!r} is a recording that cannot be read: {damage}."
                 + f" {way_out}." * opened.begun
             ) from damage
-        recording = opened.recording(torn=reader.torn > 0 or damage is not None)
-        recording.name = os.path.basename(os.fsdecode(path))
+    opened.settle()
+    recording = opened.recording
+    recording.take_incomplete()  # nothing completes them any more
+    recording.cut_short = reader.torn > 0 or damage is not None or opened.lacks
+    recording.name = os.path.basename(os.fsdecode(path))
     if damage is not None:
         warn(
             f"{os.fspath(path)!r} is damaged: {damage}. The {len(recording)} passes kept were "
@@ -143,8 +138,9 @@ def load(path: str | bytes | os.PathLike[str], *, damaged: bool = False) -> Reco
     return recording
 
 
-def _read(reader: Reader, opened: _Opened) -> DamagedError | None:
-    """Read the sections up to the first damage; returns that."""
+def read_sections(reader: Reader, opened: Opened, most: int | None = None) -> DamagedError | None:
+    """Read on to the end, or about `most` bytes, or the first damage; returns that."""
+    end = reader.size if most is None else reader.at + most
     try:
         for section in reader.sections(opened.kinds):
             try:
@@ -152,24 +148,16 @@ def _read(reader: Reader, opened: _Opened) -> DamagedError | None:
             except ValueError as error:
                 where = f"the section {section.kind!r} at byte {section.at}"
                 raise DamagedError(f"{where}: {error}") from error
-        opened.require_head()
+            if reader.at >= end:
+                break
+        _ = opened.recording  # its head must be there
     except DamagedError as error:
         return error
     return None
 
 
-_IN_A_FOLDER: Final = (
-    ", not a recording: a recording is one file. If it holds a checkpoint, restore it with the "
-    "library that saved it and inspect the model: nni.Inspector(model, x)."
-)
-
-
-class _FolderError(InspectorError, IsADirectoryError):
-    """A folder in place of a file; also an OSError, as `open` would raise."""
-
-
-class _Opened:
-    """What has been read so far.
+class Opened:
+    """The recording that the sections of a file are read into, and what else was read so far.
 
     Attributes:
         kinds: the handler for the columns of each kind of section. A kind that other readers may
@@ -186,8 +174,9 @@ class _Opened:
             FACTS: self._facts,
             FIGURES: self._take_figures,
             TABLE: self._table,
+            MARK: self._mark,
         }
-        self._most = 2 * size + _SPARE
+        self.allow(size)
         self._names: list[str] = []
         self._name_bytes = 0
         self._found: Recording | None = None
@@ -207,28 +196,37 @@ class _Opened:
         """Whether the head section was read."""
         return self._found is not None
 
-    def require_head(self) -> None:
-        self._begun()
+    def allow(self, size: int) -> None:
+        """Allow for the memory that a file of this size may take."""
+        self._most = 2 * size + _SPARE
 
-    def recording(self, *, torn: bool) -> Recording:
-        """The whole recording, once the file is read to the end."""
-        recording = self._begun()
-        if self._known is not None:
-            recording.learn(self._known)
-        state = recording.state()
-        firsts = set(state.firsts)
-        for number, (marks, what) in enumerate(self._waiting.values(), state.appended):
-            # the process ended before these were complete
-            found = {(marks["perturbed"], *which) for which in what.nonfinite}
-            self._take({**marks, "number": number, "news": not found <= firsts}, what)
-            firsts |= found
-        recording.cut_short = torn or any(left > 0 for left in self._held)
-        return recording
+    @property
+    def recording(self) -> Recording:
+        """What was read.
 
-    def _begun(self) -> Recording:
+        Raises:
+            DamagedError: the head section was not read.
+        """
         if self._found is None:
             raise DamagedError("the head section, which says what is in the file, is missing")
         return self._found
+
+    @recording.setter
+    def recording(self, found: Recording) -> None:
+        self._found = found
+
+    @property
+    def lacks(self) -> bool:
+        """Whether passes or points are missing that the file had when it was begun."""
+        return any(left > 0 for left in self._held)
+
+    def settle(self) -> None:
+        """Let the recording have the facts that were read last, and show what may be incomplete."""
+        known, self._known = self._known, None
+        if known is not None:
+            self.recording.know(known)
+        waiting = self._waiting.values()
+        self.recording.show_incomplete(self.recording.made(what, **of) for of, what in waiting)
 
     def _head(self, columns: Columns) -> None:
         if self._found is not None:
@@ -260,13 +258,13 @@ class _Opened:
 
     def _take_names(self, columns: Columns) -> None:
         text = column(columns, "text", "uint8")
-        ends = _ends(columns, len(text))
+        packed, ends = Packed(text.tobytes(), columns["ends"].tobytes()), _ends(columns, len(text))
         self._name_bytes += _NAME_BYTES * len(ends) + 4 * len(text)
         self._require_room(0)
         if (np.diff(ends, prepend=0) > MOST_NAME).any():
             raise ValueError(f"a name has more than {MOST_NAME} bytes")
-        for part in _parts(text, ends):  # one by one: there may be very many
-            self._names.append(part.decode("utf-8", "surrogatepass"))
+        for at in range(len(ends)):  # one by one: there may be very many
+            self._names.append(packed.piece(at).decode("utf-8", "surrogatepass"))
 
     def _pass(self, columns: Columns) -> None:
         ticket, marks = self._marks(columns)
@@ -280,7 +278,9 @@ class _Opened:
         self._firsts += marks["news"]
         if self._firsts > _MOST_FIRSTS:
             raise ValueError("more passes have the first value of a kind than there are kinds")
-        self._take(marks, what)
+        figures, self._figures = self._figures, None
+        self.recording.take(self.recording.made(what, figures=figures, **marks))
+        self._last = marks["number"]
         self._held[0] -= 1
 
     def _hold(self, columns: Columns) -> None:
@@ -289,7 +289,7 @@ class _Opened:
             raise ValueError(f"ticket {ticket} is negative or in use")
         what = self._measured(columns)
         self._waiting_bytes += _SUMMARY_BYTES * len(what.keys) + len(what.packed.data)
-        self._waiting[ticket] = marks, what
+        self._waiting[ticket] = {**marks, "number": 0, "news": False}, what
         self._require_room(0)
 
     def _marks(self, columns: Columns) -> tuple[int, dict[str, Any]]:
@@ -320,13 +320,6 @@ class _Opened:
             start += len(found.kinds)
         return Measured(keys, packed, frozenset(nonfinite))
 
-    def _take(self, marks: dict[str, Any], what: Measured) -> None:
-        recording = self._begun()
-        figures, self._figures = self._figures, None
-        item = recording.made(what, figures=figures, **marks)
-        recording.take(item, {(item.perturbed, *which) for which in what.nonfinite})
-        self._last = item.number
-
     def _table(self, columns: Columns) -> None:
         here = sum(column.nbytes for column in columns.values())
         (title, *names), taken = self._texts(columns.get(":names"), here)
@@ -347,7 +340,7 @@ class _Opened:
         if len({len(values) for values in table.values()}) > 1:
             raise ValueError("the columns of a table have different lengths")
         self._keep(f"table {title}", taken)
-        self._begun().keep_table(title, table)
+        self.recording.keep_table(title, table)
 
     def _texts(self, data: npt.NDArray[Any] | None, before: int) -> tuple[list[str], int]:
         """The texts in a column, a JSON list, and the bytes of memory that they take.
@@ -368,6 +361,15 @@ class _Opened:
             raise ValueError("a column of texts must be a list of texts")
         return texts, taken
 
+    def _mark(self, columns: Columns) -> None:
+        event, number = column(columns, "mark", "int64", (2,)).tolist()
+        [time] = column(columns, "time", "float64", (1,)).tolist()
+        if not 0 <= event < len(EVENTS) or not 0 <= number <= 2**53 or not math.isfinite(time):
+            raise ValueError(f"event {event} of pass {number} at {time} is out of range")
+        text = column(columns, "text", "uint8").tobytes().decode("utf-8", "surrogatepass")
+        self._keep(f"mark {len(self.recording.marks)}", 400 + 4 * len(text))
+        self.recording.note(Mark(cast(Event, EVENTS[event]), number, time, text))
+
     def _facts(self, columns: Columns) -> None:
         taken = _bytes_of_facts(columns)
         self._require_room(sum(column.nbytes for column in columns.values()) + taken)
@@ -375,7 +377,6 @@ class _Opened:
             self._known = Facts.from_columns(columns)  # each section has all facts
         except InspectorError as error:
             raise ValueError(str(error)) from error
-        self._begun()
         self._keep("facts", taken)
 
     def _keep(self, what: str, taken: int) -> None:
@@ -409,7 +410,7 @@ class _Opened:
         self._require_room(self._figures.nbytes + 8 * (len(sites) + len(parameters)))
 
     def _points(self, columns: Columns) -> None:
-        recording = self._begun()
+        recording = self.recording
         points = column(columns, "points", "float64", (None, 3))
         for start in range(0, len(points), _BATCH):
             self._add(recording, points[start : start + _BATCH])
@@ -477,10 +478,3 @@ def _bytes_of_facts(columns: Columns) -> int:
         else:
             taken += 32 * int(np.count_nonzero((values < -5) | (values > 256)))
     return taken
-
-
-def _parts(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> Iterator[bytes]:
-    view, start = data.data, 0
-    for end in ends:
-        yield bytes(view[start:end])
-        start = end

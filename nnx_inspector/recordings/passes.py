@@ -1,6 +1,8 @@
-"""One pass of a recording: its summaries in compact form, and which they are.
+"""One pass of a recording: its summaries in compact form, and which they are; and the events of the
+run between passes.
 
-Invariant: a pass never changes, so that snapshots of a recording may share it. Imports no jax.
+Invariant: a pass never changes, so that snapshots of a recording may share it. The times of events
+are those of the writer's clock, for people; nothing is worked out from them. Imports no jax.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -147,7 +150,7 @@ class Pass:
         step: the step it belongs to; several passes may share one.
         kind: where it came from, for example "watch".
         perturbed: whether a perturbation was on.
-        nonfinite: those of "nan", "posinf" and "neginf" that occur in its summaries.
+        found: (quantity, kind) of each kind of non-finite value that occurs in its summaries.
         news: whether it has the recording's first NaN, +Inf or -Inf of a quantity and is
             therefore never thinned out.
         layout: which summaries it has; shared with other passes.
@@ -160,12 +163,22 @@ class Pass:
     step: int
     kind: str
     perturbed: bool
-    nonfinite: frozenset[str]
+    found: frozenset[tuple[str, str]]
     news: bool
     layout: Layout
     packed: Packed
     setting: int = 0
     figures: Figures | None = None
+
+    @property
+    def nonfinite(self) -> frozenset[str]:
+        """Those of "nan", "posinf" and "neginf" that occur in its summaries."""
+        return frozenset(kind for _, kind in self.found)
+
+    @property
+    def firsts(self) -> frozenset[tuple[bool, str, str]]:
+        """Whether it was perturbed, with the quantity and kind of its non-finite values."""
+        return frozenset((self.perturbed, *which) for which in self.found)
 
     @property
     def keys(self) -> tuple[tuple[str, str], ...]:
@@ -210,3 +223,45 @@ class Pass:
         """The memory that it takes, in bytes, without the layout that it shares."""
         figures = 0 if self.figures is None else self.figures.nbytes
         return 640 + len(self.packed.data) + len(self.packed.ends) + figures
+
+
+Event = Literal["begun", "resumed", "ended", "interrupted", "raised", "saved"]
+EVENTS: Final[tuple[str, ...]] = get_args(Event)
+"""In the order of their numbers in a file."""
+
+
+class Mark(NamedTuple):
+    """One event of a run.
+
+    Attributes:
+        event: "begun" or "resumed" while the run goes on; "saved" for a copy to which nothing is
+            added; otherwise how it ended.
+        number: how many passes the recording had been given, thinned ones included: a pass with
+            this number or a higher one came after the event.
+        time: seconds since 1970, by the clock of the process that wrote it.
+        text: the error's type for "raised"; otherwise "".
+    """
+
+    event: Event
+    number: int
+    time: float
+    text: str = ""
+
+    @property
+    def open(self) -> bool:
+        """Whether the run goes on after it, or was killed before it could say that it ended."""
+        return self.event in ("begun", "resumed")
+
+
+def mark_now(event: Event, number: int, text: str = "") -> Mark:
+    return Mark(event, number, time.time(), text)
+
+
+def end_of(error: BaseException | None, number: int) -> Mark:
+    """The end of a run that this error has left, or None."""
+    if isinstance(error, KeyboardInterrupt):
+        return mark_now("interrupted", number)
+    left = error is None or isinstance(error, GeneratorExit)
+    if left or (isinstance(error, SystemExit) and not error.code):
+        return mark_now("ended", number)
+    return mark_now("raised", number, type(error).__name__)

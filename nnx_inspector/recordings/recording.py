@@ -27,6 +27,7 @@ from nnx_inspector.recordings.history import (
 )
 from nnx_inspector.recordings.passes import (
     Layout,
+    Mark,
     Measured,
     Pass,
     Quantity,
@@ -84,6 +85,7 @@ class Recording(Saved):
         self.max_bytes = max_bytes
         super().__init__()
         self._passes: list[Pass] = []
+        self._incomplete: tuple[Pass, ...] = ()
         self._bytes = 0
         self._begun = 0  # how many passes a file says that it had
         self._sites: dict[str, None] = {}
@@ -92,7 +94,6 @@ class Recording(Saved):
         self._curves = Curves(_POINTS_PER_PASS * max_steps, max_bytes // 4)
         self._facts: Facts | None = None
         self._tables: dict[str, Columns] = {}
-        self._table_bytes = 0
         self.cut_short, self.name = False, ""
 
     def append(
@@ -133,13 +134,11 @@ class Recording(Saved):
             if held is not None and self._ends_with(at, kind):
                 return  # an interrupt came between adding it and noting that it was added
             self._expect()
-            found = {(perturbed, *which) for which in what.nonfinite}
-            marks: Any = {"number": self._appended, "step": at, "kind": kind, "setting": setting}
-            marks |= {"perturbed": perturbed, "news": not found <= self._firsts}
+            marks: Any = {"step": at, "kind": kind, "setting": setting, "perturbed": perturbed}
             item = self.made(what, figures=figures, **marks)
-            self.take(item, found)
-            before = None if held is None else self._held.pop(held, None)
+            self.take(item)
             ticket = -1 if held is None else held
+            before = self._held.pop(ticket, None)
             self._saved(lambda to: to.of_pass(item, ticket=ticket, like=before))
         self._tell()
 
@@ -162,8 +161,8 @@ class Recording(Saved):
             return
         what, at = measured(summaries), step_number(step)
         with self._lock:
-            marks: Any = {"number": 0, "step": at, "kind": kind, "setting": setting}
-            item = self.made(what, perturbed=perturbed, news=False, **marks)
+            marks: Any = {"step": at, "kind": kind, "setting": setting, "perturbed": perturbed}
+            item = self.made(what, **marks)
             self._expect()
             if self._held.pop(ticket, None) is not None:  # of a loop whose end was interrupted
                 self._expect()  # and so it goes from the file too
@@ -176,29 +175,26 @@ class Recording(Saved):
         return newest is not None and (newest.step, newest.kind) == (step, kind)
 
     def made(self, what: Measured, **marks: Any) -> Pass:
-        """A pass of these summaries; passes with summaries of the same keys share the layout.
+        """The pass that would come next, with these summaries; `marks` are the rest of `Pass`.
 
-        `marks` are the rest of `Pass`.
+        Passes with summaries of the same keys share the layout.
         """
         with self._lock:
             layout = self._layouts.get(what.keys) or Layout.of(what.keys)
-        kinds = frozenset(kind for _, kind in what.nonfinite)
-        return Pass(nonfinite=kinds, layout=layout, packed=what.packed, **marks)
+            next_one: Any = {"number": self._appended, "news": False}
+            item = Pass(layout=layout, packed=what.packed, found=what.nonfinite, **next_one | marks)
+            news = not item.firsts <= self._firsts
+        return item if "news" in marks else dataclasses.replace(item, news=news)
 
-    def take(self, item: Pass, found: Set[tuple[bool, str, str]]) -> None:
-        """Add a finished pass, for `append` and for the reader of a file.
-
-        Args:
-            item: the pass; its number is greater than those of all others.
-            found: (perturbed, quantity, kind) of each kind of non-finite value that it has.
-        """
+    def take(self, item: Pass) -> None:
+        """Add a finished pass, whose number is greater than those of all others."""
         with self._lock:
             layout = item.layout
             if layout.keys not in self._layouts:
                 self._sites.update(dict.fromkeys(site for site, _ in layout.keys))
                 self._layouts[layout.keys] = layout
                 self._bytes += layout.nbytes
-            self._firsts |= found
+            self._firsts |= item.firsts
             self._passes.append(item)
             self._bytes += item.nbytes
             while len(self._passes) > self.max_steps or self.nbytes > self.max_bytes:
@@ -254,6 +250,7 @@ class Recording(Saved):
                 dropped=self._curves.dropped(),
                 facts=self._facts,
                 tables=dict(self._tables),
+                marks=tuple(self._marks),
             )
 
     def begin(
@@ -271,30 +268,54 @@ class Recording(Saved):
             self._sites.update(dict.fromkeys(sites))
             self._firsts |= firsts
 
+    def show_incomplete(self, found: Iterable[Pass]) -> None:
+        """Show these passes as the newest, in place of those of the call before. No bound thins
+        them out, and what is appended or saved goes on without them.
+        """
+        with self._lock:
+            self._incomplete, firsts = (), set(self._firsts)
+            for number, item in enumerate(found, self._appended):
+                news = not item.firsts <= firsts
+                self._incomplete += (dataclasses.replace(item, number=number, news=news),)
+                firsts |= item.firsts
+
+    def take_incomplete(self) -> None:
+        """Add the passes of `show_incomplete` as they are."""
+        with self._lock:
+            found, self._incomplete = self._incomplete, ()
+            for item in found:
+                self.take(item)
+
+    def become(self, other: Recording) -> None:
+        """Take over everything that another recording has; the other is not used any more."""
+        with self._lock, other._lock:
+            kept = {"_lock": self._lock, "_journal": self._journal, "name": self.name}
+            vars(self).update({**vars(other), **kept})
+
     def learn(self, facts: Facts) -> None:
         """Add facts about the model to those already known."""
         with self._lock:
-            self._know(facts if self._facts is None else self._facts.joined(facts))
+            self.know(facts if self._facts is None else self._facts.joined(facts))
         self._tell()
 
     def miss(self, uncalled: Uncalled | None) -> None:
         """Note that a watched loop never called the model, or with None that it does."""
         with self._lock:
-            self._know(dataclasses.replace(self._facts or Facts(), uncalled=uncalled))
+            self.know(dataclasses.replace(self._facts or Facts(), uncalled=uncalled))
         self._tell()
 
-    def _know(self, facts: Facts) -> None:
-        if facts != (self._facts or Facts()):
-            self._expect()
-            self._facts = facts
-            self._saved(lambda sections: sections.of_facts(facts))
+    def know(self, facts: Facts) -> None:
+        """Replace what is known about the model."""
+        with self._lock:
+            if facts != (self._facts or Facts()):
+                self._expect()
+                self._facts = facts
+                self._saved(lambda sections: sections.of_facts(facts))
 
     def keep_table(self, title: str, columns: Columns) -> None:
         """Keep a table of numbers and text, in place of the one with this title."""
         with self._lock:
             self._expect()
-            for sign, table in ((-1, self._tables.get(title, {})), (1, columns)):
-                self._table_bytes += sign * sum(column.nbytes for column in table.values())
             self._tables[title] = columns
             self._saved(lambda sections: sections.of_table(title, columns))
         self._tell()
@@ -308,10 +329,19 @@ class Recording(Saved):
             return {title: pd.DataFrame(dict(columns)) for title, columns in self._tables.items()}
 
     @property
+    def marks(self) -> tuple[Mark, ...]:
+        """When the runs that were saved to its file began, went on and ended, oldest first."""
+        return tuple(self._marks)
+
+    @property
+    def seams(self) -> tuple[int, ...]:
+        """The numbers of the passes with which a restarted run went on, in order."""
+        return tuple(mark.number for mark in self.marks if mark.event == "resumed")
+
+    @property
     def facts(self) -> Facts | None:
         """What is known about the model, or None."""
-        with self._lock:
-            return self._facts
+        return self._facts
 
     @property
     def nbytes(self) -> int:
@@ -319,7 +349,8 @@ class Recording(Saved):
         recordings share: up to 600 unpacked summaries of about 5 kB.
         """
         with self._lock:
-            return self._bytes + self._curves.nbytes + self._table_bytes
+            tables = sum(c.nbytes for table in self._tables.values() for c in table.values())
+            return self._bytes + self._curves.nbytes + tables
 
     @property
     def thinned(self) -> int:
@@ -329,14 +360,14 @@ class Recording(Saved):
 
     @property
     def thinned_points(self) -> int:
-        """How many points of metrics were dropped to stay within the bounds."""
+        """How many points of metrics were dropped."""
         return self._curves.thinned
 
     @property
     def passes(self) -> tuple[Pass, ...]:
         """The passes kept, oldest first, as a snapshot that later appends do not change."""
         with self._lock:
-            return tuple(self._passes)
+            return (*self._passes, *self._incomplete)
 
     @property
     def steps(self) -> list[int]:
@@ -356,7 +387,7 @@ class Recording(Saved):
 
     def __len__(self) -> int:
         """The number of passes kept."""
-        return len(self._passes)
+        return len(self.passes)
 
     def __repr__(self) -> str:
         passes = self.passes
@@ -422,18 +453,16 @@ class Recording(Saved):
         """
         if columns < 2:
             raise ValueError(f"history needs at least 2 columns, got columns={columns}.")
-        steps, blobs = self._series(site, quantity)
-        every = blobs
+        steps, every = self._series(site, quantity)
+        picked = range(len(steps))
         if len(steps) > columns:
             picked = [round(i * (len(steps) - 1) / (columns - 1)) for i in range(columns)]
-            steps, blobs = [steps[i] for i in picked], [blobs[i] for i in picked]
-        return history_of(steps, blobs, every)
+        return history_of([steps[i] for i in picked], [every[i] for i in picked], every)
 
     def _series(self, site: str, quantity: str) -> tuple[list[int], list[bytes]]:
         self._check(site, quantity)
-        found = [(p.step, p.piece(site, quantity)) for p in self.passes]
-        kept = [(step, blob) for step, blob in found if blob is not None]
-        return [step for step, _ in kept], [blob for _, blob in kept]
+        found = [(p.step, blob) for p in self.passes if (blob := p.piece(site, quantity))]
+        return [step for step, _ in found], [blob for _, blob in found]
 
     def _check(self, site: str, quantity: str) -> None:
         check_quantity(quantity, site)

@@ -13,21 +13,29 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.files import whole_path, write, write_whole
+from nnx_inspector.files import Heartbeat, touch, whole_path, write, write_whole
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import Facts, Figures
 from nnx_inspector.recordings.format import MAGIC, Columns, Writer
-from nnx_inspector.recordings.passes import NONFINITE, QUANTITIES, Pass
+from nnx_inspector.recordings.passes import (
+    EVENTS,
+    NONFINITE,
+    QUANTITIES,
+    Mark,
+    Pass,
+    end_of,
+    mark_now,
+)
 from nnx_inspector.stats.encoding import Packed
 
 HEAD, NAMES, PASS, HELD, POINTS = b"head", b"name", b"pass", b"held", b"metr"
-FACTS, FIGURES, TABLE = b"fact", b"figs", b"tabl"
+FACTS, FIGURES, TABLE, MARK = b"fact", b"figs", b"tabl", b"mark"
 PERTURBED, NEWS = 1, 2
 """Bits of a pass's flags."""
 MOST_NAME: Final = 2**16
@@ -51,6 +59,7 @@ class State:
         held: ticket -> a pass that may still be incomplete; see `Recording.hold`.
         curves: metric -> float64[n, 2], step and value.
         tables: title -> the columns of a table; see `Recording.keep_table`.
+        marks: the events of the run, oldest first.
     """
 
     max_steps: int
@@ -65,6 +74,7 @@ class State:
     dropped: Mapping[str, Tally] = dataclasses.field(default_factory=lambda: {})
     facts: Facts | None = None
     tables: Mapping[str, Columns] = dataclasses.field(default_factory=lambda: {})
+    marks: tuple[Mark, ...] = ()
 
 
 class Sections:
@@ -95,6 +105,8 @@ class Sections:
                 "tallies": np.array([*state.dropped.values()], np.int64).reshape(-1, 4),
             },
         )
+        for mark in state.marks:
+            yield self.of_mark(mark)
         if state.facts is not None:
             yield self.of_facts(state.facts)
         for title, table in state.tables.items():
@@ -134,6 +146,16 @@ class Sections:
             **_pieces("summary", item.packed),
         }
         return names + self.section(kind, columns)
+
+    def of_mark(self, mark: Mark) -> bytes:
+        """An event of the run."""
+        numbers = [EVENTS.index(mark.event), mark.number]
+        columns: Columns = {
+            "mark": np.array(numbers, np.int64),
+            "time": np.array([mark.time], np.float64),
+            "text": np.frombuffer(mark.text.encode("utf-8", "surrogatepass"), np.uint8),
+        }
+        return self.section(MARK, columns, optional=True)
 
     def of_facts(self, facts: Facts) -> bytes:
         """All facts known about the model; they replace those of earlier sections."""
@@ -223,7 +245,9 @@ def save(path: str | bytes | os.PathLike[str], state: State) -> None:
         OSError: the file cannot be written; an existing file is left as it was.
         InspectorError: a name is too long, or a pass too large.
     """
-    file, _ = write_whole(path, Sections().of_state(dataclasses.replace(state, held={})))
+    marks = (*state.marks, mark_now("saved", state.appended))
+    alone = dataclasses.replace(state, held={}, marks=marks)
+    file, _ = write_whole(path, Sections().of_state(alone))
     os.close(file)
 
 
@@ -263,16 +287,25 @@ class Journal:
         self._file: int | None = None
         self._size = 0
         self._due = 0  # how many changes of the state may be missing in the file
-        self._open()
+        self._identity = (0, 0)
+        self.anew()
+        self._heartbeat = Heartbeat(self.beat)
 
-    def _open(self) -> None:
+    def anew(self) -> None:
+        """Write the whole file; one that cannot be written leaves the existing one as it was."""
         sections, before = Sections(), self._file
         self._due += 2  # until all is noted of the new file, which takes the place of the old one
         file, size = write_whole(self.path, sections.of_state(self._state()))
         self._file, self._size, self._sections, self._due = file, size, sections, 0
+        status = os.fstat(file)
+        self._identity = status.st_dev, status.st_ino
         self._passes, self._told = sections.passes, False
         if before is not None:
             os.close(before)
+
+    def beat(self) -> None:
+        """Set the file's time; called without the owner's lock."""
+        touch(self.path, self._identity)
 
     def expect(self) -> None:
         """Say that the state is about to change, and `write` will be called with the change."""
@@ -289,13 +322,13 @@ class Journal:
             if self._file is None:
                 self.errors += 1
                 if self.errors & (self.errors - 1) == 0:  # 2, 4, 8 ...
-                    self._open()
+                    self.anew()
             elif self._due > 1:
-                self._open()
+                self.anew()
             elif os.fstat(self._file).st_nlink == 0:
                 self._give_up()
             elif self._size > 2 * kept + _SPARE:
-                self._open()
+                self.anew()
             else:
                 self._size += write(self._file, make(self._sections))
                 self._passes, self._due = self._sections.passes, 0
@@ -332,17 +365,15 @@ class Journal:
         if text:
             self._failed(text)
 
-    def anew(self) -> None:
-        """Rewrite the file.
-
-        Raises:
-            OSError: the file cannot be written; the existing one is left as it was.
-            InspectorError: a name is too long, or a pass too large.
-        """
-        self._open()
+    def end(self, mark: Mark) -> None:
+        """Append a last mark that the owner does not keep, if the file is in order."""
+        with contextlib.suppress(OSError):
+            if self._file is not None and not self._due and os.fstat(self._file).st_nlink:
+                write(self._file, self._sections.of_mark(mark))
 
     def close(self, *, retry: bool = True) -> None:
         """Stop appending; if the last write failed or never came, rewrite the file once more."""
+        self._heartbeat.stop()
         # with more due, a new file of ours may have taken its place
         file = self._file if retry and self._due < 2 else None
         if file is not None and os.fstat(file).st_nlink == 0:
@@ -359,7 +390,7 @@ class Journal:
         """Write what an interrupt or a failure has left out, by rewriting the file."""
         if self._due and self._process == os.getpid():
             with contextlib.suppress(OSError, InspectorError):
-                self._open()
+                self.anew()
 
 
 class Saved:
@@ -369,15 +400,15 @@ class Saved:
         self._lock = threading.RLock()
         self._journal: Journal | None = None
         self._held: dict[int, Pass] = {}
+        self._marks: list[Mark] = []
 
-    def state(self) -> State:
-        """Everything to save."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # what a recording has
 
-    @property
-    def nbytes(self) -> int:
-        """The memory that it takes, in bytes."""
-        raise NotImplementedError
+        def state(self) -> State: ...
+        @property
+        def nbytes(self) -> int: ...
+        @property
+        def _appended(self) -> int: ...
 
     def save(self, path: str | bytes | os.PathLike[str]) -> None:
         """Save the recording to a file, which `nni.load` reads.
@@ -405,19 +436,39 @@ class Saved:
             failed: called once, with a message, if appending fails.
         """
         with self._lock:
-            before, self._journal = self._journal, Journal(path, self.state, failed)
+            going_on = bool(self._marks) and self._marks[-1].event == "resumed"
+            begun = [] if going_on else [mark_now("begun", self._appended)]
+            before, marks = self._journal, self._marks
+            self._marks = [*marks, *begun]
+            try:
+                self._journal = Journal(path, self.state, failed)
+            except BaseException:
+                self._marks = marks
+                raise
             if before is not None:
-                before.close(retry=False)  # the new file may be in the same place
+                if before.path != self._journal.path:  # else the new file is in its place
+                    before.end(mark_now("saved", self._appended))
+                before.close(retry=False)
 
-    def detach(self) -> None:
-        """Stop appending to the file."""
+    def detach(self, error: BaseException | None = None) -> None:
+        """Stop appending to the file, which then says that the run ended, or what error left it."""
         with self._lock:
-            before, self._journal = self._journal, None
+            before = self._journal
             if before is not None:
+                if self._marks[-1].open:  # an interrupt may have left the rest to a second call
+                    self.note(end_of(error, self._appended))
+                self._journal = None
                 before.close()
             self._held = {}
         if before is not None:
             before.tell()
+
+    def note(self, mark: Mark) -> None:
+        """Add an event of the run."""
+        with self._lock:
+            self._expect()
+            self._marks = [*self._marks, mark]
+            self._saved(lambda sections: sections.of_mark(mark))
 
     def catch_up(self) -> None:
         """Write to the attached file what an interrupt has left out."""

@@ -215,8 +215,15 @@ def _heads(ends: _Ints) -> _Ints:
     return np.concatenate([_ZERO, ends[:-1]])[: len(ends), None] + np.arange(HEAD_BYTES)
 
 
-def decoded(packed: Packed) -> Sparse:
-    """Decode what `encoded` has made."""
+def decoded(packed: Packed, *, strict: bool = False) -> Sparse:
+    """Decode what `encoded` has made.
+
+    Args:
+        strict: whether to make sure that `encoded` would write the same bytes.
+
+    Raises:
+        ValueError: it would not.
+    """
     data, ends = np.frombuffer(packed.data, np.uint8), np.frombuffer(packed.ends, "<u4").astype(int)
     heads_at, behind = _heads(ends), np.ones(len(data), bool)
     behind[heads_at] = False
@@ -236,11 +243,24 @@ def decoded(packed: Packed) -> Sparse:
     counted = steps.nonzero()[0]
     steps[apart] = numbers[apart]
     reached = np.concatenate([_ZERO, np.cumsum(steps)])
-    of_row = np.searchsorted(stop, ends - HEAD_BYTES * np.arange(1, len(ends) + 1), "right")
+    ends = ends - HEAD_BYTES * np.arange(1, len(ends) + 1)
+    of_row = np.searchsorted(stop, ends, "right")
     first = np.concatenate([_ZERO, of_row[:-1]])[: len(ends)]
     rows = np.repeat(np.arange(len(ends)), of_row - first)[counted]
     bins = reached[1:][counted] - 1 - reached[first][rows]
     kinds, bits = head["kind"] % _FIRST, np.array(head["points"])
+    if strict:
+        some = np.bincount(rows[FINITE_BINS[bins]], minlength=len(ends)) > 0
+        number_ends, left_out = np.concatenate([_ZERO, stop]), skips | apart
+        longest, last = more == 10, body[stop - 1]
+        alike = (head["kind"] == _FIRST + kinds + _NOTHING * ~some).all()
+        alike &= (number_ends[of_row] == ends).all()  # no number crosses the end of a summary
+        alike &= not ((more > 1) & (last == 0) | (more > 10) | longest & (last > 1)).any()
+        alike &= not (numbers[apart] >= BINS).any()
+        alike &= not (skips[1:] & left_out[:-1]).any()  # bins are left out once at a time
+        alike &= not left_out[of_row[of_row > first] - 1].any()  # and never the last ones
+        if not alike:
+            raise ValueError("the bins of a summary are not written as this package writes them")
     low, high = _ends(kinds, bits, head["kind"] < _FIRST + _NOTHING, rows, bins)
     return Sparse(kinds, bits, np.array(head["sums"]), rows, bins, numbers[counted], low, high)
 
@@ -275,12 +295,9 @@ def checked(packed: Packed) -> Iterator[Sparse]:
         if ((sizes < HEAD_BYTES) | (sizes > _LONGEST)).any():
             raise ValueError("a summary is too short or too long")
         try:
-            found = decoded(some)
-            again = encoded(found)
+            found = decoded(some, strict=True)
         except IndexError as error:
             raise ValueError("a summary has a bin or a dtype that does not exist") from error
-        if again != some:
-            raise ValueError("the bins of a summary are not written as this package writes them")
         total = np.bincount(found.rows, found.counts, len(sizes))
         if (total[~found.saturated] >= 2.0**63).any():
             raise ValueError("a summary counts more than 2**63 values")

@@ -159,7 +159,7 @@ def test_the_page_names_every_kind_of_section() -> None:
     text = PAGE.read_text()
     headings = " ".join(line for line in text.splitlines() if line.startswith("## "))
     whole = (saving.HEAD, saving.NAMES, saving.PASS, saving.HELD, saving.POINTS)
-    for kind in (*whole, saving.FACTS, saving.FIGURES, saving.TABLE):
+    for kind in (*whole, saving.MARK, saving.FACTS, saving.FIGURES, saving.TABLE):
         assert f"`{kind.decode()}`" in headings
 
 
@@ -176,3 +176,15 @@ def test_a_table_is_as_the_page_says(tmp_path: pathlib.Path) -> None:
     texts = json.loads(found["which:texts"].tobytes())
     assert [texts[i] for i in found["which"]] == which.tolist()
     np.testing.assert_array_equal(found["value"], table["value"])
+
+
+def test_marks_are_as_the_page_says(tmp_path: pathlib.Path) -> None:
+    recording = Recording()
+    recording.append(0, {})
+    recording.attach(tmp_path / "run.nni", print)
+    recording.append(1, {})
+    recording.detach(ZeroDivisionError())
+    marks = [c for k, c in sections((tmp_path / "run.nni").read_bytes()) if k == "mark"]
+    assert [one["mark"].tolist() for one in marks] == [[0, 1], [4, 2]]
+    assert marks[0]["time"][0] <= marks[1]["time"][0]
+    assert [one["text"].tobytes() for one in marks] == [b"", b"ZeroDivisionError"]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 
 import jax
@@ -127,3 +128,31 @@ def test_bytes_that_are_no_summary_are_refused(name: str) -> None:
     for pieces in ([LIES[name]], [BLOB, LIES[name], BLOB]):
         with pytest.raises(ValueError, match=r"summary"):
             list(checked(Packed.of(pieces)))
+
+
+def test_bytes_are_accepted_if_they_would_be_written_again() -> None:
+    source, blobs = random.Random(0), [encoded(sparse([one])).data for one in pool()]
+    accepted = 0
+    for _ in range(4000):
+        body = bytearray(source.choice(blobs))
+        for _ in range(source.randrange(3)):
+            at = source.choice(
+                [0, len(body) - 1, source.randrange(min(49, len(body) - 1), len(body))]
+            )
+            byte = source.choice([0, 1, 127, 128, 255, source.randrange(256)])
+            if source.random() < 0.5 or at == 0:
+                body[at] = byte
+            else:
+                body.insert(at, byte)
+        packed = Packed.of([source.choice(blobs), bytes(body), source.choice(blobs)])
+        try:
+            again = encoded(decoded(packed)) == packed
+        except IndexError:
+            again = False
+        try:
+            strict = len(decoded(packed, strict=True).kinds) == 3
+        except (IndexError, ValueError):
+            strict = False
+        assert strict == again, bytes(body[:1] + body[49:])
+        accepted += strict
+    assert 1000 < accepted < 3000
