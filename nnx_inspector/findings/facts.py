@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.sites import (
     CALL,
@@ -82,28 +83,35 @@ def _flows(stage: Staged, model: nnx.Module) -> tuple[Flow, ...]:
         return ()
 
 
-def read_watched(
+def reader_of(
     model: nnx.Module, call: WatchedCall, selection: Selection
-) -> tuple[Facts, dict[str, int]]:
-    """The facts about a model and about a watched program's call of it, and its stacked sites with
-    the numbers of their layers.
+) -> Callable[[], tuple[Facts, dict[str, int]]]:
+    """What reads, at any time, the facts about a model as it is now and about a watched program's
+    call of it, and its stacked sites with the numbers of their layers.
 
-    The model is traced as shapes, because a step may have donated its arrays meanwhile.
-
-    Raises:
-        Whatever the traced call raises.
+    The model is traced as shapes, because a step may have donated its arrays meanwhile. The reader
+    raises whatever the traced call raises.
     """
     graphdef, state = nnx.split(model, graph=True)
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, jax.Array) else x, state
     )
-    copy: Any = nnx.merge(graphdef, shapes)
-    modules = {site.key: site.module for site in module_sites(copy)}
-    module = modules[call.path]
-    bound = module if call.method == CALL else getattr(module, call.method)
-    function, how = as_function(bound, "watch"), {"selection": selection, "roots": {(): copy}}
-    with unwatched(), staged_for_trace(function, call.args, call.kwargs, **how) as stage:
-        return facts_of_stage(stage), stacks_of(trace_of(stage))
+    configuration = Configuration.here()
+
+    def read() -> tuple[Facts, dict[str, int]]:
+        copy: Any = nnx.merge(graphdef, shapes)
+        modules = {site.key: site.module for site in module_sites(copy)}
+        module = modules[call.path]
+        bound = module if call.method == CALL else getattr(module, call.method)
+        function, how = as_function(bound, "watch"), {"selection": selection, "roots": {(): copy}}
+        with (
+            configuration.held(),
+            unwatched(),
+            staged_for_trace(function, call.args, call.kwargs, **how) as stage,
+        ):
+            return facts_of_stage(stage), stacks_of(trace_of(stage))
+
+    return read
 
 
 # ------------------------------------------------------------------- the modules

@@ -25,6 +25,7 @@ from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector._compat.flax_graphs import links_within
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, raised, warn
+from nnx_inspector.findings.facts import facts_of_modules
 from nnx_inspector.hooks.sites import Selection, module_sites, nothing_selected
 from nnx_inspector.inspector.handles import Handles
 from nnx_inspector.inspector.metrics import Meter, Metrics
@@ -227,8 +228,10 @@ class Core:
 
     def learn(self) -> None:
         """Give the recording the facts of the model and the last requested pass, once."""
-        if self.recording.facts is None:
-            self.recording.learn(self.programs.facts(self.call()))
+        if self.recording.facts_so_far is None:
+            call = self.call()
+            self.recording.learn(facts_of_modules(call.in_modes.model))
+            self.recording.learn(self.programs.facts_reader(call))
 
     def trace_example(self) -> Trace:
         """The trace of the example, with the present model and modes."""

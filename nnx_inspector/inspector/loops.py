@@ -438,7 +438,7 @@ class Loops:
             self._reports.end(session, session.take_passes(), session.inbox.count, self._taken)
             core.metrics.settle(wait_until=math.inf)
         if core.step >= self._start and session.inbox.count:
-            core.recording.learn(ended(core.watched, core.recording.facts, core.step))
+            core.recording.learn(ended(core.watched, core.recording.facts_so_far, core.step))
         self._rerun.follow()
         core.view.present(force=True)
 

@@ -6,16 +6,17 @@ is left.
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import jax
 from flax import nnx
 
 from nnx_inspector.errors import warn, warn_beside
-from nnx_inspector.findings.facts import facts_of_modules, read_watched
+from nnx_inspector.findings.facts import facts_of_modules, reader_of
 from nnx_inspector.hooks.sites import Only, require_module
 from nnx_inspector.live.attendance import Attendance
 from nnx_inspector.live.beginning import ended
@@ -104,7 +105,8 @@ def _watched(
                 yield recording
             count = session.inbox.count
             attendance.note(count)
-            recording.learn(ended(model, recording.facts, count - 1) if count else Facts())
+            if count:
+                recording.learn(ended(model, recording.facts_so_far, count - 1))
             uncalled = attendance.uncalled(over=True)
             if uncalled is not None:
                 recording.miss(uncalled)
@@ -133,6 +135,15 @@ _learnt: weakref.WeakKeyDictionary[WatchedCall, _Learnt] = weakref.WeakKeyDictio
 """What was learnt from a call, kept as long as a program that was traced for it."""
 
 
+def _learn(call: WatchedCall, read: Callable[[], _Learnt]) -> _Learnt:
+    if call not in _learnt:
+        try:
+            _learnt[call] = read()
+        except Exception:  # noqa: BLE001 - the user's call itself worked: do without them
+            return Facts(), {}
+    return _learnt[call]
+
+
 class _Recorder:
     """The owner of a region that is recorded without a screen."""
 
@@ -153,10 +164,11 @@ class _Recorder:
         pass
 
     def pass_ends(self, session: Session, step: int, one: Taken, *, newest: bool) -> None:
+        in_rows = any(found.rows for every in one.sent.arrived.values() for found in every)
         for call in one.sent.calls:
             if call is not None and not any(call is known for known in self._known):
                 self._known.append(call)
-                self._learn(session, call)
+                self._learn(session, call, in_rows=in_rows)
         self._tell_apart(session, one.sent)
         found = session.measured_in([one])
         if found:
@@ -169,16 +181,18 @@ class _Recorder:
                 held=one.number,
             )
 
-    def _learn(self, session: Session, call: WatchedCall) -> None:
-        """Trace a pass as it was called, for its stacks and for the facts that the rules need."""
-        if call not in _learnt:
-            try:
-                _learnt[call] = read_watched(session.model, call, session.selection)
-            except Exception:  # noqa: BLE001 - the user's call itself worked: do without them
-                return
-        facts, stacks = _learnt[call]
-        self._recording.learn(facts)
-        self._stack(session, stacks)
+    def _learn(self, session: Session, call: WatchedCall, *, in_rows: bool) -> None:
+        """Trace a pass as it was called: now for its stacks, of which some summaries are rows; or
+        when somebody asks for the facts that the rules need.
+        """
+        try:
+            reader = reader_of(session.model, call, session.selection)
+        except Exception:  # noqa: BLE001 - the user's call itself worked: do without them
+            return
+        read = functools.partial(_learn, call, reader)
+        if in_rows:
+            self._stack(session, read()[1])
+        self._recording.learn(lambda: read()[0])
 
     def _tell_apart(self, session: Session, sent: Sent) -> None:
         """Give rows to the members of an ensemble, whose calls the model's trace does not show."""

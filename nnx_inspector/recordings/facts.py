@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -249,6 +250,32 @@ class Facts:
             uncalled=reader.uncalled(),
             flows=reader.flows(),
         )
+
+
+Learnt = Facts | Callable[[], Facts]
+"""Facts, or what reads them."""
+
+
+def joined(known: Facts | None, learnt: Iterable[Learnt]) -> Facts | None:
+    """What is known and has been learnt, without what is yet to be read."""
+    found = [one for one in (known, *learnt) if isinstance(one, Facts)]
+    return functools.reduce(Facts.joined, found) if found else None
+
+
+def read(learnt: list[Learnt], lock: Any) -> Iterator[Facts]:
+    """Take the facts out of a list, in order, and read those that are functions. The lock is held
+    for each that is given, but not while it is read, which may take long. If a function raises, its
+    facts are left out.
+    """
+    while first := learnt[:1]:
+        found = Facts()
+        try:
+            found = one() if callable(one := first[0]) else one
+        finally:
+            with lock:
+                if learnt[:1] == first:  # else another thread has read it meanwhile
+                    del learnt[0]
+                    yield found
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

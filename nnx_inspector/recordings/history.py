@@ -8,7 +8,7 @@ only for a frame.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ HISTORY_BINS: Final = 48
 
 _COUNTED: Final = ("size", "zeros", "nan", "posinf", "neginf", "seen")
 _Floats = npt.NDArray[np.float64]
+T = TypeVar("T")
 _BATCH: Final = 256  # summaries unpacked at a time: some megabytes
 
 
@@ -57,6 +58,13 @@ class HistoryArrays(NamedTuple):
     quantiles: _Floats
     edges: _Floats
     fractions: _Floats
+
+
+def evenly(of: Sequence[T], most: int) -> Sequence[T]:
+    """At most so many of a sequence, evenly spaced, with the first and the last."""
+    if len(of) <= most:
+        return of
+    return [of[round(i * (len(of) - 1) / (most - 1))] for i in range(most)]
 
 
 def history_of(

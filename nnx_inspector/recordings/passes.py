@@ -8,6 +8,7 @@ are those of the writer's clock, for people; nothing is worked out from them. Im
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import operator
 import time
@@ -103,6 +104,13 @@ Quantity = Literal["output", "gradient", "input"]
 """What was measured at a site: its output, the gradient of its output, or its input."""
 
 QUANTITIES: Final[tuple[str, ...]] = get_args(Quantity)
+
+
+def check_site(site: str, sites: Sequence[str]) -> None:
+    if site not in sites:
+        close = difflib.get_close_matches(site, sites, n=3, cutoff=0.4) or sites[:3]
+        near = ", ".join(map(repr, close)) or "none yet: append a pass first"
+        raise KeyError(f"{site!r} is not in this recording. The closest sites are {near}.")
 
 
 def check_quantity(quantity: str, site: str) -> None:

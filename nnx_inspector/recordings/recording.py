@@ -9,7 +9,6 @@ imports no jax.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.recordings.curves import Curves, Tally, scalar, surplus
-from nnx_inspector.recordings.facts import Facts, Figures, Uncalled
+from nnx_inspector.recordings.facts import Facts, Figures, Learnt, Uncalled, joined, read
 from nnx_inspector.recordings.format import Columns
 from nnx_inspector.recordings.history import (
     HistoryArrays,
+    evenly,
     history_of,
     metrics_frame,
     passes_frame,
@@ -32,6 +32,7 @@ from nnx_inspector.recordings.passes import (
     Pass,
     Quantity,
     check_quantity,
+    check_site,
     measured,
     step_number,
 )
@@ -81,8 +82,7 @@ class Recording(Saved):
                 f"A recording needs at least 2 passes and 4096 bytes, got max_steps={max_steps} "
                 f"and max_bytes={max_bytes}. The defaults are 2000 passes and 256 MiB."
             )
-        self.max_steps = max_steps
-        self.max_bytes = max_bytes
+        self.max_steps, self.max_bytes = max_steps, max_bytes
         super().__init__()
         self._passes: list[Pass] = []
         self._incomplete: tuple[Pass, ...] = ()
@@ -93,6 +93,7 @@ class Recording(Saved):
         self._firsts: set[tuple[bool, str, str]] = set()
         self._curves = Curves(_POINTS_PER_PASS * max_steps, max_bytes // 4)
         self._facts: Facts | None = None
+        self._learnt: list[Learnt] = []
         self._tables: dict[str, Columns] = {}
         self.cut_short, self.name = False, ""
 
@@ -131,7 +132,7 @@ class Recording(Saved):
         with self._lock:
             if values:
                 self._add(at, values)
-            if held is not None and self._ends_with(at, kind):
+            if held is not None and [(p.step, p.kind) for p in self._passes[-1:]] == [(at, kind)]:
                 return  # an interrupt came between adding it and noting that it was added
             self._expect()
             marks: Any = {"step": at, "kind": kind, "setting": setting, "perturbed": perturbed}
@@ -169,10 +170,6 @@ class Recording(Saved):
             self._held[ticket] = item
             self._saved(lambda to: to.of_pass(item, kind=HELD, ticket=ticket))
         self._tell()
-
-    def _ends_with(self, step: int, kind: str) -> bool:
-        newest = self._passes[-1] if self._passes else None
-        return newest is not None and (newest.step, newest.kind) == (step, kind)
 
     def made(self, what: Measured, **marks: Any) -> Pass:
         """The pass that would come next, with these summaries; `marks` are the rest of `Pass`.
@@ -236,6 +233,7 @@ class Recording(Saved):
 
     def state(self) -> State:
         """Everything to save."""
+        facts = self.facts
         with self._lock:
             return State(
                 max_steps=self.max_steps,
@@ -248,7 +246,7 @@ class Recording(Saved):
                 held=dict(self._held),
                 curves=self._curves.arrays(),
                 dropped=self._curves.dropped(),
-                facts=self._facts,
+                facts=facts,
                 tables=dict(self._tables),
                 marks=tuple(self._marks),
             )
@@ -292,10 +290,13 @@ class Recording(Saved):
             kept = {"_lock": self._lock, "_journal": self._journal, "name": self.name}
             vars(self).update({**vars(other), **kept})
 
-    def learn(self, facts: Facts) -> None:
-        """Add facts about the model to those already known."""
-        with self._lock:
-            self.know(facts if self._facts is None else self._facts.joined(facts))
+    def learn(self, facts: Learnt) -> None:
+        """Add facts about the model to those already known. If they are a function, it is called
+        when somebody asks, or now if a file is attached: to read a program takes long.
+        """
+        if self._learnt[-1:] != [facts]:
+            self._learnt.append(facts)
+        _ = self.attached and self.facts
         self._tell()
 
     def miss(self, uncalled: Uncalled | None) -> None:
@@ -341,7 +342,14 @@ class Recording(Saved):
     @property
     def facts(self) -> Facts | None:
         """What is known about the model, or None."""
+        for found in read(self._learnt, self._lock):
+            self.know(found if self._facts is None else self._facts.joined(found))
         return self._facts
+
+    @property
+    def facts_so_far(self) -> Facts | None:
+        """The same without what is yet to be read; see `learn`."""
+        return joined(self._facts, [*self._learnt])
 
     @property
     def nbytes(self) -> int:
@@ -454,10 +462,7 @@ class Recording(Saved):
         if columns < 2:
             raise ValueError(f"history needs at least 2 columns, got columns={columns}.")
         steps, every = self._series(site, quantity)
-        picked = range(len(steps))
-        if len(steps) > columns:
-            picked = [round(i * (len(steps) - 1) / (columns - 1)) for i in range(columns)]
-        return history_of([steps[i] for i in picked], [every[i] for i in picked], every)
+        return history_of(evenly(steps, columns), evenly(every, columns), every)
 
     def _series(self, site: str, quantity: str) -> tuple[list[int], list[bytes]]:
         self._check(site, quantity)
@@ -466,11 +471,7 @@ class Recording(Saved):
 
     def _check(self, site: str, quantity: str) -> None:
         check_quantity(quantity, site)
-        sites = self.sites
-        if site not in sites:
-            close = difflib.get_close_matches(site, sites, n=3, cutoff=0.4) or sites[:3]
-            near = ", ".join(map(repr, close)) or "none yet: append a pass first"
-            raise KeyError(f"{site!r} is not in this recording. The closest sites are {near}.")
+        check_site(site, self.sites)
 
     def curves(self) -> dict[str, npt.NDArray[np.float64]]:
         """The metrics by name, each float64[n, 2]: step and value, in the order of arrival."""

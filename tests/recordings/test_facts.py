@@ -256,3 +256,54 @@ def test_figures_that_cannot_be_are_refused(tmp_path, name, value, flaw):
 )
 def test_names_come_once_and_flags_are_flags(changed, flaw):
     assert flaw_in(figures(**changed)) == flaw
+
+
+def site(name, order):
+    return Facts(sites=(SiteFacts(site=name, order=order),))
+
+
+def test_facts_are_read_when_they_are_asked_for_and_once():
+    recording, asked = Recording(), []
+
+    def read():
+        asked.append(1)
+        return site("a", 1)
+
+    recording.learn(read)
+    recording.append(0, {"a": {"output": empty()}})
+    assert recording.facts_so_far is None
+    assert asked == []
+    assert recording.facts == recording.facts == site("a", 1)
+    assert asked == [1]
+
+
+def test_facts_that_were_learnt_later_win_over_those_that_are_read_later():
+    recording, at_once = Recording(), Recording()
+    of = [site("b", 0), site("a", 1), site("a", 2), site("b", 3), site("a", 4)]
+    for number, one in enumerate(of):
+        recording.learn(one if number != 1 else lambda: of[1])
+        at_once.learn(one)
+    assert recording.facts_so_far.sites == (of[3].sites[0], of[4].sites[0])
+    assert recording.facts == at_once.facts
+
+
+@pytest.mark.parametrize("attached_first", [True, False])
+def test_a_file_has_the_facts_that_nobody_asked_for(tmp_path, attached_first):
+    recording, path = Recording(), tmp_path / "run.nni"
+    if attached_first:
+        recording.attach(path, pytest.fail)
+    recording.learn(lambda: site("a", 1))
+    if not attached_first:
+        recording.save(path)
+    assert load(path).facts == site("a", 1)
+
+
+def test_facts_that_cannot_be_read_are_left_out_after_one_error(tmp_path):
+    recording = Recording()
+    recording.learn(site("a", 1))
+    recording.learn(lambda: 1 // 0)
+    recording.learn(site("b", 2))
+    with pytest.raises(ZeroDivisionError):
+        _ = recording.facts
+    assert recording.facts == site("a", 1).joined(site("b", 2))
+    recording.save(tmp_path / "run.nni")

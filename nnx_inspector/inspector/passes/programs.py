@@ -293,14 +293,26 @@ class OwnedPasses:
 
     def facts(self, call: Call) -> Facts:
         """The facts of the model and of a pass over it, read once for each structure."""
-        with self._made.lock:
-            self.tracing(call)
-            of = self._of(call)
-            if of.facts is None:
-                of_stage = functools.partial(facts_of_stage, is_loss=call.loss_fn is not None)
-                # no need to run an eager call: there is no program to read from
-                of.facts = facts_of_modules(call.model) if of.eager else self.read(call, of_stage)
-            return of.facts
+        return self.facts_reader(call)()
+
+    def facts_reader(self, call: Call) -> Callable[[], Facts]:
+        """What returns, at any time, the facts of the model as it is now, and of a pass over it."""
+        known, parts, configuration = self.tracing(call), call.parts, call.configuration
+        of, form = self._of(call), parts.form
+        of_stage = functools.partial(facts_of_stage, is_loss=form.loss_fn is not None)
+        if known is None and of.facts is None:
+            # no need to run an eager call: there is no program to read from
+            of.facts = facts_of_modules(call.model) if of.eager else self.read(call, of_stage)
+        shapes = _avals((parts.leaves, parts.arrays))
+
+        def read() -> Facts:
+            with self._made.lock, under(configuration):
+                if of.facts is None:
+                    with self._staged(form.call(*shapes), known) as stage:
+                        of.facts = of_stage(stage)
+                return of.facts
+
+        return read
 
     def compare(self, call: Call, setting: Setting) -> Differences:
         """The change of each site's output under a setting, from two passes in one program."""

@@ -165,6 +165,21 @@ def test_a_loop_that_came_first_leaves_the_facts_that_findings_need():
     insp.close()
 
 
+def test_what_findings_need_is_read_of_the_model_as_the_loop_began_with_it():
+    model, same = TwoLayers(nnx.Rngs(0)), TwoLayers(nnx.Rngs(0))
+    late, soon = (nni.Inspector(m, X, display=False) for m in (model, same))
+    for insp in (late, soon):
+        for x in insp.watch([X], every=1):
+            loss_fn(insp.model, x)
+        if insp is late:
+            assert all(one.order < 0 for one in insp.recording.facts_so_far.sites)
+            model.dropped = nnx.Dropout(0.5, deterministic=True, rngs=nnx.Rngs(1))
+    assert late.recording.facts == soon.recording.facts
+    assert all(one.order >= 0 for one in late.recording.facts.sites)
+    late.close()
+    soon.close()
+
+
 def nni_facts(insp):
     return insp._core.programs.facts(insp._core.call())
 
