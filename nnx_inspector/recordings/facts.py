@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.recordings.format import column, text_columns, texts_in
 from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES
 
 Array = npt.NDArray[Any]
@@ -68,7 +69,7 @@ class Flow:
     edges: bytes
 
     @staticmethod
-    def of(sites: Iterable[str], values: Sequence[Any], edges: Sequence[Any]) -> Flow:
+    def of(sites: Iterable[str], values: npt.ArrayLike, edges: npt.ArrayLike) -> Flow:
         """A flow with these rows of values and of edges."""
         packed = (np.array(rows, np.int32).reshape(-1, 3).tobytes() for rows in (values, edges))
         return Flow(tuple(sites), *packed)
@@ -215,17 +216,18 @@ class Facts:
             ("parameter", ParameterFacts, self.parameters),
         ):
             for field in dataclasses.fields(cls):
-                values = [getattr(one, field.name) for one in items]
-                _put(out, f"{prefix}_{field.name}", values, str(field.type))
+                name, values = f"{prefix}_{field.name}", [getattr(one, field.name) for one in items]
+                dtype = _DTYPES.get(str(field.type))
+                out |= {name: np.array(values, dtype)} if dtype else text_columns(name, values)
         absent = [] if self.uncalled is None else [self.uncalled]
-        _put(out, "uncalled_what", [one.what for one in absent], "str")
-        _put(out, "uncalled_advice", [one.advice for one in absent], "str")
+        out |= text_columns("uncalled_what", [one.what for one in absent])
+        out |= text_columns("uncalled_advice", [one.advice for one in absent])
         counts = [[one.step, one.steps, one.calls] for one in absent]
-        out["uncalled"] = np.array(counts, np.int64).reshape(-1, 3)
         parts = [(len(one.sites), len(one.values), len(one.edges)) for one in self.flows]
-        out["flow_parts"] = np.array(parts, np.int64).reshape(-1, 3)
-        _put(out, "flow_sites", [site for one in self.flows for site in one.sites], "str")
-        for name in _OF_FLOW:
+        for name, rows in (("uncalled", counts), ("flow_parts", parts)):
+            out[name] = np.array(rows, np.int64).reshape(-1, 3)
+        out |= text_columns("flow_sites", [site for one in self.flows for site in one.sites])
+        for name in ("values", "edges"):
             packed = b"".join(getattr(one, name) for one in self.flows)
             out[f"flow_{name}"] = _rows(packed).astype(np.int64)
         return out
@@ -238,18 +240,22 @@ class Facts:
             InspectorError: a column is missing, has another dtype or shape, or does not fit the
                 others.
         """
-        reader = _Columns(columns)
-        sites = reader.items("site", SiteFacts)
-        for one in sites:
-            known = one.activation in KINDS and one.made_by in KINDS
-            _require(known, f"site_activation holds {one.activation!r}, {one.made_by!r}")
-        parameters = reader.items("parameter", ParameterFacts)
-        return Facts(
-            sites=tuple(sites),
-            parameters=tuple(parameters),
-            uncalled=reader.uncalled(),
-            flows=reader.flows(),
-        )
+        try:
+            found = Facts(
+                sites=tuple(_items(columns, "site", SiteFacts)),
+                parameters=tuple(_items(columns, "parameter", ParameterFacts)),
+                uncalled=_uncalled(columns),
+                flows=tuple(_flows(columns)),
+            )
+            for one in found.sites:
+                if one.activation not in KINDS or one.made_by not in KINDS:
+                    raise ValueError(f"site_activation holds {one.activation!r}, {one.made_by!r}")
+        except ValueError as error:
+            raise InspectorError(
+                f"These columns are not the facts that rules need: {error}. Record the run again, "
+                f"or leave the columns out; rules that need them are then skipped."
+            ) from error
+        return found
 
 
 Learnt = Facts | Callable[[], Facts]
@@ -345,125 +351,68 @@ def flaw_in(figures: Figures) -> str:
     return "" if figures.varied in (-1, 0, 1) else "a flag is not -1, 0 or 1"
 
 
-def _put(out: dict[str, Array], name: str, values: Sequence[Any], kind: str) -> None:
-    if kind == "str":
-        blobs = [value.encode("utf-8", "surrogatepass") for value in values]
-        out[name] = np.frombuffer(b"".join(blobs), np.uint8)
-        out[f"{name}_ends"] = np.cumsum([len(b) for b in blobs], dtype=np.int64)
-    else:
-        out[name] = np.array(values, np.float64 if kind == "float" else np.int64)
-
-
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise InspectorError(
-            f"These columns are not the facts that rules need: {what}. Record the run again, or "
-            f"leave the columns out; rules that need them are then skipped."
-        )
-
-
+_DTYPES: Final = {"int": np.int64, "float": np.float64}
 _LATER: Final = (
     "site_embeddings", "site_affine", "site_conditional", "parameter_in_loss", "parameter_ended",
     "parameter_nan", "parameter_infinite",
 )  # fmt: skip
 """Columns that older recordings do not have."""
-
-
-_OF_FLOW: Final = ("values", "edges")
 _ROW: Final = 12
 """Bytes of a value or an edge of a `Flow`."""
 
 
-def _is_within(packed: bytes, least: Sequence[int], ends: Sequence[int]) -> bool:
-    rows = _rows(packed)
+def _items(columns: Mapping[str, Any], prefix: str, cls: Any) -> Iterator[Any]:
+    found: dict[str, Sequence[Any]] = {}
+    count: int | None = None
+    for field in dataclasses.fields(cls):
+        name, dtype = f"{prefix}_{field.name}", _DTYPES.get(str(field.type))
+        if name in _LATER and name not in columns:
+            values: Sequence[Any] = [field.default] * (count or 0)
+        elif dtype is None:
+            values = list(texts_in(columns, name))
+        else:
+            values = column(columns, name, dtype).tolist()
+        if count not in (None, len(values)):
+            raise ValueError(f"{name} has {len(values)} rows, not {count}")
+        found[field.name], count = values, len(values)
+    for row in zip(*found.values(), strict=True):
+        yield cls(**dict(zip(found, row, strict=True)))
+
+
+def _uncalled(columns: Mapping[str, Any]) -> Uncalled | None:
+    if "uncalled" not in columns:
+        return None  # an older file
+    rows = column(columns, "uncalled", np.int64, (None, 3)).tolist()
+    what, advice = (list(texts_in(columns, f"uncalled_{name}")) for name in ("what", "advice"))
+    if not len(rows) == len(what) == len(advice) <= 1:
+        raise ValueError("uncalled has more than one row")
+    for (step, steps, calls), text, way_out in zip(rows, what, advice, strict=True):
+        return Uncalled(step=step, steps=steps, calls=calls, what=text, advice=way_out)
+    return None
+
+
+def _flows(columns: Mapping[str, Any]) -> Iterator[Flow]:
+    if "flow_parts" not in columns:
+        return  # an older file
+    parts = column(columns, "flow_parts", np.int64, (None, 3))
+    sites = list(texts_in(columns, "flow_sites"))
+    values, edges = (
+        column(columns, f"flow_{name}", np.int64, (None, 3)) for name in ("values", "edges")
+    )
+    counts, rest = np.divmod(parts, [1, _ROW, _ROW])
+    there = [len(sites), len(values), len(edges)]
+    inside = ((counts >= 0) & (counts <= there)).all() and len(counts) <= MOST_FLOWS
+    if not inside or rest.any() or counts.sum(axis=0).tolist() != there:
+        raise ValueError("flow_parts does not fit")
+    start = np.zeros(3, np.int64)
+    for end in start + np.cumsum(counts, axis=0):
+        (s, v, e), (to_s, to_v, to_e), start = start.tolist(), end.tolist(), end
+        of_sites, of_values, of_edges = sites[s:to_s], values[v:to_v], edges[e:to_e]
+        right = _is_within(of_values, (0, 0, -1), (to_s - s, len(Role), 2**31))
+        if not right or not _is_within(of_edges, (0, 0, 0), (to_v - v, to_v - v, 2 * INNER)):
+            raise ValueError("a number of a flow is out of range")
+        yield Flow.of(of_sites, of_values, of_edges)
+
+
+def _is_within(rows: Array, least: Sequence[int], ends: Sequence[int]) -> bool:
     return bool(((rows >= np.array(least)) & (rows < np.array(ends))).all())
-
-
-class _Columns:
-    """Reads columns, and checks everything about them."""
-
-    def __init__(self, columns: Mapping[str, Any]):
-        self._columns = columns
-
-    def array(self, name: str, dtype: Any, shape: tuple[int | None, ...]) -> Array:
-        found = self._columns.get(name)
-        _require(isinstance(found, np.ndarray), f"{name} is missing or not an array")
-        assert isinstance(found, np.ndarray)
-        _require(found.dtype == np.dtype(dtype), f"{name} is of dtype {found.dtype}")
-        fits = len(found.shape) == len(shape) and all(
-            b is None or a == b for a, b in zip(found.shape, shape, strict=True)
-        )
-        _require(fits, f"{name} has shape {found.shape}")
-        return found
-
-    def numbers(self, name: str, dtype: Any, count: int | None = None) -> Array:
-        return self.array(name, dtype, (count,))
-
-    def texts(self, name: str, count: int | None = None) -> list[str]:
-        blob = self.numbers(name, np.uint8)
-        ends = self.numbers(f"{name}_ends", np.int64, count)
-        starts = np.concatenate([np.zeros(1, np.int64), ends])[: len(ends)]
-        whole = int(ends[-1]) if len(ends) else 0
-        rising = bool((ends >= starts).all()) and whole == len(blob)
-        _require(rising, f"{name}_ends does not fit {name}")
-        data = blob.tobytes()
-        try:
-            return [
-                data[int(a) : int(b)].decode("utf-8", "surrogatepass")
-                for a, b in zip(starts, ends, strict=True)
-            ]
-        except UnicodeDecodeError:
-            _require(False, f"{name} is not UTF-8")
-            raise
-
-    def uncalled(self) -> Uncalled | None:
-        if "uncalled" not in self._columns:
-            return None  # an older file without this column
-        counts = self.array("uncalled", np.int64, (None, 3))
-        what, advice = self.texts("uncalled_what"), self.texts("uncalled_advice")
-        _require(len(counts) == len(what) == len(advice) <= 1, "uncalled has more than one row")
-        if not what:
-            return None
-        step, steps, calls = counts[0].tolist()
-        return Uncalled(step=step, steps=steps, calls=calls, what=what[0], advice=advice[0])
-
-    def flows(self) -> tuple[Flow, ...]:
-        if "flow_parts" not in self._columns:
-            return ()  # an older file without these columns
-        parts = self.array("flow_parts", np.int64, (None, 3)).tolist()
-        values, edges = (self.array(f"flow_{name}", np.int64, (None, 3)) for name in _OF_FLOW)
-        small = all(bool((abs(rows) < 2**31).all()) for rows in (values, edges))
-        _require(small, "a number of a flow is out of range")
-        _require(len(parts) <= MOST_FLOWS, "flow_parts has too many rows")
-        left = [self.texts("flow_sites"), *(x.astype(np.int32).tobytes() for x in (values, edges))]
-        found: list[Flow] = []
-        for part in parts:
-            sites, *packed = (data[:count] for data, count in zip(left, part, strict=True))
-            left = [data[count:] for data, count in zip(left, part, strict=True)]
-            one = Flow(tuple(sites), *packed)
-            fits = [len(one.sites), len(one.values), len(one.edges)] == part
-            _require(fits and not any(size % _ROW for size in part[1:]), "flow_parts does not fit")
-            count = len(one.values) // _ROW
-            right = _is_within(one.values, (0, 0, -1), (len(sites), len(Role), 2**31))
-            right &= _is_within(one.edges, (0, 0, 0), (count, count, 2 * INNER))
-            _require(right, "a number of a flow is out of range")
-            found.append(one)
-        _require(not any(left), "flow_parts is too short")
-        return tuple(found)
-
-    def items(self, prefix: str, cls: Any) -> list[Any]:
-        columns: dict[str, list[Any]] = {}
-        count: int | None = None
-        for field in dataclasses.fields(cls):
-            name, kind = f"{prefix}_{field.name}", str(field.type)
-            if name in _LATER and name not in self._columns:
-                columns[field.name] = [field.default] * (count or 0)
-            elif kind == "str":
-                columns[field.name] = self.texts(name, count)
-            elif kind == "float":
-                columns[field.name] = self.numbers(name, np.float64, count).tolist()
-            else:
-                columns[field.name] = self.numbers(name, np.int64, count).tolist()
-            count = len(columns[field.name])
-        rows = zip(*columns.values(), strict=True)
-        return [cls(**dict(zip(columns, row, strict=True))) for row in rows]

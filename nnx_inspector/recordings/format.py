@@ -14,7 +14,7 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
@@ -186,7 +186,10 @@ def columns_of(body: bytes) -> dict[str, npt.NDArray[Any]]:
 
 
 def column(
-    columns: Columns, name: str, dtype: str, shape: tuple[int | None, ...] = (None,)
+    columns: Mapping[str, Any],
+    name: str,
+    dtype: npt.DTypeLike,
+    shape: tuple[int | None, ...] = (None,),
 ) -> npt.NDArray[Any]:
     """One column, checked for dtype and shape; None in the shape stands for any length.
 
@@ -194,15 +197,53 @@ def column(
         ValueError: the column is missing, or has another dtype or shape.
     """
     found = columns.get(name)
-    if found is None:
+    if not isinstance(found, np.ndarray):
         raise ValueError(f"column {name!r} is missing")
     alike = len(found.shape) == len(shape) and all(
         m is None or n == m for n, m in zip(found.shape, shape, strict=True)
     )
     if found.dtype != np.dtype(dtype) or not alike:
-        wanted = f"{dtype}[{', '.join('n' if m is None else str(m) for m in shape)}]"
+        wanted = f"{np.dtype(dtype)}[{', '.join('n' if m is None else str(m) for m in shape)}]"
         raise ValueError(f"column {name!r} is {found.dtype}{list(found.shape)}, not {wanted}")
     return found
+
+
+def text_columns(name: str, texts: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
+    """Texts as a column of UTF-8 bytes, and another of where each ends.
+
+    A str may hold half a surrogate pair: not valid UTF-8, but this way it is read back.
+    """
+    pieces = [text.encode("utf-8", "surrogatepass") for text in texts]
+    ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+    return {name: np.frombuffer(b"".join(pieces), np.uint8), f"{name}_ends": ends}
+
+
+def texts_in(
+    columns: Mapping[str, Any], name: str, ends: str = "", dtype: npt.DTypeLike = np.int64
+) -> Iterator[str]:
+    """The texts of `text_columns`, one by one.
+
+    Raises:
+        ValueError: the columns do not fit each other, or are not UTF-8.
+    """
+    data, start = column(columns, name, np.uint8).data, 0
+    for end in ends_in(columns, ends or f"{name}_ends", dtype, len(data)).tolist():
+        yield bytes(data[start:end]).decode("utf-8", "surrogatepass")
+        start = end
+
+
+def ends_in(
+    columns: Mapping[str, Any], name: str, dtype: npt.DTypeLike, size: int
+) -> npt.NDArray[np.int64]:
+    """The end of each of the pieces that together fill `size` bytes.
+
+    Raises:
+        ValueError: they do not.
+    """
+    ends = column(columns, name, dtype).astype(np.int64)
+    if (np.diff(ends, prepend=0) < 0).any() or (int(ends[-1]) if len(ends) else 0) != size:
+        raise ValueError(f"column {name!r} does not divide the {size} bytes that it belongs to")
+    return ends
 
 
 def open_recording(path: str | bytes | os.PathLike[str]) -> BinaryIO:

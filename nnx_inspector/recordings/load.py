@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError, warn
+from nnx_inspector.recordings import save as saving
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import Facts, Figures, flaw_in
 from nnx_inspector.recordings.format import (
@@ -26,7 +27,9 @@ from nnx_inspector.recordings.format import (
     DamagedError,
     Reader,
     column,
+    ends_in,
     open_recording,
+    texts_in,
 )
 from nnx_inspector.recordings.passes import (
     EVENTS,
@@ -35,24 +38,11 @@ from nnx_inspector.recordings.passes import (
     Event,
     Mark,
     Measured,
+    mark_now,
     nonfinite_in,
     step_number,
 )
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.recordings.save import (
-    FACTS,
-    FIGURES,
-    HEAD,
-    HELD,
-    MARK,
-    MOST_NAME,
-    NAMES,
-    NEWS,
-    PASS,
-    PERTURBED,
-    POINTS,
-    TABLE,
-)
 from nnx_inspector.stats.encoding import Packed, checked, renewed
 from nnx_inspector.stats.gauges import (
     BYTES,
@@ -138,6 +128,40 @@ def load(path: str | bytes | os.PathLike[str], *, damaged: bool = False) -> Reco
     return recording
 
 
+def resumed(path: str | bytes | os.PathLike[str], facts: Facts) -> Recording:
+    """The recording in a file, for a restarted run to go on in; a new one if there is no file.
+
+    It ends with the mark of a seam. Attach it to the file again: what follows is added to it.
+
+    Args:
+        path: the file of the run that ended or was killed.
+        facts: what is known of the model that goes on.
+
+    Raises:
+        InspectorError: the file cannot be read, or is of another model.
+        OSError: the file cannot be opened.
+    """
+    if not os.path.exists(path):
+        return Recording()
+    recording = load(path)
+    known, here = (_sizes(one) for one in (recording.facts or Facts(), facts))
+    if known != here and (known or len(recording)):
+        name = next(name for name in (*here, *known) if known.get(name) != here.get(name))
+        there, given = (f"{of[name]} values" if name in of else "no place" for of in (known, here))
+        raise InspectorError(
+            f"This run cannot go on in {os.fspath(path)!r}, which is of another model: parameter "
+            f"{name!r} has {there} there, and {given} in this model. Save to another file, or move "
+            "that one away."
+        )
+    recording.miss(None)
+    recording.note(mark_now("resumed", recording.state().appended))
+    return recording
+
+
+def _sizes(facts: Facts) -> dict[str, int]:
+    return {one.path: one.size for one in facts.parameters}
+
+
 def read_sections(reader: Reader, opened: Opened, most: int | None = None) -> DamagedError | None:
     """Read on to the end, or about `most` bytes, or the first damage; returns that."""
     end = reader.size if most is None else reader.at + most
@@ -166,15 +190,15 @@ class Opened:
 
     def __init__(self, size: int):
         self.kinds: dict[bytes, Callable[[Columns], None]] = {
-            HEAD: self._head,
-            NAMES: self._take_names,
-            PASS: self._pass,
-            HELD: self._hold,
-            POINTS: self._points,
-            FACTS: self._facts,
-            FIGURES: self._take_figures,
-            TABLE: self._table,
-            MARK: self._mark,
+            saving.HEAD: self._head,
+            saving.NAMES: self._take_names,
+            saving.PASS: self._pass,
+            saving.HELD: self._hold,
+            saving.POINTS: self._points,
+            saving.FACTS: self._facts,
+            saving.FIGURES: self._take_figures,
+            saving.TABLE: self._table,
+            saving.MARK: self._mark,
         }
         self.allow(size)
         self._names: list[str] = []
@@ -258,13 +282,12 @@ class Opened:
 
     def _take_names(self, columns: Columns) -> None:
         text = column(columns, "text", "uint8")
-        packed, ends = Packed(text.tobytes(), columns["ends"].tobytes()), _ends(columns, len(text))
+        ends = ends_in(columns, "ends", np.uint32, len(text))
         self._name_bytes += _NAME_BYTES * len(ends) + 4 * len(text)
         self._require_room(0)
-        if (np.diff(ends, prepend=0) > MOST_NAME).any():
-            raise ValueError(f"a name has more than {MOST_NAME} bytes")
-        for at in range(len(ends)):  # one by one: there may be very many
-            self._names.append(packed.piece(at).decode("utf-8", "surrogatepass"))
+        if (np.diff(ends, prepend=0) > saving.MOST_NAME).any():
+            raise ValueError(f"a name has more than {saving.MOST_NAME} bytes")
+        self._names.extend(texts_in(columns, "text", "ends", np.uint32))
 
     def _pass(self, columns: Columns) -> None:
         ticket, marks = self._marks(columns)
@@ -296,16 +319,20 @@ class Opened:
         """The ticket of a pass, and its properties besides its summaries."""
         numbers = column(columns, "pass", "int64", (6,)).tolist()
         number, step, setting, kind, flags, ticket = numbers
-        if not 0 <= flags <= PERTURBED | NEWS or not 0 <= setting < 2**53 or ticket < -1:
+        if (
+            not 0 <= flags <= saving.PERTURBED | saving.NEWS
+            or not 0 <= setting < 2**53
+            or ticket < -1
+        ):
             raise ValueError(f"flags {flags}, setting {setting} or ticket {ticket} is out of range")
         marks = {"number": number, "step": step_number(step), "setting": setting}
-        marks |= {"perturbed": bool(flags & PERTURBED), "news": bool(flags & NEWS)}
+        marks |= {"perturbed": bool(flags & saving.PERTURBED), "news": bool(flags & saving.NEWS)}
         return ticket, {**marks, "kind": self._named([kind])[0]}
 
     def _measured(self, columns: Columns) -> Measured:
         sites, quantities = column(columns, "site", "uint32"), column(columns, "quantity", "uint8")
         data = column(columns, "summary", "uint8")
-        ends = _ends(columns, len(data))
+        ends = ends_in(columns, "ends", np.uint32, len(data))
         if not len(sites) == len(quantities) == len(ends):
             raise ValueError("its columns have different lengths")
         self._require_room(len(data) + _SUMMARY_BYTES * len(ends))
@@ -455,14 +482,6 @@ class Opened:
     def _require_room(self, more: int) -> None:
         if self._taken + more > self._most:
             raise ValueError("its content would take more memory than twice the file's size")
-
-
-def _ends(columns: Columns, size: int) -> npt.NDArray[np.int64]:
-    """The end of each of the pieces that together fill `size` bytes."""
-    ends = column(columns, "ends", "uint32").astype(np.int64)
-    if (np.diff(ends, prepend=0) < 0).any() or (int(ends[-1]) if len(ends) else 0) != size:
-        raise ValueError(f"column 'ends' does not divide the {size} bytes that it belongs to")
-    return ends
 
 
 def _bytes_of_facts(columns: Columns) -> int:
