@@ -16,7 +16,6 @@ import functools
 import linecache
 import operator
 import types
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -35,7 +34,7 @@ from nnx_inspector.program.launched import Block
 from nnx_inspector.program.marks import GRADIENT, mark
 from nnx_inspector.program.plan import Plan, Seen
 from nnx_inspector.program.rewrite import Rewritten, rewritten
-from nnx_inspector.program.survey import Item, Marked, Survey, call_numbers, survey
+from nnx_inspector.program.survey import Item, Marked, Survey, call_numbers, holds_marks, survey
 
 PROGRAMS = 64
 """How many programs of inner transforms are cached."""
@@ -139,7 +138,7 @@ class EagerPass:
         if primitive is mark:
             if params["owner"] != self._owner:
                 return bind()
-        elif not any(_holds_marks(j, self._owner) for j in jaxprs.sub_jaxprs(_of(params))):
+        elif not any(holds_marks(j, self._owner) for j in jaxprs.sub_jaxprs(_of(params))):
             return bind()
         known = {id(x): Atom(jax.typeof(x)) for x in values}
         atoms = [known[id(x)] for x in values]
@@ -212,20 +211,6 @@ def _fresh(item: Item, mine: dict[int, Marked]) -> Item:
 
 
 # --------------------------------------------------------------- inner programs
-
-_marked: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
-
-
-def _holds_marks(jaxpr: Any, owner: Any) -> bool:
-    """Whether a jaxpr, or one nested in it, holds marks of this owner."""
-    known = _marked.setdefault(jaxpr, {})
-    if owner not in known:
-        known[owner] = any(
-            (equation.primitive is mark and equation.params["owner"] == owner)
-            or any(_holds_marks(inner, owner) for inner in jaxprs.sub_jaxprs(equation))
-            for equation in jaxprs.open_jaxpr(jaxpr)[0].eqns
-        )
-    return known[owner]
 
 
 @dataclasses.dataclass(frozen=True)

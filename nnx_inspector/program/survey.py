@@ -189,11 +189,21 @@ _holds: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDiction
 
 
 def holds_marks(jaxpr: Any, owner: Any = None) -> bool:
-    """Whether a finished jaxpr, or one inside it, holds marks or givens of an owner, or of any."""
+    """Whether a jaxpr, or one inside it, holds marks or givens of an owner, or of any; also where
+    they cannot be taken out.
+    """
     known = _holds.setdefault(jaxpr, {})
     if owner not in known:
-        known[owner] = bool(survey(jaxpr, owner, finished=True).items)
+        known[owner] = any(_is_of(one, owner) for one in jaxprs.open_jaxpr(jaxpr)[0].eqns)
     return known[owner]
+
+
+def _is_of(equation: Any, owner: Any) -> bool:
+    if equation.primitive is mark or equation.primitive is given:
+        params = equation.params
+        mine = params["owner"] if equation.primitive is mark else params["place"][0]
+        return owner is None or mine == owner
+    return any(holds_marks(inner, owner) for inner in jaxprs.sub_jaxprs(equation))
 
 
 def item_of(
