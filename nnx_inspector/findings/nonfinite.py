@@ -88,13 +88,13 @@ def _first_nan(judged: Judged, same: Sequence[Pass]) -> tuple[Pass | None, Pass 
     discarded: Pass | None = None
     for item in same:
         if "nan" in item.nonfinite:
-            if not _is_discarded(judged, item):
+            if not _is_discarded(item):
                 return item, discarded
             discarded = discarded or item
     return None, discarded
 
 
-def _is_discarded(judged: Judged, item: Pass) -> bool:
+def _is_discarded(item: Pass) -> bool:
     """Whether the outputs of the outermost calls of a pass have no NaN, nor has any gradient."""
     outputs = [s for s, q in item.keys if q == "output" and layer_of(s) is None]
     if any(leaf_of(s)[0] == "" for s in outputs):

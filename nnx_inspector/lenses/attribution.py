@@ -28,7 +28,6 @@ from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import evaluate
-from nnx_inspector.program.survey import Marked
 from nnx_inspector.stats.summarize import in_words
 
 if TYPE_CHECKING:
@@ -271,7 +270,7 @@ def _passes(
         def of_argument(x: Any, inputs: Any) -> Any:
             given = [x if i == place else value for i, value in enumerate(inputs)]
             out, _ = evaluate(stage.survey.only(lambda mark: False), given, plan=Plan())
-            return _returned(one, out)
+            return one.result(out)
 
         return of_argument, jnp.asarray(stage.inputs[place])
     one.require_calls()
@@ -286,23 +285,14 @@ def _passes(
     if not arrays:
         raise TypeError(f"{site!r} returns no floating-point numbers to attribute to.")
 
-    places = [m for m in stage.survey.marks if (m.site, m.part) == (site, OUTPUT)]
+    mark = one.marks_of(site or "", OUTPUT)[call or 0]
 
     def of_site(x: Any, inputs: Any) -> Any:
-        def replaced(mark: Marked, values: list[Any], rows: Any) -> list[Any]:
-            return [x if i == arrays[0] else value for i, value in enumerate(values)]
-
-        found = stage.survey.only(lambda mark: mark is places[call or 0])
-        out, _ = evaluate(found, inputs, plan=Plan(summarise=False, perturb=replaced))
-        return _returned(one, out)
+        replaced = lambda values: [x if i == arrays[0] else v for i, v in enumerate(values)]  # noqa: E731
+        return one.with_changed(mark, replaced, inputs)
 
     _, values = one.run({(site or "", OUTPUT)})
     return of_site, values[site or "", OUTPUT][call or 0][arrays[0]]
-
-
-def _returned(one: Observed, out: Any) -> Any:
-    returned = one.stage.returned
-    return returned.rebuild([None] * len(returned.nodes), out[: one.stage.outputs])
 
 
 def _input_of(one: Observed) -> tuple[int | None, str | None, int | None]:

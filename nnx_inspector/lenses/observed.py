@@ -82,10 +82,25 @@ class Observed:
     @property
     def shapes(self) -> Any:
         """What the pass returns, with shapes in place of arrays."""
+        atoms: list[Any] = self.stage.survey.jaxpr.outvars
+        return self.result([jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms])
+
+    def result(self, out: Sequence[Any]) -> Any:
+        """What the pass returns, from the outputs of its program."""
         returned = self.stage.returned
-        atoms: list[Any] = self.stage.survey.jaxpr.outvars[: self.stage.outputs]
-        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms]
-        return returned.rebuild([None] * len(returned.nodes), avals)
+        return returned.rebuild([None] * len(returned.nodes), out[: self.stage.outputs])
+
+    def with_changed(
+        self, mark: Marked, change: Callable[[list[Any]], list[Any]], inputs: Sequence[Any]
+    ) -> Any:
+        """What the pass returns for some inputs if the values of one mark are changed."""
+        found = self.stage.survey.only(lambda one: one is mark)
+        plan = Plan(summarise=False, perturb=lambda mark, values, rows: change(values))
+        return self.result(evaluate(found, inputs, plan=plan)[0])
+
+    def marks_of(self, site: str, part: str) -> list[Marked]:
+        """The marks of a part of a site's calls, in the order of the program."""
+        return [m for m in self.stage.survey.marks if (m.site, m.part) == (site, part)]
 
     @functools.cached_property
     def flow(self) -> tuple[tuple[Edge, ...], tuple[Edge, ...], tuple[Arrival, ...]]:
@@ -148,8 +163,7 @@ class Observed:
             return out[: self.stage.outputs], values
 
         out, values = program(self.stage.inputs, self.stage.survey.consts)
-        returned = self.stage.returned
-        return returned.rebuild([None] * len(returned.nodes), out), values
+        return self.result(out), values
 
 
 def require_whole(found: Survey) -> None:

@@ -21,9 +21,6 @@ from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.lenses.observed import Observed, logits_in
 from nnx_inspector.program.analysis.equations import Body, bodies_of, kind_of
 from nnx_inspector.program.marks import mapped_first, mark
-from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.rewrite import evaluate
-from nnx_inspector.program.survey import Marked
 
 SCALES = {"rsqrt", "sqrt", "cbrt", "pow"}
 """The primitives that make the scale of a norm."""
@@ -66,28 +63,21 @@ class Rest:
         return f"(all {before} {self.site})" if before == "after" else f"(all from {self.site} on)"
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        stage = self.one.stage
-        places = [m for m in stage.survey.marks if (m.site, m.part) == (self.site, self.part)]
+        last = self.one.marks_of(self.site, self.part)[-1]
 
-        def replaced(marked: Marked, values: list[Any], rows: Any) -> list[Any]:
-            if marked is not places[-1]:  # of several calls, the last
-                return values
+        def replaced(values: list[Any]) -> list[Any]:
             new = list(values)
-            like = functools.partial(_as_in_program, mapped=marked.mapped[self.array])
+            like = functools.partial(_as_in_program, mapped=last.mapped[self.array])
             new[self.array] = keeping_sharding(like, values[self.array], x)
             return new
 
-        survey = stage.survey.only(lambda marked: marked is places[-1])
-        out, _ = evaluate(survey, stage.inputs, plan=Plan(summarise=False, perturb=replaced))
-        returned = stage.returned
-        own = logits_in(returned.rebuild([None] * len(returned.nodes), out[: stage.outputs]))
+        own = logits_in(self.one.with_changed(last, replaced, self.one.stage.inputs))
         return jnp.log(own) if self.distribution else own
 
     @property
     def possible(self) -> bool:
         """Whether the array at the place can be replaced: not in an ensemble's member."""
-        marks = self.one.stage.survey.marks
-        places = [m for m in marks if (m.site, m.part) == (self.site, self.part)]
+        places = self.one.marks_of(self.site, self.part)
         return bool(places) and not places[-1].members
 
 
