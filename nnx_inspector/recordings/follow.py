@@ -21,8 +21,8 @@ from nnx_inspector.recordings.load import Opened, read_sections
 from nnx_inspector.recordings.passes import Mark
 from nnx_inspector.recordings.recording import Recording
 
-_A_LOOK: Final = 64 * 2**20
-"""How many bytes a look reads, about: a second's work."""
+_A_LOOK: Final = 16 * 2**20
+"""How many bytes a look reads, about: half a second's work."""
 _LONG_AGO: Final = 600.0
 """Seconds since its last change after which a file counts as left by its process at first sight.
 Clocks of two machines may differ, so it is many."""
@@ -107,7 +107,8 @@ class Following:
     def poll(self) -> bool:
         """Read what was added; returns whether the recording or the state is another than before.
 
-        Reads about 64 MB at most: a follower that comes late catches up in several calls.
+        Reads about 16 MB at most: a follower that comes late, and is `behind`, catches up in
+        several calls.
         """
         before, self._changed = self.state, False
         try:
@@ -121,6 +122,11 @@ class Following:
             self._trouble = f"{self._path!r} cannot be read: {error}."
         self.state = self._judged()
         return self._changed or self.state != before
+
+    @property
+    def behind(self) -> bool:
+        """Whether the file had more to read when it was looked at."""
+        return self._reader.at + self._reader.torn < self._reader.size
 
     def close(self) -> None:
         """Let the file go. The recording stays as it is; `poll` must not be called again."""
@@ -163,8 +169,7 @@ class Following:
             self._damage = ""
         elif not self._damage:  # the file may be another one that was written in its place
             self._damage, self._damaged, self._again = str(damage), now, True
-        done = reader.at + reader.torn == reader.size
-        if opened.begun and (done or (damage is not None and not self._shown)):
+        if opened.begun and not (self.behind if damage is None else self._shown):
             self._show()
 
     def _show(self) -> None:
@@ -182,7 +187,7 @@ class Following:
             return Life("gone", self._trouble)
         if self._damage and now - self._damaged >= self._gone_after:
             return Life("gone", f"The file is damaged: {self._damage}. What precedes it is shown.")
-        if not self._shown or reader.at + reader.torn < reader.size:
+        if not self._shown or self.behind:
             read, size = reader.at / 2**20, reader.size / 2**20
             return Life("running", f"{read:.0f} of {size:.0f} MiB were read so far.")
         marks, passes = self.recording.marks, self.recording.passes
@@ -192,12 +197,14 @@ class Following:
         if now - self._alive >= self._gone_after:
             return Life("gone", f"{_GONE if marks else _UNKNOWN} {last}")
         if now - self._stepped >= max(self._stalled_after, _SLOW * self._pause):
-            return Life("stalled", f"The run's process lives, but records no step. {last}")
+            sign = f"its last sign of life came less than {self._gone_after:g} s ago"
+            return Life("stalled", f"The run records no step, but {sign}. {last}")
         return Life("running", f"The run goes on. {last}")
 
 
 _GONE: Final = (
-    "There is no sign of the run's process: it was killed, or its machine cannot be reached."
+    "The run's process gives no sign, and its file does not say that it ended: perhaps it was "
+    "killed, or its machine cannot be reached."
 )
 _UNKNOWN: Final = (
     "Nothing is added to the file. An older nnx_inspector wrote it, which does not say whether the "

@@ -208,14 +208,17 @@ def column(
     return found
 
 
-def text_columns(name: str, texts: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
+def text_columns(
+    name: str, texts: Iterable[str], *, ends: str = "", dtype: npt.DTypeLike = np.int64
+) -> dict[str, npt.NDArray[Any]]:
     """Texts as a column of UTF-8 bytes, and another of where each ends.
 
     A str may hold half a surrogate pair: not valid UTF-8, but this way it is read back.
     """
     pieces = [text.encode("utf-8", "surrogatepass") for text in texts]
-    ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
-    return {name: np.frombuffer(b"".join(pieces), np.uint8), f"{name}_ends": ends}
+    data = np.frombuffer(b"".join(pieces), np.uint8)
+    sizes = [len(piece) for piece in pieces]
+    return {name: data, ends or f"{name}_ends": np.cumsum(sizes, dtype=dtype)}
 
 
 def texts_in(

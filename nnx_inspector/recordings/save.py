@@ -7,11 +7,13 @@ writing. Reads nothing, and imports no jax. The format is in notebooks/recording
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import json
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +24,7 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.files import Heartbeat, touch, whole_path, write, write_whole
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import Facts, Figures
-from nnx_inspector.recordings.format import MAGIC, Columns, Writer
+from nnx_inspector.recordings.format import MAGIC, Columns, Writer, text_columns
 from nnx_inspector.recordings.passes import (
     EVENTS,
     NONFINITE,
@@ -32,7 +34,6 @@ from nnx_inspector.recordings.passes import (
     end_of,
     mark_now,
 )
-from nnx_inspector.stats.encoding import Packed
 
 HEAD, NAMES, PASS, HELD, POINTS = b"head", b"name", b"pass", b"held", b"metr"
 FACTS, FIGURES, TABLE, MARK = b"fact", b"figs", b"tabl", b"mark"
@@ -77,7 +78,7 @@ class State:
     marks: tuple[Mark, ...] = ()
 
 
-class Sections:
+class Sections(Writer):
     """Makes the sections of one recording's file. A name is written when it is first used.
 
     Attributes:
@@ -85,7 +86,7 @@ class Sections:
     """
 
     def __init__(self) -> None:
-        self._writer = Writer()
+        super().__init__()
         self._names: dict[str, int] = {}
         self.passes = 0
 
@@ -143,7 +144,8 @@ class Sections:
             **columns,
             "site": self._numbers(sites),
             "quantity": np.array([QUANTITIES.index(q) for _, q in item.keys], np.uint8),
-            **_pieces("summary", item.packed),
+            "summary": np.frombuffer(item.packed.data, "u1"),
+            "ends": np.frombuffer(item.packed.ends, "<u4"),
         }
         return names + self.section(kind, columns)
 
@@ -197,26 +199,21 @@ class Sections:
         points = np.column_stack([numbers, rows])
         return written + self.section(POINTS, {"points": np.ascontiguousarray(points)})
 
-    def section(self, kind: bytes, columns: Columns, *, optional: bool = False) -> bytes:
-        """A section of any kind. A reader that does not know the kind skips an `optional` one."""
-        return self._writer.section(kind, columns, optional=optional)
-
     def _named(self, names: Iterable[str]) -> bytes:
         """A section with the names that were not written yet; `b""` if there are none."""
         new = [name for name in names if name not in self._names]
         if not new:
             return b""
-        # a str may hold half a surrogate pair: not valid UTF-8, but this way it is read back
-        texts = [name.encode("utf-8", "surrogatepass") for name in new]
-        longest = max(texts, key=len)
-        if len(longest) > MOST_NAME:
+        columns = text_columns("text", new, ends="ends", dtype=np.uint32)
+        most = int(np.diff(columns["ends"].astype(int), prepend=0).max())
+        if most > MOST_NAME:
             raise InspectorError(
-                f"A recording with a name of {len(longest)} bytes cannot be saved: "
-                f"{longest[:40]!r}... Shorten it: a site or metric name may have {MOST_NAME} bytes."
+                f"A recording with a name of {most} bytes cannot be saved: "
+                f"{max(new, key=len)[:40]!r}... Shorten it: a site or metric name may have "
+                f"{MOST_NAME} bytes."
             )
-        for name in new:
-            self._names[name] = len(self._names)
-        return self.section(NAMES, _pieces("text", Packed.of(texts)))
+        self._names |= {name: number for number, name in enumerate(new, len(self._names))}
+        return self.section(NAMES, columns)
 
     def _numbers(self, names: Iterable[str]) -> npt.NDArray[np.uint32]:
         return np.array([self._names[name] for name in names], np.uint32)
@@ -224,11 +221,6 @@ class Sections:
 
 def _text(texts: Sequence[str]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(json.dumps(list(texts)).encode(), np.uint8)
-
-
-def _pieces(name: str, packed: Packed) -> Columns:
-    """Bytes one after the other, and where each ends."""
-    return {name: np.frombuffer(packed.data, "u1"), "ends": np.frombuffer(packed.ends, "<u4")}
 
 
 def _firsts(firsts: Iterable[tuple[bool, str, str]]) -> npt.NDArray[np.uint8]:
@@ -445,6 +437,7 @@ class Saved:
             except BaseException:
                 self._marks = marks
                 raise
+            _attached.add(self)
             if before is not None:
                 if before.path != self._journal.path:  # else the new file is in its place
                     before.end(mark_now("saved", self._appended))
@@ -493,3 +486,13 @@ class Saved:
     def _tell(self) -> None:
         if (journal := self._journal) is not None:
             journal.tell()
+
+
+_attached: weakref.WeakSet[Saved] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    """Let the files say that the run has ended, where nobody has closed what writes them."""
+    for one in list(_attached):
+        one.detach()

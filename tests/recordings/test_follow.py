@@ -181,9 +181,8 @@ def test_how_a_run_is_can_be_told(path: pathlib.Path, clock: Clock) -> None:
     clock.now += 50
     assert follower.poll()
     assert follower.state.name == "stalled"
-    assert (
-        follower.state.text == "The run's process lives, but records no step. Its last step is 2."
-    )
+    sign = "its last sign of life came less than 20 s ago"
+    assert follower.state.text == f"The run records no step, but {sign}. Its last step is 2."
     assert not follower.poll()
     add(recording, 3)
     assert follower.poll()
@@ -194,7 +193,7 @@ def test_how_a_run_is_can_be_told(path: pathlib.Path, clock: Clock) -> None:
     clock.now += 1
     assert follower.poll()
     assert follower.state.name == "gone"
-    assert "no sign of the run's process" in follower.state.text
+    assert "The run's process gives no sign" in follower.state.text
     add(recording, 4)
     assert follower.poll()
     assert follower.state.name == "running"
@@ -386,10 +385,14 @@ def test_a_follower_that_comes_late_catches_up(
     for step in range(200):
         add(recording, step)
     follower, looks = followed(path, clock, read=False), 0
-    while follower.poll():
+    assert follower.behind
+    while follower.behind:
         looks += 1
+        assert follower.poll()
         assert follower.state.name == "running"
+        assert not len(follower.recording) or not follower.behind
     assert looks > 5
+    assert not follower.poll()
     assert contents(follower.recording) == contents(recording)
     assert len(follower.recording) <= 40
     recording.detach()
@@ -503,3 +506,19 @@ def test_ten_followers_of_a_process_that_is_killed(path: pathlib.Path, clock: Cl
         assert one.poll()
         assert one.state.name == "gone"
         assert one.recording.steps == list(range(20))
+
+
+@pytest.mark.parametrize(
+    "code", ["", "raise SystemExit(3)", "del recording; import gc; gc.collect()"]
+)
+def test_a_process_that_leaves_without_closing_its_file(
+    path: pathlib.Path, clock: Clock, code: str
+) -> None:
+    script = WRITER.partition("for number")[0] + code
+    subprocess.run([sys.executable, "-c", script, str(KEPT / "killed.nni"), str(path)], check=False)
+    follower = followed(path, clock)
+    clock.now += 20
+    follower.poll()
+    expected = "gone" if code.startswith("del") else "ended"
+    assert follower.state.name == expected
+    assert ("does not say that it ended" in follower.state.text) == (expected == "gone")
