@@ -87,13 +87,6 @@ def installing() -> Opening:
     return wrapping.Installed(_HOOKS)
 
 
-@contextlib.contextmanager
-def installed() -> Iterator[None]:
-    """Keep the wrappers on the classes; see `installing`."""
-    with held(installing()):
-        yield
-
-
 class Tagged:
     """While it is open, this thread's modules are taken apart as if a layer of this scope were
     open, without opening one.

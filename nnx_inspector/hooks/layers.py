@@ -200,13 +200,6 @@ def _is_among(one: Layer, layers: tuple[Layer, ...]) -> bool:
     return any(one is other for other in layers)
 
 
-@contextlib.contextmanager
-def added(layers: tuple[Layer, ...]) -> Iterator[None]:
-    """Open these layers too; see `Added`."""
-    with held(Added(layers)):
-        yield
-
-
 class _Opened:
     def __init__(self, layers: tuple[Layer, ...]):
         self._layers = layers

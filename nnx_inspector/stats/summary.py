@@ -54,7 +54,6 @@ STATISTICS: Final = (
 )  # fmt: skip
 """The figures of one summary by name. Recordings, frames and messages keep this order."""
 
-_Array = npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]
 _MERGED: Final = [tuple(map(np.dtype, ("u8", "f8", p))) for p in ("f8", "i4", "u4", "i8", "u8")]
 SATURATED: Final = np.iinfo(np.uint64).max

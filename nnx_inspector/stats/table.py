@@ -36,7 +36,6 @@ from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SU
 from nnx_inspector.stats.summary import STATISTICS
 
 _Floats = npt.NDArray[np.float64]
-_Ints = npt.NDArray[np.int64]
 _COUNTED: Final = np.where(NONZERO, 6, 5 * ~FINITE_BINS)
 """Where the count of each bin is added."""
 _COUNTED[[ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN]] = 1, 1, 2, 3, 4

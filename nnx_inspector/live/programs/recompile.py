@@ -9,17 +9,16 @@ primitive outside jit is not covered: jax recompiles it in the caller's thread.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from nnx_inspector._compat import started
 from nnx_inspector._compat.configuration import Configuration, hooks
 from nnx_inspector._compat.launching import jitted
-from nnx_inspector.hooks.dispatch import installed
+from nnx_inspector.hooks.dispatch import installing
 from nnx_inspector.hooks.layers import (
     Layer,
     any_thread_is_behind,
@@ -56,8 +55,8 @@ class Noted:
         the program to what is compiled; see `jitted.JitCall.compile`.
         """
         layers = (*inside, *map(instead, self.layers))
-        installs = installed() if layers else contextlib.nullcontext()
-        with self.configuration.held(), installs, opened(layers):
+        installs = [installing()] if layers else []
+        with self.configuration.held(), held(*installs), opened(layers):
             self.call.compile(change)
 
 
@@ -74,12 +73,6 @@ class JitCalls:
         self._noted: list[Noted] = []
         self._known: weakref.WeakKeyDictionary[Any, set[Hashable]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Note the calls made inside the context."""
-        with held(Listening(self)):
-            yield
 
     def here(self) -> None:
         """Note the calls of this thread."""

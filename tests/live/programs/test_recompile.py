@@ -14,7 +14,8 @@ from looks import doubling, passing
 from nnx_inspector.hooks.dispatch import hooked
 from nnx_inspector.hooks.layers import INTERCEPTOR, Layer
 from nnx_inspector.live.programs import recompile as jitcalls
-from nnx_inspector.live.programs.recompile import JitCalls
+from nnx_inspector.live.programs.recompile import JitCalls, Listening
+from nnx_inspector.opening import held
 
 X = jnp.ones((4, 3))
 
@@ -35,7 +36,7 @@ BEFORE, AFTER = Layer(passing, INTERCEPTOR), Layer(doubling, INTERCEPTOR)
 @pytest.fixture
 def calls():
     calls = JitCalls(lambda layer: layer == BEFORE)
-    with calls.listening():
+    with held(Listening(calls)):
         yield calls
 
 
@@ -157,6 +158,6 @@ def test_nothing_is_left_where_nobody_listens():
 
     before = pjit._infer_params
     one, other = JitCalls(lambda layer: True), JitCalls(lambda layer: True)
-    with one.listening(), other.listening():
+    with held(Listening(one), Listening(other)):
         assert pjit._infer_params is not before
     assert pjit._infer_params is before
