@@ -25,7 +25,7 @@ from nnx_inspector.program.analysis.error_notes import note_equation
 from nnx_inspector.program.editing.bodies import ENTER, Edited
 from nnx_inspector.program.editing.body import PRESENT, SEED, Body, Editor, Key
 from nnx_inspector.program.editing.packed import Layout, Small, joined, taken_apart
-from nnx_inspector.program.editing.slots import Output, each_slot, is_slot
+from nnx_inspector.program.editing.slots import Output, each_slot, is_slot, read
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.survey import Marked, Survey, depths_of, survey
 from nnx_inspector.stats.summary import Summary
@@ -79,7 +79,7 @@ class Rewritten:
             arrays = [
                 x for part in taken_apart(self._layout, arrays) for x in jax.tree.leaves(part)
             ]
-        return jax.tree.map(lambda x: x.read(arrays), self._seen, is_leaf=is_slot)
+        return read(self._seen, arrays)
 
     def _note(self, error: FloatingPointError, number: int) -> None:
         note_equation(error, self.found, self._numbers[number])

@@ -7,6 +7,7 @@ tree is nested like the survey, and reading it gives a `Seen` for each mark.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ import numpy as np
 
 from nnx_inspector._compat.configuration import ours
 
+Ones = Callable[[tuple[int, ...]], Any]
+"""Makes an array of ones where the other arrays are: on the host, or on the device."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Output:
@@ -23,7 +27,7 @@ class Output:
 
     number: int
 
-    def read(self, arrays: Sequence[Any]) -> Any:
+    def read(self, arrays: Sequence[Any], ones: Ones) -> Any:
         return arrays[self.number]
 
 
@@ -33,14 +37,24 @@ class Always:
 
     shape: tuple[int, ...]
 
-    def read(self, arrays: Sequence[Any]) -> Any:
-        if all(isinstance(x, np.ndarray) for x in arrays):
-            return np.ones(self.shape, np.uint32)
-        with ours():
-            return jnp.ones(self.shape, jnp.uint32)
+    def read(self, arrays: Sequence[Any], ones: Ones) -> Any:
+        return ones(self.shape)
 
 
 Slot = Output | Always
+
+
+def read(seen: Any, arrays: Sequence[Any]) -> Any:
+    """What was seen, by its slots, from the additional outputs of the program."""
+    # asked once: a program has hundreds of slots and of arrays
+    xp: Any = np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
+
+    @functools.cache
+    def ones(shape: tuple[int, ...]) -> Any:
+        with ours():
+            return xp.ones(shape, np.uint32)
+
+    return jax.tree.map(lambda x: x.read(arrays, ones), seen, is_leaf=is_slot)
 
 
 def is_slot(x: Any) -> bool:
