@@ -586,3 +586,30 @@ def test_wrong_arguments_are_told_before_anything_is_hooked(insp):
         enter(insp.model, only="nowhere")
     with pytest.raises(ValueError, match="matches"):
         insp.watch([1], only="nowhere")
+
+
+RUNS = []
+
+
+class Counted(TwoLayers):
+    """Counts in Python how often it is called, so how often it is traced."""
+
+    def __call__(self, x):
+        RUNS.append(1)
+        return super().__call__(x)
+
+
+def test_a_region_traces_the_model_for_findings_only_when_somebody_asks_and_as_it_was():
+    RUNS.clear()
+    model = Counted(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, SGD, wrt=nnx.Param)
+    with nni.watch(model, every=1) as recording:
+        for x in batches(3):
+            step(model, optimizer, x)
+    assert len(RUNS) == 1
+    model.b = nnx.Linear(2, 7, rngs=nnx.Rngs(1))
+    (flow,) = recording.facts.flows
+    assert len(RUNS) == 2
+    assert set(flow.sites) >= {"a", "b"}
+    assert {one.size for one in recording.facts.parameters if one.path == "b/kernel"} == {8}
+    assert len(RUNS) == 2
