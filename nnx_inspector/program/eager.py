@@ -31,7 +31,7 @@ from nnx_inspector.opening import held
 from nnx_inspector.program.analysis.identity import handed_on
 from nnx_inspector.program.changes import says_nothing
 from nnx_inspector.program.launched import Block
-from nnx_inspector.program.marks import GRADIENT, mark
+from nnx_inspector.program.marks import GRADIENT, alone, mark
 from nnx_inspector.program.plan import Plan, Seen
 from nnx_inspector.program.rewrite import Rewritten, rewritten
 from nnx_inspector.program.survey import Item, Marked, Survey, call_numbers, holds_marks, survey
@@ -222,13 +222,6 @@ class _Code:
     avals: tuple[Any, ...]
     context: Any
 
-    def program(self) -> Any:
-        params = self.primitive.get_bind_params(dict(self.params))
-        with ours():
-            return jax.make_jaxpr(lambda *xs: self.primitive.bind(*xs, **params))(
-                *map(jaxprs.typed, self.avals)
-            )
-
 
 class _Program:
     """A program of one equation, edited under a plan, and compiled once."""
@@ -240,7 +233,7 @@ class _Program:
         plan: Plan,
         graded: Callable[[Marked], bool] | None = None,
     ):
-        self.found = survey(code.program(), owner)
+        self.found = survey(alone(code.primitive, code.params, code.avals), owner)
         self._alone = code.primitive is mark
         self._plan, self._graded = plan, graded
         self._compiled = jax.jit(self._run)

@@ -38,14 +38,14 @@ mark.def_abstract_eval(lambda *avals, **_: list(avals))
 mlir.register_lowering(mark, lambda ctx, *xs, **_: list(xs))  # type: ignore[arg-type]
 
 
-@functools.lru_cache(maxsize=4096)
-def _alone(
-    primitive: Primitive, params: tuple[tuple[str, Any], ...], avals: tuple[Any, ...]
-) -> Any:
+def alone(primitive: Any, params: tuple[tuple[str, Any], ...], avals: tuple[Any, ...]) -> Any:
     """A program that is one equation."""
+    how = primitive.get_bind_params(dict(params))
     with ours():
-        bind = lambda *xs: primitive.bind(*xs, **dict(params))  # noqa: E731
-        return jax.make_jaxpr(bind)(*map(jaxprs.typed, avals))
+        return jax.make_jaxpr(lambda *xs: primitive.bind(*xs, **how))(*map(jaxprs.typed, avals))
+
+
+_alone = functools.lru_cache(maxsize=4096)(alone)
 
 
 def _run_alone(primitive: Primitive, xs: Sequence[Any], params: dict[str, Any]) -> list[Any] | None:
