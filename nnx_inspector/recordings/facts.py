@@ -274,14 +274,18 @@ def read(learnt: list[Learnt], lock: Any) -> Iterator[Facts]:
     facts are left out.
     """
     while first := learnt[:1]:
-        found = Facts()
+        (one,) = first
         try:
-            found = one() if callable(one := first[0]) else one
-        finally:
+            found = one() if callable(one) else one
+        except Exception:  # after an interrupt it can be read again
             with lock:
-                if learnt[:1] == first:  # else another thread has read it meanwhile
+                if learnt[:1] == first:
                     del learnt[0]
-                    yield found
+            raise
+        with lock:
+            if learnt[:1] == first:  # else another thread has read it meanwhile
+                del learnt[0]  # first: what takes the facts may ask for those that are left
+                yield found
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -298,6 +298,20 @@ def test_a_file_has_the_facts_that_nobody_asked_for(tmp_path, attached_first):
     assert load(path).facts == site("a", 1)
 
 
+def test_facts_whose_reading_was_interrupted_are_read_the_next_time():
+    recording, interrupts = Recording(), [KeyboardInterrupt]
+
+    def read():
+        if interrupts:
+            raise interrupts.pop()
+        return site("a", 1)
+
+    recording.learn(read)
+    with pytest.raises(KeyboardInterrupt):
+        _ = recording.facts
+    assert recording.facts == site("a", 1)
+
+
 def test_facts_that_cannot_be_read_are_left_out_after_one_error(tmp_path):
     recording = Recording()
     recording.learn(site("a", 1))
