@@ -100,7 +100,7 @@ class Following:
         self._alive = self._stepped = clock()
         self._pause = 0.0  # between steps, as a running mean
         self._trouble, self._damage = "", ""
-        self._damaged = 0.0  # since when
+        self._damaged, self._damaged_at = 0.0, 0  # since when, and behind which byte
         self._shown = self._again = False
         self._begin()
 
@@ -149,7 +149,9 @@ class Following:
         elif sign != self._sign:
             self._alive = now
         self._sign = sign
-        if not same or status.st_size < self._reader.at or self._again:
+        if not same or status.st_size < self._reader.at:
+            same, self._damage = False, ""
+        if not same or self._again:
             self._again = same = False
             self._begin()
         else:
@@ -166,9 +168,11 @@ class Following:
                 self._pause += (now - self._stepped - self._pause) / 8
             self._stepped = now
         if damage is None:
-            self._damage = ""
+            if not self.behind or reader.at > self._damaged_at:
+                self._damage = ""
         elif not self._damage:  # the file may be another one that was written in its place
             self._damage, self._damaged, self._again = str(damage), now, True
+            self._damaged_at = reader.at
         if opened.begun and not (self.behind if damage is None else self._shown):
             self._show()
 

@@ -68,6 +68,7 @@ _COLUMN_BYTES: Final = 400
 _TEXT: Final = re.compile(rb'\s*+("(?:[^"\\]++|\\.)*+")\s*+([,\]])', re.DOTALL)
 """A text of a JSON list, and what follows it."""
 _BATCH: Final = 2**14
+_FLAGS: Final = saving.PERTURBED | saving.NEWS
 _MOST_FIRSTS: Final = 2 * len(QUANTITIES) * len(NONFINITE)
 
 
@@ -200,6 +201,7 @@ class Opened:
             saving.TABLE: self._table,
             saving.MARK: self._mark,
         }
+        self._inflated = 0  # bytes of deflated summaries
         self.allow(size)
         self._names: list[str] = []
         self._name_bytes = 0
@@ -222,7 +224,7 @@ class Opened:
 
     def allow(self, size: int) -> None:
         """Allow for the memory that a file of this size may take."""
-        self._most = 2 * size + _SPARE
+        self._most = 2 * size + _SPARE + _INFLATED * self._inflated
 
     @property
     def recording(self) -> Recording:
@@ -319,11 +321,7 @@ class Opened:
         """The ticket of a pass, and its properties besides its summaries."""
         numbers = column(columns, "pass", "int64", (6,)).tolist()
         number, step, setting, kind, flags, ticket = numbers
-        if (
-            not 0 <= flags <= saving.PERTURBED | saving.NEWS
-            or not 0 <= setting < 2**53
-            or ticket < -1
-        ):
+        if not (0 <= flags <= _FLAGS and 0 <= setting < 2**53 and ticket >= -1):
             raise ValueError(f"flags {flags}, setting {setting} or ticket {ticket} is out of range")
         marks = {"number": number, "step": step_number(step), "setting": setting}
         marks |= {"perturbed": bool(flags & saving.PERTURBED), "news": bool(flags & saving.NEWS)}
@@ -339,6 +337,7 @@ class Opened:
         keys = self._keys_of(sites, quantities)
         packed = Packed(data.tobytes(), columns["ends"].tobytes())
         if packed.deflated:
+            self._inflated += len(data)
             self._most += _INFLATED * len(data)
             packed = renewed(packed, self._most - self._taken - _SUMMARY_BYTES * len(ends))
         nonfinite, start = set[tuple[str, str]](), 0

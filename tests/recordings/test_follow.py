@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from crafted import file_of, fill, parts_of
-from recorded import contents, normal, summary_of
+from recorded import contents, deflated, normal, summary_of
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.files import HEARTBEAT_SECONDS, Heartbeat, touch
@@ -350,13 +351,19 @@ def test_a_newer_version_in_its_place_says_what_to_do(path: pathlib.Path, clock:
             Following(wrong)
 
 
-def test_damage_keeps_what_precedes_it(path: pathlib.Path, clock: Clock) -> None:
+@pytest.mark.parametrize("look", [200, 2**20])
+def test_damage_keeps_what_precedes_it(
+    path: pathlib.Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    monkeypatch.setattr(follow, "_A_LOOK", look)
     recording = begun(path, range(5))
     data = path.read_bytes()
     recording.detach()
     hole = len(data) - 300
     path.write_bytes(data[:hole] + bytes(300))  # a network file system may show a hole for a while
     follower = followed(path, clock)
+    for _ in range(30):
+        follower.poll()
     before = follower.recording.steps
     assert 0 < len(before) < 5
     for _ in range(3):
@@ -368,6 +375,7 @@ def test_damage_keeps_what_precedes_it(path: pathlib.Path, clock: Clock) -> None
     assert follower.state.name == "gone"
     assert "The file is damaged: the section" in follower.state.text
     assert follower.recording.steps == before
+    assert not follower.poll()  # it does not begin again and again, however small its looks
     with path.open("r+b") as file:  # and then it is filled
         file.seek(hole)
         file.write(data[hole:])
@@ -522,3 +530,33 @@ def test_a_process_that_leaves_without_closing_its_file(
     expected = "gone" if code.startswith("del") else "ended"
     assert follower.state.name == expected
     assert ("does not say that it ended" in follower.state.text) == (expected == "gone")
+
+
+def test_deflated_summaries_may_take_the_same_memory_in_several_looks(
+    path: pathlib.Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = Recording()
+    recording.append(0, {"a": {"output": SUMMARY}}, kind="b")
+    recording.save(path)
+    *before, (kind, flags, body) = (part for part in parts_of(path.read_bytes())[:5])
+    assert [part[0] for part in before] == [b"name", b"head", b"mark", b"name"]
+    blob, columns = deflated(summary_of(normal(0, 100_000))), safetensors.numpy.load(body)
+    columns |= {"summary": np.frombuffer(blob, "u1"), "ends": np.array([len(blob)], np.uint32)}
+    for number in range(40):
+        columns["pass"][:2] = number
+        before.append((kind, flags, safetensors.numpy.save(columns)))
+    path.write_bytes(file_of(before))
+
+    def reads(spare: int) -> bool:
+        monkeypatch.setattr(loading, "_SPARE", spare)
+        try:
+            return len(load(path)) == 40
+        except InspectorError:
+            return False
+
+    assert next(spare for spare in range(-(10**6), 10**6, 1000) if reads(spare))
+    monkeypatch.setattr(follow, "_A_LOOK", 3000)
+    follower = followed(path, clock)
+    for _ in range(200):
+        follower.poll()
+    assert follower.recording.steps == list(range(40))
