@@ -11,6 +11,9 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax._src import mesh
+
+from nnx_inspector._compat.jit import is_tracer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,6 +44,20 @@ class Coordinator:
         except jax.errors.JaxRuntimeError:
             return False
         return True
+
+
+def spans(tree: Any) -> bool:
+    """Whether what computes with these arrays runs in other processes too: one of them lies partly
+    there, or the current mesh does, on which jax puts arrays that lie nowhere in particular.
+    """
+    if jax.process_count() == 1:
+        return False
+    # jax.sharding.get_mesh raises while something is traced
+    current = mesh.get_concrete_mesh()
+    if not current.empty and current.is_multi_process:
+        return True
+    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array) and not is_tracer(x)]
+    return any(not x.is_fully_addressable for x in arrays)
 
 
 def coordinator() -> Coordinator | None:

@@ -23,6 +23,7 @@ from flax import nnx
 
 from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector._compat.flax_graphs import links_within
+from nnx_inspector._compat.processes import spans
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, raised, warn
 from nnx_inspector.findings.facts import facts_of_modules
@@ -45,7 +46,7 @@ from nnx_inspector.program.stage import Staged, Tracing
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.layers import layer_key, leaf_of
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.records.donated import require_whole
+from nnx_inspector.records.donated import elsewhere, require_whole
 from nnx_inspector.records.layers import layers_of
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
@@ -141,6 +142,8 @@ class Core:
         # at exit the comms are closed already, and `background` ends the threads
         weakref.finalize(self, self.closing.close).atexit = False
         self.take_trace(self.trace)
+        if self.spread:
+            self.notice("info", elsewhere("The example"))
         self.meter.waited["tree_seconds"] = time.monotonic() - began
 
     def _first_trace(self, stage: Staged) -> tuple[Trace, str]:
@@ -225,6 +228,20 @@ class Core:
     def example_call(self) -> Call:
         """The forward pass of the example, with the present model and modes."""
         return self.example.call(self.model, self.modes.switches())
+
+    @property
+    def spread(self) -> bool:
+        """Whether a pass must run in all processes of a job; then none is made unasked."""
+        if jax.process_count() == 1:
+            return False
+        call = self.call()
+        with call.configuration.held():  # with its mesh, in any thread
+            return spans(call.arrays)
+
+    def require_here(self, what: str) -> None:
+        """Raise an InspectorError if a pass must run in all processes of a job."""
+        if self.spread:
+            raise InspectorError(elsewhere(what))
 
     def learn(self) -> None:
         """Give the recording the facts of the model and the last requested pass, once."""
@@ -399,7 +416,9 @@ class Core:
                 self.view.present(force=True)
 
     def keep_file(self, path: Any) -> None:
-        """Save the recording, and from then on each new pass."""
+        """Save the recording, and from then on each new pass; of a job, process 0 does."""
+        if jax.process_index() and self.spread:
+            return
         self.recording.attach(path, weakly(self._not_saved))
 
     def _not_saved(self, text: str) -> None:

@@ -150,6 +150,7 @@ def _candidates(
 
 
 def first_nan_in(core: Core) -> Operation | None:
+    core.require_here("The operations of the last requested pass")
     call = core.call()
 
     def search(stage: Staged) -> Operation | None:

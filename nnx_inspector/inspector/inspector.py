@@ -147,7 +147,7 @@ class Inspector(Readings):
             if core.missing:  # another version of jax may name it otherwise: the rest is shown
                 core.notice("warning", core.missing)
                 warn(core.missing)
-            if core.trace.eager or forbids_nan():
+            if (core.trace.eager or forbids_nan()) and not core.spread:
                 self.run()
             if display and core.view.display_in_notebook():
                 self._rerun.begin(wait=runs_by_itself())
@@ -338,7 +338,7 @@ class Inspector(Readings):
 
         Saving ends with `close` or another `save`. A killed process loses the step under way, and
         perhaps the measured step before it; `nni.load` reads the file. A failure in a running loop
-        is shown, never raised.
+        is shown, never raised. In a job of several processes the first one saves.
 
         Args:
             path: the file's path; an existing file is replaced atomically.
@@ -346,7 +346,7 @@ class Inspector(Readings):
         Raises:
             OSError: the file cannot be created.
         """
-        self._rerun.first()
+        self._rerun.first(needed=False)
         self._core.require_open().keep_file(path)
 
     # --------------------------------------------------------- perturbations

@@ -17,6 +17,7 @@ import time
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, TypeVar
 
+import jax
 from flax import nnx
 
 from nnx_inspector._compat.started import wait_for
@@ -26,6 +27,7 @@ from nnx_inspector.hooks.layers import open_layers
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
+from nnx_inspector.inspector.passes.alike import Alike
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.reports import Reports
 from nnx_inspector.live.attendance import Attendance
@@ -33,6 +35,7 @@ from nnx_inspector.live.beginning import ended
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session, StepEnd
 from nnx_inspector.live.steps import Region, Step, batches_of, check_every, check_tree, iterate
+from nnx_inspector.perturbations.slots import Setting
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.recordings.layers import Stack
 from nnx_inspector.screen import protocol
@@ -40,6 +43,9 @@ from nnx_inspector.screen import protocol
 T = TypeVar("T")
 PATIENCE = 0.2
 """How long a loop waits for the recording before it says so, in seconds."""
+NO_ROOM = "The programs of this region have no place for the new perturbation."
+NO_STEPS = "The processes of a job change perturbations between steps, which this region has not."
+LATER = "It acts once insp.watch is entered again, or from the next insp.tick() on."
 SPARED = 10
 """At most one in this many measured steps runs bare while the measured program compiles."""
 
@@ -63,6 +69,7 @@ class Loops:
         self._start = 0
         self._some = False  # whether any step has ended
         self._last_end: StepEnd | None = None  # of a step that is recorded behind the loop
+        self.shares = Alike(core, weakly(self._take_over))
         core.handles.on_change, core.handles.elsewhere = self._changed, self._is_compiling
         core.closing.callback(weakly(self._forget))
 
@@ -97,16 +104,10 @@ class Loops:
         return iterate(self, session, batches, every)
 
     def _session_for(self, only: Only, gradients: bool, tree: int | None) -> Session:
-        key = (self._core.selection, gradients, None if only is None else Selection(only), tree)
+        core, how = self._core, dict[str, Any](gradients=gradients, tree=tree)
+        key = (core.selection, gradients, None if only is None else Selection(only), tree)
         if key not in self._sessions:
-            core = self._core
-            session = Session(
-                core.watched,
-                only=core.selection.terms,
-                measured=only,
-                gradients=gradients,
-                tree=tree,
-            )
+            session = Session(core.watched, only=core.selection.terms, measured=only, **how)
             session.on_armed = weakly(self._armed)
             self._sessions[key] = session
         return self._sessions[key]  # reused, because its programs are compiled
@@ -159,9 +160,9 @@ class Loops:
         """A perturbation was switched, tuned, added or removed."""
         core = self._core
         with core.lock:
-            core.pending, looping = True, core.looping
-            if self._between_passes and self._session is not None:
-                self._take_over(self._session)  # no step begins that would do it
+            core.pending, looping, session = True, core.looping, self._session
+            if self._between_passes and session is not None:  # no step begins that would do it
+                self._take_over(session, core.handles.setting())
         if not looping:
             self._rerun.refresh()
         core.view.state_changed()
@@ -177,24 +178,19 @@ class Loops:
             return None
         return session.compiling and handle.place not in session.places
 
-    def _take_over(self, session: Session) -> None:
-        core = self._core
-        setting = core.handles.setting().in_one()
-        session.perturb(setting)
+    def _take_over(self, session: Session, setting: Setting) -> None:
+        core, setting, alone = self._core, setting.in_one(), session.company is None
+        if self._first or alone or not self._between_passes:
+            session.perturb(setting)
         if self._first:
             session.make_room()
-        elif self._between_passes:
-            if session.lacks_room:
-                text = (
-                    "The programs of this region have no place for the new perturbation. It acts "
-                    "once insp.watch is entered again, or from the next insp.tick() on."
-                )
-                core.notice("info", text)
-        else:
+        elif not self._between_passes:
             session.arm()
+        elif session.lacks_room or not alone:
+            core.notice("info", f"{NO_ROOM if alone else NO_STEPS} {LATER}")
         # a handle whose program still compiles acts in a later step, once `_armed` was called
-        taken = [one for one in core.handles.all() if one.enabled and not one.compiling]
-        self._taken = tuple(taken)
+        on = [one for one in core.handles.all() if one.enabled and not one.compiling]
+        self._taken = tuple(one for one in on if one.id not in self.shares.unsent)
         core.pending = session.lacks_room
         self._perturbed = setting.active
         core.view.training_perturbed = self._perturbed
@@ -229,9 +225,14 @@ class Loops:
             core.meter.loop_begins()
             every = self._every
             spares = total and every > 1 and core.view.on_screen and not core.recording.attached
+            spares = spares and jax.process_count() == 1  # all run the same program at each step
             self._spare = total // every // SPARED if total and spares else 0
             self._progress(start, None if total is None else start + total)
         return start
+
+    def begins_at(self, step: int) -> int:
+        self._core.step = self._start = step
+        return step
 
     def step_begins(self, session: Session) -> bool:
         """Take over the changes; return whether any perturbation is on."""
@@ -240,19 +241,16 @@ class Loops:
             self._session = session
             if self._first:
                 in_region = self._region is not None
-                before = 0 if in_region else session.inbox.count
-                attendance = Attendance(
-                    session, self._every, core.step, before=before, in_region=in_region
-                )
-                self._reports.begin(attendance)
-            if core.pending:
-                self._take_over(session)
+                how: Any = dict(before=0 if in_region else session.inbox.count, in_region=in_region)
+                self._reports.begin(Attendance(session, self._every, core.step, **how))
+            if core.pending and session.company is None:
+                self._take_over(session, core.handles.setting())
             measured = self._between_passes or core.step % self._every == 0
             if measured:
                 self._rerun.follow()
-            missing = session is not self._ready
+            missing, alone = session is not self._ready, session.company is None
             may = core.closed or (measured and self._may_run_bare(session))
-            session.bare = missing and may
+            session.bare = missing and may and alone
             if measured and missing:
                 beside = ", while the loop goes on" * session.bare
                 core.wait_for("loop", f"compiling the measured step{beside}")
@@ -419,6 +417,8 @@ class Loops:
                 self._progress(step, core.view.progress.total)
             self._perturbed, self._session, self._region, self._last_end = False, None, None, None
             core.view.loop_thread, core.view.training_perturbed = None, False
+            if core.closed:
+                self._forget()
         try:
             self._ended(session)
         finally:
@@ -459,12 +459,9 @@ class Loops:
         self._core.view.present()
 
     def _progress(self, step: int, total: int | None) -> None:
+        running, rate = self._core.looping, self._core.meter.rate
         self._core.view.progress = protocol.Progress(
-            kind="watch",
-            running=self._core.looping,
-            step=step,
-            total=total,
-            rate=self._core.meter.rate,
+            kind="watch", running=running, step=step, total=total, rate=rate
         )
 
     def update(self, model: nnx.Module) -> None:
@@ -492,8 +489,10 @@ class Loops:
             self.step_left(session, core.step, sampled=True)
 
     def _forget(self) -> None:
-        """Close the sessions. A running loop goes on unwatched."""
-        for session in self._sessions.values():
-            session.close()
-        self._sessions.clear()
+        """Close the sessions. A running loop goes on unwatched, in a job once all know of it."""
+        for key, session in list(self._sessions.items()):
+            if session.company is not None and session is self._session:
+                session.company.leaves = True
+            else:
+                self._sessions.pop(key).close()
         self._ready = None

@@ -32,7 +32,7 @@ from nnx_inspector.program.structure import describe
 from nnx_inspector.program.survey import why_divided
 from nnx_inspector.recordings.compare import compare
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.records.donated import undisturbed
+from nnx_inspector.records.donated import require_here, undisturbed
 from nnx_inspector.records.layers import layers_of
 from nnx_inspector.records.record import Record
 from nnx_inspector.records.weights import frame_of, weights_apart
@@ -77,6 +77,7 @@ def weights_of(
     def read() -> tuple[list[Weight], int]:
         arrays = sorted(_arrays(contents_at(modules, site), site), key=lambda one: one[0])
         found = [(key, x) for _, key, x in arrays[:most]]
+        require_here(found, "The parameters")
         measured = jax.device_get([summarize(x) for _, x in found])
         pairs = zip(found, measured, strict=True)
         rows = [Weight(key, describe(x), summary) for (key, x), summary in pairs]
@@ -173,6 +174,7 @@ def units_at(core: Core, site: str, *, axis: int = -1) -> Any:
 
 def _record_of_units(core: Core, *sites: str, axis: int = -1) -> Record:
     setting = core.handles.setting()
+    core.require_here("The units")
     require_examples(core.call().parts.arrays, "units")
     return undisturbed(
         lambda: core.programs.units(core.call(), setting, *sites, axis=axis),
@@ -320,6 +322,7 @@ def compare_with(
         core.view.keep(weights_message("", []))
         return None
     if isinstance(other, (nnx.Pytree, Mapping)) and not isinstance(other, Record):
+        require_here((other, nnx.state(core.model)), "The weights")
         rows = weights_apart(other, core.model)
         core.view.keep(weights_message(name or "the other weights", rows))
         return frame_of(rows)

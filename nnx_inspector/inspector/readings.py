@@ -66,7 +66,7 @@ class Readings:
     @property
     def recording(self) -> Recording:
         """Everything measured so far."""
-        self._rerun.first()
+        self._rerun.first(needed=False)
         return self._core.recording
 
     @property

@@ -159,7 +159,7 @@ class Attendance:
         Args:
             over: whether the loop has ended.
         """
-        if self._session.apart:
+        if self._session.apart and not self.called:
             advice = "no process measures this loop, which runs as it is"
             return Uncalled(
                 step=self._first,

@@ -24,6 +24,8 @@ def losses_of(session: Session, *, over: bool = True) -> Iterator[str]:
             f"and are not shown: they were computed after several later calls. Iterate over "
             f"insp.watch(batches), which knows where a step ends."
         )
+    notes, session.notes = session.notes, []
+    yield from notes
     now = {site: why for site, why in session.unseen.items() if over or not why.startswith(TWINS)}
     new = {site: why for site, why in now.items() if site not in session.told}
     session.told |= set(new)

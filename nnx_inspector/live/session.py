@@ -13,13 +13,15 @@ import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import jax
 from flax import nnx
 
+from nnx_inspector._compat.processes import spans
 from nnx_inspector._compat.started import Following
 from nnx_inspector.background import Worker, weakly
+from nnx_inspector.errors import comes_from_a_handler
 from nnx_inspector.hooks.dispatch import Tagged, hooking
 from nnx_inspector.hooks.layers import TAP_OUTPUT, Layer
 from nnx_inspector.hooks.scope import Scope, scope_of
@@ -28,7 +30,7 @@ from nnx_inspector.live.figures import Observer, told_gauges
 from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.inbox import Arrived, Inbox, Message, Taken
 from nnx_inspector.live.messages import Reached, listeners
-from nnx_inspector.live.programs.agreement import disagreement
+from nnx_inspector.live.programs.agreement import Company, company_of
 from nnx_inspector.live.programs.recompile import JitCalls, Listening
 from nnx_inspector.live.programs.variants import Chosen, Variants
 from nnx_inspector.live.programs.whose import Whose
@@ -59,6 +61,14 @@ def _taken(free: list[int], wanted: int) -> int:
         except IndexError:  # not checked beforehand: another thread may take the last number
             return next(_numbers)
     return wanted
+
+
+class Shares(Protocol):
+    """What the owner of a loop says to the other processes of a job, and takes from them."""
+
+    def opens(self) -> str: ...
+    def wish(self) -> str: ...
+    def granted(self, session: Session, said: Mapping[int, str], /) -> None: ...
 
 
 class _Noting:
@@ -160,7 +170,9 @@ class Session:
         self._wanted: tuple[Place, ...] = ()
         self._observer = Observer()
         self.bare = False
-        self.apart = ""  # why the processes of the job do not measure
+        self.company: Company | None = None  # the processes of a job that measure together
+        self.notes: list[str] = []  # warnings of what became of it
+        self._open: Callable[[], Company] | None = None
         self._calls, self._bare_calls = self._no_calls(), JitCalls(None)
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
         self.variants = Variants(self)
@@ -182,15 +194,67 @@ class Session:
         self.whose.begin()
         listeners[self.number] = self
 
-    def agree(self, every: int) -> None:
-        """Wait for the other processes of the job, if there are any: all measure, or none does."""
+    def agree(self, first: int, every: int, shares: Shares) -> int:
+        """Wait for the other processes of a job that this loop trains in: all measure, or none.
+
+        If the model's own arrays lie in this process, the first program decides whether it does.
+
+        Returns:
+            The number of the first step: of process 0, whose count all of them take.
+        """
+        self.company, self._open = None, None
+        if jax.process_count() == 1:
+            return first
         model = type(self.model).__name__
         opening = {"every": every, "gradients": self.gradients, "model": model}
-        self.apart = disagreement({**opening, "sites": len(self.keys)})
+
+        def begin() -> Company:
+            said = shares.opens()
+            compared = {**opening, "sites": len(self.keys), "perturbations": said}
+            found = company_of(compared, first=first)
+            if not found.apart:
+                shares.granted(self, {0: said})
+            return found
+
+        self._open = begin
+        self.takes_part(nnx.state(self.model))
+        return first if self.company is None else self.company.first
+
+    def takes_part(self, arrays: Any) -> bool:
+        """Whether a program on these arrays may be another than the user's own."""
+        if self._open is not None and spans(arrays):
+            begin, self._open = self._open, None
+            self.company = begin()
+        return not self.apart
+
+    @property
+    def apart(self) -> str:
+        """Why the processes of the job do not measure; "" if they do, or if there is one alone."""
+        return "" if self.company is None else self.company.apart
+
+    def meet(self, shares: Shares) -> bool:
+        """Whether a step that is due is measured: in a job, if all are about to make it."""
+        if self.company is None:
+            return True
+        before, said = self.apart, self.company.meet(shares.wish())
+        if self.apart != before:
+            self.notes.append(f"{self.apart}: no process measures it any more, and it goes on.")
+        if said is None:
+            return False
+        try:
+            shares.granted(self, said)
+        except Exception as error:  # within the user's step: no process measures the next one
+            if comes_from_a_handler(error):
+                raise
+            self.errors.append(f"changing perturbations: {type(error).__name__}: {error}")
+            self.company.leaves = True
+        return True
 
     def finish(self) -> None:
         """End a loop. None of its programs may be running; what later programs send is ignored."""
         listeners.pop(self.number, None)
+        if self.company is not None:
+            self.company.leave()
         # other calls, of a twin say, are seen in a new trace alone: other sessions must trace again
         if self._has_number and self._may_share:
             self._has_number = False
@@ -276,7 +340,7 @@ class Session:
             return dataclasses.replace(hook, wrap=wrap)
 
         calls = self._calls.all()
-        if not calls or jax.process_count() > 1:  # they change their programs at the same step
+        if not calls or self.company is not None:  # all change their programs at the same step
             self.places = places
             return False
 

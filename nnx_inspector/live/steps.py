@@ -27,7 +27,7 @@ from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, comes_from_a_handler
 from nnx_inspector.hooks.dispatch import installing
 from nnx_inspector.live.inbox import Taken
-from nnx_inspector.live.session import Session
+from nnx_inspector.live.session import Session, Shares
 from nnx_inspector.opening import Opening, close_all
 
 T = TypeVar("T")
@@ -55,7 +55,14 @@ class Step:
 class Owner(Protocol):
     """The object that begins a loop and receives its steps and passes."""
 
+    @property
+    def shares(self) -> Shares: ...
+
     def loop_begins(self, loop: object, total: int | None) -> int: ...
+    def begins_at(self, step: int) -> int:
+        """Let the first step have another number, which it returns."""
+        ...
+
     def step_begins(self, session: Session) -> bool: ...
     def step_ends(self, session: Session, ended: Step) -> None: ...
     def step_left(self, session: Session, step: int, *, sampled: bool) -> None: ...
@@ -73,6 +80,14 @@ def check_every(every: Any) -> int:
     number = _whole_number(every)
     if number is None or number < 1:
         raise ValueError(f"every must be a number of steps, 1 or more, got {every!r}.")
+    return number
+
+
+def check_start(start: Any) -> int:
+    """Return `start`, any kind of integer, as an int, or raise a ValueError."""
+    number = _whole_number(start)
+    if number is None or number < 0:
+        raise ValueError(f"start must be the number of a step, 0 or more, got {start!r}.")
     return number
 
 
@@ -131,8 +146,8 @@ class Steps:
         self._path: Following | None = None
 
     def begin(self) -> None:
+        due = self._step % self._every == 0 and self._session.meet(self._owner.shares)
         self._perturbed = self._owner.step_begins(self._session)
-        due = self._step % self._every == 0
         self._sampled = due and not self._session.bare
         self._session.sample(1 if self._sampled else 0)
         self._began = time.perf_counter()
@@ -210,7 +225,7 @@ class _Iteration:
         first = self._owner.loop_begins(self, total)
         self._session.begin()
         self._session.refresh()
-        self._session.agree(every)
+        first = self._owner.begins_at(self._session.agree(first, every, self._owner.shares))
         self._installed.open()
         self._steps = Steps(self._owner, self._session, every, first)
         return self._steps
@@ -321,7 +336,8 @@ class Region:
         self._session.inbox.restart(self._every)
         self._session.begin()
         self._session.refresh()
-        self._session.agree(self._every)
+        agreed = self._session.agree(self._first, self._every, self._owner.shares)
+        self._first = self._owner.begins_at(agreed)
         self._owner.step_begins(self._session)
         self._installed.open()
         self._open = self._session.opening()

@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 from flax import nnx
@@ -23,11 +24,19 @@ from nnx_inspector.live.beginning import ended
 from nnx_inspector.live.inbox import Sent, Taken
 from nnx_inspector.live.losses import losses_of, others_of
 from nnx_inspector.live.session import Session
-from nnx_inspector.live.steps import Region, Step, check_every, check_tree, closed_at_exit
+from nnx_inspector.live.steps import (
+    Region,
+    Step,
+    check_every,
+    check_start,
+    check_tree,
+    closed_at_exit,
+)
 from nnx_inspector.program.analysis.stacks import shown_of
 from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.recordings.facts import Facts
 from nnx_inspector.recordings.layers import Stack, leaf_of
+from nnx_inspector.recordings.load import resumed
 from nnx_inspector.recordings.recording import Recording
 
 
@@ -40,6 +49,7 @@ def watch(
     gradients: bool = True,
     save: str | bytes | os.PathLike[str] | None = None,
     tree: int | None = None,
+    start: int = 0,
 ) -> Iterator[Recording]:
     """Record the passes that this thread makes through a model, which stays jitted and unchanged.
 
@@ -58,14 +68,19 @@ def watch(
             several processes the first one writes it.
         tree: which tree is the model, if one program merges several of its structure; see
             `Inspector.watch`.
+        start: the step with which a run that was restarted from a checkpoint goes on: passes
+            `start`, `start + every` and so on are measured. The recording in the file goes on too,
+            and `recording.seams` says where.
 
     Yields:
         The recording. It may be read at any time and is complete when the region is left.
 
     Raises:
         TypeError: `model` is not an `nnx.Module`.
-        ValueError: `every` is less than 1, `only` matches no site, or `tree` is not a number.
+        ValueError: `every` is less than 1, `only` matches no site, or `tree` or `start` is not a
+            number of this kind.
         OSError: the file cannot be created. Later failures are reported in a warning at the end.
+        InspectorError: with `start`, the file that is there is not a recording, or is damaged.
 
     Example:
         >>> import jax.numpy as jnp
@@ -79,8 +94,8 @@ def watch(
         >>> [one.step for one in recording.passes], recording.summary("").size
         ([0, 2], 12)
     """
-    loop = _watched(model, every=every, only=only, gradients=gradients, save=save, tree=tree)
-    yield from closed_at_exit(loop)
+    how: Any = dict(every=every, only=only, gradients=gradients, save=save, tree=tree)
+    yield from closed_at_exit(_watched(model, start=check_start(start), **how))
 
 
 def _watched(
@@ -91,22 +106,28 @@ def _watched(
     gradients: bool,
     save: str | bytes | os.PathLike[str] | None,
     tree: int | None,
+    start: int,
 ) -> Iterator[Recording]:
     require_module(model)
     session = Session(model, only=only, gradients=gradients, tree=check_tree(tree))
-    recording, failed = Recording(), list[str]()
-    attendance, uncalled = Attendance(session, every, 0, in_region=True), None
+    saves = save if jax.process_index() == 0 else None  # of a job, the first process
+    known, failed = facts_of_modules(model), list[str]()
+    recording = resumed(saves, known) if saves is not None and start else Recording()
+    attendance, uncalled = Attendance(session, every, start, in_region=True), None
     try:
         try:
-            if save is not None and jax.process_index() == 0:
-                recording.attach(save, failed.append)
-            recording.learn(facts_of_modules(model))
-            with Region(_Recorder(recording), session, check_every(every)):
+            if saves is not None:
+                recording.attach(saves, failed.append)
+            recording.learn(known)
+            with Region(_Recorder(recording, start), session, check_every(every)):
                 yield recording
+            if save is not None and jax.process_index() and session.company is None:
+                failed.append(NOT_SAVED.format(jax.process_index()))
             count = session.inbox.count
             attendance.note(count)
             if count:
-                recording.learn(ended(model, recording.facts_so_far, count - 1))
+                last = start + count - 1
+                recording.learn(ended(model, recording.facts_so_far, last))
             uncalled = attendance.uncalled(over=True)
             if uncalled is not None:
                 recording.miss(uncalled)
@@ -130,6 +151,10 @@ def _watched(
         warn(text)
 
 
+NOT_SAVED = (
+    "Process {} of this job wrote no file, because process 0 does. If each process trains a model "
+    "of its own, write its recording yourself: recording.attach(path)."
+)
 _Learnt = tuple[Facts, dict[str, int]]
 _learnt: weakref.WeakKeyDictionary[WatchedCall, _Learnt] = weakref.WeakKeyDictionary()
 """What was learnt from a call, kept as long as a program that was traced for it."""
@@ -144,15 +169,32 @@ def _learn(call: WatchedCall, read: Callable[[], _Learnt]) -> _Learnt:
     return _learnt[call]
 
 
+class _Nothing:
+    """What a recording shares with other processes: it perturbs nothing."""
+
+    def opens(self) -> str:
+        return ""
+
+    wish = opens
+
+    def granted(self, session: Session, said: Mapping[int, str], /) -> None:
+        pass
+
+
 class _Recorder:
     """The owner of a region that is recorded without a screen."""
 
-    def __init__(self, recording: Recording):
-        self._recording = recording
+    shares = _Nothing()
+
+    def __init__(self, recording: Recording, start: int):
+        self._recording, self._start = recording, start
         self._known: list[WatchedCall] = []
 
     def loop_begins(self, loop: object, total: int | None) -> int:
-        return 0
+        return self._start
+
+    def begins_at(self, step: int) -> int:
+        return step
 
     def step_begins(self, session: Session) -> bool:
         return False

@@ -15,6 +15,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector._compat import jit
+from nnx_inspector._compat.processes import spans
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import variables_by_path
@@ -94,6 +95,26 @@ def require_whole(arrays: Iterable[Any], what: str, of: Any = ()) -> None:
     """
     arrays = list(arrays)
     undisturbed(lambda: require_there(arrays), what, of)
+
+
+def require_here(arrays: Any, what: str) -> None:
+    """Raise if an array lies partly in other processes, before a program is run in this one alone.
+
+    Raises:
+        InspectorError: other processes have a part.
+    """
+    if spans(arrays):
+        raise InspectorError(elsewhere(what))
+
+
+def elsewhere(what: str) -> str:
+    """The error text for arrays of a job of several processes; `what` as in `taken`."""
+    return (
+        f"{what} cannot be read by one process alone: the arrays are spread over the "
+        f"{jax.process_count()} processes of this job, and a program that reads them waits until "
+        f"all run it. Call insp.run(...) or insp.step(...) at the same line in every process, or "
+        f"watch the loop in every process."
+    )
 
 
 def require_staged(stage: Staged) -> None:

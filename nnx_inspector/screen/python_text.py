@@ -7,6 +7,7 @@ it is tuned. Imports jax only when something is made; runs nothing; knows no mod
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import keyword
@@ -49,6 +50,37 @@ def made(kind: str, strength: float | None, at: str) -> Any:
     if strength is not None and not classes[kind].form.strength_name:
         raise ValueError(f"{kind} has no strength to set.")
     return classes[kind].clicked(strength, at)
+
+
+def read(text: str) -> Any:
+    """The perturbation that a text of `Kind.python` makes. It runs no other Python than that.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    from nnx_inspector.perturbations import gradients, parameters, values
+    from nnx_inspector.perturbations.base import Kind
+
+    modules = (values, gradients, parameters)
+    kinds = {n: kind for module in modules for n, kind in vars(module).items()}
+
+    def made_by(node: ast.expr) -> Any:
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="nni"), attr=name)):
+                maker = kinds.get(name)
+                is_kind = isinstance(maker, type) and issubclass(maker, Kind)
+            case ast.Call(func=ast.Attribute(value=of, attr="only" | "without" as name)):
+                is_mask = isinstance(of, ast.Attribute) and of.attr == "Mask"
+                owner = kinds["Mask"] if is_mask else made_by(of)
+                maker, is_kind = getattr(owner, name, None), is_mask == (name == "without")
+            case _:
+                raise ValueError(f"{text!r} makes no perturbation of this package.")
+        if not is_kind or not callable(maker):
+            raise ValueError(f"{text!r} makes no perturbation of this package.")
+        named = {str(one.arg): ast.literal_eval(one.value) for one in node.keywords}
+        return maker(*map(ast.literal_eval, node.args), **named)
+
+    return made_by(ast.parse(text, mode="eval").body)
 
 
 def masked(bits: str, units: int, columns: int = 0) -> Any:

@@ -1,7 +1,8 @@
-"""Two processes with two devices each train models in loops that both watch, and print each what it
+"""Processes with two devices each train models in loops that both watch, and print each what it
 recorded, and what they trained beside what the same loop trains bare.
 
-`python trained_apart.py ADDRESS NUMBER CASE ...`, run by `test_processes`, which gives the devices.
+`python trained_apart.py ADDRESS NUMBER COUNT CASE ...`, run by `test_processes`, which gives the
+devices. The cases of `inspected_apart` are run too.
 What the second process compiles in a thread is never ready, and that of the first one always is:
 they launch the same programs however long one of them takes.
 """
@@ -132,7 +133,7 @@ def made(mesh: Any, layout: str, model: Any) -> tuple[Any, Any, jax.Array]:
 
     for one in (net, optimizer):
         nnx.update(one, jax.tree.map_with_path(place, nnx.state(one)))
-    return net, optimizer, placed(mesh, X, P() if layout == "tensor" else P("d"))
+    return net, optimizer, placed(mesh, X, P("d") if layout == "data" else P())
 
 
 def trained(
@@ -188,7 +189,8 @@ def loops(
     **how: Any,
 ) -> list[dict[str, Any]]:
     """Watched loops, and last the bare one, each with the same jitted functions."""
-    mesh, step = jax.make_mesh((4,), ("d",), axis_types=(KINDS[kind],)), make()
+    mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(KINDS[kind],))
+    step = make()
     mine = every[jax.process_index()] if isinstance(every, dict) else every
     found = list[dict[str, Any]]()
     with jax.set_mesh(mesh):
@@ -198,18 +200,27 @@ def loops(
     return found
 
 
-def main(address: str, number: int, names: Sequence[str]) -> None:
+def main(address: str, number: int, count: int, names: Sequence[str]) -> None:
+    import inspected_apart  # which reads this module
+
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(address, 2, number, initialization_timeout=60)
+    jax.distributed.initialize(address, count, number, initialization_timeout=60)
     if number == 1:
         start = background.Worker._start
         background.Worker._start = lambda self: None if self._name == COMPILING else start(self)
     for name in names:
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            said = {"name": name, "loops": loops(**CASES[name])}
+            if name in CASES:
+                said = {"name": name, "loops": loops(**CASES[name])}
+            else:
+                mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(AxisType.Auto,))
+                context = contextlib.nullcontext() if name == "local" else jax.set_mesh(mesh)
+                with context:
+                    said = {"name": name, **getattr(inspected_apart, name)(mesh)}
         print(json.dumps({**said, "warnings": [str(one.message) for one in found]}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    sys.modules["trained_apart"] = sys.modules["__main__"]  # one module, not two
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -1,4 +1,4 @@
-"""Loops of a job of two processes: both have the record of one, and train what they train bare.
+"""Jobs of several processes: all have the record of one, and train what they train bare.
 
 `trained_apart.py` is one of the processes. They exchange values in every program, so a job whose
 processes launch different programs stops.
@@ -11,64 +11,78 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from typing import Any
 
+import inspected_apart
 import numpy as np
 import pytest
 import trained_apart
 from flax import nnx
 from trained_apart import FIGURES, RATE, STEPS, Deep, Net, X, trained
 
+import nnx_inspector as nni
+
 PROGRAM = pathlib.Path(trained_apart.__file__)
 QUICK, LONG = ["data", "tensor", "explicit"], ["halves"]
 EVERY = {name: case.get("every", (3, 1)) for name, case in trained_apart.CASES.items()}
 
 
-def job(*names: str) -> dict[str, tuple[Any, Any]]:
-    """Case -> what each of the two processes says."""
+def job(*names: str, count: int = 2, killed: int = -1, **more: str) -> dict[str, Any]:
+    """Case -> what each of the processes says; {} if one of them kills itself."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     where = os.pathsep.join([str(PROGRAM.parents[2]), str(PROGRAM.parent)])
     flags = "--xla_force_host_platform_device_count=2"
     environment = {**os.environ, "PYTHONPATH": where, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment["NPROC"] = "64"  # see limits.md: the threads of XLA's exchanges
+    environment |= {"RUN_KILLS": str(killed), **more}
     with contextlib.ExitStack() as stack:
-        # files: a process that waits for a reader of its pipe would hold up the other one
-        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(4)]
+        # files: a process that waits for a reader of its pipe would hold up the others
+        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2 * count)]
         processes = [
             subprocess.Popen(
-                [sys.executable, str(PROGRAM), address, str(number), *names],
+                [sys.executable, str(PROGRAM), address, str(number), str(count), *names],
                 stdout=files[number],
-                stderr=files[2 + number],
+                stderr=files[count + number],
                 env=environment,
             )
-            for number in range(2)
+            for number in range(count)
         ]
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            ends = [pool.submit(process.wait, 300) for process in processes]
+            ends = [pool.submit(process.wait, 600) for process in processes]
             try:
                 for end in concurrent.futures.as_completed(ends):
                     if end.result():
-                        break  # the other one would wait for it
+                        break  # the others would wait for it
             finally:
                 for process in processes:
                     process.kill()
                     process.wait()
             for one in files:
                 one.seek(0)
+        if killed >= 0:
+            assert processes[killed].returncode == -signal.SIGKILL
+            return {}
         assert not any(one.returncode for one in processes), [one.read()[-4000:] for one in files]
-        lines = [[json.loads(x) for x in one if x.startswith("{")] for one in files[:2]]
+        lines = [[json.loads(x) for x in one if x.startswith("{")] for one in files[:count]]
     said = [{line["name"]: line for line in found} for found in lines]
-    return {name: (said[0][name], said[1][name]) for name in names}
+    return {name: tuple(one[name] for one in said) for name in names}
 
 
 @pytest.fixture(scope="module")
 def quick():
-    return job(*QUICK, "disagreed")
+    return job(*QUICK, "disagreed", *inspected_apart.CASES)
+
+
+@pytest.fixture(scope="module")
+def four():
+    return job("data", "steered", "left", "pipeline", count=4)
 
 
 @pytest.fixture(scope="module")
@@ -204,3 +218,126 @@ def test_if_one_process_does_not_come_or_watches_otherwise_none_measures(quick):
     assert "Process 1 watches with every=2, and process 0 with 1" in of_first[0]
     (of_second,) = second["warnings"]
     assert "Process 0 watches with every=1, and process 1 with 2: no process meas" in of_second
+
+
+# ---------------------------------------------------------------- an inspector
+
+
+def bare(steps: int) -> list[float]:
+    """The losses of as many steps in one process."""
+    net, optimizer, x = trained_apart.made(None, "data", Net)
+    step = trained_apart.whole()
+    return [float(step(net, optimizer, x)) for _ in range(steps)]
+
+
+def test_no_pass_is_made_by_one_process_alone(quick):
+    first, second = quick["alone"]
+    assert (first["effect"], first["passes"]) == (True, 0)
+    for name, text in {**first["errors"], "unplaced": first["unplaced"]}.items():
+        assert "the arrays are spread over the 2 processes of this job" in text, name
+    assert sum("spread over the 2 processes" in text for text in first["notices"]) == 1
+    assert first["losses"] == second["losses"]
+    assert first["warnings"] == second["warnings"] == []
+
+
+def test_a_model_of_one_process_is_inspected_as_ever(quick):
+    said = quick["local"][1]
+    assert said["output"][0] == 16 * 2 * trained_apart.D
+    assert (said["change"], said["rows"]) == (pytest.approx(0.5), 3)
+    close(said["losses"][:STEPS], by_hand()[1], "losses")
+    assert [step for step, _ in said["steps"]][-4:] == [0, 2, 0, 2]
+    assert said["warnings"] == []
+
+
+def test_passes_that_all_processes_make_are_those_of_one(quick):
+    first, second = quick["passes"]
+    assert first["layouts"] == second["layouts"]
+    for layout, expected in inspected_apart.passes(None)["layouts"].items():
+        for what, figures in expected.items():
+            close(first["layouts"][layout][what], figures, f"{layout} {what}")
+    for said, other in ((first, 1), (second, 0)):
+        text = f"Process {other} makes a pass with "
+        assert said["unlike"].startswith(text)
+        assert "perturbations" in said["unlike"]
+        assert said["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("runs", "stages"), [("quick", 4), pytest.param("four", 8, marks=pytest.mark.long)]
+)
+def test_a_pipeline_over_all_processes_has_the_record_of_one(runs, stages, request):
+    first, *others = request.getfixturevalue(runs)["pipeline"]
+    assert all(first == other for other in others)
+    alone = inspected_apart.pipeline(None, stages)
+    close(first["losses"], alone["losses"], "losses")
+    assert len(first["record"]) == len(alone["record"])
+    for found, expected in zip(first["record"], alone["record"], strict=True):
+        assert found[:3] == expected[:3]
+        close(found[3:], expected[3:], str(expected[:3]))
+
+
+every_count = pytest.mark.parametrize(
+    "runs", ["quick", pytest.param("four", marks=pytest.mark.long)]
+)
+
+
+@every_count
+def test_what_process_0_switches_acts_in_all_from_the_next_measured_step_on(runs, request):
+    first, *others = request.getfixturevalue(runs)["steered"]
+    for other in others:
+        assert other["losses"] == first["losses"]
+    close(first["losses"], inspected_apart.by_settings(), "losses")
+    for one in (first, *others):
+        assert one["steps"] == [[0, False], [3, True], [6, True], [9, True], [12, False]]
+    *sent, unsent = first["handles"]
+    for one in others:
+        assert one["handles"] == sent
+    assert [site for site, _, _ in sent] == ["a", "a", "b"]
+    assert "cannot be sent" in unsent[2]
+    assert first["warnings"] == []
+    vain, *rest = others
+    assert [text for text in vain["warnings"] if "perturb what process 0 does" in text]
+    assert all(one["warnings"] == [] for one in rest)
+
+
+@every_count
+def test_a_process_that_leaves_a_loop_or_closes_its_inspector_holds_up_none(runs, request):
+    every = request.getfixturevalue(runs)["left"]
+    first = every[0]
+    for other in every:
+        assert {k: v for k, v in other.items() if k != "warnings"} == {
+            k: v for k, v in first.items() if k != "warnings"
+        }
+    loops = [first[f"{how} {i}"] for how in ("interrupted", "closed") for i in range(len(every))]
+    for one in loops:  # it happens in step 4, and every third step is measured
+        assert one["steps"] == [0, 3]
+    found = [loss for one in loops for loss in one["losses"]] + first["after"]
+    close(found, bare(len(found)), "losses")
+    assert first["steps"] == [0, 3]
+    for number, one in enumerate(every):
+        texts = " ".join(one["warnings"])
+        for other in range(len(every)):
+            assert (f"Process {other} of {len(every)} left this loop" in texts) == (other != number)
+
+
+def test_if_the_coordinator_is_late_or_gone_the_job_goes_on_unmeasured(quick):
+    first, second = quick["late"]
+    assert first == second
+    assert first["steps"] == [0, 3, 9]
+    close(first["losses"], bare(len(first["losses"])), "losses")
+    (text,) = first["warnings"]
+    assert "The coordinator of this job does not answer (UNAVAILABLE: it is gone)" in text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed", [0, 1])
+def test_the_file_of_a_job_survives_a_kill_and_goes_on_after_a_restart(killed, tmp_path):
+    path = tmp_path / "run.nni"
+    job("saving", killed=killed, RUN_FILE=str(path), RUN_START="0")
+    kept = nni.load(path)
+    assert kept.steps[:4] == [0, 2, 4, 6]  # of 0 to 8, at most one is lost
+    first, second = job("saving", RUN_FILE=str(path), RUN_START="6")["saving"]
+    found = nni.load(path)
+    assert found.seams == (len(kept),)
+    assert first["steps"] == found.steps == [*kept.steps, 6, 8, 10]
+    assert second["steps"] == [6, 8, 10]

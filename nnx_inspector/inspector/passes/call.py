@@ -61,6 +61,11 @@ class Call:
         key = (code, empty.treedef, orders(empty.numbered), held.treedef, self.switches)
         return Parts(form, key, leaves, arguments.take(arguments.arrays))
 
+    @property
+    def arrays(self) -> tuple[list[Any], tuple[Any, ...]]:
+        """Those of the model and those of the arguments."""
+        return self.parts.leaves, self.parts.arrays
+
     @functools.cached_property
     def in_modes(self) -> Call:
         """The call of the model in its modes: itself, or with shapes in place of the arrays."""

@@ -27,7 +27,7 @@ class Job:
     """
 
     def __init__(self, core: Core, name: str):
-        self._place, self._stop = core.studying, threading.Event()
+        self._core, self._place, self._stop = core, core.studying, threading.Event()
         self._shown_at = 0.0
         # an error is already on screen by then
         self._worker = Worker(name, lambda error: None)
@@ -39,8 +39,9 @@ class Job:
         """Reserve the one place for work; `held` frees it again.
 
         Raises:
-            InspectorError: the place is taken.
+            InspectorError: the place is taken, or the arrays are spread over several processes.
         """
+        self._core.require_here("The model and its example")
         if not self._place.acquire(blocking=False):
             raise InspectorError(
                 "Another study of the model is running. Wait for it, or stop it in its panel."

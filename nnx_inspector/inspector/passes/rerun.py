@@ -24,6 +24,7 @@ from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, InspectorWarning, raised, warn
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.nnx.switches import Switches
+from nnx_inspector.inspector.passes.alike import agree_on
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.examined import show_inputs
 from nnx_inspector.inspector.passes.operations import with_operations, without_operations
@@ -32,6 +33,7 @@ from nnx_inspector.perturbations.apply import Reach
 from nnx_inspector.perturbations.slots import PARAMETER, Setting
 from nnx_inspector.records.donated import (
     are_these,
+    elsewhere,
     require_there,
     require_whole,
     undisturbed,
@@ -88,11 +90,11 @@ class Reruns:
         else:
             self.refresh()
 
-    def first(self) -> None:
+    def first(self, *, needed: bool = True) -> None:
         """Return when there is a pass to read. If none was made or begun, run the example here.
 
         Raises:
-            Exception: any exception of the pass.
+            InspectorError: it is `needed`, and must run in all processes of a job.
         """
         self._asked = True
         self._core.recorder.wait()
@@ -101,6 +103,8 @@ class Reruns:
         if self._lacks_first:
             self.run(self._core.example)
         elif not self._core.looping:
+            if needed and not len(self._core.recording):
+                self._core.require_here("The example")
             self._core.learn()
 
     def drop_first(self) -> None:
@@ -110,7 +114,7 @@ class Reruns:
     @property
     def _lacks_first(self) -> bool:
         core = self._core
-        return not (len(core.recording) or core.looping or core.closed)
+        return not (len(core.recording) or core.looping or core.closed or core.spread)
 
     def run(self, trial: Trial) -> Any:
         """Make a requested pass, waiting for its program; returns what the function returns."""
@@ -123,8 +127,8 @@ class Reruns:
                 self.refresh()
 
     def _run(self, trial: Trial) -> Any:
+        agree_on(self._core, trial)
         setting, switches = self._core.handles.setting(), self._core.modes.switches()
-        trial.require_there()
 
         def make() -> tuple[Shown, Call]:
             call = trial.call(self._core.model, switches)
@@ -132,9 +136,8 @@ class Reruns:
             return self._make(trial, call, setting), call
 
         shown, call = undisturbed(make, "The model", self._core.model)
-        with self._core.lock:
-            self._core.trial = trial
-            self._core.example = trial if trial.loss_fn is None else self._core.example
+        with (core := self._core).lock:
+            core.trial, core.example = trial, trial if trial.loss_fn is None else core.example
         self._took_place(shown, call)
         if forbids_nan() and (found := where(shown.outcome.perturbed.record)):
             call.raise_theirs(found)
@@ -157,8 +160,10 @@ class Reruns:
         """
         trial, switches, before = self._core.trial, self._core.modes.switches(), self._core.shown
         handles, passes, first = self._core.handles, self._core.programs, self._first
-        looping = self._core.looping
-        self.failed, self._not_whole = False, ""
+        looping, self.failed = self._core.looping, False
+        self._not_whole = elsewhere("The effect") if self._core.spread else ""
+        if self._not_whole:
+            return
         try:
             setting = handles.setting()
             old = handles.setting(armed=True)
@@ -297,7 +302,7 @@ class Reruns:
         measured = self._measured
         part = found is not None and measured is not None and measured.outcome.differences is None
         later = why in (NEW_PROGRAM, NEXT_STEP, MEASURE_AGAIN) or (core.looping and part)
-        if later and core.handles.setting().active:
+        if later and core.handles.setting().active and not core.spread:
             self._measure()
             core.view.state_changed()
         return self.effect()[0]
@@ -404,12 +409,10 @@ class Reruns:
         return self._first is None
 
     def _is_shown(self, trial: Trial, switches: Switches, setting: Setting) -> bool:
-        shown = self._core.shown
-        return (
-            shown is not None
-            and (shown.trial, shown.switches) == (trial, switches)
-            and shown.setting.is_like(setting)
-        )
+        now, asked = self._core.shown, (trial, switches)
+        if now is None or (now.trial, now.switches) != asked:
+            return False
+        return now.setting.is_like(setting)
 
     # ------------------------------------------------------ results that come later
 
@@ -427,9 +430,8 @@ class Reruns:
         if self._core.closed or (self._core.shown is self._first is None):
             return
         if self._core.looping:  # the loop measures the effect at its next measured step
-            self._core.view.state_changed()
-            return
-        shown, switches = self._core.shown, self._core.modes.switches()
+            return self._core.view.state_changed()
+        shown, switches, passes = self._core.shown, self._core.modes.switches(), self._core.programs
         if shown is None or not self._is_shown(
             self._core.trial, switches, self._core.handles.setting()
         ):
@@ -437,8 +439,7 @@ class Reruns:
         elif shown.outcome.differences is None and shown.setting.active:
             call = self._call_of(shown)
             if are_these(shown.arrays, call.parts.leaves):  # otherwise the model has changed
-                found = self._core.programs.compare(call, shown.setting)
-                self._supplement(shown, differences=found)
+                self._supplement(shown, differences=passes.compare(call, shown.setting))
             self._want_each_alone(shown)
         self._core.view.state_changed()
 
@@ -461,7 +462,7 @@ class Reruns:
 
     def _want_each_alone(self, shown: Shown) -> None:
         """If there are several perturbations, measure the effect of each by itself."""
-        if len([h for h in self._core.handles.all() if h.enabled]) > 1:
+        if len([h for h in self._core.handles.all() if h.enabled]) > 1 and not self._core.spread:
             measure = weakly(self._measure_each)
             self._apart.do(lambda: measure(shown))
 

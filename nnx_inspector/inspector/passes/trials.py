@@ -18,6 +18,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector._compat.configuration import Configuration
+from nnx_inspector._compat.processes import spans
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.metrics import alone_of, effect_of, scalars_of
 from nnx_inspector.inspector.nnx.switches import Switches
@@ -134,7 +135,8 @@ def made(
     perturbed, found = passes.run(call, setting), None
     if setting.active:
         clean = clean or passes.run(call, setting.clean())
-        if passes.missing("compare", call, setting) is None:
+        # what runs in all processes of a job may not depend on what a thread has compiled by now
+        if passes.missing("compare", call, setting) is None or spans(call.arrays):
             found = passes.compare(call, setting)
     is_loss, root = call.loss_fn is not None, call.entry.site
     return Outcome(setting, perturbed, clean, found, is_loss, root=root)

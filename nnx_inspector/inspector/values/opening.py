@@ -36,7 +36,7 @@ from nnx_inspector.perturbations.slots import Setting
 from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.trace import trace_of
 from nnx_inspector.program.function import Arguments
-from nnx_inspector.records.donated import require_whole
+from nnx_inspector.records.donated import require_here, require_whole
 
 Part = Literal["output", "input", "gradient", "parameter", "attention"]
 ATTENDS_WITHIN = 0.02
@@ -110,6 +110,7 @@ class Opening:
             return self._patterns(look, site, clean)
         setting = look.setting.clean() if clean else look.setting
         parts = look.call.parts
+        require_here(look.call.arrays, "The values")
         require_whole([*parts.leaves, *parts.arrays], "The values", look.call.model)
         what = (
             site,
@@ -201,6 +202,7 @@ class Opening:
         if held is None:
             raise InspectorError(f"{site!r} is not a module of the model, so it has no parameters.")
         named = dict(_arrays_of(held))
+        require_here(named, "The values")
         require_whole(list(named.values()), "The values", look.call.model)
         if not named:
             raise InspectorError(f"{site!r} has no parameters and no other Variables.")

@@ -1,8 +1,10 @@
 """What the processes of a job agree on before they measure.
 
 All processes of a job launch the same programs, or each waits for the others for good. So a loop is
-measured in all of them, in the same way, or in none. Invariant: nothing is waited for longer than
-`PATIENCE`, and the job goes on as it would have.
+measured in all of them, in the same way, or in none, and before each measured step they meet: a
+process that has left the loop, or wants something else from this step on, says so there. Invariant:
+nothing is waited for longer than `PATIENCE`, the job goes on as it would have, and devices exchange
+nothing for it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from nnx_inspector._compat.processes import Coordinator, coordinator
 PATIENCE = 60.0
 """How many seconds a process waits for the others."""
 
-_FOLDER, _FAILED = "nnx_inspector", "failed"
+_FOLDER, _FAILED, _LEFT = "nnx_inspector", "nnx_inspector/failed", "left"
+_FIRST = "first step"
+_LONG = 120
+"""The most characters of two values that differ; longer ones are only said to differ."""
+MOST_MISSED = 3
+"""After so many measured steps in a row to which a process did not come, none is measured."""
 
 
 class _Meetings:
@@ -32,57 +39,148 @@ class _Meetings:
 _meetings = _Meetings()
 
 
-def disagreement(opening: Mapping[str, object]) -> str:
-    """Wait until every process of the job opens the same, if there are several.
+class Company:
+    """The processes that watch one loop together.
+
+    A text that a process says has the number of the meeting from which on it counts, because some
+    read it when others have met again.
+
+    Attributes:
+        apart: why no process measures any more, as a sentence without a full stop; or "".
+        first: the number of the loop's first step in process 0.
+        leaves: whether this process takes no part from the next meeting on.
+    """
+
+    def __init__(self, job: Coordinator | None, name: str, apart: str, first: int = 0):
+        self._job, self._name, self.apart, self.first = job, name, apart, first
+        self._number = self._missed = 0  # the last meeting to which all have come
+        self._said: list[tuple[str, str]] = []  # the names and texts of what this process has said
+        self.leaves = False
+
+    def meet(self, wish: str) -> dict[int, str] | None:
+        """Wait until all processes are about to make the same step.
+
+        Args:
+            wish: what this process says from now on.
+
+        Returns:
+            What each process says; None if the step is not measured.
+        """
+        if self.apart or self._job is None:
+            return None
+        number, several = self._number + 1, jax.process_count()
+        try:
+            self._say(self._job, number, _LEFT if self.leaves else wish)
+            met = self._job.meet(f"{self._name}/step", PATIENCE)
+            said = self._heard(self._job, number)
+        except jax.errors.JaxRuntimeError as error:
+            self.apart = f"The coordinator of this job does not answer ({error})"
+            return None
+        gone = [process for process, text in said.items() if text == _LEFT]
+        if gone:
+            self.apart = f"{_processes(gone)} of {several} left this loop"
+        elif not met:
+            self._missed += 1
+            if self._missed == MOST_MISSED:
+                self.apart = f"Not all of {several} processes came to {self._missed} measured steps"
+            return None
+        self._number, self._missed = number, 0
+        return None if gone else said
+
+    def _say(self, job: Coordinator, number: int, text: str) -> None:
+        if not self._said or self._said[-1][1] != text:
+            name = f"{self._name}/said/{number}/{jax.process_index()}"
+            job.put(name, text)
+            self._said.append((name, text))
+        elif len(self._said) > 1:  # all have read the last one by now
+            job.forget(self._said.pop(0)[0])
+
+    def _heard(self, job: Coordinator, number: int) -> dict[int, str]:
+        found: dict[int, tuple[int, str]] = {}
+        for name, text in job.texts(f"{self._name}/said").items():
+            since, process = map(int, name.split("/"))
+            if since <= number and found.get(process, (-1, ""))[0] < since:
+                found[process] = since, text
+        return {process: text for process, (_, text) in sorted(found.items())}
+
+    def leave(self) -> None:
+        """Take no part any more. A thread comes to the next meeting, so that nobody waits there."""
+        job, self._job = self._job, None
+        if self.apart or job is None:
+            return
+
+        def come() -> None:
+            try:
+                self._say(job, self._number + 1, _LEFT)
+                job.meet(f"{self._name}/step", PATIENCE)
+            except jax.errors.JaxRuntimeError:
+                pass  # there is no job any more, so nobody waits
+
+        threading.Thread(target=come, name="nnx_inspector.leaving", daemon=True).start()
+
+
+def company_of(
+    opening: Mapping[str, object], *, first: int = 0, do: str = "watch", does: str = "watches"
+) -> Company:
+    """Wait until every process of the job opens the same.
 
     Args:
         opening: what this process opens, by the names of its arguments.
+        first: the number of the first step here.
+        do, does: what they do, in words.
 
     Returns:
-        "" if all processes agree, otherwise why not, as a sentence without a full stop. Every
-        process gets an answer of the same kind.
+        All of them. If they do not agree, it is apart, and each process gets the same kind of
+        answer.
     """
-    if jax.process_count() == 1:
-        return ""
     job = coordinator()
     if job is None:
-        return (
+        why = (
             "The processes of this job cannot agree on what is measured, because jax.distributed "
             "was not initialized"
         )
+        return Company(None, "", why)
     with _meetings.lock:
-        return _disagreement(job, {name: str(value) for name, value in opening.items()})
+        try:
+            said = {_FIRST: str(first), **{name: str(value) for name, value in opening.items()}}
+            return _company(job, said, do, does)
+        except jax.errors.JaxRuntimeError as error:
+            return Company(None, "", f"The coordinator of this job does not answer ({error})")
 
 
-def _disagreement(job: Coordinator, opening: Mapping[str, str]) -> str:
+def _company(job: Coordinator, opening: Mapping[str, str], do: str, does: str) -> Company:
     me, several = jax.process_index(), range(jax.process_count())
     # those that have failed were of loops that only others have watched
-    failed = int(job.texts(_FOLDER).get(_FAILED, 0))
+    failed = int(job.texts(_FAILED).get("number", 0))
     number = _meetings.count = max(_meetings.count, failed) + 1
     here = f"{_FOLDER}/{number}"
     job.put(f"{here}/{me}", json.dumps(opening))
     met = job.meet(here, PATIENCE)
-    said = {int(name): json.loads(text) for name, text in job.texts(here).items()}
+    said = {int(name): json.loads(x) for name, x in job.texts(here).items() if name.isdecimal()}
     if number > 2:  # nobody reads those of the meeting before the last one
         job.forget(f"{_FOLDER}/{number - 2}/{me}")
     if met:
-        return _difference(said, me)
-    job.put(f"{_FOLDER}/{_FAILED}", str(number))
+        return Company(job, here, _difference(said, me, does), int(said[0][_FIRST]))
+    job.put(f"{_FAILED}/number", str(number))
     missing = [n for n in several if n not in said]
     if not missing:
-        return f"Process {me} came when the others had waited for {PATIENCE:g} seconds"
-    return (
-        f"{_processes(missing)} of {len(several)} did not watch within {PATIENCE:g} seconds of "
+        return Company(job, here, f"Process {me} came when others had waited {PATIENCE:g} seconds")
+    why = (
+        f"{_processes(missing)} of {len(several)} did not {do} within {PATIENCE:g} seconds of "
         f"process {me}"
     )
+    return Company(job, here, why)
 
 
-def _difference(said: Mapping[int, Mapping[str, str]], me: int) -> str:
+def _difference(said: Mapping[int, Mapping[str, str]], me: int, does: str) -> str:
     for other, opening in sorted(said.items()):
         for name, value in opening.items():
             mine = said[me].get(name)
-            if value != mine:
-                return f"Process {other} watches with {name}={value}, and process {me} with {mine}"
+            if value != mine and name != _FIRST:
+                those = f"{name}={value}, and process {me} with {mine}"
+                if len(those) > _LONG:
+                    those = f"other {name} than process {me}"
+                return f"Process {other} {does} with {those}"
     return ""
 
 

@@ -23,6 +23,7 @@ from nnx_inspector.hooks.layers import Layer
 from nnx_inspector.live.hook import run_here
 from nnx_inspector.live.inbox import Begun, Inbox, Message, Sent
 from nnx_inspector.live.messages import GRADIENT, Reached
+from nnx_inspector.live.programs.agreement import Company
 from nnx_inspector.live.programs.finished import Edited, Finished, Index, Pass, differentiated
 from nnx_inspector.live.programs.passing import key_of
 from nnx_inspector.live.programs.whose import Whose
@@ -49,10 +50,13 @@ class Watched(Protocol):
     unseen: dict[str, str]
     model: nnx.Module
     whose: Whose
+    company: Company | None
 
     def is_mine(self, layer: Layer) -> bool: ...
 
     def count_other(self, type_name: str) -> None: ...
+
+    def takes_part(self, arrays: Any) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

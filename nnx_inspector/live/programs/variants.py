@@ -125,6 +125,8 @@ class Variants:
         if session is None:
             return None
         with noting(session, "choosing a program: "):
+            if not session.takes_part(arrays):
+                return None
             read = self._read(program, arrays, session, alone)
             instead = None if call is None else self._unmeasured(call, session, read)
             if instead is not None or read is None:
@@ -321,7 +323,7 @@ class Variants:
             else:  # the loop has ended; the next one may want it
                 those.pop(program, None)
 
-        if jax.process_count() > 1:  # all of them run the same program at each step
+        if session.company is not None:  # all processes run the same program at each step
             work()
         else:
             self._worker.do(work)

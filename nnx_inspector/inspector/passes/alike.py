@@ -1,0 +1,184 @@
+"""The perturbations of a job of several processes: in all of them those of process 0.
+
+Process 0 describes its perturbations as a text, by name and numbers, and each process makes the
+same setting of it. What a text cannot hold, an array or a function, each process must have added
+itself before the loop. Invariant: equal texts give equal programs, whatever was switched before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from nnx_inspector._compat.processes import spans
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.inspector.core import Core
+from nnx_inspector.inspector.handles import Handle, Handles
+from nnx_inspector.inspector.passes.trials import Trial
+from nnx_inspector.live.programs.agreement import company_of
+from nnx_inspector.live.session import Session
+from nnx_inspector.perturbations.slots import Known, Setting, data_of
+from nnx_inspector.screen.python_text import read
+
+NOT_SENT = (
+    "the other processes of this job do not have its array or function, which cannot be sent to "
+    "them while the loop runs: add it before the loop in every process, and switch it then"
+)
+
+IN_VAIN = (
+    "What this process has switched or added does not act: in a job, all processes perturb what "
+    "process 0 does, from its next measured step on. Switch it there, or in all of them."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _One:
+    """A perturbation of all processes.
+
+    Attributes:
+        key: tells it apart from the others, in all processes.
+        kind: the Python text that makes it, or a description that is no such text.
+    """
+
+    key: int
+    site: str
+    sites: tuple[str, ...]
+    rows: tuple[int, ...]
+    kind: str
+    on: bool
+
+    @property
+    def place(self) -> Any:
+        return self.site, self.sites, self.rows
+
+
+class Alike:
+    """Makes the perturbations of one loop alike in all processes."""
+
+    def __init__(self, core: Core, take_over: Callable[[Session, Setting], object]):
+        self._core, self._take_over = core, take_over
+        self._keys: dict[int, int] = {}  # the key of a handle by its number
+        self._held: dict[tuple[int, str], Known] = {}  # by key and kind
+        self._wished: dict[tuple[int, str], Known] = {}
+        self._said = ""
+        self.unsent: set[int] = set()  # the numbers of handles that cannot act
+        self._kinds: dict[int, tuple[Known, str]] = {}  # by the number of a handle
+
+    def opens(self) -> str:
+        """What this process begins the loop with; the loop is measured if all begin alike."""
+        handles = self._core.handles.all()
+        self._keys = {one.id: key for key, one in enumerate(handles)}
+        self._held = {(self._keys[h.id], self._kind(h)): h.perturbation for h in handles}
+        self._said = self.wish()
+        return self._said
+
+    def wish(self) -> str:
+        """What this process has now."""
+        found, unsent = list[_One](), dict[int, str]()
+        self._wished = {}
+        for handle in self._core.handles.all():
+            key = self._keys.setdefault(handle.id, max(self._keys.values(), default=-1) + 1)
+            one, kind = handle.perturbation, self._kind(handle)
+            if not one.python() and (key, kind) not in self._held:
+                unsent[handle.id] = NOT_SENT
+                if handle.id not in self.unsent:
+                    self._core.notice("warning", f"{one.kind_name} does not act: {NOT_SENT}.")
+                continue
+            self._wished[key, kind] = one
+            found.append(_One(key, handle.site, handle.sites, handle.rows, kind, handle.enabled))
+        self._core.handles.tell_idle(unsent)
+        self.unsent = set(unsent)
+        return json.dumps([dataclasses.astuple(one) for one in found])
+
+    def _kind(self, handle: Handle) -> str:
+        one = handle.perturbation
+        if handle.id not in self._kinds or self._kinds[handle.id][0] is not one:
+            self._kinds[handle.id] = one, one.python() or _described(one)
+        return self._kinds[handle.id][1]
+
+    def granted(self, session: Session, said: Mapping[int, str], /) -> None:
+        """Take over what process 0 perturbs from the coming step on."""
+        text = said[0]
+        those = [_one(*fields) for fields in json.loads(text)]
+        made = Handles()
+        for one in those:
+            perturbation = self._perturbation(one)
+            handle = made.add(one.site, one.sites, perturbation, one.rows)
+            handle.enabled = one.on
+        with self._core.lock:
+            self._take_over(session, made.setting())
+        if jax.process_index():
+            if self.wish() not in (self._said, text):
+                session.notes.append(IN_VAIN)
+            self._show(those)
+        self._said = text
+
+    def _perturbation(self, one: _One) -> Known:
+        at = one.key, one.kind
+        here = self._wished if not jax.process_index() else self._held
+        return here[at] if at in here else self._held[at] if at in self._held else read(one.kind)
+
+    def _show(self, those: list[_One]) -> None:
+        """Let this process's own perturbations be those of process 0."""
+        handles, numbers = self._core.handles, {key: n for n, key in self._keys.items()}
+        own = {one.id: one for one in handles.all()}
+        for one in those:
+            handle = own.pop(numbers.get(one.key, -1), None)
+            wanted = self._perturbation(one)
+            if handle is not None and _differs(handle, one, wanted):
+                handle.remove()
+                handle = None
+            if handle is None:
+                handle = handles.add(one.site, one.sites, wanted, one.rows)
+                self._keys[handle.id] = one.key
+            elif self._kind(handle) != one.kind:
+                handle.perturbation = wanted
+            handle.enabled = one.on
+        for handle in own.values():
+            handle.remove()
+
+
+def agree_on(core: Core, trial: Trial) -> None:
+    """Let a pass that was asked for begin: in a job, if all processes ask for the same.
+
+    Raises:
+        InspectorError: they do not, or the arguments were donated to a step.
+    """
+    trial.require_there()
+    if jax.process_count() == 1:
+        return
+    call = trial.call(core.model, core.modes.switches())
+    with call.configuration.held():
+        if not spans(call.arrays):
+            return
+    opening = {"modes": str(call.switches), "perturbations": Alike(core, lambda *_: None).opens()}
+    asks = f"insp.{trial.kind}"
+    company = company_of({"call": asks, **opening}, do=f"call {asks}", does="makes a pass")
+    if company.apart:
+        raise InspectorError(
+            f"{company.apart}, so none makes it. Call insp.run and insp.step at the same lines in "
+            f"every process of a job, with the same modes and perturbations."
+        )
+
+
+def _differs(handle: Handle, one: _One, wanted: Known) -> bool:
+    """Whether a handle cannot be set to what it should be."""
+    place = handle.site, handle.sites, handle.rows
+    return place != one.place or type(handle.perturbation) is not type(wanted)
+
+
+def _one(key: int, site: str, sites: Any, rows: Any, kind: str, on: bool) -> _One:
+    return _One(key, site, tuple(sites), tuple(rows), kind, on)
+
+
+def _described(one: Known) -> str:
+    """What tells a perturbation from others whose numbers no text has."""
+    numbers = hashlib.sha256()
+    for array in data_of(one):
+        numbers.update(array.tobytes())
+    return f"{one.python(short=True)} {numbers.hexdigest()[:12]}"
