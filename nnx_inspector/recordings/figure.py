@@ -55,8 +55,8 @@ def figure(
 
     The output is drawn with a histogram of its gradient, if one was measured. The intervals of a
     histogram are equally wide on the chosen axis; the height is the number of elements. Over the
-    steps, a triangle marks a step that was measured only with a perturbation. Percentiles are
-    within 6.25 %; see `Summary.quantile`.
+    steps, a triangle marks a step that was measured only with a perturbation, and a dotted line the
+    step with which a restarted run went on. Percentiles are within 6.25 %; see `Summary.quantile`.
 
     Args:
         recording: the recording to draw.
@@ -94,6 +94,9 @@ def figure(
         _histogram(drawn, go, row, name, summary, scale)
     _heatmap(drawn, go, len(panels) + 1, steps)
     _bands(drawn, go, len(panels) + 2, steps, quantity)
+    for step in _seams(recording):
+        for row in (len(panels) + 1, len(panels) + 2):
+            drawn.add_vline(x=step, line={"color": _INK, "dash": "dot"}, row=row, col=1)
     label = site or "the model"
     gone = f" ({recording.thinned} older passes thinned out)" if recording.thinned else ""
     drawn.update_layout(
@@ -123,6 +126,14 @@ def _steps(recording: Recording, site: str, quantity: Quantity) -> _Steps:
     shown = sorted({every[i] for i in np.linspace(0, len(every) - 1, _COLUMNS).round().astype(int)})
     history = history_of(shown, [found[step][1] for step in shown], spanned)
     return _Steps(history, np.array([found[step][0] for step in shown]))
+
+
+def _seams(recording: Recording) -> list[int]:
+    """The first steps of a restarted run that are kept."""
+    passes, found = recording.passes, list[int]()
+    for number in recording.seams:
+        found += [p.step for p in passes if p.number >= number][:1]
+    return found
 
 
 def _newest(recording: Recording, site: str, quantity: Quantity) -> tuple[Pass, Summary]:

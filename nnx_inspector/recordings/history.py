@@ -114,7 +114,9 @@ def figures_of(blobs: Sequence[bytes]) -> _Floats:
     return np.concatenate(rows)
 
 
-def passes_frame(passes: Sequence[Pass], *, layers: bool) -> pd.DataFrame:
+def passes_frame(
+    passes: Sequence[Pass], *, layers: bool, seams: Sequence[int] = ()
+) -> pd.DataFrame:
     """A row for each summary of these passes."""
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
@@ -133,7 +135,9 @@ def passes_frame(passes: Sequence[Pass], *, layers: bool) -> pd.DataFrame:
     types |= dict.fromkeys(_COUNTED, "Int64")
     types |= {n: "float64" for n in (*STATISTICS, *quantiles) if n not in _COUNTED}
     frame: Any = pd.DataFrame(rows, columns=list(names))
-    return frame.astype(types)
+    frame = frame.astype(types)
+    frame.attrs["seams"] = list(seams)
+    return frame
 
 
 def metrics_frame(curves: Mapping[str, npt.NDArray[np.float64]]) -> pd.DataFrame:

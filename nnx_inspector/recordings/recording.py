@@ -124,22 +124,21 @@ class Recording(Saved):
 
         Raises:
             ValueError: a quantity is not one of the three.
-            TypeError: a summary holds tracers, a metric is not a number, or the step is not an
-                integer.
+            TypeError: a summary holds tracers, or a metric or the step is not a number of its kind.
         """
         at, what = step_number(step), measured(summaries)  # without the lock: it may take long
         values = {name: scalar(name, value) for name, value in (metrics or {}).items()}
         with self._lock:
             if values:
                 self._add(at, values)
-            if held is not None and [(p.step, p.kind) for p in self._passes[-1:]] == [(at, kind)]:
+            last = () if self._appended in self.seams else self._passes[-1:]  # of this run
+            if held is not None and [(p.step, p.kind) for p in last] == [(at, kind)]:
                 return  # an interrupt came between adding it and noting that it was added
             self._expect()
             marks: Any = {"step": at, "kind": kind, "setting": setting, "perturbed": perturbed}
             item = self.made(what, figures=figures, **marks)
             self.take(item)
-            ticket = -1 if held is None else held
-            before = self._held.pop(ticket, None)
+            before = self._held.pop(ticket := -1 if held is None else held, None)
             self._saved(lambda to: to.of_pass(item, ticket=ticket, like=before))
         self._tell()
 
@@ -487,13 +486,14 @@ class Recording(Saved):
         """A tidy pandas frame: a row for each pass, site (or array, `"cell(0.0)"`) and quantity.
 
         Columns: `step, pass, kind, perturbed, site, quantity`, statistics (counts as Int64; the
-        unknown is missing), and `q01, q05, q25, q50, q75, q95, q99`: quantiles, within 6.25 %.
+        unknown is missing), and quantiles within 6.25 %, `q01, q05, q25, q50, q75, q95, q99`.
+        `attrs["seams"]` has the numbers (`pass`) with which a restarted run went on.
 
         Args:
             layers: whether to add rows for single layers of stacked modules (`"blocks[3]"`). The
                 row of the stack covers the same values: do not add both up.
         """
-        return passes_frame(self.passes, layers=layers)
+        return passes_frame(self.passes, layers=layers, seams=self.seams)
 
     def metrics_frame(self) -> pd.DataFrame:
         """The metrics as a tidy pandas frame: columns `step, name, value`, name by name."""
