@@ -63,7 +63,7 @@ def structs(protocol: types.ModuleType) -> list[type]:
         for value in vars(module).values()
         if isinstance(value, type)
         and dataclasses.is_dataclass(value)
-        and value.__module__ == module.__name__
+        and (value.__module__ == module.__name__ or not issubclass(value, protocol.Struct))
     ]
 
 
@@ -421,6 +421,8 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         "perturb": (p.Perturb(id=2, site="blocks/0", kind="Scale", strength=0.5, at="input"), None),
         "adjust": (p.Adjust(id=3, perturbation=1, enabled=True, strength=None), None),
         "switch_all": (p.SwitchAll(id=5, enabled=False), None),
+        "set_every": (p.SetEvery(id=31, every=5), None),
+        "measure_next": (p.MeasureNext(id=32), None),
         "show_pass": (p.ShowPass(id=6, number=12, site="blocks/0"), None),
         "remove": (p.Remove(id=4, perturbation=1), None),
         "nnx": (nnx, None),

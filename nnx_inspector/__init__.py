@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from nnx_inspector.findings.findings import diagnose as diagnose
     from nnx_inspector.hooks.intercept import intercept_methods as intercept_methods
     from nnx_inspector.inspector.inspector import Inspector as Inspector
+    from nnx_inspector.inspector.script.watch import watch as watch
     from nnx_inspector.lenses.attribution import attribute as attribute
     from nnx_inspector.lenses.examples import top_examples as top_examples
     from nnx_inspector.lenses.lens import lens as lens
     from nnx_inspector.lenses.logits import logit_attribution as logit_attribution
-    from nnx_inspector.live.watch import watch as watch
     from nnx_inspector.perturbations.gradients import ClipGradient as ClipGradient
     from nnx_inspector.perturbations.gradients import ReverseGradient as ReverseGradient
     from nnx_inspector.perturbations.gradients import ScaleGradient as ScaleGradient
@@ -43,13 +43,14 @@ if TYPE_CHECKING:
     from nnx_inspector.records.capture import value_and_grad as value_and_grad
     from nnx_inspector.records.first_nan import first_nan as first_nan
     from nnx_inspector.records.weights import compare_weights as compare_weights
+    from nnx_inspector.screen.run import open as open
 
 _OWN = __loader__.get_data(__file__).decode().splitlines()  # works in a zip archive too
 _LINES = [line.split() for line in _OWN if line.startswith("    from nnx_inspector.")]
 _HOMES = {name: module for _, module, _, name, _, _ in _LINES}
 """Public name -> module, as imported above; imported on first use, for a recording needs no jax."""
 
-__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(_HOMES.keys() - {"open"})  # `import *` must not take the built-in away  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

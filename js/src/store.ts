@@ -47,9 +47,9 @@ const SELECT_MS = 60;
 const ADJUST_MS = 50;
 
 export class Store implements Receiver {
-  /** A saved page's text about itself; "" if there is, or was, a kernel. */
+  /** What a saved page, or a run that is read from its file, says of itself; "" if the model is here. */
   readonly replay = signal("");
-  /** The kinds of answers that a saved page lacks: "units", "nnx", "parameters", "values". */
+  /** The panels that need the model, where it is not here: "units", "nnx", "parameters", "values". */
   readonly missing = signal<ReadonlySet<string>>(new Set());
   readonly sites = signal<Sites | null>(null);
   readonly frame = signal<FrameData | null>(null);
@@ -86,6 +86,10 @@ export class Store implements Receiver {
   /** Counts up when a row should be brought into view: by a key, a link or the kernel. */
   readonly reveal = signal(0);
 
+  /** Whether no perturbation can be switched: the model is not here, and its run takes no requests. */
+  readonly fixed = computed(() => this.replay.value !== "" && !this.state.value?.recorded?.steers);
+  /** Whether what is on screen can change no more: it was saved, or the run has come to its end. */
+  readonly saved = computed(() => this.replay.value !== "" && !this.progress.value?.running);
   readonly selectedIndex = computed(() => {
     const key = this.selected.value;
     return (key === null ? undefined : this.sites.value?.byKey.get(key)) ?? -1;
@@ -284,6 +288,10 @@ export class Store implements Receiver {
       if (message.python !== this.state.value?.python) this.inputs.clicked.value = false;
       this.state.value = message;
       this.progress.value = this.told = message.progress;
+      if (message.recorded) {
+        this.replay.value = message.recorded.text;
+        this.missing.value = new Set(message.recorded.missing);
+      }
       const now = performance.now();
       if (message.waiting.length + this.waiting.value.length > 0) {
         this.waiting.value = message.waiting.map(({ what, seconds }) => ({ what, since: now - 1000 * seconds }));
@@ -341,7 +349,7 @@ export class Store implements Receiver {
 
   /** The action of the space key: add Zero if there is no perturbation, else switch those there. */
   togglePerturbation(key: string): void {
-    if (this.replay.value) return;
+    if (this.fixed.value) return;
     const here = this.perturbations.value.filter((p) => p.site === key);
     if (here.length === 0) this.perturb(key, "Zero", null, "output");
     const enabled = !here.some((p) => p.enabled);
@@ -398,6 +406,19 @@ export class Store implements Receiver {
       if (error) this.problem("error", `Could not ${shown ? "show" : "hide"} the operations of ${label(site)}: ${error}`, site);
       else if (shown) this.setOpen(site, true);
       settle();
+    });
+  }
+
+  /** Let a run that happens elsewhere measure every so many steps. */
+  setEvery(every: number): void {
+    this.kernel.ask({ type: "set_every", every }, (error) => {
+      if (error) this.problem("error", `Could not change what is measured: ${error}`, null);
+    });
+  }
+
+  measureNext(): void {
+    this.kernel.ask({ type: "measure_next" }, (error) => {
+      if (error) this.problem("error", `Could not measure the next step: ${error}`, null);
     });
   }
 

@@ -32,8 +32,7 @@ from nnx_inspector.hooks.variables import float_arrays, variables_by_path
 from nnx_inspector.program.analysis.activations import is_affine, kind_after, kind_before
 from nnx_inspector.program.analysis.equations import bodies_of
 from nnx_inspector.program.analysis.reach import TooLargeError, flow_of
-from nnx_inspector.program.analysis.stacks import stacks_of
-from nnx_inspector.program.analysis.trace import staged_for_trace, trace_of
+from nnx_inspector.program.analysis.trace import Trace, staged_for_trace, trace_of
 from nnx_inspector.program.function import WatchedCall, as_function
 from nnx_inspector.program.marks import CHANGE, INPUT, OUTPUT, mark
 from nnx_inspector.program.stage import Staged, array_names
@@ -85,9 +84,9 @@ def _flows(stage: Staged, model: nnx.Module) -> tuple[Flow, ...]:
 
 def reader_of(
     model: nnx.Module, call: WatchedCall, selection: Selection
-) -> Callable[[], tuple[Facts, dict[str, int]]]:
+) -> Callable[[], tuple[Facts, Trace]]:
     """What reads, at any time, the facts about a model as it is now and about a watched program's
-    call of it, and its stacked sites with the numbers of their layers.
+    call of it, and the trace of this call.
 
     The model is traced as shapes, because a step may have donated its arrays meanwhile. The reader
     raises whatever the traced call raises.
@@ -98,7 +97,7 @@ def reader_of(
     )
     configuration = Configuration.here()
 
-    def read() -> tuple[Facts, dict[str, int]]:
+    def read() -> tuple[Facts, Trace]:
         copy: Any = nnx.merge(graphdef, shapes)
         modules = {site.key: site.module for site in module_sites(copy)}
         module = modules[call.path]
@@ -109,7 +108,7 @@ def reader_of(
             unwatched(),
             staged_for_trace(function, call.args, call.kwargs, **how) as stage,
         ):
-            return facts_of_stage(stage), stacks_of(trace_of(stage))
+            return facts_of_stage(stage), trace_of(stage)
 
     return read
 

@@ -1,21 +1,17 @@
-"""The requests of the browser to an inspector: each one gets exactly one reply.
+"""What the browser's requests to an inspector do.
 
-Invariant: no message from a browser raises into the thread that received it; an error becomes the
-reply. Slow requests are answered by a thread in their order, and those for values, which may wait
-for a compilation, by another. Knows no model: it turns messages into the calls that a user would
-make.
+Slow requests are answered by a thread in their order, and those for values, which may wait for a
+compilation, by another. Knows no model: it turns messages into the calls that a user would make.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from nnx_inspector.background import Worker, weakly
-from nnx_inspector.errors import reply_text
-from nnx_inspector.inspector.core import Answer, Core
+from nnx_inspector.background import weakly
+from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handles
 from nnx_inspector.inspector.nnx.page import Pages
 from nnx_inspector.inspector.panels import look
@@ -30,10 +26,21 @@ from nnx_inspector.screen import protocol
 from nnx_inspector.screen.assets import asset
 from nnx_inspector.screen.flow import flow_of
 from nnx_inspector.screen.python_text import made, masked, text_of
+from nnx_inspector.screen.requests import Answer, Requests
 
 
-class Commands:
-    """Carries out the browser's requests, on any thread, and replies."""
+class Commands(Requests):
+    """Carries out the requests to an inspector of a model."""
+
+    refusal: ClassVar[str] = "this can be asked of a run that nni.open shows."
+    later: ClassVar[Mapping[type, str]] = {
+        protocol.ShowOperations: "looks",
+        protocol.Look: "looks",
+        protocol.Compare: "looks",
+        protocol.ShowValues: "values",
+        protocol.ReadValues: "values",
+        protocol.ShowPositions: "values",
+    }
 
     def __init__(
         self,
@@ -48,42 +55,17 @@ class Commands:
     ):
         self._core, self._targets, self._sweeps, self._studies = core, targets, sweeps, studies
         self._pages, self._opening, self._rerun = pages, opening, rerun
-        names = {*_LATER.values()}
-        self._workers = {n: Worker(f"nnx_inspector.{n}", lambda error: None) for n in names}
-        core.view.screen.asked = weakref.WeakMethod(self.answer)
-        for worker in self._workers.values():
+        super().__init__(core.view)
+        for worker in self.workers:
             core.closing.callback(worker.close)
         core.closing.callback(weakly(pages.forget))
         core.closing.callback(opening.shelf.clear)
 
-    def answer(self, message: Any, *, now: bool = False) -> None:
-        """Carry out a request and reply: slow ones in a thread, unless `now`."""
-        handles, view = self._core.handles, self._core.view
-        if isinstance(message, protocol.Hello):
-            view.welcome()
-            return
-        if type(message) in _LATER and not now:
-            worker = self._workers[_LATER[type(message)]]
-            if not worker.do(lambda: self.answer(message, now=True)):
-                view.screen.reply(message.id, "This inspector was closed.")
-            return
-        try:
-            one = _perturbation(message, handles)
-            text = text_of(message, handles.all(), one)
-            found = _REQUESTS[type(message)](self, message, one)
-            if found is not None:
-                view.screen.send(*found)
-        except Exception as error:  # noqa: BLE001 - it is the reply
-            view.screen.reply(message.id, reply_text(error))
-            return
-        if text:
-            view.python = text
-            view.state_changed()
-        view.screen.reply(message.id)
-
-    def wait(self) -> None:
-        for worker in self._workers.values():
-            worker.wait()
+    def meant(self, message: Any) -> tuple[Any, str]:
+        """See `Requests`."""
+        handles = self._core.handles
+        one = perturbation_of(message, handles)
+        return one, text_of(message, handles.all(), one)
 
     def _perturb(self, message: protocol.Perturb, one: Any) -> None:
         self._targets.perturb(message.site, one)
@@ -120,7 +102,7 @@ class Commands:
         return answer
 
 
-_REQUESTS: Final[Mapping[type, Callable[[Commands, Any, Any], Answer | None]]] = {
+Commands.table = {
     protocol.Select: lambda c, m, _: c._core.select(m.site),
     protocol.ChooseExample: lambda c, m, _: c._core.view.begin_with(m.example),
     protocol.Perturb: Commands._perturb,
@@ -144,19 +126,9 @@ _REQUESTS: Final[Mapping[type, Callable[[Commands, Any, Any], Answer | None]]] =
     protocol.ReadValues: Commands._read_values,
     protocol.ShowPositions: lambda c, m, _: positions_message(c._core, m),
 }
-"""Request -> `(message, perturbation) -> the message to send before the reply`."""
-_LATER: Final[Mapping[type, str]] = {
-    protocol.ShowOperations: "looks",
-    protocol.Look: "looks",
-    protocol.Compare: "looks",
-    protocol.ShowValues: "values",
-    protocol.ReadValues: "values",
-    protocol.ShowPositions: "values",
-}
-"""Slow request -> the thread that answers it."""
 
 
-def _perturbation(message: Any, handles: Handles) -> Any:
+def perturbation_of(message: Any, handles: Handles) -> Any:
     """The perturbation that a message adds, sets or sweeps with, or None."""
     if isinstance(message, (protocol.Perturb, protocol.StartSweep)):
         if isinstance(message, protocol.StartSweep) and not message.kind:

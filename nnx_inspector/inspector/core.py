@@ -44,18 +44,16 @@ from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace, trace_of
 from nnx_inspector.program.stage import Staged, Tracing
 from nnx_inspector.recordings.facts import Figures
-from nnx_inspector.recordings.layers import layer_key, leaf_of
+from nnx_inspector.recordings.layers import MODULES, columns_of_rows, layer_key, leaf_of
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.donated import elsewhere, require_whole
 from nnx_inspector.records.layers import layers_of
 from nnx_inspector.records.record import Record
+from nnx_inspector.records.rows import rows_of
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.inputs import Inputs
-from nnx_inspector.screen.layout import layout_of
 from nnx_inspector.screen.presenter import Presenter
-
-Answer = tuple[Any, bytes | None]
-"""A message to the browser, and its buffer."""
+from nnx_inspector.screen.requests import Answer
 
 
 class Core:
@@ -157,7 +155,7 @@ class Core:
             "handles": self.handles.all(),
             "pending": self.pending and self.looping,
             "metrics": self.metrics.latest,
-            "meter": self.meter,
+            "cost": self.meter.cost,
             "effect": self.effect,
             "errors": self.metrics.errors + self.meter.errors,
             "waiting": tuple(
@@ -268,8 +266,12 @@ class Core:
 
     def show_layout(self, unseen: Mapping[str, str]) -> None:
         """Show the rows again, with the reasons why a running program cannot show some of them."""
-        number = self.view.layouts + 1
-        self.view.set_layout(layout_of(self.model, self.trace, number=number, unseen=unseen))
+        rows, number = rows_of(self.trace, unseen=unseen), self.view.layouts + 1
+        self.view.set_layout(
+            protocol.Layout(layout=number, model=type(self.model).__name__, sites=rows)
+        )
+        if self.recording.attached:
+            self.recording.keep_table(MODULES, columns_of_rows(rows))
 
     def show_modes(self, switches: Switches) -> None:
         """Show which modes are switched, and whether passes are traced."""
@@ -419,6 +421,9 @@ class Core:
         """Save the recording, and from then on each new pass; of a job, process 0 does."""
         if jax.process_index() and self.spread:
             return
+        layout = self.view.layout
+        if layout is not None:
+            self.recording.keep_table(MODULES, columns_of_rows(layout.sites))
         self.recording.attach(path, weakly(self._not_saved))
 
     def _not_saved(self, text: str) -> None:

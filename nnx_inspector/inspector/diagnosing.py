@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Sequence
 
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, raised
@@ -23,7 +22,7 @@ from nnx_inspector.program.stage import Staged
 from nnx_inspector.recordings.layers import leaf_of
 from nnx_inspector.records.first_nan import first_nan_of
 from nnx_inspector.records.nan_search import candidates
-from nnx_inspector.screen import protocol
+from nnx_inspector.screen.frames import findings_message
 
 RESTS, LONGEST = 19, 5.0
 """The pause after a diagnosis, in multiples of its time, and its most seconds: rules must not slow
@@ -47,7 +46,7 @@ class Diagnosing:
         self._lock = threading.Lock()
         self._waiting = False
         self._rests_until = 0.0
-        self._told = message_of(())
+        self._told = findings_message(())
         self._operations: dict[tuple[float, str], tuple[str, str]] = {}
         self._worker = Worker("nnx_inspector.diagnosing", weakly(self._failed))
         self.wait = self._worker.wait
@@ -135,7 +134,7 @@ class Diagnosing:
         with self._lock:
             self._waiting = False  # passes from here on need another diagnosis
         began = time.monotonic()
-        message = message_of(self.found())
+        message = findings_message(self.found())
         took = time.monotonic() - began
         self._rests_until = began + took + min(RESTS * took, LONGEST)
         if message != self._told:
@@ -158,13 +157,3 @@ def first_nan_in(core: Core) -> Operation | None:
         return first_nan_of(stage, function, args, gradients=call.loss_fn is not None)
 
     return core.programs.read(call, search)
-
-
-def message_of(found: Sequence[Finding]) -> protocol.Findings:
-    rows = tuple(
-        protocol.FindingRow(
-            rule=one.rule, site=one.site, step=one.step, severity=one.severity, message=one.message
-        )
-        for one in found[: protocol.MOST_FINDINGS]
-    )
-    return protocol.Findings(findings=rows, more=max(0, len(found) - len(rows)))

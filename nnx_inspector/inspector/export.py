@@ -16,7 +16,6 @@ from nnx_inspector.errors import reply_text
 from nnx_inspector.files import write_whole
 from nnx_inspector.findings.findings import Finding
 from nnx_inspector.inspector.core import Core
-from nnx_inspector.inspector.diagnosing import message_of
 from nnx_inspector.inspector.nnx.page import Pages
 from nnx_inspector.inspector.panels import look, units_messages
 from nnx_inspector.inspector.values.kept import MOST_BYTES
@@ -24,15 +23,14 @@ from nnx_inspector.screen import protocol
 from nnx_inspector.screen.assets import asset
 from nnx_inspector.screen.export.last_state import MOST_SITES
 from nnx_inspector.screen.export.page import page_of
-from nnx_inspector.screen.export.replay import Answer, Told
+from nnx_inspector.screen.export.replay import Answer, Told, detailed_of
 from nnx_inspector.screen.flow import flow_of
+from nnx_inspector.screen.frames import findings_message
 from nnx_inspector.screen.presenter import ASIDE
 
 KEPT = ("sweep", ASIDE, "inputs", "lens", "logits", "attribution", "examples", "weights")
 """The messages that a page keeps as the screen has them, besides its own."""
 _NOT_SHOWN = "The words had no figures of this module when the page was saved."
-MOST_DETAILED = 300
-"""The most sites whose histograms, histories, flows, parameters, units, code and state are kept."""
 
 
 def write_html(
@@ -40,7 +38,7 @@ def write_html(
 ) -> int:
     """Write a page with the recording and the findings; see `Inspector.to_html`."""
     title = f"{type(core.model).__name__} - nnx_inspector"
-    told = told_by(core, [message_of(findings), *map(core.view.kept, KEPT)])
+    told = told_by(core, [findings_message(findings), *map(core.view.kept, KEPT)])
     page = page_of(core.recording, told, title=title, max_bytes=max_bytes)
     file, size = write_whole(path, [page.encode()])
     os.close(file)
@@ -131,13 +129,6 @@ class Brief:
             self._made[what].update(_each(new, make))
         answers = {what: {s: self._made[what][s] for s in detailed} for what in made}
         return _told(layout, state, kept, answers, detailed)
-
-
-def detailed_of(layout: protocol.Layout, selected: str) -> tuple[str, ...]:
-    """The sites that are kept in detail: the selected one, then those nearest to the root."""
-    keys = [site.key for site in sorted(layout.sites, key=lambda site: site.depth)]
-    first = [selected] if selected in keys else []
-    return tuple(dict.fromkeys([*first, *keys]))[:MOST_DETAILED]
 
 
 def _each(sites: Sequence[str], made: Callable[[str], Answer]) -> dict[str, Answer]:

@@ -199,6 +199,17 @@ class Meter:
         self.errors += 1
 
     @property
+    def cost(self) -> dict[str, Any]:
+        """The fields of `protocol.Cost` that are measured here."""
+        plain, measured = self.compared
+        return {
+            "plain_seconds": plain,
+            "inspected_seconds": measured,
+            "compilations": self.compilations,
+            **self.waited,
+        }
+
+    @property
     def compared(self) -> tuple[float | None, float | None]:
         """Median seconds of recent unmeasured steps, and of measured ones like them."""
         for perturbed in (False, True):

@@ -20,7 +20,7 @@ from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.hooks.inside.attention import is_pattern
 from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, parse_key, site_key
 from nnx_inspector.hooks.variables import contents_at
-from nnx_inspector.inspector.core import Answer, Core
+from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.values.axes import Around, names_of_value
 from nnx_inspector.inspector.values.opening import batch_of, convolves
 from nnx_inspector.perturbations.perturbed import without_layers
@@ -30,14 +30,14 @@ from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.stage import array_names
 from nnx_inspector.program.structure import describe
 from nnx_inspector.program.survey import why_divided
-from nnx_inspector.recordings.compare import compare
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.donated import require_here, undisturbed
 from nnx_inspector.records.layers import layers_of
 from nnx_inspector.records.record import Record
 from nnx_inspector.records.weights import frame_of, weights_apart
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.comparison import other_pass, recording_of, weights_message
+from nnx_inspector.screen.comparison import At, recording_of, weights_message
+from nnx_inspector.screen.requests import Answer
 from nnx_inspector.screen.source import documentation_of, excerpts_of
 from nnx_inspector.stats.encoding import HEAD_BYTES, encoded, sparse
 from nnx_inspector.stats.summarize import summarize
@@ -309,10 +309,6 @@ def sown_at(trace: Trace, site: str) -> tuple[str, ...]:
 # ----------------------------------------------------------------- another run
 
 
-At = int | tuple[int | None, int | None] | None
-"""One step for both runs, or one for each."""
-
-
 def compare_with(
     core: Core, other: Recording | Record | nnx.Pytree | Mapping[Any, Any] | None, at: At, name: str
 ) -> pd.DataFrame | None:
@@ -326,14 +322,9 @@ def compare_with(
         rows = weights_apart(other, core.model)
         core.view.keep(weights_message(name or "the other weights", rows))
         return frame_of(rows)
-    theirs, ours = at if isinstance(at, tuple) else (at, at)
-    of_no_step = isinstance(other, Record)
-    if of_no_step:
-        record, theirs = jax.device_get(other), None
+    if isinstance(other, Record):
+        record = jax.device_get(other)
         layers = layers_of(record, shown_of(stacks_of(core.trace)))
         other = recording_of({**record.merged(), **layers})
-    frame = compare(other, core.recording, at=(theirs, ours))
-    shown = other_pass(other, theirs, sites=core.recording.sites)
-    called = name or other.name or "another run"
-    core.view.show_other(shown, called, step=None if of_no_step else shown.step)
-    return frame
+        at = None, at[1] if isinstance(at, tuple) else at
+    return core.view.show_beside(core.recording, other, at=at, name=name)

@@ -18,7 +18,7 @@ from nnx_inspector.hooks.sites import Only, of_operation, parse_key, site_key
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.diagnosing import Diagnosing, first_nan_in
 from nnx_inspector.inspector.export import write_html
-from nnx_inspector.inspector.panels import At, compare_with, parameters_at, units_at
+from nnx_inspector.inspector.panels import compare_with, parameters_at, units_at
 from nnx_inspector.inspector.passes.examined import arguments_of
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.studies.studies import Studies, study
@@ -34,6 +34,7 @@ from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
+from nnx_inspector.screen.comparison import At
 from nnx_inspector.screen.export.page import MAX_BYTES
 from nnx_inspector.stats.summary import Summary
 

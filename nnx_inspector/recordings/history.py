@@ -61,7 +61,13 @@ class HistoryArrays(NamedTuple):
 
 
 def evenly(of: Sequence[T], most: int) -> Sequence[T]:
-    """At most so many of a sequence, evenly spaced, with the first and the last."""
+    """At most so many of a sequence, evenly spaced, with the first and the last.
+
+    Raises:
+        ValueError: `most` is below 2.
+    """
+    if most < 2:
+        raise ValueError(f"history needs at least 2 columns, got columns={most}.")
     if len(of) <= most:
         return of
     return [of[round(i * (len(of) - 1) / (most - 1))] for i in range(most)]
@@ -138,6 +144,13 @@ def passes_frame(
     frame = frame.astype(types)
     frame.attrs["seams"] = list(seams)
     return frame
+
+
+def table_frame(columns: Mapping[str, npt.NDArray[Any]]) -> pd.DataFrame:
+    """A table as a pandas frame."""
+    import pandas as pd
+
+    return pd.DataFrame(dict(columns))
 
 
 def metrics_frame(curves: Mapping[str, npt.NDArray[np.float64]]) -> pd.DataFrame:

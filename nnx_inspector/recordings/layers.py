@@ -1,4 +1,4 @@
-"""Single layers and single arrays as sites of their own: `"blocks[3]"` is a layer of `"blocks"`.
+"""The rows of a model's tree, with layers and arrays: `"blocks[3]"` is a layer of `"blocks"`.
 
 Outputs of unlike kind stay apart. Of a call that returns several arrays one, the main array, has
 the site's own key, so that whoever reads `"cell"` reads one array, whatever the module returns; see
@@ -15,11 +15,13 @@ one; otherwise only the whole stack has figures, and a reason is given. Imports 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from nnx_inspector.stats.summary import Summary, merge
 
@@ -95,6 +97,151 @@ class Stack:
     def has_rows_in(self, shape: Sequence[int]) -> bool:
         """Whether something with these rows has one for each layer."""
         return tuple(shape[:1]) == (self.length,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Site:
+    """One row of the tree. `parent` is the index of another row, -1 for the root.
+
+    `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says
+    what the row leaves out; "" if nothing. `array` is the name of the array whose statistics the
+    row shows, if the call returns several; "" if it returns one. The others have rows of their own
+    (`single`).
+    """
+
+    key: str
+    name: str
+    kind: str
+    parent: int
+    depth: int
+    inputs: str
+    output: str
+    parameters: int
+    flops: float | None
+    calls: int
+    stacked: int
+    aliases: tuple[str, ...]
+    source: str
+    perturbable: bool
+    unseen: str
+    layer: int = -1
+    note: str = ""
+    array: str = ""
+    single: bool = False
+
+
+MODULES: Final = "modules"
+"""The title of the table of a recording that holds the rows."""
+
+
+def columns_of_rows(rows: Sequence[Site]) -> dict[str, npt.NDArray[Any]]:
+    """The rows as a table: text, int64, and float64 for FLOPs (NaN: unknown); aliases are JSON."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    for field in dataclasses.fields(Site):
+        values = [getattr(row, field.name) for row in rows]
+        if field.name == "flops":
+            found[field.name] = np.array([np.nan if x is None else x for x in values], np.float64)
+        elif field.name == "aliases":
+            found[field.name] = np.array([json.dumps(x) if x else "" for x in values], object)
+        else:
+            number = field.type in ("int", "bool")
+            found[field.name] = np.array(values, np.int64 if number else object)
+    return found
+
+
+def rows_of_columns(columns: Mapping[str, npt.NDArray[Any]]) -> tuple[Site, ...]:
+    """The rows of which `columns_of_rows` made a table, which may come from anybody.
+
+    Raises:
+        ValueError, TypeError: these are not the columns of rows, or a parent does not precede its
+            row.
+    """
+    fields = {field.name: str(field.type) for field in dataclasses.fields(Site)}
+    if missing := fields.keys() - columns.keys():
+        raise ValueError(f"The table of modules lacks {', '.join(sorted(missing))}.")
+    read = {"int": int, "bool": bool, "str": str, "float | None": _known, "tuple[str, ...]": _texts}
+    lists = {name: [read[kind](x) for x in columns[name].tolist()] for name, kind in fields.items()}
+    rows = tuple(
+        Site(**dict(zip(lists, one, strict=True))) for one in zip(*lists.values(), strict=True)
+    )
+    for at, row in enumerate(rows):
+        above = rows[row.parent].depth if 0 <= row.parent < at else -1
+        if not -1 <= row.parent < at or row.depth != above + 1:
+            raise ValueError(f"The row {row.key!r} of the table of modules has no parent above it.")
+    return rows
+
+
+def with_recorded(
+    rows: Sequence[Site], keys: Iterable[str], types: Mapping[str, str]
+) -> tuple[Site, ...]:
+    """These rows, and one for each other key below the nearest row above it; the root is the first.
+
+    Args:
+        rows: the rows that are known, parents first; there may be none.
+        keys: the sites that were recorded.
+        types: the types of modules, by site.
+    """
+    found = list(rows) or [_bare("", types.get("", ""), "", -1, 0)]
+    known = {row.key: at for at, row in enumerate(found)}
+    # modules before their layers, and both before the arrays that they return
+    rank = {
+        key: (leaf_of(key)[1] != "", layer_of(key) is not None, len(_above(key)))
+        for key in keys
+        if key not in known
+    }
+    for key in sorted(rank, key=lambda key: rank[key]):
+        above, name = next((up, name) for up, name in _above(key) if up in known)
+        kind = "array" if leaf_of(key)[1] else types.get(key, "")
+        known[key] = len(found)
+        found.append(_bare(key, kind, name, known[above], found[known[above]].depth + 1))
+    return tuple(found)
+
+
+def _bare(key: str, kind: str, name: str, parent: int, depth: int) -> Site:
+    layer, leaf = layer_of(key), leaf_of(key)[1]
+    nothing: Any = {"inputs": "", "output": "", "flops": None, "aliases": (), "source": ""}
+    return Site(
+        key=key,
+        name=name or kind or "model",
+        kind=kind,
+        parent=parent,
+        depth=depth,
+        parameters=0,
+        calls=1,
+        stacked=0,
+        perturbable=False,
+        unseen="",
+        layer=-1 if layer is None else layer[1],
+        array=leaf,
+        single=bool(leaf),
+        **nothing,
+    )
+
+
+_SEGMENT: Final = re.compile(r"[/:@]?((?:[^\\/:@]|\\.)+)", re.DOTALL)
+
+
+def _above(key: str) -> list[tuple[str, str]]:
+    """The keys that may be above this one, the nearest first, each with its name below that one."""
+    whole, leaf = leaf_of(key)
+    if leaf:
+        return [(whole, f"({leaf})"), *((up, f"{n}({leaf})") for up, n in _above(whole))]
+    layer = layer_of(whole)
+    path = whole if layer is None else layer[0]
+    names = [(path[: one.start()], path[one.start() :]) for one in _SEGMENT.finditer(path)][::-1]
+    plain = [(up, re.sub(r"\\(.)", r"\1", name.removeprefix("/"))) for up, name in names]
+    if layer is None:
+        return plain
+    below = [(layer_key(up, layer[1]), name) for up, name in plain if up]
+    return [*below, (path, f"[{layer[1]}]"), *((up, f"{name}[{layer[1]}]") for up, name in plain)]
+
+
+def _known(flops: Any) -> float | None:
+    return None if np.isnan(flops) else float(flops)
+
+
+def _texts(aliases: Any) -> tuple[str, ...]:
+    return tuple(map(str, json.loads(aliases))) if aliases else ()
 
 
 Told = Iterable[Mapping[tuple[str, str], Sequence[Summary]]]

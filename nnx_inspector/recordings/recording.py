@@ -24,6 +24,7 @@ from nnx_inspector.recordings.history import (
     history_of,
     metrics_frame,
     passes_frame,
+    table_frame,
 )
 from nnx_inspector.recordings.passes import (
     Layout,
@@ -62,8 +63,7 @@ class Recording(Saved):
     Attributes:
         cut_short: whether it was read from a file whose end is missing. Passes may then be
             missing that `thinned` does not count.
-        name: its name when several recordings are shown. A recording read from a file is named
-            after the file.
+        name: its name on screen; that of its file, if it was read from one.
 
     Raises:
         ValueError: a bound is too small.
@@ -205,8 +205,7 @@ class Recording(Saved):
     @property
     def _appended(self) -> int:
         """How many passes were appended: the newest one is never dropped."""
-        newest = self._passes[-1].number + 1 if self._passes else 0
-        return max(newest, self._begun)
+        return max(self._passes[-1].number + 1 if self._passes else 0, self._begun)
 
     def add_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Add one point to the curve of each metric. NaN and Inf are kept as they are.
@@ -320,13 +319,15 @@ class Recording(Saved):
             self._saved(lambda sections: sections.of_table(title, columns))
         self._tell()
 
+    def table(self, title: str) -> Columns | None:
+        """The columns of the table with this title, or None."""
+        return self._tables.get(title)
+
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Title -> the table of a search in the model: `"examples of conv1"`."""
-        import pandas as pd
-
-        with self._lock:
-            return {title: pd.DataFrame(dict(columns)) for title, columns in self._tables.items()}
+        """Title -> a table about the model: "modules", or of a search, "examples of conv1"."""
+        _ = self.facts  # reading them adds the table of modules
+        return {title: table_frame(columns) for title, columns in [*self._tables.items()]}
 
     @property
     def marks(self) -> tuple[Mark, ...]:
@@ -458,8 +459,6 @@ class Recording(Saved):
             KeyError: no pass ever had this site.
             ValueError: `columns` is below 2.
         """
-        if columns < 2:
-            raise ValueError(f"history needs at least 2 columns, got columns={columns}.")
         steps, every = self._series(site, quantity)
         return history_of(evenly(steps, columns), evenly(every, columns), every)
 

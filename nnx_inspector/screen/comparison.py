@@ -21,11 +21,17 @@ from nnx_inspector.stats.summary import Summary
 _WHERE = {"both": "both", "a": "pinned", "b": "here"}
 
 
+A_RECORD = "a record"
+"""The name of a recording of one pass, which has no step."""
+At = int | tuple[int | None, int | None] | None
+"""A step of both runs, or one of each; None is the newest."""
+
+
 def recording_of(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Recording:
     """A recording of one pass, from its summaries by site and quantity."""
     recording = Recording()
     recording.append(0, summaries)
-    recording.name = "a record"
+    recording.name = A_RECORD
     return recording
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from nnx_inspector.findings.finding import Finding
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
@@ -115,6 +116,17 @@ def passes_message(passes: Sequence[Pass], thinned: int) -> tuple[protocol.Passe
     rows = [(p.number, p.step, p.perturbed, index[p.kind], p.setting) for p in passes]
     message = protocol.Passes(passes=len(rows), kinds=kinds, thinned=thinned)
     return message, protocol.buffer_of(np.array(rows, "<f8").reshape(-1, 5))
+
+
+def findings_message(found: Sequence[Finding]) -> protocol.Findings:
+    """The message that lists findings, worst first."""
+    rows = tuple(
+        protocol.FindingRow(
+            rule=one.rule, site=one.site, step=one.step, severity=one.severity, message=one.message
+        )
+        for one in found[: protocol.MOST_FINDINGS]
+    )
+    return protocol.Findings(findings=rows, more=max(0, len(found) - len(rows)))
 
 
 def pass_of(recording: Recording, number: int) -> Pass:

@@ -12,14 +12,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnx_inspector.background import weakly
+from nnx_inspector.recordings.compare import compare
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import Screen
-from nnx_inspector.screen.comparison import compared
+from nnx_inspector.screen.comparison import A_RECORD, At, compared, other_pass
 from nnx_inspector.screen.export.last_state import LastState
 from nnx_inspector.screen.export.notebook import SavedOutput
 from nnx_inspector.screen.export.replay import Told
@@ -32,6 +33,9 @@ from nnx_inspector.screen.frames import (
     passes_message,
 )
 from nnx_inspector.screen.python_text import Showing
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NOTICES = 20
 """How many notices are kept, the newest ones."""
@@ -58,7 +62,7 @@ class Presenter:
 
     Args:
         snapshot: a bound method that returns the present recording, handles, effect, metrics and
-            meter; its owner is held weakly.
+            cost, and of a recorded run what the screen lacks; its owner is held weakly.
 
     Attributes:
         shown: whether a host has asked for the view. Before that nothing is drawn or diagnosed: the
@@ -147,6 +151,7 @@ class Presenter:
             compiling=0,
             closed=False,
             waiting=(),
+            recorded=None,
         )
 
     def kept(self, type_: str) -> Any:
@@ -263,6 +268,24 @@ class Presenter:
         )
         self.keep(message)
 
+    def show_beside(
+        self, recording: Recording, other: Recording, *, at: At = None, name: str = ""
+    ) -> pd.DataFrame:
+        """Compare a recording with another one, and offer a pass of the other for comparison.
+
+        Returns:
+            The frame of `nni.compare(other, recording)`.
+
+        Raises:
+            TypeError, ValueError: as in `nni.compare`.
+        """
+        theirs, ours = at if isinstance(at, tuple) else (at, at)
+        frame = compare(other, recording, at=(theirs, ours))
+        shown = other_pass(other, theirs, sites=recording.sites)
+        step = None if other.name == A_RECORD else shown.step
+        self.show_other(shown, name or other.name or "another run", step=step)
+        return frame
+
     def compared(self, request: protocol.Compare) -> protocol.Compared | None:
         """Compare two passes site by site.
 
@@ -322,9 +345,10 @@ class Presenter:
         with self._lock:
             self._state_seq += 1
             self._stated_at = time.monotonic()
-            meter = snapshot["meter"]
-            plain, measured = meter.compared
-            perturbations = self._showing.of(snapshot["handles"], pending=snapshot["pending"])
+            cost: dict[str, Any] | None = snapshot["cost"]
+            perturbations = snapshot.get("perturbations")
+            if perturbations is None:
+                perturbations = self._showing.of(snapshot["handles"], pending=snapshot["pending"])
             return protocol.State(
                 seq=self._state_seq,
                 selected=self.selected,
@@ -335,19 +359,19 @@ class Presenter:
                 effect=effect,
                 no_effect=no_effect,
                 progress=self.progress,
-                cost=protocol.Cost(
-                    plain_seconds=plain,
-                    inspected_seconds=measured,
-                    compilations=meter.compilations,
+                cost=None
+                if cost is None
+                else protocol.Cost(
                     bytes_sent=self.screen.bytes_sent,
                     frames_dropped=self.screen.dropped,
                     errors=self.failures + snapshot["errors"],
-                    **meter.waited,
+                    **cost,
                 ),
                 waiting=snapshot["waiting"],
                 notices=(*self.standing, *self._notices),
                 python=self.python,
                 closed=self.screen.closed,
+                recorded=snapshot.get("recorded"),
             )
 
     # --------------------------------------------------------------- display

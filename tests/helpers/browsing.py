@@ -18,9 +18,12 @@ class Browser:
         monkeypatch.setattr(Presenter, "shown", True)
 
     def ask(self, insp, message):
+        return self.ask_screen(insp._core.view.screen, insp._commands, message)
+
+    def ask_screen(self, screen, requests, message):
         self.sent.clear()
-        insp._core.view.screen._received(None, protocol.to_header(message), None)
-        insp._commands.wait()  # a thread answers some requests
+        screen._received(None, protocol.to_header(message), None)
+        requests.wait()  # a thread answers some requests
         return list(self.sent)
 
     def of(self, kind):

@@ -671,10 +671,9 @@ def inspector():
 
 
 def layout(inspector) -> dict[str, Any]:
-    from nnx_inspector.screen.layout import layout_of
+    from nnx_inspector.records.rows import rows_of
 
-    message = layout_of(inspector._core.model, inspector.trace, number=1, unseen={})
-    return {site.key: site for site in message.sites}
+    return {site.key: site for site in rows_of(inspector.trace, unseen={})}
 
 
 def test_linen_sites_have_rows(inspector):

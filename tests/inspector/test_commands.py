@@ -9,7 +9,7 @@ import types
 import pytest
 
 import nnx_inspector as nni
-from nnx_inspector.inspector.commands import _REQUESTS, Commands
+from nnx_inspector.inspector.commands import Commands
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import InspectorWidget, Screen, asset
@@ -325,7 +325,8 @@ def test_a_look_does_not_wait_for_values_that_are_being_compiled(fake, monkeypat
 
 def test_every_request_has_its_handler():
     without_reply = {protocol.Hello, protocol.Ack}
-    assert set(_REQUESTS) == set(protocol.TO_KERNEL) - without_reply
+    of_runs = {protocol.SetEvery, protocol.MeasureNext}
+    assert set(Commands.table) == set(protocol.TO_KERNEL) - without_reply - of_runs
 
 
 def test_what_was_clicked_last_is_told_in_python_and_what_failed_is_not_sent(fake):
@@ -372,9 +373,9 @@ class Owner:
     """The attributes that a presenter needs for its snapshot."""
 
     def __init__(self, handles):
-        meter = types.SimpleNamespace(compared=(None, None), compilations=0, waited={})
+        cost = {"plain_seconds": None, "inspected_seconds": None, "compilations": 0}
         self.parts = {"recording": [], "handles": handles, "pending": True, "metrics": {}}
-        self.parts |= {"meter": meter, "effect": lambda: (None, ""), "errors": 0, "waiting": ()}
+        self.parts |= {"cost": cost, "effect": lambda: (None, ""), "errors": 0, "waiting": ()}
 
     def snapshot(self):
         return self.parts

@@ -12,8 +12,9 @@ from models import TwoLayers
 
 import nnx_inspector as nni
 from nnx_inspector.findings.findings import Finding
-from nnx_inspector.inspector.diagnosing import Diagnosing, message_of
+from nnx_inspector.inspector.diagnosing import Diagnosing
 from nnx_inspector.screen import protocol
+from nnx_inspector.screen.frames import findings_message
 
 
 def finding(site="a", rule="nonfinite", severity="error"):
@@ -121,7 +122,7 @@ def test_what_a_rule_raises_is_told_and_the_next_time_it_looks_again(monkeypatch
 
 
 def test_more_than_the_screen_shows_are_counted():
-    message = message_of([finding(str(i)) for i in range(protocol.MOST_FINDINGS + 3)])
+    message = findings_message([finding(str(i)) for i in range(protocol.MOST_FINDINGS + 3)])
     assert (len(message.findings), message.more) == (protocol.MOST_FINDINGS, 3)
     assert message.findings[0] == protocol.FindingRow(
         rule="nonfinite", site="0", step=1, severity="error", message="0 is wrong: mend it."

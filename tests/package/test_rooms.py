@@ -50,8 +50,6 @@ WITHOUT_JAX = {
     "screen": None,
 }
 """The files that open, judge and show a recording; None stands for a whole room."""
-WITH_JAX_IN_THEM = {"recordings": {"layers"}, "screen": {"layout", "layer_rows"}}
-"""The exceptions in whole rooms."""
 
 MOST_FILES = 12
 MOST_LINES = 500
@@ -142,11 +140,7 @@ def without_jax() -> list[str]:
     found = []
     for room, chosen in WITHOUT_JAX.items():
         here = [name for name in NAMES if room_of(name) == room]
-        last = {name: name.rpartition(".")[2] for name in here}
-        left_out = WITH_JAX_IN_THEM.get(room, set())
-        found += [
-            n for n in here if (chosen is None or last[n] in chosen) and last[n] not in left_out
-        ]
+        found += [n for n in here if chosen is None or n.rpartition(".")[2] in chosen]
     return found
 
 

@@ -9,9 +9,9 @@ from flax import nnx
 from models import SplitAndJoin, batch, rngs
 
 import nnx_inspector as nni
+from nnx_inspector.records.rows import rows_of
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.flow import flow_of
-from nnx_inspector.screen.layout import layout_of
 
 D = 3
 X = "float32[4,3]"
@@ -38,7 +38,7 @@ class Parts(nnx.Module):
 
 def flow(model, site: str = "", args=(), only=None) -> protocol.Flow:
     trace = nni.trace(model, *(args or (batch(4, D),)), only=only)
-    layout = layout_of(model, trace, number=5, unseen={})
+    layout = protocol.Layout(layout=5, model="", sites=rows_of(trace, unseen={}))
     found = flow_of(trace, layout, site, number=7)
     assert (found.id, found.layout, found.site) == (7, 5, site)
     assert protocol.from_header(protocol.to_header(found)) == found

@@ -42,7 +42,7 @@ def test_a_float_that_is_not_finite_never_reaches_the_json():
         sites=(protocol.SiteEffect(site="a", change=math.nan),),
         alone=(),
     )
-    assert headers._plain(effect) == {
+    assert headers.to_fields(effect) == {
         "source": "x",
         "clean": {"loss": None},
         "perturbed": {"loss": None},

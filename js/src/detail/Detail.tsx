@@ -27,7 +27,7 @@ export function Detail({ store }: { store: Store }) {
         <CopyPath path={site.key} />
         {store.replay.value === "" && <Operations store={store} sites={sites!} index={index} />}
       </div>
-      {store.replay.value === "" && <Add store={store} site={site} />}
+      {!store.fixed.value && <Add store={store} site={site} />}
       {site.unseen !== "" && <p class="nni-unseen">Not seen: {site.unseen}</p>}
       <Panels store={store} site={site} index={index} />
     </section>

@@ -16,7 +16,7 @@ export function Distributions({ store, index }: { store: Store; index: number })
   return (
     <section class="nni-section" aria-label="Distributions">
       <div class="nni-heading">
-        <h4>{store.timeline.held.value === null && !store.replay.value ? "Distribution now" : `Distribution at step ${count(step)}`}</h4>
+        <h4>{store.timeline.held.value === null && !store.saved.value ? "Distribution now" : `Distribution at step ${count(step)}`}</h4>
         <span class="nni-grow" />
         <Choice
           label="Axis of values"

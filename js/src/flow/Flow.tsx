@@ -120,7 +120,7 @@ function Legend({ store, colours: signal }: { store: Store; colours: ReadonlySig
       {figure === "none" ? (
         <span>
           Drag to move, double-click to go in. Arrows follow the edges, Enter goes in, Backspace out
-          {store.replay.value === "" && ", Space switches Zero"}.
+          {!store.fixed.value && ", Space switches Zero"}.
         </span>
       ) : known ? (
         <>

@@ -23,7 +23,7 @@ export function Header({ store }: { store: Store }) {
       )}
       <span class="nni-grow" />
       <Findings store={store} />
-      {state && <CostCorner cost={state.cost} />}
+      {state?.cost && <CostCorner cost={state.cost} />}
     </header>
   );
 }

@@ -11,7 +11,8 @@ import { Waiting } from "./Waiting";
 export function RunProgress({ store }: { store: Store }) {
   const progress = store.progress.value;
   const step = store.frame.value?.header.step ?? (progress?.kind ? progress.step : undefined);
-  const status = progress ? statusOf(progress) : "waiting";
+  const recorded = store.state.value?.recorded;
+  const status = recorded ? RECORDED[recorded.run] : progress ? statusOf(progress) : "waiting";
   const onScreen = step === undefined ? "no step yet" : `step ${count(step)}`;
   const waits = store.waiting.value.length > 0;
   const text = progress?.kind === "watch" ? doneOf(progress) : onScreen;
@@ -56,6 +57,9 @@ function Bar({ progress: { kind, step }, total, text }: { progress: Progress; to
 function doneOf({ step, total }: Progress): string {
   return total === null ? `${count(step)} steps` : `${count(step)} of ${count(total)}`;
 }
+
+/** How a run that happens elsewhere is. */
+const RECORDED = { running: "running", stalled: "stalled", ended: "finished", gone: "stopped" } as const;
 
 /** A loop that was left before its end is idle, not finished. */
 function statusOf({ kind, running, step, total }: Progress): string {

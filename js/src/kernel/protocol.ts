@@ -15,7 +15,7 @@ export const OTHER = -1;
 export type Quantity = (typeof QUANTITIES)[number];
 export type Statistic = (typeof STATISTICS)[number];
 
-/** One row of the tree. `parent` is an index into the layout's sites, -1 for the root. `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says what the row leaves out; "" if nothing. `array` is the name of the array whose statistics the row shows, if the call returns several; "" if it returns one. The others have rows of their own (`single`). */
+/** One row of the tree. `parent` is the index of another row, -1 for the root. `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says what the row leaves out; "" if nothing. `array` is the name of the array whose statistics the row shows, if the call returns several; "" if it returns one. The others have rows of their own (`single`). */
 export interface Site {
   readonly key: string;
   readonly name: string;
@@ -186,7 +186,16 @@ export interface Waiting {
   readonly seconds: number;
 }
 
-/** Everything small that the screen shows; each message has all of it. Buffer: none. `training_perturbed` is True while a watched loop runs with a perturbation on. `no_effect` says why there is no effect to show. `listening` says how a change reaches a running loop: "during" a cell (the kernel handles messages while the cell runs), "thread" (the loop runs in a thread), or "after" the cell has ended. `compiling` counts the perturbations for which a program is being compiled. `python` is the Python equivalent of the last request from the screen. `waiting` names what the screen waits for. */
+/** A run that is read from its file. `text` says in a sentence how it is; `missing` names the panels that need the model. `steers` is whether it takes requests: then it measures every `every`-th step. */
+export interface Recorded {
+  readonly run: "running" | "stalled" | "ended" | "gone";
+  readonly text: string;
+  readonly missing: readonly string[];
+  readonly steers: boolean;
+  readonly every: number;
+}
+
+/** Everything small that the screen shows; each message has all of it. Buffer: none. `training_perturbed` is True while a watched loop runs with a perturbation on. `no_effect` says why there is no effect to show. `listening` says how a change reaches a running loop: "during" a cell (the kernel handles messages while the cell runs), "thread" (the loop runs in a thread), or "after" the cell has ended. `compiling` counts the perturbations for which a program is being compiled. `python` is the Python equivalent of the last request from the screen. `waiting` names what the screen waits for. `recorded` is None if the model is here; otherwise there is no `cost`. */
 export interface State {
   readonly type: "state";
   readonly version: number;
@@ -199,11 +208,12 @@ export interface State {
   readonly effect: Effect | null;
   readonly no_effect: string;
   readonly progress: Progress;
-  readonly cost: Cost;
+  readonly cost: Cost | null;
   readonly notices: readonly Notice[];
   readonly python: string;
   readonly closed: boolean;
   readonly waiting: readonly Waiting[];
+  readonly recorded: Recorded | null;
 }
 
 /** One thing that is or may be wrong; see `findings.Finding`. */
@@ -772,6 +782,19 @@ export interface SwitchAll {
   readonly enabled: boolean;
 }
 
+/** Browser to kernel: let a run that happens elsewhere measure every `every`-th step. */
+export interface SetEvery {
+  readonly type: "set_every";
+  readonly id: number;
+  readonly every: number;
+}
+
+/** Browser to kernel: let a run that happens elsewhere measure its next step too. */
+export interface MeasureNext {
+  readonly type: "measure_next";
+  readonly id: number;
+}
+
 /** Browser to kernel: send the `Nnx` of the module at this site, before the reply. */
 export interface ShowNnx {
   readonly type: "show_nnx";
@@ -933,7 +956,7 @@ export interface StopStudy {
 
 export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | Parameters | UnitFigures | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Curves | Passes | State | Findings | Reply | Arrays | Values;
 
-export type ToKernel = Hello | Ack | Select | ChooseExample | Perturb | Adjust | Remove | SwitchAll | ShowNnx | SwitchMode | SetMask | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
+export type ToKernel = Hello | Ack | Select | ChooseExample | Perturb | Adjust | Remove | SwitchAll | SetEvery | MeasureNext | ShowNnx | SwitchMode | SetMask | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
 
 /** The fields of every struct: a scalar, struct or a|b, then `?` null, `[]` list, `{}` map. */
 export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
@@ -952,7 +975,8 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Cost: { plain_seconds: "float?", inspected_seconds: "float?", compilations: "int", bytes_sent: "int", frames_dropped: "int", errors: "int", tree_seconds: "float?", pass_seconds: "float?", step_seconds: "float?" },
   Notice: { level: "str", text: "str", site: "str?" },
   Waiting: { what: "str", seconds: "float" },
-  State: { version: "int", seq: "int", selected: "str", perturbations: "Perturbation[]", training_perturbed: "bool", listening: "during|thread|after", compiling: "int", effect: "Effect?", no_effect: "str", progress: "Progress", cost: "Cost", notices: "Notice[]", python: "str", closed: "bool", waiting: "Waiting[]" },
+  Recorded: { run: "running|stalled|ended|gone", text: "str", missing: "str[]", steers: "bool", every: "int" },
+  State: { version: "int", seq: "int", selected: "str", perturbations: "Perturbation[]", training_perturbed: "bool", listening: "during|thread|after", compiling: "int", effect: "Effect?", no_effect: "str", progress: "Progress", cost: "Cost?", notices: "Notice[]", python: "str", closed: "bool", waiting: "Waiting[]", recorded: "Recorded?" },
   FindingRow: { rule: "str", site: "str", step: "int", severity: "error|warning|info", message: "str" },
   Findings: { version: "int", findings: "FindingRow[]", more: "int" },
   Reply: { id: "int", ok: "bool", error: "str" },
@@ -1003,6 +1027,8 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Adjust: { id: "int", perturbation: "int", enabled: "bool", strength: "float?" },
   Remove: { id: "int", perturbation: "int" },
   SwitchAll: { id: "int", enabled: "bool" },
+  SetEvery: { id: "int", every: "int" },
+  MeasureNext: { id: "int" },
   ShowNnx: { id: "int", site: "str" },
   SwitchMode: { id: "int", module: "str", name: "str", value: "bool?" },
   SetMask: { id: "int", perturbation: "int?", site: "str", units: "int", mask: "str", axis: "int", columns: "int" },
@@ -1026,7 +1052,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
 export const TO_BROWSER: Readonly<Record<string, string>> = { other: "Other", compared: "Compared", weights: "Weights", flow: "Flow", layout_library: "LayoutLibrary", inputs: "Inputs", positions: "Positions", nnx: "Nnx", parameters: "Parameters", units: "UnitFigures", code: "Code", sweep: "Sweep", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples", layout: "Layout", frame: "Frame", history: "History", curves: "Curves", passes: "Passes", state: "State", findings: "Findings", reply: "Reply", arrays: "Arrays", values: "Values" };
 
 /** The struct of every message type. */
-export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", choose_example: "ChooseExample", perturb: "Perturb", adjust: "Adjust", remove: "Remove", switch_all: "SwitchAll", show_nnx: "ShowNnx", switch_mode: "SwitchMode", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_pass: "ShowPass", compare: "Compare", show_values: "ShowValues", read_values: "ReadValues", show_flow: "ShowFlow", show_operations: "ShowOperations", get_layout_library: "GetLayoutLibrary", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };
+export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", choose_example: "ChooseExample", perturb: "Perturb", adjust: "Adjust", remove: "Remove", switch_all: "SwitchAll", set_every: "SetEvery", measure_next: "MeasureNext", show_nnx: "ShowNnx", switch_mode: "SwitchMode", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_pass: "ShowPass", compare: "Compare", show_values: "ShowValues", read_values: "ReadValues", show_flow: "ShowFlow", show_operations: "ShowOperations", get_layout_library: "GetLayoutLibrary", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };
 
 /** What a click can add, in the order of the menu. Python can do more. */
 export const OFFERS: readonly Offer[] = [

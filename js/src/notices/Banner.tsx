@@ -5,6 +5,31 @@ import type { Store } from "../store";
 import { Origin } from "../ui/Badge";
 import { ids } from "../ui/testids";
 
+/** What can be asked of a run that happens elsewhere, besides its perturbations. */
+function Steering({ store, every }: { store: Store; every: number }) {
+  return (
+    <span class="nni-steering">
+      <label>
+        {"It measures every "}
+        <input
+          type="number"
+          min={1}
+          value={every}
+          data-testid={ids.every}
+          onChange={(event) => {
+            const wish = Math.round(event.currentTarget.valueAsNumber);
+            if (wish >= 1 && wish !== every) store.setEvery(wish);
+          }}
+        />
+        {" steps. "}
+      </label>
+      <button type="button" class="nni-button" data-testid={ids.measureNext} onClick={() => store.measureNext()}>
+        Measure the next step
+      </button>
+    </span>
+  );
+}
+
 export function Banner({ store, bridge }: { store: Store; bridge: Bridge }) {
   const text = textOf(store, bridge);
   if (!text) return null;
@@ -18,7 +43,14 @@ export function Banner({ store, bridge }: { store: Store; bridge: Bridge }) {
 function textOf(store: Store, bridge: Bridge): ComponentChildren {
   const connection = bridge.connection.value;
   const saved = store.replay.value;
-  if (saved) return [<Origin key="" of="saved" />, ` ${saved} Controls that need the model are switched off.`];
+  if (saved) {
+    const recorded = store.state.value?.recorded;
+    return [
+      <Origin key="" of={store.saved.value ? "saved" : "live"} />,
+      ` ${saved} `,
+      recorded?.steers ? <Steering key="steering" store={store} every={recorded.every} /> : "Controls that need the model are switched off.",
+    ];
+  }
   if (store.state.value?.closed) return [<strong key="">This inspector is closed.</strong>, " This is its last state."];
   if (connection === "absent") {
     return [<strong key="">Not connected: run the cell again.</strong>, " (If a cell is running, this view connects when the kernel answers.)"];

@@ -98,6 +98,8 @@ export class Replay {
       case "switch_all":
       case "set_mask":
       case "switch_mode":
+      case "set_every":
+      case "measure_next":
       case "show_operations":
       case "start_sweep":
       case "stop_sweep":

@@ -14,6 +14,9 @@ const GROUPS = [
   ["gradient", "Gradients"],
 ] as const;
 
+/** The kinds for which each program of a run that happens elsewhere has room. */
+const STEERED = new Set(["Zero", "Scale"]);
+
 export function Add({ store, site }: { store: Store; site: Site }) {
   const [kind, setKind] = useState(OFFERS[0].kind);
   const [at, setAt] = useState<Perturb["at"]>("output");
@@ -28,9 +31,12 @@ export function Add({ store, site }: { store: Store; site: Site }) {
   if (site.single) return <p class="nni-add nni-faint nni-small">A perturbation acts on every array of the call: add it at the row above.</p>;
   if (!site.perturbable) return <p class="nni-add nni-faint nni-small">This module cannot be perturbed here.</p>;
 
-  const offer = OFFERS.find((o) => o.kind === kind)!;
-  const strength = offer.strength === null ? null : (strengths[kind] ?? offer.strength);
-  const why = whyNot(store, site, offer, at, strength);
+  const recorded = store.state.value?.recorded ?? null;
+  const offers = OFFERS.filter((o) => recorded === null || STEERED.has(o.kind));
+  const offer = offers.find((o) => o.kind === kind) ?? offers[0]!;
+  const strength = offer.strength === null ? null : (strengths[offer.kind] ?? offer.strength);
+  const place = recorded === null ? at : "output";
+  const why = whyNot(store, site, offer, place, strength);
   return (
     <form
       class="nni-add"
@@ -38,15 +44,15 @@ export function Add({ store, site }: { store: Store; site: Site }) {
       aria-label="Add a perturbation"
       onSubmit={(event) => {
         event.preventDefault();
-        if (!why) store.perturb(site.key, kind, strength, at);
+        if (!why) store.perturb(site.key, offer.kind, strength, place);
       }}
     >
       <label class="nni-add-kind">
         Perturb
-        <select ref={first} value={kind} data-testid={ids.perturbKind} onChange={(event) => setKind(event.currentTarget.value)}>
-          {GROUPS.map(([group, words]) => (
+        <select ref={first} value={offer.kind} data-testid={ids.perturbKind} onChange={(event) => setKind(event.currentTarget.value)}>
+          {GROUPS.filter(([group]) => offers.some((o) => o.group === group)).map(([group, words]) => (
             <optgroup key={group} label={words}>
-              {OFFERS.filter((o) => o.group === group).map((o) => (
+              {offers.filter((o) => o.group === group).map((o) => (
                 <option key={o.kind} value={o.kind}>
                   {o.kind}
                 </option>
@@ -55,22 +61,24 @@ export function Add({ store, site }: { store: Store; site: Site }) {
           ))}
         </select>
       </label>
-      <span class="nni-add-at">
-        at
-        <Choice label="Where it acts" testid={ids.perturbAt} value={at} options={PARTS} choose={setAt} />
-      </span>
+      {recorded === null && (
+        <span class="nni-add-at">
+          at
+          <Choice label="Where it acts" testid={ids.perturbAt} value={at} options={PARTS} choose={setAt} />
+        </span>
+      )}
       <span class="nni-add-how">
         {strength !== null && (
           <>
             <span>{offer.strength_name}</span>
             <Strength
-              name={`${offer.strength_name} of the ${kind} to add`}
+              name={`${offer.strength_name} of the ${offer.kind} to add`}
               value={strength}
               low={offer.low}
               high={offer.high}
               slider={ids.addStrength}
               number={ids.addStrengthNumber}
-              change={(value) => setStrengths({ ...strengths, [kind]: value })}
+              change={(value) => setStrengths({ ...strengths, [offer.kind]: value })}
             />
           </>
         )}

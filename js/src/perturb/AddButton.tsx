@@ -4,7 +4,7 @@ import type { Store } from "../store";
 import { ids } from "../ui/testids";
 
 export function AddButton({ store, site }: { store: Store; site: string }) {
-  if (store.replay.value) return null;
+  if (store.fixed.value) return null;
   return (
     <button
       type="button"

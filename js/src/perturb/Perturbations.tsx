@@ -18,8 +18,8 @@ const LISTENING: Readonly<Record<State["listening"], string>> = {
 
 export function Perturbations({ store, bridge }: { store: Store; bridge: Bridge }) {
   const state = store.state.value;
-  if (!state) return null;
   const all = store.perturbations.value;
+  if (!state || (state.recorded && all.length === 0)) return null; // its file says which passes were perturbed
   const empty = all.length === 0;
   const listening = bridge.settled.value && !store.replay.value ? LISTENING[state.listening] : "";
   return (
@@ -38,7 +38,7 @@ export function Perturbations({ store, bridge }: { store: Store; bridge: Bridge 
               <Row key={p.id} perturbation={p} store={store} />
             ))}
           </ul>
-          <EffectView state={state} store={store} />
+          {state.recorded ? <p class="nni-faint nni-small">{state.no_effect}</p> : <EffectView state={state} store={store} />}
         </>
       )}
     </section>
@@ -50,7 +50,7 @@ function Master({ all, store }: { all: readonly Perturbation[]; store: Store }) 
   const on = all.filter((p) => p.enabled).length;
   return (
     <span class="nni-master">
-      {store.replay.value === "" && (
+      {!store.fixed.value && (
         <button
           type="button"
           class="nni-button"

@@ -21,8 +21,8 @@ export function Row({ perturbation: p, store }: { perturbation: Perturbation; st
         class="nni-switch"
         aria-checked={p.enabled}
         aria-label={name}
-        title={store.replay.value ? (p.enabled ? "On" : "Off") : p.enabled ? "On: switch it off" : "Off: switch it on"}
-        disabled={store.replay.value !== ""}
+        title={store.fixed.value ? (p.enabled ? "On" : "Off") : p.enabled ? "On: switch it off" : "Off: switch it on"}
+        disabled={store.fixed.value}
         data-testid={ids.switch}
         onClick={() => store.adjust(p.id, !p.enabled, null)}
       >
@@ -44,7 +44,7 @@ export function Row({ perturbation: p, store }: { perturbation: Perturbation; st
       <span class="nni-waits" role="status">
         {said || <Status perturbation={p} store={store} />}
       </span>
-      {store.replay.value === "" && (
+      {!store.fixed.value && (
         <button
           type="button"
           class="nni-icon"
@@ -137,7 +137,7 @@ function Amount({ name, perturbation: p, store }: { name: string; perturbation: 
     );
   }
   if (p.strength === null) return <span class="nni-strength" />;
-  if (store.replay.value) return <span class="nni-strength">{`${p.strength_name} ${real(p.strength)}`}</span>;
+  if (store.fixed.value) return <span class="nni-strength">{`${p.strength_name} ${real(p.strength)}`}</span>;
   return (
     <Strength
       name={`${p.strength_name} of ${name}`}

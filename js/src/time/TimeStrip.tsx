@@ -26,7 +26,7 @@ export function TimeStrip({ store }: { store: Store }) {
   const playing = timeline.playing.value;
   const index = frame || held !== null ? timeline.index() : 0;
   const none = passes.count < 2;
-  const saved = store.replay.value !== "";
+  const saved = store.saved.value;
   const at = frame ? passes.indexOf(frame.header.number) : -1;
   const words = none || index >= passes.count ? "no other pass" : describe(passes, index);
   return (

@@ -37,7 +37,7 @@ export function Perturbed({ on }: { on: boolean | undefined }) {
 const ORIGINS = {
   live: "Shows each new pass as it arrives",
   held: "Stays at this pass; the run goes on",
-  saved: "What was saved; there is no kernel",
+  saved: "What was saved; the model is not here",
 } as const;
 
 /** Where what is on screen comes from. */

@@ -69,6 +69,8 @@
 export const ids = {
   root: "nni-root",
   banner: "nni-banner",
+  every: "nni-every",
+  measureNext: "nni-measure-next",
   step: "nni-step",
   progress: "nni-progress",
   waiting: "nni-waiting",

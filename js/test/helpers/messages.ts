@@ -28,7 +28,7 @@ export const progress = { kind: "watch", running: true, step: 1, total: 10, rate
 export function state(more: Partial<State> = {}): State {
   return {
     type: "state", version: VERSION, seq: 1, selected: "blocks/0", perturbations: [], training_perturbed: false,
-    listening: "during", compiling: 0, effect: null, no_effect: "", progress, notices: [], python: "", closed: false, waiting: [],
+    listening: "during", compiling: 0, effect: null, no_effect: "", progress, notices: [], python: "", closed: false, waiting: [], recorded: null,
     cost: {
       plain_seconds: null, inspected_seconds: null, compilations: 0, bytes_sent: 0, frames_dropped: 0, errors: 0,
       tree_seconds: null, pass_seconds: null, step_seconds: null,

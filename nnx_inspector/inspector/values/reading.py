@@ -14,11 +14,12 @@ import numpy as np
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import module_sites
-from nnx_inspector.inspector.core import Answer, Core
+from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.values.blocks import Window, exact_values, reduce_blocks
 from nnx_inspector.inspector.values.opening import Look, Opening, attentions
 from nnx_inspector.inspector.values.positions import Positions, figures_of
 from nnx_inspector.screen import protocol
+from nnx_inspector.screen.requests import Answer
 from nnx_inspector.stats.arithmetic import points_dtype
 
 MOST_BLOCKS = 1 << 17

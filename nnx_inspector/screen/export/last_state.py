@@ -93,7 +93,8 @@ class LastState:
             told = self.tell(self.layout, self.state, tuple(map(_small, self.kept)))
             if told is not None:
                 note = f"Saved {saved}, with {{passes}}. {_SAID_OF_THEM}"
-                told = dataclasses.replace(told, note=note, missing=LEFT_OUT)
+                missing = tuple(dict.fromkeys((*told.missing, *LEFT_OUT)))
+                told = dataclasses.replace(told, note=note, missing=missing)
                 packed = fitted(self.recording, told, stop=stop)
         if stop():
             return None

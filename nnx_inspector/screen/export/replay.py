@@ -37,6 +37,9 @@ COLUMNS: Final = 150
 POINTS: Final = 600
 """The most points of a curve."""
 
+MOST_DETAILED: Final = 300
+"""The most sites whose histograms, histories, flows, parameters, units, code and state are kept."""
+
 Answer = tuple[Any, bytes | None] | str
 """A message and its buffer, or why there is none."""
 
@@ -65,6 +68,13 @@ class Told:
     missing: tuple[str, ...] = ()
     library: bytes = b""
     note: str = ""
+
+
+def detailed_of(layout: protocol.Layout, selected: str) -> tuple[str, ...]:
+    """The sites that are kept in detail: the selected one, then those nearest to the root."""
+    keys = [site.key for site in sorted(layout.sites, key=lambda site: site.depth)]
+    first = [selected] if selected in keys else []
+    return tuple(dict.fromkeys([*first, *keys]))[:MOST_DETAILED]
 
 
 class Packing:

@@ -98,18 +98,19 @@ def to_header(message: Any) -> dict[str, Any]:
 
     Floats that are not finite become None, so a header is always valid JSON.
     """
-    header = _plain(message)
+    header = to_fields(message)
     header["type"] = message.type
     return header
 
 
-def _plain(value: Any) -> Any:
+def to_fields(value: Any) -> Any:
+    """A struct as JSON, as in the header of a message that holds it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: to_fields(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): to_fields(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [to_fields(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, str) and not value.isascii():
@@ -131,10 +132,18 @@ def from_header(header: Any) -> Any:
     cls = MESSAGES.get(kind) if isinstance(kind, str) else None
     if cls is None:
         raise ProtocolError(f"Unknown message type {_shown(kind)}.")
-    return _build(cls, {k: v for k, v in header.items() if k != "type"}, cls.type)
+    return struct_of(cls, {k: v for k, v in header.items() if k != "type"}, cls.type)
 
 
-def _build(cls: type, fields: Mapping[str, Any], where: str) -> Any:
+def struct_of(cls: type, fields: Any, where: str = "") -> Any:
+    """A struct, or a message, of its fields, which are checked.
+
+    Raises:
+        ProtocolError: they are not the fields of the struct; see `from_header`.
+    """
+    where = where or cls.__name__
+    if not isinstance(fields, Mapping):
+        raise ProtocolError(f"{where} must be an object, got {type(fields).__name__}.")
     hints = typing.get_type_hints(cls)
     names = {f.name for f in dataclasses.fields(cls)}
     if missing := names - fields.keys():
@@ -166,9 +175,7 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         item = typing.get_args(hint)[1]
         return {str(k): _checked(item, v, f"{where}[{k!r}]") for k, v in value.items()}
     if dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise ProtocolError(f"{where} must be an object, got {type(value).__name__}.")
-        return _build(typing.cast(type, hint), value, where)
+        return struct_of(typing.cast(type, hint), value, where)
     if hint is float and type(value) is int:  # JavaScript writes 1e20 so
         value = float(value) if abs(value) < 10**308 else math.inf
     if type(value) is int and abs(value) > terms.LARGEST_INTEGER:

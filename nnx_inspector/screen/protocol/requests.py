@@ -71,6 +71,16 @@ class SwitchAll(Request, type="switch_all"):
     enabled: bool
 
 
+class SetEvery(Request, type="set_every"):
+    """Browser to kernel: let a run that happens elsewhere measure every `every`-th step."""
+
+    every: int
+
+
+class MeasureNext(Request, type="measure_next"):
+    """Browser to kernel: let a run that happens elsewhere measure its next step too."""
+
+
 class ShowNnx(Request, type="show_nnx"):
     """Browser to kernel: send the `Nnx` of the module at this site, before the reply."""
 

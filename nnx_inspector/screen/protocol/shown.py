@@ -4,37 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from nnx_inspector.recordings.layers import Site as Site
 from nnx_inspector.screen.protocol.headers import Message, Shown, Struct
-
-
-class Site(Struct):
-    """One row of the tree. `parent` is an index into the layout's sites, -1 for the root.
-
-    `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says
-    what the row leaves out; "" if nothing. `array` is the name of the array whose statistics the
-    row shows, if the call returns several; "" if it returns one. The others have rows of their own
-    (`single`).
-    """
-
-    key: str
-    name: str
-    kind: str
-    parent: int
-    depth: int
-    inputs: str
-    output: str
-    parameters: int
-    flops: float | None
-    calls: int
-    stacked: int
-    aliases: tuple[str, ...]
-    source: str
-    perturbable: bool
-    unseen: str
-    layer: int = -1
-    note: str = ""
-    array: str = ""
-    single: bool = False
 
 
 class Layout(Shown, type="layout"):
@@ -247,6 +218,19 @@ class Waiting(Struct):
     seconds: float
 
 
+class Recorded(Struct):
+    """A run that is read from its file. `text` says in a sentence how it is; `missing` names the
+    panels that need the model. `steers` is whether it takes requests: then it measures every
+    `every`-th step.
+    """
+
+    run: Literal["running", "stalled", "ended", "gone"]
+    text: str
+    missing: tuple[str, ...]
+    steers: bool = False
+    every: int = 0
+
+
 class State(Shown, type="state"):
     """Everything small that the screen shows; each message has all of it. Buffer: none.
 
@@ -255,7 +239,8 @@ class State(Shown, type="state"):
     cell (the kernel handles messages while the cell runs), "thread" (the loop runs in a thread), or
     "after" the cell has ended. `compiling` counts the perturbations for which a program is being
     compiled. `python` is the Python equivalent of the last request from the screen. `waiting`
-    names what the screen waits for.
+    names what the screen waits for. `recorded` is None if the model is here; otherwise there is no
+    `cost`.
     """
 
     seq: int
@@ -267,11 +252,12 @@ class State(Shown, type="state"):
     effect: Effect | None
     no_effect: str
     progress: Progress
-    cost: Cost
+    cost: Cost | None
     notices: tuple[Notice, ...]
     python: str
     closed: bool
     waiting: tuple[Waiting, ...] = ()
+    recorded: Recorded | None = None
 
 
 class FindingRow(Struct):

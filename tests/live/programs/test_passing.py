@@ -14,10 +14,10 @@ from jax._src import pjit
 
 import nnx_inspector as nni
 from nnx_inspector.hooks.layers import open_layers
+from nnx_inspector.inspector.script.watch import _Recorder
 from nnx_inspector.live.programs import passing
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import Region
-from nnx_inspector.live.watch import _Recorder
 from nnx_inspector.recordings.recording import Recording
 
 STEP = "JitFn"

@@ -17,10 +17,10 @@ from flax import nnx
 from jax._src import callback
 
 import nnx_inspector as nni
+from nnx_inspector.inspector.script.watch import _Recorder
 from nnx_inspector.live.inbox import Inbox
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import Region
-from nnx_inspector.live.watch import _Recorder
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.summary import Summary
 

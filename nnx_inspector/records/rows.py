@@ -2,7 +2,7 @@
 
 Every module has a row, and so does every site that only a call reveals: a Linen submodule, a sown
 value, a method other than `__call__`. Invariant: the row of a module that was not called or cannot
-be seen says so. Makes protocol messages only; draws nothing.
+be seen says so. Draws nothing.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 
-from flax import nnx
-
 from nnx_inspector.hooks.inside.attention import PATTERN
 from nnx_inspector.hooks.sites import CALL, methods, of_operation, parse_key, site_key
 from nnx_inspector.hooks.variables import contents, held
 from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
-from nnx_inspector.recordings.layers import layer_key, leaf_key, leaf_of
-from nnx_inspector.screen import protocol
+from nnx_inspector.recordings.layers import Site, layer_key, leaf_key, leaf_of
 
 VMAPPED = (
     "its layers or members run side by side, in a loop or a program of their own, and are measured "
@@ -29,9 +26,9 @@ VMAPPED = (
 
 
 def with_layers(
-    sites: Sequence[protocol.Site], stacks: Mapping[str, int], unseen: Mapping[str, str]
-) -> tuple[protocol.Site, ...]:
-    """The rows of a layout, followed by those of single layers.
+    sites: Sequence[Site], stacks: Mapping[str, int], unseen: Mapping[str, str]
+) -> tuple[Site, ...]:
+    """These rows, followed by those of single layers.
 
     `sites` are the rows of whole sites, parents first; `unseen` maps a layer's key to why it cannot
     be seen.
@@ -66,7 +63,7 @@ def with_layers(
     return tuple(rows)
 
 
-def _note(site: protocol.Site, stacks: Mapping[str, int], shown: Mapping[str, int]) -> str:
+def _note(site: Site, stacks: Mapping[str, int], shown: Mapping[str, int]) -> str:
     whole, _ = leaf_of(site.key)
     count, most = stacks.get(whole, 0), shown.get(whole, 0)
     if count > most:
@@ -76,9 +73,7 @@ def _note(site: protocol.Site, stacks: Mapping[str, int], shown: Mapping[str, in
     return f"It is stacked: {VMAPPED}." if site.stacked > 1 and not count else ""
 
 
-def _stack_around(
-    sites: Sequence[protocol.Site], index: int, stacks: Mapping[str, int]
-) -> int | None:
+def _stack_around(sites: Sequence[Site], index: int, stacks: Mapping[str, int]) -> int | None:
     """The row of the nearest enclosing module with the same number of layers."""
     count, at = stacks[leaf_of(sites[index].key)[0]], sites[index].parent
     while at >= 0 and stacks.get(sites[at].key) != count:
@@ -86,7 +81,7 @@ def _stack_around(
     return at if at >= 0 else None
 
 
-def _name(sites: Sequence[protocol.Site], index: int, above: int) -> str:
+def _name(sites: Sequence[Site], index: int, above: int) -> str:
     names: list[str] = []
     while index != above:
         names.append(sites[index].name)
@@ -118,13 +113,10 @@ class _Place:
     callable: bool = True
 
 
-def layout_of(
-    model: nnx.Module, trace: Trace, *, number: int, unseen: Mapping[str, str]
-) -> protocol.Layout:
-    """The layout message of a model; frames name its `number`.
+def rows_of(trace: Trace, *, unseen: Mapping[str, str]) -> tuple[Site, ...]:
+    """The rows of a model, parents first; layers of stacked modules follow after all others.
 
-    Layers of stacked modules have their own rows, after all others. `unseen` has sites that a
-    running program cannot show, with the reason.
+    `unseen` has sites that a running program cannot show, with the reason.
     """
     calls: dict[str, list[TracedCall]] = {}
     for call in trace.calls:
@@ -132,13 +124,12 @@ def layout_of(
     places = _in_call_order(trace, _places(trace))
     known: dict[_Segments, int] = {}
     why = {**trace.unseen, **unseen}
-    rows: list[protocol.Site] = []
+    rows: list[Site] = []
     for place in places:
         of, known[place.segments] = calls.get(place.key, []), len(rows)
         rows.append(_row(place, of, known, why, rows))
         rows += _arrays(rows[-1], len(rows) - 1, of)
-    sites = with_layers(rows, stacks_of(trace), unseen)
-    return protocol.Layout(layout=number, model=type(model).__name__, sites=sites)
+    return with_layers(rows, stacks_of(trace), unseen)
 
 
 def _places(trace: Trace) -> list[_Place]:
@@ -227,8 +218,8 @@ def _row(
     calls: Sequence[TracedCall],
     known: Mapping[_Segments, int],
     unseen: Mapping[str, str],
-    before: Sequence[protocol.Site],
-) -> protocol.Site:
+    before: Sequence[Site],
+) -> Site:
     parent, start = _parent(place.segments, known)
     first = calls[0] if calls else None
     reason = unseen.get(place.key, "")
@@ -238,7 +229,7 @@ def _row(
     name = "/".join(place.segments[start:])
     if of_operation(place.key)[1]:  # `@mix.mul` is one name if `@mix` has no row
         name = name.replace("/.", ".")
-    return protocol.Site(
+    return Site(
         key=place.key,
         name=name or place.kind,
         kind=place.kind,
@@ -258,7 +249,7 @@ def _row(
     )
 
 
-def _arrays(row: protocol.Site, at: int, calls: Sequence[TracedCall]) -> list[protocol.Site]:
+def _arrays(row: Site, at: int, calls: Sequence[TracedCall]) -> list[Site]:
     """The rows below a site's, of all arrays that its calls return but the main one."""
     types: dict[str, str] = {}
     for call in calls:

@@ -6,6 +6,7 @@ is left.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import weakref
@@ -19,6 +20,7 @@ from flax import nnx
 from nnx_inspector.errors import warn, warn_beside
 from nnx_inspector.findings.facts import facts_of_modules, reader_of
 from nnx_inspector.hooks.sites import Only, require_module
+from nnx_inspector.inspector.script.control import Control
 from nnx_inspector.live.attendance import Attendance
 from nnx_inspector.live.beginning import ended
 from nnx_inspector.live.inbox import Sent, Taken
@@ -32,12 +34,15 @@ from nnx_inspector.live.steps import (
     check_tree,
     closed_at_exit,
 )
-from nnx_inspector.program.analysis.stacks import shown_of
+from nnx_inspector.perturbations.slots import Known
+from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
+from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.recordings.facts import Facts
-from nnx_inspector.recordings.layers import Stack, leaf_of
+from nnx_inspector.recordings.layers import MODULES, Site, Stack, columns_of_rows, leaf_of
 from nnx_inspector.recordings.load import resumed
 from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.records.rows import rows_of
 
 
 @contextmanager
@@ -50,6 +55,7 @@ def watch(
     save: str | bytes | os.PathLike[str] | None = None,
     tree: int | None = None,
     start: int = 0,
+    control: bool | Mapping[str, Known] = False,
 ) -> Iterator[Recording]:
     """Record the passes that this thread makes through a model, which stays jitted and unchanged.
 
@@ -71,14 +77,19 @@ def watch(
         start: the step with which a run that was restarted from a checkpoint goes on: passes
             `start`, `start + every` and so on are measured. The recording in the file goes on too,
             and `recording.seams` says where.
+        control: whether `nni.open` may steer the run, through files in a folder beside `save` that
+            only this user may write: switch perturbations, change `every`, measure the next step.
+            `Zero` and `Scale` on outputs can be added. Other perturbations are declared here, by
+            site, and are off at first. What was done is in the recording.
 
     Yields:
         The recording. It may be read at any time and is complete when the region is left.
 
     Raises:
-        TypeError: `model` is not an `nnx.Module`.
-        ValueError: `every` is less than 1, `only` matches no site, or `tree` or `start` is not a
-            number of this kind.
+        TypeError: `model` is not an `nnx.Module`, or a declared perturbation is none.
+        ValueError: `every` is less than 1, `only` matches no site, `tree` or `start` is not a
+            number of this kind, or `control` is given without `save`.
+        InspectorError: others may write into the folder of `control`.
         OSError: the file cannot be created. Later failures are reported in a warning at the end.
         InspectorError: with `start`, the file that is there is not a recording, or is damaged.
 
@@ -95,7 +106,8 @@ def watch(
         ([0, 2], 12)
     """
     how: Any = dict(every=every, only=only, gradients=gradients, save=save, tree=tree)
-    yield from closed_at_exit(_watched(model, start=check_start(start), **how))
+    how |= dict(start=check_start(start), control=control)
+    yield from closed_at_exit(_watched(model, **how))
 
 
 def _watched(
@@ -107,8 +119,11 @@ def _watched(
     save: str | bytes | os.PathLike[str] | None,
     tree: int | None,
     start: int,
+    control: bool | Mapping[str, Known],
 ) -> Iterator[Recording]:
     require_module(model)
+    if control is not False and save is None:
+        raise ValueError("control needs a recording: nni.watch(model, save=path, control=True).")
     session = Session(model, only=only, gradients=gradients, tree=check_tree(tree))
     saves = save if jax.process_index() == 0 else None  # of a job, the first process
     known, failed = facts_of_modules(model), list[str]()
@@ -119,8 +134,18 @@ def _watched(
             if saves is not None:
                 recording.attach(saves, failed.append)
             recording.learn(known)
-            with Region(_Recorder(recording, start), session, check_every(every)):
-                yield recording
+            recorder = _Recorder(recording, start)
+            with contextlib.ExitStack() as steering:
+                if control is not False and jax.process_count() > 1:
+                    failed.append(NOT_STEERED)
+                elif control is not False and saves is not None:
+                    declared = control if isinstance(control, Mapping) else {}
+                    asked: Any = dict(declared=declared, every=check_every(every))
+                    asked |= dict(start=start, failed=failed.append)
+                    recorder.control = Control(saves, session, recording, **asked)
+                    steering.callback(recorder.control.close)
+                with Region(recorder, session, check_every(every)):
+                    yield recording
             if save is not None and jax.process_index() and session.company is None:
                 failed.append(NOT_SAVED.format(jax.process_index()))
             count = session.inbox.count
@@ -151,21 +176,26 @@ def _watched(
         warn(text)
 
 
+NOT_STEERED = (
+    "A job of several processes takes no requests in nni.watch, because all of them would have to "
+    "change at the same step. In insp.watch, what process 0 switches acts in all of them."
+)
 NOT_SAVED = (
     "Process {} of this job wrote no file, because process 0 does. If each process trains a model "
     "of its own, write its recording yourself: recording.attach(path)."
 )
-_Learnt = tuple[Facts, dict[str, int]]
+_Learnt = tuple[Facts, dict[str, int], tuple[Site, ...]]
 _learnt: weakref.WeakKeyDictionary[WatchedCall, _Learnt] = weakref.WeakKeyDictionary()
 """What was learnt from a call, kept as long as a program that was traced for it."""
 
 
-def _learn(call: WatchedCall, read: Callable[[], _Learnt]) -> _Learnt:
+def _learn(call: WatchedCall, read: Callable[[], tuple[Facts, Trace]]) -> _Learnt:
     if call not in _learnt:
         try:
-            _learnt[call] = read()
+            facts, trace = read()
         except Exception:  # noqa: BLE001 - the user's call itself worked: do without them
-            return Facts(), {}
+            return Facts(), {}, ()
+        _learnt[call] = facts, stacks_of(trace), rows_of(trace, unseen={})
     return _learnt[call]
 
 
@@ -184,11 +214,13 @@ class _Nothing:
 class _Recorder:
     """The owner of a region that is recorded without a screen."""
 
+    control: Control | None = None
     shares = _Nothing()
 
-    def __init__(self, recording: Recording, start: int):
+    def __init__(self, recording: Recording, start: int = 0):
         self._recording, self._start = recording, start
         self._known: list[WatchedCall] = []
+        self._called = 0  # how many rows of the recording's table of modules are called
 
     def loop_begins(self, loop: object, total: int | None) -> int:
         return self._start
@@ -222,6 +254,8 @@ class _Recorder:
                 figures=session.figures_in([one]),
                 held=one.number,
             )
+        if self.control is not None:
+            self.control.measured(step)
 
     def _learn(self, session: Session, call: WatchedCall, *, in_rows: bool) -> None:
         """Trace a pass as it was called: now for its stacks, of which some summaries are rows; or
@@ -234,7 +268,15 @@ class _Recorder:
         read = functools.partial(_learn, call, reader)
         if in_rows:
             self._stack(session, read()[1])
-        self._recording.learn(lambda: read()[0])
+        self._recording.learn(lambda: self._facts(*read()))
+
+    def _facts(self, facts: Facts, _: dict[str, int], rows: tuple[Site, ...]) -> Facts:
+        """The facts of a call; with them the recording gets the rows of the model's tree."""
+        called = sum(row.calls > 0 for row in rows)
+        if called > self._called:  # else it may be a call of a part
+            self._called = called
+            self._recording.keep_table(MODULES, columns_of_rows(rows))
+        return facts
 
     def _tell_apart(self, session: Session, sent: Sent) -> None:
         """Give rows to the members of an ensemble, whose calls the model's trace does not show."""

@@ -1,0 +1,148 @@
+"""The folder of a run's requests, `run.nni.control` beside `run.nni`: writing and reading them.
+
+A request is a JSON file: the id of the run and a message of the protocol, which is checked field by
+field. Invariant: a folder or file that another user may write, or a link, is refused; a request of
+an earlier run, or one that is no request, is deleted and never carried out. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.files import whole_path, write
+from nnx_inspector.screen import protocol
+
+Path = str | bytes | os.PathLike[str]
+LARGEST: Final = 65_536
+"""The largest file that is read as a request, in bytes."""
+REQUESTS: Final = (
+    protocol.Perturb, protocol.Adjust, protocol.Remove, protocol.SwitchAll, protocol.SetEvery,
+    protocol.MeasureNext,
+)  # fmt: skip
+"""What can be asked of a run."""
+_NO_LINK_NO_WAIT: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_WRITE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+def folder_of(recording: Path) -> str:
+    """The folder of the requests to the run that writes this recording."""
+    return whole_path(recording) + ".control"
+
+
+def why_refused(folder: str) -> str:
+    """Why a folder cannot hold requests: somebody else could write into it. "" if it can."""
+    status = os.lstat(folder)
+    above = os.stat(os.path.dirname(folder))
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{folder!r} is not a folder"
+    if not _is_mine(status):
+        return f"{folder!r} belongs to another user, or others may write into it"
+    shared = above.st_mode & _WRITE_BY_OTHERS and not above.st_mode & stat.S_ISVTX
+    if shared and not _is_mine(above):
+        return f"others may write into {os.path.dirname(folder)!r}"
+    return ""
+
+
+def _is_mine(status: os.stat_result) -> bool:
+    if not hasattr(os, "getuid"):  # Windows: who may write is not in the mode
+        return True
+    return status.st_uid == os.getuid() and not status.st_mode & _WRITE_BY_OTHERS
+
+
+def made(recording: Path) -> str:
+    """Make the folder for a run, or empty the one that is there.
+
+    Raises:
+        InspectorError: the folder is another user's, or others may write into it.
+        OSError: it cannot be made.
+    """
+    folder = folder_of(recording)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    if why := why_refused(folder):
+        raise InspectorError(
+            f"The run takes no requests, because {why}. Write the recording into a folder of your "
+            f"own, or leave out control=."
+        )
+    for name in os.listdir(folder):
+        os.unlink(os.path.join(folder, name))
+    return folder
+
+
+def send(recording: Path, run: str, message: Any) -> None:
+    """Ask a run for something; `message` is one of REQUESTS.
+
+    Raises:
+        InspectorError: the run takes no requests, or others may write into the folder.
+        OSError: the request cannot be written.
+    """
+    folder = folder_of(recording)
+    if not os.path.lexists(folder):
+        raise InspectorError(
+            "this run takes no requests, or it is over. Start it with "
+            "nni.watch(model, save=path, control=True)."
+        )
+    if why := why_refused(folder):
+        raise InspectorError(f"the request was not sent, because {why}.")
+    text = json.dumps({"run": run, "message": protocol.to_header(message)}).encode()
+    name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
+    new = os.path.join(folder, f".{name}")
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        write(file, text)
+    finally:
+        os.close(file)
+    os.rename(new, os.path.join(folder, f"{name}.json"))  # whole, or not there
+
+
+def taken(folder: str, run: str) -> Iterator[Any]:
+    """The requests to a run, oldest first. Each is deleted; what is none of them is skipped."""
+    for name in sorted(name for name in os.listdir(folder) if name.endswith(".json")):
+        path = os.path.join(folder, name)
+        text = _text_of(path)
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+            os.unlink(path)
+        if text is not None and (message := _message(text, run)) is not None:
+            yield message
+
+
+def unmade(folder: str) -> None:
+    """Remove a folder and the requests in it, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+
+
+def _text_of(path: str) -> bytes | None:
+    """What a file holds; None if it is a link, large, or not this user's."""
+    try:
+        file = os.open(path, os.O_RDONLY | _NO_LINK_NO_WAIT)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(file)
+        if not (stat.S_ISREG(status.st_mode) and _is_mine(status) and status.st_size <= LARGEST):
+            return None
+        return os.read(file, LARGEST)
+    finally:
+        os.close(file)
+
+
+def _message(text: bytes, run: str) -> Any:
+    try:
+        request = json.loads(text)
+        if not isinstance(request, dict) or request.get("run") != run:
+            return None
+        message = protocol.from_header(request.get("message"))
+    except (ValueError, RecursionError):  # of any form: a ProtocolError is a ValueError
+        return None
+    return message if isinstance(message, REQUESTS) else None

@@ -1,0 +1,464 @@
+"""`open`: a recorded run on screen, while it happens elsewhere or after its end.
+
+The screen is that of an inspector, without the model: the rows are those that the file has, and
+what needs the model is left out. A thread reads what the file has gained, at most once in half a
+second, and only while the run is on screen. Invariant: the run is only read, and an error of the
+screen never reaches the caller. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from nnx_inspector.background import weakly
+from nnx_inspector.errors import InspectorError, raised
+from nnx_inspector.files import write_whole
+from nnx_inspector.findings.finding import Finding
+from nnx_inspector.findings.findings import diagnose
+from nnx_inspector.recordings.follow import Following
+from nnx_inspector.recordings.layers import MODULES, Site, rows_of_columns, with_recorded
+from nnx_inspector.recordings.load import load
+from nnx_inspector.recordings.passes import Quantity
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.comparison import At
+from nnx_inspector.screen.control.answers import CONTROL, Controlled
+from nnx_inspector.screen.control.folder import REQUESTS, send
+from nnx_inspector.screen.control.steered import Steered
+from nnx_inspector.screen.export.page import MAX_BYTES, page_of
+from nnx_inspector.screen.export.replay import Told, detailed_of
+from nnx_inspector.screen.frames import findings_message, metrics_at
+from nnx_inspector.screen.presenter import Presenter
+from nnx_inspector.screen.python_text import made
+from nnx_inspector.screen.requests import Answer, Requests
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+    from nnx_inspector.stats.bins import Scale
+
+Path = str | bytes | os.PathLike[str]
+PAUSE: Final = 0.5
+"""Seconds between two looks at the file."""
+LOOKS: Final = 16
+"""How many looks read any file whole; one reads about 64 MB."""
+RESTS, LONGEST = 9, 5.0
+"""The pause after a diagnosis, in multiples of its time, and its most seconds."""
+MISSING: Final = (
+    "values", "words", "units", "examples", "lens", "attribution", "flow", "code", "nnx", "sweep",
+    "parameters",
+)  # fmt: skip
+"""The panels that need the model."""
+STEERED: Final = ("Zero", "Scale")
+"""The kinds for which every program of a run has room."""
+NO_CONTROL: Final = (
+    "this run takes no requests. Start it with nni.watch(model, save=path, control=True)."
+)
+NO_EFFECT: Final = "What the run's perturbations do shows in its metrics."
+NEEDS_MODEL: Final = (
+    "this is a recorded run, and the model is not here. Make an nni.Inspector of the model."
+)
+
+
+def open(path: Path | Sequence[Path], *, display: bool = True) -> Run:
+    """Open a recorded run on screen, and follow it while it goes on elsewhere.
+
+    The file needs neither the model nor jax. In a notebook the run displays itself, and gets each
+    new pass at most a second after it is written. In a script the same object has no screen.
+
+    Args:
+        path: a file that `nni.watch(save=)`, `insp.save` or `recording.save` has written, or is
+            still writing. Of a pair of files the second is compared with the first, which is on
+            screen.
+        display: whether to show the run at once when running in a notebook.
+
+    Raises:
+        InspectorError: a file is not a recording, is damaged, or has no pass yet.
+        ValueError: there are no files, or more than two.
+        TypeError: `path` is neither a path nor a list of paths.
+        OSError: a file cannot be opened.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import nnx_inspector as nni
+        >>> from nnx_inspector.stats.summary import empty
+        >>> recording = nni.Recording()
+        >>> recording.append(7, {"encoder": {"output": empty()}}, metrics={"loss": 0.5})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     recording.save(pathlib.Path(folder, "run.nni"))
+        ...     run = nni.open(pathlib.Path(folder, "run.nni"))
+        >>> run.recording.steps
+        [7]
+        >>> run.close()
+    """
+    paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
+    if not 1 <= len(paths) <= 2:
+        raise ValueError(
+            f"nni.open shows one run, or a pair of runs side by side, got {len(paths)} paths. "
+            f"For the figures of more: nni.compare(nni.load(a), nni.load(b))."
+        )
+    run = Run(paths[0])
+    try:
+        if len(paths) == 2:
+            run.compare(load(paths[1]))
+        if display:
+            run.display()
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+class Run:
+    """A recorded run; see `nni.open`. In a notebook it displays itself."""
+
+    def __init__(self, path: Path):
+        self._path = os.path.abspath(os.fsdecode(path))
+        self._following = following = Following(self._path)
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._shown: tuple[Any, int, int] = (None, -1, -1)
+        self._said = ""
+        self._table: object = None
+        self._controlled = Controlled(run="", every=0)
+        self._unsent = self._undiagnosed = False
+        self._rests_until = 0.0
+        self._view = view = Presenter(self._snapshot)
+        view.tell = weakly(self._told)
+        self._answers = Answers(self)
+        self._closing = contextlib.ExitStack()
+        self._closing.callback(view.close)
+        self._closing.callback(following.close)
+        for worker in self._answers.workers:
+            self._closing.callback(worker.close)
+        self._closing.callback(self._closed.set)
+        weakref.finalize(self, self._closing.close).atexit = False
+        self._read(LOOKS)
+        self._show_rows()
+        self._show_control()
+
+    # --------------------------------------------------------------- reading
+
+    @property
+    def recording(self) -> Recording:
+        """Everything that the file holds by now."""
+        self._read(LOOKS)
+        return self._following.recording
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The problems found in this run by now, worst first."""
+        return diagnose(self.recording)
+
+    @property
+    def state(self) -> str:
+        """How the run is: "running", "stalled", "ended" or "gone" (its process died)."""
+        self._read(LOOKS)
+        return self._following.state.name
+
+    @property
+    def selected(self) -> str:
+        """The key of the site on screen; can be set."""
+        return self._view.selected
+
+    @selected.setter
+    def selected(self, site: str) -> None:
+        self._select(site)
+
+    def figure(
+        self, site: str, *, quantity: Quantity = "output", scale: Scale = "symlog"
+    ) -> go.Figure:
+        """A plotly figure of one site: its histogram now and over the steps.
+
+        `scale` is the axis of the histograms, "symlog" or "linear".
+        """
+        from nnx_inspector.recordings.figure import figure
+
+        return figure(self.recording, site, quantity=quantity, scale=scale)
+
+    def compare(
+        self, other: Path | Recording | None, *, at: At = None, name: str = ""
+    ) -> pd.DataFrame | None:
+        """Compare this run with another one, and show both on screen; None ends the comparison.
+
+        The arguments and the result are those of `Inspector.compare`; `other` may be a file too.
+        """
+        if other is None:
+            self._view.show_other(None, "", step=None)
+            return None
+        if not isinstance(other, Recording):
+            other = load(other)
+        return self._view.show_beside(self.recording, other, at=at, name=name)
+
+    # -------------------------------------------------------------- steering
+
+    @property
+    def perturbations(self) -> list[Steered]:
+        """The perturbations of a run that takes requests, in the order in which they were made."""
+        self._read(LOOKS)
+        return [Steered(one, self._shown_now, self.ask) for one in self._controlled.perturbations]
+
+    def perturb(self, site: str, perturbation: Any) -> Steered:
+        """Add a perturbation to the run, switched on: a `Zero` or a `Scale` of outputs.
+
+        Raises:
+            InspectorError: the run takes no requests (`nni.watch(control=True)`), is over, or
+                refuses this one; the text says why.
+        """
+        kind, strength = type(perturbation).__name__, getattr(perturbation, "tuned_to", None)
+        if kind not in STEERED or perturbation != made(kind, strength, "output"):
+            raise InspectorError(
+                f"{perturbation!r} cannot be sent to a run: only {' and '.join(STEERED)} on "
+                f"outputs can. Declare it in the script: nni.watch(model, save=path, "
+                f"control={{{site!r}: perturbation}})."
+            )
+        self.ask(protocol.Perturb(id=0, site=site, kind=kind, strength=strength, at="output"))
+        return self.perturbations[-1]
+
+    @property
+    def every(self) -> int:
+        """Every so many steps are measured; can be set. 0 if the run takes no requests."""
+        self._read(LOOKS)
+        return self._controlled.every
+
+    @every.setter
+    def every(self, every: int) -> None:
+        self.ask(protocol.SetEvery(id=0, every=every))
+
+    def measure_next(self) -> None:
+        """Let the run measure its next step too."""
+        self.ask(protocol.MeasureNext(id=0))
+
+    def ask(self, request: Any) -> None:
+        """Ask the run for something, and return when it has done it.
+
+        Raises:
+            InspectorError: the run takes no requests, is over, or refuses this one.
+        """
+        self._read(LOOKS)
+        number, run = secrets.randbits(48), self._controlled.run
+        if not run:
+            raise InspectorError(NO_CONTROL)
+        send(self._path, run, dataclasses.replace(request, id=number))
+        while number not in self._controlled.answers:
+            life = self._following.state
+            if self._controlled.run != run or life.name in ("ended", "gone"):
+                raise InspectorError(f"the run has not answered. {life.text}")
+            if self._closed.wait(PAUSE / 2):
+                raise InspectorError("it was closed here before the run has answered.")
+            self._read()
+        if why := self._controlled.answers[number]:
+            raise InspectorError(why)
+
+    def to_html(self, path: Path, *, max_bytes: int = MAX_BYTES) -> int:
+        """Write one page that shows the run, without a kernel; see `Inspector.to_html`."""
+        recording = self.recording
+        layout, state = self._view.layout, self._view.state_at_rest()
+        assert layout is not None  # both exist from the beginning
+        assert state is not None
+        told = self._told(layout, state, [findings_message(diagnose(recording))])
+        title = f"{recording.name} - nnx_inspector"
+        page = page_of(recording, told, title=title, max_bytes=max_bytes)
+        file, size = write_whole(path, [page.encode()])
+        os.close(file)
+        return size
+
+    def close(self) -> None:
+        """Stop following, and free the widget. The recording stays readable."""
+        self._closing.close()
+
+    def display(self) -> None:
+        """Show the run now, if this is a notebook."""
+        if self._view.display_in_notebook():
+            self._follow()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        self._follow()
+        return self._view.mimebundle(repr(self), **kwargs)
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed.is_set() else ""
+        return f"Run({self._following.recording!r}, {self._following.state.name}{closed})"
+
+    # ------------------------------------------------------------- following
+
+    def _read(self, looks: int = 1) -> bool:
+        """Read what the file has gained, in some looks, and return whether there was anything."""
+        some = False
+        with self._lock:
+            while looks and not self._closed.is_set() and self._following.poll():
+                some, looks = True, looks - 1
+            if some:
+                self._unsent = self._undiagnosed = True
+                self._show_rows()
+                self._show_control()
+        return some
+
+    def _follow(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(
+                    target=_keep_up, args=(weakref.ref(self), self._closed), daemon=True,
+                    name="nnx_inspector.following",
+                )  # fmt: skip
+                self._thread.start()
+
+    def _look(self) -> None:
+        """Show what is new. What a busy browser leaves out is sent once the file rests."""
+        changed = self._read()
+        if self._unsent:
+            self._view.present(force=not changed)
+            self._unsent = changed
+        if (said := self._following.state.text) != self._said:
+            self._said = said
+            self._view.state_changed()
+        if self._undiagnosed and time.monotonic() >= self._rests_until:
+            self._undiagnosed = False
+            began = time.monotonic()
+            found = findings_message(diagnose(self._following.recording))
+            took = time.monotonic() - began
+            self._rests_until = began + took + min(RESTS * took, LONGEST)
+            if found != self._view.kept(found.type):
+                self._view.keep(found)
+
+    def _fails(self, error: Exception) -> None:
+        self._view.notice(protocol.Notice(level="error", text=raised(error), site=None))
+        self._view.state_changed()
+
+    # --------------------------------------------------------------- content
+
+    def _show_rows(self) -> None:
+        """Show the rows of the file, if there are others than before."""
+        recording = self._following.recording
+        table, sites, facts = recording.table(MODULES), recording.sites, recording.facts
+        now = table, len(sites), self._following.replaced
+        if now[0] is self._shown[0] and now[1:] == self._shown[1:]:
+            return
+        self._shown = now
+        known: tuple[Site, ...] = ()
+        if table is not None:
+            try:
+                known = rows_of_columns(table)
+            except (ValueError, TypeError) as error:  # the file is another's, or was changed
+                text = f"The modules of the file cannot be shown: {error}"
+                self._view.notice(protocol.Notice(level="warning", text=text, site=None))
+        types = {} if facts is None else {one.site: one.type for one in facts.sites}
+        rows = with_recorded(known, sites, types)
+        number = self._view.layouts + 1
+        self._view.set_layout(protocol.Layout(layout=number, model=rows[0].kind, sites=rows))
+
+    @property
+    def _goes_on(self) -> bool:
+        return self._following.state.name in ("running", "stalled")
+
+    def _shown_now(self, number: int) -> protocol.Perturbation | None:
+        """A perturbation of the run as it is now, None if it was removed."""
+        return next((one for one in self._controlled.perturbations if one.id == number), None)
+
+    def _show_control(self) -> None:
+        """Show what a steered run says of its perturbations, if it is another than before."""
+        table = self._following.recording.table(CONTROL)
+        if table is self._table:
+            return
+        self._table = table
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # of another form: not steered
+            self._controlled = Controlled.from_columns(table or {})
+        on = any(one.enabled for one in self._controlled.perturbations)
+        self._view.training_perturbed = on and self._goes_on
+        self._view.state_changed()
+
+    def _snapshot(self) -> dict[str, Any]:
+        following = self._following
+        recording = following.recording
+        newest = recording.passes[-1].step if len(recording) else 0
+        self._view.progress = protocol.Progress(
+            kind="recorded",
+            running=self._goes_on,
+            step=newest,
+            total=None,
+            rate=None,
+        )
+        return {
+            "recording": recording,
+            "perturbations": self._controlled.perturbations,
+            "metrics": metrics_at(recording, newest),
+            "cost": None,
+            "effect": lambda: (None, NO_EFFECT),
+            "errors": 0,
+            "waiting": (),
+            "recorded": protocol.Recorded(
+                run=following.state.name,
+                text=f"{recording.name}: {following.state.text}",
+                missing=MISSING,
+                steers=self._controlled.run != "" and self._goes_on,
+                every=self._controlled.every,
+            ),
+        }
+
+    def _told(self, layout: protocol.Layout, state: protocol.State, kept: Sequence[Any]) -> Told:
+        saved = time.strftime("%Y-%m-%d %H:%M")
+        return Told(
+            layout=layout,
+            state=state,
+            kept=tuple(kept),
+            detailed=detailed_of(layout, state.selected),
+            missing=(*MISSING, "compare"),
+            note=f"{self._following.recording.name}, saved {saved}, with {{passes}}.",
+        )
+
+    def _select(self, site: str) -> None:
+        if site not in self._view.keys:
+            keys = self._view.keys
+            near = difflib.get_close_matches(site, keys, n=5, cutoff=0) or keys[:5]
+            raise ValueError(f"This run has no site {site!r}. Near: {', '.join(map(repr, near))}.")
+        self._view.select(site)
+
+
+class Answers(Requests):
+    """Carries out the requests to a recorded run."""
+
+    refusal: ClassVar[str] = NEEDS_MODEL
+    later: ClassVar[Mapping[type, str]] = {
+        protocol.Compare: "comparing",
+        **dict.fromkeys(REQUESTS, "steering"),
+    }
+
+    def __init__(self, run: Run):
+        super().__init__(run._view)
+        self._run = run
+
+    def _compare(self, message: protocol.Compare, _: Any) -> Answer | None:
+        found = self._view.compared(message)
+        return None if found is None else (found, None)
+
+
+Answers.table = {
+    protocol.Select: lambda a, m, _: a._run._select(m.site),
+    protocol.ShowPass: lambda a, m, _: a._view.show_pass(m.number, m.site),
+    protocol.Compare: Answers._compare,
+    **dict.fromkeys(REQUESTS, lambda a, m, _: a._run.ask(m)),
+}
+
+
+def _keep_up(reference: weakref.ref[Run], closed: threading.Event) -> None:
+    """Follow a run as long as it is there."""
+    while not closed.wait(PAUSE):
+        run = reference()
+        if run is None:
+            return
+        try:
+            run._look()
+        except Exception as error:  # noqa: BLE001 - shown, and the file is looked at again
+            run._fails(error)
+        del run
