@@ -69,9 +69,8 @@ def write(file: int, data: bytes) -> int:
 class Heartbeat:
     """Sets a file's time every few seconds, so that whoever follows it sees the process live.
 
-    It writes no data, so it works on a full disk too; on NFS the client sends data that it holds
-    back before it sets a time. Its thread never keeps a process up, takes no lock, and ends with
-    `stop` or when the owner of `beat` is gone.
+    It writes no data, so it works on a full disk too. Its thread never keeps a process up, takes no
+    lock, and ends with `stop` or when the owner of `beat` is gone.
 
     Args:
         beat: a bound method, called in the thread. It may raise OSError, which is dropped: a beat

@@ -14,9 +14,9 @@ from models import TwoLayers
 from pages import store
 
 import nnx_inspector as nni
-from nnx_inspector.inspector import export as telling
 from nnx_inspector.inspector.panels import look
 from nnx_inspector.screen import protocol
+from nnx_inspector.screen.export import replay
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 
@@ -99,7 +99,7 @@ def test_it_changes_neither_the_model_nor_what_the_screen_remembers(insp, tmp_pa
 def test_of_large_models_the_selected_and_the_topmost_are_detailed(
     insp, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(telling, "MOST_DETAILED", 2)
+    monkeypatch.setattr(replay, "MOST_DETAILED", 2)
     insp.to_html(tmp_path / "run.html")
     index = store((tmp_path / "run.html").read_text()).index
     keys = [site["key"] for site in index["layout"]["sites"]]

@@ -247,7 +247,7 @@ def test_an_interrupt_as_a_loop_ends_is_not_replaced_by_a_warning(interrupted, t
 def test_what_nni_watch_would_warn_of_becomes_a_note_of_the_error_that_leaves_it(
     monkeypatch, tmp_path
 ):
-    from nnx_inspector.live import watch
+    from nnx_inspector.inspector.script import watch
 
     monkeypatch.setattr(watch, "losses_of", lambda session: ["Something is lost."])
     with pytest.raises(KeyboardInterrupt) as caught, nni.watch(Net(nnx.Rngs(0))):
