@@ -23,7 +23,7 @@ export function Perturbations({ store, bridge }: { store: Store; bridge: Bridge 
   const empty = all.length === 0;
   const listening = bridge.settled.value && !store.replay.value ? LISTENING[state.listening] : "";
   return (
-    <section class={empty ? "nni-panel nni-panel-empty" : "nni-panel"} aria-label="Perturbations" style={{ "--nni-count": all.length }}>
+    <section class={empty ? "nni-panel nni-panel-empty" : state.recorded ? "nni-panel nni-panel-recorded" : "nni-panel"} aria-label="Perturbations" style={{ "--nni-count": all.length }}>
       <div class="nni-panel-head">
         <Master all={all} store={store} />
         <span class="nni-listening" title={listening} data-testid={ids.listening} data-value={state.listening}>
