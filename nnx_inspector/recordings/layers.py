@@ -153,8 +153,8 @@ def rows_of_columns(columns: Mapping[str, npt.NDArray[Any]]) -> tuple[Site, ...]
     """The rows of which `columns_of_rows` made a table, which may come from anybody.
 
     Raises:
-        ValueError, TypeError: these are not the columns of rows, or a parent does not precede its
-            row.
+        ValueError, TypeError, OverflowError, RecursionError: these are not the columns of rows, or
+            a parent does not precede its row.
     """
     fields = {field.name: str(field.type) for field in dataclasses.fields(Site)}
     if missing := fields.keys() - columns.keys():

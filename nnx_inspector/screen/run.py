@@ -50,8 +50,10 @@ if TYPE_CHECKING:
 Path = str | bytes | os.PathLike[str]
 PAUSE: Final = 0.5
 """Seconds between two looks at the file."""
-LOOKS: Final = 16
-"""How many looks read any file whole; one reads about 64 MB."""
+LOOKS: Final = 64
+"""How many looks read any file whole; one reads about 16 MB."""
+STRANGE: Final = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+"""What reading a table raises that another program has written."""
 RESTS, LONGEST = 9, 5.0
 """The pause after a diagnosis, in multiples of its time, and its most seconds."""
 MISSING: Final = (
@@ -139,7 +141,7 @@ class Run:
         self._answers = Answers(self)
         self._closing = contextlib.ExitStack()
         self._closing.callback(view.close)
-        self._closing.callback(following.close)
+        self._closing.callback(_let_go, following, self._lock)
         for worker in self._answers.workers:
             self._closing.callback(worker.close)
         self._closing.callback(self._closed.set)
@@ -350,7 +352,7 @@ class Run:
         if table is not None:
             try:
                 known = rows_of_columns(table)
-            except (ValueError, TypeError) as error:  # the file is another's, or was changed
+            except STRANGE as error:  # the file is another's, or was changed
                 text = f"The modules of the file cannot be shown: {error}"
                 self._view.notice(protocol.Notice(level="warning", text=text, site=None))
         types = {} if facts is None else {one.site: one.type for one in facts.sites}
@@ -372,7 +374,7 @@ class Run:
         if table is self._table:
             return
         self._table = table
-        with contextlib.suppress(ValueError, TypeError, KeyError):  # of another form: not steered
+        with contextlib.suppress(*STRANGE):  # of another form: not steered
             self._controlled = Controlled.from_columns(table or {})
         on = any(one.enabled for one in self._controlled.perturbations)
         self._view.training_perturbed = on and self._goes_on
@@ -449,6 +451,12 @@ Answers.table = {
     protocol.Compare: Answers._compare,
     **dict.fromkeys(REQUESTS, lambda a, m, _: a._run.ask(m)),
 }
+
+
+def _let_go(following: Following, lock: threading.RLock) -> None:
+    """Close a file when no thread reads it."""
+    with lock:
+        following.close()
 
 
 def _keep_up(reference: weakref.ref[Run], closed: threading.Event) -> None:

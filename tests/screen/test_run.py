@@ -61,18 +61,12 @@ def ask(browser, run, message):
     return browser.ask_screen(run._view.screen, run._answers, message)
 
 
-def inputs_of(model) -> jnp.ndarray:
-    return jnp.ones((4, 4)) if isinstance(model, Stacked) else X
-
-
 @pytest.fixture(params=MODELS)
 def recorded(request, tmp_path):
     """An inspector of a model, and the file that it saves two passes to."""
-    model = MODELS[request.param]()
-    x = inputs_of(model)
-    insp = nni.Inspector(model, x, display=False)
+    insp = nni.Inspector(MODELS[request.param](), X, display=False)
     insp.save(tmp_path / "run.nni")
-    insp.run(2 * x)
+    insp.run(2 * X)
     yield insp, tmp_path / "run.nni"
     insp.close()
 
@@ -175,8 +169,7 @@ def test_one_or_two_runs(paths):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_survive_a_table(name):
-    model = MODELS[name]()
-    insp = nni.Inspector(model, inputs_of(model), display=False)
+    insp = nni.Inspector(MODELS[name](), X, display=False)
     rows = insp._core.view.layout.sites
     assert rows_of_columns(columns_of_rows(rows)) == rows
     insp.close()
@@ -224,6 +217,8 @@ def changed(**columns):
         changed(depth=np.array([3])),
         changed(parent=np.array(["up"], object)),
         changed(aliases=np.array(["{"], object)),
+        changed(aliases=np.array(["[" * 100_000], object)),
+        changed(calls=np.array([np.inf])),
         changed(flops=np.array(["many"], object)),
     ],
 )
