@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from nnx_inspector._compat.native import CENSUS, call, in_the_width, lower_for_a_cpu, serves
 from nnx_inspector._compat.sharding import with_even_axes
@@ -191,7 +191,7 @@ def _read_by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _
     """On several CPUs: integers in one reduction, sums in others, so that each is vectorised."""
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
-    points, sums, apart = _read_twice(x, value, axes)
+    points, sums, apart = _read_twice(x, value, axes, together=False)
     bins = _counted(_scattered, value, part, axes, apart)
     return bins, in_rows(points, axis=-1), in_rows(sums, axis=-1)
 
@@ -224,18 +224,48 @@ _Figures = tuple[list[jax.Array], list[jax.Array], dict[int, jax.Array]]
 """Points, sums and the counts of `APART`."""
 
 
-def _read_twice(x: jax.Array, value: jax.Array, axes: _Axes) -> _Figures:
-    """First the counts and extremes, which are the scale of the sums, then these."""
+def _read_twice(x: jax.Array, value: jax.Array, axes: _Axes, *, together: bool = True) -> _Figures:
+    """First the counts and extremes, which are the scale of the sums, then these.
+
+    Args:
+        together: whether one reduction has several results, which is one kernel. Over a sharded
+            axis XLA then gathers the parts of all devices, an exchange for each array. Reductions
+            of one result become exchanges that add up, and XLA joins those of all arrays.
+    """
     operands, initial = counters(value)
-    found = lax.reduce(tuple(operands), tuple(initial), pair_of_counters, axes)
+    found = _reduced(operands, initial, axes, together=together)
     low, high, apart = from_counters(value, found)
-    shift = _near_mean(_few(x, axes[0]), axes, low, high)
+    shift = _near_mean(_few(x, axes[0]), axes, low, high, together=together)
     scale, factor = scale_for(
         scaled_difference(high, shift, 0.5), scaled_difference(low, shift, 0.5)
     )
     d = scaled_difference(value, _broadcastable(shift, axes), _broadcastable(factor, axes))
     d = jnp.where(is_finite(value), d, 0)
     return [low, high, shift], [scale, d.sum(axis=axes), (d * d).sum(axis=axes)], apart
+
+
+def _reduced(
+    operands: Sequence[jax.Array], initial: Sequence[Any], axes: _Axes, *, together: bool
+) -> Sequence[jax.Array]:
+    """The extremes and counts of `counters`; unless `together`, of as many blocks of the first axis
+    as there are devices, and then of these one by one.
+    """
+    first, blocks = axes[0], jax.device_count()
+    is_one = blocks == 1 or operands[0].shape[first] % blocks > 0 or _is_explicit(operands[0])
+    if together or is_one:
+        return lax.reduce(tuple(operands), tuple(initial), pair_of_counters, axes)
+    shape = operands[0].shape
+    shape = *shape[:first], blocks, shape[first] // blocks, *shape[first + 1 :]
+    inner = tuple(range(first + 1, len(shape)))
+    parts = tuple(operand.reshape(shape) for operand in operands)
+    low, high, *counts = lax.reduce(parts, tuple(initial), pair_of_counters, inner)
+    counted = [count.sum(axis=first, dtype=count.dtype) for count in counts]
+    return [low.min(axis=first), high.max(axis=first), *counted]
+
+
+def _is_explicit(x: jax.Array) -> bool:
+    """Whether jax itself keeps track of how an array is divided, and refuses to divide an axis."""
+    return any(kind == AxisType.Explicit for kind in jax.typeof(x).sharding.mesh.axis_types)
 
 
 def _pair(a: Any, b: Any) -> tuple[Any, ...]:
@@ -269,7 +299,9 @@ def _few(x: jax.Array, batch_rank: int) -> jax.Array:
     return real_values(_part(x, batch_rank, _strides(x.shape[batch_rank:], _FEW)))
 
 
-def _near_mean(value: jax.Array, axes: _Axes, low: jax.Array, high: jax.Array) -> jax.Array:
+def _near_mean(
+    value: jax.Array, axes: _Axes, low: jax.Array, high: jax.Array, *, together: bool
+) -> jax.Array:
     """The mean of the finite values of each row, within [low, high]."""
     real, n = sum_dtype(value.dtype), math.prod(value.shape[axis] for axis in axes)
     # Each value is first divided by at least n, because the sum of the values could overflow.
@@ -278,12 +310,11 @@ def _near_mean(value: jax.Array, axes: _Axes, low: jax.Array, high: jax.Array) -
     shares = scaled_difference(value, _broadcastable(origin, axes), jnp.asarray(share, real))
     finite = is_finite(value)
     zero = np.array(0, real)
-    total, many = lax.reduce(
-        (jnp.where(finite, shares, 0), finite.astype(real)),
-        (zero, zero),
-        added,
-        axes,
-    )
+    summed = jnp.where(finite, shares, 0), finite.astype(real)
+    if together:
+        total, many = lax.reduce(summed, (zero, zero), added, axes)
+    else:
+        total, many = (one.sum(axis=axes) for one in summed)
     return moved_shift(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
 
 

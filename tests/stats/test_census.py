@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from devices import on_four_devices
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from oracle import CLASSES, FLOATS, check, device, values
 
 from nnx_inspector._compat import native
@@ -158,3 +160,27 @@ def test_it_runs_without_jit_and_under_every_transformation() -> None:
         np.testing.assert_array_equal(one.points, expected.points)
     bins, points, sums = jax.eval_shape(functools.partial(census, batch_rank=1, sample="auto"), x)
     assert (bins.shape, points.shape, sums.dtype) == ((3, 4096), (3, 3), jnp.float32)
+
+
+# ------------------------------------------------------------------ over several devices
+
+
+def test_extremes_and_counts_of_all_arrays_share_their_exchanges() -> None:
+    """A gather for each array would be a round trip each between the processes of a job."""
+    devices = jax.devices()[: 4 if jax.device_count() >= 4 else 1]
+    mesh = jax.make_mesh((len(devices),), ("d",), axis_types=(AxisType.Auto,), devices=devices)
+    divided = NamedSharding(mesh, PartitionSpec("d"))
+    arrays = [jax.device_put(np.ones((64, 8), np.float32), divided) for _ in range(6)]
+    whole = NamedSharding(mesh, PartitionSpec())
+    program = jax.jit(lambda arrays: [summarize(x) for x in arrays], out_shardings=whole)
+    text = program.lower(arrays).compile().as_text()
+    gathers = len(re.findall(r" all-gather(?:-start)?\(", text))
+    sums = len(re.findall(r" all-reduce(?:-start)?\(", text))
+    assert gathers == 0
+    assert (sums > 0) == (len(devices) > 1)
+    # smallest, largest, counts and bins of all six; the sums of one array wait for its own mean
+    assert sums <= 4 + 2 * len(arrays)
+
+
+def test_on_four_devices() -> None:
+    on_four_devices(__file__, "share_their_exchanges")
