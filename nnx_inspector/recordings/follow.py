@@ -1,7 +1,7 @@
 """`Following`: a recording that grows while another process writes its file.
 
 A look reads only what was appended since the one before. It takes no lock, maps no memory and
-writes nothing, so that any number of followers leave the writer alone, on NFS too. A file that the
+writes nothing, so that any number of followers leave the writer alone. A file that the
 writer has rewritten (see `Journal`), or that another run has put in its place, is read again.
 
 Invariant: the recording only ever holds what `load` would read of the same file, and no clock of

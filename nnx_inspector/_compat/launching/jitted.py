@@ -215,7 +215,7 @@ class JitProgram:
     """The program of a jit that is about to run.
 
     Attributes:
-        params: those of the jit.
+        params: the parameters of the jit's equation.
         arrays: the inputs of its program.
         tree: that of its results; None for a list of arrays.
         start: what runs a jit with such parameters, and changed ones.

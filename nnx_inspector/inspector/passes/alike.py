@@ -1,4 +1,4 @@
-"""The perturbations of a job of several processes: in all of them those of process 0.
+"""The perturbations of a job of several processes: every process applies those of process 0.
 
 Process 0 describes its perturbations as a text, by name and numbers, and each process makes the
 same setting of it. What a text cannot hold, an array or a function, each process must have added
@@ -42,7 +42,7 @@ class _One:
 
     Attributes:
         key: tells it apart from the others, in all processes.
-        kind: the Python text that makes it, or a description that is no such text.
+        kind: the Python that makes it; or a description, where Python text cannot hold its array.
     """
 
     key: int
@@ -124,7 +124,7 @@ class Alike:
         return here[at] if at in here else self._held[at] if at in self._held else read(one.kind)
 
     def _show(self, those: list[_One]) -> None:
-        """Let this process's own perturbations be those of process 0."""
+        """Replace this process's own perturbations by those of process 0."""
         handles, numbers = self._core.handles, {key: n for n, key in self._keys.items()}
         own = {one.id: one for one in handles.all()}
         for one in those:

@@ -63,7 +63,7 @@ class Call:
 
     @property
     def arrays(self) -> tuple[list[Any], tuple[Any, ...]]:
-        """Those of the model and those of the arguments."""
+        """The arrays of the model, then those of the arguments."""
         return self.parts.leaves, self.parts.arrays
 
     @functools.cached_property

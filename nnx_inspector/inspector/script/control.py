@@ -1,8 +1,8 @@
 """Carries out what another process asks of a loop that `nni.watch` records.
 
 A thread looks for requests, so that a step costs nothing. A perturbation acts from the next pass
-on. Invariant: no request raises into the loop, each is
-answered in the recording, and what was done to the run is in the recording too.
+on. Invariant: no request raises into the loop, each is answered in the recording, and what was done
+to the run is in the recording too.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from nnx_inspector.screen.python_text import Showing, text_of
 
 PAUSE = 0.5
 """Seconds between two looks for requests."""
+MOST_ANSWERS = 64
+"""How many answers the recording has, the newest ones."""
 MOST_DONE = 1000
 """How many of the requests that were carried out the recording lists, the newest ones."""
 NO_ROOM = (
@@ -103,17 +105,19 @@ class Control:
     def _look(self) -> None:
         """Carry out what was asked."""
         with self._lock:
-            before = len(self._answers)
+            answers: dict[int, str] = {}
             for message in taken(self._folder, self._run):
-                handles, step = self._handles.all(), self._next
+                step = self._next
                 try:
-                    text = self._carry_out(message, handles)
+                    text = self._carry_out(message)
                 except Exception as error:  # noqa: BLE001 - it is the answer
-                    self._answers[message.id] = reply_text(error)
+                    answers[message.id] = reply_text(error)
                 else:
-                    self._answers[message.id] = ""
+                    answers[message.id] = ""
                     self._done.append((step, f"run.{text.removeprefix('insp.')}"))
-            if len(self._answers) > before:
+            if answers:
+                newest = [*self._answers.items(), *answers.items()][-MOST_ANSWERS:]
+                self._answers = dict(newest)
                 self._session.perturb(self._handles.setting().in_one())
                 self._say()
 
@@ -140,36 +144,31 @@ class Control:
         )
         self._recording.keep_table(CONTROL, said.to_columns())
 
-    def _carry_out(self, message: Any, handles: list[Any]) -> str:
+    def _carry_out(self, message: Any) -> str:
         """Do what is asked; returns it as Python."""
         one = perturbation_of(message, self._handles)
+        text = text_of(message, self._handles.all(), one)
         match message:
             case protocol.SetEvery():
                 self._every = check_every(message.every)
                 self._session.sample(self._every)
-                return f"every = {self._every}"
+                text = f"every = {self._every}"
             case protocol.MeasureNext():
                 self._once = self._next
                 self._session.sample(1)
-                return "measure_next()"
+                text = "measure_next()"
             case protocol.Perturb():
-                text = text_of(message, handles, one)
                 self._add(message.site, one, enabled=True)
-                return text
             case protocol.Adjust():
-                text = text_of(message, handles, one)
                 handle = self._handles.get(message.perturbation)
                 self._handles.change(handle, enabled=message.enabled, perturbation=one)
-                return text
             case protocol.Remove():
-                text = text_of(message, handles)
                 self._handles.get(message.perturbation).remove()
-                return text
             case protocol.SwitchAll():
                 self._handles.switch_all(message.enabled)
-                return text_of(message, handles)
             case _:
                 raise TypeError(f"A run takes no {type(message).__name__}.")
+        return text
 
     def _add(self, site: str, perturbation: Known, *, enabled: bool) -> None:
         if isinstance(require_known(perturbation), ParameterPerturbation):

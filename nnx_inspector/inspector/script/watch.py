@@ -238,11 +238,10 @@ class _Recorder:
         pass
 
     def pass_ends(self, session: Session, step: int, one: Taken, *, newest: bool) -> None:
-        in_rows = any(found.rows for every in one.sent.arrived.values() for found in every)
         for call in one.sent.calls:
             if call is not None and not any(call is known for known in self._known):
                 self._known.append(call)
-                self._learn(session, call, in_rows=in_rows)
+                self._learn(session, call, one.sent)
         self._tell_apart(session, one.sent)
         found = session.measured_in([one])
         if found:
@@ -257,7 +256,7 @@ class _Recorder:
         if self.control is not None:
             self.control.measured(step)
 
-    def _learn(self, session: Session, call: WatchedCall, *, in_rows: bool) -> None:
+    def _learn(self, session: Session, call: WatchedCall, sent: Sent) -> None:
         """Trace a pass as it was called: now for its stacks, of which some summaries are rows; or
         when somebody asks for the facts that the rules need.
         """
@@ -266,7 +265,7 @@ class _Recorder:
         except Exception:  # noqa: BLE001 - the user's call itself worked: do without them
             return
         read = functools.partial(_learn, call, reader)
-        if in_rows:
+        if any(found.rows for every in sent.arrived.values() for found in every):
             self._stack(session, read()[1])
         self._recording.learn(lambda: self._facts(*read()))
 

@@ -18,8 +18,6 @@ from nnx_inspector.screen import protocol
 
 CONTROL: Final = "control"
 """The title of the table."""
-MOST_ANSWERS: Final = 64
-"""How many answers are kept, the newest ones."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +45,7 @@ class Controlled:
             ("run", self.run),
             ("every", str(self.every)),
             *(("perturbation", json.dumps(protocol.to_fields(one))) for one in self.perturbations),
-            *(("answer", json.dumps(one)) for one in list(self.answers.items())[-MOST_ANSWERS:]),
+            *(("answer", json.dumps(one)) for one in self.answers.items()),
             *(("done", json.dumps(one)) for one in self.done),
         ]
         return {
