@@ -33,6 +33,8 @@ interface Panel {
   readonly name: string;
   readonly title: string;
   readonly View: FunctionComponent<PanelProps>;
+  /** Its choices, at the end of the line of the tabs: a few words (`ui/Pick`), and the menu (`ui/More`). */
+  readonly Options?: FunctionComponent<PanelProps>;
 }
 
 /** The panels that look at an example of the last forward pass. */
@@ -86,7 +88,7 @@ export function Panels(props: PanelProps) {
     0,
     panels.findIndex((panel) => panel.name === chosen),
   );
-  const { name, View } = panels[at]!;
+  const { name, View, Options } = panels[at]!;
   if (panels.length === 1) return <View {...props} />;
 
   // in a narrow view the tree scrolls with the panel: if there is little room below it, it gives way
@@ -124,6 +126,11 @@ export function Panels(props: PanelProps) {
           </button>
         ))}
       </div>
+      {Options && (
+        <div class="nni-options">
+          <Options {...props} />
+        </div>
+      )}
       {(OF_EXAMPLES.has(name) || (name === "overview" && props.store.replay.value !== "")) && <Examples store={props.store} studied={OF_STUDIES.has(name)} />}
       <div class="nni-tabpanel" role="tabpanel" aria-label={panels[at]!.title}>
         <View {...props} />

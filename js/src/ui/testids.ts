@@ -14,7 +14,7 @@
 //   nni-cell-<id> [value] in a row, nni-tip                        what is known of the row in focus
 // nni-search                        search box of the tree         nni-tree       its rows' scroller
 // nni-row [data-site]               one row (only rows in view)    nni-nan, nni-badge-perturbed  in a row
-// nni-tab-<panel>                   tab of a panel in the detail
+// nni-tab-<panel>                   tab of a panel in the detail   nni-more       the menu of a panel
 // nni-findings [value: how many]    button that lists the findings: nni-finding [data-rule, data-site]
 // nni-flow [value: its site]        the graph                      nni-flow-crumb [data-site]
 // nni-flow-node [data-site, data-role, value: the figure that colours it]
@@ -117,6 +117,7 @@ export const ids = {
   flowAbsent: "nni-flow-absent",
   flowList: "nni-flow-list",
   tab: (panel: string) => `nni-tab-${panel}`,
+  more: "nni-more",
   stat: (quantity: string, statistic: string) => `nni-stat-${quantity}-${statistic}`,
   hist: (quantity: string) => `nni-hist-${quantity}`,
   behind: (quantity: string) => `nni-behind-${quantity}`,
