@@ -19,6 +19,7 @@ from nnx_inspector.findings.judged import FEW, Judged
 from nnx_inspector.recordings.facts import Figures, Role
 from nnx_inspector.recordings.layers import layer_of
 from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.stats.gauges import OFF_AT
 
 LUCK: Final = 5e-3
 """A rule reports only what happens in fewer than one healthy layer in 200."""
@@ -47,8 +48,6 @@ STILL: Final = 5
 
 BEYOND: Final = 3.1
 """One value in a thousand of a normal distribution lies above this many deviations."""
-FLAT_BELOW: Final = {"gelu": -5.0, "silu": -12.0}
-"""Below this, the value and the slope of the function are less than 1e-4."""
 HALVING: Final = ("relu", "gelu", "silu")
 """Functions that keep about half of the squared norm of a signal."""
 
@@ -328,7 +327,7 @@ def receives_nothing(judged: Judged, one: Pass, site: str) -> bool:
 
 
 def _is_far_below(judged: Judged, site: str) -> bool:
-    limit = FLAT_BELOW.get(judged.site(site).activation, -math.inf)
+    limit = OFF_AT.get(judged.site(site).activation, -math.inf)
     told = [one.summary(site) for one, _ in judged.with_figures(site)]
     return all(one is not None and one.max <= limit for one in told)
 

@@ -40,6 +40,7 @@ from nnx_inspector.screen.comparison import At, recording_of, weights_message
 from nnx_inspector.screen.requests import Answer
 from nnx_inspector.screen.source import documentation_of, excerpts_of
 from nnx_inspector.stats.encoding import HEAD_BYTES, encoded, sparse
+from nnx_inspector.stats.gauges import OFF_AT
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.stats.table import figures_of
@@ -136,8 +137,9 @@ def look(core: Core, request: protocol.Look) -> Answer:
         rows, more = parameters_at(core.trace, request.site, most=MOST_PARAMETERS)
         return parameters_message(rows, more=more, request=request.id, site=request.site)
     if request.what == "units":
-        units = units_at(core, request.site, axis=request.axis)
-        return _message_of(core, units, request.site, number=request.id, axis=request.axis)
+        head, axis = without_layers(request.site)[0], request.axis
+        record = _record_of_units(core, head, axis=axis)
+        return _message_of(core, record, request.site, number=request.id, axis=axis)
     return _code_message(request, core.trace), None
 
 
@@ -185,7 +187,10 @@ def _record_of_units(core: Core, *sites: str, axis: int = -1) -> Record:
 
 def _units_in(core: Core, record: Record, site: str, axis: int = -1) -> Any:
     entry = record[site]
-    units = entry.units
+    behind = _activation_of(core, site)
+    units = jax.tree.map(
+        lambda one: dataclasses.replace(one, behind=behind), entry.units, is_leaf=_is_units
+    )
     if not _leaves(units):
         if why := _why_divided(core, without_layers(site)[0]):
             raise InspectorError(
@@ -210,9 +215,22 @@ def _why_divided(core: Core, site: str) -> str:
     return why[0] if why and all(why) else ""
 
 
+def _activation_of(core: Core, site: str) -> str:
+    """The activation function that the site's output goes into, as the facts of the last requested
+    pass have it; "" if it is not known, or goes elsewhere too.
+    """
+    core.learn()
+    known = core.recording.facts
+    head = without_layers(site)[0]
+    return next((one.activation for one in known.sites if one.site == head), "") if known else ""
+
+
+def _is_units(x: Any) -> bool:
+    return isinstance(x, Units)
+
+
 def _leaves(units: Any) -> list[Units]:
-    is_leaf = lambda x: isinstance(x, Units)  # noqa: E731
-    return [x for x in jax.tree.leaves(units, is_leaf=is_leaf) if isinstance(x, Units)]
+    return [x for x in jax.tree.leaves(units, is_leaf=_is_units) if isinstance(x, Units)]
 
 
 def units_messages(core: Core, sites: Sequence[str]) -> dict[str, Answer | str]:
@@ -225,16 +243,15 @@ def units_messages(core: Core, sites: Sequence[str]) -> dict[str, Answer | str]:
     found: dict[str, Answer | str] = {}
     for site in sites:
         try:
-            found[site] = _message_of(core, _units_in(core, record, site), site, number=0)
+            found[site] = _message_of(core, record, site, number=0)
         except (InspectorError, KeyError) as error:
             found[site] = reply_text(error)
     return found
 
 
-def _axes_of(core: Core, site: str) -> tuple[str, ...]:
-    """The axes of a site's output in words, "head (4)"; () if it returns no array or several."""
-    call = next((c for c in core.trace.calls if c.site == without_layers(site)[0]), None)
-    one = re.fullmatch(r"(\w+)\[([\d,]+)\]", call.output if call else "")
+def _axes_of(core: Core, site: str, output: str) -> tuple[str, ...]:
+    """The axes of a site's output, such as "f32[64,10]", in words; () if it is not one array."""
+    one = re.fullmatch(r"(\w+)\[([\d,]+)\]", output)
     if one is None:
         return ()
     found = _module_at(core.trace, site)
@@ -249,8 +266,8 @@ def _axes_of(core: Core, site: str) -> tuple[str, ...]:
     return tuple(f"{name} ({n})" for name, n in zip(names, shape, strict=True))
 
 
-def _message_of(core: Core, units: Any, site: str, *, number: int, axis: int = -1) -> Answer:
-    one = _leaves(units)[0]
+def _message_of(core: Core, record: Record, site: str, *, number: int, axis: int = -1) -> Answer:
+    one = _leaves(_units_in(core, record, site, axis))[0]
     figures = np.stack([_figure(one, name) for name in protocol.UNIT_FIGURES])
     shown = figures[:, : protocol.MOST_UNITS]
     message = protocol.UnitFigures(
@@ -262,7 +279,8 @@ def _message_of(core: Core, units: Any, site: str, *, number: int, axis: int = -
         more=figures.shape[1] - shown.shape[1],
         why="",
         axis=axis,
-        axes=_axes_of(core, site),
+        axes=_axes_of(core, site, record[site].forms()),
+        behind=one.behind if one.behind in OFF_AT else "",
     )
     return message, protocol.buffer_of(shown)
 
@@ -270,7 +288,7 @@ def _message_of(core: Core, units: Any, site: str, *, number: int, axis: int = -
 def _figure(units: Units, name: str) -> Any:
     if name == "nonfinite":
         return (units.nan + units.posinf + units.neginf).astype(np.float64)
-    return getattr(units, name)
+    return getattr(units, name).astype(np.float64)
 
 
 # ------------------------------------------------------------------------ code

@@ -52,6 +52,9 @@ SITE_FIGURES: Final = (
 examples at one position (root mean square over units); share of units constant over the examples;
 largest ratio of a unit's mean to its deviation; log2 of the dtype's maximum; for a BatchNorm the
 median distance of a unit's mean from its bias, and of its deviation from its scale as a ratio."""
+OFF_AT: Final = {"relu": 0.0, "gelu": -5.0, "silu": -12.0}
+"""Up to here an activation function lets nothing through: its value and slope are below 1e-4."""
+
 MASKS: Final = ("dead", "below", "tanh", "sigmoid", "ends", "top", "above", "still")
 """Which units, one bit each: always exactly 0; never above 0; MOSTLY of their values beyond
 TANH_FLAT, beyond SIGMOID_FLAT, near 0 or 1 (none outside), near 1 or -1 (none outside); always >

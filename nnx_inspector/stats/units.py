@@ -37,6 +37,7 @@ from nnx_inspector.stats.arithmetic import (
     scaled_difference,
     sum_dtype,
 )
+from nnx_inspector.stats.gauges import OFF_AT
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
 from nnx_inspector.stats.summarize import as_array, in_words, is_number, is_token, sum_saturating
 
@@ -58,7 +59,9 @@ _Counts = npt.NDArray[np.int64]
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=("counts", "points", "sums"), meta_fields=()
+    jax.tree_util.register_dataclass,
+    data_fields=("counts", "points", "sums"),
+    meta_fields=("behind",),
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Units:
@@ -72,6 +75,8 @@ class Units:
         counts: uint32, rows + (5, k): zeros, NaN, +Inf, -Inf and finite values.
         points: rows + (3, k): smallest and largest finite value, and the shift, as in a Summary.
         sums: float32 or float64, rows + (3, k): scale, and sums of d and d * d, as in a Summary.
+        behind: the activation function that the values go into and nothing else, one of `OFF_AT`;
+            "" for another, for none, or if it is not known.
 
     Example:
         >>> measure_units(jnp.array([[0.0, 3.0], [0.0, 4.0]])).dead.tolist()
@@ -81,6 +86,7 @@ class Units:
     counts: Any
     points: Any
     sums: Any
+    behind: str = ""
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -162,8 +168,13 @@ class Units:
 
     @property
     def dead(self) -> npt.NDArray[np.bool_]:
-        """Which units were always exactly 0; False for a unit without values."""
-        return (self.zeros == self.size) & (self.size > 0)
+        """Which units pass nothing on: those always exactly 0, and those that the activation
+        function `behind` them turns off for all values. False for a unit without values.
+        """
+        off = self.zeros == self.size
+        if self.behind in OFF_AT:
+            off |= (self.finite == self.size) & ~(self.max > OFF_AT[self.behind])
+        return off & (self.size > 0)
 
     @property
     def zero_fraction(self) -> _Floats:

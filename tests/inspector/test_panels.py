@@ -163,15 +163,70 @@ def test_the_message_of_units_counts_the_values_of_its_own_pass(insp):
     assert (message.each, message.source) == (5, "the last step")
 
 
+def test_units_behind_a_relu_are_dead_if_it_turns_them_off(insp):
+    at_up, after = insp.units("up"), insp.units("hidden")
+    assert at_up.behind == "relu"
+    assert at_up.dead.tolist() == after.dead.tolist()
+    assert at_up.dead[2]
+    assert not at_up.zeros[2]
+    assert not at_up.dead[5]  # NaN is not off
+    message, _ = seen(insp, "units", "up")
+    assert message.behind == "relu"
+    assert insp.units("down").behind == ""
+
+
+class Convolutional(nnx.Module):
+    """Channels before each kind of activation; the last ones go to a ReLU and past it."""
+
+    def __init__(self, act, rngs):
+        self.conv = nnx.Conv(1, 16, (3, 3), rngs=rngs)
+        self.head = nnx.Conv(16, 2, (1, 1), rngs=rngs)
+        self.act = act
+
+    def __call__(self, x):
+        return self.head(self.act(self.conv(x)))
+
+
+def past(x):
+    return nnx.relu(x) + x
+
+
+@pytest.mark.parametrize(
+    ("act", "below"),
+    [(nnx.relu, 0.0), (nnx.relu6, 0.0), (nnx.gelu, -5.0), (nnx.silu, -12.0), (past, None)]
+    + [(nnx.leaky_relu, None), (nnx.tanh, None)],
+)
+def test_dead_channels_are_those_that_the_activation_turns_off(act, below):
+    model = Convolutional(act, nnx.Rngs(0))
+    model.conv.bias[...] = jnp.linspace(-20, 4, 16)
+    model.conv.kernel[...] = model.conv.kernel[..., :].at[..., 15].set(0)
+    model.conv.bias[...] = model.conv.bias[...].at[15].set(0)  # exactly 0 wherever it goes
+    x = jax.random.normal(jax.random.key(0), (4, 8, 8, 1))
+    insp = nni.Inspector(model, jnp.ones((2, 8, 8, 1)), display=False)
+    insp.run(x)
+    units = insp.units("conv")
+    values = np.asarray(jax.lax.conv_general_dilated(
+        np.asarray(x, np.float64), np.asarray(model.conv.kernel[...], np.float64), (1, 1), "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"))) + np.asarray(model.conv.bias[...])  # fmt: skip
+    largest = values.reshape(-1, 16).max(0)
+    expected = (largest <= below) if below is not None else np.zeros(16, bool)
+    expected[15] = True
+    np.testing.assert_array_equal(units.dead, expected)
+    assert units.to_frame()["dead"].tolist() == expected.tolist()
+    message, _ = seen(insp, "units", "conv")
+    assert (message.axes[0], message.each) == ("batch (4)", 4 * 8 * 8)  # not the example's batch
+    insp.close()
+
+
 def test_units_are_compiled_once_a_site_and_a_mask_that_changes_compiles_nothing(insp):
     handle = insp.perturb("up", nni.Mask.without([0], units=7))
-    assert insp.units("up").dead.tolist() == [True, *[False] * 6]
+    assert insp.units("up").dead.tolist() == [True, False, True, *[False] * 4]  # 2 is off
     insp._rerun._arming.wait()  # the perturbed program, compiled for the next run
     with Compiled() as compiled:
         handle.perturbation = nni.Mask.without([1, 3], units=7)
-        assert insp.units("up").dead.tolist() == [False, True, False, True, False, False, False]
+        assert insp.units("up").dead.tolist() == [False, True, True, True, False, False, False]
         handle.enabled = False
-        assert not insp.units("up").dead.any()
+        assert insp.units("up").dead.tolist() == [False, False, True, *[False] * 4]
     # the diagnosis goes on beside it: it searches each new pass for the operation of its NaN
     events = zip(compiled.threads, compiled.kinds, strict=True)
     assert [event for event in events if event[0] != "nnx_inspector.diagnosing"] == []

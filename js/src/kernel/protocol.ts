@@ -5,7 +5,7 @@ export const VERSION = 6;
 export const QUANTITIES = ["output", "gradient"] as const;
 export const STATISTICS = ["size", "mean", "std", "min", "max", "norm", "zeros", "nan", "posinf", "neginf", "seen"] as const;
 export const HISTORY_QUANTILES = [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99] as const;
-export const UNIT_FIGURES = ["mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite"] as const;
+export const UNIT_FIGURES = ["mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite", "dead"] as const;
 export const POSITION_FIGURES = ["norm", "unit", "gradient", "gradient_times_activation"] as const;
 export const SPARK = 32;
 export const HISTORY_BINS = 48;
@@ -392,7 +392,7 @@ export interface Parameters {
   readonly why: string;
 }
 
-/** Figures for each unit along `axis` of a site's output, for a `Look`. Buffer: float64 [UNIT_FIGURES, units], NaN if no finite value was seen. `each` is the number of values per unit in that pass, `source` names the pass, `more` counts the units left out, and `why` says why there are none. `axes` are all axes in words, () if they are unknown. */
+/** Figures for each unit along `axis` of a site's output, for a `Look`. Buffer: float64 [UNIT_FIGURES, units], NaN if no finite value was seen. `each` is the number of values per unit in that pass, `source` names the pass, `more` counts the units left out, and `why` says why there are none. `axes` are all axes in words, () if they are unknown. `behind` is the activation function that the values go into, as far as it decides which units are dead. */
 export interface UnitFigures {
   readonly type: "units";
   readonly version: number;
@@ -405,6 +405,7 @@ export interface UnitFigures {
   readonly why: string;
   readonly axis: number;
   readonly axes: readonly string[];
+  readonly behind: string;
 }
 
 /** Lines of a file from `first` on; `line` is the line of a call, in `function`. */
@@ -994,7 +995,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Nnx: { version: "int", id: "int", site: "str", nodes: "NnxNode[]", nodes_total: "int", variables: "NnxVariable[]", variables_total: "int", kinds: "NnxKind[]", modes: "NnxMode[]", modes_total: "int", step: "int", since: "int?", passed: "str", uncompared: "str" },
   Parameter: { path: "str", array: "str", bytes: "int" },
   Parameters: { version: "int", id: "int", site: "str", parameters: "Parameter[]", more: "int", why: "str" },
-  UnitFigures: { version: "int", id: "int", site: "str", each: "int", source: "str", units: "int", more: "int", why: "str", axis: "int", axes: "str[]" },
+  UnitFigures: { version: "int", id: "int", site: "str", each: "int", source: "str", units: "int", more: "int", why: "str", axis: "int", axes: "str[]", behind: "str" },
   Excerpt: { file: "str", function: "str", first: "int", line: "int", text: "str" },
   Code: { version: "int", id: "int", site: "str", kind: "str", documentation: "str", excerpts: "Excerpt[]", sown: "str[]", why: "str" },
   SweepRow: { site: "str", loss_change: "float?", output_change: "float?", kl: "float?", top1_changed: "float?", why_not: "str" },

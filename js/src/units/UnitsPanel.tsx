@@ -17,6 +17,7 @@ import { Strip } from "./Strip";
 
 const WORDS = { mean: "mean", std: "std", zeros: "zero_fraction" } as const;
 type Word = keyof typeof WORDS;
+const NAMES: Readonly<Record<string, string>> = { relu: "ReLU", gelu: "GELU", silu: "SiLU" };
 
 export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
   // a held frame stays while the perturbations change
@@ -86,7 +87,7 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
             <Python text={`insp.units(${quoted(site.key)}${axis === -1 ? "" : `, axis=${axis}`})`} />
           </div>
           <p class="nni-faint nni-small nni-key">
-            Crossed out: dead (never anything but 0). Corner: has NaN or Inf.{data.header.more > 0 && ` ${count(data.header.more)} more units are left out.`}
+            Crossed out: dead ({data.header.behind ? `off behind the ${NAMES[data.header.behind] ?? data.header.behind}` : "never anything but 0"}). Corner: has NaN or Inf.{data.header.more > 0 && ` ${count(data.header.more)} more units are left out.`}
           </p>
         </>
       )}
@@ -117,6 +118,7 @@ function Scale({ data, figure }: { data: UnitsData; figure: UnitFigure }) {
 function Dead({ store, mask }: { store: Store; mask: Uint8Array }) {
   const data = store.looks.units.value?.data;
   if (!data) return null;
+  const behind = NAMES[data.header.behind];
   let [dead, bad] = [0, 0];
   for (let unit = 0; unit < data.header.units; unit++) {
     if (isDead(data, unit) && mask[unit]) dead += 1;
@@ -125,7 +127,7 @@ function Dead({ store, mask }: { store: Store; mask: Uint8Array }) {
   return (
     <>
       <span class={dead > 0 ? "nni-change" : "nni-faint"} data-testid={ids.deadUnits} data-value={dead}>
-        {dead === 0 ? "No dead unit" : `${count(dead)} of ${count(data.header.units)} dead`}
+        {dead === 0 ? "No dead unit" : `${count(dead)} of ${count(data.header.units)} dead`}{behind && dead > 0 ? ` behind the ${behind}` : ""}
       </span>
       {bad > 0 && <span class="nni-bad">{count(bad)} with NaN or Inf</span>}
     </>

@@ -66,8 +66,8 @@ export function firstAxis({ key, output, stacked }: Pick<Site, "key" | "output" 
   return isOperation(key) && /@attention(\[\d+\])?$/.test(key) && rank > 3 ? -3 : -1;
 }
 
-/** Whether a unit was always exactly 0. */
-export const isDead = (data: UnitsData, unit: number): boolean => data.figures.zero_fraction[unit] === 1;
+/** Whether a unit passes nothing on: it is always exactly 0, or off behind the activation function. */
+export const isDead = (data: UnitsData, unit: number): boolean => data.figures.dead[unit] === 1;
 
 /** The range of the colours: 0 to 1 for a share, else up to the largest figure, with 0 in the middle
  * if any figure is negative. */

@@ -96,10 +96,10 @@ export const HISTORY_FLOATS = (steps: number): number =>
 /** Figures of so many units; unit 1 is dead. */
 export function units(count: number, site = "blocks/0", more: Partial<UnitFigures> = {}): [UnitFigures, DataView] {
   const header: UnitFigures = {
-    type: "units", version: VERSION, id: 1, site, each: 2, source: "the example", units: count, more: 0, why: "", axis: -1, axes: [], ...more,
+    type: "units", version: VERSION, id: 1, site, each: 2, source: "the example", units: count, more: 0, why: "", axis: -1, axes: [], behind: "", ...more,
   }; // prettier-ignore
   const figures = Float64Array.from({ length: UNIT_FIGURES.length * count }, (_, i) => i / 8);
-  figures.fill(0, UNIT_FIGURES.indexOf("zero_fraction") * count); // and nonfinite after it
-  figures[UNIT_FIGURES.indexOf("zero_fraction") * count + 1] = 1; // unit 1 is dead
+  figures.fill(0, UNIT_FIGURES.indexOf("zero_fraction") * count); // and those after it
+  for (const name of ["zero_fraction", "dead"] as const) figures[UNIT_FIGURES.indexOf(name) * count + 1] = 1; // unit 1 is dead
   return [header, new DataView(figures.buffer)];
 }

@@ -40,7 +40,8 @@ class UnitFigures(Shown, type="units"):
     """Figures for each unit along `axis` of a site's output, for a `Look`. Buffer: float64
     [UNIT_FIGURES, units], NaN if no finite value was seen. `each` is the number of values per unit
     in that pass, `source` names the pass, `more` counts the units left out, and `why` says why
-    there are none. `axes` are all axes in words, () if they are unknown.
+    there are none. `axes` are all axes in words, () if they are unknown. `behind` is the activation
+    function that the values go into, as far as it decides which units are dead.
     """
 
     id: int
@@ -52,6 +53,7 @@ class UnitFigures(Shown, type="units"):
     why: str
     axis: int = -1
     axes: tuple[str, ...] = ()
+    behind: str = ""
 
 
 class Excerpt(Struct):

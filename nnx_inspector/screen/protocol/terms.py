@@ -47,8 +47,8 @@ MOST_ROWS: Final = 300
 OTHER: Final = -1
 """Stands for a pass's number: the pass of another run that an `Other` announced."""
 
-UNIT_FIGURES: Final = ("mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite")
-"""The figures of each unit; the first axis of the buffer of `UnitFigures`."""
+UNIT_FIGURES: Final = ("mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite", "dead")
+"""The figures of each unit, "dead" as 1 or 0; the first axis of the buffer of `UnitFigures`."""
 
 POSITION_FIGURES: Final = ("norm", "unit", "gradient", "gradient_times_activation")
 """The figures of a site at one position: the norm over its units, the value of one unit, the norm
