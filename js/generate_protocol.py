@@ -340,7 +340,8 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
             p.Findings(
                 version=p.VERSION, more=1,
                 findings=(p.FindingRow(rule="nonfinite", site="blocks/0", step=3, severity="error",
-                                       message="At step 3 <b>it</b> first held NaN."),),
+                                       what="At step 3 <b>it</b> first held NaN", advice="look",
+                                       effects=("b is NaN too",), gone=40),),
             ),
             None,
         ),

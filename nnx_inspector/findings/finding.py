@@ -41,6 +41,8 @@ class Finding:
         what: what was seen, as a clause without a full stop.
         advice: what it usually means and what fixes it, as a clause without a full stop.
         effects: other findings that this one explains and that are not listed separately.
+        gone: the first of at least five measured steps, up to the newest one, in which neither the
+            rule nor those of the effects find anything; None while they do, or if it is not known.
     """
 
     rule: str
@@ -51,6 +53,7 @@ class Finding:
     what: str
     advice: str
     effects: tuple[Finding, ...] = ()
+    gone: int | None = None
 
     def __str__(self) -> str:
         text = f"{self.severity}: {self.rule} at {self.site or 'the model'}\n    {self.message}"
@@ -58,11 +61,11 @@ class Finding:
 
     @property
     def message(self) -> str:
-        """What was seen, what it usually means, and what follows from it."""
-        own = f"{self.what}: {self.advice}."
-        if not self.effects:
-            return own
-        return f"{own} Because of this: {'; '.join(inside(one.what) for one in self.effects)}."
+        """What was seen, what it usually means, what follows from it, and whether it is over."""
+        follows = "; ".join(inside(one.what) for one in self.effects)
+        because = f" Because of this: {follows}." if follows else ""
+        over = "" if self.gone is None else f" It is gone since step {self.gone}."
+        return f"{self.what}: {self.advice}.{because}{over}"
 
 
 def inside(clause: str) -> str:

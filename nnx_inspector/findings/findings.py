@@ -27,7 +27,7 @@ from nnx_inspector.findings.finding import (
     inside,
 )
 from nnx_inspector.findings.forward import collapse, constant, dead_units, saturated_units
-from nnx_inspector.findings.judged import Judged
+from nnx_inspector.findings.judged import LAST, Judged
 from nnx_inspector.findings.model import dtype, metrics, mode, padding, sinusoids, uncalled, unused
 from nnx_inspector.findings.nonfinite import nonfinite
 from nnx_inspector.findings.precision import overflow
@@ -55,6 +55,19 @@ _RULES: Final[tuple[Callable[[Judged], Iterator[Finding]], ...]] = (
     sinusoids,
 )
 
+_OF_A_STEP: Final = {
+    "nonfinite": nonfinite,
+    "overflow": overflow,
+    "constant": constant,
+    "collapse": collapse,
+    "exploding-gradient": exploding_gradient,
+    "vanishing-gradient": vanishing_gradient,
+    "padding": padding,
+}
+"""The rules that report what one step or a few showed, at any time. All others report what the last
+passes show, or say themselves until when it lasted.
+"""
+
 
 def diagnose(recording: Recording) -> list[Finding]:
     """List what the rules find wrong in a recording.
@@ -64,9 +77,9 @@ def diagnose(recording: Recording) -> list[Finding]:
             snapshot.
 
     Returns:
-        The findings, worst first, and among those of equal severity the earliest first. A finding
-        that another one explains is listed in its `effects` and message instead. The list is
-        empty if the rules find nothing wrong.
+        The findings, worst first, and among those of equal severity the earliest first; those that
+        are `gone` come last. A finding that another one explains is listed in its `effects` and
+        message instead. The list is empty if the rules find nothing wrong.
 
     Example:
         >>> from nnx_inspector.stats.summary import empty
@@ -82,7 +95,41 @@ def diagnose(recording: Recording) -> list[Finding]:
         )
     judged = Judged(recording.passes, recording.facts, recording.tallies())
     found = [_dated(finding) for rule in _RULES for finding in rule(judged)]
-    return sorted(by_cause(judged, found), key=lambda finding: _rank(judged, finding))
+    aged = [_aged(judged, finding) for finding in by_cause(judged, found)]
+    return sorted(aged, key=lambda finding: _rank(judged, finding))
+
+
+def _aged(judged: Judged, finding: Finding) -> Finding:
+    """A finding that is over, with all that follows from it, as such."""
+    ends = [_gone_since(judged, one) for one in (finding, *finding.effects)]
+    over = [end for end in ends if end is not None]
+    return dataclasses.replace(finding, gone=max(over)) if len(over) == len(ends) else finding
+
+
+def _gone_since(judged: Judged, finding: Finding) -> int | None:
+    """The first step of the passes, up to the newest, in which a finding's rule finds nothing.
+
+    Only passes count that measured as much of the site as the one that showed it. There must be
+    as many as a rule needs to find it again.
+    """
+    shown = next((one for one in judged.clean if one.step == finding.step), None)
+    rule = _OF_A_STEP.get(finding.rule)
+    if rule is None or shown is None:
+        return None
+    measured = {key for key in shown.keys if key[0] == finding.site}
+    alike = [i for i, one in enumerate(judged.clean) if measured <= set(one.keys)]
+
+    def lasts(first: int) -> bool:
+        rest = Judged(judged.clean[alike[first] :], judged.facts, judged.metrics)
+        return next(rule(rest), None) is not None
+
+    first, end = 0, len(alike) - LAST
+    if end <= first or lasts(end):
+        return None
+    while end - first > 1:  # it lasts in the passes from `first` on, and not in those from `end` on
+        middle = (first + end) // 2
+        first, end = (middle, end) if lasts(middle) else (first, middle)
+    return judged.clean[alike[end]].step
 
 
 def _dated(finding: Finding) -> Finding:
@@ -100,4 +147,4 @@ def _rank(judged: Judged, finding: Finding) -> tuple[Any, ...]:
     number = CAUSES_FIRST.index(finding.rule)
     along = judged.at(finding.site) if finding.rule in GOING_FORWARD else ()
     group = CAUSES_FIRST.index(GOING_FORWARD[0]) if along else number
-    return severity, not invalid, finding.step, group, along, number
+    return finding.gone is not None, severity, not invalid, finding.step, group, along, number

@@ -122,7 +122,14 @@ def findings_message(found: Sequence[Finding]) -> protocol.Findings:
     """The message that lists findings, worst first."""
     rows = tuple(
         protocol.FindingRow(
-            rule=one.rule, site=one.site, step=one.step, severity=one.severity, message=one.message
+            rule=one.rule,
+            site=one.site,
+            step=one.step,
+            severity=one.severity,
+            what=one.what,
+            advice=one.advice,
+            effects=tuple(effect.what for effect in one.effects),
+            gone=one.gone,
         )
         for one in found[: protocol.MOST_FINDINGS]
     )

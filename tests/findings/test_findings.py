@@ -76,6 +76,61 @@ def test_an_inf_before_the_nan_is_told_as_well() -> None:
     assert "mask" in found[1].message
 
 
+def gone(*bad: int, of_all: int) -> list[tuple[str, int | None]]:
+    """The findings of so many passes, of which these (by number) hold a NaN."""
+    one, recording = of(1.0), Recording()
+    for number in range(of_all):
+        held = of(1.0, NAN) if number in bad else one
+        recording.append(10 * number, outputs(a=one, b=held))
+    return [(finding.rule, finding.gone) for finding in diagnose(recording)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "passes", "since"),
+    [
+        ((2,), 4, None),  # too few passes since
+        ((2,), 7, None),
+        ((2,), 8, 30),
+        ((2,), 200, 30),
+        ((2, 3, 4), 100, 50),
+        ((2, 3, 77), 100, 780),
+        ((2, 99), 100, None),
+        ((0,), 100, 10),
+        (tuple(range(2, 100)), 100, None),
+    ],
+)
+def test_a_finding_ages(bad: tuple[int, ...], passes: int, since: int | None) -> None:
+    assert gone(*bad, of_all=passes) == [("nonfinite", since)]
+
+
+def test_passes_that_do_not_measure_the_site_do_not_make_a_finding_old() -> None:
+    recording = recorded(outputs(a=of(1), b=of(NAN)), *[outputs(a=of(1))] * 20)
+    (finding,) = diagnose(recording)
+    assert finding.gone is None
+
+
+def test_perturbed_passes_do_not_make_a_finding_old() -> None:
+    recording = recorded(outputs(a=of(1), b=of(NAN)))
+    for step in range(20):
+        recording.append(100 + step, outputs(a=of(1), b=of(1)), perturbed=True)
+    (finding,) = diagnose(recording)
+    assert finding.gone is None
+
+
+def test_what_is_over_comes_last_and_says_since_when() -> None:
+    healthy = outputs(a=of(1), b=of(1))
+    recording = recorded(outputs(a=of(1), b=of(NAN)), *[healthy] * 20)
+    for step in range(2):
+        recording.append(400 + step, outputs(a=of(65504.0, INF), b=of(1)))
+    found = diagnose(recording)
+    assert [(one.site, one.gone) for one in found] == [("b", None)]  # its rule finds a too
+    for step in range(6):
+        recording.append(500 + step, healthy)
+    (finding,) = diagnose(recording)
+    assert finding.gone == 500
+    assert finding.message.endswith(". It is gone since step 500.")
+
+
 @pytest.mark.parametrize("order", [("", "b", "b/c"), ("b/c", "b", "")])
 def test_the_innermost_module_whether_it_is_listed_first_or_last(order: tuple[str, ...]) -> None:
     summaries = {site: {"output": of(NAN)} for site in order}

@@ -125,7 +125,7 @@ def test_more_than_the_screen_shows_are_counted():
     message = findings_message([finding(str(i)) for i in range(protocol.MOST_FINDINGS + 3)])
     assert (len(message.findings), message.more) == (protocol.MOST_FINDINGS, 3)
     assert message.findings[0] == protocol.FindingRow(
-        rule="nonfinite", site="0", step=1, severity="error", message="0 is wrong: mend it."
+        rule="nonfinite", site="0", step=1, severity="error", what="0 is wrong", advice="mend it"
     )
 
 
@@ -142,7 +142,7 @@ def test_an_inspector_tells_what_it_finds_in_its_own_passes(insp):
     insp._diagnosing.wait()
     message = insp._core.view._kept["findings"]
     assert (message.findings[0].rule, message.findings[0].site) == ("nonfinite", "a")
-    assert [row.message for row in message.findings] == [one.message for one in insp.findings]
+    assert [row.what for row in message.findings] == [one.what for one in insp.findings]
 
 
 def test_and_in_a_watched_loop(insp):

@@ -193,8 +193,10 @@ def past(x):
 
 @pytest.mark.parametrize(
     ("act", "below"),
-    [(nnx.relu, 0.0), (nnx.relu6, 0.0), (nnx.gelu, -5.0), (nnx.silu, -12.0), (past, None)]
-    + [(nnx.leaky_relu, None), (nnx.tanh, None)],
+    [
+        *((nnx.relu, 0.0), (nnx.relu6, 0.0), (nnx.gelu, -5.0), (nnx.silu, -12.0)),
+        *((past, None), (nnx.leaky_relu, None), (nnx.tanh, None)),
+    ],
 )
 def test_dead_channels_are_those_that_the_activation_turns_off(act, below):
     model = Convolutional(act, nnx.Rngs(0))

@@ -39,11 +39,21 @@ function List({ found, store }: { found: Found; store: Store }) {
   return (
     <ol class="nni-found-list" aria-label="Findings, worst first" tabIndex={-1}>
       {found.findings.map((one, i) => (
-        <li key={i} data-testid={ids.finding} data-rule={one.rule} data-site={one.site}>
+        <li key={i} class={one.gone === null ? "" : "nni-faint"} data-testid={ids.finding} data-rule={one.rule} data-site={one.site}>
           <b class={`nni-found-${one.severity}`}>{WORDS[one.severity]}</b>
           <span class="nni-found-rule">{one.rule}</span>
           <Site one={one} store={store} />
-          <p>{one.message}</p>
+          <p>
+            {one.what}: {one.advice}.{one.gone !== null && ` It is gone since step ${one.gone}.`}
+          </p>
+          {one.effects.length > 0 && (
+            <details>
+              <summary>{one.effects.length === 1 ? "1 consequence" : `${count(one.effects.length)} consequences`}</summary>
+              {one.effects.map((text, i) => (
+                <p key={i}>{text}</p>
+              ))}
+            </details>
+          )}
         </li>
       ))}
       {found.more > 0 && <li class="nni-faint">{count(found.more)} more: insp.findings has them all.</li>}

@@ -216,13 +216,16 @@ export interface State {
   readonly recorded: Recorded | null;
 }
 
-/** One thing that is or may be wrong; see `findings.Finding`. */
+/** One thing that is or may be wrong; see `findings.Finding`. `effects` says what follows from it, a clause each, and `gone` since which step it is over. */
 export interface FindingRow {
   readonly rule: string;
   readonly site: string;
   readonly step: number;
   readonly severity: "error" | "warning" | "info";
-  readonly message: string;
+  readonly what: string;
+  readonly advice: string;
+  readonly effects: readonly string[];
+  readonly gone: number | null;
 }
 
 /** The findings of the rules, worst first. Buffer: none. `more` counts those left out. */
@@ -978,7 +981,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Waiting: { what: "str", seconds: "float" },
   Recorded: { run: "running|stalled|ended|gone", text: "str", missing: "str[]", steers: "bool", every: "int" },
   State: { version: "int", seq: "int", selected: "str", perturbations: "Perturbation[]", training_perturbed: "bool", listening: "during|thread|after", compiling: "int", effect: "Effect?", no_effect: "str", progress: "Progress", cost: "Cost?", notices: "Notice[]", python: "str", closed: "bool", waiting: "Waiting[]", recorded: "Recorded?" },
-  FindingRow: { rule: "str", site: "str", step: "int", severity: "error|warning|info", message: "str" },
+  FindingRow: { rule: "str", site: "str", step: "int", severity: "error|warning|info", what: "str", advice: "str", effects: "str[]", gone: "int?" },
   Findings: { version: "int", findings: "FindingRow[]", more: "int" },
   Reply: { id: "int", ok: "bool", error: "str" },
   FlowNode: { role: "module|input|output|join|outside", site: "str", name: "str", kind: "str", output: "str", calls: "int", times: "int?", conditional: "bool" },

@@ -13,7 +13,7 @@ afterEach(() => end());
 const button = (): HTMLButtonElement => find(ids.findings) as HTMLButtonElement;
 
 function finding(more: Partial<FindingRow> = {}): FindingRow {
-  return { rule: "nonfinite", site: "blocks/0", step: 3, severity: "error", message: "It first held NaN.", ...more };
+  return { rule: "nonfinite", site: "blocks/0", step: 3, severity: "error", what: "It first held NaN", advice: "look there", effects: [], gone: null, ...more };
 }
 
 async function tell(findings: readonly FindingRow[], more = 0): Promise<void> {
@@ -30,7 +30,7 @@ it("says that there are none, and then nothing opens", async () => {
 });
 
 it("lists them worst first, each with a link to its site", async () => {
-  await tell([finding(), finding({ rule: "unused", site: "head", severity: "info", message: "It is never called." })], 2);
+  await tell([finding(), finding({ rule: "unused", site: "head", severity: "info", what: "It is never called" })], 2);
   expect([button().textContent, button().dataset["value"], button().getAttribute("aria-expanded")]).toEqual(["4 findings", "4", "false"]);
   button().click();
   await settle();
@@ -39,7 +39,7 @@ it("lists them worst first, each with a link to its site", async () => {
     ["nonfinite", "Error"],
     ["unused", "Note"],
   ]);
-  expect(rows[1]!.textContent).toContain("It is never called.");
+  expect(rows[1]!.textContent).toContain("It is never called");
   expect(el.querySelector(".nni-found-list")!.textContent).toContain("2 more: insp.findings has them all.");
   rows[1]!.querySelector("button")!.click();
   await settle();
@@ -87,7 +87,7 @@ it("closes when the focus goes elsewhere, as by a click, and not within the list
 });
 
 it("shows texts as text, and a site that is not in the tree without a link", async () => {
-  await tell([finding({ message: EVIL, site: EVIL, rule: EVIL })]);
+  await tell([finding({ what: EVIL, site: EVIL, rule: EVIL })]);
   button().click();
   await settle();
   expect(find(ids.finding)!.textContent).toContain(EVIL);

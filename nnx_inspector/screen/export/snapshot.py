@@ -107,7 +107,10 @@ def _said(
             changes.append(f"output changed by {100 * effect.output_change:.3g} %")
         yield _element("p", f"Effect on {effect.source}: {', '.join(changes) or 'not measured'}")
     for one in findings[:5]:
-        yield _element("p", _element("b", f"{one.severity}: "), f"{one.site}: {one.message}")
+        effects = f" {len(one.effects)} more follow from it." if one.effects else ""
+        over = "" if one.gone is None else f" It is gone since step {one.gone}."
+        said = f"{one.site}: {one.what}: {one.advice}.{effects}{over}"
+        yield _element("p", _element("b", f"{one.severity}: "), said)
 
 
 def _tree(layout: protocol.Layout, selected: str, newest: Pass | None, most: int) -> Element:

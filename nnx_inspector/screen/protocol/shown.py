@@ -261,13 +261,18 @@ class State(Shown, type="state"):
 
 
 class FindingRow(Struct):
-    """One thing that is or may be wrong; see `findings.Finding`."""
+    """One thing that is or may be wrong; see `findings.Finding`. `effects` says what follows from
+    it, a clause each, and `gone` since which step it is over.
+    """
 
     rule: str
     site: str
     step: int
     severity: Literal["error", "warning", "info"]
-    message: str
+    what: str
+    advice: str
+    effects: tuple[str, ...] = ()
+    gone: int | None = None
 
 
 class Findings(Shown, type="findings"):

@@ -109,7 +109,7 @@ def test_no_text_is_markup(text: str):
         top1_changed=None, sites=(), alone=(),
     )  # fmt: skip
     finding = protocol.FindingRow(
-        rule=text, site=text, step=0, severity="error", message=text
+        rule=text, site=text, step=0, severity="error", what=text, advice=text
     )  # fmt: skip
     found = made(
         recording, (text,), findings=(finding,), perturbations=(perturbation,), effect=effect
