@@ -114,7 +114,7 @@ describe("what was not measured", () => {
     const history = { type: "history", version: VERSION, layout: 1, site: index, quantity: 0, steps: 2 };
     stream.emit(history, new DataView(new Float64Array(2 * (1 + HISTORY_QUANTILES.length + HISTORY_BINS) + HISTORY_BINS + 1).fill(NaN).buffer));
     await settle();
-    expect(find(ids.over("output"))?.textContent).toBe("activation2 stepsNo finite value in any step.");
+    expect(find(ids.over("output"))?.textContent).toBe("No finite value in any step.");
   });
 });
 

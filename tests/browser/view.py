@@ -88,10 +88,15 @@ class View:
             self.part("nni-hist-count-output").wait_for()
 
     def figures(self) -> dict[str, dict[str, str]]:
-        """All statistics on screen, at one moment, every digit: quantity -> statistic -> text."""
+        """All statistics on screen, at one moment, every digit: quantity -> statistic -> text.
+
+        The columns of values that are not finite are there only if one is not 0.
+        """
         texts = self.root.evaluate(
-            "(root, [quantities, statistics]) => quantities.map(q => statistics.map(s =>"
-            " root.querySelector(`[data-testid='nni-stat-${q}-${s}']`).dataset.value))",
+            "(root, [quantities, statistics]) => { const at = (q, s) =>"
+            " root.querySelector(`[data-testid='nni-stat-${q}-${s}']`)?.dataset.value;"
+            " return quantities.map(q => statistics.map(s =>"
+            " at(q, s) ?? (at(q, 'size') === 'NaN' ? 'NaN' : '0'))) }",
             [QUANTITIES, SHOWN],
         )
         figures: dict[str, dict[str, str]] = {}

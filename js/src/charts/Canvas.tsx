@@ -1,4 +1,4 @@
-// A canvas as wide as its place and `height` high, painted by a function in CSS pixels.
+// A canvas as wide and as high as its place, or of given sizes, painted by a function in CSS pixels.
 // Invariant: it is repainted when the function, the size, the pixel ratio or the theme changes, and
 // the painting never affects the layout: streaming data moves nothing on the page.
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
@@ -12,8 +12,8 @@ export interface Area {
 }
 
 interface Props {
-  height: number;
-  /** By default the width of the parent. */
+  /** By default those of the parent, whose height must not depend on the canvas. */
+  height?: number;
   width?: number;
   /** "" if its surroundings describe it. */
   label: string;
@@ -21,26 +21,29 @@ interface Props {
   paint: (area: Area) => void;
 }
 
-export function Canvas({ height, width: fixed, label, testid, paint }: Props) {
+export function Canvas({ height: tall, width: wide, label, testid, paint }: Props) {
   const ref = useRef<HTMLCanvasElement>(null);
-  const [measured, setMeasured] = useState(0);
-  const width = fixed ?? measured;
+  const [measured, setMeasured] = useState<readonly [number, number]>([0, 0]);
+  const [width, height] = [wide ?? measured[0], tall ?? measured[1]];
   const theme = repaint.value;
 
   useLayoutEffect(() => {
-    if (fixed !== undefined) return;
+    if (wide !== undefined && tall !== undefined) return;
     const parent = ref.current!.parentElement!;
-    const measure = (): void => setMeasured(Math.floor(parent.clientWidth));
+    const measure = (): void => {
+      const [w, h] = [Math.floor(parent.clientWidth), tall === undefined ? Math.floor(parent.clientHeight) : 0];
+      setMeasured((old) => (old[0] === w && old[1] === h ? old : [w, h]));
+    };
     measure();
     const observer = new ResizeObserver(measure);
     observer.observe(parent);
     return () => observer.disconnect();
-  }, [fixed]);
+  }, [wide, tall]);
 
   useLayoutEffect(() => {
     const canvas = ref.current!;
     const context = canvas.getContext("2d");
-    if (!context || width <= 0) return;
+    if (!context || width <= 0 || height <= 0) return;
     const ratio = window.devicePixelRatio || 1;
     const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
     if (canvas.width !== w || canvas.height !== h) {
@@ -52,7 +55,7 @@ export function Canvas({ height, width: fixed, label, testid, paint }: Props) {
     paint({ context, width, height, palette: paletteOf(canvas) });
   }, [paint, width, height, theme]);
 
-  const style = { width: fixed === undefined ? "100%" : `${fixed}px`, height: `${height}px` };
+  const style = { width: wide === undefined ? "100%" : `${wide}px`, height: `${height}px` };
   const said = label ? { role: "img", "aria-label": label } as const : { "aria-hidden": true } as const;
   return <canvas ref={ref} class="nni-canvas" {...said} data-testid={testid} style={style} />;
 }

@@ -75,14 +75,18 @@ export function quantile(bars: readonly Bar[], fraction: number): number {
   return bars.at(-1)?.high ?? NaN;
 }
 
-/** The same counts in `n` bars of equal width, each old bar spread evenly over its range. */
-export function rebin(bars: readonly Bar[], n: number): Bar[] {
+/** The least and the greatest value that bars hold; a range about 0 if all are zeros. */
+export function extent(bars: readonly Bar[]): [low: number, high: number] {
+  const some = bars.filter((bar) => !isZero(bar));
+  if (some.length === 0) return [-0.5, 0.5];
+  const zero = some.length < bars.length;
+  const low = some.reduce((least, bar) => Math.min(least, bar.low), zero ? 0 : Infinity);
+  return [low, some.reduce((most, bar) => Math.max(most, bar.high), zero ? 0 : -Infinity)];
+}
+
+/** The same counts in `n` bars of equal width from `low` to `high`, each old bar spread evenly over its range. */
+export function rebin(bars: readonly Bar[], n: number, [low, high] = extent(bars)): Bar[] {
   if (bars.length === 0) return [];
-  const zeroOnly = bars.every(isZero);
-  const ends = bars.filter((bar) => !isZero(bar)).flatMap((bar) => [bar.low, bar.high]);
-  if (bars.some(isZero)) ends.push(0);
-  const low = zeroOnly ? -0.5 : Math.min(...ends);
-  const high = zeroOnly ? 0.5 : Math.max(...ends);
   const width = high / n - low / n; // divided separately: the difference itself may overflow
   const counts = new Array<number>(n).fill(0);
   const place = (value: number): number => Math.min(Math.max((value - low) / width, 0), n);

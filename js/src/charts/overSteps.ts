@@ -1,10 +1,12 @@
 // A history over the steps: quantile bands with the median, or a heatmap of the distribution.
-// Invariant: a step without a measurement is a gap; no line is drawn across it.
+// Invariants: a step without a finite value is a gap, and red; no line is drawn across it. The axis is
+// that of every chart over the steps: from 0 to the newest step.
 import type { HistoryData } from "../kernel/decode";
 import { HISTORY_BINS, HISTORY_QUANTILES } from "../kernel/protocol";
+import { tick } from "../ui/format";
 import type { Area } from "./Canvas";
-import { plot, type Plot } from "./plot";
-import { along, linear, stepTicks, type Scale } from "./scale";
+import { along, linear, type Scale } from "./scale";
+import { SIZE } from "./text";
 
 const Q = HISTORY_QUANTILES.length;
 const MEDIAN = HISTORY_QUANTILES.indexOf(0.5);
@@ -13,52 +15,120 @@ const BANDS: readonly (readonly [low: number, high: number, opacity: number])[] 
   [1, Q - 2, 0.24],
   [2, Q - 3, 0.38],
 ];
+/** The place of the marks of perturbed steps, and the least width of any mark. */
+const [MARK, LEAST] = [3, 2];
 
-export function paintBands(area: Area, history: HistoryData, color: string, log: boolean): void {
-  const { context } = area;
+/** What all charts over the steps share: their axis, the pass on screen, and marks. */
+export interface Steps {
+  /** The axis goes from 0 to this step. */
+  readonly newest: number;
+  readonly shown: number | null;
+  readonly pinned: number | null;
+  /** The steps from which to which something was perturbed. */
+  readonly perturbed: readonly (readonly [from: number, to: number])[];
+}
+
+/** The place of a step on a chart of this width, and the step at a place. */
+export const xOf = ({ newest }: Steps, width: number, step: number): number => (newest > 0 ? (Math.min(Math.max(step, 0), newest) / newest) * (width - LEAST) + LEAST / 2 : width / 2);
+export const stepAt = ({ newest }: Steps, share: number): number => Math.round(Math.min(Math.max(share, 0), 1) * newest);
+
+export function paintBands(area: Area, history: HistoryData, color: string, log: boolean, marks: Steps): void {
+  const { context, palette, width, height } = area;
   const { steps, quantiles } = history;
-  const at = plot(area, stepScale(steps, area.width), log ? along(history.edges) : quantileScale(quantiles));
+  const scale = log ? along(history.edges) : quantileScale(quantiles);
+  const x = (i: number): number => xOf(marks, width, steps[i]);
+  const y = (value: number): number => 2 + (1 - scale.at(value)) * (height - 4);
   for (const [from, to] of runs(quantiles)) {
+    const single = to - from === 1;
     context.fillStyle = color;
     for (const [low, high, opacity] of BANDS) {
       context.globalAlpha = opacity;
       context.beginPath();
-      for (let i = from; i < to; i++) context.lineTo(at.x(steps[i]), at.y(quantiles[i * Q + high]));
-      for (let i = to - 1; i >= from; i--) context.lineTo(at.x(steps[i]), at.y(quantiles[i * Q + low]));
-      if (to - from === 1) dot(context, at, steps[from], quantiles[from * Q + low], quantiles[from * Q + high]);
+      for (let i = from; i < to; i++) context.lineTo(x(i), y(quantiles[i * Q + high]));
+      for (let i = to - 1; i >= from; i--) context.lineTo(x(i), y(quantiles[i * Q + low]));
+      if (single) context.rect(x(from) - 3, y(quantiles[from * Q + high]), 6, Math.max(y(quantiles[from * Q + low]) - y(quantiles[from * Q + high]), 1));
       context.fill();
     }
     context.globalAlpha = 1;
     context.strokeStyle = color;
     context.lineWidth = 1.5;
     context.beginPath();
-    for (let i = from; i < to; i++) context.lineTo(at.x(steps[i]), at.y(quantiles[i * Q + MEDIAN]));
+    for (let i = from; i < to; i++) context.lineTo(x(i), y(quantiles[i * Q + MEDIAN]));
     context.stroke();
-    if (to - from === 1) context.fillRect(at.x(steps[from]) - 3, at.y(quantiles[from * Q + MEDIAN]) - 1, 6, 2);
+    if (single) context.fillRect(x(from) - 3, y(quantiles[from * Q + MEDIAN]) - 1, 6, 2);
   }
+  const ends: readonly number[] = log ? [history.edges[history.edges.length - 1], history.edges[0]] : finiteEnds(quantiles);
+  paintMarks(area, marks, without(history));
+  scaleTexts(context, palette, height, ends);
 }
 
-function dot(context: CanvasRenderingContext2D, at: Plot, step: number, low: number, high: number): void {
-  context.rect(at.x(step) - 3, at.y(high), 6, Math.max(at.y(low) - at.y(high), 1));
-}
-
-export function paintHeatmap(area: Area, history: HistoryData, color: string): void {
-  const { context, palette } = area;
-  const { steps, fractions } = history;
-  const at = plot(area, stepScale(steps, area.width), along(history.edges));
+export function paintHeatmap(area: Area, history: HistoryData, color: string, marks: Steps): void {
+  const { context, palette, width, height } = area;
+  const { steps, fractions, edges } = history;
   const image = heatmapImage(fractions, steps.length, rgb(context, color));
   if (!image) return;
   context.imageSmoothingEnabled = false;
-  context.fillStyle = palette.background;
-  context.fillRect(at.left, at.top, at.width, at.height);
   const ratio = context.getTransform().a || 1; // whole device pixels: columns neither overlap nor gape
-  const bounds = columnBounds(steps).map((step) => {
-    return Math.round(Math.min(Math.max(at.x(step), at.left), at.left + at.width) * ratio) / ratio;
-  });
+  const bounds = columnBounds(steps).map((step) => Math.round(xOf(marks, width, step) * ratio) / ratio);
   for (let i = 0; i < steps.length; i++) {
-    const width = bounds[i + 1] - bounds[i];
-    context.drawImage(image, i, 0, 1, HISTORY_BINS, bounds[i], at.top, width, at.height);
+    context.drawImage(image, i, 0, 1, HISTORY_BINS, bounds[i], 0, Math.max(bounds[i + 1] - bounds[i], LEAST), height);
   }
+  paintMarks(area, marks, without(history));
+  scaleTexts(context, palette, height, [edges[edges.length - 1], edges[0]]);
+}
+
+/** Perturbed steps, steps without a finite value, the pinned pass and the pass on screen. */
+export function paintMarks({ context, palette, width, height }: Area, marks: Steps, bad: readonly (readonly [from: number, to: number])[]): void {
+  const span = ([from, to]: readonly [number, number], top: number, tall: number): void => {
+    const left = xOf(marks, width, from);
+    context.fillRect(left, top, Math.max(xOf(marks, width, to) - left, LEAST), tall);
+  };
+  context.fillStyle = palette.perturb;
+  for (const one of marks.perturbed) span(one, height - MARK, MARK);
+  context.fillStyle = palette.bad;
+  context.globalAlpha = 0.35;
+  for (const one of bad) span(one, 0, height);
+  context.globalAlpha = 1;
+  if (marks.pinned !== null) {
+    context.fillStyle = palette.text;
+    for (let top = 0; top < height; top += 5) context.fillRect(xOf(marks, width, marks.pinned) - 0.5, top, 1, 3);
+  }
+  if (marks.shown === null) return;
+  context.fillStyle = palette.focus;
+  context.fillRect(xOf(marks, width, marks.shown) - LEAST / 2, 0, LEAST, height);
+}
+
+/** The values at the top and the bottom of a chart, on it. */
+export function scaleTexts(context: CanvasRenderingContext2D, palette: Area["palette"], height: number, ends: readonly number[]): void {
+  context.font = `${SIZE}px ${getComputedStyle(context.canvas).fontFamily}`;
+  context.textAlign = "left";
+  context.fillStyle = palette.text;
+  ends.forEach((value, i) => {
+    if (i > 0 && value === ends[0]) return;
+    context.textBaseline = i === 0 ? "top" : "bottom";
+    context.fillText(tick(value), 4, i === 0 ? 2 : height - 2);
+  });
+}
+
+/** The quantiles of a step, or of the last one before it, in words. */
+export function toldAt({ steps, quantiles }: HistoryData, step: number): string {
+  let i = steps.length - 1;
+  while (i > 0 && steps[i] > step) i -= 1;
+  const [low, middle, high] = [1, MEDIAN, Q - 2].map((q) => quantiles[i * Q + q]);
+  const within = Math.round((HISTORY_QUANTILES[Q - 2]! - HISTORY_QUANTILES[1]!) * 100);
+  return Number.isNaN(middle) ? `step ${steps[i]}: no finite value` : `step ${steps[i]}: median ${tick(middle)}, ${within} % in ${tick(low)} … ${tick(high)}`;
+}
+
+/** The ranges of steps without a finite value. */
+function without({ steps, quantiles }: HistoryData): [number, number][] {
+  const found: [number, number][] = [];
+  for (let i = 0; i < steps.length; i++) {
+    if (!Number.isNaN(quantiles[i * Q])) continue;
+    const last = found.at(-1);
+    if (last && i > 0 && Number.isNaN(quantiles[(i - 1) * Q])) last[1] = steps[i];
+    else found.push([steps[i], steps[i]]);
+  }
+  return found;
 }
 
 /** Columns meet halfway between their steps. */
@@ -102,22 +172,20 @@ function rgb(context: CanvasRenderingContext2D, color: string): number[] {
   return [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 }
 
-function stepScale(steps: Float64Array, width: number): Scale {
-  const [low, high] = [steps[0], steps[steps.length - 1]];
-  return high > low
-    ? { ...linear(low, high), ticks: stepTicks(low, high, width / 70) }
-    : { at: (step) => 0.5 + (step - low) / 4, ticks: [low] };
-}
-
-function quantileScale(quantiles: Float64Array): Scale {
+/** The greatest and the least value; [] if nothing was ever finite. */
+function finiteEnds(quantiles: Float64Array): number[] {
   let [low, high] = [Infinity, -Infinity];
   for (const q of quantiles) {
     if (!Number.isFinite(q)) continue;
     if (q < low) low = q;
     if (q > high) high = q;
   }
-  if (low > high) return { ...linear(0, 1), ticks: [] }; // nothing was ever finite
-  return low < high ? linear(low, high, 4) : linear(low - 0.5, high + 0.5, 4);
+  return low <= high ? [high, low] : [];
+}
+
+function quantileScale(quantiles: Float64Array): Scale {
+  const [high = 1, low = 0] = finiteEnds(quantiles);
+  return low < high ? linear(low, high) : linear(low - 0.5, high + 0.5);
 }
 
 /** The ranges of steps that were measured. */

@@ -1,7 +1,7 @@
 // The width of a short text: a tick's label, a unit's number. Invariant: it is measured by a canvas,
 // without a layout of the page.
 
-export const SIZE = 10;
+export const SIZE = 11;
 /** The font of the numbers that are painted on pictures and strips. */
 export const NUMBERS = `${SIZE}px monospace`;
 let context: CanvasRenderingContext2D | null | undefined;

@@ -9,7 +9,7 @@ import { otherName, pinnedName } from "../time/names";
 import { Choice } from "../ui/Choice";
 import { WeightsRanking } from "./WeightsRanking";
 import { count, exact, percent, real, signed } from "../ui/format";
-import { WORDS } from "../ui/quantities";
+import { WORDS } from "../kernel/quantities";
 import { ids } from "../ui/testids";
 
 const SHOWN = 40;

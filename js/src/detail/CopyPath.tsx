@@ -1,5 +1,5 @@
 // A button that copies a path, and says so for a moment.
-import { useCopy } from "../ui/copy";
+import { useCopy } from "../python/copy";
 import { ids } from "../ui/testids";
 
 export function CopyPath({ path }: { path: string }) {

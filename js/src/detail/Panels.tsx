@@ -8,7 +8,6 @@ import { Flow } from "../flow/Flow";
 import { Examples } from "../inputs/Examples";
 import type { Site } from "../kernel/protocol";
 import { NnxPanel } from "../nnx/NnxPanel";
-import { Parameters } from "../parameters/Parameters";
 import type { Store } from "../store";
 import { AttributionPanel } from "../studies/AttributionPanel";
 import { ExamplesPanel } from "../studies/ExamplesPanel";
@@ -18,10 +17,8 @@ import { ids } from "../ui/testids";
 import { UnitsPanel } from "../units/UnitsPanel";
 import { ValuesPanel } from "../values/Values";
 import { WordsPanel } from "../words/WordsPanel";
-import { Distributions } from "./Distributions";
+import { Distributions, DistributionsOptions } from "../distributions/Distributions";
 import { Facts } from "./Facts";
-import { Numbers } from "./Numbers";
-import { OverSteps } from "./OverSteps";
 
 interface PanelProps {
   readonly store: Store;
@@ -50,7 +47,7 @@ const panelsOf = ({ site, store: { replay, missing, inputs, studies } }: PanelPr
     return !replay.value || !missing.value.has(name);
   });
 const ALL: readonly Panel[] = [
-  { name: "overview", title: "Overview", View: Overview },
+  { name: "overview", title: "Distributions", View: Overview, Options: DistributionsOptions },
   { name: "values", title: "Values", View: ValuesPanel },
   { name: "words", title: "Words", View: WordsPanel },
   { name: "units", title: "Units", View: UnitsPanel },
@@ -67,16 +64,11 @@ const ALL: readonly Panel[] = [
 /** The least height in pixels of the selected module in a narrow view. */
 const ROOM = 450;
 
-function Overview({ store, site, index }: PanelProps) {
+function Overview(props: PanelProps) {
   return (
     <>
-      <div class="nni-overview">
-        <Facts site={site} />
-        <Numbers store={store} index={index} />
-      </div>
-      <Distributions store={store} index={index} />
-      <OverSteps store={store} />
-      {!site.single && !store.missing.value.has("parameters") && <Parameters store={store} site={site} />}
+      <Facts site={props.site} />
+      <Distributions {...props} />
     </>
   );
 }

@@ -105,9 +105,8 @@ export class Looks {
   }
 }
 
-
-/** Requests a panel's data when it is first shown, and when the site or the moment changes. */
-export function useLook(looks: Looks, what: What, site: string, moment: unknown, axis = -1): void {
-  useEffect(() => looks.look(what, site, axis), [looks, what, site, moment, axis]);
+/** Requests a panel's data when it is first shown, and when the site or the moment changes; not if `wanted` is false. */
+export function useLook(looks: Looks, what: What, site: string, moment: unknown, axis = -1, wanted = true): void {
+  useEffect(() => void (wanted && looks.look(what, site, axis)), [looks, what, site, moment, axis, wanted]);
   useEffect(() => () => looks.forget(what), [looks, what]);
 }

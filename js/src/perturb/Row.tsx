@@ -4,7 +4,7 @@
 import type { Perturbation } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
-import { useCopy } from "../ui/copy";
+import { useCopy } from "../python/copy";
 import { NOT_MEASURED, count, exact, percent, real, signed } from "../ui/format";
 import { ids } from "../ui/testids";
 import { Strength } from "./Strength";

@@ -1,7 +1,7 @@
 // A line of Python equivalent to the control beside it, with a button that copies it.
 import type { Signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { useCopy } from "../ui/copy";
+import { useCopy } from "./copy";
 import { ids } from "../ui/testids";
 
 /** The inspector is called `insp`; a string in JSON is one in Python too. */

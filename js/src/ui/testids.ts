@@ -25,7 +25,8 @@
 // nni-stat-<quantity>-<statistic> [value]                          quantity: output, gradient
 // nni-hist-<quantity>, nni-hist-count-<quantity> [value: values binned], nni-axis
 // nni-over-<quantity>               over the steps                 nni-over-kind  bands or heatmap
-// nni-parameter [data-site: its path]                              with, in it, nni-parameter-<statistic> [value]
+// nni-figures                       the table of figures; a row of a parameter: nni-parameter [data-site: its path],
+//   in it nni-parameter-<statistic> [value]; its card: nni-hist-weight, chosen by nni-parameter-choice (select)
 // nni-strip [value: units]          the strip of units             nni-unit-told [value: the unit under the pointer]
 // nni-unit-figure                   mean, std or zeros             nni-dead-units [value], nni-units-off [value]
 // nni-edit-mask                     a click switches units         nni-excerpt [value: the line], nni-documentation
@@ -118,6 +119,7 @@ export const ids = {
   flowList: "nni-flow-list",
   tab: (panel: string) => `nni-tab-${panel}`,
   more: "nni-more",
+  figures: "nni-figures",
   stat: (quantity: string, statistic: string) => `nni-stat-${quantity}-${statistic}`,
   hist: (quantity: string) => `nni-hist-${quantity}`,
   behind: (quantity: string) => `nni-behind-${quantity}`,
@@ -126,6 +128,7 @@ export const ids = {
   over: (quantity: string) => `nni-over-${quantity}`,
   overKind: "nni-over-kind",
   parameter: "nni-parameter",
+  parameterChoice: "nni-parameter-choice",
   parameterStat: (statistic: string) => `nni-parameter-${statistic}`,
   strip: "nni-strip",
   unitTold: "nni-unit-told",

@@ -13,6 +13,8 @@ export interface Palette {
   readonly background: string;
   readonly output: string;
   readonly gradient: string;
+  readonly weight: string;
+  readonly focus: string;
   readonly metric: string;
   readonly perturb: string;
   readonly bad: string;
@@ -98,6 +100,8 @@ export function paletteOf(element: Element): Palette {
     background: color("background"),
     output: color("output"),
     gradient: color("gradient"),
+    weight: color("weight"),
+    focus: color("focus"),
     metric: color("metric"),
     perturb: color("perturb"),
     bad: color("bad"),

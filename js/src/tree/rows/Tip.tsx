@@ -8,7 +8,7 @@ import type { Statistic } from "../../kernel/protocol";
 import { label, type Sites } from "../../kernel/sites";
 import type { Store } from "../../store";
 import { NOT_MEASURED, compact, count, percent, real } from "../../ui/format";
-import { EACH } from "../../ui/quantities";
+import { EACH } from "../../kernel/quantities";
 import { ids } from "../../ui/testids";
 import { HEAD_HEIGHT, ROW_HEIGHT } from "../visible";
 

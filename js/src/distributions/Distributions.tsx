@@ -1,0 +1,168 @@
+// The panel "Distributions": a card for the activations, the gradient and a parameter of the selected
+// site, and the figures of all of them. Invariant: the key above the cards says what the filled and the
+// dashed histograms are, and is there as long as something is compared.
+import { useCallback, useMemo, useState } from "preact/hooks";
+import { AXES } from "../charts/axis";
+import { Waiting } from "../header/Waiting";
+import { histogramKey, statistic, type FrameData } from "../kernel/decode";
+import { useLook } from "../kernel/looks";
+import type { Site, Statistic } from "../kernel/protocol";
+import type { Store } from "../store";
+import { pinnedName } from "../time/names";
+import { count } from "../ui/format";
+import { More } from "../ui/More";
+import { Choice } from "../ui/Choice";
+import { Pick } from "../ui/Pick";
+import { EACH } from "../kernel/quantities";
+import { ids } from "../ui/testids";
+import { Card, type Distribution, type Figures } from "./Card";
+import { Numbers } from "./Numbers";
+import { useSteps } from "./steps";
+
+interface Props {
+  readonly store: Store;
+  readonly site: Site;
+  readonly index: number;
+}
+
+const TITLES = { output: "activations", gradient: "gradient" } as const;
+
+export function DistributionsOptions({ store }: Props) {
+  return (
+    <>
+      <Pick label="Axis of values" testid={ids.axis} value={store.axis.value} options={AXES} choose={(axis) => (store.axis.value = axis)} word={(axis) => `${axis} axis`} />
+      <More label="More about the distributions">
+        <span class="nni-more-line">
+          over the steps
+          <Choice label="Kind of chart over the steps" testid={ids.overKind} value={store.overSteps.value} options={["bands", "heatmap"]} choose={(kind) => (store.overSteps.value = kind)} />
+        </span>
+      </More>
+    </>
+  );
+}
+
+export function Distributions({ store, site, index }: Props) {
+  const frame = store.frame.value;
+  const steps = useSteps(store);
+  const hold = useCallback((step: number) => store.timeline.goToStep(step), [store]);
+  const sent = useMeasured(store, index);
+  const parameters = useParameters(store, site);
+  const [choice, choose] = useState("");
+  const chosen = parameters.find((one) => one.title === choice) ?? parameters[0];
+  const axis = store.axis.value;
+  const before = pinnedName(store);
+  const heatmap = store.overSteps.value === "heatmap";
+  const over = (one: Distribution) => ({
+    heatmap,
+    steps,
+    hold,
+    nothing: one.history ? "No finite value in any step." : <Waiting store={store} before="No steps recorded yet" />,
+  });
+  return (
+    <section class="nni-dist" aria-label="Distributions">
+      {before && <Key store={store} before={before} />}
+      <div class="nni-cards" style={{ "--cards": chosen ? 3 : 2 }}>
+        {sent.map((one) => (
+          <Card key={one.name} of={one} axis={axis} site={site.key} over={over(one)} nothing={(came) => (frame ? reason(one, came) : <Waiting store={store} before="No pass yet" />)} />
+        ))}
+        {chosen && (
+          <Card
+            of={chosen}
+            as="weight"
+            axis={axis}
+            site={site.key}
+            nothing={() => "No finite value."}
+            choice={parameters.length > 1 ? <Parameter of={parameters} chosen={chosen.title} choose={choose} /> : undefined}
+          />
+        )}
+      </div>
+      <Numbers head={frame ? `step ${count(frame.header.step)}` : ""} rows={[...sent, ...parameters]} before={before} />
+      <Notes store={store} site={site} sent={sent} />
+    </section>
+  );
+}
+
+/** Which parameter a card shows. */
+function Parameter({ of, chosen, choose }: { of: readonly Distribution[]; chosen: string; choose: (title: string) => void }) {
+  return <Pick label="Parameter" testid={ids.parameterChoice} value={chosen} options={of.map((one) => one.title)} choose={choose} />;
+}
+
+/** What the filled and the dashed histograms are. */
+function Key({ store, before }: { store: Store; before: string }) {
+  const held = store.timeline.held.value !== null && !store.saved.value;
+  return (
+    <p class="nni-key">
+      <span>
+        <i class="nni-key-now" />
+        <b>step {count(store.frame.value?.header.step)}</b>
+        {held ? ", held" : ""}
+      </span>
+      <span>
+        <i class="nni-key-before" />
+        <b>◇ {before}</b>, pinned
+      </span>
+    </p>
+  );
+}
+
+function reason(of: Distribution, sent: boolean): string {
+  if (!of.figures || Number.isNaN(of.figures("size"))) return `No ${of.title} ${of.name === "output" ? "were" : "was"} measured here.`;
+  return sent ? "No finite value." : "Comes with the next frame.";
+}
+
+/** What was measured of the selected site in the pass on screen. */
+function useMeasured(store: Store, index: number): readonly Distribution[] {
+  const [frame, pinned, histories] = [store.frame.value, store.timeline.pinned.value, store.histories.value];
+  return useMemo(() => {
+    const of = (one: FrameData, q: number): Figures => (name: Statistic) => statistic(one, index, q, name);
+    return EACH.map(({ quantity, index: q }) => {
+      const history = histories.get(q);
+      const here = history?.header.site === index && history.header.steps > 0 ? history : undefined;
+      return {
+        name: quantity,
+        title: TITLES[quantity],
+        tone: quantity,
+        figures: frame && of(frame, q),
+        pairs: frame?.histograms.get(histogramKey(index, q)),
+        before: pinned ? { figures: of(pinned, q), pairs: pinned.histograms.get(histogramKey(index, q)) } : undefined,
+        history: here,
+      } satisfies Distribution;
+    });
+  }, [frame, pinned, histories, index]);
+}
+
+/** The present values of the parameters, the largest first. */
+function useParameters(store: Store, site: Site): readonly Distribution[] {
+  const none = site.parameters === 0 || store.missing.value.has("parameters") || site.single;
+  useLook(store.looks, "parameters", site.key, store.frame.value?.header.seq, -1, !none);
+  const seen = store.looks.parameters.value;
+  const list = !none && seen?.site === site.key ? seen.data?.list : undefined;
+  return useMemo(
+    () =>
+      [...(list ?? [])].sort((a, b) => b.figures.size - a.figures.size).map(({ path, array, figures, pairs }) => ({
+        name: path,
+        path,
+        title: path.startsWith(`${site.key}/`) ? path.slice(site.key.length + 1) : path,
+        hint: `${path}, ${array}`,
+        tone: "weight",
+        figures: (name: Statistic) => figures[name],
+        pairs,
+      })),
+    [list, site.key],
+  );
+}
+
+/** What the figures leave out, and why something is not there. */
+function Notes({ store, site, sent }: { store: Store; site: Site; sent: readonly Distribution[] }) {
+  const seen = store.looks.parameters.value;
+  const here = site.parameters > 0 && !store.missing.value.has("parameters") && seen?.site === site.key ? seen : null;
+  const more = here?.data?.header.more ?? 0;
+  const missing = sent.filter((one) => one.figures && Number.isNaN(one.figures("size")));
+  const lines = [
+    missing.length === sent.length ? "Nothing was measured here in this pass." : missing.map((one) => `No ${one.title} ${one.name === "output" ? "were" : "was"} measured here in this pass.`).join(" "),
+    here?.error || here?.data?.header.why || "",
+    more > 0 ? `${count(more)} more parameters: select a module inside this one to see them.` : "",
+  ];
+  return <p class="nni-faint nni-small nni-notes">{lines.filter(Boolean).join(" ")}</p>;
+}
+
