@@ -230,6 +230,15 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         version=p.VERSION, id=12, site="head", each=8, source="the last step",
         units=10, more=0, why="",
     )  # fmt: skip
+    compilations = p.Compilations(
+        version=p.VERSION, id=14, site="",
+        rows=(
+            p.CompilationRow(function="step", defined="train.py:12", called="train.py:40", seconds=1.5,
+                             step=7, why="x is f32[7,<b>2</b>], before f32[4,2]"),
+            p.CompilationRow(function="<lambda>", defined="train.py:3", called="", seconds=0.25,
+                             step=None, why="first call"),
+        ), more=2, operations=31, operation_seconds=0.5, inspector=3, inspector_seconds=2.25,
+    )  # fmt: skip
     code = p.Code(
         version=p.VERSION, id=13, site="head", kind="Linear", documentation="A <b>linear</b> layer.",
         excerpts=(p.Excerpt(file="model.py", function="CNN.__call__", first=11, line=12,
@@ -332,6 +341,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         ),
         "units": (units, p.buffer_of(ramp(len(p.UNIT_FIGURES), 10))),
         "code": (code, None),
+        "compilations": (compilations, None),
         "sweep": (sweep, None),
         "weights": (p.Weights(version=p.VERSION, name="step <b>7</b>", rows=weights, total=9), None),
         "other": (p.Other(version=p.VERSION, name="run <b>7</b>.nni", step=40, number=1), None),

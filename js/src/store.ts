@@ -230,6 +230,7 @@ export class Store implements Receiver {
       case "parameters":
       case "units":
       case "code":
+      case "compilations":
         return this.looks.receive(message, buffer);
       case "inputs":
         return this.inputs.take(message);

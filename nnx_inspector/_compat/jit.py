@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
+import re
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.core as jcore
 import jax.extend.core as jex
 from jax._src import core
 from jax._src.interpreters import ad, batching, partial_eval
+
+from nnx_inspector._compat.sources import source_of_caller
 
 
 def trace_state() -> Any:
@@ -119,16 +124,18 @@ def in_forward_mode(x: Any) -> bool:
     return isinstance(x, ad.JVPTracer)
 
 
-def compilation_events(listener: Callable[[str, float], None]) -> Callable[[], None]:
-    """Call `listener(kind, seconds)` for each trace and compilation; returns an undo function."""
+def compilation_events(listener: Callable[[str, float, str], None]) -> Callable[[], None]:
+    """Call `listener(kind, seconds, function)` for each trace and compilation, in its thread, with
+    the function's name; returns an undo function.
+    """
     import jax.monitoring
     from jax._src import monitoring
 
-    def on_event(event: str, seconds: float, **_: Any) -> None:
+    def on_event(event: str, seconds: float, fun_name: str = "", **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            listener("compile", seconds)
+            listener("compile", seconds, fun_name.removeprefix("jit(").removesuffix(")"))
         elif event == "/jax/core/compile/jaxpr_trace_duration":
-            listener("trace", seconds)
+            listener("trace", seconds, fun_name)
 
     listener_of: Any = on_event
     jax.monitoring.register_event_duration_secs_listener(listener_of)
@@ -137,6 +144,113 @@ def compilation_events(listener: Callable[[str, float], None]) -> Callable[[], N
         monitoring.unregister_event_duration_listener(listener_of)
 
     return undo
+
+
+@dataclasses.dataclass(frozen=True)
+class Miss:
+    """Why jax traces a function of the user although it may have traced it before.
+
+    Attributes:
+        function: its name.
+        defined: the `file:line` where it is defined, or "".
+        called: the `file:line` of the user's code that called it, or "".
+        kind: "new", a function never seen; "redefined", one on the same line as another one;
+            "types", "structure" (with static values) or "context" if that differs from all calls
+            before.
+        changes: what differs from the most similar call before, one text each.
+    """
+
+    function: str
+    defined: str
+    called: str
+    kind: str
+    changes: tuple[str, ...]
+
+
+_misses = threading.Lock()
+_miss_listeners: list[Callable[[Miss], None]] = []
+_EXPLAINS: Final = "jax_explain_cache_misses"
+_LOGGERS: Final = ("interpreters.partial_eval", "compiler", "compilation_cache")
+_OF_A_FILE: Final = (
+    "PERSISTENT COMPILATION CACHE MISS",
+    "Not writing persistent",
+    "Writing %s to persistent",
+)
+
+
+def cache_misses(listener: Callable[[Miss], None]) -> Callable[[], None]:
+    """Call `listener` for each trace of a function of the user, in its thread, before it is traced;
+    returns an undo function.
+
+    jax compares the arguments of such a call with those of all calls before, and says what differs,
+    but only in its log, and only under a setting. So the setting is on while anybody listens, and
+    a filter takes these messages out of the log. Nothing else tells which argument differs: the
+    keys of jax's caches are within C++. The setting is in no key of a cache, so nothing is compiled
+    because of it. What breaks without it: `insp.compilations` cannot say why. It can go when jax
+    hands the comparison to a listener.
+
+    jax takes a call in another context (a setting, our hooks) for the most similar one, whatever
+    its arguments are; `_by_arguments` makes it the least similar. Otherwise a step whose batch has
+    a new shape would be explained by our hooks, if it ever ran without them.
+    """
+    with _misses:
+        _miss_listeners.append(listener)
+        if len(_miss_listeners) == 1 and not getattr(jax.config, _EXPLAINS):
+            for name in _LOGGERS:
+                logging.getLogger(f"jax._src.{name}").addFilter(_not_logged)
+            partial_eval.diff_tracing_cache_keys = _by_arguments
+            jax.config.update(_EXPLAINS, True)
+
+    def undo() -> None:
+        with _misses:
+            _miss_listeners.remove(listener)
+            if not _miss_listeners and _not_logged in _logger().filters:
+                jax.config.update(_EXPLAINS, False)
+                partial_eval.diff_tracing_cache_keys = _difference_of_keys
+                for name in _LOGGERS:
+                    logging.getLogger(f"jax._src.{name}").removeFilter(_not_logged)
+
+    return undo
+
+
+_difference_of_keys: Callable[[Any, Any], tuple[Any, ...]] = partial_eval.diff_tracing_cache_keys
+
+
+def _by_arguments(new: Any, old: Any) -> tuple[Any, ...]:
+    rank, *rest = _difference_of_keys(new, old)
+    return (rank + 10 * (new[0] != old[0]), *rest)
+
+
+def _logger() -> logging.Logger:
+    return logging.getLogger(f"jax._src.{_LOGGERS[0]}")
+
+
+def _not_logged(record: logging.LogRecord) -> bool:
+    """Whether a message is none of those that jax logs only under the setting."""
+    if str(record.msg).startswith("TRACING CACHE MISS"):
+        miss = _miss_of(record.getMessage())
+        for listener in tuple(_miss_listeners):
+            listener(miss)
+        return False
+    return not str(record.msg).startswith(_OF_A_FILE)
+
+
+def _miss_of(text: str) -> Miss:
+    """What jax says of a miss; a form of its text that is not known has no kind."""
+    form = r"^(?:  for |    )(?P<name>\S+)(?: id=\d+)?(?: defined at (?P<at>.+?))?$"
+    found = re.search(form, text, re.MULTILINE)
+    name, at = (found["name"], found["at"] or "") if found else ("", "")
+    kinds = {
+        "but seen another function defined on the same line": "redefined",
+        "never seen function": "new",
+        "different input types": "types",
+        "different input pytree": "structure",
+        "Tracing context doesn't match": "context",
+    }
+    kind = next((kind for said, kind in kinds.items() if said in text), "")
+    changes = re.split(r"^  \* ", text, flags=re.MULTILINE)[1:]
+    called, _ = source_of_caller()
+    return Miss(name.rpartition(".")[2], at, called, kind, tuple(map(str.strip, changes)))
 
 
 def is_tracing() -> bool:

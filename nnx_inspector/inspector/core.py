@@ -28,8 +28,9 @@ from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, raised, warn
 from nnx_inspector.findings.facts import facts_of_modules
 from nnx_inspector.hooks.sites import Selection, module_sites, nothing_selected
+from nnx_inspector.inspector.cost.meter import Meter
 from nnx_inspector.inspector.handles import Handles
-from nnx_inspector.inspector.metrics import Meter, Metrics
+from nnx_inspector.inspector.metrics import Metrics
 from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.call import Call
@@ -127,7 +128,7 @@ class Core:
         self.compared: dict[str, Answer] = {}
         self.settings, self._setting = 0, CLEAN
         self.handles = Handles()
-        self.meter = Meter()
+        self.meter = Meter(weakly(self._step_of_the_loop))
         self.metrics = Metrics(self.recording, self.notice)
         self.effect: Callable[[], tuple[protocol.Effect | None, str]] = lambda: (None, "")
         self._warned: dict[str, bool] = {}  # text -> whether the warning was given
@@ -143,6 +144,9 @@ class Core:
         if self.spread:
             self.notice("info", elsewhere("The example"))
         self.meter.waited["tree_seconds"] = time.monotonic() - began
+
+    def _step_of_the_loop(self) -> int | None:
+        return self.step if self.looping else None
 
     def _first_trace(self, stage: Staged) -> tuple[Trace, str]:
         found = trace_of(stage)

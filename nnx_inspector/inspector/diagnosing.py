@@ -16,6 +16,7 @@ from nnx_inspector.errors import InspectorError, raised
 from nnx_inspector.findings.findings import Finding, diagnose
 from nnx_inspector.findings.nonfinite import BUT, USUALLY, finite_sites
 from nnx_inspector.inspector.core import Core
+from nnx_inspector.inspector.cost.compilations import recompilation
 from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.program.analysis.operation import Operation
 from nnx_inspector.program.stage import Staged
@@ -56,7 +57,11 @@ class Diagnosing:
     def found(self) -> list[Finding]:
         """The present findings, worst first."""
         self._loops.take_up()
-        return [self._explained(one) for one in diagnose(self._core.recording)]
+        found = [self._explained(one) for one in diagnose(self._core.recording)]
+        core = self._core
+        again = recompilation(core.meter.compilations.all(), core.step + (not core.looping))
+        errors = sum(one.severity == "error" and one.gone is None for one in found)
+        return found if again is None else [*found[:errors], again, *found[errors:]]
 
     def _explained(self, finding: Finding) -> Finding:
         """A finding of a NaN, with the operation that makes it, or those that may have made it.

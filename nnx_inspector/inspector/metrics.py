@@ -7,10 +7,7 @@ Does not know the widget.
 from __future__ import annotations
 
 import math
-import statistics
 import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
@@ -21,10 +18,8 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.started import is_awaited
-from nnx_inspector.background import weakly
 from nnx_inspector.errors import warn
 from nnx_inspector.inspector.passes.programs import Result
-from nnx_inspector.live.clock import RECENT, Clock, Edge
 from nnx_inspector.perturbations.effects import Differences, OutputChange, output_change
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.record import Record
@@ -135,103 +130,6 @@ def _way_out(value: Any) -> str:
     if isinstance(value, (jax.Array, np.ndarray)) and value.ndim:
         return "Reduce it first, for instance by .mean()."
     return "Pass a number, or an array of shape ()."
-
-
-class Meter:
-    """The cost of inspection: compilations, and the recent seconds of measured and unmeasured
-    steps.
-
-    A step with a compilation is not typical and is not counted. Unperturbed steps of a loop are
-    compared with unperturbed ones, and perturbed steps with perturbed ones.
-
-    Attributes:
-        waited: how long the user waited for each first thing; see `protocol.Cost`.
-        errors: the number of steps whose time could not be taken.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.errors = 0
-        self.clock = Clock(weakly(self._not_taken))
-        self._kinds: set[tuple[bool, bool]] = set()
-        self._steps = self._compiled_by_edge = 0
-        self._recent: deque[float] = deque(maxlen=RECENT)
-        self._compiled_before = 0
-        self.compilations = 0
-        self.waited: dict[str, float] = {}
-        self._undo = jit.compilation_events(self._on_event)
-
-    def _on_event(self, kind: str, _seconds: float) -> None:
-        if kind == "compile":
-            with self._lock:
-                self.compilations += 1
-
-    def loop_begins(self) -> None:
-        """Begin a loop, whose steps may differ from those of the loop before."""
-        self.clock = Clock(weakly(self._not_taken))
-        self._begin_span()
-        self._recent.clear()
-
-    def step_begins(self) -> None:
-        self._compiled_before = self.compilations
-
-    def step_ends(self, seconds: float, *, measured: bool, perturbed: bool) -> None:
-        """End a step that took the user's thread so many seconds."""
-        if measured:
-            self.waited.setdefault("step_seconds", seconds)
-        if self.compilations == self._compiled_before:
-            self._recent.append(seconds)
-        self._steps += 1
-        self._kinds.add((measured, perturbed))
-
-    def pass_edge(self, ended: Callable[[], object] | None) -> None:
-        """Time the steps since the last edge, by the end of this one on the device; see `Edge`."""
-        typical = len(self._kinds) == 1 and self.compilations == self._compiled_by_edge
-        kind = next(iter(self._kinds)) if typical else None
-        self.clock.pass_edge(Edge(time.perf_counter(), ended, self._steps, kind))
-        self._begin_span()
-
-    def _begin_span(self) -> None:
-        self._kinds, self._steps = set(), 0
-        self._compiled_by_edge = self.compilations
-
-    def _not_taken(self, _: Exception) -> None:
-        self.errors += 1
-
-    @property
-    def cost(self) -> dict[str, Any]:
-        """The fields of `protocol.Cost` that are measured here."""
-        plain, measured = self.compared
-        return {
-            "plain_seconds": plain,
-            "inspected_seconds": measured,
-            "compilations": self.compilations,
-            **self.waited,
-        }
-
-    @property
-    def compared(self) -> tuple[float | None, float | None]:
-        """Median seconds of recent unmeasured steps, and of measured ones like them."""
-        for perturbed in (False, True):
-            plain, measured = (self._median(kind, perturbed) for kind in (False, True))
-            if plain is not None and measured is not None:
-                return plain, measured
-        measured = [self._median(True, perturbed) for perturbed in (False, True)]
-        if any(not kind for kind, _ in list(self.clock.seconds)):
-            return None, None  # there are plain steps, but none like a measured one
-        return None, next((seconds for seconds in measured if seconds is not None), None)
-
-    def _median(self, measured: bool, perturbed: bool) -> float | None:
-        seconds = self.clock.seconds.get((measured, perturbed))
-        return statistics.median(seconds) if seconds else None
-
-    @property
-    def rate(self) -> float | None:
-        return 1 / max(1e-9, statistics.fmean(self._recent)) if self._recent else None
-
-    def close(self) -> None:
-        self.clock.close()
-        self._undo()
 
 
 def scalars_of(value: Any) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The panels shown on demand: the parameters, units and code of one site, and another run.
+"""What is shown on demand: parameters, units and code of a site, compilations, another run.
 
 Each answer names its request. Invariant: the model does not change. Draws nothing.
 """
@@ -21,6 +21,7 @@ from nnx_inspector.hooks.inside.attention import is_pattern
 from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, parse_key, site_key
 from nnx_inspector.hooks.variables import contents_at
 from nnx_inspector.inspector.core import Core
+from nnx_inspector.inspector.cost.compilations import compilations_message
 from nnx_inspector.inspector.values.axes import Around, names_of_value
 from nnx_inspector.inspector.values.opening import batch_of, convolves
 from nnx_inspector.perturbations.perturbed import without_layers
@@ -133,6 +134,9 @@ def look(core: Core, request: protocol.Look) -> Answer:
         InspectorError: it has no such figures, or the model's arrays were donated to a step.
     """
     core.known(request.site)
+    if request.what == "compilations":
+        found = core.meter.compilations.all()
+        return compilations_message(found, request=request.id), None
     if request.what == "parameters":
         rows, more = parameters_at(core.trace, request.site, most=MOST_PARAMETERS)
         return parameters_message(rows, more=more, request=request.id, site=request.site)

@@ -16,6 +16,7 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.findings.findings import Finding
 from nnx_inspector.hooks.sites import Only, of_operation, parse_key, site_key
 from nnx_inspector.inspector.core import Core
+from nnx_inspector.inspector.cost.compilations import Compilation
 from nnx_inspector.inspector.diagnosing import Diagnosing, first_nan_in
 from nnx_inspector.inspector.export import write_html
 from nnx_inspector.inspector.panels import compare_with, parameters_at, units_at
@@ -75,6 +76,24 @@ class Readings:
         """The problems found in this run, worst first."""
         self._rerun.first()
         return self._diagnosing.found()
+
+    @property
+    def compilations(self) -> list[Compilation]:
+        """What jax has compiled in this process since the inspector was made, oldest first: which
+        function, for how long, and why. The last thousand are kept.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from flax import nnx
+            >>> import nnx_inspector as nni
+            >>> insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
+            >>> step = jax.jit(lambda x: x + 1)
+            >>> for size in (4, 7):
+            ...     _ = step(jnp.ones((size, 2)))
+            >>> [one.why for one in insp.compilations if one.function == "<lambda>"]
+            ['first call', 'x is f32[7,2], before f32[4,2]']
+        """
+        return self._core.meter.compilations.all()
 
     def first_nan(self) -> Operation | None:
         """The operation that makes the first NaN of the last requested pass (the example, `run` or

@@ -406,7 +406,7 @@ def test_the_context_of_an_equation_has_the_mesh_that_it_was_traced_in():
 
 def test_compilations_are_told_until_the_undo():
     events = []
-    undo = jit.compilation_events(lambda kind, seconds: events.append(kind))
+    undo = jit.compilation_events(lambda kind, *_: events.append(kind))
     try:
         jax.jit(lambda x: x * 3 + 1)(jnp.ones(5)).block_until_ready()
     finally:

@@ -94,7 +94,7 @@ def test_another_program_runs_with_more_inputs_and_outputs(donate: Any):
         return lambda: run(call)
 
     double = jax.jit(lambda x: {"twice": 2 * x}, donate_argnums=donate)
-    undo = jit.compilation_events(lambda kind, _: compilations.append(kind))
+    undo = jit.compilation_events(lambda kind, *_: compilations.append(kind))
     with chosen(choose):
         for _ in range(3):
             given = jnp.arange(3.0)
@@ -116,7 +116,7 @@ def test_another_program_is_compiled_beforehand(at_once: bool):
         calls[0].compiler()(made, [np.float32(0)])
     else:
         calls[0].made().compile(lambda _: (made, [np.float32(0)], 0))
-    undo = jit.compilation_events(lambda kind, _: compilations.append(kind))
+    undo = jit.compilation_events(lambda kind, *_: compilations.append(kind))
     with chosen(lambda call: lambda: call.run(made, [np.float32(3)])[0]):
         np.testing.assert_array_equal(double(x), 3 * x)
     undo()
@@ -146,3 +146,31 @@ def test_jax_is_as_before_afterwards():
     with chosen(lambda *_: None):
         assert before[1] is not pjit._run_python_pjit
     assert (pjit._infer_params, pjit._run_python_pjit) == before
+
+
+def test_jax_says_which_argument_differs_from_the_calls_before():
+    """A new version of jax that logs another text, or compares in another place, fails here."""
+    found: list[jit.Miss] = []
+    undo = jit.cache_misses(found.append)
+    try:
+
+        @jax.jit
+        def doubled(x):
+            return 2 * x
+
+        doubled(jnp.ones(3))
+        doubled(jnp.ones(4))
+        with jax.default_matmul_precision("float32"):
+            doubled(jnp.ones(4))
+            doubled(jnp.ones(5))
+    finally:
+        undo()
+    assert [(one.function, one.kind) for one in found] == [
+        ("doubled", "new"),
+        ("doubled", "types"),
+        ("doubled", "context"),
+        ("doubled", "types"),  # although the call without the setting differs less for jax
+    ]
+    assert found[1].changes == ("at x, now f32[4] and before f32[3]",)
+    assert found[1].defined.startswith(__file__)
+    assert found[1].called.startswith(__file__)

@@ -25,6 +25,6 @@ class Compiled:
     def __exit__(self, *_: object) -> None:
         self._undo()
 
-    def _note(self, kind: str, seconds: float) -> None:
+    def _note(self, kind: str, *_: object) -> None:
         self.kinds.append(kind)
         self.threads.append(threading.current_thread().name)

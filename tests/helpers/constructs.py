@@ -168,7 +168,7 @@ def traces() -> Iterator[list[int]]:
     """Counts traces and compilations."""
     counted = [0]
 
-    def listen(kind: str, seconds: float) -> None:
+    def listen(kind: str, *_: object) -> None:
         counted[0] += 1
 
     undo = jit.compilation_events(listen)

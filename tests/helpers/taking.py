@@ -94,7 +94,7 @@ LOSS = [
 @contextlib.contextmanager
 def compiling() -> Iterator[list[str]]:
     found: list[str] = []
-    undo = jit.compilation_events(lambda kind, _: found.append(kind))
+    undo = jit.compilation_events(lambda kind, *_: found.append(kind))
     try:
         yield found
     finally:

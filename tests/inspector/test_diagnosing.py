@@ -34,7 +34,16 @@ def diagnosing(monkeypatch, diagnose, keep=lambda message: None, notice=print):
     monkeypatch.setattr("nnx_inspector.inspector.diagnosing.diagnose", lambda recording: diagnose())
     view = types.SimpleNamespace(keep=keep)
     closing = contextlib.ExitStack()
-    core = types.SimpleNamespace(view=view, notice=notice, recording=None, closing=closing)
+    meter = types.SimpleNamespace(compilations=types.SimpleNamespace(all=list))
+    core = types.SimpleNamespace(
+        view=view,
+        notice=notice,
+        recording=None,
+        closing=closing,
+        meter=meter,
+        step=0,
+        looping=False,
+    )
     return Diagnosing(core, types.SimpleNamespace(take_up=lambda: None))
 
 

@@ -375,7 +375,7 @@ def test_the_size_of_a_chunk_changes_nothing(chunk):
 def compiles(model, **kwargs):
     events = []
     sweep(model, loss_fn, X, progress=False, **kwargs)  # small programs of jax itself
-    undo = jit.compilation_events(lambda kind, _: events.append(kind))
+    undo = jit.compilation_events(lambda kind, *_: events.append(kind))
     try:
         frame = sweep(model, loss_fn, X, progress=False, **kwargs)
     finally:

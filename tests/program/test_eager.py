@@ -185,7 +185,7 @@ def _sample(model, rngs, n, *, noise):
 
 def test_a_sampler_records_each_token_and_compiles_one():
     counted = []
-    undo = jit.compilation_events(lambda kind, _: counted.append(kind))
+    undo = jit.compilation_events(lambda kind, *_: counted.append(kind))
     try:
         counts = []
         for n in (3, 3, 9):

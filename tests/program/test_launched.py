@@ -31,7 +31,7 @@ def scaled(x: Any, owner: str) -> Any:
 def counting(found: list[int]) -> Iterator[None]:
     """Within it, compilations are counted."""
     events: list[str] = []
-    undo = jit.compilation_events(lambda kind, _: events.append(kind))
+    undo = jit.compilation_events(lambda kind, *_: events.append(kind))
     try:
         yield
     finally:

@@ -456,7 +456,7 @@ def test_an_eager_call_compiles_nothing_the_second_time(look):
     for strength in (0.5, 0.25):
         with region(strength):
             model(x)
-    undo = jit.compilation_events(lambda kind, _: events.append(kind))
+    undo = jit.compilation_events(lambda kind, *_: events.append(kind))
     try:
         for strength in (0.75, 1.5):
             with region(strength):

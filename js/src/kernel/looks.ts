@@ -1,4 +1,4 @@
-// The parameters, units and code of the selected site, requested on demand.
+// The parameters, units and code of the selected site, and what was compiled, requested on demand.
 // Invariants: at most one request of each kind is under way, and the newest one follows it; an answer
 // for a site that is no longer wanted is ignored; the longer the kernel took, the longer the next
 // request waits, so that watching does not hold up a loop.
@@ -6,10 +6,10 @@ import { signal, type Signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import type { Kernel } from "./bridge";
 import { decodeParameters, decodeUnits, type ParametersData, type UnitsData } from "./decode";
-import type { Code, Look, Parameters, UnitFigures } from "./protocol";
+import type { Code, Compilations, Look, Parameters, UnitFigures } from "./protocol";
 
 type What = Look["what"];
-type Answer = Parameters | UnitFigures | Code;
+type Answer = Parameters | UnitFigures | Code | Compilations;
 
 interface Seen<T> {
   readonly site: string;
@@ -36,6 +36,7 @@ export class Looks {
   readonly parameters = signal<Seen<ParametersData> | null>(null);
   readonly units = signal<Seen<UnitsData> | null>(null);
   readonly code = signal<Seen<Code> | null>(null);
+  readonly compilations = signal<Seen<Compilations> | null>(null);
 
   private readonly wishes = new Map<What, Wish>();
 
@@ -71,6 +72,8 @@ export class Looks {
       this.parameters.value = { site: message.site, data: decodeParameters(message, buffer), error: "" };
     } else if (message.type === "units") {
       this.units.value = { site: message.site, data: decodeUnits(message, buffer), error: "" };
+    } else if (message.type === "compilations") {
+      this.compilations.value = { site: message.site, data: message, error: "" };
     } else {
       this.code.value = { site: message.site, data: message, error: "" };
     }

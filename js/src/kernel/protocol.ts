@@ -411,6 +411,30 @@ export interface UnitFigures {
   readonly behind: string;
 }
 
+/** One compilation of a function of the user, with its lines; see `Compilation`. `step` is None outside a loop. */
+export interface CompilationRow {
+  readonly function: string;
+  readonly defined: string;
+  readonly called: string;
+  readonly seconds: number;
+  readonly step: number | null;
+  readonly why: string;
+}
+
+/** What was compiled since the inspector was made, for a `Look`. Buffer: none. The rows are of functions of the user, newest first, `more` were left out. `operations` are those outside a jitted function, and `inspector` those that the inspector made for itself: how many, and their seconds. */
+export interface Compilations {
+  readonly type: "compilations";
+  readonly version: number;
+  readonly id: number;
+  readonly site: string;
+  readonly rows: readonly CompilationRow[];
+  readonly more: number;
+  readonly operations: number;
+  readonly operation_seconds: number;
+  readonly inspector: number;
+  readonly inspector_seconds: number;
+}
+
 /** Lines of a file from `first` on; `line` is the line of a call, in `function`. */
 export interface Excerpt {
   readonly file: string;
@@ -827,11 +851,11 @@ export interface SetMask {
   readonly columns: number;
 }
 
-/** Browser to kernel: send the present parameters, units or code of a site. They come before the reply, with the number of this request. Units are those along `axis`. */
+/** Browser to kernel: send the present parameters, units or code of a site, or what was compiled (of no site). They come before the reply, with the number of this request. Units are those along `axis`. */
 export interface Look {
   readonly type: "look";
   readonly id: number;
-  readonly what: "parameters" | "units" | "code";
+  readonly what: "parameters" | "units" | "code" | "compilations";
   readonly site: string;
   readonly axis: number;
 }
@@ -958,7 +982,7 @@ export interface StopStudy {
   readonly id: number;
 }
 
-export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | Parameters | UnitFigures | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Curves | Passes | State | Findings | Reply | Arrays | Values;
+export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | Parameters | UnitFigures | Compilations | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Curves | Passes | State | Findings | Reply | Arrays | Values;
 
 export type ToKernel = Hello | Ack | Select | ChooseExample | Perturb | Adjust | Remove | SwitchAll | SetEvery | MeasureNext | ShowNnx | SwitchMode | SetMask | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
 
@@ -999,6 +1023,8 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Parameter: { path: "str", array: "str", bytes: "int" },
   Parameters: { version: "int", id: "int", site: "str", parameters: "Parameter[]", more: "int", why: "str" },
   UnitFigures: { version: "int", id: "int", site: "str", each: "int", source: "str", units: "int", more: "int", why: "str", axis: "int", axes: "str[]", behind: "str" },
+  CompilationRow: { function: "str", defined: "str", called: "str", seconds: "float", step: "int?", why: "str" },
+  Compilations: { version: "int", id: "int", site: "str", rows: "CompilationRow[]", more: "int", operations: "int", operation_seconds: "float", inspector: "int", inspector_seconds: "float" },
   Excerpt: { file: "str", function: "str", first: "int", line: "int", text: "str" },
   Code: { version: "int", id: "int", site: "str", kind: "str", documentation: "str", excerpts: "Excerpt[]", sown: "str[]", why: "str" },
   SweepRow: { site: "str", loss_change: "float?", output_change: "float?", kl: "float?", top1_changed: "float?", why_not: "str" },
@@ -1036,7 +1062,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   ShowNnx: { id: "int", site: "str" },
   SwitchMode: { id: "int", module: "str", name: "str", value: "bool?" },
   SetMask: { id: "int", perturbation: "int?", site: "str", units: "int", mask: "str", axis: "int", columns: "int" },
-  Look: { id: "int", what: "parameters|units|code", site: "str", axis: "int" },
+  Look: { id: "int", what: "parameters|units|code|compilations", site: "str", axis: "int" },
   StartSweep: { id: "int", sites: "str", kind: "str", strength: "float?", at: "output|input" },
   StopSweep: { id: "int" },
   ShowPass: { id: "int", number: "int", site: "str" },
@@ -1053,7 +1079,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
 };
 
 /** The struct of every message type. */
-export const TO_BROWSER: Readonly<Record<string, string>> = { other: "Other", compared: "Compared", weights: "Weights", flow: "Flow", layout_library: "LayoutLibrary", inputs: "Inputs", positions: "Positions", nnx: "Nnx", parameters: "Parameters", units: "UnitFigures", code: "Code", sweep: "Sweep", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples", layout: "Layout", frame: "Frame", history: "History", curves: "Curves", passes: "Passes", state: "State", findings: "Findings", reply: "Reply", arrays: "Arrays", values: "Values" };
+export const TO_BROWSER: Readonly<Record<string, string>> = { other: "Other", compared: "Compared", weights: "Weights", flow: "Flow", layout_library: "LayoutLibrary", inputs: "Inputs", positions: "Positions", nnx: "Nnx", parameters: "Parameters", units: "UnitFigures", compilations: "Compilations", code: "Code", sweep: "Sweep", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples", layout: "Layout", frame: "Frame", history: "History", curves: "Curves", passes: "Passes", state: "State", findings: "Findings", reply: "Reply", arrays: "Arrays", values: "Values" };
 
 /** The struct of every message type. */
 export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", choose_example: "ChooseExample", perturb: "Perturb", adjust: "Adjust", remove: "Remove", switch_all: "SwitchAll", set_every: "SetEvery", measure_next: "MeasureNext", show_nnx: "ShowNnx", switch_mode: "SwitchMode", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_pass: "ShowPass", compare: "Compare", show_values: "ShowValues", read_values: "ReadValues", show_flow: "ShowFlow", show_operations: "ShowOperations", get_layout_library: "GetLayoutLibrary", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };

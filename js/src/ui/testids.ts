@@ -78,6 +78,7 @@ export const ids = {
   pause: "nni-pause",
   cost: "nni-cost",
   compilations: "nni-compilations",
+  compiled: "nni-compiled",
   trainingPerturbed: "nni-training-perturbed",
   notice: "nni-notice",
   time: "nni-time",

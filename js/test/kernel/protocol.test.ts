@@ -146,7 +146,7 @@ describe("messages that do not fit", () => {
 
   it("counts the bytes of a buffer of another length", () => {
     const [header, buffer] = units(4);
-    expect(() => decodeUnits({ ...header, units: 5 }, buffer)).toThrow("The buffer of units has 224 bytes, 280 were expected.");
+    expect(() => decodeUnits({ ...header, units: 5 }, buffer)).toThrow("The buffer of units has 256 bytes, 320 were expected.");
     expect(() => decodeParameters({ type: "parameters", version: VERSION, id: 1, site: "", parameters: [{ path: "a", array: "", bytes: 32 }], more: 0, why: "" }, undefined)).toThrow(
       "0 bytes, 120 were expected",
     );

@@ -56,6 +56,36 @@ class UnitFigures(Shown, type="units"):
     behind: str = ""
 
 
+class CompilationRow(Struct):
+    """One compilation of a function of the user, with its lines; see `Compilation`. `step` is None
+    outside a loop.
+    """
+
+    function: str
+    defined: str
+    called: str
+    seconds: float
+    step: int | None
+    why: str
+
+
+class Compilations(Shown, type="compilations"):
+    """What was compiled since the inspector was made, for a `Look`. Buffer: none. The rows are of
+    functions of the user, newest first, `more` were left out. `operations` are those outside a
+    jitted function, and `inspector` those that the inspector made for itself: how many, and their
+    seconds.
+    """
+
+    id: int
+    site: str
+    rows: tuple[CompilationRow, ...]
+    more: int
+    operations: int
+    operation_seconds: float
+    inspector: int
+    inspector_seconds: float
+
+
 class Excerpt(Struct):
     """Lines of a file from `first` on; `line` is the line of a call, in `function`."""
 

@@ -111,11 +111,12 @@ class SetMask(Request, type="set_mask"):
 
 
 class Look(Request, type="look"):
-    """Browser to kernel: send the present parameters, units or code of a site. They come before the
-    reply, with the number of this request. Units are those along `axis`.
+    """Browser to kernel: send the present parameters, units or code of a site, or what was compiled
+    (of no site). They come before the reply, with the number of this request. Units are those along
+    `axis`.
     """
 
-    what: Literal["parameters", "units", "code"]
+    what: Literal["parameters", "units", "code", "compilations"]
     site: str
     axis: int = -1
 

@@ -59,7 +59,7 @@ def test_a_scalar_is_told_as_it_was_and_is():
 def test_copies_are_our_own_bounded_and_compile_nothing(monkeypatch):
     variables = [nnx.Param(jnp.full((10,), float(i))) for i in range(4)]
     compiled = []
-    undo = jit.compilation_events(lambda kind, _: compiled.append(kind))
+    undo = jit.compilation_events(lambda kind, *_: compiled.append(kind))
     monkeypatch.setattr(looks, "MOST_BYTES", 100)
     look = look_at([(v, v.get_raw_value()) for v in variables], 7)
     undo()

@@ -47,7 +47,7 @@ def loss_fn(model, x):
 def counted():
     """Counts traces and compilations."""
     events: Counter[str] = Counter()
-    undo = jit.compilation_events(lambda kind, _: events.update([kind]))
+    undo = jit.compilation_events(lambda kind, *_: events.update([kind]))
     yield events
     undo()
 

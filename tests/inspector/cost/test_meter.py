@@ -11,8 +11,8 @@ from flax import nnx
 from held import Held
 
 import nnx_inspector as nni
+from nnx_inspector.inspector.cost.meter import Meter
 from nnx_inspector.inspector.loops import PATIENCE
-from nnx_inspector.inspector.metrics import Meter
 from nnx_inspector.live.session import Session, StepEnd
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import CREDITS, SHORTEST, InspectorWidget
@@ -104,7 +104,7 @@ def test_states_are_fewer_than_frames_unless_something_is_done(sent, monkeypatch
 
 @pytest.fixture
 def meter():
-    meter = Meter()
+    meter = Meter(lambda: None)
     meter.loop_begins()
     yield meter
     meter.close()
@@ -116,13 +116,13 @@ def steps(meter, monkeypatch):
     as the loop's measured steps and the steps before them are.
     """
     now = [0.0]
-    monkeypatch.setattr("nnx_inspector.inspector.metrics.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("nnx_inspector.inspector.cost.meter.time.perf_counter", lambda: now[0])
 
     def run(*, seconds, compiles=0, **of):
         for one in seconds:
             now[0] += one
             meter.step_begins()
-            meter.compilations += compiles
+            meter.compilations.count += compiles
             meter.step_ends(one, **of)
             if of["measured"]:
                 meter.pass_edge(None)
@@ -153,7 +153,7 @@ def test_steps_of_another_loop_and_steps_that_compile_are_left_out(meter, steps)
     assert meter.compared == (None, 2.0), "each step is measured"
     steps(seconds=[40.0], measured=False, perturbed=False, compiles=1)
     assert meter.compared == (None, 2.0)
-    meter.compilations += 5  # between two steps: a pass for the screen, in the time of these
+    meter.compilations.count += 5  # between two steps: a pass for the screen, in the time of these
     steps(seconds=[1.0], measured=False, perturbed=False)
     assert (meter.compared, meter.rate) == ((None, 2.0), 4 / 7)
     steps(seconds=[1.0], measured=False, perturbed=False)

@@ -1,0 +1,110 @@
+"""The time that inspection takes: of measured steps and plain ones, and of each first thing.
+
+Invariant: an unknown figure is None. Does not know the widget.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from nnx_inspector.background import weakly
+from nnx_inspector.inspector.cost.compilations import Compilations
+from nnx_inspector.live.clock import RECENT, Clock, Edge
+
+
+class Meter:
+    """The cost of inspection: compilations, and the recent seconds of measured and unmeasured
+    steps.
+
+    A step with a compilation is not typical and is not counted. Unperturbed steps of a loop are
+    compared with unperturbed ones, and perturbed steps with perturbed ones.
+
+    Args:
+        step: gives the step of the loop that runs now; None if none does.
+
+    Attributes:
+        compilations: each of them, and why.
+        waited: how long the user waited for each first thing; see `protocol.Cost`.
+        errors: the number of steps whose time could not be taken.
+    """
+
+    def __init__(self, step: Callable[[], int | None]) -> None:
+        self.errors = 0
+        self.clock = Clock(weakly(self._not_taken))
+        self._kinds: set[tuple[bool, bool]] = set()
+        self._steps = self._compiled_by_edge = 0
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._compiled_before = 0
+        self.compilations = Compilations(step)
+        self.waited: dict[str, float] = {}
+
+    def loop_begins(self) -> None:
+        """Begin a loop, whose steps may differ from those of the loop before."""
+        self.clock = Clock(weakly(self._not_taken))
+        self._begin_span()
+        self._recent.clear()
+
+    def step_begins(self) -> None:
+        self._compiled_before = self.compilations.count
+
+    def step_ends(self, seconds: float, *, measured: bool, perturbed: bool) -> None:
+        """End a step that took the user's thread so many seconds."""
+        if measured:
+            self.waited.setdefault("step_seconds", seconds)
+        if self.compilations.count == self._compiled_before:
+            self._recent.append(seconds)
+        self._steps += 1
+        self._kinds.add((measured, perturbed))
+
+    def pass_edge(self, ended: Callable[[], object] | None) -> None:
+        """Time the steps since the last edge, by the end of this one on the device; see `Edge`."""
+        typical = len(self._kinds) == 1 and self.compilations.count == self._compiled_by_edge
+        kind = next(iter(self._kinds)) if typical else None
+        self.clock.pass_edge(Edge(time.perf_counter(), ended, self._steps, kind))
+        self._begin_span()
+
+    def _begin_span(self) -> None:
+        self._kinds, self._steps = set(), 0
+        self._compiled_by_edge = self.compilations.count
+
+    def _not_taken(self, _: Exception) -> None:
+        self.errors += 1
+
+    @property
+    def cost(self) -> dict[str, Any]:
+        """The fields of `protocol.Cost` that are measured here."""
+        plain, measured = self.compared
+        return {
+            "plain_seconds": plain,
+            "inspected_seconds": measured,
+            "compilations": self.compilations.count,
+            **self.waited,
+        }
+
+    @property
+    def compared(self) -> tuple[float | None, float | None]:
+        """Median seconds of recent unmeasured steps, and of measured ones like them."""
+        for perturbed in (False, True):
+            plain, measured = (self._median(kind, perturbed) for kind in (False, True))
+            if plain is not None and measured is not None:
+                return plain, measured
+        measured = [self._median(True, perturbed) for perturbed in (False, True)]
+        if any(not kind for kind, _ in list(self.clock.seconds)):
+            return None, None  # there are plain steps, but none like a measured one
+        return None, next((seconds for seconds in measured if seconds is not None), None)
+
+    def _median(self, measured: bool, perturbed: bool) -> float | None:
+        seconds = self.clock.seconds.get((measured, perturbed))
+        return statistics.median(seconds) if seconds else None
+
+    @property
+    def rate(self) -> float | None:
+        return 1 / max(1e-9, statistics.fmean(self._recent)) if self._recent else None
+
+    def close(self) -> None:
+        self.clock.close()
+        self.compilations.close()
