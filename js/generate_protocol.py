@@ -248,11 +248,13 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
     both = p.ComparedRow(
         site="conv", quantity="output", where="both", total_variation=0.75, quantile_distance=1.5,
         constant=False, mean_difference=-0.25, std_difference=0.5, rms_difference=None, nan=0, nan_pinned=3,
+        shapes="00ff" * p.SPARK,
     )  # fmt: skip
     constant = dataclasses.replace(both, quantity="gradient", quantile_distance=None, constant=True)
     gone = p.ComparedRow(
         site="conv/old", quantity="output", where="pinned", total_variation=None, quantile_distance=None,
         constant=False, mean_difference=None, std_difference=None, rms_difference=None, nan=None, nan_pinned=0,
+        shapes="",
     )  # fmt: skip
     weights = (
         p.WeightRow(

@@ -74,6 +74,8 @@ export class Store implements Receiver {
   readonly looks: Looks;
   readonly masks: Masks;
   readonly sweep = signal<Sweep | null>(null);
+  /** What the next sweep does: the kind, its strengths, and whether only below the selected site. */
+  readonly sweepWish = signal<{ readonly kind: string; readonly strengths: Readonly<Record<string, number>>; readonly below: boolean }>({ kind: "", strengths: {}, below: false });
   readonly findings = signal<Findings | null>(null);
   /** The axis along which the units of a site are shown, once it was chosen. */
   readonly unitsAxis = signal({ site: "", axis: -1 });

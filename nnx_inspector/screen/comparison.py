@@ -11,6 +11,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from nnx_inspector.recordings.compare import Difference, differences, names_alike, pass_of_run
 from nnx_inspector.recordings.passes import Layout, Pass
 from nnx_inspector.recordings.recording import Recording
@@ -23,6 +25,7 @@ _WHERE = {"both": "both", "a": "pinned", "b": "here"}
 
 A_RECORD = "a record"
 """The name of a recording of one pass, which has no step."""
+_Summaries = Mapping[tuple[str, str], Summary]
 At = int | tuple[int | None, int | None] | None
 """A step of both runs, or one of each; None is the newest."""
 
@@ -50,12 +53,13 @@ def other_pass(of: Recording, step: int | None, *, sites: Collection[str]) -> Pa
 
 def compared(request: protocol.Compare, shown: Pass, pinned: Pass) -> protocol.Compared:
     """The comparison of two passes by site, the largest difference first."""
-    rows = differences(_summaries(pinned), _summaries(shown))
+    before, here = _summaries(pinned), _summaries(shown)
+    rows = differences(before, here)
     return protocol.Compared(
         id=request.id,
         number=shown.number,
         pinned=pinned.number,
-        rows=tuple(map(_row, rows[: protocol.MOST_ROWS])),
+        rows=tuple(_row(row, before, here) for row in rows[: protocol.MOST_ROWS]),
         total=len(rows),
     )
 
@@ -84,13 +88,32 @@ def _heights(change: Summary) -> str:
     return bytes(math.ceil(n * 255 / max(counts.max(), 1)) for n in counts.tolist()).hex()
 
 
-def _summaries(one: Pass) -> dict[tuple[str, str], Summary]:
+def _summaries(one: Pass) -> _Summaries:
     """The summaries of the quantities that the screen shows."""
     shown = protocol.QUANTITIES
     return {(site, q): summary for site, q, summary in one.items() if q in shown}
 
 
-def _row(row: Difference) -> ComparedRow:
+def _shapes(here: Summary, before: Summary) -> str:
+    """The linear histograms of two summaries, on an axis that holds both."""
+    fine = 8 * protocol.SPARK
+    both = [one.histogram(fine, scale="linear") for one in (here, before) if one.finite]
+    if not both:
+        return ""
+    ends = min(one.edges[0] for one in both), max(one.edges[-1] for one in both)
+    axis = np.linspace(*ends, protocol.SPARK + 1)
+    heights = np.zeros((2, protocol.SPARK))
+    for i, one in enumerate((here, before)):
+        if one.finite:
+            edges, counts = one.histogram(fine, scale="linear")
+            below = np.concatenate([[0.0], np.cumsum(counts)]) / counts.sum()
+            heights[i] = np.diff(np.interp(axis, edges, below))
+    return np.ceil(heights * (255 / heights.max())).astype(np.uint8).tobytes().hex()
+
+
+def _row(row: Difference, before: _Summaries, here: _Summaries) -> ComparedRow:
+    key = row.site, row.quantity
+    both = row.where == "both" and not math.isnan(row.total_variation)
     return ComparedRow(
         site=row.site,
         quantity=row.quantity,
@@ -103,4 +126,5 @@ def _row(row: Difference) -> ComparedRow:
         rms_difference=protocol.finite(row.rms_difference),
         nan=row.nan_b,
         nan_pinned=row.nan_a,
+        shapes=_shapes(here[key], before[key]) if both else "",
     )

@@ -25,3 +25,15 @@ function outline(heights: Uint8Array, width: number, height: number): string {
   for (let i = 0; i < SPARK; i++) path += `V${(low - (heights[i] / 255) * (low - 1)).toFixed(1)}H${(i + 1) * step}`;
   return `${path}V${low}Z`;
 }
+
+/** Two histograms on one axis, from the heights of both in hexadecimal: filled, and as an outline. */
+export function Shapes({ hex, tone }: { hex: string; tone: string }) {
+  if (hex.length !== 4 * SPARK) return <span />;
+  const heights = Uint8Array.from({ length: 2 * SPARK }, (_, i) => parseInt(hex.slice(2 * i, 2 * i + 2), 16) || 0);
+  return (
+    <svg class="nni-shapes" viewBox="0 0 96 20" preserveAspectRatio="none" aria-hidden="true">
+      <path class={`nni-bar-${tone}`} d={outline(heights.subarray(0, SPARK), 96, 20)} />
+      <path class="nni-behind" d={outline(heights.subarray(SPARK), 96, 20)} />
+    </svg>
+  );
+}

@@ -1,16 +1,20 @@
-// The pass on screen against the pinned one, or against another run: sites by difference, largest
-// first, each with a link. Invariants: a figure is never shown without its two passes; sites that
-// are unknown, or in only one of the two, are described in words and come last.
+// The pass on screen against the pinned one, or against another run: a key that names both, the
+// histograms of the selected site, and all sites by difference, largest first, each with a link.
+// Invariants: a figure is never shown without its two passes; sites that are unknown, or in only one of
+// the two, are described in words and come last.
 import { useEffect, useState } from "preact/hooks";
+import { Shapes } from "../charts/Sparkline";
+import { Card } from "../distributions/Card";
+import { useMeasured } from "../distributions/measured";
 import { OTHER, type Compared, type ComparedRow, type Quantity } from "../kernel/protocol";
+import { WORDS } from "../kernel/quantities";
 import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
 import { otherName, pinnedName } from "../time/names";
-import { Choice } from "../ui/Choice";
-import { WeightsRanking } from "./WeightsRanking";
 import { count, exact, percent, real, signed } from "../ui/format";
-import { WORDS } from "../kernel/quantities";
+import { Pick } from "../ui/Pick";
 import { ids } from "../ui/testids";
+import { WeightsRanking } from "./WeightsRanking";
 
 const SHOWN = 40;
 type Measure = "total_variation" | "quantile_distance";
@@ -19,7 +23,30 @@ const MEASURES: Readonly<Record<Measure, string>> = {
   quantile_distance: "Distance between quantiles (Wasserstein distance of order 1), in standard deviations",
 };
 
-export function ComparePanel({ store }: { store: Store }) {
+const word = (one: string): string => (one === "output" ? "activations" : (WORDS[one as Quantity] ?? one));
+const quantitiesOf = (result: Compared | null): string[] => [...new Set(result?.rows.map((row) => row.quantity))];
+
+/** What is ranked, and with what it is compared. */
+export function CompareOptions({ store }: { store: Store }) {
+  const { compare, timeline } = store;
+  const other = compare.other.value;
+  const quantities = quantitiesOf(compare.result.value);
+  const chosen = quantities.includes(compare.quantity.value) ? compare.quantity.value : quantities[0];
+  return (
+    <>
+      {other && timeline.pinned.value?.header.number !== OTHER && (
+        <button type="button" class="nni-button" title={`Compare with ${otherName(store)}`} data-testid={ids.compareOther} onClick={() => timeline.pinOther()}>
+          Compare with {otherName(store)}
+        </button>
+      )}
+      {timeline.pinned.value && chosen !== undefined && quantities.length > 1 && (
+        <Pick label="Quantity to compare" testid={ids.compareQuantity} value={chosen} options={quantities} word={word} choose={(one) => (compare.quantity.value = one)} />
+      )}
+    </>
+  );
+}
+
+export function ComparePanel({ store, index }: { store: Store; index: number }) {
   const { compare, timeline } = store;
   const pinned = timeline.pinned.value?.header.number;
   const number = store.frame.value?.header.number;
@@ -33,29 +60,26 @@ export function ComparePanel({ store }: { store: Store }) {
     if (wanted) compare.ask(false);
   }, [pinned, number, wanted, compare.busy.value]);
   return (
-    <section class="nni-section" aria-label="Compare">
-      <div class="nni-heading">
-        <h4>What differs</h4>
-        <span class="nni-faint nni-small nni-hint">two passes, site by site</span>
-        <span class="nni-grow" />
-        <Bring store={store} />
-      </div>
+    <section class="nni-compare" aria-label="Compare">
       {pinned === undefined ? <HowTo store={store} /> : <Which store={store} result={fits ? result : null} isNow={isNow} />}
       {compare.error.value && pinned !== undefined && <p class="nni-bad">{compare.error.value}</p>}
+      {pinned !== undefined && <Both store={store} index={index} />}
       {fits && <Ranking result={result} store={store} />}
       {compare.weights.value && <WeightsRanking weights={compare.weights.value} store={store} />}
     </section>
   );
 }
 
-/** Pins the other run again if something else is pinned. */
-function Bring({ store }: { store: Store }) {
-  const other = store.compare.other.value;
-  if (!other || store.timeline.pinned.value?.header.number === OTHER) return null;
+/** The histograms of the selected site, of both passes. */
+function Both({ store, index }: { store: Store; index: number }) {
+  const measured = useMeasured(store, index).filter((one) => one.before && [one.figures, one.before.figures].some((figures) => figures && figures("size") > 0));
+  const site = store.selected.value ?? "";
   return (
-    <button type="button" class="nni-button" data-testid={ids.compareOther} onClick={() => store.timeline.pinOther()}>
-      Compare with {otherName(store)}
-    </button>
+    <div class="nni-cards nni-two">
+      {measured.map((one) => (
+        <Card key={one.name} of={one} axis={store.axis.value} site={site} nothing={(sent) => (sent ? "No finite value." : "Comes with the next frame.")} />
+      ))}
+    </div>
   );
 }
 
@@ -83,16 +107,24 @@ function Which({ store, result, isNow }: { store: Store; result: Compared | null
   const step = result ? passes.indexOf(result.number) : -1;
   const on = step >= 0 && passes.perturbed(step) ? ", perturbed" : "";
   return (
-    <p class="nni-compare-which" role="status" data-testid={ids.compareState} data-state={compare.busy.value ? "busy" : isNow ? "now" : "before"}>
+    <p class="nni-key" role="status" data-testid={ids.compareState} data-state={compare.busy.value ? "busy" : isNow ? "now" : "before"}>
       {same ? (
         <span>The pass on screen is the pinned one. Go to another pass, or let the run go on.</span>
       ) : compare.busy.value && !result ? (
         <span>comparing …</span>
       ) : (
-        <span>
-          {isNow ? `step ${count(frame.value?.header.step)}, on screen${on},` : step >= 0 ? `step ${count(passes.step(step))}${on}` : "a pass that is gone"} against{" "}
-          <b>{pinnedName(store)}</b>
-        </span>
+        <>
+          <span>
+            <i class="nni-key-now" aria-hidden="true" />
+            <b>{isNow ? `step ${count(frame.value?.header.step)}` : step >= 0 ? `step ${count(passes.step(step))}` : "a pass that is gone"}</b>
+            {isNow ? ", on screen" : ""}
+            {on}
+          </span>
+          <span>
+            <i class="nni-key-before" aria-hidden="true" />
+            <b>◇ {pinnedName(store)}</b>, pinned
+          </span>
+        </>
       )}
       {!same && !isNow && !compare.busy.value && (
         <button type="button" class="nni-button" data-testid={ids.compareAgain} onClick={() => compare.ask()}>
@@ -104,36 +136,27 @@ function Which({ store, result, isNow }: { store: Store; result: Compared | null
 }
 
 function Ranking({ result, store }: { result: Compared; store: Store }) {
-  const quantities = [...new Set(result.rows.map((row) => row.quantity))];
-  const [wish, setQuantity] = useState("output");
   const [measure, setMeasure] = useState<Measure>("total_variation");
   const [all, showAll] = useState(false);
+  const quantities = quantitiesOf(result);
+  const wish = store.compare.quantity.value;
   const quantity = quantities.includes(wish) ? wish : quantities[0];
   const ranked = rank(
     result.rows.filter((row) => row.quantity === quantity),
     measure,
   );
   const shown = all ? ranked : ranked.slice(0, SHOWN);
-  const word = (one: string): string => `${WORDS[one as Quantity] ?? one}s`;
   if (ranked.length === 0) return <p class="nni-faint">Neither pass measured anything.</p>;
   return (
     <>
-      <div class="nni-compare-head">
-        <span>
-          {quantities.length > 1 && (
-            <Choice
-              label="Quantity to compare"
-              testid={ids.compareQuantity}
-              value={word(quantity!)}
-              options={quantities.map(word)}
-              choose={(chosen) => setQuantity(quantities.find((one) => word(one) === chosen)!)}
-            />
-          )}
-        </span>
-        <Head measure="total_variation" chosen={measure} choose={setMeasure} text="total variation" />
+      <div class="nni-bars-head nni-compared">
+        <span>largest first</span>
+        <span />
+        <span />
+        <Head measure="total_variation" chosen={measure} choose={setMeasure} text="changed" />
         <Head measure="quantile_distance" chosen={measure} choose={setMeasure} text="distance" />
       </div>
-      <ol class="nni-bars nni-compare" aria-label={`Sites by ${measure === "total_variation" ? "total variation" : "distance"}, largest first`}>
+      <ol class="nni-bars" aria-label={`Sites by ${measure === "total_variation" ? "total variation" : "distance"}, largest first`}>
         {shown.map((row) => (
           <Row key={row.site} row={row} store={store} />
         ))}
@@ -143,9 +166,10 @@ function Ranking({ result, store }: { result: Compared; store: Store }) {
           Show all {count(ranked.length)}
         </button>
       )}
-      {result.total > result.rows.length && (
-        <p class="nni-faint nni-small">The {count(result.rows.length)} largest of {count(result.total)}; all are in the frame of insp.compare.</p>
-      )}
+      <p class="nni-faint nni-small nni-notes">
+        changed: share of the values that are distributed differently. distance: of the quantiles, in standard deviations.
+        {result.total > result.rows.length && ` The ${count(result.rows.length)} largest of ${count(result.total)}; all are in the frame of insp.compare.`}
+      </p>
     </>
   );
 }
@@ -175,11 +199,11 @@ function Row({ row, store }: { row: ComparedRow; store: Store }) {
   const why = whyNot(row, store);
   const nan = (row.nan ?? 0) !== (row.nan_pinned ?? 0) ? `${count(row.nan)} NaN here, ${count(row.nan_pinned)} there` : "";
   return (
-    <li data-testid={ids.compareRow} data-site={row.site} data-value={exact(row.total_variation)} data-distance={exact(row.quantile_distance)} title={told(row)}>
+    <li class="nni-compared" data-testid={ids.compareRow} data-site={row.site} data-value={exact(row.total_variation)} data-distance={exact(row.quantile_distance)} aria-current={selected ? "true" : undefined} title={told(row)}>
       {key === undefined ? (
         <span class="nni-site">{label(row.site)}</span>
       ) : (
-        <button type="button" class="nni-link nni-site" aria-current={selected || undefined} title={label(row.site)} onClick={() => store.select(key)}>
+        <button type="button" class="nni-link nni-site" title={label(row.site)} onClick={() => store.select(key)}>
           {label(row.site)}
         </button>
       )}
@@ -189,8 +213,9 @@ function Row({ row, store }: { row: ComparedRow; store: Store }) {
         </span>
       ) : (
         <>
+          <Shapes hex={row.shapes} tone={row.quantity} />
           <span class={`nni-compare-bar nni-q-${row.quantity}`} aria-hidden="true">
-            <span style={{ transform: `scaleX(${row.total_variation ?? 0})` }} />
+            <i style={{ width: `${100 * (row.total_variation ?? 0)}%` }} />
           </span>
           <span>{percent(row.total_variation)}</span>
           <span class={nan ? "nni-bad" : undefined} title={nan || undefined}>

@@ -21,6 +21,8 @@ export class CompareState {
   readonly weights = signal<Weights | null>(null);
   readonly busy = signal(false);
   readonly error = signal("");
+  /** The quantity that is ranked. */
+  readonly quantity = signal("output");
   private brought = 0;
   private asked = "";
 

@@ -3,7 +3,7 @@
 // tabs pattern (arrows, Home, End).
 import type { FunctionComponent } from "preact";
 import { CodePanel } from "../code/CodePanel";
-import { ComparePanel } from "../compare/ComparePanel";
+import { CompareOptions, ComparePanel } from "../compare/ComparePanel";
 import { Flow } from "../flow/Flow";
 import { Examples } from "../inputs/Examples";
 import type { Site } from "../kernel/protocol";
@@ -12,7 +12,7 @@ import type { Store } from "../store";
 import { AttributionPanel } from "../studies/AttributionPanel";
 import { ExamplesPanel } from "../studies/ExamplesPanel";
 import { LensPanel } from "../studies/LensPanel";
-import { SweepPanel } from "../sweep/SweepPanel";
+import { SweepOptions, SweepPanel } from "../sweep/SweepPanel";
 import { ids } from "../ui/testids";
 import { UnitsPanel } from "../units/UnitsPanel";
 import { ValuesPanel } from "../values/Values";
@@ -57,8 +57,8 @@ const ALL: readonly Panel[] = [
   { name: "flow", title: "Flow", View: Flow },
   { name: "code", title: "Code", View: CodePanel },
   { name: "nnx", title: "NNX", View: NnxPanel },
-  { name: "sweep", title: "Sweep", View: SweepPanel },
-  { name: "compare", title: "Compare", View: ComparePanel },
+  { name: "sweep", title: "Sweep", View: SweepPanel, Options: SweepOptions },
+  { name: "compare", title: "Compare", View: ComparePanel, Options: CompareOptions },
 ];
 
 /** The least height in pixels of the selected module in a narrow view. */

@@ -1,21 +1,19 @@
 // The panel "Distributions": a card for the activations, the gradient and a parameter of the selected
 // site, and the figures of all of them. Invariant: the key above the cards says what the filled and the
 // dashed histograms are, and is there as long as something is compared.
-import { useCallback, useMemo, useState } from "preact/hooks";
+import { useCallback, useState } from "preact/hooks";
 import { AXES } from "../charts/axis";
 import { Waiting } from "../header/Waiting";
-import { histogramKey, statistic, type FrameData } from "../kernel/decode";
-import { useLook } from "../kernel/looks";
-import type { Site, Statistic } from "../kernel/protocol";
+import type { Site } from "../kernel/protocol";
 import type { Store } from "../store";
 import { pinnedName } from "../time/names";
 import { count } from "../ui/format";
 import { More } from "../ui/More";
 import { Choice } from "../ui/Choice";
 import { Pick } from "../ui/Pick";
-import { EACH } from "../kernel/quantities";
 import { ids } from "../ui/testids";
-import { Card, type Distribution, type Figures } from "./Card";
+import { Card, type Distribution } from "./Card";
+import { useMeasured, useParameters } from "./measured";
 import { Numbers } from "./Numbers";
 import { useSteps } from "./steps";
 
@@ -24,8 +22,6 @@ interface Props {
   readonly site: Site;
   readonly index: number;
 }
-
-const TITLES = { output: "activations", gradient: "gradient" } as const;
 
 export function DistributionsOptions({ store }: Props) {
   return (
@@ -108,48 +104,6 @@ function Key({ store, before }: { store: Store; before: string }) {
 function reason(of: Distribution, sent: boolean): string {
   if (!of.figures || Number.isNaN(of.figures("size"))) return `No ${of.title} ${of.name === "output" ? "were" : "was"} measured here.`;
   return sent ? "No finite value." : "Comes with the next frame.";
-}
-
-/** What was measured of the selected site in the pass on screen. */
-function useMeasured(store: Store, index: number): readonly Distribution[] {
-  const [frame, pinned, histories] = [store.frame.value, store.timeline.pinned.value, store.histories.value];
-  return useMemo(() => {
-    const of = (one: FrameData, q: number): Figures => (name: Statistic) => statistic(one, index, q, name);
-    return EACH.map(({ quantity, index: q }) => {
-      const history = histories.get(q);
-      const here = history?.header.site === index && history.header.steps > 0 ? history : undefined;
-      return {
-        name: quantity,
-        title: TITLES[quantity],
-        tone: quantity,
-        figures: frame && of(frame, q),
-        pairs: frame?.histograms.get(histogramKey(index, q)),
-        before: pinned ? { figures: of(pinned, q), pairs: pinned.histograms.get(histogramKey(index, q)) } : undefined,
-        history: here,
-      } satisfies Distribution;
-    });
-  }, [frame, pinned, histories, index]);
-}
-
-/** The present values of the parameters, the largest first. */
-function useParameters(store: Store, site: Site): readonly Distribution[] {
-  const none = site.parameters === 0 || store.missing.value.has("parameters") || site.single;
-  useLook(store.looks, "parameters", site.key, store.frame.value?.header.seq, -1, !none);
-  const seen = store.looks.parameters.value;
-  const list = !none && seen?.site === site.key ? seen.data?.list : undefined;
-  return useMemo(
-    () =>
-      [...(list ?? [])].sort((a, b) => b.figures.size - a.figures.size).map(({ path, array, figures, pairs }) => ({
-        name: path,
-        path,
-        title: path.startsWith(`${site.key}/`) ? path.slice(site.key.length + 1) : path,
-        hint: `${path}, ${array}`,
-        tone: "weight",
-        figures: (name: Statistic) => figures[name],
-        pairs,
-      })),
-    [list, site.key],
-  );
 }
 
 /** What the figures leave out, and why something is not there. */

@@ -617,6 +617,7 @@ export interface ComparedRow {
   readonly rms_difference: number | null;
   readonly nan: number | null;
   readonly nan_pinned: number | null;
+  readonly shapes: string;
 }
 
 /** Two passes, site by site, in answer to the Compare with this id. Buffer: none. `number` is the pass on screen and `pinned` the pass that it is compared with, by their numbers in the recording (or OTHER). `rows` are the first MOST_ROWS of `total`, largest difference first. */
@@ -1038,7 +1039,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   ExciteRow: { which: "most|least|random", rank: "int", example: "int", place: "int[]", value: "float?", words: "str[]", at: "int" },
   UnitExamples: { version: "int", running: "bool", error: "str", source: "str", batch: "int", stopped: "bool", done: "int", total: "int", site: "str", axis: "int", unit: "int", units: "int", count: "int", nan: "int", constant: "bool", notes: "str[]", extent: "int[]", rows: "ExciteRow[]", pictures: "Pictures?" },
   Other: { version: "int", name: "str", step: "int?", number: "int" },
-  ComparedRow: { site: "str", quantity: "str", where: "both|here|pinned", total_variation: "float?", quantile_distance: "float?", constant: "bool", mean_difference: "float?", std_difference: "float?", rms_difference: "float?", nan: "int?", nan_pinned: "int?" },
+  ComparedRow: { site: "str", quantity: "str", where: "both|here|pinned", total_variation: "float?", quantile_distance: "float?", constant: "bool", mean_difference: "float?", std_difference: "float?", rms_difference: "float?", nan: "int?", nan_pinned: "int?", shapes: "str" },
   Compared: { version: "int", id: "int", number: "int", pinned: "int", rows: "ComparedRow[]", total: "int" },
   WeightRow: { parameter: "str", array: "str", where: "both|here|pinned", distance: "float?", relative_change: "float?", total_variation: "float?", change: "str" },
   Weights: { version: "int", name: "str", rows: "WeightRow[]", total: "int" },

@@ -1,164 +1,159 @@
-// The sweep: each site perturbed alone, with ranked bars of the effects, each with a link to its site.
-// Invariants: nothing runs before Start is pressed, and only one sweep runs at a time; the length of
-// a bar is the figure's size, and a text has its sign; a site that could not be measured says why.
+// The sweep: each site perturbed alone. First one sentence that says what was found, then the ranked bars
+// of the effects, each with a link to its site.
+// Invariants: nothing runs before Start is pressed, and only one sweep runs at a time; a rise is a solid
+// bar to the right of zero, a fall a hatched one to the left, and a text has its sign; a site that could
+// not be measured says why, and what is left out is said below.
 import { useState } from "preact/hooks";
 import { OFFERS, type Site, type Sweep, type SweepRow } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
 import { Refusal } from "../studies/Parts";
-import { Choice } from "../ui/Choice";
-import { NOT_MEASURED, count, exact, percent, real, signed } from "../ui/format";
+import { NOT_MEASURED, count, exact, real } from "../ui/format";
+import { Pick } from "../ui/Pick";
 import { ids } from "../ui/testids";
+import { Lead } from "./Lead";
+import { MEASURES, rank, wholeLeftOut, type Measure } from "./measures";
 
 const KINDS = OFFERS.filter((offer) => offer.group === "value");
-const MEASURES = {
-  loss_change: ["loss", "Change of the loss", signed],
-  output_change: ["output", "Relative norm of the change of the output", percent],
-  kl: ["KL", "KL(clean || perturbed) of the predictions, in nats", real],
-  top1_changed: ["top-1", "Share of the predictions that changed", percent],
-} as const;
-type Measure = keyof typeof MEASURES;
+const PLACES = ["all sites", "those in this one"] as const;
 const SHOWN = 40;
+/** The least share of the bars' room on either side of zero, if there are bars on it. */
+const SIDE = 0.24;
 
-export function SweepPanel({ store, site }: { store: Store; site: Site }) {
-  const sweep = store.sweep.value;
-  return (
-    <section class="nni-section" aria-label="Sweep">
-      <div class="nni-heading">
-        <h4>What each site is for</h4>
-        <span class="nni-faint nni-small nni-hint">each is perturbed alone, in a copy of the model</span>
-      </div>
-      {store.replay.value === "" ? (
-        <Start store={store} site={site} running={sweep?.running ?? false} />
-      ) : (
-        !sweep && <p class="nni-faint">This page was saved without a sweep.</p>
-      )}
-      <Refusal store={store} what="sweep" />
-      {sweep && <Progress sweep={sweep} store={store} />}
-      {sweep && sweep.rows.length > 0 && <Bars sweep={sweep} store={store} />}
-    </section>
-  );
+interface Props {
+  store: Store;
+  site: Site;
 }
 
-function Start({ store, site, running }: { store: Store; site: Site; running: boolean }) {
-  const [kind, setKind] = useState("");
-  const [strengths, setStrengths] = useState<Readonly<Record<string, number>>>({});
-  const [below, setBelow] = useState(false);
+/** What a sweep does, and the button that starts it. */
+export function SweepOptions({ store, site }: Props) {
+  const wish = store.sweepWish.value;
+  if (store.replay.value !== "") return null;
+  const change = (more: Partial<typeof wish>): void => void (store.sweepWish.value = { ...wish, ...more });
+  const { kind } = wish;
   const offer = KINDS.find((one) => one.kind === kind);
-  const strength = !offer || offer.strength === null ? null : (strengths[kind] ?? (kind === "Scale" ? 0.5 : offer.strength));
+  const strength = !offer || offer.strength === null ? null : (wish.strengths[kind] ?? (kind === "Scale" ? 0.5 : offer.strength));
   const wrong = offer && strength !== null && offer.least !== null && strength < offer.least;
-  const inside = below && site.key !== "";
-  const sites = inside ? `${site.key}/**` : "**";
+  const inside = wish.below && site.key !== "";
+  const running = store.sweep.value?.running ?? false;
   return (
     <form
-      class="nni-sweep-form"
+      class="nni-options"
       noValidate
       aria-label="Start a sweep"
       onSubmit={(event) => {
         event.preventDefault();
-        if (!running && !wrong) store.startSweep(sites, kind, strength);
+        if (!running && !wrong) store.startSweep(inside ? `${site.key}/**` : "**", kind, strength);
       }}
     >
-      <label>
-        Perturb
-        <select value={kind} data-testid={ids.sweepKind} onChange={(event) => setKind(event.currentTarget.value)}>
-          <option value="">Zero, or Mean in a chain</option>
-          {KINDS.map((one) => (
-            <option key={one.kind} value={one.kind}>
-              {one.kind}
-            </option>
-          ))}
-        </select>
-      </label>
+      <Pick label="Perturb each by" testid={ids.sweepKind} value={kind} options={["", ...KINDS.map((one) => one.kind)]} word={(one) => one || "Zero, or Mean"} choose={(chosen) => change({ kind: chosen })} />
       {strength !== null && (
-        <label>
-          {offer!.strength_name}
-          <input
-            type="number"
-            step="any"
-            class="nni-sweep-number"
-            value={strength}
-            onInput={(event) => {
-              const value = Number(event.currentTarget.value);
-              if (event.currentTarget.value !== "" && Number.isFinite(value)) setStrengths({ ...strengths, [kind]: value });
-            }}
-          />
-        </label>
-      )}
-      <span class="nni-sweep-at">
-        at
-        <Choice
-          label="Which sites"
-          testid={ids.sweepSites}
-          value={inside ? "those in this one" : "all sites"}
-          options={["all sites", "those in this one"]}
-          choose={(chosen) => setBelow(chosen !== "all sites")}
+        <input
+          type="number"
+          step="any"
+          class="nni-sweep-number"
+          aria-label={offer!.strength_name}
+          title={offer!.strength_name}
+          value={strength}
+          onInput={(event) => {
+            const value = Number(event.currentTarget.value);
+            if (event.currentTarget.value !== "" && Number.isFinite(value)) change({ strengths: { ...wish.strengths, [kind]: value } });
+          }}
         />
-      </span>
+      )}
+      <Pick label="Which sites" testid={ids.sweepSites} value={inside ? PLACES[1] : PLACES[0]} options={site.key === "" ? PLACES.slice(0, 1) : PLACES} choose={(chosen) => change({ below: chosen === PLACES[1] })} />
       {running ? (
         <button type="button" class="nni-button" data-testid={ids.sweepStop} onClick={() => store.stopSweep()}>
           Stop
         </button>
       ) : (
         <button type="submit" class="nni-button" disabled={wrong} data-testid={ids.sweepStart}>
-          Start
+          {store.sweep.value ? "Run again" : "Start"}
         </button>
       )}
     </form>
   );
 }
 
-function Progress({ sweep, store }: { sweep: Sweep; store: Store }) {
-  const { running, done, total, error } = sweep;
-  const what = `${sweep.perturbation} at ${sweep.sites}, on ${sweep.source}`;
+export function SweepPanel({ store }: Props) {
+  const sweep = store.sweep.value;
+  const [chosen, choose] = useState<Measure>("loss_change");
+  const there = (Object.keys(MEASURES) as Measure[]).filter((name) => sweep?.measures.includes(name));
+  const measure = there.includes(chosen) ? chosen : there[0];
   return (
-    <div class="nni-sweep-now" data-testid={ids.sweep} data-value={done} data-state={running ? "running" : error ? "failed" : sweep.stopped ? "stopped" : "done"}>
-      <progress max={Math.max(total, 1)} value={running && done === 0 ? undefined : done} aria-label="Progress of the sweep" />
-      <span role="status" class={error ? "nni-bad" : undefined}>
-        {error
-          ? error
-          : running
-            ? done === 0
-              ? "compiling one program for all sites …"
-              : `${count(done)} of ${count(total)}`
-            : `${sweep.stopped ? "stopped: " : ""}${count(sweep.measured)} of ${count(total)} sites`}
-      </span>
-      <span class="nni-faint nni-small" title={what}>
-        {what}
-      </span>
-      {sweep.loss !== null && <span class="nni-faint nni-small">clean loss {real(sweep.loss)}</span>}
-      {error && store.state.value?.progress.running && <span class="nni-faint nni-small">A training is running.</span>}
-    </div>
+    <section class="nni-sweep" aria-label="Sweep">
+      <Refusal store={store} what="sweep" />
+      {!sweep && (
+        <p class="nni-faint">
+          {store.replay.value === "" ? "What is each site for? Start perturbs one after another, each alone, in a copy of the model, and ranks them by what that changes." : "This page was saved without a sweep."}
+        </p>
+      )}
+      {sweep && measure && sweep.rows.length > 0 && <Lead sweep={sweep} measure={measure} />}
+      {sweep && sweep.rows.length > 0 && measure && <Bars sweep={sweep} store={store} measure={measure} measures={there} choose={choose} />}
+      {sweep && <Below sweep={sweep} store={store} />}
+    </section>
   );
 }
 
-function Bars({ sweep, store }: { sweep: Sweep; store: Store }) {
-  const there = (Object.keys(MEASURES) as Measure[]).filter((name) => sweep.measures.includes(name));
-  const [chosen, choose] = useState<Measure>(there[0]);
+/** How far it is, or what it was of, and what is left out. */
+function Below({ sweep, store }: { sweep: Sweep; store: Store }) {
+  const { running, done, total, error } = sweep;
+  const state = running ? "running" : error ? "failed" : sweep.stopped ? "stopped" : "done";
+  return (
+    <p class="nni-sweep-now nni-small" role="status" data-testid={ids.sweep} data-value={done} data-state={state}>
+      {running && <progress max={Math.max(total, 1)} value={done === 0 ? undefined : done} aria-label="Progress of the sweep" />}
+      {error ? (
+        <span class="nni-bad">{error}</span>
+      ) : running ? (
+        <span>{done === 0 ? "compiling one program for all sites …" : `${count(done)} of ${count(total)} sites`}</span>
+      ) : (
+        <span class="nni-faint">
+          {sweep.stopped ? "Stopped: " : ""}
+          {count(sweep.measured)} of {count(total)} sites, {sweep.perturbation} at {sweep.sites}, on {sweep.source}
+          {sweep.loss === null ? "" : `, clean loss ${real(sweep.loss)}`}.{wholeLeftOut(sweep) ? " The whole model is left out: zeros there are no model." : ""}
+        </span>
+      )}
+      {error && store.state.value?.progress.running && <span class="nni-faint"> A training is running.</span>}
+    </p>
+  );
+}
+
+interface BarsProps {
+  sweep: Sweep;
+  store: Store;
+  measure: Measure;
+  measures: readonly Measure[];
+  choose: (measure: Measure) => void;
+}
+
+function Bars({ sweep, store, measure, measures, choose }: BarsProps) {
   const [all, showAll] = useState(false);
-  const measure = there.includes(chosen) ? chosen : there[0];
-  const ranked = rank(sweep.rows, measure);
-  const largest = Math.max(...ranked.map((row) => Math.abs(row[measure] ?? 0)), 0);
+  const ranked = rank(sweep, measure);
+  const values = ranked.map((row) => row[measure] ?? 0);
+  let [low, high] = [Math.min(...values, 0), Math.max(...values, 0)];
+  if (low < 0) low = Math.min(low, (-SIDE / (1 - SIDE)) * high);
+  if (low < 0 && high > 0) high = Math.max(high, (-SIDE / (1 - SIDE)) * low);
+  const zero = high > low ? -low / (high - low) : 0;
   const shown = all ? ranked : ranked.slice(0, SHOWN);
-  const words = Object.fromEntries(there.map((name) => [MEASURES[name][0], name]));
+  const { unit, title } = MEASURES[measure];
+  const how = /^nni\.Zero\(\)$/.test(sweep.perturbation) ? "set to zero, alone" : "perturbed alone";
   return (
     <>
-      <div class="nni-heading">
-        <span class="nni-faint nni-small">{MEASURES[measure][1]}, largest first</span>
-        <span class="nni-grow" />
-        {there.length > 1 && (
-          <Choice
-            label="Ranked by"
-            testid={ids.sweepMeasure}
-            value={MEASURES[measure][0] as string}
-            options={Object.keys(words)}
-            choose={(word) => choose(words[word])}
-          />
+      <div class="nni-bars-head" style={{ "--zero": `${100 * zero}%` }}>
+        <span>{how}</span>
+        <span class="nni-zero" aria-hidden="true">
+          {low < 0 && <span>{unit} falls ◂</span>}
+          {high > 0 && <span>{measure === "loss_change" ? `▸ ${unit} rises` : title}</span>}
+        </span>
+        {measures.length > 1 ? (
+          <Pick label="Ranked by" testid={ids.sweepMeasure} value={measure} options={measures} word={(one) => MEASURES[one].word} choose={choose} />
+        ) : (
+          <span>change</span>
         )}
       </div>
-      <ol class="nni-bars" aria-label={`Sites by ${MEASURES[measure][1]}, largest first`}>
+      <ol class="nni-bars" style={{ "--zero": `${100 * zero}%` }} aria-label={`Sites by ${title}, largest first`}>
         {shown.map((row) => (
-          <Bar key={row.site} row={row} measure={measure} largest={largest} store={store} />
+          <Bar key={row.site} row={row} measure={measure} span={high - low} store={store} />
         ))}
       </ol>
       {ranked.length > shown.length && (
@@ -173,29 +168,23 @@ function Bars({ sweep, store }: { sweep: Sweep; store: Store }) {
   );
 }
 
-/** Sites that are not finite first, then the largest; sites without a figure last. */
-function rank(rows: readonly SweepRow[], measure: Measure): SweepRow[] {
-  const size = (row: SweepRow): number => (row.why_not ? -1 : row[measure] === null ? Infinity : Math.abs(row[measure]));
-  return [...rows].sort((a, b) => size(b) - size(a) || 0);
-}
-
 interface BarProps {
   row: SweepRow;
   measure: Measure;
-  largest: number;
+  span: number;
   store: Store;
 }
 
-function Bar({ row, measure, largest, store }: BarProps) {
+function Bar({ row, measure, span, store }: BarProps) {
   const sites = store.sites.value;
   const key = sites ? rowOf(sites, row.site) : undefined;
   const value = row[measure];
-  const show = MEASURES[measure][2];
-  const share = value === null || largest === 0 ? 0 : Math.abs(value) / largest;
+  const { show } = MEASURES[measure];
+  const share = value === null || span === 0 ? 0 : Math.abs(value) / span;
   return (
-    <li data-testid={ids.sweepRow} data-site={row.site} data-value={exact(value)}>
+    <li data-testid={ids.sweepRow} data-site={row.site} data-value={exact(value)} aria-current={key !== undefined && key === store.selected.value ? "true" : undefined}>
       {key === undefined ? (
-        <span class="nni-site">{label(row.site)}</span>
+        <span class="nni-site" title={label(row.site)}>{label(row.site)}</span>
       ) : (
         <button type="button" class="nni-link nni-site" title={label(row.site)} onClick={() => store.select(key)}>
           {label(row.site)}
@@ -207,8 +196,8 @@ function Bar({ row, measure, largest, store }: BarProps) {
         </span>
       ) : (
         <>
-          <span class="nni-sweep-bar" aria-hidden="true">
-            <span style={{ transform: `scaleX(${share})` }} />
+          <span class="nni-zero-bar" aria-hidden="true">
+            <i data-falls={(value ?? 0) < 0 ? "" : undefined} style={{ width: `${100 * share}%` }} />
           </span>
           <span class={value === null ? "nni-bad" : undefined}>
             {value === null ? (isAlways(measure) ? "not finite" : NOT_MEASURED) : value === 0 ? "no change" : show(value)}

@@ -18,7 +18,7 @@ const click = async (id: string): Promise<void> => {
 function row(site: string, total_variation: number | null, more: Partial<ComparedRow> = {}): ComparedRow {
   return {
     site, quantity: "output", where: "both", total_variation, quantile_distance: total_variation, constant: false,
-    mean_difference: 0.5, std_difference: -0.5, rms_difference: 0, nan: 0, nan_pinned: 0, ...more,
+    mean_difference: 0.5, std_difference: -0.5, rms_difference: 0, nan: 0, nan_pinned: 0, shapes: "", ...more,
   }; // prettier-ignore
 }
 
@@ -61,7 +61,7 @@ it("compares with a pinned pass of the same run once there is another one", asyn
   await settle();
   expect(asked()).toMatchObject([{ number: 2, pinned: 1 }]);
   await answer([row("head", 0.5)]);
-  expect(view.find(ids.compareState)!.textContent).toBe("step 5, on screen, perturbed, against step 1");
+  expect(view.find(ids.compareState)!.textContent).toBe("step 5, on screen, perturbed◇ step 1, pinned");
 });
 
 it("pins another run when it comes, shows the panel, and ranks", async () => {
@@ -84,7 +84,9 @@ it("pins another run when it comes, shows the panel, and ranks", async () => {
   ]); // prettier-ignore
   await click(ids.compareBy("quantile_distance"));
   expect(rows()).toEqual(["head", "blocks/1", "blocks/0", "", "blocks/9"]);
-  view.find(ids.compareQuantity)!.querySelectorAll("button")[1]!.click();
+  const quantity = view.find(ids.compareQuantity) as HTMLSelectElement;
+  quantity.value = "gradient";
+  quantity.dispatchEvent(new Event("change", { bubbles: true }));
   await settle();
   expect(rows()).toEqual(["head"]);
   view.find(ids.compareRow)!.querySelector("button")!.click();
@@ -98,7 +100,7 @@ it("keeps a ranking while the run goes on, says of which step, and renews it whe
   view.stream.emit(...frame(2, { number: 2, step: 7 }));
   await settle();
   expect(asked()).toHaveLength(1);
-  expect(view.find(ids.compareState)!.textContent).toContain("step 1 against run.nni, step 40");
+  expect(view.find(ids.compareState)!.textContent).toBe("step 1◇ run.nni, step 40, pinnedCompare the pass on screen");
   await click(ids.compareAgain);
   expect(asked().at(-1)).toMatchObject({ number: 2, pinned: OTHER });
 });

@@ -36,11 +36,53 @@ it("runs a sweep, stops it, and ranks what it found by what is chosen", async ()
   const ranked = (): unknown[] => all(ids.sweepRow).map((row) => [row.dataset["site"], row.dataset["value"]]);
   expect(ranked()).toEqual([["head", "-2"], ["blocks/1", "0"], [HOSTILE, ""]]);
   expect(all(ids.sweepRow).map((row) => row.lastElementChild!.textContent)).toEqual(["−2", "no change", HOSTILE]);
-  [...find(ids.sweepMeasure)!.querySelectorAll("button")].find((b) => b.textContent === "output")!.click();
+  const measure = find(ids.sweepMeasure) as HTMLSelectElement;
+  measure.value = "output_change";
+  measure.dispatchEvent(new Event("change", { bubbles: true }));
   await settle();
   expect(ranked()).toEqual([["blocks/1", "0.4"], ["head", "0.1"], [HOSTILE, ""]]);
   all(ids.sweepRow)[1].querySelector("button")!.click();
   await settle();
   expect(find(ids.selected)?.dataset["value"]).toBe("head");
   expect(el.querySelectorAll("img, script")).toHaveLength(0);
+});
+
+const one = (site: string, loss_change: number | null, more: Partial<Sweep["rows"][number]> = {}): Sweep["rows"][number] => ({ site, loss_change, output_change: 0.1, kl: null, top1_changed: null, why_not: "", ...more });
+
+it("says first which site matters most, from where to where, and without which the loss falls", async () => {
+  find(ids.tab("sweep"))!.click();
+  const lead = async (rows: Sweep["rows"], more: Partial<Sweep> = {}): Promise<string | null | undefined> => {
+    stream.emit(swept({ rows, measured: rows.length, total: rows.length, ...more }));
+    await settle();
+    return find(ids.detail)!.querySelector(".nni-lead")?.textContent;
+  };
+  expect(await lead([one("head", 1.5), one("blocks/0", -0.25), one("blocks/1", -0.125)])).toBe("head matters most: without it the loss rises from 0.5 to 2. Without blocks/0 or blocks/1 it falls.");
+  expect(await lead([one("head", -0.25), one("blocks/0", 0.125)])).toBe("head matters most: without it the loss falls from 0.5 to 0.25. ");
+  expect(await lead([one("head", null), one("blocks/0", 0.125)])).toContain("head matters most: without it the loss is not finite.");
+  expect(await lead([one("head", 0), one("blocks/0", 0)])).toBe("No site changes the loss.");
+  expect(await lead([one("head", 1.5)], { perturbation: "nni.Scale(0.5)" })).toContain("with nni.Scale(0.5) there the loss rises");
+  expect(await lead([one("head", 1.5, { why_not: "cannot be perturbed" })])).toBeUndefined();
+});
+
+it("draws a rise to the right of zero and a fall to its left", async () => {
+  find(ids.tab("sweep"))!.click();
+  stream.emit(swept({ rows: [one("head", 1.5), one("blocks/0", -0.5)] }));
+  await settle();
+  const bars = all(ids.sweepRow).map((row) => row.querySelector<HTMLElement>(".nni-zero-bar i")!);
+  expect(bars.map((bar) => bar.hasAttribute("data-falls"))).toEqual([false, true]);
+  expect(bars.map((bar) => parseFloat(bar.style.width))).toEqual([75, 25]);
+  expect(el.querySelector(".nni-bars-head")!.textContent).toContain("loss falls ◂▸ loss rises");
+});
+
+it("leaves the whole model out of a sweep of zeros, says so, and keeps it for other kinds", async () => {
+  find(ids.tab("sweep"))!.click();
+  const rows = [one("", 3), one("head", 1.5)];
+  stream.emit(swept({ rows, measured: 2, total: 2 }));
+  await settle();
+  expect(all(ids.sweepRow).map((row) => row.dataset["site"])).toEqual(["head"]);
+  expect(find(ids.sweep)!.textContent).toContain("The whole model is left out");
+  stream.emit(swept({ rows, measured: 2, total: 2, perturbation: "nni.Noise(0.5)" }));
+  await settle();
+  expect(all(ids.sweepRow).map((row) => row.dataset["site"])).toEqual(["", "head"]);
+  expect(find(ids.sweep)!.textContent).not.toContain("left out");
 });

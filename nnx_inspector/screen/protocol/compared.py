@@ -35,6 +35,7 @@ class ComparedRow(Struct):
     rms_difference: float | None
     nan: int | None
     nan_pinned: int | None
+    shapes: str
 
 
 class Compared(Shown, type="compared"):
