@@ -76,6 +76,8 @@ def typescript(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
     ]
     for name in (
         "QUANTITIES",
+        "PARAMETER_QUANTITIES",
+        "ROW_FIGURES",
         "STATISTICS",
         "HISTORY_QUANTILES",
         "UNIT_FIGURES",
@@ -171,8 +173,19 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         version=p.VERSION, seq=3, layout=1, step=7, perturbed=True,
         metrics={"loss": 0.25, "accuracy": float("nan")},
         histograms=tuple(p.Histogram(site=1, quantity=q, bytes=len(histograms[q])) for q in (0, 1)),
-        progress=progress, number=12, held=True,
+        parameters=(
+            p.FrameParameter(
+                path="blocks/0/kernel", name="kernel", update_ratio=0.001,
+                bytes=tuple(map(len, histograms)),
+            ),
+            p.FrameParameter(
+                path="blocks/0/<b>", name="<b>", update_ratio=None, bytes=(len(histograms[1]), -1)
+            ),
+        ),
+        more=3, progress=progress, number=12, held=True,
     )  # fmt: skip
+    of_parameters = ramp(2, len(p.PARAMETER_QUANTITIES), len(p.STATISTICS))
+    of_parameters[1, 1] = np.nan
     history = p.History(version=p.VERSION, layout=1, site=1, quantity=0, steps=2)
     curves = p.Curves(
         version=p.VERSION,
@@ -327,7 +340,19 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
     )  # fmt: skip
     return {
         "layout": (p.Layout(version=p.VERSION, layout=1, model="CNN", sites=(site, hostile)), None),
-        "frame": (frame, p.buffer_of(table, sparklines.astype(np.uint8), *histograms)),
+        "frame": (
+            frame,
+            p.buffer_of(
+                table, ramp(2, len(p.ROW_FIGURES)), of_parameters, sparklines.astype(np.uint8),
+                *histograms, *histograms, histograms[1],
+            ),
+        ),
+        "updates": (
+            p.Updates(
+                version=p.VERSION, layout=1, site=1, parameters=("blocks/0/kernel",), steps=2
+            ),
+            p.buffer_of(np.array([5.0, 7.0]), ramp(1, 2)),
+        ),
         "history": (
             history,
             p.buffer_of(

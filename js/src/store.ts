@@ -8,8 +8,8 @@ import { batch, computed, signal } from "@preact/signals";
 import { CompareState } from "./compare/state";
 import { FlowState } from "./flow/state";
 import { UNREACHABLE, type Kernel, type Receiver, type Update } from "./kernel/bridge";
-import { decodeCurves, decodeFrame, decodeHistory, sitesOf } from "./kernel/decode";
-import type { CurveData, FrameData, HistoryData } from "./kernel/decode";
+import { decodeCurves, decodeFrame, decodeHistory, decodeUpdates, parameterKey, sitesOf } from "./kernel/decode";
+import type { CurveData, FrameData, HistoryData, UpdatesData } from "./kernel/decode";
 import { InputsState } from "./inputs/state";
 import { Looks } from "./kernel/looks";
 import type { Findings, Layout, Notice, Perturb, Perturbation, Progress, State, Sweep } from "./kernel/protocol";
@@ -58,6 +58,9 @@ export class Store implements Receiver {
   readonly waiting = signal<readonly Wait[]>([]);
   readonly curves = signal<readonly CurveData[]>([]);
   readonly histories = signal<ReadonlyMap<number, HistoryData>>(new Map());
+  /** Those of the selected site's parameters, by `parameterKey`. */
+  readonly parameterHistories = signal<ReadonlyMap<string, HistoryData>>(new Map());
+  readonly updates = signal<UpdatesData | null>(null);
   readonly selected = signal<string | null>(null);
   readonly flow = new FlowState({ sites: () => this.sites.peek(), ask: (request, settle) => this.kernel.ask(request, settle) });
 
@@ -209,11 +212,14 @@ export class Store implements Receiver {
       }
       case "history": {
         if (message.layout !== this.sites.value?.id) return;
-        const next = new Map(this.histories.value);
-        next.set(message.quantity, decodeHistory(message, buffer));
-        this.histories.value = next;
+        const data = decodeHistory(message, buffer);
+        if (message.parameter === "") this.histories.value = new Map([...this.histories.value, [message.quantity, data]]);
+        else this.parameterHistories.value = new Map([...this.parameterHistories.value, [parameterKey(message.parameter, message.quantity), data]]);
         return;
       }
+      case "updates":
+        if (message.layout === this.sites.value?.id) this.updates.value = decodeUpdates(message, buffer);
+        return;
       case "arrays":
       case "values":
         return this.values.receive(message, buffer);
@@ -277,7 +283,7 @@ export class Store implements Receiver {
       if (this.sites.value?.id !== sites.id) {
         this.live = this.newest = this.asked = null;
         this.frame.value = null;
-        this.histories.value = new Map();
+        this.forgetHistories();
         if (!first) this.timeline.layoutChanged();
       }
       this.sites.value = sites;
@@ -466,7 +472,7 @@ export class Store implements Receiver {
 
   private show(key: string, reveal = true): void {
     batch(() => {
-      if (key !== this.selected.value) this.histories.value = new Map();
+      if (key !== this.selected.value) this.forgetHistories();
       this.selected.value = key;
       if (reveal) {
         this.openTo(key);
@@ -481,6 +487,12 @@ export class Store implements Receiver {
     if (!sites || index === undefined) return;
     const above = ancestors(sites, index).filter((k) => !this.tree.open.value.has(k));
     if (above.length > 0) this.tree.open.value = new Set([...this.tree.open.value, ...above]);
+  }
+
+  private forgetHistories(): void {
+    this.histories.value = new Map();
+    this.parameterHistories.value = new Map();
+    this.updates.value = null;
   }
 
   private setIntent(id: number, wish: Intent | null): void {

@@ -134,12 +134,14 @@ def passes_frame(
     ]
     heads = [(p.step, p.number, p.kind, p.perturbed, *key) for p, key, _ in chosen]
     figures = figures_of([blob for _, _, blob in chosen]).tolist()
-    rows = [(*head, *row) for head, row in zip(heads, figures, strict=True)]
+    ratios = [p.update_ratio(key[0]) if key[1] == "parameter" else np.nan for p, key, _ in chosen]
+    rows = [(*h, *row, ratio) for h, row, ratio in zip(heads, figures, ratios, strict=True)]
     quantiles = [f"q{round(100 * q):02d}" for q in HISTORY_QUANTILES]
-    names = ("step", "pass", "kind", "perturbed", "site", "quantity", *STATISTICS, *quantiles)
+    heads_of = "step", "pass", "kind", "perturbed", "site", "quantity"
+    names = (*heads_of, *STATISTICS, *quantiles, "update_ratio")
     types = dict.fromkeys(("step", "pass"), "int64") | {"perturbed": "bool"}
     types |= dict.fromkeys(_COUNTED, "Int64")
-    types |= {n: "float64" for n in (*STATISTICS, *quantiles) if n not in _COUNTED}
+    types |= {n: "float64" for n in names[6:] if n not in _COUNTED}
     frame: Any = pd.DataFrame(rows, columns=list(names))
     frame = frame.astype(types)
     frame.attrs["seams"] = list(seams)

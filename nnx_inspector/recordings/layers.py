@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -58,6 +58,32 @@ def leaf_of(key: str) -> tuple[str, str]:
     """
     found = _LEAF.fullmatch(key) if key.endswith(")") else None
     return (key, "") if found is None else (found[1], re.sub(r"\\(.)", r"\1", found[2]))
+
+
+def holder_of(path: str, sites: Container[str]) -> str | None:
+    """The site that holds a parameter itself: the nearest one above it, or of one layer of a stack,
+    the same layer of that; None if there is none.
+
+    Example:
+        >>> holder_of("blocks/0/up/kernel", ["", "blocks/0/up"]), holder_of("up/w[3]", ["up[3]"])
+        ('blocks/0/up', 'up[3]')
+    """
+    layer = layer_of(path)
+    if layer is None:
+        return next((site for site, _ in _above(path) if site in sites), None)
+    above = (layer_key(site, layer[1]) for site, _ in _above(layer[0]))
+    return next((site for site in above if site in sites), None)
+
+
+def name_below(path: str, site: str) -> str:
+    """The name of a parameter below the site that holds it.
+
+    Example:
+        >>> name_below("blocks/0/up/kernel", "blocks/0/up"), name_below("up/w[3]", "up[3]")
+        ('kernel', 'w')
+    """
+    path, site = ((layer_of(key) or (key,))[0] for key in (path, site))
+    return re.sub(r"\\(.)", r"\1", path[len(site) :].removeprefix("/"))
 
 
 def layer_key(site: str, layer: int) -> str:

@@ -100,10 +100,13 @@ def step_number(step: Any) -> int:
     return number
 
 
-Quantity = Literal["output", "gradient", "input"]
-"""What was measured at a site: its output, the gradient of its output, or its input."""
+Quantity = Literal["output", "gradient", "input", "parameter", "parameter_gradient"]
+"""What was measured at a site: its output, the gradient of its output, or its input; or, under the
+path of a parameter, its value when the pass began, or its gradient."""
 
 QUANTITIES: Final[tuple[str, ...]] = get_args(Quantity)
+PARAMETER_QUANTITIES: Final = ("parameter", "parameter_gradient")
+"""Those of parameters."""
 
 
 def check_site(site: str, sites: Sequence[str]) -> None:
@@ -202,6 +205,12 @@ class Pass:
         """The bytes of a summary."""
         at = self.layout.at.get((site, quantity))
         return None if at is None else self.packed.piece(at)
+
+    def update_ratio(self, path: str) -> float:
+        """The norm of the change that the step made to a parameter, divided by the norm of its
+        value before; NaN if no update was seen.
+        """
+        return float("nan") if self.figures is None else self.figures.parameter(path, "update")
 
     def has_values(self, site: str) -> bool:
         """Whether it measured the output of a site, and that has any values."""

@@ -27,6 +27,7 @@ from nnx_inspector.recordings.history import (
     table_frame,
 )
 from nnx_inspector.recordings.passes import (
+    PARAMETER_QUANTITIES,
     Layout,
     Mark,
     Measured,
@@ -89,6 +90,7 @@ class Recording(Saved):
         self._bytes = 0
         self._begun = 0  # how many passes a file says that it had
         self._sites: dict[str, None] = {}
+        self._parameters: dict[str, None] = {}
         self._layouts: dict[tuple[tuple[str, str], ...], Layout] = {}
         self._firsts: set[tuple[bool, str, str]] = set()
         self._curves = Curves(_POINTS_PER_PASS * max_steps, max_bytes // 4)
@@ -113,8 +115,8 @@ class Recording(Saved):
 
         Args:
             step: any integer. Several passes may have the same step; they stay in order.
-            summaries: site key -> "output", "gradient" or "input" -> Summary, in the order of
-                execution. Summaries with rows are merged; None marks a quantity not measured.
+            summaries: key -> quantity -> Summary, in the order of execution. Summaries with rows
+                are merged; None marks a quantity not measured.
             metrics: scalars of this step; see `add_metrics`.
             kind: where the pass came from, shown in the frame.
             perturbed: whether a perturbation was on.
@@ -123,7 +125,7 @@ class Recording(Saved):
             held: the ticket under which the pass was held; see `hold`.
 
         Raises:
-            ValueError: a quantity is not one of the three.
+            ValueError: there is no such quantity.
             TypeError: a summary holds tracers, or a metric or the step is not a number of its kind.
         """
         at, what = step_number(step), measured(summaries)  # without the lock: it may take long
@@ -187,7 +189,8 @@ class Recording(Saved):
         with self._lock:
             layout = item.layout
             if layout.keys not in self._layouts:
-                self._sites.update(dict.fromkeys(site for site, _ in layout.keys))
+                for key, what in layout.keys:
+                    (self._parameters if what in PARAMETER_QUANTITIES else self._sites)[key] = None
                 self._layouts[layout.keys] = layout
                 self._bytes += layout.nbytes
             self._firsts |= item.firsts
@@ -393,6 +396,11 @@ class Recording(Saved):
         with self._lock:
             return tuple(self._sites)
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The paths of all parameters that were measured."""
+        return tuple(self._parameters)
+
     def __len__(self) -> int:
         """The number of passes kept."""
         return len(self.passes)
@@ -414,8 +422,7 @@ class Recording(Saved):
         """The summary of one pass, the newest by default.
 
         Args:
-            site: a site key.
-            quantity: "output", "gradient" or "input".
+            site, quantity: a site key, or the path of a parameter, and what was measured there.
             index: the index of a pass, as in `steps`.
 
         Returns:
@@ -426,17 +433,12 @@ class Recording(Saved):
             IndexError: there is no such pass.
         """
         self._check(site, quantity)
-        passes = self.passes
-        if not -len(passes) <= index < len(passes):
+        if not -len(passes := self.passes) <= index < len(passes):
             raise IndexError(f"There is no pass {index} in a recording with {len(passes)} passes.")
         return passes[index].summary(site, quantity)
 
     def series(self, site: str, quantity: Quantity = "output") -> tuple[list[int], list[Summary]]:
-        """The steps and summaries of all passes that measured this, oldest first.
-
-        Raises:
-            KeyError: no pass ever had this site.
-        """
+        """The steps and summaries of all passes that measured this, oldest first."""
         steps, blobs = self._series(site, quantity)
         found = decoded(Packed.of(blobs))
         return steps, [found.summary(row) for row in range(len(steps))]
@@ -450,13 +452,11 @@ class Recording(Saved):
         no column.
 
         Args:
-            site: a site key.
-            quantity: "output", "gradient" or "input".
+            site, quantity: as for `summary`.
             columns: the most columns, at least 2. If there are more passes, this many are picked
                 evenly, including the first and the newest.
 
         Raises:
-            KeyError: no pass ever had this site.
             ValueError: `columns` is below 2.
         """
         steps, every = self._series(site, quantity)
@@ -469,7 +469,7 @@ class Recording(Saved):
 
     def _check(self, site: str, quantity: str) -> None:
         check_quantity(quantity, site)
-        check_site(site, self.sites)
+        check_site(site, (*self.sites, *self.parameters))
 
     def curves(self) -> dict[str, npt.NDArray[np.float64]]:
         """The metrics by name, each float64[n, 2]: step and value, in the order of arrival."""
@@ -482,11 +482,12 @@ class Recording(Saved):
             return self._curves.tallies()
 
     def to_frame(self, *, layers: bool = False) -> pd.DataFrame:
-        """A tidy pandas frame: a row for each pass, site (or array, `"cell(0.0)"`) and quantity.
+        """A tidy pandas frame: a row for each pass, site (array, parameter) and quantity.
 
         Columns: `step, pass, kind, perturbed, site, quantity`, statistics (counts as Int64; the
-        unknown is missing), and quantiles within 6.25 %, `q01, q05, q25, q50, q75, q95, q99`.
-        `attrs["seams"]` has the numbers (`pass`) with which a restarted run went on.
+        unknown is missing), quantiles within 6.25 %, `q01, q05, q25, q50, q75, q95, q99`, and of a
+        "parameter" `update_ratio`: the norm of the step's change divided by that of the value (NaN:
+        not seen). `attrs["seams"]` has the numbers (`pass`) with which a restarted run went on.
 
         Args:
             layers: whether to add rows for single layers of stacked modules (`"blocks[3]"`). The

@@ -6,16 +6,20 @@ their largest value, only the extremes are known. Knows no jax, no widget and no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from nnx_inspector.findings.finding import Finding
+from nnx_inspector.recordings.history import evenly
+from nnx_inspector.recordings.layers import holder_of, name_below
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.stats.encoding import HEAD_BYTES, decoded
+from nnx_inspector.stats.encoding import HEAD_BYTES, Packed, decoded
 from nnx_inspector.stats.table import figures_of, sparklines_of
 
 
@@ -40,14 +44,92 @@ def table_of(keys: Sequence[str], one: Pass | None) -> tuple[np.ndarray, np.ndar
     return table, sparks
 
 
+def parameters_of(keys: Sequence[str], paths: Iterable[str]) -> dict[int, list[str]]:
+    """The parameters that each row itself holds, by its number."""
+    rows, found = {key: i for i, key in enumerate(keys)}, dict[int, list[str]]()
+    for path in paths:
+        holder = holder_of(path, rows)
+        if holder is not None:
+            found.setdefault(rows[holder], []).append(path)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """What a pass has of the parameters of some rows.
+
+    Attributes:
+        of: the parameters that each row itself holds, by its number.
+        rows: `ROW_FIGURES` of each row, float64; NaN where there is nothing.
+    """
+
+    one: Pass
+    of: Mapping[int, Sequence[str]]
+    rows: np.ndarray
+
+    @staticmethod
+    def among(keys: Sequence[str], one: Pass) -> Weights:
+        paths = [key for key, quantity in one.keys if quantity == "parameter"]
+        of = parameters_of(keys, paths)
+        rows = np.full((len(keys), len(protocol.ROW_FIGURES)), np.nan)
+        sizes = [one.norms(quantity) for quantity in protocol.PARAMETER_QUANTITIES] if of else []
+        ratios = {path: one.update_ratio(path) for path in paths}
+        for row, mine in of.items():
+            seen = [ratios[path] for path in mine if not math.isnan(ratios[path])]
+            norms = ([of_all[path] for path in mine if path in of_all] for of_all in sizes)
+            rows[row] = max(seen, default=math.nan), *(_norm(some) for some in norms)
+        return Weights(one, of, rows)
+
+    def figures(self, row: int) -> np.ndarray:
+        """The statistics of the parameters of a row, float64 [parameter, quantity, statistic]."""
+        paths = self.of.get(row, ())[: protocol.MOST_PARAMETERS]
+        found = np.full((len(paths), *_OF_PARAMETER), np.nan)
+        for i, path in enumerate(paths):
+            for j, quantity in enumerate(protocol.PARAMETER_QUANTITIES):
+                piece = self.one.piece(path, quantity)
+                if piece is not None:
+                    found[i, j] = figures_of(decoded(Packed.of([piece])))[0]
+        return found
+
+    def headers(
+        self, row: int, site: str
+    ) -> tuple[tuple[protocol.FrameParameter, ...], list[bytes], int]:
+        """The headers of these parameters, the bytes of their histograms, and how many were left
+        out.
+        """
+        paths = self.of.get(row, ())
+        found: list[protocol.FrameParameter] = []
+        counts: list[bytes] = []
+        for path in paths[: protocol.MOST_PARAMETERS]:
+            pieces = [self.one.piece(path, q) for q in protocol.PARAMETER_QUANTITIES]
+            counts += [piece[HEAD_BYTES:] for piece in pieces if piece is not None]
+            found.append(
+                protocol.FrameParameter(
+                    path=path,
+                    name=name_below(path, site),
+                    update_ratio=protocol.finite(self.one.update_ratio(path)),
+                    bytes=tuple(-1 if x is None else len(x) - HEAD_BYTES for x in pieces),
+                )
+            )
+        return tuple(found), counts, len(paths) - len(found)
+
+
+_OF_PARAMETER = len(protocol.PARAMETER_QUANTITIES), len(protocol.STATISTICS)
+
+
+def _norm(norms: Sequence[float]) -> float:
+    return math.hypot(*norms) if norms else math.nan
+
+
 def frame_of(
     one: Pass, *, keys: Sequence[str], selected: str, metrics: Mapping[str, float], **header: Any
 ) -> tuple[protocol.Frame, bytes]:
-    """The frame of one pass, with full histograms for the selected site.
+    """The frame of one pass, with full histograms for the selected site and its parameters.
 
     `header` are the other fields of the frame's header.
     """
     table, sparks = table_of(keys, one)
+    weights = Weights.among(keys, one)
     headers: list[protocol.Histogram] = []
     counts: list[bytes] = []
     at = keys.index(selected) if selected in keys else -1
@@ -56,32 +138,60 @@ def frame_of(
         if piece is not None and not np.isnan(table[at, j, protocol.STATISTICS.index("size")]):
             counts.append(piece[HEAD_BYTES:])
             headers.append(protocol.Histogram(site=at, quantity=j, bytes=len(counts[-1])))
+    parameters, of_parameters, more = weights.headers(at, selected)
     frame = protocol.Frame(
         step=one.step,
         perturbed=one.perturbed,
         metrics={name: float(value) for name, value in metrics.items()},
         histograms=tuple(headers),
+        parameters=parameters,
+        more=more,
         number=one.number,
         **header,
     )
-    return frame, protocol.buffer_of(table, sparks, *counts)
+    parts = table, weights.rows, weights.figures(at), sparks
+    return frame, protocol.buffer_of(*parts, *counts, *of_parameters)
 
 
 def histories_of(
     recording: Recording, *, keys: Sequence[str], selected: str, layout: int, columns: int = 300
-) -> list[tuple[protocol.History, bytes]]:
-    """The selected site over the steps, in at most `columns` columns, for each quantity."""
-    out: list[tuple[protocol.History, bytes]] = []
-    if selected not in recording.sites or selected not in keys:
+) -> list[tuple[protocol.History | protocol.Updates, bytes]]:
+    """The selected site over the steps, in at most `columns` columns, for each quantity of it and
+    of its parameters.
+    """
+    out: list[tuple[protocol.History | protocol.Updates, bytes]] = []
+    if selected not in keys:
         return out
-    for j, quantity in enumerate(protocol.QUANTITIES):
+    for j, quantity in enumerate(protocol.QUANTITIES if selected in recording.sites else ()):
         arrays = recording.history(selected, quantity, columns=columns)  # type: ignore[arg-type]
         if len(arrays.steps):
             message = protocol.History(
                 layout=layout, site=list(keys).index(selected), quantity=j, steps=len(arrays.steps)
             )
             out.append((message, protocol.buffer_of(*arrays)))
-    return out
+    return [*out, *_histories_of_parameters(recording, keys, selected, layout, columns)]
+
+
+def _histories_of_parameters(
+    recording: Recording, keys: Sequence[str], selected: str, layout: int, columns: int
+) -> Iterator[tuple[protocol.History | protocol.Updates, bytes]]:
+    """The parameters of a site over the steps, and how far the steps moved them."""
+    at = list(keys).index(selected)
+    paths = parameters_of(keys, recording.parameters).get(at, [])[: protocol.MOST_PARAMETERS]
+    if not paths:
+        return
+    for path in paths:
+        for j, quantity in enumerate(protocol.PARAMETER_QUANTITIES):
+            arrays = recording.history(path, quantity, columns=columns)  # type: ignore[arg-type]
+            if len(arrays.steps):
+                of = {"layout": layout, "site": at, "quantity": j, "parameter": path}
+                message = protocol.History(steps=len(arrays.steps), **of)
+                yield message, protocol.buffer_of(*arrays)
+    passes = evenly([p for p in recording.passes if p.piece(paths[0], "parameter")], columns)
+    steps = np.array([p.step for p in passes], np.float64)
+    ratios = np.array([[p.update_ratio(path) for p in passes] for path in paths])
+    updates = protocol.Updates(layout=layout, site=at, parameters=tuple(paths), steps=len(steps))
+    yield updates, protocol.buffer_of(steps, np.where(np.isfinite(ratios), ratios, np.nan))
 
 
 def curves_of(recording: Recording, *, points: int = 600) -> tuple[protocol.Curves, bytes]:

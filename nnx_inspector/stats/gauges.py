@@ -80,13 +80,17 @@ commonest id; this id (NaN below 0); how many ids there are, and how many positi
 COUNTED: Final = ("nan", "infinite")
 """How many of all elements of a parameter are NaN, and how many are infinite. Older recordings lack
 them."""
+OF_UPDATE: Final = ("update",)
+"""The norm of the change that the step made, relative to that of the value before: Inf if only that
+was 0, NaN if no update was seen. Older recordings lack it."""
 PARAMETER_FIGURES: Final = (
     "norm", "gradient", "graded", "change", "same", "decay", *OF_LOOP, *OF_IDS, *COUNTED,
+    *OF_UPDATE,
 )  # fmt: skip
 """What a pass keeps of a parameter: root mean square of the sample; the gradient's norm and nonzero
 share; root mean square of the change since the pass before, relative to the former value (NaN
 if that was 0); 1 if no bit changed; 1 if the change is the value times one factor; `OF_LOOP`,
-`OF_IDS`, `COUNTED`."""
+`OF_IDS`, `COUNTED`, `OF_UPDATE`."""
 
 IDS: Final = "(ids of) "
 """What comes before the path of an embedding's parameter for `OF_IDS`."""
@@ -324,7 +328,7 @@ def part_larger(values: npt.NDArray[np.float64], still: npt.NDArray[np.bool_]) -
 def all_parameter_figures(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Figures of parameters as a recording keeps them; older recordings lack the last ones."""
     missing = len(PARAMETER_FIGURES) - rows.shape[1]
-    if not 0 < missing <= len(OF_LOOP) + len(OF_IDS) + len(COUNTED):
+    if not 0 < missing <= len(OF_LOOP) + len(OF_IDS) + len(COUNTED) + len(OF_UPDATE):
         return rows
     return np.pad(rows, ((0, 0), (0, missing)), constant_values=np.nan)
 

@@ -68,6 +68,24 @@ class Unpacked:
         sparks = self.numbers(self.index["sparklines"]).reshape(sites, 2, count, -1)[:, :, at]
         return table, sparks
 
+    def rows(self, at: int, sites: int) -> np.ndarray:
+        return self.numbers(self.index["rows"]).reshape(sites, 3, -1)[..., at]
+
+    def parameters(self, row: int, at: int) -> list[tuple[dict[str, Any], np.ndarray, list[Any]]]:
+        """The header of each parameter of a row in a pass, its figures and its histograms."""
+        count, before = len(self.index["frames"]), 2 * len(self.index["detailed"])
+        figures = self.numbers(self.index["figures"]).reshape(-1, 2, 11, count)
+        ratios = self.numbers(self.index["ratios"]).reshape(-1, count)
+        found = list[tuple[dict[str, Any], np.ndarray, list[Any]]]()
+        for i, one in enumerate(self.index["parameters"]):
+            counts = [self.histogram(before + 2 * i + q, at) for q in range(2)]
+            if one["site"] == row and counts[0] is not None:
+                ratio = float(ratios[i, at]) if np.isfinite(ratios[i, at]) else None
+                header = {"path": one["path"], "name": one["name"], "update_ratio": ratio}
+                header["bytes"] = [-1 if x is None else len(x) for x in counts]
+                found.append((header, figures[i, ..., at], counts))
+        return found
+
     def histogram(self, pair: int, at: int) -> bytes | None:
         lengths = self.numbers(self.index["lengths"]).astype(int)
         i = pair * len(self.index["frames"]) + at

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import pathlib
 
+import numpy as np
 import pytest
 from recorded import assert_readable, assert_same
 
 from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.stats.gauges import OF_UPDATE
 
 KEPT = pathlib.Path(__file__).parent / "kept"
 
@@ -23,7 +25,9 @@ def digest(recording: Recording) -> str:
         if p.figures is not None:
             names = p.figures.sites, p.figures.parameters, p.figures.varied
             found.update(repr(names).encode() + p.figures.rows.tobytes())
-            found.update(p.figures.masks.tobytes() + p.figures.parameter_rows.tobytes())
+            before, later = np.split(p.figures.parameter_rows, [-len(OF_UPDATE)], axis=1)
+            assert np.isnan(later).all()  # these files lack it
+            found.update(p.figures.masks.tobytes() + before.tobytes())
     curves = {name: curve.tolist() for name, curve in recording.curves().items()}
     tables = {title: table.to_numpy().tolist() for title, table in recording.tables.items()}
     found.update(repr((recording.sites, curves, tables)).encode())
@@ -52,5 +56,6 @@ def test_a_file_of_an_earlier_version(
     assert sizes["blocks/kernel"] == ("float32", 192)
     assert (found.marks, found.seams) == ((), ())
     assert_readable(found)
+    assert found.parameters == ()
     found.save(tmp_path / "again.nni")
     assert_same(load(tmp_path / "again.nni"), found)

@@ -272,7 +272,7 @@ def bombs() -> dict[str, list[crafted.Part]]:
         "too many firsts": [NAMES, head(firsts=np.zeros((900, 3), np.uint8))],
         "a site without a name": passed(BLOB, site=u32(2)),
         "a site twice": passed(BLOB, BLOB, site=u32(0, 0)),
-        "no such quantity": passed(BLOB, quantity=np.array([3], np.uint8)),
+        "no such quantity": passed(BLOB, quantity=np.array([5], np.uint8)),
         "fewer sites than summaries": passed(BLOB, BLOB, site=u32(0)),
         "a step beyond 2**53": passed(BLOB, **{"pass": i64(0, 2**60, 0, 0, 0, -1)}),
         "a negative number": passed(BLOB, **{"pass": i64(-1, 0, 0, 0, 0, -1)}),
@@ -285,7 +285,7 @@ def bombs() -> dict[str, list[crafted.Part]]:
             NAMES, head(), part(b"pass", **{"pass": i64(0, 0, 0, 0, 0, 5)})],
         "a held pass without a ticket": [NAMES, head(), (b"held", *one_pass([BLOB])[1:])],
         "first NaNs without end": [NAMES, head(), *(
-            one_pass([], **{"pass": i64(i, i, 0, 0, 2, -1)}) for i in range(30))],
+            one_pass([], **{"pass": i64(i, i, 0, 0, 2, -1)}) for i in range(50))],
         "a point without a name": [NAMES, head(), part(b"metr", points=np.array([[9.0, 0, 0]]))],
         "a point at half a step": [NAMES, head(), part(b"metr", points=np.array([[0, 0.5, 0]]))],
         "a point at NaN": [NAMES, head(), part(b"metr", points=np.array([[0, np.nan, 0]]))],

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from recorded import VALUES, fields, normal, summary_of
 
+from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.protocol import HISTORY_QUANTILES, STATISTICS
+from nnx_inspector.stats.gauges import PARAMETER_FIGURES
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary, empty
 
@@ -164,6 +166,24 @@ def test_layouts_of_passes_that_went_are_not_kept() -> None:
     assert len(recording.sites) == 99
 
 
+def test_parameters_are_no_sites_and_have_a_ratio() -> None:
+    recording, weights = Recording(), summary_of(normal(1, 64))
+    for step, ratio in enumerate([1e-3, 0.0, np.nan]):
+        rows = np.full((1, len(PARAMETER_FIGURES)), np.nan, np.float32)
+        rows[0, PARAMETER_FIGURES.index("update")] = ratio
+        figures = Figures(parameters=("up/kernel",), parameter_rows=rows)
+        of_up = {"parameter": weights, "parameter_gradient": weights if step else None}
+        recording.append(step, {"up": {"output": weights}, "up/kernel": of_up}, figures=figures)
+    assert (recording.sites, recording.parameters) == (("up",), ("up/kernel",))
+    assert recording.history("up/kernel", "parameter_gradient").steps.tolist() == [1.0, 2.0]
+    assert recording.summary("up/kernel", "parameter_gradient", index=0) is None
+    assert recording.summary("up", "parameter") is None
+    frame = recording.to_frame().set_index(["site", "quantity"])
+    ratios = frame.loc[("up/kernel", "parameter"), "update_ratio"].to_numpy()
+    np.testing.assert_array_equal(ratios, np.array([1e-3, 0.0, np.nan], np.float32))
+    assert frame.drop(index=[("up/kernel", "parameter")])["update_ratio"].isna().all()
+
+
 def test_frame_values_equal_the_summaries() -> None:
     recording = Recording()
     for i in range(3):
@@ -174,9 +194,8 @@ def test_frame_values_equal_the_summaries() -> None:
         recording.append(10 * i, sites, kind="step", perturbed=i == 1)
     frame = recording.to_frame()
     quantiles = ["q01", "q05", "q25", "q50", "q75", "q95", "q99"]
-    assert list(frame.columns) == (
-        ["step", "pass", "kind", "perturbed", "site", "quantity", *STATISTICS, *quantiles]
-    )
+    heads = ["step", "pass", "kind", "perturbed", "site", "quantity"]
+    assert list(frame.columns) == [*heads, *STATISTICS, *quantiles, "update_ratio"]
     assert len(frame) == 3 * 2 * len(VALUES)
     for row in frame.to_dict("records"):
         summary = recording.summary(row["site"], row["quantity"], index=row["pass"])

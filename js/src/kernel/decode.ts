@@ -4,17 +4,21 @@
 import {
   HISTORY_BINS,
   HISTORY_QUANTILES,
+  PARAMETER_QUANTITIES,
   QUANTITIES,
+  ROW_FIGURES,
   SPARK,
   STATISTICS,
   UNIT_FIGURES,
   type Curves,
   type Frame,
+  type FrameParameter,
   type History,
   type Parameter,
   type Parameters,
   type Statistic,
   type UnitFigures,
+  type Updates,
 } from "./protocol";
 import { ProtocolError } from "./validate";
 
@@ -26,6 +30,28 @@ export interface FrameData {
   readonly histograms: ReadonlyMap<string, Float64Array>;
   /** [site, quantity, SPARK]. */
   readonly sparklines: Uint8Array;
+  /** [site, ROW_FIGURES]: read it with `rowFigure`. */
+  readonly rows: Float64Array;
+  /** The parameters of the selected site. */
+  readonly parameters: readonly ParameterOfFrame[];
+}
+
+/** What was measured of a parameter, each by PARAMETER_QUANTITIES; null if it was not. */
+export interface ParameterOfFrame extends FrameParameter {
+  readonly measured: readonly (Measured | null)[];
+}
+
+export interface Measured {
+  readonly figures: Readonly<Record<Statistic, number>>;
+  /** Pairs (bin, count), in no order. */
+  readonly pairs: Float64Array;
+}
+
+export interface UpdatesData {
+  readonly header: Updates;
+  readonly steps: Float64Array;
+  /** For each parameter, the ratio at each step; NaN where it is unknown. */
+  readonly ratios: readonly Float64Array[];
 }
 
 export interface HistoryData {
@@ -47,11 +73,7 @@ export interface CurveData {
   readonly notFinite: number;
 }
 
-export interface ParameterData extends Parameter {
-  readonly figures: Readonly<Record<Statistic, number>>;
-  /** Pairs (bin, count). */
-  readonly pairs: Float64Array;
-}
+export interface ParameterData extends Parameter, Measured {}
 
 export interface ParametersData {
   readonly header: Parameters;
@@ -67,11 +89,18 @@ export interface UnitsData {
 
 export const histogramKey = (site: number, quantity: number): string => `${site}/${quantity}`;
 
+export const parameterKey = (path: string, quantity: number): string => `${quantity} ${path}`;
+
 const INDEX = new Map<string, number>(STATISTICS.map((name, i) => [name, i]));
 
 /** One figure of the table; NaN if it was not measured. */
 export function statistic(frame: FrameData, site: number, quantity: number, name: Statistic): number {
   return frame.table[(site * QUANTITIES.length + quantity) * STATISTICS.length + INDEX.get(name)!];
+}
+
+/** A figure of the parameters that a row itself holds; NaN if there is none. */
+export function rowFigure(frame: FrameData, site: number, name: (typeof ROW_FIGURES)[number]): number {
+  return frame.rows[site * ROW_FIGURES.length + ROW_FIGURES.indexOf(name)];
 }
 
 /** The heights of a site's sparkline; null if it was not measured. */
@@ -83,18 +112,30 @@ export function sparkline(frame: FrameData | null, site: number): Uint8Array | n
 
 export function decodeFrame(header: Frame, buffer: DataView | undefined): FrameData {
   const length = buffer?.byteLength ?? 0;
-  const counts = sum(header.histograms.map((h) => h.bytes));
-  const rows = (length - counts) / (STATISTICS.length * 8 + SPARK);
-  if (rows < 0 || !Number.isInteger(rows / QUANTITIES.length)) {
+  const counts = sum(header.histograms.map((h) => h.bytes)) + sum(header.parameters.flatMap((p) => p.bytes.map((n) => Math.max(n, 0))));
+  const width = PARAMETER_QUANTITIES.length * STATISTICS.length;
+  const own = header.parameters.length * width;
+  const sites = (length - counts - own * 8) / (QUANTITIES.length * (STATISTICS.length * 8 + SPARK) + ROW_FIGURES.length * 8);
+  if (sites < 0 || !Number.isInteger(sites) || header.parameters.some((p) => p.bytes.length !== PARAMETER_QUANTITIES.length)) {
     throw new ProtocolError(`The buffer of frame ${header.seq} has ${length} bytes: not a whole number of sites.`);
   }
-  const reader = new Reader(header.type, buffer, rows * STATISTICS.length, rows * SPARK + counts);
-  const table = reader.floats(rows * STATISTICS.length);
-  const frame = { header, table, histograms: new Map<string, Float64Array>(), sparklines: reader.bytes(rows * SPARK) };
+  const [cells, rowCells] = [sites * QUANTITIES.length, sites * ROW_FIGURES.length];
+  const reader = new Reader(header.type, buffer, cells * STATISTICS.length + rowCells + own, cells * SPARK + counts);
+  const [table, rows] = [reader.floats(cells * STATISTICS.length), reader.floats(rowCells)];
+  const figures = header.parameters.map(({ bytes }) => bytes.map(() => named(STATISTICS, reader.floats(STATISTICS.length))));
+  const parameters: ParameterOfFrame[] = [];
+  const frame = { header, table, rows, parameters, histograms: new Map<string, Float64Array>(), sparklines: reader.bytes(cells * SPARK) };
   for (const { site, quantity, bytes } of header.histograms) {
     const [low, high] = (["min", "max"] as const).map((name) => statistic(frame, site, quantity, name));
     frame.histograms.set(histogramKey(site, quantity), pairsOf(reader.bytes(bytes), low, high));
   }
+  header.parameters.forEach((parameter, i) => {
+    const measured = parameter.bytes.map((bytes, j) => {
+      const of = figures[i][j];
+      return bytes < 0 ? null : { figures: of, pairs: pairsOf(reader.bytes(bytes), of.min, of.max) };
+    });
+    parameters.push({ ...parameter, measured });
+  });
   return frame;
 }
 
@@ -150,6 +191,11 @@ export function decodeHistory(header: History, buffer: DataView | undefined): Hi
   const edges = reader.floats(HISTORY_BINS + 1);
   const fractions = reader.floats(header.steps * HISTORY_BINS);
   return { header, steps, quantiles, edges, fractions };
+}
+
+export function decodeUpdates(header: Updates, buffer: DataView | undefined): UpdatesData {
+  const reader = new Reader(header.type, buffer, header.steps * (1 + header.parameters.length));
+  return { header, steps: reader.floats(header.steps), ratios: header.parameters.map(() => reader.floats(header.steps)) };
 }
 
 export function decodeCurves(header: Curves, buffer: DataView | undefined): CurveData[] {

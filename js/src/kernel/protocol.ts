@@ -1,8 +1,10 @@
 // The messages between kernel and browser, as types, constants and a table of shapes.
 // Generated from nnx_inspector/screen/protocol by generate_protocol.py: never edit by hand.
 
-export const VERSION = 6;
+export const VERSION = 7;
 export const QUANTITIES = ["output", "gradient"] as const;
+export const PARAMETER_QUANTITIES = ["parameter", "parameter_gradient"] as const;
+export const ROW_FIGURES = ["update_ratio", "parameter_norm", "parameter_gradient_norm"] as const;
 export const STATISTICS = ["size", "mean", "std", "min", "max", "norm", "zeros", "nan", "posinf", "neginf", "seen"] as const;
 export const HISTORY_QUANTILES = [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99] as const;
 export const UNIT_FIGURES = ["mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite", "dead"] as const;
@@ -63,7 +65,15 @@ export interface Histogram {
   readonly bytes: number;
 }
 
-/** One pass. Buffer: float64 table [site, quantity, statistic], then uint8 sparklines [site, quantity, SPARK], then the bytes of each of `histograms`. `number` is the pass's number in the recording. `held`: a ShowPass asked for this frame; a live frame shows the newest pass. */
+/** A parameter that the selected site itself holds, in one pass; `name` is its path below the site. `update_ratio` is the norm of the change that the step made, divided by the norm of the value before: 0 in a step without an update, None if no update was seen (or the value was 0). `bytes` is the length of each of its histograms in the buffer, in the order of PARAMETER_QUANTITIES; -1 for a quantity that was not measured. */
+export interface FrameParameter {
+  readonly path: string;
+  readonly name: string;
+  readonly update_ratio: number | null;
+  readonly bytes: readonly number[];
+}
+
+/** One pass. Buffer: float64 table [site, quantity, statistic], float64 [site, ROW_FIGURES] (NaN for a row without parameters), float64 [parameter, PARAMETER_QUANTITIES, statistic], then uint8 sparklines [site, quantity, SPARK], then the bytes of each of `histograms`, and of the histograms of each of `parameters`. `parameters` are those of the selected site, and `more` counts the others. `number` is the pass's number in the recording. `held`: a ShowPass asked for this frame; a live frame shows the newest pass. */
 export interface Frame {
   readonly type: "frame";
   readonly version: number;
@@ -73,18 +83,31 @@ export interface Frame {
   readonly perturbed: boolean;
   readonly metrics: Readonly<Record<string, number | null>>;
   readonly histograms: readonly Histogram[];
+  readonly parameters: readonly FrameParameter[];
+  readonly more: number;
   readonly progress: Progress;
   readonly number: number;
   readonly held: boolean;
 }
 
-/** One site's quantity over the steps so far. Buffer, all float64: steps [steps]; quantiles [steps, len(HISTORY_QUANTILES)]; edges [HISTORY_BINS + 1]; fractions [steps, HISTORY_BINS]. Edges are spaced on a symmetric-log axis; the fractions of one step add up to 1. A step without a finite value is NaN throughout. */
+/** One site's quantity over the steps so far. Buffer, all float64: steps [steps]; quantiles [steps, len(HISTORY_QUANTILES)]; edges [HISTORY_BINS + 1]; fractions [steps, HISTORY_BINS]. Edges are spaced on a symmetric-log axis; the fractions of one step add up to 1. A step without a finite value is NaN throughout. With `parameter`, the path of one that the site holds, it is that of its value or gradient, and `quantity` is an index into PARAMETER_QUANTITIES. */
 export interface History {
   readonly type: "history";
   readonly version: number;
   readonly layout: number;
   readonly site: number;
   readonly quantity: number;
+  readonly steps: number;
+  readonly parameter: string;
+}
+
+/** The update ratios of the parameters of one site over the steps; see `FrameParameter`. Buffer, float64: steps [steps], then [parameters, steps], NaN where it is unknown. */
+export interface Updates {
+  readonly type: "updates";
+  readonly version: number;
+  readonly layout: number;
+  readonly site: number;
+  readonly parameters: readonly string[];
   readonly steps: number;
 }
 
@@ -983,7 +1006,7 @@ export interface StopStudy {
   readonly id: number;
 }
 
-export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | Parameters | UnitFigures | Compilations | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Curves | Passes | State | Findings | Reply | Arrays | Values;
+export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | Parameters | UnitFigures | Compilations | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Updates | Curves | Passes | State | Findings | Reply | Arrays | Values;
 
 export type ToKernel = Hello | Ack | Select | ChooseExample | Perturb | Adjust | Remove | SwitchAll | SetEvery | MeasureNext | ShowNnx | SwitchMode | SetMask | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
 
@@ -993,8 +1016,10 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Layout: { version: "int", layout: "int", model: "str", sites: "Site[]" },
   Progress: { kind: "str", running: "bool", step: "int", total: "int?", rate: "float?" },
   Histogram: { site: "int", quantity: "int", bytes: "int" },
-  Frame: { version: "int", seq: "int", layout: "int", step: "int", perturbed: "bool", metrics: "float?{}", histograms: "Histogram[]", progress: "Progress", number: "int", held: "bool" },
-  History: { version: "int", layout: "int", site: "int", quantity: "int", steps: "int" },
+  FrameParameter: { path: "str", name: "str", update_ratio: "float?", bytes: "int[]" },
+  Frame: { version: "int", seq: "int", layout: "int", step: "int", perturbed: "bool", metrics: "float?{}", histograms: "Histogram[]", parameters: "FrameParameter[]", more: "int", progress: "Progress", number: "int", held: "bool" },
+  History: { version: "int", layout: "int", site: "int", quantity: "int", steps: "int", parameter: "str" },
+  Updates: { version: "int", layout: "int", site: "int", parameters: "str[]", steps: "int" },
   Curves: { version: "int", names: "str[]", points: "int[]", recorded: "int[]", not_finite: "int[]" },
   Passes: { version: "int", passes: "int", kinds: "str[]", thinned: "int" },
   Perturbation: { id: "int", site: "str", sites: "str[]", reach: "int", kind: "str", at: "output|input|parameter", acts_on: "value|gradient|parameter", expression: "str", strength: "float?", strength_name: "str", low: "float", high: "float", units: "int", units_off: "int", mask: "str", python: "str", enabled: "bool", pending: "bool", compiling: "bool", not_acting: "str", axis: "int", columns: "int" },
@@ -1080,7 +1105,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
 };
 
 /** The struct of every message type. */
-export const TO_BROWSER: Readonly<Record<string, string>> = { other: "Other", compared: "Compared", weights: "Weights", flow: "Flow", layout_library: "LayoutLibrary", inputs: "Inputs", positions: "Positions", nnx: "Nnx", parameters: "Parameters", units: "UnitFigures", compilations: "Compilations", code: "Code", sweep: "Sweep", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples", layout: "Layout", frame: "Frame", history: "History", curves: "Curves", passes: "Passes", state: "State", findings: "Findings", reply: "Reply", arrays: "Arrays", values: "Values" };
+export const TO_BROWSER: Readonly<Record<string, string>> = { other: "Other", compared: "Compared", weights: "Weights", flow: "Flow", layout_library: "LayoutLibrary", inputs: "Inputs", positions: "Positions", nnx: "Nnx", parameters: "Parameters", units: "UnitFigures", compilations: "Compilations", code: "Code", sweep: "Sweep", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples", layout: "Layout", frame: "Frame", history: "History", updates: "Updates", curves: "Curves", passes: "Passes", state: "State", findings: "Findings", reply: "Reply", arrays: "Arrays", values: "Values" };
 
 /** The struct of every message type. */
 export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", choose_example: "ChooseExample", perturb: "Perturb", adjust: "Adjust", remove: "Remove", switch_all: "SwitchAll", set_every: "SetEvery", measure_next: "MeasureNext", show_nnx: "ShowNnx", switch_mode: "SwitchMode", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_pass: "ShowPass", compare: "Compare", show_values: "ShowValues", read_values: "ReadValues", show_flow: "ShowFlow", show_operations: "ShowOperations", get_layout_library: "GetLayoutLibrary", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };

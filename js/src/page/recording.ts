@@ -1,7 +1,7 @@
 // The data of a saved page (screen/export/replay.py packs it): an index in JSON, and arrays whose
 // bytes lie plane by plane. Invariant: data that does not fit its index is a ProtocolError, never a
 // short read; the messages read from it are those that the kernel would have sent.
-import { QUANTITIES, SPARK, STATISTICS, VERSION, type Frame, type Histogram, type Layout, type Progress, type State } from "../kernel/protocol";
+import { PARAMETER_QUANTITIES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, VERSION, type Frame, type FrameParameter, type Histogram, type Layout, type Progress, type State } from "../kernel/protocol"; // prettier-ignore
 import { ProtocolError, toBrowser } from "../kernel/validate";
 import type { Part } from "../values/state";
 
@@ -41,12 +41,19 @@ interface Index {
   readonly frames: readonly Shown[];
   readonly table: Place;
   readonly sparklines: Place;
+  readonly rows: Place;
+  /** The parameters of detailed sites, and how many of each of these sites are left out. */
+  readonly parameters: readonly { readonly site: number; readonly path: string; readonly name: string }[];
+  readonly more: readonly number[];
+  readonly figures: Place;
+  readonly ratios: Place;
   readonly detailed: readonly number[];
   readonly lengths: Place;
   readonly counts: Place;
 }
 
 const NO_HISTOGRAM = 0xffff;
+const OF_PARAMETER = PARAMETER_QUANTITIES.length * STATISTICS.length;
 const SIZES = { u1: 1, u2: 2, u4: 4, f4: 4, f8: 8 } as const;
 
 export class Recorded {
@@ -65,9 +72,12 @@ export class Recorded {
   private readonly answers = new Map<string, Map<string, Packed | { readonly error: string }>>();
   private readonly table: Float64Array;
   private readonly sparklines: Uint8Array;
+  private readonly weights: Float64Array;
+  private readonly figures: Float64Array;
+  private readonly ratios: Float64Array;
   private readonly lengths: Uint16Array;
   private readonly counts: Uint8Array;
-  /** The start of the counts of each pass, for each pair of site and quantity. */
+  /** The start of the counts of each pass, for each pair of site (then parameter) and quantity. */
   private readonly starts: Uint32Array;
 
   constructor(private readonly bytes: Uint8Array) {
@@ -86,7 +96,11 @@ export class Recorded {
     this.count = index.frames.length;
     this.rows = new Map(this.layout.sites.map((site, i) => [site.key, i]));
     for (const [what, bySite] of Object.entries(index.answers)) this.answers.set(what, new Map(bySite));
-    const pairs = index.detailed.length * QUANTITIES.length;
+    const mine = index.parameters.length;
+    const pairs = index.detailed.length * QUANTITIES.length + mine * PARAMETER_QUANTITIES.length;
+    this.weights = this.numbers(index.rows, this.rows.size * ROW_FIGURES.length * this.count) as Float64Array;
+    this.figures = this.numbers(index.figures, mine * OF_PARAMETER * this.count) as Float64Array;
+    this.ratios = this.numbers(index.ratios, mine * this.count) as Float64Array;
     this.table = this.numbers(index.table, this.rows.size * QUANTITIES.length * STATISTICS.length * this.count) as Float64Array;
     this.sparklines = this.numbers(index.sparklines, this.rows.size * QUANTITIES.length * SPARK * this.count) as Uint8Array;
     this.lengths = this.numbers(index.lengths, pairs * this.count) as Uint16Array;
@@ -144,30 +158,47 @@ export class Recorded {
     const bodies: Uint8Array[] = [];
     const detail = this.index.detailed.indexOf(row);
     for (let quantity = 0; detail >= 0 && quantity < QUANTITIES.length; quantity++) {
-      const i = (detail * QUANTITIES.length + quantity) * this.count + at;
-      if (this.lengths[i] === NO_HISTOGRAM) continue;
-      const counts = this.counts.subarray(this.starts[i], this.starts[i + 1]);
+      const counts = this.body(detail * QUANTITIES.length + quantity, at);
+      if (!counts) continue;
       histograms.push({ site: row, quantity, bytes: counts.length });
       bodies.push(counts);
     }
-    let next = width * 8 + this.rows.size * sparks;
+    const parameters: FrameParameter[] = [];
+    const rows = this.rows.size * ROW_FIGURES.length;
+    const floats = Array.from({ length: width }, (_, i) => this.table[i * this.count + at]);
+    for (let i = 0; i < rows; i++) floats.push(this.weights[i * this.count + at]);
+    this.index.parameters.forEach(({ site, path, name }, i) => {
+      const first = this.index.detailed.length * QUANTITIES.length + i * PARAMETER_QUANTITIES.length;
+      const counts = PARAMETER_QUANTITIES.map((_, quantity) => this.body(first + quantity, at));
+      if (site !== row || !counts[0]) return;
+      const ratio = this.ratios[i * this.count + at];
+      parameters.push({ path, name, update_ratio: Number.isFinite(ratio) ? ratio : null, bytes: counts.map((body) => body?.length ?? -1) });
+      bodies.push(...counts.filter((body) => body !== null));
+      for (let j = i * OF_PARAMETER; j < (i + 1) * OF_PARAMETER; j++) floats.push(this.figures[j * this.count + at]);
+    });
+    let next = floats.length * 8 + this.rows.size * sparks;
     const buffer = new ArrayBuffer(next + bodies.reduce((sum, body) => sum + body.length, 0));
-    const numbers = new Float64Array(buffer, 0, width);
-    for (let i = 0; i < width; i++) numbers[i] = this.table[i * this.count + at];
+    new Float64Array(buffer, 0, floats.length).set(floats);
     for (const body of bodies) {
       new Uint8Array(buffer).set(body, next);
       next += body.length;
     }
-    const lines = new Uint8Array(buffer, width * 8, this.rows.size * sparks);
+    const lines = new Uint8Array(buffer, floats.length * 8, this.rows.size * sparks);
     for (let i = 0; i < lines.length / SPARK; i++) {
       const from = (i * this.count + at) * SPARK;
       lines.set(this.sparklines.subarray(from, from + SPARK), i * SPARK);
     }
     const header: Frame = {
       type: "frame", version: VERSION, seq, layout: this.layout.layout, step: one.step, perturbed: one.perturbed,
-      metrics: one.metrics, histograms, progress, number: one.number, held,
+      metrics: one.metrics, histograms, parameters, more: parameters.length > 0 ? this.index.more[detail] : 0, progress, number: one.number, held,
     }; // prettier-ignore
     return [header, new DataView(buffer)];
+  }
+
+  /** The counts of a pair of site (or parameter) and quantity in a pass; null if there are none. */
+  private body(pair: number, at: number): Uint8Array | null {
+    const i = pair * this.count + at;
+    return this.lengths[i] === NO_HISTOGRAM ? null : this.counts.subarray(this.starts[i], this.starts[i + 1]);
   }
 
   private message({ header, buffer }: Packed): Message {

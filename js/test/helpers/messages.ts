@@ -1,5 +1,5 @@
 // Messages as the kernel sends them, of a small model, with their buffers.
-import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, UNIT_FIGURES, VERSION } from "../../src/kernel/protocol";
+import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, UNIT_FIGURES, VERSION } from "../../src/kernel/protocol";
 import type { Effect, Frame, Layout, Passes, Perturbation, Site, State, Statistic, UnitFigures } from "../../src/kernel/protocol";
 
 export function site(key: string, parent: number, more: Partial<Site> = {}): Site {
@@ -71,15 +71,16 @@ export function frame(
     edit = (table: Float64Array): unknown => table,
   } = {},
 ): [Frame, DataView] {
-  const table = new Float64Array(sites * QUANTITIES.length * STATISTICS.length).fill(value);
-  edit(table);
+  const cells = sites * QUANTITIES.length * STATISTICS.length;
+  const floats = new Float64Array(cells + sites * ROW_FIGURES.length).fill(value, 0, cells).fill(NaN, cells);
+  edit(floats.subarray(0, cells));
   const counts = [0, 0xf8, 7, 3, 0, 7, 5]; // 3 in bin 0x3f8, 5 in bin 0x400
-  const bytes = new Uint8Array(table.byteLength + sites * QUANTITIES.length * SPARK + counts.length);
-  bytes.set(new Uint8Array(table.buffer), 0);
+  const bytes = new Uint8Array(floats.byteLength + sites * QUANTITIES.length * SPARK + counts.length);
+  bytes.set(new Uint8Array(floats.buffer), 0);
   bytes.set(counts, bytes.length - counts.length);
   const header: Frame = {
     type: "frame", version: VERSION, seq, layout: id, step, perturbed: false, metrics: {},
-    histograms: [{ site: 2, quantity: 0, bytes: counts.length }], progress: { ...progress, step }, number, held,
+    histograms: [{ site: 2, quantity: 0, bytes: counts.length }], parameters: [], more: 0, progress: { ...progress, step }, number, held,
   }; // prettier-ignore
   return [header, new DataView(bytes.buffer)];
 }

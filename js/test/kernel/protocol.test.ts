@@ -2,8 +2,8 @@
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, it } from "vitest";
-import { decodeCurves, decodeFrame, decodeHistory, decodeParameters, decodeUnits, pairsOf, statistic } from "../../src/kernel/decode";
-import { HISTORY_BINS, SPARK, TO_BROWSER, TO_KERNEL, VERSION, type Curves, type Frame, type History } from "../../src/kernel/protocol";
+import { decodeCurves, decodeFrame, decodeHistory, decodeParameters, decodeUnits, decodeUpdates, pairsOf, rowFigure, statistic } from "../../src/kernel/decode";
+import { HISTORY_BINS, SPARK, STATISTICS, TO_BROWSER, TO_KERNEL, VERSION, type Curves, type Frame, type History, type Updates } from "../../src/kernel/protocol";
 import { ProtocolError, toBrowser, toKernel } from "../../src/kernel/validate";
 import { units } from "../helpers/messages";
 
@@ -47,7 +47,16 @@ describe("golden messages", () => {
     expect([...frame.histograms.get("1/1")!]).toEqual([3064, 2]);
     expect(frame.sparklines[SPARK + 1]).toBe(SPARK + 1);
     const whole = readFileSync(join(folder, "frame.bin"));
-    expect(bytes(frame.table, frame.sparklines).equals(whole.subarray(0, -header.histograms[0].bytes - header.histograms[1].bytes))).toBe(true);
+    const [first, second] = frame.parameters;
+    expect([first.name, first.update_ratio, first.measured[1]!.figures.size]).toEqual(["kernel", 0.001, 11 / 8]);
+    expect([...first.measured[0]!.pairs]).toEqual([8, 6, 1016, 10]);
+    expect([second.name, second.update_ratio, second.measured[0]!.figures.mean, second.measured[1]]).toEqual(["<b>", null, 23 / 8, null]);
+    expect([...second.measured[0]!.pairs]).toEqual([3064, 2]);
+    expect(rowFigure(frame, 1, "parameter_norm")).toBe(4 / 8);
+    const tables = whole.subarray(0, frame.table.byteLength + frame.rows.byteLength);
+    expect(bytes(frame.table, frame.rows).equals(tables)).toBe(true);
+    const after = tables.length + 2 * 2 * STATISTICS.length * 8;
+    expect(bytes(frame.sparklines).equals(whole.subarray(after, after + frame.sparklines.length))).toBe(true);
   });
 
   it("history decodes and re-encodes", () => {
@@ -56,6 +65,12 @@ describe("golden messages", () => {
     expect(h.quantiles[7]).toBe(7 / 8);
     expect(h.edges[HISTORY_BINS]).toBe(HISTORY_BINS / 8);
     expect(bytes(h.steps, h.quantiles, h.edges, h.fractions).equals(readFileSync(join(folder, "history.bin")))).toBe(true);
+  });
+
+  it("updates decode and re-encode", () => {
+    const u = decodeUpdates(toBrowser(read("updates")) as Updates, buffer("updates"));
+    expect([...u.ratios[0]]).toEqual([0, 1 / 8]);
+    expect(bytes(u.steps, ...u.ratios).equals(readFileSync(join(folder, "updates.bin")))).toBe(true);
   });
 
   it("curves decode and re-encode", () => {

@@ -1,8 +1,8 @@
 // A saved page: what it carries is unpacked whole or not at all, and answers the screen as a kernel.
 import { gzipSync } from "node:zlib";
 import { afterEach, describe, expect, it } from "vitest";
-import { decodeFrame, decodeHistory, statistic } from "../../src/kernel/decode";
-import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, VERSION, type Frame, type History, type ToKernel } from "../../src/kernel/protocol";
+import { decodeFrame, decodeHistory, rowFigure, statistic, type FrameData } from "../../src/kernel/decode";
+import { HISTORY_BINS, HISTORY_QUANTILES, PARAMETER_QUANTITIES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, VERSION, type Frame, type History, type ToKernel } from "../../src/kernel/protocol";
 import { toBrowser } from "../../src/kernel/validate";
 import { comms, NEEDS_MODEL, Replay } from "../../src/page/kernel";
 import { show } from "../../src/page/page";
@@ -48,8 +48,10 @@ class Packing {
 }
 
 const COUNT = 3;
+const NONE = { at: 0, count: 0, type: "f8" };
+const OF_VALUE = [1, 2, 0xffff]; // of blocks/0/kernel
 const LENGTHS = [9, 0xffff, 7]; // in bytes, of each pass of (blocks/0, output); none of its gradient
-const history: History = { type: "history", version: VERSION, layout: 1, site: 2, quantity: 0, steps: 1 };
+const history: History = { type: "history", version: VERSION, layout: 1, site: 2, quantity: 0, steps: 1, parameter: "" };
 const code = (key: string): object => ({ type: "code", version: VERSION, id: 0, site: key, kind: key, documentation: key, excerpts: [], sown: [], why: "" });
 
 /** Of the helpers' sites: every figure of pass p is p + 1; blocks/0 has details. */
@@ -79,9 +81,14 @@ function packed(more: object | ((packing: Packing) => object) = {}, sites = SITE
     frames: [0, 4, 5].map((number, i) => ({ number, step: [0, 10, 11][i], perturbed: i === 2, metrics: { loss: i } })),
     table: packing.add(table, "f8"),
     sparklines: packing.add(sparklines, "u1"),
+    rows: packing.add(new Float64Array(sites.length * ROW_FIGURES.length * COUNT).map((_, i) => i), "f8"),
+    parameters: [{ site: 2, path: "blocks/0/kernel", name: "kernel" }],
+    more: [2],
+    figures: packing.add(new Float64Array(PARAMETER_QUANTITIES.length * STATISTICS.length * COUNT).map((_, i) => i), "f8"),
+    ratios: packing.add(Float64Array.from([0.5, NaN, 0]), "f8"),
     detailed: [2],
-    lengths: packing.add(new Uint16Array([...LENGTHS, 0xffff, 0xffff, 0xffff]), "u2"),
-    counts: packing.add(new Uint8Array([0, 0xfe, 7, 0xf0, 0xa2, 4, 0, 1, 3, 0, 9, 0xff, 0xff, 0xff, 0xff, 0x0f]), "u1"),
+    lengths: packing.add(new Uint16Array([...LENGTHS, 0xffff, 0xffff, 0xffff, ...OF_VALUE, 1, 0xffff, 0xffff]), "u2"),
+    counts: packing.add(new Uint8Array([0, 0xfe, 7, 0xf0, 0xa2, 4, 0, 1, 3, 0, 9, 0xff, 0xff, 0xff, 0xff, 0x0f, 5, 6, 7, 8]), "u1"),
     ...(typeof more === "function" ? (more(packing) as object) : more),
   });
 }
@@ -104,6 +111,17 @@ describe("what a page carries", () => {
       expect(pairs && [...pairs]).toEqual([[0x3fe, 70_000, 0x400, 3], undefined, [9, 2 ** 32 - 1]][at]);
       expect([header.number, header.step, header.metrics]).toEqual([[0, 4, 5][at], [0, 10, 11][at], { loss: at }]);
     }
+  });
+
+  it("gives the parameters of a row with details, as far as each pass has them", () => {
+    const of = (at: number): FrameData => decodeFrame(...recorded.frame(at, 2, { seq: 1, held: true, progress }));
+    expect(of(0).parameters.map(({ name, update_ratio }) => [name, update_ratio])).toEqual([["kernel", 0.5]]);
+    expect([0, 1].map((j) => [...of(0).parameters[0].measured[j]!.pairs])).toEqual([[0, 5], [0, 8]]); // prettier-ignore
+    expect(of(0).parameters[0].measured[1]!.figures.mean).toBe((STATISTICS.length + 1) * COUNT);
+    expect([of(1).parameters[0].update_ratio, of(1).parameters[0].measured[1]]).toEqual([null, null]);
+    expect([of(0).header.more, of(2).header.more, of(2).parameters]).toEqual([2, 0, []]);
+    expect(rowFigure(of(1), 2, "parameter_norm")).toBe((2 * ROW_FIGURES.length + 1) * COUNT + 1);
+    expect(decodeFrame(...recorded.frame(0, 4, { seq: 1, held: true, progress })).parameters).toEqual([]);
   });
 
   it("gives a buffer of numbers and bytes as it was, bit by bit", () => {
@@ -249,7 +267,7 @@ describe("the page", () => {
 
   it("takes hostile names for text", async () => {
     const sites = [site("", -1, { name: EVIL[0] }), ...EVIL.map((text) => site(text, 0, { name: text, kind: text, source: text }))];
-    end = show(new Recorded(packed({ note: EVIL[0], detailed: [], lengths: { at: 0, count: 0, type: "u2" }, counts: { at: 0, count: 0, type: "u1" } }, sites)), place);
+    end = show(new Recorded(packed({ note: EVIL[0], detailed: [], parameters: [], more: [], figures: NONE, ratios: NONE, lengths: { at: 0, count: 0, type: "u2" }, counts: { at: 0, count: 0, type: "u1" } }, sites)), place);
     await settle();
     const allowed = new Set("a b button circle code dd div dl dt figcaption figure footer form g h3 h4 header input label li line option p path rect section select small span strong svg table tbody td text th thead tr ul canvas ol".split(" "));
     expect([...place.querySelectorAll("*")].map((e) => e.localName).filter((name) => !allowed.has(name))).toEqual([]);

@@ -18,13 +18,16 @@ from typing import Any, Final
 
 import numpy as np
 
+from nnx_inspector.recordings.layers import name_below
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.frames import (
+    Weights,
     curves_of,
     histories_of,
     metrics_at,
+    parameters_of,
     passes_message,
     table_of,
 )
@@ -220,7 +223,8 @@ def _histories(
         for message, buffer in histories_of(
             recording, keys=keys, selected=site, layout=told.layout.layout, columns=columns
         ):
-            shades = message.steps * protocol.HISTORY_BINS
+            heat = isinstance(message, protocol.History)
+            shades = message.steps * protocol.HISTORY_BINS if heat else 0
             yield packing.message(message, buffer, shades=shades)
 
 
@@ -234,16 +238,36 @@ def _frames(
     shape = (len(keys), len(protocol.QUANTITIES))
     tables = np.empty((len(passes), *shape, len(protocol.STATISTICS)))
     sparks = np.empty((len(passes), *shape, protocol.SPARK), np.uint8)
-    pairs = [(site, quantity) for site in detailed for quantity in protocol.QUANTITIES]
     rows, size = {key: i for i, key in enumerate(keys)}, protocol.STATISTICS.index("size")
+    every_of = parameters_of(keys, recording.parameters)
+    of = {rows[site]: every_of.get(rows[site], ()) for site in detailed}
+    listed = [
+        (row, path) for row, paths in of.items() for path in paths[: protocol.MOST_PARAMETERS]
+    ]
+    places = {path: i for i, (_, path) in enumerate(listed)}
+    weights = np.full((len(passes), len(keys), len(protocol.ROW_FIGURES)), np.nan)
+    ratios = np.full((len(passes), len(listed)), np.nan)
+    quantities = protocol.PARAMETER_QUANTITIES
+    figures = np.full((len(passes), len(listed), len(quantities), len(protocol.STATISTICS)), np.nan)
+    pairs = [(site, quantity) for site in detailed for quantity in protocol.QUANTITIES]
+    pairs += [(path, quantity) for _, path in listed for quantity in quantities]
     lengths = np.full((len(pairs), len(passes)), NO_HISTOGRAM, np.uint16)
     counts: list[list[bytes]] = [[] for _ in pairs]
     for at, one in enumerate(passes):
         tables[at], sparks[at] = table_of(keys, one)
+        held = Weights.among(keys, one)
+        weights[at] = held.rows
+        for row in of:
+            here = [places[path] for path in held.of.get(row, ()) if path in places]
+            figures[at, here] = held.figures(row)[: len(here)]
+        for path, i in places.items():
+            ratios[at, i] = one.update_ratio(path)
         for i, (site, quantity) in enumerate(pairs):
-            piece = one.piece(site, quantity)
-            row, column = rows[site], protocol.QUANTITIES.index(quantity)
-            if piece is not None and not np.isnan(tables[at, row, column, size]):
+            piece, known = one.piece(site, quantity), True
+            if quantity in protocol.QUANTITIES:
+                column = protocol.QUANTITIES.index(quantity)
+                known = not np.isnan(tables[at, rows[site], column, size])
+            if piece is not None and known:
                 counts[i].append(piece[HEAD_BYTES:])
                 lengths[i, at] = len(counts[i][-1])
     every = b"".join(one for of_pair in counts for one in of_pair)
@@ -262,7 +286,14 @@ def _frames(
         # passes are adjacent: a figure changes little from one to the next
         "table": packing.add(np.moveaxis(tables, 0, -1), "f8"),
         "sparklines": packing.add(np.moveaxis(sparks, 0, -2), "u1"),
+        "rows": packing.add(np.moveaxis(weights, 0, -1), "f8"),
+        "parameters": [
+            {"site": row, "path": path, "name": name_below(path, keys[row])} for row, path in listed
+        ],
+        "figures": packing.add(np.moveaxis(figures, 0, -1), "f8"),
+        "ratios": packing.add(ratios.T, "f8"),
         "detailed": [rows[site] for site in detailed],
+        "more": [max(0, len(paths) - protocol.MOST_PARAMETERS) for paths in of.values()],
         "lengths": packing.add(lengths, "u2"),
         "counts": packing.add(np.frombuffer(every, "u1"), "u1"),
     }

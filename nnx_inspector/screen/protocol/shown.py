@@ -39,12 +39,29 @@ class Histogram(Struct):
     bytes: int
 
 
-class Frame(Shown, type="frame"):
-    """One pass. Buffer: float64 table [site, quantity, statistic], then uint8
-    sparklines [site, quantity, SPARK], then the bytes of each of `histograms`.
+class FrameParameter(Struct):
+    """A parameter that the selected site itself holds, in one pass; `name` is its path below the
+    site. `update_ratio` is the norm of the change that the step made, divided by the norm of the
+    value before: 0 in a step without an update, None if no update was seen (or the value was 0).
+    `bytes` is the length of each of its histograms in the buffer, in the order of
+    PARAMETER_QUANTITIES; -1 for a quantity that was not measured.
+    """
 
-    `number` is the pass's number in the recording. `held`: a ShowPass asked for this frame; a live
-    frame shows the newest pass.
+    path: str
+    name: str
+    update_ratio: float | None
+    bytes: tuple[int, ...]
+
+
+class Frame(Shown, type="frame"):
+    """One pass. Buffer: float64 table [site, quantity, statistic], float64 [site, ROW_FIGURES] (NaN
+    for a row without parameters), float64 [parameter, PARAMETER_QUANTITIES, statistic], then uint8
+    sparklines [site, quantity, SPARK], then the bytes of each of `histograms`, and of the
+    histograms of each of `parameters`.
+
+    `parameters` are those of the selected site, and `more` counts the others. `number` is the
+    pass's number in the recording. `held`: a ShowPass asked for this frame; a live frame shows the
+    newest pass.
     """
 
     seq: int
@@ -53,6 +70,8 @@ class Frame(Shown, type="frame"):
     perturbed: bool
     metrics: dict[str, float | None]
     histograms: tuple[Histogram, ...]
+    parameters: tuple[FrameParameter, ...]
+    more: int
     progress: Progress
     number: int
     held: bool
@@ -62,12 +81,25 @@ class History(Shown, type="history"):
     """One site's quantity over the steps so far. Buffer, all float64: steps [steps]; quantiles
     [steps, len(HISTORY_QUANTILES)]; edges [HISTORY_BINS + 1]; fractions [steps, HISTORY_BINS].
     Edges are spaced on a symmetric-log axis; the fractions of one step add up to 1. A step without
-    a finite value is NaN throughout.
+    a finite value is NaN throughout. With `parameter`, the path of one that the site holds, it is
+    that of its value or gradient, and `quantity` is an index into PARAMETER_QUANTITIES.
     """
 
     layout: int
     site: int
     quantity: int
+    steps: int
+    parameter: str = ""
+
+
+class Updates(Shown, type="updates"):
+    """The update ratios of the parameters of one site over the steps; see `FrameParameter`. Buffer,
+    float64: steps [steps], then [parameters, steps], NaN where it is unknown.
+    """
+
+    layout: int
+    site: int
+    parameters: tuple[str, ...]
     steps: int
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pages import PROGRESS, Unpacked, told
 from recorded import VALUES, counts_in, normal, summary_of
 
+from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
@@ -23,6 +24,7 @@ from nnx_inspector.screen.frames import (
     metrics_at,
     passes_message,
 )
+from nnx_inspector.stats.gauges import PARAMETER_FIGURES
 from nnx_inspector.stats.summary import SATURATED
 
 
@@ -43,8 +45,19 @@ def recorded() -> Recording:
                 "output": summary_of(normal(step, 5000)),
                 "gradient": saturated() if step == 4 else summary_of(normal(step, scale=1e-4)),
             }
+            sites["b/c/kernel"] = {"parameter": summary_of(normal(step, 300))}
+        if step % 4 == 1:
+            sites["b/c/kernel"] = {
+                "parameter": summary_of(normal(step, 300)),
+                "parameter_gradient": summary_of(normal(step, 300)),
+            }
+            sites["b/c/<b>"] = {"parameter": summary_of(VALUES["zeros"])}
         metrics = {"loss": np.nan if step == 2 else 1 / (step + 1)}
-        recording.append(step, sites, metrics=metrics, perturbed=step > 8, setting=int(step > 8))
+        rows = np.full((1, len(PARAMETER_FIGURES)), np.nan, np.float32)
+        rows[0, PARAMETER_FIGURES.index("update")] = [0.25, np.nan, 0.0, np.inf][step % 4]
+        figures = Figures(parameters=("b/c/kernel",), parameter_rows=rows)
+        more = {"perturbed": step > 8, "setting": int(step > 8), "figures": figures}
+        recording.append(step, sites, metrics=metrics, **more)
     return recording
 
 
@@ -63,7 +76,12 @@ def test_every_message_is_the_kernels_own():
             table, sparks = unpacked.frame(at, len(keys))
             found = [unpacked.histogram(2 * row + q, at) for q in range(2)]
             counts = [one for one in found if one is not None]
-            assert protocol.buffer_of(table, sparks, *counts) == buffer
+            held = unpacked.parameters(row, at)
+            figures = [of for _, of, _ in held]
+            counts += [one for *_, those in held for one in those if one is not None]
+            parts = table, unpacked.rows(at, len(keys)), *figures, sparks
+            assert protocol.buffer_of(*parts, *counts) == buffer
+            assert protocol.to_header(message)["parameters"] == [one for one, *_ in held]
             told_of = [(h.site, h.quantity, h.bytes) for h in message.histograms]
             assert told_of == [(row, q, len(one)) for q, one in enumerate(found) if one is not None]
             header = protocol.to_header(message)
@@ -88,10 +106,13 @@ def test_histories_are_whole_and_their_shades_within_a_five_hundredth():
             recording, keys=("a", "b/c"), selected=site, layout=1, columns=COLUMNS
         )
     ]
-    assert len(exact) == len(unpacked.index["histories"]) == 3
+    assert len(exact) == len(unpacked.index["histories"]) == 7
     for (message, buffer), packed in zip(exact, unpacked.index["histories"], strict=True):
         assert packed["header"] == protocol.to_header(message)
         found, wanted = np.frombuffer(unpacked.buffer(packed)), np.frombuffer(buffer)
+        if isinstance(message, protocol.Updates):
+            assert unpacked.buffer(packed) == buffer
+            continue
         shades = message.steps * protocol.HISTORY_BINS
         assert found[:-shades].tobytes() == wanted[:-shades].tobytes()
         np.testing.assert_allclose(found[-shades:], wanted[-shades:], rtol=1 / 500)
