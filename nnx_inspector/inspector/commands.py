@@ -15,6 +15,7 @@ from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handles
 from nnx_inspector.inspector.nnx.page import Pages
 from nnx_inspector.inspector.panels import look
+from nnx_inspector.inspector.passes.operations import selected
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.passes.sweeps import Sweeps
 from nnx_inspector.inspector.studies.studies import Studies
@@ -87,6 +88,9 @@ class Commands(Requests):
             return None
         return flow_of(self._core.trace, layout, message.site, number=message.id), None
 
+    def _show_operations(self, message: protocol.ShowOperations, _: Any) -> None:
+        self._rerun.show(selected(self._core, message.site, shown=message.shown))
+
     def _layout_library(self, _: protocol.GetLayoutLibrary, __: Any) -> Answer:
         return protocol.LayoutLibrary(), asset("layout.js").encode()
 
@@ -117,7 +121,7 @@ Commands.table = {
     protocol.SwitchMode: lambda c, m, _: c._pages.switch(m.module, m.name, m.value),
     protocol.ShowPass: lambda c, m, _: c._core.view.show_pass(m.number, m.site),
     protocol.ShowFlow: Commands._show_flow,
-    protocol.ShowOperations: lambda c, m, _: c._rerun.show_operations(m.site, shown=m.shown),
+    protocol.ShowOperations: Commands._show_operations,
     protocol.GetLayoutLibrary: Commands._layout_library,
     protocol.ShowNnx: lambda c, m, _: (c._pages.page(m.site, m.id), None),
     protocol.Look: lambda c, m, _: look(c._core, m),

@@ -21,16 +21,18 @@ from nnx_inspector.inspector.diagnosing import Diagnosing
 from nnx_inspector.inspector.export import Brief
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.loops import Loops
+from nnx_inspector.inspector.metrics import require_named
 from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.page import Pages
 from nnx_inspector.inspector.passes.entry import entry_of, others_in_words, saying_if_ensemble
 from nnx_inspector.inspector.passes.examined import show_inputs
+from nnx_inspector.inspector.passes.operations import selected
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.passes.sweeps import Sweeps
 from nnx_inspector.inspector.passes.trials import Trial
 from nnx_inspector.inspector.passes.update import renewed
 from nnx_inspector.inspector.readings import Readings
-from nnx_inspector.inspector.studies.studies import Studies, study
+from nnx_inspector.inspector.studies.studies import Studies, require_site, study
 from nnx_inspector.inspector.targets import Targets
 from nnx_inspector.lenses.examples import TopExamples
 from nnx_inspector.live.steps import Region
@@ -313,12 +315,13 @@ class Inspector(Readings):
         """
         self._loops.tick()
 
-    def metrics(self, **values: Any) -> None:
+    def metrics(self, *unnamed: Any, **values: Any) -> None:
         """Add scalars of the current step (`loss=..., accuracy=...`), drawn as curves.
 
         Arrays on the device are fetched when they are ready, without holding up the loop. Other
         values are left out; an InspectorWarning (once per name) and the screen say so.
         """
+        require_named(unnamed)
         self._loops.add_metrics(values)
 
     def background(self, train: Callable[[], Any]) -> threading.Thread:
@@ -362,15 +365,14 @@ class Inspector(Readings):
 
         Args:
             only: a site key or a glob, `"layers[3]"` for one layer of a stacked module, a filter,
-                or several. For `ParameterNoise` and `PruneMask` it selects parameters, by their
-                paths or by modules with all their parameters. A layer that is added to the model
-                later is not among them: perturb it then.
+                or several; an operation (`"attn@attention"`) is shown from then on. For
+                `ParameterNoise` and `PruneMask` it selects parameters, by their paths or by
+                modules. A layer that is added to the model later is not among them.
             perturbation: any kind, such as `nni.Zero()`, `nni.Mask(units)` or `nni.StopGradient()`.
 
         Raises:
             TypeError: it is not a perturbation, or has no meaning for a site's values.
-            ValueError: nothing matches (the text names the nearest), an array does not fit, or
-                there is no such layer.
+            ValueError: nothing matches (the text names the nearest), or an array does not fit.
             InspectorError: it holds a traced value.
         """
         return self._targets.perturb(only, perturbation)
@@ -421,7 +423,7 @@ class Inspector(Readings):
     def examples(
         self,
         data: Iterable[Any] | None,
-        site: str,
+        site: str | None = None,
         unit: int | None = None,
         *,
         k: int = 9,
@@ -441,10 +443,9 @@ class Inspector(Readings):
             unit: the unit whose table is returned; None for the result for all units.
 
         Raises:
-            InspectorError, TypeError, ValueError: as in `nni.top_examples`.
-            IndexError: there is no such unit.
+            InspectorError, TypeError, ValueError, IndexError: as in `nni.top_examples`.
         """
-        self._core.require_open().known(site)
+        site = self._core.require_open().known(require_site(site))
         asked = study("examples", site=site, unit=unit or 0, axis=axis)
         found = self._studies.examples(asked, data, k, inputs, progress)
         return found if unit is None else found.to_frame(unit)
@@ -480,7 +481,7 @@ class Inspector(Readings):
             >>> insp.close()
         """
         self._core.require_open()
-        self._rerun.show_operations(site, shown=shown)
+        self._rerun.show(selected(self._core, site, shown=shown))
 
     def close(self) -> None:
         """Free the widget, the programs and the hooks. The recording stays readable.

@@ -94,6 +94,12 @@ class Metrics:
             self.latest[name] = number
 
 
+def require_named(unnamed: tuple[Any, ...]) -> None:
+    """Raise a TypeError for values of `insp.metrics` that have no name."""
+    if unnamed:
+        raise TypeError("insp.metrics takes scalars by name: insp.metrics(loss=0.3).")
+
+
 def _is_scalar(value: Any) -> bool:
     if isinstance(value, (int, float)):
         return not _is_too_large(value)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
+from nnx_inspector.inspector.passes.operations import with_operation
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.perturbations.apply import check_applies, parameter_keys
 from nnx_inspector.perturbations.base import OfPart
@@ -30,6 +31,8 @@ class Targets:
         self._core.require_open()
         require_known(perturbation)
         only, rows = chosen_layer(only)
+        if isinstance(only, str):  # an operation that is perturbed is shown from then on
+            self._rerun.show(with_operation(self._core, only))
         if isinstance(perturbation, ParameterPerturbation):
             sites = parameter_keys(self._core.model, only)
         else:

@@ -15,7 +15,7 @@ WAIT = 60.0
 """The time limit in seconds; runs share two cores with others."""
 expect.set_options(timeout=WAIT * 1000)
 
-ARMED = "(insp._rerun._arming.wait(), insp._core.meter.compilations)[1]"
+ARMED = "(insp._rerun._arming.wait(), insp._core.meter.compilations.count)[1]"
 """For `Notebook.ask`: the compilations so far, those for insp.run and insp.step included."""
 
 _SCOPE = """

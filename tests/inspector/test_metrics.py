@@ -99,3 +99,12 @@ def test_a_loop_goes_on_and_each_name_is_told_once() -> None:
     assert [w.filename for w in caught] == [__file__] * 2
     assert insp.recording.curves()["good"][:, 1].tolist() == [0.0, 1.0, 2.0]
     insp.close()
+
+
+def test_a_call_that_leaves_out_a_name_shows_one_that_does_not():
+    insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)), display=False)
+    with pytest.raises(TypeError, match=r"insp\.metrics\(loss=0\.3\)"):
+        insp.metrics(0.3)
+    with pytest.raises(TypeError, match=r"insp\.examples\(batches, 'encoder'\)"):
+        insp.examples(jnp.ones((4, 2)))
+    insp.close()

@@ -21,6 +21,11 @@ MOST_OPERATIONS = 200
 """The most operations of one call that a click shows; each costs as much as a site."""
 
 
+def selected(core: Core, site: str, *, shown: bool) -> Selection:
+    """The sites that are shown, with or without the operations within a call."""
+    return with_operations(core, site) if shown else without_operations(core, site)
+
+
 def with_operations(core: Core, site: str) -> Selection:
     """The sites that are shown, and the operations within a call.
 
@@ -46,6 +51,21 @@ def with_operations(core: Core, site: str) -> Selection:
             f"nni.trace(..., only={_glob(site)!r}) lists them."
         )
     return Selection((*terms, *(glob for glob in map(escaped_glob, found) if glob not in terms)))
+
+
+def with_operation(core: Core, key: str) -> Selection:
+    """The sites that are shown, and one operation: what the sites are if there is none such.
+
+    Raises:
+        InspectorError: a loop is being watched.
+    """
+    site, operation = of_operation(key)
+    if not operation or site not in core.view.keys or key in core.view.keys:
+        return core.selection
+    _asked(core, site)
+    found = Selection((*core.selection.terms, escaped_glob(key)))
+    called = OwnedPasses((), found).read(core.example_call(), trace_of).calls
+    return found if any(call.site == key for call in called) else core.selection
 
 
 def without_operations(core: Core, site: str) -> Selection:

@@ -22,12 +22,12 @@ from flax import nnx
 from nnx_inspector._compat.configuration import forbids_nan
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, InspectorWarning, raised, warn
+from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.alike import agree_on
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.examined import show_inputs
-from nnx_inspector.inspector.passes.operations import with_operations, without_operations
 from nnx_inspector.inspector.passes.trials import Shown, Trial, each_alone, made
 from nnx_inspector.perturbations.apply import Reach
 from nnx_inspector.perturbations.slots import PARAMETER, Setting
@@ -259,9 +259,9 @@ class Reruns:
         core.show_modes(core.modes.switches())
         core.view.state_changed()
 
-    def show_operations(self, site: str, *, shown: bool) -> None:
+    def show(self, selection: Selection) -> None:
+        """Show the sites of another selection."""
         core, before = self._core, self._core.selection
-        selection = with_operations(core, site) if shown else without_operations(core, site)
         if selection == before:
             return
         core.choose(selection)

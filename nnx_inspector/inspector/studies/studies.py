@@ -40,6 +40,13 @@ from nnx_inspector.screen import protocol
 from nnx_inspector.screen.inputs import Argument
 
 
+def require_site(site: str | None) -> str:
+    """The site of `insp.examples`, or a TypeError that shows a call."""
+    if site is None:
+        raise TypeError("insp.examples takes a site too: insp.examples(batches, 'encoder').")
+    return site
+
+
 def study(what: Any, **fields: Any) -> protocol.Study:
     """The request for a study from Python; other fields are as when a panel is opened."""
     of_nobody: dict[str, Any] = dict(

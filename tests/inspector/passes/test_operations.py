@@ -111,6 +111,24 @@ def test_an_operation_is_perturbed_and_then_not_hidden():
     insp.close()
 
 
+def test_an_operation_that_is_not_shown_is_shown_once_it_is_perturbed():
+    insp = inspector()
+    model, gate = insp.model, insp.model.gates[0]
+    handle = insp.perturb("gates/0@softmax", nni.Scale(0.5))
+    assert rows(insp) == ["gates/0@softmax"]
+    h = X * (0.5 * jax.nn.softmax(gate.inner(X)))
+    np.testing.assert_allclose(insp.run(), model.head(model.gates[1](h)), rtol=1e-6)
+    handle.remove()
+    for wrong in ("gates/0@tanh", "gates/7@softmax", "head@"):
+        with pytest.raises(ValueError, match="matches no site"):
+            insp.perturb(wrong, nni.Zero())
+    assert rows(insp) == ["gates/0@softmax"]
+    for _ in insp.watch(range(1)):
+        with pytest.raises(InspectorError, match="A loop is being watched"):
+            insp.perturb("gates/1@softmax", nni.Zero())
+    insp.close()
+
+
 def test_the_next_loop_measures_them():
     insp = inspector()
     step = nnx.jit(lambda model, x: model(x).sum())
@@ -138,8 +156,9 @@ def test_after_a_loop_they_are_measured_without_another_pass_being_asked_for():
 def test_the_units_of_a_pattern_are_its_heads_queries_and_keys():
     model = nnx.MultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0))
     insp = nni.Inspector(model, jnp.ones((3, 5, 4)), only=["**", "@attention"], display=False)
-    names = panels._axes_of(insp._core, "@attention")
-    assert names == ("batch (3)", "head (2)", "query (5)", "key (5)")
+    asked = protocol.Look(id=1, what="units", site="@attention")
+    message, _ = panels.look(insp._core, asked)
+    assert message.axes == ("batch (3)", "head (2)", "query (5)", "key (5)")
     insp.close()
 
 
