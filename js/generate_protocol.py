@@ -468,6 +468,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         "switch_mode": (p.SwitchMode(id=7, module="blocks/0", name="deterministic", value=None), None),
         "set_mask": (p.SetMask(id=6, perturbation=None, site="head", units=10, mask="bf80"), None),
         "look": (p.Look(id=7, what="units", site="head"), None),
+        "open_beside": (p.OpenBeside(id=8), None),
         "start_sweep": (
             p.StartSweep(id=8, sites="blocks/**", kind="Scale", strength=0.5, at="output"), None
         ),

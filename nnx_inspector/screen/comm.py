@@ -12,11 +12,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import anywidget
 import traitlets
 
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.assets import asset, packed_module
 
@@ -74,6 +75,46 @@ class StreamWidget(InspectorWidget):
     """The other comm. Its front end hands its messages to that of the control comm."""
 
     _esm = asset("stream.js")
+
+
+_beside: dict[str, Any] = {}
+"""Title -> the pane beside a notebook, of the package sidecar, where the inspectors of that title
+are shown. It stays where the user has put it."""
+
+TWO_STEPS: Final = (
+    "Two steps dock this view: right-click it and choose Create New View for Output, then drag the "
+    "new tab to the right edge. With the package sidecar (pip install sidecar, and JupyterLab "
+    "loaded again) this button does both."
+)
+
+
+def open_beside(widget: InspectorWidget, title: str) -> None:
+    """Show a widget in a new pane at the right of the notebook, in place of that of its title.
+
+    Raises:
+        InspectorError: the package sidecar is missing; the text has the steps to do without.
+    """
+    try:
+        from sidecar import Sidecar
+    except ImportError as error:
+        raise InspectorError(TWO_STEPS) from error
+    if (before := _beside.pop(title, None)) is not None:
+        before.close()  # nothing tells whether its tab is still there
+    pane: Any = Sidecar(title=title, anchor="split-right")
+    _beside[title] = pane
+    _fill(pane, widget)
+
+
+def show_beside_again(widget: InspectorWidget, title: str) -> None:
+    """Show a widget in the pane of its title, if there is one: its cell ran again."""
+    if title in _beside:
+        _fill(_beside[title], widget)
+
+
+def _fill(pane: Any, widget: InspectorWidget) -> None:
+    bundle: Any = widget._repr_mimebundle_()
+    data, metadata = bundle
+    pane.outputs = ({"output_type": "display_data", "data": data, "metadata": metadata},)
 
 
 class Screen:

@@ -19,7 +19,7 @@ from nnx_inspector.recordings.compare import compare
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.comm import Screen
+from nnx_inspector.screen.comm import Screen, open_beside, show_beside_again
 from nnx_inspector.screen.comparison import A_RECORD, At, compared, other_pass
 from nnx_inspector.screen.export.last_state import LastState
 from nnx_inspector.screen.export.notebook import SavedOutput
@@ -383,9 +383,18 @@ class Presenter:
             from IPython.display import display
 
             display(self.screen.control)
+            show_beside_again(self.screen.control, self._title)
             self._shown_in = count
             self._save_last_state()
         return count is not None
+
+    def open_beside(self) -> None:
+        """Show the widget beside the notebook; see `comm.open_beside`."""
+        open_beside(self.screen.control, self._title)
+
+    @property
+    def _title(self) -> str:
+        return self._layout.model if self._layout is not None else ""
 
     @property
     def _may_be_seen(self) -> bool:

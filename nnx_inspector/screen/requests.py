@@ -58,6 +58,10 @@ class Requests:
                 view.screen.reply(message.id, "This inspector was closed.")
             return
         try:
+            if isinstance(message, protocol.OpenBeside):
+                view.open_beside()
+                view.screen.reply(message.id)
+                return
             if type(message) not in self.table:
                 raise InspectorError(self.refusal)
             one, text = self.meant(message)

@@ -1,8 +1,11 @@
 """How often frames are sent, measured by the test's own clock."""
 
+import sys
+
 import pytest
 
 import nnx_inspector.screen.comm as screens
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.screen.comm import CREDITS, SHORTEST, UNACKNOWLEDGED, Screen
 
 
@@ -57,3 +60,46 @@ def test_after_a_pause_no_more_come_than_before(monkeypatch):
 def test_a_page_that_draws_nothing_gets_few(monkeypatch):
     sent = Drawn(monkeypatch, draws=False).sent_at(0.005, 5.0)
     assert len(sent) == pytest.approx(CREDITS + 5.0 / UNACKNOWLEDGED, abs=2)
+
+
+@pytest.fixture
+def panes(monkeypatch):
+    monkeypatch.setattr(screens, "_beside", {})
+    return screens._beside
+
+
+def shown_in(pane):
+    (output,) = pane.outputs
+    return output["data"]["application/vnd.jupyter.widget-view+json"]["model_id"]
+
+
+def test_a_view_opens_beside_and_a_cell_that_runs_again_shows_the_new_one_there(panes):
+    first, second, other = Screen(), Screen(), Screen()
+    screens.show_beside_again(first.control, "Net")
+    assert panes == {}  # nothing opens by itself
+    screens.open_beside(first.control, "Net")
+    pane = panes["Net"]
+    assert (pane.title, pane.anchor, shown_in(pane)) == (
+        "Net",
+        "split-right",
+        first.control.model_id,
+    )
+    screens.show_beside_again(other.control, "Other")
+    assert list(panes) == ["Net"]
+    screens.show_beside_again(second.control, "Net")
+    assert panes["Net"] is pane  # where the user has put it
+    assert shown_in(pane) == second.control.model_id
+    screens.open_beside(second.control, "Net")
+    assert panes["Net"] is not pane
+    assert pane.comm is None  # closed: its tab may be gone
+    for screen in (first, second, other):
+        screen.close()
+
+
+def test_without_the_package_the_two_steps_are_said(panes, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sidecar", None)
+    screen = Screen()
+    with pytest.raises(InspectorError, match="Create New View for Output, then drag"):
+        screens.open_beside(screen.control, "Net")
+    assert panes == {}
+    screen.close()

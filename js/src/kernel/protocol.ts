@@ -875,6 +875,12 @@ export interface SetMask {
   readonly columns: number;
 }
 
+/** Browser to kernel: show the view beside the notebook, in a pane of its own. */
+export interface OpenBeside {
+  readonly type: "open_beside";
+  readonly id: number;
+}
+
 /** Browser to kernel: send the present parameters, units or code of a site, or what was compiled (of no site). They come before the reply, with the number of this request. Units are those along `axis`. */
 export interface Look {
   readonly type: "look";
@@ -1008,7 +1014,7 @@ export interface StopStudy {
 
 export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | Parameters | UnitFigures | Compilations | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Updates | Curves | Passes | State | Findings | Reply | Arrays | Values;
 
-export type ToKernel = Hello | Ack | Select | ChooseExample | Perturb | Adjust | Remove | SwitchAll | SetEvery | MeasureNext | ShowNnx | SwitchMode | SetMask | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
+export type ToKernel = Hello | Ack | Select | ChooseExample | Perturb | Adjust | Remove | SwitchAll | SetEvery | MeasureNext | ShowNnx | SwitchMode | SetMask | OpenBeside | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
 
 /** The fields of every struct: a scalar, struct or a|b, then `?` null, `[]` list, `{}` map. */
 export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
@@ -1088,6 +1094,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   ShowNnx: { id: "int", site: "str" },
   SwitchMode: { id: "int", module: "str", name: "str", value: "bool?" },
   SetMask: { id: "int", perturbation: "int?", site: "str", units: "int", mask: "str", axis: "int", columns: "int" },
+  OpenBeside: { id: "int" },
   Look: { id: "int", what: "parameters|units|code|compilations", site: "str", axis: "int" },
   StartSweep: { id: "int", sites: "str", kind: "str", strength: "float?", at: "output|input" },
   StopSweep: { id: "int" },
@@ -1108,7 +1115,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
 export const TO_BROWSER: Readonly<Record<string, string>> = { other: "Other", compared: "Compared", weights: "Weights", flow: "Flow", layout_library: "LayoutLibrary", inputs: "Inputs", positions: "Positions", nnx: "Nnx", parameters: "Parameters", units: "UnitFigures", compilations: "Compilations", code: "Code", sweep: "Sweep", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples", layout: "Layout", frame: "Frame", history: "History", updates: "Updates", curves: "Curves", passes: "Passes", state: "State", findings: "Findings", reply: "Reply", arrays: "Arrays", values: "Values" };
 
 /** The struct of every message type. */
-export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", choose_example: "ChooseExample", perturb: "Perturb", adjust: "Adjust", remove: "Remove", switch_all: "SwitchAll", set_every: "SetEvery", measure_next: "MeasureNext", show_nnx: "ShowNnx", switch_mode: "SwitchMode", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_pass: "ShowPass", compare: "Compare", show_values: "ShowValues", read_values: "ReadValues", show_flow: "ShowFlow", show_operations: "ShowOperations", get_layout_library: "GetLayoutLibrary", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };
+export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", choose_example: "ChooseExample", perturb: "Perturb", adjust: "Adjust", remove: "Remove", switch_all: "SwitchAll", set_every: "SetEvery", measure_next: "MeasureNext", show_nnx: "ShowNnx", switch_mode: "SwitchMode", set_mask: "SetMask", open_beside: "OpenBeside", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_pass: "ShowPass", compare: "Compare", show_values: "ShowValues", read_values: "ReadValues", show_flow: "ShowFlow", show_operations: "ShowOperations", get_layout_library: "GetLayoutLibrary", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };
 
 /** What a click can add, in the order of the menu. Python can do more. */
 export const OFFERS: readonly Offer[] = [

@@ -110,6 +110,10 @@ class SetMask(Request, type="set_mask"):
     columns: int = 0
 
 
+class OpenBeside(Request, type="open_beside"):
+    """Browser to kernel: show the view beside the notebook, in a pane of its own."""
+
+
 class Look(Request, type="look"):
     """Browser to kernel: send the present parameters, units or code of a site, or what was compiled
     (of no site). They come before the reply, with the number of this request. Units are those along
