@@ -461,6 +461,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         "switch_all": (p.SwitchAll(id=5, enabled=False), None),
         "set_every": (p.SetEvery(id=31, every=5), None),
         "measure_next": (p.MeasureNext(id=32), None),
+        "read_site": (p.ReadSite(id=33, site="blocks/0", example=2), None),
         "show_pass": (p.ShowPass(id=6, number=12, site="blocks/0"), None),
         "remove": (p.Remove(id=4, perturbation=1), None),
         "nnx": (nnx, None),

@@ -94,11 +94,12 @@ class Commands(Requests):
     def _layout_library(self, _: protocol.GetLayoutLibrary, __: Any) -> Answer:
         return protocol.LayoutLibrary(), asset("layout.js").encode()
 
-    def _compare(self, message: protocol.Compare, _: Any) -> Answer | None:
-        found = self._core.view.compared(message)
-        if found is not None:
-            self._core.compared[f"{message.number} {message.pinned}"] = found, None
-        return None if found is None else (found, None)
+    def compare(self, message: protocol.Compare, _: Any) -> Answer | None:
+        """See `Requests`; a saved page answers with the same."""
+        answer = super().compare(message, _)
+        if answer is not None:
+            self._core.compared[f"{message.number} {message.pinned}"] = answer
+        return answer
 
     def _read_values(self, message: protocol.ShowValues | protocol.ReadValues, _: Any) -> Answer:
         answer = read_values(self._core, self._opening, message)
@@ -125,7 +126,7 @@ Commands.table = {
     protocol.GetLayoutLibrary: Commands._layout_library,
     protocol.ShowNnx: lambda c, m, _: (c._pages.page(m.site, m.id), None),
     protocol.Look: lambda c, m, _: look(c._core, m),
-    protocol.Compare: Commands._compare,
+    protocol.Compare: Commands.compare,
     protocol.ShowValues: Commands._read_values,
     protocol.ReadValues: Commands._read_values,
     protocol.ShowPositions: lambda c, m, _: positions_message(c._core, m),

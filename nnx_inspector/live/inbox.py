@@ -37,6 +37,7 @@ class Sent:
         differentiated: the paths of the parameters with respect to which it is differentiated.
         calls: the outermost calls in shapes, None for a call that cannot be described.
         members: how many members of an ensemble the pass runs; 0 for none.
+        values: what each call of the site returned that somebody asked for.
     """
 
     arrived: Arrived = dataclasses.field(default_factory=lambda: defaultdict(list))
@@ -45,6 +46,7 @@ class Sent:
     differentiated: set[str] = dataclasses.field(default_factory=set[str])
     calls: list[Any] = dataclasses.field(default_factory=lambda: [])
     members: int = 0
+    values: list[Any] = dataclasses.field(default_factory=lambda: [])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -31,6 +31,7 @@ from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.inbox import Arrived, Inbox, Message, Taken
 from nnx_inspector.live.messages import Reached, listeners
 from nnx_inspector.live.programs.agreement import Company, company_of
+from nnx_inspector.live.programs.asked import Asked
 from nnx_inspector.live.programs.recompile import JitCalls, Listening
 from nnx_inspector.live.programs.variants import Chosen, Variants
 from nnx_inspector.live.programs.whose import Whose
@@ -170,6 +171,7 @@ class Session:
         self._wanted: tuple[Place, ...] = ()
         self._observer = Observer()
         self.bare = False
+        self.asked: Asked | None = None  # whose values the next measured pass keeps
         self.company: Company | None = None  # the processes of a job that measure together
         self.notes: list[str] = []  # warnings of what became of it
         self._open: Callable[[], Company] | None = None

@@ -76,6 +76,11 @@ class Requests:
             return
         view.screen.reply(message.id)
 
+    def compare(self, message: protocol.Compare, _: Any) -> Answer | None:
+        """What a comparison of two passes shows, if anything."""
+        found = self._view.compared(message)
+        return None if found is None else (found, None)
+
     def wait(self) -> None:
         """Return when the slow requests are answered."""
         for worker in self._workers.values():

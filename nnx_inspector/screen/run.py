@@ -16,8 +16,8 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from nnx_inspector.background import weakly
 from nnx_inspector.errors import InspectorError, raised
@@ -32,14 +32,15 @@ from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comparison import At
 from nnx_inspector.screen.control.answers import CONTROL, Controlled
-from nnx_inspector.screen.control.folder import REQUESTS, send
+from nnx_inspector.screen.control.clicks import Clicks
+from nnx_inspector.screen.control.folder import send, values_of
 from nnx_inspector.screen.control.steered import Steered
+from nnx_inspector.screen.control.values import SiteValues
 from nnx_inspector.screen.export.page import MAX_BYTES, page_of
 from nnx_inspector.screen.export.replay import Told, detailed_of
 from nnx_inspector.screen.frames import findings_message, metrics_at
 from nnx_inspector.screen.presenter import Presenter
 from nnx_inspector.screen.python_text import made
-from nnx_inspector.screen.requests import Answer, Requests
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 Path = str | bytes | os.PathLike[str]
 PAUSE: Final = 0.5
 """Seconds between two looks at the file."""
+PATIENCE: Final = 10.0
+"""Seconds for which a run that seems to stall may still answer a request for values."""
 LOOKS: Final = 64
 """How many looks read any file whole; one reads about 16 MB."""
 STRANGE: Final = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
@@ -60,16 +63,13 @@ MISSING: Final = (
     "values", "words", "units", "examples", "lens", "attribution", "flow", "code", "nnx", "sweep",
     "parameters",
 )  # fmt: skip
-"""The panels that need the model."""
+"""The panels that need the model; a run that takes requests has the first one."""
 STEERED: Final = ("Zero", "Scale")
 """The kinds for which every program of a run has room."""
 NO_CONTROL: Final = (
     "this run takes no requests. Start it with nni.watch(model, save=path, control=True)."
 )
 NO_EFFECT: Final = "What the run's perturbations do shows in its metrics."
-NEEDS_MODEL: Final = (
-    "this is a recorded run, and the model is not here. Make an nni.Inspector of the model."
-)
 
 
 def open(path: Path | Sequence[Path], *, display: bool = True) -> Run:
@@ -138,11 +138,11 @@ class Run:
         self._rests_until = 0.0
         self._view = view = Presenter(self._snapshot)
         view.tell = weakly(self._told)
-        self._answers = Answers(self)
+        self._clicks = Clicks(self, view)
         self._closing = contextlib.ExitStack()
         self._closing.callback(view.close)
         self._closing.callback(_let_go, following, self._lock)
-        for worker in self._answers.workers:
+        for worker in self._clicks.workers:
             self._closing.callback(worker.close)
         self._closing.callback(self._closed.set)
         weakref.finalize(self, self._closing.close).atexit = False
@@ -176,7 +176,11 @@ class Run:
 
     @selected.setter
     def selected(self, site: str) -> None:
-        self._select(site)
+        keys = self._view.keys
+        if site not in keys:
+            near = difflib.get_close_matches(site, keys, n=5, cutoff=0) or keys[:5]
+            raise ValueError(f"This run has no site {site!r}. Near: {', '.join(map(repr, near))}.")
+        self._view.select(site)
 
     def figure(
         self, site: str, *, quantity: Quantity = "output", scale: Scale = "symlog"
@@ -242,26 +246,49 @@ class Run:
         """Let the run measure its next step too."""
         self.ask(protocol.MeasureNext(id=0))
 
-    def ask(self, request: Any) -> None:
-        """Ask the run for something, and return when it has done it.
+    def values(self, site: str, *, example: int | None = None) -> SiteValues:
+        """What a site returns in the next step of the run, which it measures for that.
+
+        Args:
+            site: its key, `"layers[3]"` for one layer of a stack.
+            example: the number of one example, an entry of the first axis. A run sends at most
+                16 MiB.
+
+        Returns:
+            The values, with the step that they belong to: `found.value`, `found.step`.
 
         Raises:
-            InspectorError: the run takes no requests, is over, or refuses this one.
+            InspectorError: as in `ask`; there is no such site, it is not called, or its values are
+                too large.
+        """
+        number = self.ask(protocol.ReadSite(id=0, site=site, example=example))
+        return values_of(self._path, self._controlled.run, number)
+
+    def ask(self, request: Any) -> int:
+        """Ask the run for something, and return the number of the request when it is done.
+
+        Raises:
+            InspectorError: the run takes no requests, is over or stalled, or refuses this one.
         """
         self._read(LOOKS)
         number, run = secrets.randbits(48), self._controlled.run
         if not run:
             raise InspectorError(NO_CONTROL)
         send(self._path, run, dataclasses.replace(request, id=number))
+        asked = time.monotonic()
         while number not in self._controlled.answers:
             life = self._following.state
             if self._controlled.run != run or life.name in ("ended", "gone"):
                 raise InspectorError(f"the run has not answered. {life.text}")
+            needs_step = isinstance(request, protocol.ReadSite) and life.name == "stalled"
+            if needs_step and time.monotonic() - asked >= PATIENCE:
+                raise InspectorError(f"the run has made no step since it was asked. {life.text}")
             if self._closed.wait(PAUSE / 2):
                 raise InspectorError("it was closed here before the run has answered.")
             self._read()
         if why := self._controlled.answers[number]:
             raise InspectorError(why)
+        return number
 
     def to_html(self, path: Path, *, max_bytes: int = MAX_BYTES) -> int:
         """Write one page that shows the run, without a kernel; see `Inspector.to_html`."""
@@ -361,6 +388,11 @@ class Run:
         self._view.set_layout(protocol.Layout(layout=number, model=rows[0].kind, sites=rows))
 
     @property
+    def steers(self) -> bool:
+        """Whether the run takes requests now."""
+        return self._controlled.run != "" and self._goes_on
+
+    @property
     def _goes_on(self) -> bool:
         return self._following.state.name in ("running", "stalled")
 
@@ -402,8 +434,8 @@ class Run:
             "recorded": protocol.Recorded(
                 run=following.state.name,
                 text=f"{recording.name}: {following.state.text}",
-                missing=MISSING,
-                steers=self._controlled.run != "" and self._goes_on,
+                missing=MISSING[self.steers :],
+                steers=self.steers,
                 every=self._controlled.every,
             ),
         }
@@ -418,39 +450,6 @@ class Run:
             missing=(*MISSING, "compare"),
             note=f"{self._following.recording.name}, saved {saved}, with {{passes}}.",
         )
-
-    def _select(self, site: str) -> None:
-        if site not in self._view.keys:
-            keys = self._view.keys
-            near = difflib.get_close_matches(site, keys, n=5, cutoff=0) or keys[:5]
-            raise ValueError(f"This run has no site {site!r}. Near: {', '.join(map(repr, near))}.")
-        self._view.select(site)
-
-
-class Answers(Requests):
-    """Carries out the requests to a recorded run."""
-
-    refusal: ClassVar[str] = NEEDS_MODEL
-    later: ClassVar[Mapping[type, str]] = {
-        protocol.Compare: "comparing",
-        **dict.fromkeys(REQUESTS, "steering"),
-    }
-
-    def __init__(self, run: Run):
-        super().__init__(run._view)
-        self._run = run
-
-    def _compare(self, message: protocol.Compare, _: Any) -> Answer | None:
-        found = self._view.compared(message)
-        return None if found is None else (found, None)
-
-
-Answers.table = {
-    protocol.Select: lambda a, m, _: a._run._select(m.site),
-    protocol.ShowPass: lambda a, m, _: a._view.show_pass(m.number, m.site),
-    protocol.Compare: Answers._compare,
-    **dict.fromkeys(REQUESTS, lambda a, m, _: a._run.ask(m)),
-}
 
 
 def _let_go(following: Following, lock: threading.RLock) -> None:

@@ -325,7 +325,7 @@ def test_a_look_does_not_wait_for_values_that_are_being_compiled(fake, monkeypat
 
 def test_every_request_has_its_handler():
     without_reply = {protocol.Hello, protocol.Ack}
-    of_runs = {protocol.SetEvery, protocol.MeasureNext}
+    of_runs = {protocol.SetEvery, protocol.MeasureNext, protocol.ReadSite}
     assert set(Commands.table) == set(protocol.TO_KERNEL) - without_reply - of_runs
 
 

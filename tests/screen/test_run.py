@@ -26,7 +26,8 @@ from nnx_inspector.recordings.layers import (
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import InspectorWidget
-from nnx_inspector.screen.run import MISSING, NEEDS_MODEL
+from nnx_inspector.screen.control.clicks import NEEDS_MODEL
+from nnx_inspector.screen.run import MISSING
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 
@@ -58,7 +59,7 @@ def browser(monkeypatch):
 
 def ask(browser, run, message):
     """The replies of a run to a request."""
-    return browser.ask_screen(run._view.screen, run._answers, message)
+    return browser.ask_screen(run._view.screen, run._clicks, message)
 
 
 @pytest.fixture(params=MODELS)

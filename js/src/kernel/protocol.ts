@@ -847,6 +847,14 @@ export interface MeasureNext {
   readonly id: number;
 }
 
+/** Browser to kernel: let a run that happens elsewhere send what a site returns in its next step; of an `example`, its entry of the first axis alone. */
+export interface ReadSite {
+  readonly type: "read_site";
+  readonly id: number;
+  readonly site: string;
+  readonly example: number | null;
+}
+
 /** Browser to kernel: send the `Nnx` of the module at this site, before the reply. */
 export interface ShowNnx {
   readonly type: "show_nnx";
@@ -1014,7 +1022,7 @@ export interface StopStudy {
 
 export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | Parameters | UnitFigures | Compilations | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Updates | Curves | Passes | State | Findings | Reply | Arrays | Values;
 
-export type ToKernel = Hello | Ack | Select | ChooseExample | Perturb | Adjust | Remove | SwitchAll | SetEvery | MeasureNext | ShowNnx | SwitchMode | SetMask | OpenBeside | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
+export type ToKernel = Hello | Ack | Select | ChooseExample | Perturb | Adjust | Remove | SwitchAll | SetEvery | MeasureNext | ReadSite | ShowNnx | SwitchMode | SetMask | OpenBeside | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
 
 /** The fields of every struct: a scalar, struct or a|b, then `?` null, `[]` list, `{}` map. */
 export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
@@ -1091,6 +1099,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   SwitchAll: { id: "int", enabled: "bool" },
   SetEvery: { id: "int", every: "int" },
   MeasureNext: { id: "int" },
+  ReadSite: { id: "int", site: "str", example: "int?" },
   ShowNnx: { id: "int", site: "str" },
   SwitchMode: { id: "int", module: "str", name: "str", value: "bool?" },
   SetMask: { id: "int", perturbation: "int?", site: "str", units: "int", mask: "str", axis: "int", columns: "int" },
@@ -1115,7 +1124,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
 export const TO_BROWSER: Readonly<Record<string, string>> = { other: "Other", compared: "Compared", weights: "Weights", flow: "Flow", layout_library: "LayoutLibrary", inputs: "Inputs", positions: "Positions", nnx: "Nnx", parameters: "Parameters", units: "UnitFigures", compilations: "Compilations", code: "Code", sweep: "Sweep", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples", layout: "Layout", frame: "Frame", history: "History", updates: "Updates", curves: "Curves", passes: "Passes", state: "State", findings: "Findings", reply: "Reply", arrays: "Arrays", values: "Values" };
 
 /** The struct of every message type. */
-export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", choose_example: "ChooseExample", perturb: "Perturb", adjust: "Adjust", remove: "Remove", switch_all: "SwitchAll", set_every: "SetEvery", measure_next: "MeasureNext", show_nnx: "ShowNnx", switch_mode: "SwitchMode", set_mask: "SetMask", open_beside: "OpenBeside", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_pass: "ShowPass", compare: "Compare", show_values: "ShowValues", read_values: "ReadValues", show_flow: "ShowFlow", show_operations: "ShowOperations", get_layout_library: "GetLayoutLibrary", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };
+export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", choose_example: "ChooseExample", perturb: "Perturb", adjust: "Adjust", remove: "Remove", switch_all: "SwitchAll", set_every: "SetEvery", measure_next: "MeasureNext", read_site: "ReadSite", show_nnx: "ShowNnx", switch_mode: "SwitchMode", set_mask: "SetMask", open_beside: "OpenBeside", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_pass: "ShowPass", compare: "Compare", show_values: "ShowValues", read_values: "ReadValues", show_flow: "ShowFlow", show_operations: "ShowOperations", get_layout_library: "GetLayoutLibrary", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };
 
 /** What a click can add, in the order of the menu. Python can do more. */
 export const OFFERS: readonly Offer[] = [

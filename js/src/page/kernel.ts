@@ -100,6 +100,7 @@ export class Replay {
       case "switch_mode":
       case "set_every":
       case "measure_next":
+      case "read_site":
       case "show_operations":
       case "start_sweep":
       case "stop_sweep":

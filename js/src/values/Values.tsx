@@ -17,7 +17,7 @@ import { Legend } from "./Legend";
 import { Looks } from "./Looks";
 import { Picture, type Drawn } from "./Picture";
 import type { Part, ValuesState } from "./state";
-import { blockText, exactAt, expression, indexAt, leftOut, nameOf, place, shapeText, shortest } from "./text";
+import { blockText, exactAt, expression, expressionOfRun, indexAt, leftOut, nameOf, place, shapeText, shortest } from "./text";
 
 const PARTS: readonly Part[] = ["output", "input", "gradient", "parameter", "attention"];
 const AGAIN_MS = 150;
@@ -26,9 +26,11 @@ const SAID_MS = 350;
 export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
   const values = store.values;
   const running = store.progress.value?.running ?? false;
+  const elsewhere = !!store.state.value?.recorded;
   const seq = running ? -1 : (store.frame.value?.header.seq ?? 0);
   useEffect(() => values.open(site.key), [site.key]);
   useEffect(() => {
+    if (elsewhere) return; // each request makes the run measure a step
     const timer = setTimeout(() => values.open(site.key), AGAIN_MS);
     return () => clearTimeout(timer);
   }, [seq]);
@@ -86,7 +88,7 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
         </button>
       </div>
       <p class="nni-values-source nni-faint nni-small" data-testid={ids.valuesSource}>
-        {arrays ? [shapeText0(values), arrays.source, ...arrays.notes].filter(Boolean).join(" ") : values.busy.value ? "Computing this module's values…" : ""}
+        {arrays ? [shapeText0(values), arrays.source, ...arrays.notes].filter(Boolean).join(" ") : values.busy.value ? elsewhere ? "The run measures its next step…" : "Computing this module's values…" : ""}
       </p>
       {values.problem.value !== "" && (
         <p class="nni-unseen" role="status" data-testid={ids.valuesProblem}>
@@ -108,7 +110,7 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
           <p class="nni-faint nni-small nni-told" data-testid={ids.valuesLeftOut}>
             {cells ? leftOut(array, shown, cells) : ""}
           </p>
-          <Python text={expression(arrays, array, shown, values.index.value)} testid={ids.valuesExpression} line={store.inputs.line} />
+          <Python text={elsewhere ? expressionOfRun(arrays, array) : expression(arrays, array, shown, values.index.value)} testid={ids.valuesExpression} line={store.inputs.line} />
         </>
       )}
     </section>

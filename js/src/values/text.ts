@@ -94,6 +94,12 @@ export function shapeText(array: HeldArray): string {
   return `${array.dtype}[${array.shape.join(", ")}]`;
 }
 
+/** The Python that asks a run that happens elsewhere for such values. */
+export function expressionOfRun(arrays: Arrays, array: HeldArray): string {
+  const asked = `run.values(${JSON.stringify(arrays.site)})`;
+  return arrays.arrays.length === 1 ? `${asked}.value` : `${asked}.calls[${array.call}][${JSON.stringify(array.name)}]`;
+}
+
 /** The Python that returns the same values; of an example other than the first, its own. */
 export function expression(arrays: Arrays, array: HeldArray, shown: Shown, index: readonly number[]): string {
   const calls = Math.max(...arrays.arrays.map((a) => a.call)) > 0;

@@ -10,7 +10,7 @@ import { blockFor, covers, moved, possible, request, shownAs, slid, suits, whole
 import { keysOf } from "../../src/values/Looks";
 import { elementAt, paintWords, places } from "../../src/values/painting";
 import { ValuesState } from "../../src/values/state";
-import { blockText, exactAt, expression, leftOut, place, shortest } from "../../src/values/text";
+import { blockText, exactAt, expression, expressionOfRun, leftOut, place, shortest } from "../../src/values/text";
 import { settle } from "../helpers/kernel";
 import { started } from "../helpers/mounted";
 
@@ -224,6 +224,8 @@ describe("texts", () => {
     expect(expression(arrays([IMAGES]), IMAGES, shown, [3, 0, 0, 0])).toBe('insp.values("blocks/0")[3]');
     const second = held([2], ["feature"], { number: 2, call: 1, name: "['a']" });
     expect(expression(arrays([MATRIX, second], { clean: true }), second, shown, [])).toBe(`insp.values("blocks/0", call=1, clean=True)['a']`);
+    expect(expressionOfRun(arrays([MATRIX]), MATRIX)).toBe('run.values("blocks/0").value');
+    expect(expressionOfRun(arrays([MATRIX, second]), second)).toBe(`run.values("blocks/0").calls[1]["['a']"]`);
     const kernel = held([2], ["feature"], { name: "kernel" });
     expect(expression(arrays([kernel], { part: "parameter" }), kernel, shown, [])).toBe('insp.values("blocks/0", part="parameter")["kernel"]');
   });

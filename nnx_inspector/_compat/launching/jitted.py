@@ -145,6 +145,14 @@ def _compile(types: Sequence[Any], params: dict[str, Any]) -> None:
     pjit._resolve_and_lower(types, **params, **how, lowering_parameters=lowering).compile()
 
 
+def _with_whole(params: dict[str, Any], whole: Any, outputs: int) -> dict[str, Any]:
+    """The parameters of a jit whose additional outputs have this sharding, if it is one."""
+    if whole is None or not outputs:
+        return params
+    own = params["out_shardings"][: len(params["out_shardings"]) - outputs]
+    return {**params, "out_shardings": (*own, *(whole,) * outputs)}
+
+
 def _on_every_device(params: dict[str, Any], arrays: Sequence[Any]) -> Any:
     """The sharding with a whole copy on each device of a jit that runs on several, or None.
 
@@ -235,9 +243,7 @@ class JitProgram:
         core.check_eval_args([*inputs, *self.arrays])
         changed = _changed(self.params, program, len(inputs), outputs)
         whole = _on_every_device(self.params, self.arrays) if outputs else None
-        if whole is not None:
-            own = changed["out_shardings"][: len(changed["out_shardings"]) - outputs]
-            changed["out_shardings"] = (*own, *(whole,) * outputs)
+        changed = _with_whole(changed, whole, outputs)
         found = list(self.start(*inputs, *self.arrays, **changed))
         count = len(found) - outputs
         own = found[:count]
@@ -292,16 +298,18 @@ class JitStart(JitProgram):
         """
         return jax.tree.unflatten(self.tree, jax.tree.leaves(out))
 
-    def compiler(self) -> Callable[[Any, Sequence[Any]], None]:
-        """What compiles a program for `run` with such inputs, in a thread's contexts. It traces
-        nothing, and keeps no array.
+    def compiler(self) -> Callable[..., None]:
+        """What compiles a program for `run` with such inputs and so many additional outputs, in a
+        thread's contexts. It traces nothing, and keeps no array.
         """
         types = list(map(pjit.convert_to_metaty, self.arrays))
-        before = self.params
+        before, whole = self.params, _on_every_device(self.params, self.arrays)
 
-        def compile_it(program: Any, inputs: Sequence[Any]) -> None:
+        def compile_it(program: Any, inputs: Sequence[Any], outputs: int = 0) -> None:
             every = [*map(pjit.convert_to_metaty, inputs), *types]
-            _compile(every, _changed(before, program, len(inputs), 0))
+            _compile(
+                every, _with_whole(_changed(before, program, len(inputs), outputs), whole, outputs)
+            )
 
         return compile_it
 

@@ -17,6 +17,8 @@ from nnx_inspector.errors import reply_text
 from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
 from nnx_inspector.inspector.commands import perturbation_of
 from nnx_inspector.inspector.handles import Handles
+from nnx_inspector.inspector.script.values import ValueRequests
+from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import check_every
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
@@ -50,6 +52,7 @@ class Control:
         every: every so many passes are measured.
         start: the number of the first step.
         failed: called with a sentence if no more requests can be read.
+        learn: called with a pass before it is described.
 
     Raises:
         InspectorError: others may write into the folder of the requests.
@@ -67,6 +70,7 @@ class Control:
         every: int,
         start: int,
         failed: Callable[[str], object],
+        learn: Callable[[Taken], object],
     ):
         self._failed, self._start = failed, start
         self._session, self._recording = session, recording
@@ -74,6 +78,8 @@ class Control:
         for site, perturbation in declared.items():
             self._add(site, perturbation, enabled=False)
         self._once: int | None = None  # the step that is measured because somebody asked
+        how: Any = {"start": start, "measure": self._sample, "learn": learn}
+        self._values = ValueRequests(session, recording, **how)
         self._answers: dict[int, str] = {}
         self._done = deque[tuple[int, str]](maxlen=MOST_DONE)
         self._run, self._every = secrets.token_hex(8), every
@@ -87,18 +93,23 @@ class Control:
         )
         thread.start()
 
-    def measured(self, step: int) -> None:
+    def measured(self, one: Taken, *, ended: bool = True) -> None:
         """A step was measured: after the one that was asked for, go on as before."""
-        if self._once is not None and step >= self._once:
+        self._values.passed(one, ended=ended)
+        if self._once is not None and self._start + one.number >= self._once:
             self._once = None
-            self._session.sample(self._every)
+            self._sample()
+
+    def _sample(self) -> None:
+        always = self._once is not None or self._values.measures
+        self._session.sample(1 if always else self._every)
 
     def close(self) -> None:
         """Take no more requests; called again, it does nothing."""
         self._closed.set()
         with self._lock:
             if self._run:
-                self._run = ""
+                self._run, self._session.asked = "", None
                 unmade(self._folder)
                 self._say()
 
@@ -113,8 +124,14 @@ class Control:
                 except Exception as error:  # noqa: BLE001 - it is the answer
                     answers[message.id] = reply_text(error)
                 else:
-                    answers[message.id] = ""
-                    self._done.append((step, f"run.{text.removeprefix('insp.')}"))
+                    if text is not None:
+                        answers[message.id] = ""
+                        self._done.append((step, f"run.{text.removeprefix('insp.')}"))
+            found = self._values.look(self._folder, self._run)
+            if found is not None:
+                answers[found.number] = found.why
+                if not found.why:
+                    self._done.append((found.step, found.text))
             if answers:
                 newest = [*self._answers.items(), *answers.items()][-MOST_ANSWERS:]
                 self._answers = dict(newest)
@@ -144,19 +161,22 @@ class Control:
         )
         self._recording.keep_table(CONTROL, said.to_columns())
 
-    def _carry_out(self, message: Any) -> str:
-        """Do what is asked; returns it as Python."""
+    def _carry_out(self, message: Any) -> str | None:
+        """Do what is asked; returns it as Python, None if it is answered later."""
         one = perturbation_of(message, self._handles)
         text = text_of(message, self._handles.all(), one)
         match message:
             case protocol.SetEvery():
                 self._every = check_every(message.every)
-                self._session.sample(self._every)
+                self._sample()
                 text = f"every = {self._every}"
             case protocol.MeasureNext():
                 self._once = self._next
-                self._session.sample(1)
+                self._sample()
                 text = "measure_next()"
+            case protocol.ReadSite():
+                self._values.ask(message)
+                return None
             case protocol.Perturb():
                 self._add(message.site, one, enabled=True)
             case protocol.Adjust():

@@ -78,7 +78,8 @@ def watch(
             `start`, `start + every` and so on are measured. The recording in the file goes on too,
             and `recording.seams` says where.
         control: whether `nni.open` may steer the run, through files in a folder beside `save` that
-            only this user may write: switch perturbations, change `every`, measure the next step.
+            only this user may write: switch perturbations, change `every`, measure the next step,
+            send what a site returns.
             `Zero` and `Scale` on outputs can be added. Other perturbations are declared here, by
             site, and are off at first. What was done is in the recording.
 
@@ -142,6 +143,7 @@ def _watched(
                     declared = control if isinstance(control, Mapping) else {}
                     asked: Any = dict(declared=declared, every=check_every(every))
                     asked |= dict(start=start, failed=failed.append)
+                    asked |= dict(learn=functools.partial(recorder.learn, session))
                     recorder.control = Control(saves, session, recording, **asked)
                     steering.callback(recorder.control.close)
                 with Region(recorder, session, check_every(every)):
@@ -238,11 +240,7 @@ class _Recorder:
         pass
 
     def pass_ends(self, session: Session, step: int, one: Taken, *, newest: bool) -> None:
-        for call in one.sent.calls:
-            if call is not None and not any(call is known for known in self._known):
-                self._known.append(call)
-                self._learn(session, call, one.sent)
-        self._tell_apart(session, one.sent)
+        self.learn(session, one)
         found = session.measured_in([one])
         if found:
             self._recording.append(
@@ -254,7 +252,15 @@ class _Recorder:
                 held=one.number,
             )
         if self.control is not None:
-            self.control.measured(step)
+            self.control.measured(one)
+
+    def learn(self, session: Session, one: Taken) -> None:
+        """Learn what the calls of a pass say of the model, if they are the first of their kind."""
+        for call in one.sent.calls:
+            if call is not None and not any(call is known for known in self._known):
+                self._known.append(call)
+                self._learn(session, call, one.sent)
+        self._tell_apart(session, one.sent)
 
     def _learn(self, session: Session, call: WatchedCall, sent: Sent) -> None:
         """Trace a pass as it was called: now for its stacks, of which some summaries are rows; or
@@ -295,6 +301,8 @@ class _Recorder:
         if self._recording.attached and one.sent.arrived:
             found = session.measured_in([one], ended=False)
             self._recording.hold(one.number, step, found, kind="watch", perturbed=one.perturbed)
+        if self.control is not None:
+            self.control.measured(one, ended=False)
 
     def loop_ends(self, loop: object, session: Session) -> None:
         pass

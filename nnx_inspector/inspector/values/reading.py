@@ -1,29 +1,21 @@
 """The browser's requests for values: the list of a site's arrays, and a window of one array.
 
-Invariant: a message holds at most MOST_BLOCKS blocks, whatever the request. Measures nothing
-itself, sends nothing, and starts no thread.
+Measures nothing itself, sends nothing, and starts no thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
-
-import jax
-import numpy as np
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import module_sites
 from nnx_inspector.inspector.core import Core
-from nnx_inspector.inspector.values.blocks import Window, exact_values, reduce_blocks
+from nnx_inspector.inspector.values.blocks import ON_DEVICE
 from nnx_inspector.inspector.values.opening import Look, Opening, attentions
 from nnx_inspector.inspector.values.positions import Positions, figures_of
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.requests import Answer
-from nnx_inspector.stats.arithmetic import points_dtype
-
-MOST_BLOCKS = 1 << 17
-"""The most blocks in one message; three planes of float32 are 1.5 MB."""
+from nnx_inspector.screen.values.reading import window_of
 
 
 def read_values(
@@ -31,7 +23,7 @@ def read_values(
 ) -> Answer:
     if isinstance(request, protocol.ShowValues):
         return _arrays(request, opening, look_of(core)), None
-    return _values(request, opening.shelf.get(request.array, request.norm_over))
+    return window_of(request, opening.shelf.get(request.array, request.norm_over), ON_DEVICE)
 
 
 def _arrays(request: protocol.ShowValues, opening: Opening, look: Look) -> protocol.Arrays:
@@ -99,31 +91,6 @@ def positions_message(core: Core, request: protocol.ShowPositions) -> Answer:
     return answer
 
 
-def _values(request: protocol.ReadValues, array: jax.Array) -> tuple[protocol.Values, bytes]:
-    window = _window(request)
-    if request.exact:
-        return _exact(request, array, window)
-    most = _bounded(request.most)
-    found = reduce_blocks(array, window, most, request.component)
-    encoding = "float32" if points_dtype(array.dtype) == np.float32 else "float64"
-    if found.exact:
-        planes = {"value": found.mean}
-    else:
-        planes = {"mean": found.mean, "low": found.low, "high": found.high}
-        counts = {"nan": found.nan, "posinf": found.posinf, "neginf": found.neginf}
-        planes |= {name: of for name, of in counts.items() if of is not None}
-    message = _message(
-        request,
-        starts=found.starts,
-        ends=found.ends,
-        block=found.block,
-        counts=found.mean.shape,
-        planes=tuple(planes),
-        encoding=encoding,
-    )
-    return message, _buffer(list(planes.values()), encoding)
-
-
 def look_of(core: Core) -> Look:
     shown, trial, switches = core.shown, core.trial, core.modes.switches()
     setting = core.handles.setting()
@@ -148,60 +115,3 @@ def _source(look: Look, part: str) -> str:
     if part == "parameter":
         return "The model's own Variables, as they were when this was read."
     return look.source
-
-
-def _window(request: protocol.ReadValues) -> Window:
-    of_three = (request.axes, request.starts, request.ends, request.most)
-    if any(len(each) != 3 for each in of_three):
-        raise ValueError("axes, starts, ends and most need three numbers: tiles, rows, columns.")
-    axes: Any = tuple(None if axis == -1 else axis for axis in request.axes)
-    spans: Any = tuple(zip(request.starts, request.ends, strict=True))
-    return Window(axes=axes, spans=spans, index=request.index)
-
-
-def _bounded(most: tuple[int, ...]) -> tuple[int, int, int]:
-    """The requested numbers of blocks, limited to MOST_BLOCKS in all."""
-    tiles, rows, columns = (min(max(1, n), MOST_BLOCKS) for n in most)
-    columns = min(columns, 4096)
-    rows = min(rows, max(1, MOST_BLOCKS // columns))
-    return max(1, min(tiles, MOST_BLOCKS // (rows * columns))), rows, columns
-
-
-def _exact(
-    request: protocol.ReadValues, array: jax.Array, window: Window
-) -> tuple[protocol.Values, bytes]:
-    found = exact_values(array, window)
-    starts, ends = zip(*window.within(array.shape).spans, strict=True)
-    planes, encoding = {"value": found}, found.dtype.name
-    if found.dtype == np.complex128:
-        planes, encoding = {"real": np.real(found), "imag": np.imag(found)}, "float64"
-    message = _message(
-        request,
-        starts=starts,
-        ends=ends,
-        block=(1, 1, 1),
-        counts=found.shape,
-        planes=tuple(planes),
-        encoding=encoding,
-    )
-    return message, _buffer(list(planes.values()), encoding)
-
-
-def _message(request: protocol.ReadValues, **fields: Any) -> protocol.Values:
-    return protocol.Values(
-        request=request.id,
-        array=request.array,
-        index=request.index,
-        axes=request.axes,
-        norm_over=request.norm_over,
-        component=request.component,
-        exact=request.exact,
-        **fields,
-    )
-
-
-def _buffer(planes: Sequence[np.ndarray], encoding: str) -> bytes:
-    """The buffer of a `Values`."""
-    dtypes = {"float32": "<f4", "float64": "<f8", "int64": "<i8", "uint64": "<u8"}
-    parts = [np.ascontiguousarray(p, dtypes[encoding]).tobytes() for p in planes]
-    return b"".join(part + bytes(-len(part) % 8) for part in parts)

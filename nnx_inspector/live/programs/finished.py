@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -21,10 +22,11 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.live.calls import Call
 from nnx_inspector.live.inbox import Sent
 from nnx_inspector.live.messages import GRADIENT, Begun
+from nnx_inspector.live.programs.asked import Asked, KeptCall
 from nnx_inspector.live.programs.whose import Trees
 from nnx_inspector.program.editing.bodies import PASSES
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT
-from nnx_inspector.program.plan import Keep, Plan, Seen
+from nnx_inspector.program.plan import Keep, Kept, Plan, Seen
 from nnx_inspector.program.rewrite import rewritten
 from nnx_inspector.program.survey import (
     Item,
@@ -163,7 +165,7 @@ class Finished:
         of_parameters = (x for one in self.begins for x in one.mark.begun.reached)
         self.reached: frozenset[Any] = frozenset([*rows, *of_places, *of_parameters])
         self.takes = tuple(dict.fromkeys(_takes(found)))
-        self._edited: dict[bool, Edited] = {}
+        self._edited: dict[bool | Keep, Edited] = {}
 
     def without(self, program: Any, others: Set[int]) -> Finished:
         """What it says of the model if these of the places where calls begin are not the model's:
@@ -182,30 +184,45 @@ class Finished:
     def knows(self, measures: bool) -> bool:
         return measures in self._edited
 
-    def edited(self, program: Any, *, measures: bool) -> Edited:
-        """The program, measuring or only perturbed."""
-        if measures not in self._edited:
+    def has_site(self, site: str) -> bool:
+        return any(one[0] == site and one[1] is None for one in self.reached)
+
+    def edited(self, program: Any, *, measures: bool, asked: Asked | None = None) -> Edited:
+        """The program, measuring or only perturbed; measuring, it may also keep what was asked.
+
+        Raises:
+            InspectorError: what was asked cannot be kept, or is too large.
+        """
+        keep = Keep(gauge, parts=(OUTPUT,)) if measures else Keep()
+        which: bool | Keep = measures
+        if asked is not None:
+            which = keep = asked.kept_beside(keep)
+        if which not in self._edited:
             found = self._survey(program)
-            plan = Plan(
-                summarise=measures,
-                keep=Keep(gauge, parts=(OUTPUT,)) if measures else Keep(),
-                unmeasured=self._unmeasured,
-            )
+            plan = Plan(summarise=measures, keep=keep, unmeasured=self._unmeasured)
             new = rewritten(found, plan, most_rows=PASSES, join=True)
             bare = jaxprs.open_jaxpr(program)[0]
-            count = len(new.jaxpr.outvars) - len(bare.outvars)
+            others = new.jaxpr.outvars[len(bare.outvars) :]
             for site in new.outside:
                 self.unseen[site] = OUTSIDE
-            self._edited[measures] = Edited(
+            read = dataclasses.replace(new, found=self._found, jaxpr=None).read
+            if asked is not None:
+                types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in others]
+                places = self._walk(self._found, read(types))
+                asked.require_room([x for one in places for x in _values_of(one)])
+                several = [one for one in self._edited if isinstance(one, Keep)]
+                for one in several[: 1 - MOST_ASKED]:
+                    del self._edited[one]
+            self._edited[which] = Edited(
                 jaxprs.closed_like(program, new.jaxpr),
                 len(new.keys),
-                count,
+                len(others),
                 new.keys,
                 new.given,
                 measures,
-                dataclasses.replace(new, found=self._found, jaxpr=None).read,
+                read,
             )
-        return self._edited[measures]
+        return self._edited[which]
 
     def calls(self, order: Sequence[Pass]) -> list[Call]:
         """The calls of some passes of one run."""
@@ -343,6 +360,8 @@ class Finished:
         return found
 
 
+MOST_ASKED = 8
+"""How many variants are kept that keep a site's values, the last ones."""
 OUTSIDE = (
     "its layer cannot be identified here, outside a call of the model, so a perturbation of a "
     "single layer does not act"
@@ -379,7 +398,28 @@ def _put(one: Place, at: Index, sent: Sent) -> None:
         sent.arrived[key, mark.part].append(found)
         # the figures of a site are those of its main array
         if mark.part == OUTPUT and seen.kept and not leaf_of(key)[1]:
-            sent.gauges.setdefault(key, []).append(seen.kept[i].value[at])
+            sent.gauges.setdefault(key, []).append(_gauge_of(seen.kept[i])[at])
+    if values := _values_of(one):
+        sent.values.append(
+            KeptCall(
+                names=mark.structure.names or ("",) * len(values),
+                values=tuple(value[at] for value in values),
+                mapped=tuple(map(len, mark.mapped)),
+                loops=len(one.loops) - len(at),
+                members=mark.members > 0,
+                ran=_entry(seen.ran, at),
+            )
+        )
+
+
+def _gauge_of(kept: Kept) -> Any:
+    return kept.value[0] if isinstance(kept.value, tuple) else kept.value
+
+
+def _values_of(one: Place) -> list[Any]:
+    """The arrays of a call that are kept because somebody asked for them."""
+    kept = one.seen.kept if one.mark.part == OUTPUT and one.seen is not None else ()
+    return [each.value[1] for each in kept if isinstance(each.value, tuple)]
 
 
 def differentiated(mark: Marked) -> set[str]:

@@ -24,6 +24,7 @@ from nnx_inspector.live.hook import run_here
 from nnx_inspector.live.inbox import Begun, Inbox, Message, Sent
 from nnx_inspector.live.messages import GRADIENT, Reached
 from nnx_inspector.live.programs.agreement import Company
+from nnx_inspector.live.programs.asked import Asked
 from nnx_inspector.live.programs.finished import Edited, Finished, Index, Pass, differentiated
 from nnx_inspector.live.programs.passing import key_of
 from nnx_inspector.live.programs.whose import Whose
@@ -51,6 +52,7 @@ class Watched(Protocol):
     model: nnx.Module
     whose: Whose
     company: Company | None
+    asked: Asked | None
 
     def is_mine(self, layer: Layer) -> bool: ...
 

@@ -22,6 +22,7 @@ from nnx_inspector.hooks.layers import open_layers, opened, without
 from nnx_inspector.live.calls import Call
 from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.messages import listeners
+from nnx_inspector.live.programs.asked import Asked
 from nnx_inspector.live.programs.finished import Edited, Finished
 from nnx_inspector.live.programs.launches import Launch, Passes, Watched, noting, put
 from nnx_inspector.live.programs.passing import Known, Passing, key_of
@@ -66,6 +67,8 @@ class Variants:
         return session.setting is self._setting and self._may_pass(session)
 
     def _may_pass(self, session: Watched) -> bool:
+        if session.asked is not None and session.asked.is_sought:
+            return False  # each program is looked at
         return not any(session.inbox.is_due(x, session.setting) for x in self._passing.known)
 
     def _pass(self, session: Watched, key: int) -> None:
@@ -173,12 +176,17 @@ class Variants:
     ) -> Launch | None:
         if alone is not None and calls.why:
             self._passes.is_others()
+        asked = session.asked
+        keeps = asked is not None and self._is_asked(None, session, found, program)
         measures = self._passes.are_due(found, session, alone)
         if alone and not (measures or found.begins or found.takes):
             return None
         if alone is None and found.knows(True) and not self._quiet.get(program):
             measures = True  # it is compiled already
-        edited = found.edited(program, measures=measures)
+        edited = None
+        if asked is not None and keeps and measures:
+            edited = self._keeping(found, program, asked)
+        edited = edited or found.edited(program, measures=measures)
         setting = self._passes.setting_of(found, session, alone)
         return self._launch(session, found, edited, setting, alone, is_doubted=calls.is_doubted)
 
@@ -206,6 +214,8 @@ class Variants:
                 self._passing.learn(call.function, ())
             return None
         found, whose = read
+        if self._is_asked(call, session, found):
+            return None
         if not (found.begins or whose.why) or not found.is_known:
             return None
         calls = tuple(found.known_calls)
@@ -220,6 +230,47 @@ class Variants:
             self._passing.fits(0)
             return None
         return lambda: self._run_bare(bare, call, session, calls)
+
+    def _keeping(self, found: Finished, program: Any, asked: Asked) -> Edited | None:
+        """The program that keeps what was asked, None if there is none."""
+        try:
+            return found.edited(program, measures=True, asked=asked)
+        except Exception as error:  # noqa: BLE001 - it is the answer; the step goes on
+            asked.fail(error)
+            return None
+
+    def _is_asked(
+        self, call: jitted.JitStart | None, session: Watched, found: Finished, program: Any = None
+    ) -> bool:
+        """Whether a program is to keep what was asked for, if its pass is measured. The first that
+        can is compiled in a thread before.
+        """
+        asked = session.asked
+        if asked is None or asked.problem or not found.has_site(asked.site):
+            return False
+        if not asked.take_up():
+            return asked.is_ready
+        program = program if call is None else call.program
+        edited = self._keeping(found, program, asked)
+        if edited is None:
+            return False
+        if call is None or found.is_single:
+            asked.be_ready()
+            return False
+        compile_it, layers, configuration = call.compiler(), open_layers(), Configuration.here()
+
+        def work() -> None:
+            try:
+                with configuration.held(), opened(layers):
+                    one = self._launch(session, found, edited, session.setting)
+                    compile_it(edited.program, put(one.numbers()), edited.outputs)
+            except Exception as error:  # noqa: BLE001 - it is the answer
+                asked.fail(error)
+            else:
+                asked.be_ready()
+
+        self._worker.do(work)
+        return False
 
     def _perturbed(
         self, call: jitted.JitStart, session: Watched, found: Finished

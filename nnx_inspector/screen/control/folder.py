@@ -1,8 +1,9 @@
 """The folder of a run's requests, `run.nni.control` beside `run.nni`: writing and reading them.
 
 A request is a JSON file: the id of the run and a message of the protocol, which is checked field by
-field. Invariant: a folder or file that another user may write, or a link, is refused; a request of
-an earlier run, or one that is no request, is deleted and never carried out. Imports no jax.
+field. Values that were asked for come back as a file too (`values.py`). Invariant: a folder or file
+that another user may write, or a link, is refused; a request of an earlier run, or one that is no
+request, is deleted and never carried out. Imports no jax.
 """
 
 from __future__ import annotations
@@ -19,15 +20,19 @@ from typing import Any, Final
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.files import whole_path, write
 from nnx_inspector.screen import protocol
+from nnx_inspector.screen.control.values import MOST_BYTES, SiteValues, unpacked
 
 Path = str | bytes | os.PathLike[str]
 LARGEST: Final = 65_536
 """The largest file that is read as a request, in bytes."""
 REQUESTS: Final = (
     protocol.Perturb, protocol.Adjust, protocol.Remove, protocol.SwitchAll, protocol.SetEvery,
-    protocol.MeasureNext,
+    protocol.MeasureNext, protocol.ReadSite,
 )  # fmt: skip
 """What can be asked of a run."""
+VALUES: Final = ".values"
+MOST_VALUES: Final = 4
+"""How many files of values wait to be read."""
 _NO_LINK_NO_WAIT: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _WRITE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -93,21 +98,54 @@ def send(recording: Path, run: str, message: Any) -> None:
     if why := why_refused(folder):
         raise InspectorError(f"the request was not sent, because {why}.")
     text = json.dumps({"run": run, "message": protocol.to_header(message)}).encode()
-    name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
-    new = os.path.join(folder, f".{name}")
+    _put(folder, f"{time.time_ns():020d}-{secrets.token_hex(4)}.json", text)
+
+
+def _put(folder: str, name: str, data: bytes) -> None:
+    """Put a file into a folder: whole, or not at all."""
+    new = os.path.join(folder, f".{secrets.token_hex(8)}")
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        write(file, text)
+        write(file, data)
     finally:
         os.close(file)
-    os.rename(new, os.path.join(folder, f"{name}.json"))  # whole, or not there
+    os.rename(new, os.path.join(folder, name))
+
+
+def put_values(folder: str, number: int, data: bytes) -> None:
+    """Put the values there that a request has asked for. Those of earlier ones go, except the last
+    few: perhaps nobody is left to read them.
+    """
+    before = [name for name in os.listdir(folder) if name.endswith(VALUES)]
+    paths = sorted((os.path.join(folder, name) for name in before), key=os.path.getmtime)
+    for path in paths[: 1 - MOST_VALUES]:
+        os.unlink(path)
+    _put(folder, f"{number}{VALUES}", data)
+
+
+def values_of(recording: Path, run: str, number: int) -> SiteValues:
+    """The values that a request has asked for; their file is deleted.
+
+    Raises:
+        InspectorError: they are not there, or in a file of another form.
+    """
+    path = os.path.join(folder_of(recording), f"{number}{VALUES}")
+    data = _content_of(path, MOST_BYTES + LARGEST)
+    if data is None:
+        raise InspectorError("the values that the run has sent are not there, or cannot be read.")
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    try:
+        return unpacked(data, run)
+    except ValueError as error:
+        raise InspectorError(f"the values that the run has sent cannot be read: {error}.") from None
 
 
 def taken(folder: str, run: str) -> Iterator[Any]:
     """The requests to a run, oldest first. Each is deleted; what is none of them is skipped."""
     for name in sorted(name for name in os.listdir(folder) if name.endswith(".json")):
         path = os.path.join(folder, name)
-        text = _text_of(path)
+        text = _content_of(path)
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
             os.unlink(path)
         if text is not None and (message := _message(text, run)) is not None:
@@ -122,7 +160,7 @@ def unmade(folder: str) -> None:
         os.rmdir(folder)
 
 
-def _text_of(path: str) -> bytes | None:
+def _content_of(path: str, most: int = LARGEST) -> bytes | None:
     """What a file holds; None if it is a link, large, or not this user's."""
     try:
         file = os.open(path, os.O_RDONLY | _NO_LINK_NO_WAIT)
@@ -130,9 +168,10 @@ def _text_of(path: str) -> bytes | None:
         return None
     try:
         status = os.fstat(file)
-        if not (stat.S_ISREG(status.st_mode) and _is_mine(status) and status.st_size <= LARGEST):
+        if not (stat.S_ISREG(status.st_mode) and _is_mine(status) and status.st_size <= most):
             return None
-        return os.read(file, LARGEST)
+        with open(file, "rb", closefd=False) as opened:
+            return opened.read(most)
     finally:
         os.close(file)
 

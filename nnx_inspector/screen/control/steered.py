@@ -24,7 +24,7 @@ class Steered:
         self,
         shown: protocol.Perturbation,
         now: Callable[[int], protocol.Perturbation | None],
-        ask: Callable[[Any], None],
+        ask: Callable[[Any], object],
     ):
         self._id, self._now, self._ask = shown.id, now, ask
         self.site, self.expression = shown.site, shown.expression

@@ -81,6 +81,15 @@ class MeasureNext(Request, type="measure_next"):
     """Browser to kernel: let a run that happens elsewhere measure its next step too."""
 
 
+class ReadSite(Request, type="read_site"):
+    """Browser to kernel: let a run that happens elsewhere send what a site returns in its next
+    step; of an `example`, its entry of the first axis alone.
+    """
+
+    site: str
+    example: int | None = None
+
+
 class ShowNnx(Request, type="show_nnx"):
     """Browser to kernel: send the `Nnx` of the module at this site, before the reply."""
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from models import TwoLayers
+from steered import Script, X, forward
 
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError, InspectorWarning
@@ -22,48 +23,6 @@ from nnx_inspector.screen.control import folder
 from nnx_inspector.screen.control.answers import CONTROL, Controlled
 
 NOISE = protocol.Perturb(id=0, site="b", kind="Noise", strength=0.1, at="output")
-X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
-forward = nnx.jit(lambda model, x: model(x))
-
-
-class Script:
-    """A loop in a thread that makes passes until it is to end."""
-
-    def __init__(self, path, **how):
-        self.path, self.model, self.errors = path, TwoLayers(nnx.Rngs(0)), []
-        self._how = {"every": 1, "control": True, **how}
-        self._passed, self._over, self._output = threading.Condition(), False, None
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-        with self._passed:
-            assert self._passed.wait_for(lambda: self._output is not None or self.errors, 60)
-
-    def _run(self):
-        try:
-            with nni.watch(self.model, save=self.path, **self._how) as self.recording:
-                while not self._over:
-                    output = np.asarray(forward(self.model, X))
-                    with self._passed:
-                        self._output = output
-                        self._passed.notify_all()
-        except BaseException as error:
-            with self._passed:
-                self.errors.append(error)
-                self._passed.notify_all()
-
-    def wait_for(self, wanted):
-        """Wait for a pass that returns these values."""
-        self.wait(lambda: np.allclose(self._output, wanted))
-
-    def wait(self, condition):
-        """Wait for something that is looked at after each pass."""
-        with self._passed:
-            assert self._passed.wait_for(condition, 60)
-
-    def end(self):
-        self._over = True
-        self.thread.join()
-        return self.errors
 
 
 @pytest.fixture

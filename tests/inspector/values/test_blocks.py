@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle import TINY, values
 
-from nnx_inspector.inspector.values import blocks
-from nnx_inspector.inspector.values.blocks import Window, exact_values, norms, reduce_blocks
+from nnx_inspector.inspector.values import blocks as on_device
+from nnx_inspector.inspector.values.blocks import ON_DEVICE, norms
+from nnx_inspector.screen.values import blocks
+from nnx_inspector.screen.values.blocks import HERE, Window, exact_values, reduce_blocks
 
 DTYPES = [
     np.float16, ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,
@@ -47,7 +49,14 @@ def shown(x: np.ndarray, window: Window) -> np.ndarray:
 
 
 def check(x: np.ndarray, window: Window, most, component="value") -> blocks.Blocks:
-    found = reduce_blocks(jnp.asarray(x), window, most, component)
+    """The blocks of an array on the device, and of the same array of NumPy's, are right."""
+    if x.dtype.kind in "biufc":
+        checked(reduce_blocks(x, window, most, component, HERE), x, window, most, component)
+    found = reduce_blocks(jnp.asarray(x), window, most, component, ON_DEVICE)
+    return checked(found, x, window, most, component)
+
+
+def checked(found, x, window, most, component):
     window = window.within(x.shape)
     box = reals(shown(x, window), component)
     assert found.mean.ndim == 3
@@ -150,7 +159,7 @@ def test_the_grid_of_blocks_does_not_move_with_the_window():
     x = values(1, "normal", np.float32, (300, 300))
     near = Window(axes=(None, 0, 1), spans=((0, 1), (37, 137), (51, 151)), index=(0, 0))
     found = check(x, near, (1, 16, 16))
-    every = reduce_blocks(jnp.asarray(x), whole(x.shape, (None, 0, 1)), (1, 64, 64))
+    every = reduce_blocks(x, whole(x.shape, (None, 0, 1)), (1, 64, 64))
     assert found.block == every.block == (1, 8, 8)
     row, column = (s // 8 for s in found.starts[1:])
     rows, columns = found.mean.shape[1:]
@@ -167,16 +176,17 @@ def test_a_sum_that_overflows_is_a_mean_that_does_not():
 
 
 def test_nothing_of_an_empty_array():
-    x = jnp.zeros((4, 0))
-    found = reduce_blocks(x, whole(x.shape, (None, 0, 1)), (1, 8, 8))
-    assert found.mean.shape == (1, 4, 0)
-    assert exact_values(x, whole(x.shape, (None, 0, 1))).shape == (1, 4, 0)
+    for x, tiles in ((jnp.zeros((4, 0)), ON_DEVICE), (np.zeros((4, 0)), HERE)):
+        found = reduce_blocks(x, whole(x.shape, (None, 0, 1)), (1, 8, 8), tiles=tiles)
+        assert found.mean.shape == (1, 4, 0)
+        assert exact_values(x, whole(x.shape, (None, 0, 1)), tiles).shape == (1, 4, 0)
 
 
 def test_a_scalar_is_one_block():
-    found = reduce_blocks(jnp.float32(3), whole((), (None, None, None)), (1, 1, 1))
-    assert found.mean.tolist() == [[[3.0]]]
-    assert found.exact
+    for x, tiles in ((jnp.float32(3), ON_DEVICE), (np.float32(3), HERE)):
+        found = reduce_blocks(x, whole((), (None, None, None)), (1, 1, 1), tiles=tiles)
+        assert found.mean.tolist() == [[[3.0]]]
+        assert found.exact
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *WIDE, ml_dtypes.int4])
@@ -186,7 +196,9 @@ def test_exact_values_are_exact(dtype):
         if np.issubdtype(dtype, np.integer) and dtype in WIDE:
             x[0, 0, 0] = np.iinfo(dtype).max
         window = Window(axes=(None, 2, 0), spans=((0, 1), (1, 6), (0, 3)), index=(0, 3, 0))
-        found = exact_values(jnp.asarray(x), window)
+        found = exact_values(jnp.asarray(x), window, ON_DEVICE)
+        if x.dtype.kind in "biufc":
+            np.testing.assert_array_equal(exact_values(x, window), found)
     wanted = x[0:3, 3, 1:6].T[None]
     if dtype in (np.int64, np.uint64):
         assert found.dtype == dtype
@@ -202,19 +214,21 @@ def test_exact_values_are_exact(dtype):
 @pytest.mark.parametrize("tile", [8, 1 << 20])
 @pytest.mark.parametrize("kind", ["normal", "huge"])
 def test_norms_are_those_of_numpy(monkeypatch, axis, tile, kind):
-    monkeypatch.setattr(blocks, "TILE", tile)
+    monkeypatch.setattr(on_device, "TILE", tile)
     x = values(2, kind, np.float32, (4, 6, 5))
     x = np.where(np.isfinite(x), x, 0).astype(np.float32) / 8
     found = norms(jnp.asarray(x), axis)
     wanted = np.linalg.norm(x.astype(np.float64), axis=axis)
     np.testing.assert_allclose(found, wanted, rtol=2e-6)
+    np.testing.assert_allclose(blocks.norms(x, axis), wanted, rtol=1e-12)
 
 
 def test_norms_tell_what_is_not_finite():
-    x = jnp.array([[1.0, jnp.nan], [jnp.inf, 1.0], [3.0, 4.0]])
-    assert np.isnan(norms(x, 1)[0])
-    assert not np.isfinite(norms(x, 1)[1])
-    assert norms(x, 1)[2] == 5
+    x = np.array([[1.0, np.nan], [np.inf, 1.0], [3.0, 4.0]], np.float32)
+    for found in (norms(jnp.asarray(x), 1), blocks.norms(x, 1)):
+        assert np.isnan(found[0])
+        assert not np.isfinite(found[1])
+        assert found[2] == 5
 
 
 @pytest.mark.parametrize(
@@ -233,8 +247,8 @@ def test_a_window_that_does_not_fit_is_refused(window, text):
 
 def test_a_large_array_is_never_fetched():
     x = jnp.ones((4096, 4096))
-    found = reduce_blocks(x, whole(x.shape, (None, 0, 1)), (1, 128, 128))
+    found = reduce_blocks(x, whole(x.shape, (None, 0, 1)), (1, 128, 128), tiles=ON_DEVICE)
     assert found.block == (1, 32, 32)
     assert found.fetched == 128 * 128 * 12  # three float32 a block
     with pytest.raises(ValueError, match="At most 4096"):
-        exact_values(x, whole(x.shape, (None, 0, 1)))
+        exact_values(x, whole(x.shape, (None, 0, 1)), ON_DEVICE)

@@ -10,8 +10,10 @@ from flax import nnx
 
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.inspector.values import blocks, shelf
+from nnx_inspector.inspector.values import shelf
+from nnx_inspector.inspector.values.blocks import ON_DEVICE
 from nnx_inspector.inspector.values.reading import look_of
+from nnx_inspector.screen.values import blocks
 
 
 def inspected(model, *args):
@@ -418,7 +420,7 @@ def test_an_array_of_1_gb_opens_without_being_fetched():
     held = opened(insp, "").arrays[0]
     assert held.value.nbytes == 1 << 30
     whole = blocks.Window(axes=(None, 0, 1), spans=((0, 1), *[(0, 16384)] * 2), index=(0, 0))
-    found = blocks.reduce_blocks(held.value, whole, (1, 256, 256))
+    found = blocks.reduce_blocks(held.value, whole, (1, 256, 256), tiles=ON_DEVICE)
     assert found.fetched < 1 << 20
     middle = np.arange(256) * 64 + 31.5
     np.testing.assert_allclose(found.mean[0], np.outer(middle, middle), rtol=1e-5)

@@ -10,9 +10,10 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector.inspector.values import reading
+from nnx_inspector.inspector.values.blocks import ON_DEVICE
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.protocol import ReadValues, ShowValues
+from nnx_inspector.screen.values import reading
 
 
 class Screen:
@@ -154,8 +155,8 @@ def test_wide_dtypes_travel_as_float64():
     request = read(1, 1, index=(0, 0), axes=(-1, 0, 1), ends=(1, 2, 3))
     kinds = {"bfloat16": "float32", "int8": "float32", "bool": "float32", "int32": "float64"}
     for dtype, encoding in kinds.items():
-        message, buffer = reading._values(request, jnp.ones((2, 3), dtype))
+        message, buffer = reading.window_of(request, jnp.ones((2, 3), dtype), ON_DEVICE)
         assert message.encoding == encoding
         np.testing.assert_array_equal(planes(message, buffer)["value"], np.ones((1, 2, 3)))
     with jax.enable_x64(True):
-        assert reading._values(request, jnp.ones((2, 3)))[0].encoding == "float64"
+        assert reading.window_of(request, np.ones((2, 3)))[0].encoding == "float64"

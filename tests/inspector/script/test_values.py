@@ -1,0 +1,354 @@
+"""The values of one site of a steered run: those of the step that is named with them."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from browsing import Browser
+from flax import nnx
+from models import Cond, Ensemble, Stacked, TwoLayers, While
+from steered import Script, X, forward
+
+import nnx_inspector as nni
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.inspector.script import values as requests
+from nnx_inspector.live.programs import finished
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen import run as runs
+from nnx_inspector.screen.control import folder
+
+SELDOM = 1_000_000
+"""So that no step is measured but those that somebody asks for, and the first."""
+
+
+class Asked:
+    """A script, and its run as another process sees it."""
+
+    def __init__(self, path, model=None, step=None, **how):
+        self.script = Script(path, model, step, **{"every": SELDOM, **how})
+        self.run = nni.open(path, display=False)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        assert self.script.end() == []
+        self.run.close()
+
+
+def double(x):
+    return np.asarray(x, np.float64)
+
+
+def linear(module, x, row=()):
+    return x @ double(module.kernel[...][row]) + double(module.bias[...][row])
+
+
+def each_step(number):
+    """Another input in each step, so that values of one are no other's."""
+    return jnp.sin(X + number)
+
+
+train = nnx.jit(lambda model, x: nnx.value_and_grad(lambda model: (model(x) ** 2).sum())(model)[0])
+
+
+@pytest.mark.parametrize("program", [forward, train], ids=["forward", "with gradients"])
+def test_values_are_those_of_their_step(tmp_path, program):
+    step = lambda model, number: program(model, each_step(number))  # noqa: E731
+    with Asked(tmp_path / "run.nni", step=step) as asked:
+        model = asked.script.model
+        for site in ("a", "b", ""):
+            found = asked.run.values(site)
+            first = linear(model.a, double(each_step(found.step)))
+            wanted = first if site == "a" else linear(model.b, np.tanh(first))
+            np.testing.assert_allclose(found.value, wanted, atol=2e-6)
+            assert found.value.dtype == np.float32
+            assert found.shown.source == f"Step {found.step} of the run."
+            assert found.step in asked.run.recording.steps
+        done = [text for _, text in asked.run._controlled.done]
+        assert done == ["run.values('a')", "run.values('b')", "run.values('')"]
+        measured = asked.run.recording.steps
+        steps = asked.script.steps
+        asked.script.wait(lambda: asked.script.steps > steps + 5)
+        assert asked.run.recording.steps == measured  # it goes on as before
+
+
+def test_a_model_that_is_not_jitted(tmp_path):
+    with Asked(tmp_path / "run.nni", step=lambda model, number: model(each_step(number))) as asked:
+        found = asked.run.values("a")
+        wanted = linear(asked.script.model.a, double(each_step(found.step)))
+        np.testing.assert_allclose(np.asarray(found), wanted, atol=2e-6)
+
+
+def test_bfloat16_comes_as_the_numbers_that_it_is(tmp_path):
+    model = TwoLayers(nnx.Rngs(0))
+    model.b = nnx.Linear(4, 2, dtype=jnp.bfloat16, rngs=nnx.Rngs(1))
+    with Asked(tmp_path / "run.nni", model) as asked:
+        found = asked.run.values("b")
+    assert found.shown.arrays[0].dtype == "bfloat16"
+    assert found.value.dtype == np.float32
+    np.testing.assert_array_equal(found.value, np.asarray(forward(model, X)).astype(np.float32))
+
+
+class Both(nnx.Module):
+    def __call__(self, x):
+        return {"plus": x + 1, "minus": x - 1}
+
+
+class Twice(nnx.Module):
+    def __init__(self, rngs):
+        self.a, self.both = nnx.Linear(3, 3, rngs=rngs), Both()
+
+    def __call__(self, x):
+        return self.a(self.both(self.a(x))["plus"])
+
+
+def test_each_call_and_each_array_has_its_own(tmp_path):
+    with Asked(tmp_path / "run.nni", Twice(nnx.Rngs(0))) as asked:
+        found, both = asked.run.values("a"), asked.run.values("both")
+        module = asked.script.model.a
+    first = linear(module, double(X))
+    (one, other), (named,) = found.calls, both.calls
+    np.testing.assert_allclose(one[""], first, atol=2e-6)
+    np.testing.assert_allclose(other[""], linear(module, first + 1), atol=2e-6)
+    np.testing.assert_allclose(named["plus"], first + 1, atol=2e-6)
+    np.testing.assert_allclose(named["minus"], first - 1, atol=2e-6)
+    with pytest.raises(InspectorError, match="returned 2 arrays in step .*: call 0, call 1"):
+        _ = found.value
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_layers_of_a_scan_are_rows(tmp_path, remat):
+    model = Stacked(nnx.Rngs(0), remat=remat)
+    insp = nni.Inspector(model, X, display=False)
+    wanted = np.asarray(insp.values("blocks"))
+    insp.close()
+    with Asked(tmp_path / "run.nni", model) as asked:
+        found, layer = asked.run.values("blocks"), asked.run.values("blocks[1]")
+        with pytest.raises(InspectorError, match=r"is not a layer: the site has \[3\]"):
+            asked.run.values("blocks[3]")
+    assert found.shown.arrays[0].axes == ("layer", "batch", "feature")
+    assert layer.shown.arrays[0].axes == ("batch", "feature")
+    np.testing.assert_allclose(found.value, wanted, atol=1e-6)
+    np.testing.assert_allclose(layer.value, wanted[1], atol=1e-6)
+
+
+def test_members_and_vmaps_are_axes(tmp_path):
+    with Asked(tmp_path / "run.nni", Ensemble(nnx.Rngs(0))) as asked:
+        found = asked.run.values("members")
+        members = asked.script.model.members
+    wanted = np.stack([linear(members, double(X), row) for row in range(2)])
+    np.testing.assert_allclose(found.value, wanted, atol=2e-6)
+
+
+def test_one_example_of_a_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(requests, "MOST_BYTES", 40)
+    with Asked(tmp_path / "run.nni") as asked:
+        with pytest.raises(InspectorError) as told:
+            asked.run.values("a")
+        assert "'a' returns float32[5,4]" in str(told.value)
+        assert "run.values('a', example=0)" in str(told.value)
+        found = asked.run.values("a", example=3)
+        wanted = linear(asked.script.model.a, double(X[3:4]))
+        np.testing.assert_allclose(found.value, wanted, atol=2e-6)
+        with pytest.raises(InspectorError, match=r"float32\[5,4\], which has no example 5"):
+            asked.run.values("a", example=5)
+        np.testing.assert_array_equal(asked.run.values("b").value.shape, (5, 2))
+
+
+def test_what_has_no_values_says_why(tmp_path):
+    with Asked(tmp_path / "while.nni", While(nnx.Rngs(0))) as asked:
+        with pytest.raises(InspectorError, match="cannot leave the loop"):
+            asked.run.values("linear")
+        with pytest.raises(InspectorError, match="no site 'linaer'.*The closest are 'linear'"):
+            asked.run.values("linaer")
+        with pytest.raises(InspectorError, match="0 or more, got -1"):
+            asked.run.values("linear", example=-1)
+    positive = np.asarray(X).sum() > 0
+    with Asked(tmp_path / "cond.nni", Cond(nnx.Rngs(0))) as asked:
+        with pytest.raises(InspectorError, match="in a branch that step .* did not take"):
+            asked.run.values("negative" if positive else "positive")
+        found = asked.run.values("positive" if positive else "negative")
+    taken = asked.script.model.positive if positive else asked.script.model.negative
+    np.testing.assert_allclose(found.value, linear(taken, double(X)), atol=2e-6)
+
+
+class Idle(TwoLayers):
+    def __init__(self, rngs):
+        super().__init__(rngs)
+        self.idle = nnx.Linear(3, 3, rngs=rngs)
+
+
+def test_a_site_that_is_not_called(tmp_path):
+    with Asked(tmp_path / "run.nni", Idle(nnx.Rngs(0))) as asked:
+        with pytest.raises(InspectorError, match=r"'idle' was not called in steps \d+ to \d+"):
+            asked.run.values("idle")
+        assert asked.run.values("a").value.shape == (5, 4)
+
+
+def test_several_requests_at_once_are_answered_one_by_one(tmp_path):
+    found = {}
+    with Asked(tmp_path / "run.nni") as asked:
+        sites = ["a", "b", "a", ""]
+        threads = [
+            threading.Thread(target=lambda i=i: found.update({i: read(asked, sites[i])}))
+            for i in range(len(sites))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    shapes = [found[i].value.shape for i in range(len(sites))]
+    assert shapes == [(5, 4), (5, 2), (5, 4), (5, 2)]
+    assert len({one.step for one in found.values()}) == len(sites)
+
+
+def read(asked, site):
+    """The values, by a reader of its own."""
+    run = nni.open(asked.script.path, display=False)
+    try:
+        return run.values(site)
+    finally:
+        run.close()
+
+
+def test_more_requests_than_wait_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(requests, "MOST_WAITING", 0)
+    with (
+        Asked(tmp_path / "run.nni") as asked,
+        pytest.raises(InspectorError, match="requests for values wait"),
+    ):
+        asked.run.values("a")
+
+
+class Gate:
+    """Steps that wait until they are let through."""
+
+    def __init__(self):
+        self.free = threading.Event()
+        self.free.set()
+        self.waits = threading.Event()
+
+    def step(self, model, number):
+        if not self.free.is_set():
+            self.waits.set()
+            assert self.free.wait(60)
+        return forward(model, X)
+
+
+def test_a_run_that_makes_no_step_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "PATIENCE", 0.0)
+    gate = Gate()
+    with Asked(tmp_path / "run.nni", step=gate.step) as asked:
+        asked.run._following._stalled_after = 0.0
+        gate.free.clear()
+        assert gate.waits.wait(60)
+        with pytest.raises(InspectorError, match="has made no step since it was asked"):
+            asked.run.values("a")
+        gate.free.set()
+
+
+def test_a_run_that_ends_meanwhile_says_so(tmp_path):
+    gate, failed = Gate(), []
+    with Asked(tmp_path / "run.nni", step=gate.step) as asked:
+        gate.free.clear()
+        assert gate.waits.wait(60)
+
+        def ask():
+            try:
+                asked.run.values("a")
+            except InspectorError as error:
+                failed.append(str(error))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        asked.script._over = True
+        gate.free.set()
+        thread.join()
+        with pytest.raises(InspectorError, match="takes no requests"):
+            asked.run.values("a")
+    assert failed == [] or "has not answered" in failed[0] or "takes no requests" in failed[0]
+
+
+def test_a_perturbation_that_is_on_is_in_the_values(tmp_path):
+    with Asked(tmp_path / "run.nni") as asked:
+        asked.run.perturb("a", nni.Scale(2.0))
+        model = asked.script.model
+        wanted = 2 * linear(model.a, double(X))
+        asked.script.wait_for(linear(model.b, np.tanh(wanted)))
+        found = asked.run.values("a")
+        assert found.shown.perturbed
+        np.testing.assert_allclose(found.value, wanted, atol=4e-6)
+
+
+def test_programs_are_the_same_as_without_control(tmp_path, monkeypatch):
+    """Nothing is kept, and no program is another, as long as nobody asks."""
+    texts, edit = [], finished.rewritten
+
+    def noted(*args, **how):
+        new = edit(*args, **how)
+        texts[-1].append(str(new.jaxpr))
+        return new
+
+    monkeypatch.setattr(finished, "rewritten", noted)
+    step = nnx.jit(lambda model, x: nnx.value_and_grad(lambda m: (m(x) ** 2).sum())(model)[0])
+    for control in (False, True):
+        texts.append([])
+        model = TwoLayers(nnx.Rngs(0))
+        with nni.watch(model, every=2, save=tmp_path / f"{control}.nni", control=control):
+            for _ in range(4):
+                jax.block_until_ready(step(model, X))
+    assert texts[0]
+    assert texts[0] == texts[1]
+
+
+# ------------------------------------------------------------------ on screen
+
+
+def test_the_panel_shows_them(tmp_path, monkeypatch):
+    browser = Browser(monkeypatch)
+    with Asked(tmp_path / "run.nni") as asked:
+        run = asked.run
+        assert "values" not in run._snapshot()["recorded"].missing
+
+        def ask(message):
+            return browser.ask_screen(run._view.screen, run._clicks, message)
+
+        ask(protocol.ShowValues(id=1, site="a", part="output", clean=False))
+        ((shown, _),) = browser.of("arrays")
+        (held,) = shown["arrays"]
+        wanted = linear(asked.script.model.a, double(X))
+        window = {"index": (0, 0), "axes": (-1, 0, 1), "starts": (0, 0, 0), "ends": (1, 5, 4)}
+        how = {"most": (1, 8, 8), "norm_over": -1, "component": "value", "exact": False}
+        request = protocol.ReadValues(id=2, array=held["number"], **window, **how)
+        ask(request)
+        ((values, buffer),) = browser.of("values")
+        found = np.frombuffer(buffer, "<f4", 20).reshape(values["counts"])
+        np.testing.assert_allclose(found[0], wanted, atol=2e-6)
+        for refused, why in (
+            (protocol.ShowValues(id=3, site="a", part="input", clean=False), "only the output"),
+            (protocol.ShowValues(id=4, site="a", part="output", clean=True), "only the output"),
+            (protocol.ReadValues(id=5, array=99, **window, **how), "no longer here"),
+        ):
+            assert why in ask(refused)[-1][0]["error"]
+
+
+def test_a_run_without_control_needs_the_model(tmp_path):
+    with Asked(tmp_path / "run.nni", control=False) as asked:
+        assert "values" in asked.run._snapshot()["recorded"].missing
+        with pytest.raises(InspectorError, match="takes no requests"):
+            asked.run.values("a")
+
+
+# ------------------------------------------------------------------- the file
+
+
+def test_files_that_nobody_reads_do_not_pile_up(tmp_path):
+    made = folder.made(tmp_path / "run.nni")
+    for number in range(20):
+        folder.put_values(made, number, b"x")
+    assert len(list((tmp_path / "run.nni.control").iterdir())) == folder.MOST_VALUES
