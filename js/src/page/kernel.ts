@@ -101,6 +101,7 @@ export class Replay {
       case "set_every":
       case "measure_next":
       case "read_site":
+      case "open_beside":
       case "show_operations":
       case "start_sweep":
       case "stop_sweep":

@@ -117,7 +117,7 @@ def test_each_call_and_each_array_has_its_own(tmp_path):
     np.testing.assert_allclose(other[""], linear(module, first + 1), atol=2e-6)
     np.testing.assert_allclose(named["plus"], first + 1, atol=2e-6)
     np.testing.assert_allclose(named["minus"], first - 1, atol=2e-6)
-    with pytest.raises(InspectorError, match="returned 2 arrays in step .*: call 0, call 1"):
+    with pytest.raises(InspectorError, match=r"returned 2 arrays in step .*: call 0, call 1"):
         _ = found.value
 
 
@@ -164,13 +164,13 @@ def test_what_has_no_values_says_why(tmp_path):
     with Asked(tmp_path / "while.nni", While(nnx.Rngs(0))) as asked:
         with pytest.raises(InspectorError, match="cannot leave the loop"):
             asked.run.values("linear")
-        with pytest.raises(InspectorError, match="no site 'linaer'.*The closest are 'linear'"):
+        with pytest.raises(InspectorError, match=r"no site 'linaer'.*The closest are 'linear'"):
             asked.run.values("linaer")
         with pytest.raises(InspectorError, match="0 or more, got -1"):
             asked.run.values("linear", example=-1)
     positive = np.asarray(X).sum() > 0
     with Asked(tmp_path / "cond.nni", Cond(nnx.Rngs(0))) as asked:
-        with pytest.raises(InspectorError, match="in a branch that step .* did not take"):
+        with pytest.raises(InspectorError, match=r"in a branch that step .* did not take"):
             asked.run.values("negative" if positive else "positive")
         found = asked.run.values("positive" if positive else "negative")
     taken = asked.script.model.positive if positive else asked.script.model.negative
