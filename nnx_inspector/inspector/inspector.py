@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from nnx_inspector._compat.configuration import forbids_nan
 from nnx_inspector.errors import warn
@@ -35,7 +35,7 @@ from nnx_inspector.inspector.readings import Readings
 from nnx_inspector.inspector.studies.studies import Studies, require_site, study
 from nnx_inspector.inspector.targets import Targets
 from nnx_inspector.lenses.examples import TopExamples
-from nnx_inspector.live.steps import Region
+from nnx_inspector.live.steps import Region, Watching, check_start
 from nnx_inspector.perturbations.slots import Known
 from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.records.record import Record
@@ -246,26 +246,10 @@ class Inspector(Readings):
     # ---------------------------------------------------------------- loops
 
     @overload
-    def watch(
-        self,
-        batches: Iterable[T],
-        *,
-        every: int = 10,
-        only: Only = None,
-        gradients: bool = True,
-        tree: int | None = None,
-    ) -> Generator[T, Any, None]: ...
+    def watch(self, batches: Iterable[T], **how: Unpack[Watching]) -> Generator[T, Any, None]: ...
 
     @overload
-    def watch(
-        self,
-        batches: None = None,
-        *,
-        every: int = 10,
-        only: Only = None,
-        gradients: bool = True,
-        tree: int | None = None,
-    ) -> Region: ...
+    def watch(self, batches: None = None, **how: Unpack[Watching]) -> Region: ...
 
     def watch(
         self,
@@ -275,6 +259,7 @@ class Inspector(Readings):
         only: Only = None,
         gradients: bool = True,
         tree: int | None = None,
+        start: int | None = None,
     ) -> Generator[Any, Any, None] | Region:
         """Iterate over `batches` and watch your own training step, jitted and unchanged.
 
@@ -294,14 +279,18 @@ class Inspector(Readings):
                 student and the average of its weights): 0 is the one that the program calls first.
                 Without it the model is the tree with the arrays that the model holds, and none of
                 them is measured if nothing tells which that is.
+            start: the number of the first step, for instance that of the checkpoint which a run
+                goes on from. By default steps are counted on from the last loop of this inspector.
 
         Raises:
             TypeError: `batches` cannot be iterated over.
-            ValueError: `every` is less than 1, `only` matches no site, or `tree` is not a number.
+            ValueError: `every` is less than 1, `only` matches no site, or `tree` or `start` is not
+                a number.
             InspectorError: a loop is being watched already.
         """
         self._core.require_open()
-        how: Any = dict(every=every, only=only, gradients=gradients, tree=tree)
+        start = None if start is None else check_start(start)
+        how: Any = dict(every=every, only=only, gradients=gradients, tree=tree, start=start)
         return self._loops.watch(batches, **how)
 
     def tick(self) -> None:

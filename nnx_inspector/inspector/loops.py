@@ -63,10 +63,10 @@ class Loops:
         self._region: Region | None = None
         self._loop: object = None
         self._reports = Reports(core)
-        self._every = 1
+        self._every, self._start = 1, 0
         self._taken: tuple[Handle, ...] = ()
         self._first = self._perturbed = False
-        self._start = 0
+        self._given: int | None = None  # the number of the first step, if the user chose it
         self._some = False  # whether any step has ended
         self._last_end: StepEnd | None = None  # of a step that is recorded behind the loop
         self.shares = Alike(core, weakly(self._take_over))
@@ -81,6 +81,7 @@ class Loops:
         only: Only,
         gradients: bool,
         tree: int | None,
+        start: int | None,
     ) -> Generator[T, Any, None] | Region:
         every, tree, given = check_every(every), check_tree(tree), batches
         batches = batches_of(given)
@@ -91,6 +92,7 @@ class Loops:
             )
         self._require_idle()
         self._every = every
+        self._given = start
         self._rerun.follow()
         session = self._session_for(only, gradients, tree)
         trace = self._core.trace
@@ -220,8 +222,8 @@ class Loops:
             self._loop, core.looping, core.pending, self._first = loop, True, True, True
             self._rerun.drop_first()
             core.view.loop_thread = threading.get_ident()
-            start = core.step + 1 if core.recording.curves() or self._some else 0
-            core.step = self._start = start
+            goes_on = core.step + 1 if core.recording.curves() or self._some else 0
+            core.step = self._start = start = goes_on if self._given is None else self._given
             core.meter.loop_begins()
             every = self._every
             spares = total and every > 1 and core.view.on_screen and not core.recording.attached

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from nnx_inspector._compat.started import Following, Keeping, Latest, raise_kept
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, comes_from_a_handler
 from nnx_inspector.hooks.dispatch import installing
+from nnx_inspector.hooks.sites import Only
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session, Shares
 from nnx_inspector.opening import Opening, close_all
@@ -73,6 +74,16 @@ class Owner(Protocol):
 
     def loop_ended(self) -> None:
         """Warn of what is certain, when no error has left the loop: a filter may raise warnings."""
+
+
+class Watching(TypedDict, total=False):
+    """How a loop is watched; see `Inspector.watch`."""
+
+    every: int
+    only: Only
+    gradients: bool
+    tree: int | None
+    start: int | None
 
 
 def check_every(every: Any) -> int:

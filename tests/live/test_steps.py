@@ -168,6 +168,48 @@ def test_every_is_nothing_else(every: Any) -> None:
         check_every(every)
 
 
+@pytest.mark.parametrize("ticks", [None, False, True])
+def test_a_loop_begins_with_the_step_that_is_given(ticks: bool | None) -> None:
+    """An iterator, and a region with and without `tick`; the next loop goes on from there."""
+    model, xs = Chain(nnx.Rngs(0)), batches(5)
+    insp = nni.Inspector(model, xs[0], display=False)
+
+    def loop(**how: Any) -> None:
+        if ticks is None:
+            for i, x in enumerate(insp.watch(xs, every=2, **how)):
+                forward(model, x, 1.0)
+                insp.metrics(loss=i)
+            return
+        with insp.watch(every=2, **how):
+            for x in xs:
+                if ticks:
+                    insp.tick()
+                forward(model, x, 1.0)
+
+    loop(start=80)
+    assert [one.step for one in insp.recording.passes if one.kind == "watch"] == [80, 82, 84]
+    for one in insp.recording.passes[-3:]:
+        y: Any = one.summary("")
+        expected = np.asarray(forward(model, xs[one.step - 80], 1.0)).mean()
+        np.testing.assert_allclose(y.mean, expected, rtol=1e-4, atol=1e-6)
+    if ticks is None:
+        assert [step for step, _ in insp.recording.curves()["loss"]] == list(range(80, 85))
+    loop()
+    newest = [one.step for one in insp.recording.passes if one.kind == "watch"][3:]
+    assert newest == ([85, 87, 89] if ticks is False else [86, 88])
+    loop(start=0)
+    assert [one.step for one in insp.recording.passes if one.kind == "watch"][-3:] == [0, 2, 4]
+    insp.close()
+
+
+@pytest.mark.parametrize("start", [-1, 1.5, True, "3"])
+def test_a_start_is_the_number_of_a_step(start: Any) -> None:
+    insp = nni.Inspector(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), jnp.ones((1, 2)), display=False)
+    with pytest.raises(ValueError, match="start must be the number of a step"):
+        insp.watch([1], start=start)
+    insp.close()
+
+
 class Numbered:
     """A data set as torch has them: no iterator, and more items than its length says."""
 
