@@ -1,20 +1,25 @@
-// One view: header, findings and perturbations, with the tree and the detail below them.
-// Invariants: an error in one part shows its text in that part's place and leaves the rest alone;
-// a key pressed here never triggers a shortcut of the host.
+// One view: the top line with findings and perturbations below it, then time, tree and detail, and the
+// bottom line. Invariants: the view has a fixed height, and only its rows, its panel and lists scroll,
+// so the tree never leaves; an error in one part shows its text in that part's place and leaves the rest
+// alone; a key pressed here never triggers a shortcut of the host.
 import { render, type ComponentChildren } from "preact";
-import { useLayoutEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Detail } from "./detail/Detail";
+import { chooseGroup } from "./detail/groups";
+import { Findings } from "./findings/Findings";
 import { Header } from "./header/Header";
 import { Bridge } from "./kernel/bridge";
-import { Metrics } from "./metrics/Metrics";
 import { Banner } from "./notices/Banner";
 import { Notices } from "./notices/Notices";
 import { Perturbations } from "./perturb/Perturbations";
-import { PythonLine } from "./python/PythonLine";
+import { Foot } from "./python/Foot";
 import { Store } from "./store";
-import { TimeStrip } from "./time/TimeStrip";
+import { Time } from "./time/Time";
 import { Tree } from "./tree/Tree";
-import { Boundary } from "./ui/Boundary";
+import { Boundary } from "./frame/Boundary";
+import { fillPane } from "./frame/pane";
+import { isStacked, ROW_HEIGHT, useLayout, type Layout } from "./frame/layout";
+import { Split } from "./frame/Split";
 import { ids } from "./ui/testids";
 import { dark, paletteOf, readTheme, watchTheme } from "./ui/theme";
 
@@ -47,16 +52,31 @@ export function mount({ store, bridge }: Props, place: HTMLElement): () => void 
   return () => render(null, place);
 }
 
+/** The least height of the detail, and its least width beside the tree. */
+const [DETAIL_HEIGHT, DETAIL_WIDTH] = [240, 400];
+const [TREE_HEAD, TREE_WIDTH] = [32, 280];
+
 function App({ store, bridge }: Props) {
   const root = useRef<HTMLDivElement>(null);
+  const view = useRef<HTMLDivElement>(null);
+  const layout = useLayout(view);
+  const [findings, setFindings] = useState(false);
   useLayoutEffect(watchTheme, []);
+  useLayoutEffect(() => fillPane(view.current!), []);
+
+  const closeFindings = (): void => {
+    setFindings(false);
+    root.current!.querySelector<HTMLElement>(`[data-testid="${ids.findings}"]`)?.focus();
+  };
 
   const onKeyDown = (event: KeyboardEvent): void => {
-    const typing = event.target instanceof HTMLInputElement;
-    if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    const { target } = event;
+    const typing = target instanceof HTMLInputElement && target.type !== "range" && target.type !== "checkbox";
+    if (typing || target instanceof HTMLSelectElement || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "/") root.current!.querySelector<HTMLInputElement>(`[data-testid="${ids.search}"]`)?.focus();
+    else if (!/^[1-5]$/.test(event.key) || !chooseGroup(store, Number(event.key) - 1)) return;
     event.preventDefault();
     event.stopPropagation();
-    root.current!.querySelector<HTMLInputElement>(`[data-testid="${ids.search}"]`)?.focus();
   };
 
   // Lumino looks for the attribute from the focused element upwards, but tests its selectors (which
@@ -74,21 +94,53 @@ function App({ store, bridge }: Props) {
       onFocusIn={onFocusIn}
       onKeyDown={onKeyDown}
     >
-      <div class="nni-view">
-        <Part name="the header" view={<Header store={store} />} />
-        <Part name="the time strip" view={<TimeStrip store={store} />} />
+      <div ref={view} class="nni-view" style={{ "--nni-row": `${ROW_HEIGHT}px` }}>
+        <Part name="the header" view={<Header store={store} bridge={bridge} open={findings} setOpen={setFindings} />} />
+        {findings && <Part name="the findings" view={<Findings store={store} close={closeFindings} />} />}
         <Part name="the notices" view={<Banner store={store} bridge={bridge} />} />
         <Part name="the notices" view={<Notices store={store} bridge={bridge} />} />
         <Part name="the perturbations" view={<Perturbations store={store} bridge={bridge} />} />
-        <div class="nni-body">
-          <div class="nni-side">
-            <Part name="the tree" view={<Tree store={store} />} />
-            <Part name="the metrics" view={<Metrics store={store} />} />
-          </div>
-          <Part name="the detail" view={<Detail store={store} />} />
-        </div>
-        <Part name="the line of Python" view={<PythonLine store={store} />} />
+        <Body store={store} layout={layout} />
+        <Part name="the bottom line" view={<Foot store={store} />} />
       </div>
+    </div>
+  );
+}
+
+/** Time, tree and detail, with the bars between them. */
+function Body({ store, layout }: { store: Store; layout: Layout }) {
+  const stacked = isStacked(layout);
+  const sizes = store.sizes.value;
+  const [tree, above] = [`tree ${layout}`, `time ${layout}`];
+  const rows = TREE_HEAD + 3 * ROW_HEIGHT;
+  const size = (name: string): string | undefined => (name in sizes ? `${sizes[name]}px` : undefined);
+  return (
+    <div
+      class={stacked ? "nni-body nni-below" : "nni-body nni-aside"}
+      style={{
+        "--nni-count": store.tree.rows.value.length,
+        "--nni-shown": store.perturbations.value.length > 0 ? 6 : 7,
+        "--nni-metrics": store.curves.value.length,
+        "--nni-tree-size": size(tree),
+        "--nni-above-size": stacked ? undefined : size(above),
+      }}
+    >
+      <Part name="time" view={<Time store={store} layout={layout} />} />
+      <Part name="the tree" view={<Tree store={store} layout={layout} />} />
+      {!stacked && (
+        <Split label="Height of the tree" testid={ids.splitTime} sizes={store.sizes} name={above} sideways={false} of=".nni-tree" least={rows} rest={100} />
+      )}
+      <Split
+        label={stacked ? "Height of the tree" : "Width of the tree"}
+        testid={ids.split}
+        sizes={store.sizes}
+        name={tree}
+        sideways={!stacked}
+        of=".nni-tree"
+        least={stacked ? rows : TREE_WIDTH}
+        rest={stacked ? DETAIL_HEIGHT : DETAIL_WIDTH}
+      />
+      <Part name="the detail" view={<Detail store={store} />} />
     </div>
   );
 }

@@ -88,6 +88,12 @@ export class Store implements Receiver {
   /** Counts up when the form that adds a perturbation should open. */
   readonly adding = signal(0);
   readonly overSteps = signal<"bands" | "heatmap">("bands");
+  /** The panel that each group of tabs showed last. */
+  readonly lastIn = signal<ReadonlyMap<string, string>>(new Map());
+  /** The sizes of the parts of the screen that were chosen, by part and width class. */
+  readonly sizes = signal<Readonly<Record<string, number>>>({});
+  /** The row of the tree under the pointer, -1 for none: the foot shows its figures. */
+  readonly pointed = signal(-1);
   /** Counts up when a row should be brought into view: by a key, a link or the kernel. */
   readonly reveal = signal(0);
 
@@ -128,13 +134,26 @@ export class Store implements Receiver {
   });
   /** Per site: bit 1, it has NaN or Inf values itself; bit 2, something below it has. */
   readonly bad = computed(() => markBad(this.sites.value, this.frame.value));
+  /** The sites at which, as a rule has found, values stop being finite. */
+  readonly origins = computed<ReadonlySet<string>>(
+    () => new Set((this.findings.value?.findings ?? []).filter((one) => one.rule === "nonfinite").map((one) => one.site)),
+  );
   readonly notices = computed<readonly Line[]>(() => {
     const away = this.dismissed.value;
     const fromKernel = (this.state.value?.notices ?? []).map((n) => ({ ...n, id: `${n.level}\n${n.site}\n${n.text}` }));
     return [...this.problems.value, ...fromKernel].filter((n) => !away.has(n.id));
   });
 
-  readonly timeline = new Timeline({
+  /** The newest step of all that is here: every chart over the steps goes from 0 to it. */
+  readonly lastStep = computed(() => {
+    const passes = this.timeline.passes.value;
+    let last = Math.max(0, this.frame.value?.header.step ?? 0);
+    for (let i = 0; i < passes.count; i++) last = Math.max(last, passes.step(i));
+    for (const { points } of this.curves.value) if (points.length > 0) last = Math.max(last, points[points.length - 2]);
+    return last;
+  });
+
+  readonly timeline: Timeline = new Timeline({
     frame: this.frame,
     selected: this.selected,
     showPass: (number, site, settle) => this.kernel.ask({ type: "show_pass", number, site }, settle),
@@ -157,6 +176,7 @@ export class Store implements Receiver {
     held: this.timeline.held,
     bad: this.bad,
     perturbed: this.perturbed,
+    moved: computed(() => new Map((this.state.value?.effect?.sites ?? []).map(({ site, change }) => [site, change ?? Infinity]))),
   });
 
   private readonly intents = signal<ReadonlyMap<number, Intent>>(new Map());

@@ -7,7 +7,7 @@ import widget from "../src/widget";
 import { HOSTILE as EVIL } from "./helpers/injection";
 import { MockModel, settle } from "./helpers/kernel";
 import { SITES, cell, effect, frame, layout, scale, site, state } from "./helpers/messages";
-import { mounted, press, start as tell, type Mounted } from "./helpers/mounted";
+import { mounted, opened, press, start as tell, type Mounted } from "./helpers/mounted";
 
 let { control, stream, el, life, find, all, end } = {} as Mounted;
 let view: Mounted;
@@ -91,7 +91,8 @@ describe("text from a model", () => {
     expect(find(ids.selected)?.textContent).toBe(EVIL);
     expect(find(ids.notice)?.textContent).toContain(EVIL);
     expect(find(ids.effect)?.textContent).toContain(EVIL);
-    expect(find(ids.downstream)?.textContent).toContain(EVIL);
+    await opened(find, ids.effectMore);
+  expect(find(ids.downstream)?.textContent).toContain(EVIL);
     expect(find(ids.expression)?.textContent).toBe(EVIL);
     expect(el.querySelectorAll("img, script")).toHaveLength(0);
     expect("hacked" in window).toBe(false);
@@ -150,7 +151,7 @@ describe("the host's shortcuts", () => {
   it("do not fire where the focus is in the view", async () => {
     await start();
     const svg = find(ids.hist("output"))!.querySelector("svg")!;
-    for (const element of [find(ids.tree)!, find(ids.perturbAdd)!, find(ids.perturbKind)!, find(ids.pause)!, find(ids.search)!, svg]) {
+    for (const element of [find(ids.tree)!, find(ids.perturb)!, find(ids.menu)!, find(ids.pause)!, find(ids.search)!, svg]) {
       element.focus();
       if (document.activeElement !== element) element.dispatchEvent(new FocusEvent("focusin", { bubbles: true }));
       expect(element.getAttribute("data-lm-suppress-shortcuts")).toBe("true");

@@ -46,7 +46,7 @@ class ScaleGradient(GradientPerturbation):
     factor: Any
     at: At = static("output")
     form: ClassVar[Form] = Form(
-        does="multiply its gradient by the factor", strength_name="factor", strength=1.0, high=2.0
+        does="multiply its gradient by the factor", strength_name="factor", strength=0.5, high=2.0
     )
     how: ClassVar[str] = "scale"
     numbers: ClassVar[Mapping[str, float | None]] = {"factor": None}

@@ -113,7 +113,7 @@ class Scale(Perturbation):
     factor: Any
     at: At = static("output")
     form: ClassVar[Form] = Form(
-        does="multiply it by the factor", strength_name="factor", strength=1.0, high=2.0
+        does="multiply it by the factor", strength_name="factor", strength=0.5, high=2.0
     )
     numbers: ClassVar[Mapping[str, float | None]] = {"factor": None}
 

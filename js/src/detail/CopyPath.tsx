@@ -6,7 +6,7 @@ export function CopyPath({ path }: { path: string }) {
   const [copy, said] = useCopy(path);
   return (
     <>
-      <button type="button" class="nni-button nni-quiet" title={`Copy the path ${JSON.stringify(path)}`} data-testid={ids.copy} onClick={copy}>
+      <button type="button" class="nni-button" title={`Copy the path ${JSON.stringify(path)}`} data-testid={ids.copy} onClick={copy}>
         Copy path
       </button>
       <span class="nni-faint nni-small" role="status">

@@ -1,11 +1,18 @@
-// Everything about the selected site: its path, perturbing it, and the panels.
+// Everything about the selected site: its path and facts, what can be done with it, and the panels.
+// Invariant: the line of the site is 44 pixels high; a path that is too long loses its leading segments,
+// and facts drop as a whole, from the right.
 import { label } from "../kernel/sites";
-import { Add } from "../perturb/Add";
+import type { Site } from "../kernel/protocol";
+import { PerturbMenu } from "../perturb/PerturbMenu";
 import type { Store } from "../store";
+import { bytes, compact, count, shortType } from "../ui/format";
+import { More } from "../ui/More";
 import { ids } from "../ui/testids";
 import { CopyPath } from "./CopyPath";
+import { Facts } from "./Facts";
 import { Operations } from "./Operations";
 import { Panels } from "./Panels";
+import { bytesOf } from "./sizes";
 
 export function Detail({ store }: { store: Store }) {
   const sites = store.sites.value;
@@ -18,18 +25,43 @@ export function Detail({ store }: { store: Store }) {
       </section>
     );
   }
+  const path = label(site.key);
   return (
     <section class="nni-detail" aria-label="Selected module" data-testid={ids.detail}>
-      <div class="nni-path">
-        <h3 data-testid={ids.selected} data-value={site.key}>
-          {label(site.key)}
-        </h3>
-        <CopyPath path={site.key} />
-        {store.replay.value === "" && <Operations store={store} sites={sites!} index={index} />}
+      <div class="nni-site-line">
+        <div>
+          <h3 title={path} data-testid={ids.selected} data-value={site.key}>
+            <bdi>{path}</bdi>
+          </h3>
+          <p class="nni-site-facts">
+            {factsOf(site).map((fact) => (
+              <span key={fact}>{fact}</span>
+            ))}
+          </p>
+        </div>
+        {!store.fixed.value && <PerturbMenu store={store} site={site} />}
+        <More label="More about this module" testid={ids.siteMenu}>
+          <CopyPath path={site.key} />
+          {store.replay.value === "" && <Operations store={store} sites={sites!} index={index} />}
+          <Facts site={site} />
+        </More>
       </div>
-      {!store.fixed.value && <Add store={store} site={site} />}
       {site.unseen !== "" && <p class="nni-unseen">Not seen: {site.unseen}</p>}
       <Panels store={store} site={site} index={index} />
     </section>
   );
+}
+
+/** What is known without a run, the most wanted first. */
+function factsOf(site: Site): readonly string[] {
+  const size = bytesOf(site.output);
+  return [
+    `${site.kind} → ${shortType(site.output) || "nothing"}`,
+    `${count(site.parameters)} parameters`,
+    size === null ? "" : `${bytes(size)} of activations`,
+    site.flops === null ? "" : `${compact(site.flops)} FLOPs`,
+    site.calls > 1 ? `${count(site.calls)} calls` : "",
+    site.stacked > 1 ? `${count(site.stacked)} layers` : "",
+    site.source,
+  ].filter(Boolean);
 }

@@ -17,7 +17,7 @@ export function Operations({ store, sites, index }: { store: Store; sites: Sites
   return (
     <button
       type="button"
-      class="nni-button nni-quiet"
+      class="nni-button"
       aria-pressed={shown}
       disabled={waits !== ""}
       title={shown ? "Hide the operations within this call" : "Show the operations within this call (softmax, attention, matrix products …) as rows of the tree, 200 at most. What a function like @softmax computes is shown by the same button on its row"}

@@ -1,6 +1,7 @@
-// The panels of the selected site, one at a time, and the tabs that choose one.
-// Invariant: a hidden panel is not rendered, so it costs nothing. The keys are those of the ARIA
-// tabs pattern (arrows, Home, End).
+// The panels of the selected site, one at a time, and the tabs that choose one: five groups, and in the
+// line of a group its panels, then the choices of the panel on show. Invariants: a hidden panel is not
+// rendered, so it costs nothing; only the panel scrolls. The keys are those of the ARIA tabs pattern
+// (arrows, Home, End), and 1 to 5 for the groups.
 import type { FunctionComponent } from "preact";
 import { CodePanel } from "../code/CodePanel";
 import { CompareOptions, ComparePanel } from "../compare/ComparePanel";
@@ -18,7 +19,7 @@ import { UnitsPanel } from "../units/UnitsPanel";
 import { ValuesPanel } from "../values/Values";
 import { WordsPanel } from "../words/WordsPanel";
 import { Distributions, DistributionsOptions } from "../distributions/Distributions";
-import { Facts } from "./Facts";
+import { GROUPS, GROUP_OF, chooseGroup, choosePanel, offered } from "./groups";
 
 interface PanelProps {
   readonly store: Store;
@@ -38,16 +39,9 @@ interface Panel {
 const OF_STUDIES = new Set(["lens", "attribution"]);
 /** The panels that look at one example; a saved page, which may have none of them, shows the batch first. */
 const OF_EXAMPLES = new Set([...OF_STUDIES, "values", "words"]);
-/** In the order of the tabs; the first one is shown initially. */
-const panelsOf = ({ site, store: { replay, missing, inputs, studies } }: PanelProps): readonly Panel[] =>
-  ALL.filter(({ name }) => {
-    if (site.single) return name === "overview"; // one array of what a call returns: statistics only
-    if (name === "words" && !inputs.inputs.value?.tokens) return false;
-    if ((name === "examples" || name === "lens" || name === "attribution") && replay.value) return studies[name].value?.found !== null && studies[name].value !== null;
-    return !replay.value || !missing.value.has(name);
-  });
+/** Every panel that `groups.ts` may offer. */
 const ALL: readonly Panel[] = [
-  { name: "overview", title: "Distributions", View: Overview, Options: DistributionsOptions },
+  { name: "overview", title: "Distributions", View: Distributions, Options: DistributionsOptions },
   { name: "values", title: "Values", View: ValuesPanel },
   { name: "words", title: "Words", View: WordsPanel },
   { name: "units", title: "Units", View: UnitsPanel },
@@ -56,77 +50,95 @@ const ALL: readonly Panel[] = [
   { name: "attribution", title: "Attribution", View: AttributionPanel },
   { name: "flow", title: "Flow", View: Flow },
   { name: "code", title: "Code", View: CodePanel },
-  { name: "nnx", title: "NNX", View: NnxPanel },
+  { name: "nnx", title: "State", View: NnxPanel },
   { name: "sweep", title: "Sweep", View: SweepPanel, Options: SweepOptions },
   { name: "compare", title: "Compare", View: ComparePanel, Options: CompareOptions },
 ];
 
-/** The least height in pixels of the selected module in a narrow view. */
-const ROOM = 450;
-
-function Overview(props: PanelProps) {
+export function Panels(props: PanelProps) {
+  const { store, site } = props;
+  const names = offered(store, site);
+  const panels = ALL.filter((panel) => names.includes(panel.name));
+  const { name, title, View, Options } = panels.find((panel) => panel.name === store.panel.value) ?? panels[0]!;
+  const group = GROUP_OF[name]!;
+  const groups = GROUPS.filter((one) => names.some((panel) => GROUP_OF[panel] === one));
+  const inGroup = panels.filter((panel) => GROUP_OF[panel.name] === group);
   return (
     <>
-      <Facts site={props.site} />
-      <Distributions {...props} />
+      {panels.length > 1 && (
+        <div class="nni-tabs">
+          <Tabs
+            class="nni-groups"
+            label="What to do with the module"
+            names={groups}
+            chosen={group}
+            title={(one) => one}
+            hint={(one) => `${one}: ${GROUPS.indexOf(one) + 1}`}
+            testid={ids.group}
+            choose={(one) => chooseGroup(store, GROUPS.indexOf(one))}
+          />
+          <Tabs
+            class="nni-subs"
+            label={group}
+            names={inGroup.map((panel) => panel.name)}
+            chosen={name}
+            title={(one) => panels.find((panel) => panel.name === one)!.title}
+            testid={ids.tab}
+            choose={(one) => choosePanel(store, one)}
+          />
+          {Options && (
+            <div class="nni-options">
+              <Options {...props} />
+            </div>
+          )}
+        </div>
+      )}
+      {/* it scrolls, and may have no other element that a key can reach */}
+      <div key={name} class="nni-tabpanel" role="tabpanel" tabIndex={0} aria-label={title}>
+        {(OF_EXAMPLES.has(name) || (name === "overview" && store.replay.value !== "")) && <Examples store={store} studied={OF_STUDIES.has(name)} />}
+        <View {...props} />
+      </div>
     </>
   );
 }
 
-export function Panels(props: PanelProps) {
-  const panels = panelsOf(props);
-  const chosen = props.store.panel.value;
-  const at = Math.max(
-    0,
-    panels.findIndex((panel) => panel.name === chosen),
-  );
-  const { name, View, Options } = panels[at]!;
-  if (panels.length === 1) return <View {...props} />;
+interface TabsProps<T extends string> {
+  class: string;
+  label: string;
+  names: readonly T[];
+  chosen: T;
+  title: (name: T) => string;
+  hint?: (name: T) => string;
+  testid: (name: T) => string;
+  choose: (name: T) => void;
+}
 
-  // in a narrow view the tree scrolls with the panel: if there is little room below it, it gives way
-  const choose = (next: number, within: Element): void => {
-    props.store.panel.value = panels[next]!.name;
-    const body = within.closest(".nni-body")!;
-    const [around, detail] = [body, within.closest(".nni-detail")!].map((part) => part.getBoundingClientRect());
-    if (around.bottom - detail.top < ROOM) body.scrollTop += detail.top - around.top;
-  };
-  const show = (to: number, strip: Element): void => {
-    const next = (to + panels.length) % panels.length;
-    choose(next, strip);
-    strip.querySelectorAll<HTMLElement>("[role=tab]")[next]!.focus({ preventScroll: true });
-  };
+function Tabs<T extends string>({ class: look, label, names, chosen, title, hint, testid, choose }: TabsProps<T>) {
   const onKeyDown = (event: KeyboardEvent): void => {
-    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: panels.length - 1 }[event.key];
+    const at = names.indexOf(chosen);
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: names.length - 1 }[event.key];
     if (to === undefined) return;
     event.preventDefault();
-    show(to, event.currentTarget as Element);
+    const next = (to + names.length) % names.length;
+    choose(names[next]!);
+    (event.currentTarget as Element).querySelectorAll<HTMLElement>("[role=tab]")[next]?.focus({ preventScroll: true });
   };
   return (
-    <>
-      <div class="nni-tabs" role="tablist" aria-label="What to show of the module" onKeyDown={onKeyDown}>
-        {panels.map((panel, i) => (
-          <button
-            key={panel.name}
-            type="button"
-            role="tab"
-            aria-selected={panel.name === name}
-            tabIndex={panel.name === name ? 0 : -1}
-            data-testid={ids.tab(panel.name)}
-            onClick={(event) => choose(i, event.currentTarget)}
-          >
-            {panel.title}
-          </button>
-        ))}
-      </div>
-      {Options && (
-        <div class="nni-options">
-          <Options {...props} />
-        </div>
-      )}
-      {(OF_EXAMPLES.has(name) || (name === "overview" && props.store.replay.value !== "")) && <Examples store={props.store} studied={OF_STUDIES.has(name)} />}
-      <div class="nni-tabpanel" role="tabpanel" aria-label={panels[at]!.title}>
-        <View {...props} />
-      </div>
-    </>
+    <div class={look} role="tablist" aria-label={label} onKeyDown={onKeyDown}>
+      {names.map((name) => (
+        <button
+          key={name}
+          type="button"
+          role="tab"
+          aria-selected={name === chosen}
+          tabIndex={name === chosen ? 0 : -1}
+          title={hint?.(name)}
+          data-testid={testid(name)}
+          onClick={() => choose(name)}
+        >
+          {title(name)}
+        </button>
+      ))}
+    </div>
   );
 }

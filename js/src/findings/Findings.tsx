@@ -1,77 +1,117 @@
-// The findings of the rules: one button in the header, and below it the list, worst first, each with
-// a link to its site and step. Invariant: the list overlays the view, so a finding that arrives while data
-// streams moves nothing; all texts are text nodes.
-import type { FindingRow, Findings as Found } from "../kernel/protocol";
+// The findings of the rules: a button in the top line, and a band below it with the list, worst first.
+// What follows from a finding is folded under it, and one that is over is faint.
+// Invariants: the band pushes the page and covers nothing; it opens by a click only, so a finding that
+// arrives while data streams moves nothing; all texts are text nodes.
+import type { FindingRow } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
 import { count } from "../ui/format";
-import { useMenu } from "../ui/menu";
 import { ids } from "../ui/testids";
 
-const WORDS: Readonly<Record<FindingRow["severity"], string>> = { error: "Error", warning: "Warning", info: "Note" };
+type Severity = FindingRow["severity"];
 
-export function Findings({ store }: { store: Store }) {
+const ONE: Readonly<Record<Severity, string>> = { error: "error", warning: "warning", info: "note" };
+const WORDS: Readonly<Record<Severity, string>> = { error: "Error", warning: "Warning", info: "Note" };
+
+interface ButtonProps {
+  store: Store;
+  open: boolean;
+  setOpen: (open: boolean) => void;
+}
+
+export function FindingsButton({ store, open, setOpen }: ButtonProps) {
   const found = store.findings.value;
-  const menu = useMenu();
   const all = found ? found.findings.length + found.more : 0;
-  const shown = menu.open && all > 0;
+  const worst = all > 0 ? found!.findings[0]!.severity : "none";
+  const alike = worst !== "none" && found!.findings.every((one) => one.severity === worst);
   const unknown = store.frame.value === null;
+  const word = alike ? ONE[worst] : "finding";
   return (
-    <div class="nni-findings" {...menu.around}>
-      <button
-        type="button"
-        class={`nni-button nni-found nni-found-${all > 0 ? found!.findings[0]!.severity : "none"}`}
-        aria-expanded={shown}
-        disabled={all === 0}
-        title={all === 0 ? "No rule has found anything wrong so far" : "Show the findings, worst first"}
-        data-testid={ids.findings}
-        data-value={all}
-        {...menu.button}
-      >
-        <span role="status">{all === 0 ? (unknown ? "no findings yet" : "no findings") : all === 1 ? "1 finding" : `${count(all)} findings`}</span>
-      </button>
-      {shown && <List found={found!} store={store} />}
-    </div>
+    <button
+      type="button"
+      class={`nni-button nni-found nni-found-${worst}`}
+      aria-expanded={open && all > 0}
+      disabled={all === 0}
+      title={all === 0 ? "No rule has found anything wrong so far" : open ? "Close the findings" : "Show the findings, worst first"}
+      data-testid={ids.findings}
+      data-value={all}
+      onClick={() => setOpen(!open)}
+    >
+      <span role="status">{all === 0 ? (unknown ? "no findings yet" : "no findings") : `${count(all)} ${word}${all === 1 ? "" : "s"}`}</span>
+    </button>
   );
 }
 
-function List({ found, store }: { found: Found; store: Store }) {
+/** The band; nothing if there is no finding. */
+export function Findings({ store, close }: { store: Store; close: () => void }) {
+  const found = store.findings.value;
+  if (!found || found.findings.length === 0) return null;
+  const worst = found.findings[0]!.severity;
   return (
-    <ol class="nni-found-list" aria-label="Findings, worst first" tabIndex={-1}>
-      {found.findings.map((one, i) => (
-        <li key={i} class={one.gone === null ? "" : "nni-faint"} data-testid={ids.finding} data-rule={one.rule} data-site={one.site}>
-          <b class={`nni-found-${one.severity}`}>{WORDS[one.severity]}</b>
-          <span class="nni-found-rule">{one.rule}</span>
-          <Site one={one} store={store} />
-          <p>
-            {one.what}: {one.advice}.{one.gone !== null && ` It is gone since step ${one.gone}.`}
-          </p>
-          {one.effects.length > 0 && (
-            <details>
-              <summary>{one.effects.length === 1 ? "1 consequence" : `${count(one.effects.length)} consequences`}</summary>
-              {one.effects.map((text, i) => (
-                <p key={i}>{text}</p>
-              ))}
-            </details>
-          )}
-        </li>
-      ))}
-      {found.more > 0 && <li class="nni-faint">{count(found.more)} more: insp.findings has them all.</li>}
-    </ol>
+    <section
+      class={`nni-found-band nni-found-band-${worst}`}
+      aria-label="Findings"
+      onKeyDown={(event) => {
+        if (event.key !== "Escape") return;
+        event.stopPropagation();
+        close();
+      }}
+    >
+      <ol class="nni-found-list" aria-label="Findings, worst first">
+        {found.findings.map((one, i) => (
+          <One key={i} one={one} store={store} />
+        ))}
+        {found.more > 0 && <li class="nni-faint">{count(found.more)} more: insp.findings has them all.</li>}
+      </ol>
+    </section>
   );
 }
 
-function Site({ one, store }: { one: FindingRow; store: Store }) {
+function One({ one, store }: { one: FindingRow; store: Store }) {
   const sites = store.sites.value;
   const row = sites ? rowOf(sites, one.site) : undefined;
-  if (row === undefined) return <span class="nni-site">{label(one.site)}</span>;
-  const open = () => {
-    store.select(row);
-    store.timeline.goToStep(one.step);
-  };
   return (
-    <button type="button" class="nni-link nni-site" title={`Show it at step ${one.step}`} onClick={open}>
-      {label(one.site)}
-    </button>
+    <li class={one.gone === null ? undefined : "nni-found-gone"} data-testid={ids.finding} data-rule={one.rule} data-site={one.site}>
+      <h4 class={`nni-found-${one.severity}`}>
+        <span class="nni-hidden">{WORDS[one.severity]}: </span>
+        {one.what}
+      </h4>
+      <p>
+        {one.advice && `${one.advice.charAt(0).toUpperCase()}${one.advice.slice(1)}.`}
+        {one.gone !== null && <b> Gone since step {count(one.gone)}.</b>} <span class="nni-faint">{one.rule}</span>
+      </p>
+      <div class="nni-found-acts">
+        <button type="button" class="nni-button" onClick={() => store.timeline.goToStep(one.step)}>
+          Go to step {count(one.step)}
+        </button>
+        {row === undefined ? (
+          <code>{label(one.site)}</code>
+        ) : (
+          <button
+            type="button"
+            class="nni-button nni-found-site"
+            title={`Show ${label(one.site)} at step ${one.step}`}
+            onClick={() => {
+              store.select(row);
+              store.timeline.goToStep(one.step);
+            }}
+          >
+            Go to {label(one.site)}
+          </button>
+        )}
+        {one.effects.length > 0 && (
+          <details>
+            <summary>
+              <b>{one.effects.length === 1 ? "1 consequence" : `${count(one.effects.length)} consequences`}</b>
+            </summary>
+            <ul>
+              {one.effects.map((text, i) => (
+                <li key={i}>{text}</li>
+              ))}
+            </ul>
+          </details>
+        )}
+      </div>
+    </li>
   );
 }

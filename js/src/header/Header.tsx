@@ -1,15 +1,37 @@
-// The top line: the model, the progress of the run, whether training is perturbed, the findings and
-// the cost.
-import { Findings } from "../findings/Findings";
+// The top line: the model, how its run is and the step on screen, whether training is perturbed, the
+// findings, and a menu with the rest; below it a line of two pixels for the progress.
+// Invariant: it is one line of 40 pixels, whatever happens.
+import { FindingsButton } from "../findings/Findings";
+import type { Bridge } from "../kernel/bridge";
+import type { State } from "../kernel/protocol";
 import type { Store } from "../store";
 import { Badge } from "../ui/Badge";
+import { NOT_MEASURED, real } from "../ui/format";
+import { More } from "../ui/More";
 import { ids } from "../ui/testids";
-import { CostCorner } from "./CostCorner";
+import { Cost } from "./Cost";
 import { RunProgress } from "./RunProgress";
 
-export function Header({ store }: { store: Store }) {
+interface Props {
+  store: Store;
+  bridge: Bridge;
+  /** Whether the list of findings is open, and how that changes. */
+  open: boolean;
+  setOpen: (open: boolean) => void;
+}
+
+/** How a change on the screen reaches a loop. */
+const LISTENING: Readonly<Record<State["listening"], string>> = {
+  during: "Changes act at the next step, even while a cell runs.",
+  thread: "Changes act at the next step: the loop runs in a thread of its own.",
+  after:
+    "This kernel handles changes when the cell has finished; run the loop with insp.background(train) to change things meanwhile.",
+};
+
+export function Header({ store, bridge, open, setOpen }: Props) {
   const sites = store.sites.value;
   const state = store.state.value;
+  const rate = store.progress.value?.rate ?? null;
   return (
     <header class="nni-header">
       <strong class="nni-model" title={sites?.model}>
@@ -17,13 +39,26 @@ export function Header({ store }: { store: Store }) {
       </strong>
       <RunProgress store={store} />
       {state?.training_perturbed && (
-        <Badge look="on" sign="◆" role="status" title="A perturbation acts on the real step, and hence on what the model learns" testid={ids.trainingPerturbed}>
+        <Badge look="on" sign="◆" role="status" title="Training is perturbed: a perturbation acts on the real step, and hence on what the model learns" testid={ids.trainingPerturbed}>
           training is perturbed
         </Badge>
       )}
       <span class="nni-grow" />
-      <Findings store={store} />
-      {state?.cost && <CostCorner cost={state.cost} />}
+      <FindingsButton store={store} open={open} setOpen={setOpen} />
+      {state && (
+        <More label="More: cost of inspection, speed" testid={ids.menu}>
+          <p class="nni-more-line">
+            <span>Speed</span>
+            <b>{rate === null ? NOT_MEASURED : `${real(Number(rate.toPrecision(3)))} steps/s`}</b>
+          </p>
+          {state.cost && <Cost cost={state.cost} />}
+          {bridge.settled.value && store.replay.value === "" && (
+            <p class="nni-faint" data-testid={ids.listening} data-value={state.listening}>
+              {LISTENING[state.listening]}
+            </p>
+          )}
+        </More>
+      )}
     </header>
   );
 }

@@ -1,10 +1,9 @@
-// The progress of the run, and its speed.
-// Invariants: whatever takes a while is named in place of "running", with the time so far;
-// the progress is shown once, in steps done if a loop counts them, else as the step on
-// screen; that is the step of the drawn frame, not of the newest one received.
+// How the run is, and the step on screen.
+// Invariants: whatever takes a while is named in place of "live", with the time so far; a held pass
+// says where the run is; the step is that of the drawn frame, not of the newest one received.
 import type { Progress } from "../kernel/protocol";
 import type { Store } from "../store";
-import { count, exact, real } from "../ui/format";
+import { count, exact } from "../ui/format";
 import { ids } from "../ui/testids";
 import { Waiting } from "./Waiting";
 
@@ -13,32 +12,33 @@ export function RunProgress({ store }: { store: Store }) {
   const step = store.frame.value?.header.step ?? (progress?.kind ? progress.step : undefined);
   const recorded = store.state.value?.recorded;
   const status = recorded ? RECORDED[recorded.run] : progress ? statusOf(progress) : "waiting";
-  const onScreen = step === undefined ? "no step yet" : `step ${count(step)}`;
+  const held = store.timeline.held.value !== null;
+  const look = held ? "held" : store.saved.value && !recorded ? "saved" : status;
   const waits = store.waiting.value.length > 0;
-  const text = progress?.kind === "watch" ? doneOf(progress) : onScreen;
+  const watched = progress?.kind === "watch";
   return (
-    <div class="nni-run">
-      <span class="nni-progress" data-testid={ids.progress} data-value={exact(progress?.step)} data-state={status}>
-        {progress?.kind === "watch" && progress.total !== null && <Bar progress={progress} total={progress.total} text={text} />}
-        <span class="nni-step" title={`On screen: ${onScreen}`} data-testid={ids.step} data-value={exact(step)}>
-          {text}
-        </span>
-      </span>
+    <span class="nni-run">
       {waits ? (
         <span class="nni-status nni-status-waiting" role="status">
           <Waiting store={store} />
         </span>
       ) : (
-        <span class={`nni-status nni-status-${status}`}>{status}</span>
+        <span class={`nni-status nni-status-${look}`} title={TITLES[look]}>
+          {look === "running" ? "live" : look}
+        </span>
       )}
-      {progress?.running && !waits && progress.rate !== null && (
-        <span class="nni-rate">{real(Number(progress.rate.toPrecision(3)))} steps/s</span>
-      )}
-    </div>
+      <span class="nni-progress" data-testid={ids.progress} data-value={exact(progress?.step)} data-state={status}>
+        <b class="nni-step" data-testid={ids.step} data-value={exact(step)}>
+          {step === undefined ? "no step yet" : `step ${count(step)}`}
+        </b>
+        {watched && <span class="nni-faint nni-done">{doneOf(progress, held)}</span>}
+        {watched && progress.total !== null && <Bar progress={progress} total={progress.total} />}
+      </span>
+    </span>
   );
 }
 
-function Bar({ progress: { kind, step }, total, text }: { progress: Progress; total: number; text: string }) {
+function Bar({ progress: { kind, step }, total }: { progress: Progress; total: number }) {
   return (
     <span
       class="nni-bar"
@@ -47,19 +47,27 @@ function Bar({ progress: { kind, step }, total, text }: { progress: Progress; to
       aria-valuemin={0}
       aria-valuemax={total}
       aria-valuenow={step}
-      aria-valuetext={text}
+      aria-valuetext={`${count(step)} of ${count(total)}`}
     >
       <span style={{ transform: `scaleX(${total ? Math.min(step / total, 1) : 0})` }} />
     </span>
   );
 }
 
-function doneOf({ step, total }: Progress): string {
-  return total === null ? `${count(step)} steps` : `${count(step)} of ${count(total)}`;
+function doneOf({ step, total, running }: Progress, held: boolean): string {
+  if (held && running) return `run is at ${count(step)}`;
+  return total === null ? `${count(step)} done` : `${count(step)} of ${count(total)} done`;
 }
 
 /** How a run that happens elsewhere is. */
 const RECORDED = { running: "running", stalled: "stalled", ended: "finished", gone: "stopped" } as const;
+
+const TITLES: Readonly<Record<string, string>> = {
+  running: "Shows each new pass as it arrives",
+  held: "Stays at this pass; the run goes on",
+  saved: "What was saved; the model is not here",
+  idle: "No loop runs",
+};
 
 /** A loop that was left before its end is idle, not finished. */
 function statusOf({ kind, running, step, total }: Progress): string {

@@ -1,9 +1,8 @@
-// The perturbed pass beside the clean one: each metric and its change, the change of the output, and
-// the sites that changed most. Invariants: its name comes from the State of the same message, not
-// from later requests; without a pair of passes it says what it waits for; a figure without any
-// change says so, and does not look like a change.
-import type { ComponentChildren } from "preact";
-import type { Effect, State } from "../kernel/protocol";
+// The perturbed pass beside the clean one in full: each metric and its change, the change of the output,
+// each perturbation by itself, and the sites that changed most. Invariants: its name comes from the State
+// of the same message, not from later requests; a figure without any change says so, and does not look
+// like a change.
+import type { Effect, EffectAlone, State } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
 import { NOT_MEASURED, exact, percent, real, signed } from "../ui/format";
@@ -11,18 +10,12 @@ import { ids } from "../ui/testids";
 
 export function EffectView({ state, store }: { state: State; store: Store }) {
   const { effect } = state;
-  if (!effect) {
-    return (
-      <div class="nni-effect nni-faint" data-testid={ids.noEffect}>
-        {state.no_effect || "No effect measured yet."}
-      </div>
-    );
-  }
+  if (!effect) return null; // the bar says why
   const metrics = [...new Set([...Object.keys(effect.clean), ...Object.keys(effect.perturbed)])];
   return (
     <>
       {/* it may scroll in a narrow view, and has no other element that a key can reach */}
-      <div class={store.wished.value ? "nni-effect nni-before" : "nni-effect"} role="group" aria-label="Effect" tabIndex={0} data-testid={ids.effect}>
+      <div class={store.wished.value ? "nni-effect nni-before" : "nni-effect"} role="group" aria-label="The effect in full" tabIndex={0} data-testid={ids.effectFull}>
         <table>
           <caption>
             <b>Effect</b>
@@ -42,14 +35,16 @@ export function EffectView({ state, store }: { state: State; store: Store }) {
             {metrics.map((metric) => (
               <Metric key={metric} metric={metric} effect={effect} />
             ))}
-            <Figure name="output" hint="Relative norm of the change of the output" value={effect.output_change} testid={ids.outputChange} show={percent} />
+            <Figure name="output" hint="Relative norm of the change of the output" value={effect.output_change} show={percent} />
             <Figure
               name="KL divergence"
               hint="Kullback-Leibler divergence of the perturbed from the clean prediction, mean, in nats"
               value={effect.kl}
-              testid={ids.kl}
               show={real}
             />
+            {effect.alone.map((one) => (
+              <Alone key={one.perturbation} one={one} state={state} store={store} />
+            ))}
             {metrics.length === 0 && store.replay.value === "" && (
               <tr>
                 <th scope="row" colSpan={4}>
@@ -57,7 +52,7 @@ export function EffectView({ state, store }: { state: State; store: Store }) {
                 </th>
               </tr>
             )}
-            <Figure name="top-1 changed" hint="Share of the predictions that changed" value={effect.top1_changed} testid={ids.top1} show={percent} />
+            <Figure name="top-1 changed" hint="Share of the predictions that changed" value={effect.top1_changed} show={percent} />
           </tbody>
         </table>
       </div>
@@ -67,7 +62,7 @@ export function EffectView({ state, store }: { state: State; store: Store }) {
 }
 
 /** The name of the perturbation if it is the only one on; the effect of several is a joint one. */
-function ofWhat({ perturbations }: State): string {
+export function ofWhat({ perturbations }: State): string {
   const on = perturbations.filter((p) => p.enabled);
   if (on.length !== 1) return on.length > 1 ? ` of ${on.length} together` : "";
   const [{ kind, strength, strength_name, site }] = on;
@@ -83,12 +78,8 @@ function Metric({ metric, effect }: { metric: string; effect: Effect }) {
       <th scope="row" class="nni-effect-metric" title={metric}>
         {metric}
       </th>
-      <td data-testid={ids.effectValue(metric, "clean")} data-value={exact(clean)}>
-        {real(clean)}
-      </td>
-      <td data-testid={ids.effectValue(metric, "perturbed")} data-value={exact(perturbed)}>
-        {real(perturbed)}
-      </td>
+      <td>{real(clean)}</td>
+      <td>{real(perturbed)}</td>
       <Change by={clean === null || perturbed === null ? null : perturbed - clean} show={signed} />
     </tr>
   );
@@ -98,19 +89,41 @@ interface FigureProps {
   name: string;
   hint: string;
   value: number | null;
-  testid: string;
   show: (value: number) => string;
 }
 
 /** A figure of the pair of passes, not of each one. */
-function Figure({ name, hint, value, testid, show }: FigureProps) {
+function Figure({ name, hint, value, show }: FigureProps) {
   if (value === null) return null;
   return (
     <tr title={hint}>
       <th scope="row" colSpan={3}>
         {name}
       </th>
-      <Change by={value} show={show} testid={testid} />
+      <Change by={value} show={show} />
+    </tr>
+  );
+}
+
+/** The effect of one of several perturbations by itself; that of all together is above. */
+function Alone({ one, state, store }: { one: EffectAlone; state: State; store: Store }) {
+  const p = state.perturbations.find(({ id }) => id === one.perturbation);
+  if (!p || !p.enabled || store.wished.value) return null; // the effect is older than the change
+  const [name, by, show] = one.loss_change === null ? (["output", one.output_change, percent] as const) : (["loss", one.loss_change, signed] as const);
+  const figure = (value: number | null, show: (value: number) => string): string => (value === null ? NOT_MEASURED : value === 0 ? "no change" : show(value));
+  const all = [
+    `${p.kind} alone:`,
+    `loss ${figure(one.loss_change, signed)}`,
+    `output ${figure(one.output_change, percent)}`,
+    `KL divergence ${figure(one.kl, real)}`,
+    `top-1 changed ${figure(one.top1_changed, percent)}`,
+  ];
+  return (
+    <tr title={all.join("\n")} data-testid={ids.alone} data-value={exact(by)}>
+      <th scope="row" colSpan={3}>
+        {p.kind} on {label(p.site)} alone: {name}
+      </th>
+      <Change by={by} show={show} />
     </tr>
   );
 }
@@ -118,17 +131,11 @@ function Figure({ name, hint, value, testid, show }: FigureProps) {
 interface ChangeProps {
   by: number | null;
   show: (value: number) => string;
-  testid?: string;
 }
 
-function Change({ by, show, testid }: ChangeProps) {
-  const cell = (look: string, text: ComponentChildren) => (
-    <td class={look} data-testid={testid} data-value={testid && exact(by)}>
-      {text}
-    </td>
-  );
-  if (by === null) return cell("nni-no-change", NOT_MEASURED);
-  return by === 0 ? cell("nni-no-change", "no change") : cell("nni-change", show(by));
+function Change({ by, show }: ChangeProps) {
+  if (by === null) return <td class="nni-no-change">{NOT_MEASURED}</td>;
+  return by === 0 ? <td class="nni-no-change">no change</td> : <td class="nni-change">{show(by)}</td>;
 }
 
 /** The sites that changed most, each with a link; bars compare them with the largest change. */

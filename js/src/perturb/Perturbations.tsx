@@ -1,55 +1,69 @@
-// The panel of all perturbations: which are on, their strengths, how a change reaches the loop, and
-// the effect beside them. Invariants: active perturbations are always visible, whatever is selected
-// or scrolled; texts that come and go (pending, compiling, the effect) have a reserved place.
+// The bar of all perturbations: a chip for each, then their effect; the button at its end opens the whole
+// table below it. Invariants: nothing is there while there are none; active perturbations are always in
+// sight, whatever is selected or scrolled; switching one moves nothing, for what comes and goes (pending,
+// compiling, the effect) has a place of its own.
+import { useState } from "preact/hooks";
 import type { Bridge } from "../kernel/bridge";
 import type { Perturbation, State } from "../kernel/protocol";
 import type { Store } from "../store";
 import { count } from "../ui/format";
 import { ids } from "../ui/testids";
+import { Chip } from "./Chip";
+import { EffectLine } from "./EffectLine";
 import { EffectView } from "./EffectView";
-import { Row } from "./Row";
-
-const LISTENING: Readonly<Record<State["listening"], string>> = {
-  during: "Changes act at the next step, even while a cell runs.",
-  thread: "Changes act at the next step: the loop runs in a thread of its own.",
-  after:
-    "This kernel handles changes when the cell has finished; run the loop with insp.background(train) to change things meanwhile.",
-};
 
 export function Perturbations({ store, bridge }: { store: Store; bridge: Bridge }) {
   const state = store.state.value;
   const all = store.perturbations.value;
-  if (!state || (state.recorded && all.length === 0)) return null; // its file says which passes were perturbed
-  const empty = all.length === 0;
-  const listening = bridge.settled.value && !store.replay.value ? LISTENING[state.listening] : "";
+  const [open, setOpen] = useState(false);
+  if (!state || all.length === 0) return null;
+  const waits = state.listening === "after" && bridge.settled.value && store.replay.value === "" && store.progress.value?.running;
   return (
-    <section class={empty ? "nni-panel nni-panel-empty" : state.recorded ? "nni-panel nni-panel-recorded" : "nni-panel"} aria-label="Perturbations" style={{ "--nni-count": all.length }}>
-      <div class="nni-panel-head">
-        <Master all={all} store={store} />
-        <span class="nni-listening" title={listening} data-testid={ids.listening} data-value={state.listening}>
-          {listening}
-        </span>
+    <section class="nni-perturb" aria-label="Perturbations" data-testid={ids.perturbBar}>
+      <ul class="nni-chips" aria-label="Perturbations">
+        {all.map((p) => (
+          <Chip key={p.id} perturbation={p} store={store} />
+        ))}
+      </ul>
+      <div class="nni-effect-bar">
         <Compiling programs={state.compiling} />
+        {waits ? (
+          <span class="nni-effect-items" title="Run the loop with insp.background(train) to change things meanwhile">
+            Changes act when the cell has ended: insp.background(train) lets them act meanwhile.
+          </span>
+        ) : state.recorded ? (
+          <span class="nni-effect-items nni-faint" title={state.no_effect}>
+            {state.no_effect}
+          </span>
+        ) : (
+          <EffectLine state={state} store={store} />
+        )}
+        <button
+          type="button"
+          class="nni-icon"
+          aria-label="The effect in full"
+          aria-expanded={open}
+          title={open ? "Close the table of the effect" : "The effect in full"}
+          data-testid={ids.effectMore}
+          onClick={() => setOpen(!open)}
+        >
+          {open ? "▴" : "▾"}
+        </button>
       </div>
-      {!empty && (
-        <>
-          <ul class="nni-perturbations">
-            {all.map((p) => (
-              <Row key={p.id} perturbation={p} store={store} />
-            ))}
-          </ul>
-          {state.recorded ? <p class="nni-faint nni-small">{state.no_effect}</p> : <EffectView state={state} store={store} />}
-        </>
+      {open && (
+        <div class="nni-effect-full">
+          <Master all={all} store={store} />
+          {!state.recorded && <EffectView state={state} store={store} />}
+        </div>
       )}
     </section>
   );
 }
 
 function Master({ all, store }: { all: readonly Perturbation[]; store: Store }) {
-  if (all.length === 0) return <span class="nni-master nni-faint">Nothing is perturbed.</span>;
   const on = all.filter((p) => p.enabled).length;
   return (
-    <span class="nni-master">
+    <p class="nni-master">
       {!store.fixed.value && (
         <button
           type="button"
@@ -64,19 +78,18 @@ function Master({ all, store }: { all: readonly Perturbation[]; store: Store }) 
       <span class={on > 0 ? "nni-change" : "nni-faint"}>
         {count(on)} of {count(all.length)} on
       </span>
-    </span>
+    </p>
   );
 }
 
-function Compiling({ programs }: { programs: number }) {
+function Compiling({ programs }: { programs: State["compiling"] }) {
+  const text = programs === 1 ? "compiling" : `compiling ${count(programs)}`;
   return (
-    <span class="nni-compiling" role="status" data-testid={ids.compiling} data-value={programs}>
+    <span class="nni-compiling" role="status" title={programs > 0 ? `${text}: the running program has no place for it yet, and goes on until a new one is compiled.` : undefined} data-testid={ids.compiling} data-value={programs}>
       {programs > 0 && (
         <>
           <span class="nni-moving" aria-hidden="true" />
-          <span title="The running program has no place for it yet. It goes on until a new one is compiled.">
-            {programs === 1 ? "compiling" : `compiling ${count(programs)}`}
-          </span>
+          <span class="nni-hidden">{text}</span>
         </>
       )}
     </span>

@@ -30,6 +30,8 @@ export class Timeline {
   readonly pinned = signal<FrameData | null>(null);
   readonly playing = signal(false);
   readonly speed = signal<number>(5);
+  /** The step under the pointer in any chart over the steps, which all of them read out; null for none. */
+  readonly pointed = signal<number | null>(null);
 
   private pinnedNumber: number | null = null;
   private readonly asking = new Map<Role, { again: boolean }>();
@@ -98,6 +100,17 @@ export class Timeline {
     for (let i = 0; i < passes.count; i++) if (passes.step(i) <= step && better(i)) found = i;
     const shown = this.held.value === null && found === passes.count - 1; // the newest: go on following
     if (found < 0 || shown) return;
+    this.stop();
+    this.goTo(found);
+  }
+
+  /** Hold the pass whose step is nearest; of several passes of one step, the last. */
+  goNear(step: number): void {
+    const passes = this.passes.value;
+    let found = -1;
+    const off = (i: number): number => Math.abs(passes.step(i) - step);
+    for (let i = 0; i < passes.count; i++) if (found < 0 || off(i) <= off(found)) found = i;
+    if (found < 0) return;
     this.stop();
     this.goTo(found);
   }

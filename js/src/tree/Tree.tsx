@@ -1,19 +1,20 @@
-// The tree of sites: search, menus, column heads, and the rows in view.
-// Invariant: the DOM holds only the rows in view, whatever the size of the model; one frame renders
-// those rows once.
+// The tree of sites: its head with the search, and the rows in view.
+// Invariants: the DOM holds only the rows in view, whatever the size of the model; one frame renders
+// those rows once; only a selection scrolls the rows, and brings its row into sight.
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Store } from "../store";
+import { ROW_HEIGHT, type Layout } from "../frame/layout";
 import { ids } from "../ui/testids";
 import { gridOf } from "./columns";
 import { Head } from "./Head";
 import { actionOf } from "./keyboard";
 import { Row, rowId } from "./rows/Row";
-import { Tip, useTip } from "./rows/Tip";
-import { Toolbar } from "./Toolbar";
-import { HEAD_HEIGHT, ROW_HEIGHT, scrollTo, windowOf } from "./visible";
+import { Narrowed } from "./Finder";
+import { scrollTo, windowOf } from "./visible";
 
-export function Tree({ store }: { store: Store }) {
+export function Tree({ store, layout }: { store: Store; layout: Layout }) {
   const scroller = useRef<HTMLDivElement>(null);
+  const whole = useRef<HTMLElement>(null);
   const [scrollTop, setScrollTop] = useState(0);
   const [sideways, setSideways] = useState(false);
   const [height, setHeight] = useState(400);
@@ -21,24 +22,25 @@ export function Tree({ store }: { store: Store }) {
   const sites = store.sites.value;
   const rows = tree.rows.value;
   const open = tree.open.value;
-  const columns = tree.columns.value;
-  const { grid, least } = useMemo(() => gridOf(columns, sites?.list ?? []), [columns, sites]);
+  const columns = tree.columnsFor(layout);
+  const names = columns.map(({ id }) => id).join(" ");
+  const { grid, least } = useMemo(() => gridOf(columns, sites?.list ?? []), [names, sites]);
   const listed = tree.sort.value !== null;
   const selected = store.selectedIndex.value;
   const reveal = store.reveal.value;
-  const [tip, told] = useTip(selected);
 
   useLayoutEffect(() => {
     const element = scroller.current!;
     let before = 0;
     const measure = (): void => {
-      const [height, top] = [element.clientHeight - HEAD_HEIGHT, element.scrollTop];
+      const [height, top] = [element.clientHeight, element.scrollTop];
       const row = tree.rows.value.indexOf(store.selectedIndex.value);
-      // the selected row stays in view when the widget becomes narrow, unless it was scrolled away
+      // the selected row stays in view when the tree becomes lower, unless it was scrolled away
       const kept = before <= 0 || scrollTo(row, top, before) === top;
       if (row >= 0 && height > 0 && kept) element.scrollTop = scrollTo(row, top, height);
       before = height;
       setHeight(height);
+      whole.current!.style.setProperty("--nni-gutter", `${element.offsetWidth - element.clientWidth}px`);
     };
     measure();
     const observer = new ResizeObserver(measure);
@@ -50,7 +52,7 @@ export function Tree({ store }: { store: Store }) {
     const element = scroller.current!;
     const row = tree.rows.value.indexOf(store.selectedIndex.value);
     if (row < 0 || element.clientHeight === 0) return;
-    element.scrollTop = scrollTo(row, element.scrollTop, element.clientHeight - HEAD_HEIGHT);
+    element.scrollTop = scrollTo(row, element.scrollTop, element.clientHeight);
   }, [reveal, sites, tree.sort.value, tree.narrowed.value, store, tree]);
 
   const onKeyDown = useCallback(
@@ -58,7 +60,6 @@ export function Tree({ store }: { store: Store }) {
       const current = store.sites.value;
       if (!current || event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.target !== event.currentTarget) return; // a head handles its own keys
-      if (event.key === "Escape") return told.hide();
       const flat = tree.sort.value !== null;
       const action = actionOf(event.key, current, tree.rows.value, tree.open.value, store.selectedIndex.value, flat);
       if (!action) return;
@@ -66,74 +67,66 @@ export function Tree({ store }: { store: Store }) {
       event.stopPropagation();
       if (action.do === "openAll") return store.openAll(true);
       const site = current.list[action.index];
-      if (action.do === "go") {
-        told.keyed(action.index);
-        store.select(site.key);
-      } else if (action.do !== "toggle") store.setOpen(site.key, action.do === "open");
+      if (action.do === "go") store.select(site.key);
+      else if (action.do !== "toggle") store.setOpen(site.key, action.do === "open");
       else if (site.perturbable) store.togglePerturbation(site.key);
     },
-    [store, tree, told],
+    [store, tree],
   );
+  const hover = useCallback((index: number) => (store.pointed.value = index), [store]);
 
   const [first, end] = windowOf(scrollTop, height, rows.length);
   const inView = rows.slice(first, end);
   const activeRow = selected >= 0 && inView.includes(selected);
-  const tipRow = tip === null ? -1 : inView.indexOf(tip);
   return (
-    <section
-      class="nni-tree"
-      aria-label="Modules"
-      style={{ "--nni-grid": grid, "--nni-least": `${least}px` }}
-    >
-      <Toolbar store={store} />
+    <section ref={whole} class="nni-tree" aria-label="Modules" style={{ "--nni-grid": grid, "--nni-least": `${least}px` }}>
       <div
-        ref={scroller}
-        class="nni-rows"
-        style={{ "--nni-count": rows.length }}
+        class="nni-grid"
         role="treegrid"
         tabIndex={0}
         aria-label="Modules"
         aria-rowcount={rows.length + 1}
         aria-colcount={columns.length + 1}
         aria-activedescendant={activeRow ? rowId(sites!, selected) : undefined}
-        aria-describedby={tipRow >= 0 && tip === selected ? TIP : undefined}
         data-testid={ids.tree}
         data-sideways={sideways}
         onKeyDown={onKeyDown}
-        onBlur={told.hide}
-        onPointerLeave={told.hide}
-        onScroll={(event) => {
-          setScrollTop(event.currentTarget.scrollTop);
-          setSideways(event.currentTarget.scrollLeft > 0);
-          told.scrolled();
-        }}
       >
-        <Head store={store} columns={columns} />
-        <div class="nni-body-rows" style={{ height: `${rows.length * ROW_HEIGHT}px` }} role="rowgroup">
-          {sites &&
-            inView.map((index, i) => (
-              <Row
-                key={`${sites.id} ${index}`} // a click ends on the element on which it began, wherever the row is by then
-                store={store}
-                sites={sites}
-                index={index}
-                at={first + i}
-                columns={columns}
-                listed={listed}
-                open={(!listed && tree.narrowed.value) || open.has(sites.list[index].key)}
-                selected={index === selected}
-                hover={told.hovered}
-              />
-            ))}
+        <Head store={store} columns={columns} layout={layout} />
+        <div
+          ref={scroller}
+          class="nni-rows"
+          role="rowgroup"
+          onPointerLeave={() => (store.pointed.value = -1)}
+          onScroll={(event) => {
+            const { scrollTop, scrollLeft } = event.currentTarget;
+            setScrollTop(scrollTop);
+            setSideways(scrollLeft > 0);
+            whole.current!.style.setProperty("--nni-left", `${scrollLeft}px`);
+          }}
+        >
+          <div class="nni-body-rows" role="presentation" style={{ height: `${rows.length * ROW_HEIGHT}px` }}>
+            {sites &&
+              inView.map((index, i) => (
+                <Row
+                  key={`${sites.id} ${index}`} // a click ends on the element on which it began, wherever the row is by then
+                  store={store}
+                  sites={sites}
+                  index={index}
+                  at={first + i}
+                  columns={columns}
+                  listed={listed}
+                  open={(!listed && tree.narrowed.value) || open.has(sites.list[index].key)}
+                  selected={index === selected}
+                  hover={hover}
+                />
+              ))}
+          </div>
+          {sites && rows.length === 0 && <p class="nni-empty">No module matches.</p>}
+          {!sites && <p class="nni-empty">Nothing to show yet.</p>}
         </div>
-        {sites && rows.length === 0 && <p class="nni-empty">No module matches.</p>}
-        {!sites && <p class="nni-empty">Nothing to show yet.</p>}
       </div>
-      {sites && tip !== null && tipRow >= 0 && (
-        <Tip id={TIP} store={store} sites={sites} index={tip} row={(first + tipRow) * ROW_HEIGHT - scrollTop} scroller={scroller} />
-      )}
+      <Narrowed store={store} />
     </section>
   );
 }
-
-const TIP = "nni-tip";

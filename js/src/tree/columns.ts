@@ -3,6 +3,7 @@
 import { statistic, type FrameData } from "../kernel/decode";
 import { QUANTITIES, type Site, type Statistic } from "../kernel/protocol";
 import type { Comparison } from "../time/compare";
+import type { Layout } from "../frame/layout";
 import { NOT_MEASURED, compact, count, percent, real, shortType } from "../ui/format";
 
 export interface Column {
@@ -16,12 +17,19 @@ export interface Column {
   readonly least: number;
   /** The value to sort by; a text is sorted from A to Z first. */
   readonly text?: (site: Site) => string;
-  readonly value?: (site: Site, frame: FrameData | null, index: number) => number;
+  readonly value?: (site: Site, frame: FrameData | null, index: number, moved: Moved) => number;
   readonly show?: (value: number) => string;
   /** How it is compared with a pinned pass; undefined if it cannot be compared. */
   readonly comparison?: Comparison;
   readonly alarming?: boolean;
+  /** What stands there if values behind the figure are not finite; "" if all are. */
+  readonly bad?: (frame: FrameData | null, index: number) => string;
+  /** Whether the figure is also a bar, from 0 to 1. */
+  readonly meter?: boolean;
 }
+
+/** How far the output of each site moved by the perturbations, by its key. */
+export type Moved = ReadonlyMap<string, number>;
 
 const OUTPUT = QUANTITIES.indexOf("output");
 const GRADIENT = QUANTITIES.indexOf("gradient");
@@ -43,6 +51,12 @@ export function zerosOf(frame: FrameData | null, index: number): number {
   return frame ? statistic(frame, index, OUTPUT, "zeros") / statistic(frame, index, OUTPUT, "size") : NaN;
 }
 
+function notFiniteGradient(frame: FrameData | null, index: number): string {
+  if (!frame) return "";
+  const [nan, up, down] = (["nan", "posinf", "neginf"] as const).map((name) => statistic(frame, index, GRADIENT, name));
+  return nan > 0 ? "NaN" : up > 0 || down > 0 ? "Inf" : "";
+}
+
 const number = { width: "66px", least: 66, show: real } as const;
 
 export const COLUMNS: readonly Column[] = [
@@ -51,23 +65,28 @@ export const COLUMNS: readonly Column[] = [
   { id: "parameters", title: "params", name: "Parameters", width: "64px", least: 64, value: (site) => site.parameters, show: compact },
   { id: "flops", title: "FLOPs", name: "FLOPs", width: "64px", least: 64, value: (site) => site.flops ?? NaN, show: compact },
   { id: "calls", title: "calls", name: "Calls in one pass", width: "48px", least: 48, value: (site) => site.calls, show: count },
-  { id: "spark", title: "activations", name: "Activations, as a sparkline", width: "68px", least: 68 },
+  { id: "spark", title: "activations", name: "Activations, as a sparkline", width: "72px", least: 72 },
   { id: "mean", title: "mean", name: "Activation mean", ...number, value: figure(OUTPUT, "mean"), comparison: "difference" },
   { id: "std", title: "std", name: "Activation std", ...number, value: figure(OUTPUT, "std"), comparison: "ratio" },
   { id: "norm", title: "‖activ.‖", name: "Activation norm", ...number, value: figure(OUTPUT, "norm"), comparison: "ratio" },
   { id: "min", title: "min", name: "Activation min", ...number, value: figure(OUTPUT, "min"), comparison: "difference" },
   { id: "max", title: "max", name: "Activation max", ...number, value: figure(OUTPUT, "max"), comparison: "difference" },
   { id: "zeros", title: "zeros", name: "Activation zeros, in percent", ...number, value: (_, frame, i) => zerosOf(frame, i), show: percent, comparison: "points" },
-  { id: "gradient", title: "‖gradient‖", name: "Gradient norm", ...number, value: figure(GRADIENT, "norm"), comparison: "ratio" },
+  { id: "gradient", title: "‖gradient‖", name: "Gradient norm", ...number, value: figure(GRADIENT, "norm"), comparison: "ratio", bad: notFiniteGradient },
+  { id: "moved", title: "moved", name: "Change of the output by the perturbations, in percent of its norm", width: "60px", least: 60, value: (site, _, __, moved) => moved.get(site.key) ?? NaN, show: percent, meter: true },
   { id: "gradient-std", title: "grad. std", name: "Gradient std", ...number, value: figure(GRADIENT, "std"), comparison: "ratio" },
   { id: "nonfinite", title: "NaN/Inf", name: "NaN and Inf, activation and gradient", ...number, value: notFinite, show: count, comparison: "difference", alarming: true },
 ]; // prettier-ignore
 
-export const AT_FIRST: readonly string[] = ["type", "shape", "spark", "gradient"];
+/** The columns that a layout has, unless others were chosen; while something is perturbed, how far it moved too. */
+export function atFirst(layout: Layout, perturbed: boolean): ReadonlySet<string> {
+  const more = { narrow: [], medium: ["type", "shape"], side: [], wide: ["shape"] }[layout];
+  return new Set([...more, "spark", "gradient", ...(perturbed ? ["moved"] : [])]);
+}
 
 /** The least width of the module's own column, which gets the width that remains: of the longest name two badges and
  * its place in the tree included, but no more than `NAME_MOST` pixels or a third. */
-const NAME_MOST = 140;
+const NAME_MOST = 112;
 const GAP = 8;
 
 /** The columns as a grid, and the width below which the rows scroll sideways. */
@@ -80,7 +99,7 @@ export function gridOf(columns: readonly Column[], sites: readonly Site[]): { re
     return { width: `minmax(${kept}px, ${needed}px)`, least: kept };
   });
   const needed = sites.reduce((most, site) => Math.max(most, 12 * site.depth + 7 * site.name.length), 0) + 75;
-  const name = { width: `minmax(min(${needed}px, max(${NAME_MOST}px, min(176px, 33%))), 1fr)`, least: Math.min(needed, NAME_MOST) };
+  const name = { width: `minmax(min(${needed}px, max(${NAME_MOST}px, min(176px, 30%))), 1fr)`, least: Math.min(needed, NAME_MOST) };
   return {
     grid: [name, ...sized].map((column) => column.width).join(" "),
     least: [name, ...sized].reduce((sum, column) => sum + column.least + GAP, 12),

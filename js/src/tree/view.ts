@@ -6,7 +6,8 @@ import { statistic, type FrameData } from "../kernel/decode";
 import { QUANTITIES } from "../kernel/protocol";
 import type { Sites } from "../kernel/sites";
 import { compare } from "../time/compare";
-import { AT_FIRST, COLUMNS, zerosOf, type Column } from "./columns";
+import type { Layout } from "../frame/layout";
+import { COLUMNS, atFirst, zerosOf, type Column, type Moved } from "./columns";
 import { testOf } from "./search";
 import { visibleRows } from "./visible";
 
@@ -20,6 +21,7 @@ export type Filter = "nonfinite" | "perturbed" | "below" | "above" | "unmeasured
 /** The share of zeros from which a site counts as dead. */
 const DEAD = 0.99;
 const REORDER_MS = 1000;
+const NONE: Moved = new Map();
 const GRADIENT = QUANTITIES.indexOf("gradient");
 
 /** The signals that the rows depend on besides the choices made here. */
@@ -30,18 +32,19 @@ interface Sources {
   readonly held: Signal<number | null>;
   readonly bad: ReadonlySignal<Uint8Array>;
   readonly perturbed: ReadonlySignal<ReadonlyMap<string, boolean>>;
+  readonly moved: ReadonlySignal<Moved>;
 }
 
 export class TreeView {
   readonly open = signal<ReadonlySet<string>>(new Set());
   readonly query = signal("");
-  readonly chosen = signal<ReadonlySet<string>>(new Set(AT_FIRST));
+  /** The columns that were chosen or left out; the others depend on the width. */
+  readonly choices = signal<ReadonlyMap<string, boolean>>(new Map());
   readonly sort = signal<Sort | null>(null);
   readonly filters = signal<ReadonlySet<Filter>>(new Set());
   readonly below = signal(1e-6);
   readonly above = signal(1e3);
 
-  readonly columns = computed(() => COLUMNS.filter((column) => this.chosen.value.has(column.id)));
   /** Whether anything is left out or reordered. */
   readonly narrowed = computed(() => this.query.value.trim() !== "" || this.filters.value.size > 0);
 
@@ -89,9 +92,13 @@ export class TreeView {
   private readonly comparing = computed<ReadonlySet<string>>(() => {
     const [sites, pinned] = [this.from.sites.value, this.from.pinned.value];
     if (!sites || !pinned) return new Set();
-    const has = (column: Column): boolean => sites.list.some((site, i) => !Number.isNaN(column.value!(site, pinned, i)));
+    const has = (column: Column): boolean => sites.list.some((site, i) => !Number.isNaN(column.value!(site, pinned, i, NONE)));
     return new Set(COLUMNS.filter((column) => column.comparison && has(column)).map((column) => column.id));
   });
+
+  get moved(): Moved {
+    return this.from.moved.value;
+  }
 
   compares(column: Column): boolean {
     return this.comparing.value.has(column.id);
@@ -108,8 +115,14 @@ export class TreeView {
     else this.sort.value = now.rising === first ? { by: id, rising: !first } : null;
   }
 
+  /** The columns in a view of this layout. */
+  columnsFor(layout: Layout): readonly Column[] {
+    const usual = atFirst(layout, this.from.perturbed.value.size > 0);
+    return COLUMNS.filter(({ id }) => this.choices.value.get(id) ?? usual.has(id));
+  }
+
   choose(id: string, shown: boolean): void {
-    this.chosen.value = changed(this.chosen.value, id, shown);
+    this.choices.value = new Map(this.choices.value).set(id, shown);
     if (!shown && this.sort.value?.by === id) this.sort.value = null;
   }
 
@@ -152,9 +165,9 @@ export class TreeView {
     const value = column.value;
     if (!value) return column.id === "spark" ? this.size(sites, index) : NaN;
     const site = sites.list[index];
-    const now = value(site, this.fitting(sites), index);
+    const now = value(site, this.fitting(sites), index, this.from.moved.value);
     const pinned = this.from.pinned.value;
-    return pinned && this.compares(column) ? compare(column.comparison!, now, value(site, pinned, index)) : now;
+    return pinned && this.compares(column) ? compare(column.comparison!, now, value(site, pinned, index, NONE)) : now;
   }
 
   private size(sites: Sites, index: number): number {

@@ -1,10 +1,8 @@
 // The rows to show: rows in open branches, or on the way to a match, and among them those in view.
 // Invariant: every row is ROW_HEIGHT high; nothing here walks the DOM.
 import type { Sites } from "../kernel/sites";
+import { ROW_HEIGHT } from "../frame/layout";
 
-export const ROW_HEIGHT = 24;
-/** The height of the heads, which stay above the rows. */
-export const HEAD_HEIGHT = 22;
 const SPARE = 6;
 
 /** The most rows that are open at first. */

@@ -5,7 +5,7 @@ import type { ComponentChildren } from "preact";
 import { ids } from "./testids";
 
 interface BadgeProps {
-  look?: "bad" | "on" | "live" | "saved";
+  look?: "bad" | "first" | "on" | "live" | "saved";
   sign?: string;
   title: string;
   testid?: string;

@@ -1,4 +1,4 @@
-// What a button and the list below it share. Invariant: Escape, a click elsewhere and leaving the list
+// What a button and the list below it share. Invariants: Escape, a click elsewhere and leaving the list
 // by the keyboard close it; Escape brings the focus back to the button.
 import { useRef, useState } from "preact/hooks";
 
@@ -6,15 +6,21 @@ import { useRef, useState } from "preact/hooks";
 export function useMenu() {
   const [open, setOpen] = useState(false);
   const button = useRef<HTMLButtonElement>(null);
+  const close = (): void => {
+    setOpen(false);
+    button.current?.focus({ preventScroll: true });
+  };
   return {
     open,
+    setOpen,
+    /** Closes the list, and brings the focus back to the button. */
+    close,
     button: { ref: button, onClick: () => setOpen(!open) },
     around: {
       onKeyDown: (event: KeyboardEvent): void => {
         if (event.key !== "Escape" || !open) return;
         event.stopPropagation();
-        setOpen(false);
-        button.current?.focus();
+        close();
       },
       onFocusOut: (event: FocusEvent): void => {
         const to = event.relatedTarget;

@@ -2,19 +2,20 @@
 //
 // nni-root                          one view                       nni-banner     not connected, closed
 // nni-step [value]                  the step on screen             nni-progress [value, data-state]
-// nni-pause                         hold the step / follow         nni-cost       what inspection costs,
-//                                                                  in it nni-compilations [value]
+// nni-pause                         hold the step / follow         nni-menu       in it nni-cost, what inspection
+//                                                                  costs, with nni-compilations [value], and nni-listening
 // nni-training-perturbed            only while training is         nni-notice [data-level]
-// nni-time [data-state]             the time strip: follow, held; in it: nni-play, nni-speed,
+// nni-time [data-state]             time: follow, held; in it: nni-play, nni-time-menu, nni-speed,
 //   nni-step-back, nni-step-forward, nni-scrub [value: the pass's number], nni-pin,
 //   nni-behind-<quantity>: its outline in a histogram; nni-stat-pinned-<quantity>-<statistic> [value]
-//   nni-time-step [value]           the step on screen             nni-pinned [value] the one it is compared with
-// nni-columns, nni-filters (buttons), nni-column-<id>, nni-filter-<id> (checkboxes in their menus),
+//   nni-pinned [value]              the step of the one it is compared with
+// nni-tree-menu, in it nni-column-<id>, nni-filter-<id> (checkboxes),
 //   nni-filter-below|above (numbers), nni-clear, nni-matches [value], nni-sort-<id> (a head),
-//   nni-cell-<id> [value] in a row, nni-tip                        what is known of the row in focus
-// nni-search                        search box of the tree         nni-tree       its rows' scroller
+//   nni-cell-<id> [value] in a row, nni-tip [data-site]            the foot's figures of the row under the pointer
+// nni-search                        search box of the tree         nni-tree       the grid of its rows
 // nni-row [data-site]               one row (only rows in view)    nni-nan, nni-badge-perturbed  in a row
-// nni-tab-<panel>                   tab of a panel in the detail   nni-more       the menu of a panel
+// nni-group-<group>, nni-tab-<panel>  tabs of the detail; nni-split, nni-split-time, nni-site-menu
+//                                   nni-more       the menu of a panel
 // nni-findings [value: how many]    button that lists the findings: nni-finding [data-rule, data-site]
 // nni-flow [value: its site]        the graph                      nni-flow-crumb [data-site]
 // nni-flow-node [data-site, data-role, value: the figure that colours it]
@@ -41,13 +42,14 @@
 // nni-compare-quantity, nni-compare-by-<measure>, nni-compare-row [data-site, value, data-distance]
 // nni-python [value]                the last click as Python; nni-snippet [value] of one part;
 //                                   nni-copy-python copies it      nni-add-here   opens the form for a row
-// nni-perturb-kind (select), nni-perturb-at [value], nni-add-strength (slider), nni-add-strength-number,
-// nni-perturb-add                   add one to the selected site
+// nni-perturb (button), in its menu nni-perturb-at [value], nni-perturb-<kind> (adds one to the selected
+// site), nni-add-strength-<kind> (number)                          nni-perturb-bar  the bar of all of them
 // nni-listening [value]             how changes reach the loop     nni-compiling [value: programs]
 // nni-switch-all                    all off, or all on
 // nni-perturbation [data-id, data-site]                            with, inside it: nni-switch,
-//                                   nni-expression [value], nni-strength (slider), nni-strength-number,
-//                                   nni-units, nni-pending, nni-row-compiling, nni-not-acting, nni-alone, nni-remove
+//                                   nni-expression [value], nni-amount (opens nni-strength, a slider, and nni-strength-number),
+//                                   nni-units, nni-pending, nni-row-compiling, nni-not-acting, nni-remove
+// nni-effect-more                   opens nni-effect-full, the table, with nni-switch-all and nni-alone
 // nni-effect, nni-effect-<metric>-clean|perturbed [value], nni-output-change [value], nni-kl [value],
 // nni-top1 [value], nni-no-effect   nni-downstream [data-site, value]  a site that moved
 // nni-values-part|clean|view|component|range|token [value], nni-values-array (select), nni-values-read,
@@ -76,6 +78,8 @@ export const ids = {
   progress: "nni-progress",
   waiting: "nni-waiting",
   pause: "nni-pause",
+  menu: "nni-menu",
+  timeMenu: "nni-time-menu",
   cost: "nni-cost",
   compilations: "nni-compilations",
   compiled: "nni-compiled",
@@ -87,12 +91,10 @@ export const ids = {
   stepBack: "nni-step-back",
   stepForward: "nni-step-forward",
   scrub: "nni-scrub",
-  timeStep: "nni-time-step",
   pin: "nni-pin",
   pinned: "nni-pinned",
-  columns: "nni-columns",
+  treeMenu: "nni-tree-menu",
   column: (id: string) => `nni-column-${id}`,
-  filters: "nni-filters",
   filter: (id: string) => `nni-filter-${id}`,
   bound: (id: string) => `nni-filter-${id}-number`,
   clear: "nni-clear",
@@ -118,6 +120,10 @@ export const ids = {
   flowZoom: (which: "in" | "out" | "fit") => `nni-flow-${which}`,
   flowAbsent: "nni-flow-absent",
   flowList: "nni-flow-list",
+  split: "nni-split",
+  splitTime: "nni-split-time",
+  siteMenu: "nni-site-menu",
+  group: (group: string) => `nni-group-${group}`,
   tab: (panel: string) => `nni-tab-${panel}`,
   more: "nni-more",
   figures: "nni-figures",
@@ -161,15 +167,16 @@ export const ids = {
   snippet: "nni-snippet",
   copyPython: "nni-copy-python",
   addHere: "nni-add-here",
-  perturbKind: "nni-perturb-kind",
+  perturb: "nni-perturb",
+  perturbKind: (kind: string) => `nni-perturb-${kind}`,
   perturbAt: "nni-perturb-at",
-  addStrength: "nni-add-strength",
-  addStrengthNumber: "nni-add-strength-number",
-  perturbAdd: "nni-perturb-add",
+  addStrengthNumber: (kind: string) => `nni-add-strength-${kind}`,
   listening: "nni-listening",
   compiling: "nni-compiling",
   switchAll: "nni-switch-all",
+  perturbBar: "nni-perturb-bar",
   perturbation: "nni-perturbation",
+  amount: "nni-amount",
   switch: "nni-switch",
   expression: "nni-expression",
   units: "nni-units",
@@ -181,6 +188,8 @@ export const ids = {
   remove: "nni-remove",
   pending: "nni-pending",
   effect: "nni-effect",
+  effectFull: "nni-effect-full",
+  effectMore: "nni-effect-more",
   effectValue: (metric: string, which: "clean" | "perturbed") => `nni-effect-${metric}-${which}`,
   outputChange: "nni-output-change",
   kl: "nni-kl",

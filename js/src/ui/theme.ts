@@ -10,6 +10,7 @@ export interface Palette {
   readonly text: string;
   readonly faint: string;
   readonly line: string;
+  readonly control: string;
   readonly background: string;
   readonly output: string;
   readonly gradient: string;
@@ -97,6 +98,7 @@ export function paletteOf(element: Element): Palette {
     text: color("text"),
     faint: color("text-faint"),
     line: color("line"),
+    control: color("control"),
     background: color("background"),
     output: color("output"),
     gradient: color("gradient"),

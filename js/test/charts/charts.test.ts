@@ -1,7 +1,6 @@
 // Bins, scales and numbers: the parts of a chart that can be wrong without looking wrong.
 import { describe, expect, it } from "vitest";
 import { bulk } from "../../src/charts/axis";
-import { canBeLog, paintCurve, suitsLog } from "../../src/charts/curve";
 import { edges, precision, quantile, rebin, toBars, total } from "../../src/charts/bins";
 import { outlineOf, place } from "../../src/charts/drawn";
 import { paintBands } from "../../src/charts/overSteps";
@@ -208,16 +207,6 @@ describe("the axis that is chosen", () => {
     expect(bulk([])).toBe(1);
   });
 
-  it("of a metric is logarithmic over two decades above 0", () => {
-    const points = (...values: number[]): Float64Array => new Float64Array(values.flatMap((value, i) => [i, value]));
-    expect(suitsLog(points(3, 0.5, 0.02))).toBe(true);
-    expect(suitsLog(points(3, 0.5, 0.2))).toBe(false);
-    expect(suitsLog(points(3, 0.5, 0))).toBe(false);
-    expect(suitsLog(points(NaN, 0.5))).toBe(false);
-    expect(canBeLog(points(3, 0))).toBe(true);
-    expect(canBeLog(points(-3, 0, NaN))).toBe(false);
-  });
-
   it("has powers of ten, or more where there are few", () => {
     expect(logarithmic(0.001, 100).ticks).toEqual([0.001, 0.01, 0.1, 1, 10, 100]);
     expect(new Set(logarithmic(0.3, 6).ticks)).toEqual(new Set([0.5, 1, 2, 5]));
@@ -252,52 +241,5 @@ describe("bands over the steps", () => {
     expect(draw([NaN, NaN, NaN])).toEqual([]);
     expect(draw([Infinity, -Infinity])).toEqual([]);
     expect(draw([0.25, Infinity, NaN, 0.75])).toEqual(["0.75", "0.25"]);
-  });
-});
-
-describe("the curve of a metric", () => {
-  const draw = (values: number[], log = false): { lines: number[]; dots: [step: number, radius: number][]; marks: number[] } => {
-    const [width, left, right] = [400, 46, 8];
-    const step = (x: number): number => Math.round(((x - left) / (width - left - right)) * (values.length - 1));
-    const found = { lines: [] as number[], dots: [] as [number, number][], marks: [] as number[] };
-    const canvas = document.createElement("canvas");
-    let [path, strokeStyle] = [0, ""];
-    const own = {
-      canvas,
-      measureText: () => ({ width: 1 }),
-      beginPath: () => (path = 0),
-      lineTo: () => (path += 1),
-      stroke: () => strokeStyle === "line" && path > 1 && found.lines.push(path),
-      arc: (x: number, _: number, radius: number) => found.dots.push([step(x), radius]),
-      fillRect: (x: number, _: number, w: number) => found.marks.push(step(x + w / 2)),
-    };
-    const context = new Proxy(own as object, {
-      get: (known, name) => Reflect.get(known, name) ?? (() => undefined),
-      set: (_, name, value) => {
-        if (name === "strokeStyle") strokeStyle = value as string;
-        return true;
-      },
-    }) as CanvasRenderingContext2D;
-    const points = new Float64Array(values.flatMap((value, i) => [i, value]));
-    paintCurve({ context, width, height: 84, palette: { bad: "bad", line: "grid" } as Palette }, points, "line", log);
-    return found;
-  };
-
-  it("has a dot for a value between two gaps, and marks for the steps that are not finite", () => {
-    expect(draw([1, NaN, 2, NaN, NaN, 3, NaN])).toEqual({ lines: [], dots: [[0, 1.5], [2, 1.5], [5, 1.5]], marks: [1, 3, 4, 6] }); // prettier-ignore
-  });
-
-  it("is a line through the values between two gaps, whose end is a dot", () => {
-    expect(draw([1, 2, Infinity, 3, 2, 1])).toEqual({ lines: [2, 3], dots: [[5, 2.5]], marks: [2] });
-    expect(draw([NaN, 2, 1, NaN])).toEqual({ lines: [2], dots: [], marks: [0, 3] });
-  });
-
-  it("is one line without a mark where all is finite, and one dot of one value", () => {
-    expect(draw([3, 2, 1])).toEqual({ lines: [3], dots: [[2, 2.5]], marks: [] });
-    expect(draw([3]).marks).toEqual([]);
-  });
-
-  it("does not mark a value that only a logarithmic axis has no place for", () => {
-    expect(draw([3, 0, 2, 1], true)).toEqual({ lines: [2], dots: [[0, 1.5], [3, 2.5]], marks: [] }); // prettier-ignore
   });
 });

@@ -4,14 +4,14 @@ import { VERSION, type Code } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
 import { HOSTILE } from "../helpers/injection";
 import { settle } from "../helpers/kernel";
-import { started, type Mounted } from "../helpers/mounted";
+import { started, type Mounted, openTab } from "../helpers/mounted";
 
 let { stream, el, find, all, end } = {} as Mounted;
 beforeEach(async () => void ({ stream, el, find, all, end } = await started()));
 afterEach(() => end());
 
 it("shows source and documentation as text", async () => {
-  find(ids.tab("code"))!.click();
+  await openTab(find, "code");
   await settle();
   const code: Code = {
     type: "code", version: VERSION, id: 2, site: "blocks/0", kind: HOSTILE, documentation: `  ${HOSTILE}\n    indented`,

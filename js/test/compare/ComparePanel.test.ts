@@ -4,7 +4,7 @@ import { OTHER, VERSION, type Compared, type ComparedRow } from "../../src/kerne
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { frame, passes } from "../helpers/messages";
-import { started, type Mounted } from "../helpers/mounted";
+import { started, type Mounted, openTab } from "../helpers/mounted";
 
 const EVIL = `<img src=x onerror="window.hacked=true">.nni`;
 let view: Mounted;
@@ -48,13 +48,13 @@ beforeEach(async () => {
 afterEach(() => view.end());
 
 it("says how, and asks for nothing, while nothing is pinned", async () => {
-  await click(ids.tab("compare"));
+  await openTab(view.find, "compare");
   expect(view.find(ids.detail)!.textContent).toContain("insp.compare(nni.load");
   expect(asked()).toEqual([]);
 });
 
 it("compares with a pinned pass of the same run once there is another one", async () => {
-  await click(ids.tab("compare"));
+  await openTab(view.find, "compare");
   await click(ids.pin);
   expect(asked()).toEqual([]); // one pass with itself
   view.stream.emit(...frame(2, { number: 2, step: 5 }));
@@ -66,7 +66,7 @@ it("compares with a pinned pass of the same run once there is another one", asyn
 
 it("pins another run when it comes, shows the panel, and ranks", async () => {
   await bring("run.nni", 1);
-  expect(view.find(ids.pinned)!.textContent).toBe("vs run.nni, step 40");
+  expect(view.find(ids.pinned)!.textContent).toBe("◇ run.nni, step 40");
   expect(asked()).toMatchObject([{ number: 1, pinned: OTHER }]);
   await answer([
     row("blocks/0", 0.75, { quantile_distance: 0.25 }),
@@ -145,7 +145,7 @@ it("is told again after a reload and does not pin again; takes the run away", as
   await click(ids.compareOther);
   view.stream.emit(...frame(99, { number: OTHER, step: 40, held: true }));
   await settle();
-  expect(view.find(ids.pinned)!.textContent).toBe("vs run.nni, step 40");
+  expect(view.find(ids.pinned)!.textContent).toBe("◇ run.nni, step 40");
   await bring("", 2);
   expect(view.find(ids.pinned)!.textContent).toBe("");
   expect(view.find(ids.compareOther)).toBeNull();
@@ -171,8 +171,8 @@ it("ranks weights, each with its module, its figures and the histogram of its ch
   expect(shown[0]!.querySelectorAll("path").length).toBe(1);
   expect(shown[1]!.textContent).toContain("only in before");
   expect(shown[1]!.querySelector("img")).toBeNull();
-  await click(ids.tab("code"));
-  const chosen = (): string | null => view.find(ids.tab("code"))!.getAttribute("aria-selected");
+  await openTab(view.find, "code");
+  const chosen = (): string => view.find(ids.tab("code"))?.getAttribute("aria-selected") ?? "false";
   view.stream.emit(structuredClone(message)); // sent again, as to a page that was reloaded
   await settle();
   expect(chosen()).toBe("true");

@@ -35,13 +35,15 @@ it("lists them worst first, each with a link to its site", async () => {
   button().click();
   await settle();
   const rows = all(ids.finding);
-  expect(rows.map((row) => [row.dataset["rule"], row.querySelector("b")!.textContent])).toEqual([
-    ["nonfinite", "Error"],
-    ["unused", "Note"],
+  expect(rows.map((row) => [row.dataset["rule"], row.querySelector("h4")!.textContent])).toEqual([
+    ["nonfinite", "Error: It first held NaN"],
+    ["unused", "Note: It is never called"],
   ]);
-  expect(rows[1]!.textContent).toContain("It is never called");
+  expect(rows[1]!.textContent).toContain("Look there.");
   expect(el.querySelector(".nni-found-list")!.textContent).toContain("2 more: insp.findings has them all.");
-  rows[1]!.querySelector("button")!.click();
+  const site = rows[1]!.querySelectorAll("button")[1]!;
+  expect(site.textContent).toBe("Go to head");
+  site.click();
   await settle();
   expect(find(ids.selected)?.dataset["value"]).toBe("head");
 });
@@ -52,7 +54,7 @@ it("has links that open the step of a finding", async () => {
   button().click();
   await settle();
   const link = find(ids.finding)!.querySelector("button")!;
-  expect(link.title).toBe("Show it at step 3");
+  expect(link.textContent).toBe("Go to step 3");
   link.click();
   await settle();
   expect(control.of("show_pass").map((message) => message["number"])).toEqual([1]);
@@ -73,17 +75,35 @@ it("closes by Escape, with the focus back on the button, and when nothing is wro
   expect([find(ids.finding), button().disabled]).toEqual([null, true]);
 });
 
-it("closes when the focus goes elsewhere, as by a click, and not within the list", async () => {
+it("stays while one clicks elsewhere, for it covers nothing, and closes by its button", async () => {
   await tell([finding()]);
-  button().focus();
   button().click();
   await settle();
-  find(ids.finding)!.querySelector("button")!.focus();
-  await settle();
-  expect(find(ids.finding)).not.toBeNull();
+  expect(button().textContent).toBe("1 error");
   find(ids.search)!.focus();
   await settle();
+  expect(find(ids.finding)).not.toBeNull();
+  button().click();
+  await settle();
   expect(find(ids.finding)).toBeNull();
+});
+
+it("folds what follows from a finding, and says since when it is over", async () => {
+  await tell([finding({ effects: ["head is NaN too", "the loss is NaN"], gone: 40 }), finding({ site: "head", effects: [] })]);
+  button().click();
+  await settle();
+  const [over, other] = all(ids.finding);
+  const details = over!.querySelector("details")!;
+  expect([details.open, details.querySelector("summary")!.textContent]).toEqual([false, "2 consequences"]);
+  expect([...details.querySelectorAll("li")].map((li) => li.textContent)).toEqual(["head is NaN too", "the loss is NaN"]);
+  expect(over!.textContent).toContain("Gone since step 40.");
+  expect([over!.className, other!.className, other!.querySelector("details")]).toEqual(["nni-found-gone", "", null]);
+});
+
+it("marks the row at which values stop being finite", async () => {
+  await tell([finding({ site: "head" })]);
+  const badges = all(ids.nan).map((badge) => [badge.closest<HTMLElement>("[data-site]")!.dataset["site"], badge.textContent]);
+  expect(badges.filter(([, text]) => text === "NaN first")).toEqual([["head", "NaN first"]]);
 });
 
 it("shows texts as text, and a site that is not in the tree without a link", async () => {
@@ -91,7 +111,7 @@ it("shows texts as text, and a site that is not in the tree without a link", asy
   button().click();
   await settle();
   expect(find(ids.finding)!.textContent).toContain(EVIL);
-  expect(find(ids.finding)!.querySelector("button, img, script")).toBeNull();
+  expect([...find(ids.finding)!.querySelectorAll("button, img, script")].map((e) => e.textContent)).toEqual(["Go to step 3"]);
 });
 
 it("refuses a malformed one, and keeps what it had", async () => {

@@ -13,7 +13,7 @@ import { toSites } from "../../src/kernel/sites";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { cell, effect, frame, layout, perturbation, site, state } from "../helpers/messages";
-import { mounted, press, type Mounted } from "../helpers/mounted";
+import { mounted, press, type Mounted, openTab } from "../helpers/mounted";
 
 const X = "float32[4,3]";
 
@@ -249,7 +249,7 @@ describe("the panel", () => {
     stream.emit(state({ selected: "" }));
     stream.emit(...frame(1, { edit: (table) => (table[cell(2, 0, "norm")] = 4) }));
     await settle();
-    find(ids.tab("flow"))!.click();
+    await openTab(find, "flow");
     await settle();
   });
   afterEach(() => {

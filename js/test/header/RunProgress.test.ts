@@ -3,47 +3,63 @@ import { afterEach, beforeEach, expect, it } from "vitest";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { progress, state } from "../helpers/messages";
-import { started, type Mounted } from "../helpers/mounted";
+import { opened, started, type Mounted } from "../helpers/mounted";
 
 let { stream, el, find, end } = {} as Mounted;
 beforeEach(async () => void ({ stream, el, find, end } = await started()));
 afterEach(() => end());
 const text = (): string => el.querySelector(".nni-run")!.textContent!;
 
-it("says where a loop is once", async () => {
-  expect(find(ids.step)?.textContent).toBe("1 of 10");
-  expect(text()).not.toContain("step 1");
-  expect(text()).toContain("running2 steps/s");
+it("says how a loop is, and the step on screen", async () => {
+  expect(find(ids.step)?.textContent).toBe("step 1");
+  expect(text()).toBe("livestep 11 of 10 done");
   expect(el.querySelector("[role=progressbar]")?.getAttribute("aria-valuetext")).toBe("1 of 10");
   stream.emit(state({ progress: { ...progress, running: false, step: 10 } }));
   await settle();
-  expect(text()).toContain("10 of 10finished");
+  expect(text()).toBe("finishedstep 110 of 10 done");
   stream.emit(state({ progress: { ...progress, running: false, step: 4, total: null } }));
   await settle();
-  expect(text()).toContain("4 stepsfinished");
+  expect(text()).toBe("finishedstep 14 done");
+});
+
+it("says that a pass is held, and where the run is meanwhile", async () => {
   find(ids.pause)!.click();
   await settle();
-  expect(find(ids.timeStep)?.textContent).toBe("heldstep 1");
+  stream.emit(state({ progress: { ...progress, step: 7 } }));
+  await settle();
+  expect(text()).toBe("heldstep 1run is at 7");
+  find(ids.pause)!.click();
+  await settle();
+  expect(text()).toContain("live");
 });
 
 it("says the step of a single pass, and idle", async () => {
   stream.emit(state({ progress: { kind: "step", running: false, step: 1, total: null, rate: null } }));
   await settle();
-  expect(text()).toContain("step 1idle");
-  expect(text()).not.toContain("steps");
+  expect(text()).toBe("idlestep 1");
   expect(el.querySelector("[role=progressbar]")).toBeNull();
   expect(find(ids.progress)?.dataset).toMatchObject({ value: "1", state: "idle" });
 });
 
-it("names what takes a while, with the time so far, in place of running", async () => {
+it("names what takes a while, with the time so far, in place of live", async () => {
   const waiting = [{ what: "compiling the measured step", seconds: 8.2 }];
   stream.emit(state({ waiting }));
   await settle();
   expect(text()).toContain("compiling the measured step, 8\u00a0s");
-  expect(text()).not.toContain("running");
+  expect(text()).not.toContain("live");
   expect(find(ids.waiting)?.dataset["value"]).toBe("compiling the measured step");
   expect(el.querySelector(".nni-status [aria-hidden]")?.textContent).toBe(", 8\u00a0s");
   stream.emit(state({}));
   await settle();
-  expect(text()).toContain("running2 steps/s");
+  expect(text()).toContain("live");
+});
+
+it("has the speed and the cost in its menu", async () => {
+  stream.emit(state({ cost: { ...state().cost!, compilations: 3, plain_seconds: 0.1, inspected_seconds: 0.15, frames_dropped: 2 } }));
+  await settle();
+  expect(find(ids.cost)).toBeNull();
+  await opened(find, ids.menu);
+  expect(el.querySelector("header .nni-more-list")?.textContent).toContain("2 steps/s");
+  expect(find(ids.compilations)?.dataset["value"]).toBe("3");
+  expect(find(ids.cost)?.textContent).toContain("measured step1.50×");
 });

@@ -4,7 +4,7 @@ import type { Recorded, State } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { progress, scale, state } from "../helpers/messages";
-import { started, type Mounted } from "../helpers/mounted";
+import { opened, started, type Mounted } from "../helpers/mounted";
 
 const recorded: Recorded = { run: "running", text: "run.nni: The run goes on.", missing: ["values", "units", "flow", "parameters"], steers: false, every: 0 };
 const idle = { ...progress, kind: "recorded", running: false, total: null, rate: null };
@@ -22,7 +22,7 @@ const shows = async (more: Partial<Recorded>, running = false): Promise<void> =>
 
 it("says how the run is", async () => {
   for (const [run, words, running] of [
-    ["running", "running", true],
+    ["running", "live", true],
     ["stalled", "stalled", true],
     ["ended", "finished", false],
     ["gone", "stopped", false],
@@ -31,16 +31,16 @@ it("says how the run is", async () => {
     expect(el.querySelector(".nni-status")?.textContent).toBe(words);
     expect(find(ids.banner)?.textContent).toContain(`run.nni: ${run}.`);
     expect(find(ids.banner)?.textContent).toContain(running ? "live" : "saved");
-    expect(find(ids.progress)?.dataset["state"]).toBe(words);
+    expect(find(ids.progress)?.dataset["state"]).toBe(words === "live" ? "running" : words);
   }
 });
 
 it("leaves out what needs the model, and the cost of an inspection that there is none of", () => {
   for (const panel of recorded.missing) expect(find(ids.tab(panel))).toBeNull();
   expect(find(ids.tab("overview"))).not.toBeNull();
-  expect(find(ids.tab("compare"))).not.toBeNull();
+  expect([ids.group("Test"), ids.group("Units"), ids.group("Structure")].map((id) => find(id) !== null)).toEqual([true, false, true]);
   expect(find(ids.cost)).toBeNull();
-  expect(find(ids.perturbKind)).toBeNull();
+  expect(find(ids.perturb)).toBeNull();
   expect(find(ids.banner)?.textContent).toContain("Controls that need the model are switched off.");
   expect(el.textContent).not.toContain("Nothing is perturbed");
 });
@@ -55,10 +55,11 @@ it("asks a run that takes requests, and offers only what its programs have room 
   find(ids.measureNext)!.click();
   expect(control.of("set_every")).toMatchObject([{ every: 5 }]);
   expect(control.of("measure_next")).toHaveLength(1);
-  const kinds = [...find(ids.perturbKind)!.querySelectorAll("option")].map((one) => one.value);
+  await opened(find, ids.perturb);
+  const kinds = [...el.querySelectorAll(".nni-perturb-kind b")].map((one) => one.textContent);
   expect(kinds).toEqual(["Zero", "Scale"]);
   expect(find(ids.perturbAt)).toBeNull();
-  find(ids.perturbAdd)!.click();
+  find(ids.perturbKind("Zero"))!.click();
   await settle();
   expect(control.of("perturb")).toMatchObject([{ site: "blocks/0", kind: "Zero", at: "output" }]);
 });

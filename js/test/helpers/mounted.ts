@@ -1,5 +1,7 @@
 // A whole view over a mock comm, through anywidget's two entry points, for the tests of its parts.
 import type { State } from "../../src/kernel/protocol";
+import { GROUP_OF } from "../../src/detail/groups";
+import { ids } from "../../src/ui/testids";
 import widget from "../../src/widget";
 import { MockModel, settle } from "./kernel";
 import { frame, layout, state } from "./messages";
@@ -62,4 +64,19 @@ export async function start({ stream }: Mounted, more: Partial<State> = {}): Pro
 
 export function press(target: Element, key: string, more: KeyboardEventInit = {}): void {
   target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true, ...more }));
+}
+
+/** Shows a panel, as a click on its group and one on its tab do. */
+export async function openTab(find: Mounted["find"], panel: string): Promise<void> {
+  find(ids.group(GROUP_OF[panel]!))!.click();
+  await settle();
+  find(ids.tab(panel))!.click();
+  await settle();
+}
+
+/** Opens a menu, or the part behind a button. */
+export async function opened(find: Mounted["find"], id: string): Promise<void> {
+  if (find(id)!.getAttribute("aria-expanded") === "true") return;
+  find(id)!.click();
+  await settle();
 }

@@ -7,7 +7,7 @@ import { toHex } from "../../src/masks/mask";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { perturbation, state } from "../helpers/messages";
-import { press, started, type Mounted } from "../helpers/mounted";
+import { press, started, type Mounted, openTab } from "../helpers/mounted";
 
 it("lies over two axes that follow each other and hold no examples", () => {
   const [axes, shape] = [["batch", "height", "width", "channel"], [2, 4, 6, 3]];
@@ -34,7 +34,7 @@ const maps: Arrays = {
 }; // prettier-ignore
 
 it("switches the place under the crosshair, and only once that was asked for", async () => {
-  find(ids.tab("values"))!.click();
+  await openTab(find, "values");
   await settle();
   stream.emit(maps);
   await settle();
@@ -56,7 +56,7 @@ it("switches the place under the crosshair, and only once that was asked for", a
   await settle();
   await type(" ");
   expect(control.of("set_mask")[1]).toMatchObject({ perturbation: 3, mask: "ff" });
-  find(ids.tab("overview"))!.click();
+  await openTab(find, "overview");
   await settle();
   find(ids.units)!.querySelector("button")!.click();
   await settle();

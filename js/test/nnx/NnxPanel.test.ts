@@ -3,7 +3,7 @@ import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { NnxState, REST_MS } from "../../src/nnx/state";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
-import { started, type Mounted } from "../helpers/mounted";
+import { started, type Mounted, openTab } from "../helpers/mounted";
 import { mode, node, page, variable } from "../helpers/nnx";
 
 let { control, stream, find, all, end } = {} as Mounted;
@@ -14,7 +14,7 @@ afterEach(() => {
 });
 
 async function open(answer = {}): Promise<void> {
-  find(ids.tab("nnx"))!.click();
+  await openTab(find, "nnx");
   await settle();
   const { id, site } = control.of("show_nnx").at(-1) as unknown as { id: number; site: string };
   stream.emit(page(site, { id, ...answer }));
@@ -94,7 +94,7 @@ it("switches a mode, says what failed, and takes a switch back", async () => {
 });
 
 it("says why a module cannot be shown", async () => {
-  find(ids.tab("nnx"))!.click();
+  await openTab(find, "nnx");
   await settle();
   const [asked] = control.of("show_nnx");
   control.emit({ type: "reply", id: asked["id"], ok: false, error: "NNX has no module at 'x'." });

@@ -262,14 +262,14 @@ describe("the page", () => {
     expect(find(ids.stat("output", "mean"))?.dataset["value"]).toBe("3");
     expect(find(ids.banner)?.textContent).toContain("Saved just now.");
     expect(find(ids.switch)?.hasAttribute("disabled")).toBe(true);
-    for (const absent of [ids.perturbAdd, ids.remove, ids.switchAll, ids.addHere, ids.tab("values")]) expect(find(absent)).toBeNull();
+    for (const absent of [ids.perturb, ids.remove, ids.switchAll, ids.addHere, ids.tab("values")]) expect(find(absent)).toBeNull();
   });
 
   it("takes hostile names for text", async () => {
     const sites = [site("", -1, { name: EVIL[0] }), ...EVIL.map((text) => site(text, 0, { name: text, kind: text, source: text }))];
     end = show(new Recorded(packed({ note: EVIL[0], detailed: [], parameters: [], more: [], figures: NONE, ratios: NONE, lengths: { at: 0, count: 0, type: "u2" }, counts: { at: 0, count: 0, type: "u1" } }, sites)), place);
     await settle();
-    const allowed = new Set("a b button circle code dd div dl dt figcaption figure footer form g h3 h4 header input label li line option p path rect section select small span strong svg table tbody td text th thead tr ul canvas ol".split(" "));
+    const allowed = new Set("a b button circle code dd div dl dt figcaption figure footer form g h3 h4 header input label li line option p path rect section select small span strong svg table tbody td text th thead tr ul canvas ol summary details bdi main kbd".split(" "));
     expect([...place.querySelectorAll("*")].map((e) => e.localName).filter((name) => !allowed.has(name))).toEqual([]);
     expect("hacked" in window).toBe(false);
     expect(find(ids.banner)?.textContent).toContain(EVIL[0]);

@@ -4,7 +4,7 @@ import type { State } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { effect, layout, passes, perturbation, scale, state } from "../helpers/messages";
-import { mounted, started, type Mounted } from "../helpers/mounted";
+import { mounted, opened, press, started, type Mounted } from "../helpers/mounted";
 
 let { control, stream, el, find, all, end } = {} as Mounted;
 const start = async (more: Partial<State> = {}): Promise<void> => void ({ control, stream, el, find, all, end } = await started(more));
@@ -23,16 +23,22 @@ it("is switched, set and removed by switch, slider and cross", async () => {
   await start({ perturbations: [scale(4, "head", 0.5)], training_perturbed: true });
   expect(find(ids.trainingPerturbed)?.textContent).toBe("training is perturbed");
   expect(find(ids.switch)?.getAttribute("aria-checked")).toBe("true");
-  // a row, the header and the pass on screen say it with one badge
+  // a row and the header say it with one badge, and the slider says it of the pass
   stream.emit(...passes([[1, 1, 1, 1]]));
   await settle();
-  const badges = [all(ids.row).at(-1), el.querySelector("header"), find(ids.timeStep)].map((place) => place!.querySelector(".nni-badge-on"));
-  expect(badges.map((badge) => [badge?.className, badge?.getAttribute("data-sign")])).toEqual(Array(3).fill(["nni-badge nni-badge-on", "◆"]));
-  expect(find(ids.timeStep)?.textContent).toBe("liveperturbedloop's batch");
+  const badges = [all(ids.row).at(-1), el.querySelector("header")].map((place) => place!.querySelector(".nni-badge-on"));
+  expect(badges.map((badge) => [badge?.className, badge?.getAttribute("data-sign")])).toEqual(Array(2).fill(["nni-badge nni-badge-on", "◆"]));
+  stream.emit(...passes([[0, 0, 0, 0], [1, 1, 1, 1]])); // prettier-ignore
+  await settle();
+  expect(find(ids.scrub)?.getAttribute("aria-valuetext")).toBe("step 1, watch, perturbed: pass 2 of 2; the perturbations changed here");
   find(ids.switch)!.click();
   expect(control.of("adjust")).toMatchObject([{ perturbation: 4, enabled: false, strength: null }]);
   await settle();
   expect(find(ids.switch)?.getAttribute("aria-checked")).toBe("false");
+  expect(find(ids.strength), "the amount is opened by a click").toBeNull();
+  expect(find(ids.amount)?.textContent).toBe("× 0.5000");
+  await opened(find, ids.amount);
+  expect(document.activeElement).toBe(find(ids.strengthNumber));
   give(ids.strength, "1.5", "input");
   await settle();
   expect(control.of("adjust").at(-1)).toMatchObject({ perturbation: 4, enabled: false, strength: 1.5 });
@@ -40,34 +46,54 @@ it("is switched, set and removed by switch, slider and cross", async () => {
   expect(control.of("remove")).toMatchObject([{ perturbation: 4 }]);
 });
 
-it("adds what is chosen, where and as strong as chosen, and only by the button", async () => {
+it("adds what is chosen, where and as strong as chosen, and only by its kind", async () => {
   await start();
-  const groups = [...find(ids.perturbKind)!.querySelectorAll("optgroup")];
-  expect(groups.map((g) => [g.label, g.children.length])).toEqual([["Values", 7], ["Gradients", 4]]); // prettier-ignore
-  expect(find(ids.addStrength)).toBeNull(); // Zero has none
-  give(ids.perturbKind, "Shift", "change");
-  await settle();
-  expect(find(ids.detail)?.textContent).toContain("Will add the strength to every number.");
-  const slider = find(ids.addStrength) as HTMLInputElement;
-  expect([slider.min, slider.max, slider.value]).toEqual(["-2", "2", "1"]);
-  give(ids.addStrengthNumber, "-7.5", "input"); // beyond the slider
-  await settle();
-  expect([slider.min, slider.max, slider.value]).toEqual(["-8", "2", "-7.5"]);
+  await opened(find, ids.perturb);
+  const groups = [...el.querySelectorAll(".nni-perturb-menu [role=group][aria-label]")].filter((g) => g.querySelector(".nni-perturb-kind"));
+  expect(groups.map((g) => [g.getAttribute("aria-label"), g.querySelectorAll(".nni-perturb-kind").length])).toEqual([["Values", 7], ["Gradients", 4]]); // prettier-ignore
+  expect(document.activeElement).toBe(find(ids.perturbKind("Zero")));
+  expect(find(ids.addStrengthNumber("Zero"))).toBeNull(); // Zero has none
+  expect(find(ids.perturbKind("Shift"))?.title).toBe("Will add the strength to every number.");
+  expect((find(ids.addStrengthNumber("Shift")) as HTMLInputElement).value).toBe("1");
+  give(ids.addStrengthNumber("Shift"), "-7.5", "input");
   find(ids.perturbAt)!.querySelectorAll("button")[1].click();
   expect(control.of("perturb")).toEqual([]);
   await settle();
-  find(ids.perturbAdd)!.click();
+  find(ids.perturbKind("Shift"))!.click();
   expect(control.of("perturb")).toMatchObject([{ site: "blocks/0", kind: "Shift", strength: -7.5, at: "input" }]);
-  give(ids.perturbKind, "StopGradient", "change");
   await settle();
-  find(ids.perturbAdd)!.click();
+  expect(find(ids.perturbKind("Shift")), "the menu closes").toBeNull();
+  expect(document.activeElement).toBe(find(ids.perturb));
+  await opened(find, ids.perturb);
+  find(ids.perturbKind("StopGradient"))!.click();
   expect(control.of("perturb")[1]).toMatchObject({ kind: "StopGradient", strength: null, at: "input" });
+});
+
+it("offers no perturbation that would change nothing", async () => {
+  await start();
+  await opened(find, ids.perturb);
+  const offered = [...el.querySelectorAll<HTMLInputElement>(".nni-perturb-menu input[type=number]")].map((one) => [one.dataset["testid"], one.value]);
+  expect(Object.fromEntries(offered as [string, string][])).toMatchObject({ [ids.addStrengthNumber("Scale")]: "0.5", [ids.addStrengthNumber("ScaleGradient")]: "0.5" });
+});
+
+it("moves in the menu by the arrows, and closes it by Escape", async () => {
+  await start();
+  await opened(find, ids.perturb);
+  press(find(ids.perturbKind("Zero"))!, "ArrowDown");
+  expect(document.activeElement).toBe(find(ids.perturbKind("Mean")));
+  press(find(ids.perturbKind("Mean"))!, "ArrowUp");
+  press(find(ids.perturbKind("Zero"))!, "ArrowUp");
+  expect(document.activeElement).toBe(find(ids.perturbKind("ClipGradient")));
+  press(document.activeElement!, "Escape");
+  await settle();
+  expect([find(ids.perturbKind("Zero")), document.activeElement]).toEqual([null, find(ids.perturb)]);
 });
 
 it("names the units to which one is confined, and can be added to all of them beside it", async () => {
   await start({ perturbations: [perturbation(1, "blocks/0", { expression: "nni.Zero().only(units=[3], axis=-2)" })] });
   expect(find(ids.perturbation)?.querySelector(".nni-extra")?.textContent).toBe("units [3], axis -2");
-  expect((find(ids.perturbAdd) as HTMLButtonElement).disabled).toBe(false);
+  await opened(find, ids.perturb);
+  expect((find(ids.perturbKind("Zero")) as HTMLButtonElement).disabled).toBe(false);
 });
 
 it("names many units by their runs, and all of them in the tip", async () => {
@@ -78,23 +104,28 @@ it("names many units by their runs, and all of them in the tip", async () => {
 
 it("does not add what it is told cannot be, and says why", async () => {
   await start({ perturbations: [perturbation(1, "blocks/0")] });
-  const add = find(ids.perturbAdd) as HTMLButtonElement;
-  expect(add.disabled).toBe(true);
-  expect(find(ids.detail)?.textContent).toContain("It is already in the list.");
+  await opened(find, ids.perturb);
+  const kind = (name: string): HTMLButtonElement => find(ids.perturbKind(name)) as HTMLButtonElement;
+  expect(kind("Zero").disabled).toBe(true);
+  expect(kind("Zero").textContent).toContain("It is already in the list.");
   find(ids.perturbAt)!.querySelectorAll("button")[1].click(); // at the input it is not
   await settle();
-  expect(add.disabled).toBe(false);
-  give(ids.perturbKind, "Noise", "change");
+  expect(kind("Zero").disabled).toBe(false);
+  give(ids.addStrengthNumber("Noise"), "-1", "input");
   await settle();
-  give(ids.addStrengthNumber, "-1", "input");
-  await settle();
-  expect(add.disabled).toBe(true);
-  expect(find(ids.detail)?.textContent).toContain("Its std is at least 0.");
+  expect(kind("Noise").disabled).toBe(true);
+  expect(kind("Noise").textContent).toContain("Its std is at least 0.");
+  press(find(ids.addStrengthNumber("Noise"))!, "Enter");
   expect(control.of("perturb")).toEqual([]);
+  give(ids.addStrengthNumber("Noise"), "0.25", "input");
+  await settle();
+  press(find(ids.addStrengthNumber("Noise"))!, "Enter");
+  expect(control.of("perturb")).toMatchObject([{ kind: "Noise", strength: 0.25, at: "input" }]);
 });
 
 it("switches all", async () => {
   await start({ perturbations: [perturbation(1, "head"), scale(2, "blocks/0", 1, { enabled: false })] });
+  await opened(find, ids.effectMore);
   expect(find(ids.switchAll)?.textContent).toBe("All off");
   find(ids.switchAll)!.click();
   await settle();
@@ -109,7 +140,7 @@ it("says on a perturbation's row why it does nothing, while it is on and until i
   await start({ perturbations: [scale(1, "blocks/0", 0.5, { not_acting: why })] });
   expect(find(ids.notActing)?.dataset["value"]).toBe(why);
   expect(find(ids.notActing)?.textContent).toBe(`not acting here: ${why}`);
-  expect(find(ids.notActing)?.title).toBe(`Not acting here: ${why}.`);
+  expect(find(ids.notActing)?.parentElement?.title).toBe(`not acting here: ${why}`);
   for (const more of [{ not_acting: why, enabled: false }, { not_acting: why, pending: true }, { not_acting: "" }]) {
     stream.emit(row(more));
     await settle();
@@ -133,8 +164,8 @@ it("says what each is, where it acts, and what it waits for", async () => {
   const rows = all(ids.perturbation);
   const part = (row: number, id: string): HTMLElement | null => rows[row].querySelector(`[data-testid="${id}"]`);
   expect(rows.map((row) => row.querySelector(".nni-where")?.textContent)).toEqual(["blocks/*input, 2 sites", "nowhereparameter", "head"]);
-  expect(part(0, ids.pending)?.textContent).toBe("next step");
-  expect(part(1, ids.rowCompiling)?.textContent).toBe("compiling");
+  expect(part(0, ids.pending)?.textContent).toBe("next step: the loop takes it over at its next step");
+  expect(part(1, ids.rowCompiling)?.textContent).toMatch(/^compiling: /);
   expect(part(1, ids.pending)).toBeNull();
   expect(part(2, ids.units)?.textContent).toBe("mask: 12 of 64 off");
   expect(part(2, ids.strength)).toBeNull();
@@ -175,6 +206,7 @@ it.each([
   stream.emit(state({ listening }));
   vi.useRealTimers();
   await settle();
+  await opened(find, ids.menu);
   expect(find(ids.listening)?.textContent).toBe(words);
   expect(find(ids.listening)?.dataset["value"]).toBe(listening);
 });
@@ -182,7 +214,7 @@ it.each([
 it("names the effect by the State that it came with, not by a wish", async () => {
   const perturbations = [scale(1, "head", 0.5), perturbation(2, "blocks/0", { enabled: false })];
   await start({ perturbations, effect: effect({ source: "the last step, at step 3", output_change: 0.5 }) });
-  const caption = (): string | null | undefined => find(ids.effect)?.querySelector("caption")?.textContent;
+  const caption = (): string | null | undefined => find(ids.effect)?.lastElementChild?.textContent;
   expect(caption()).toBe("Effect of Scale (factor 0.5) at head on the last step, at step 3");
   all(ids.switch)[0].click();
   all(ids.switch)[1].click(); // Zero is asked for instead: these are Scale's figures still
@@ -199,7 +231,9 @@ it("shows the effect, with what is unknown as a dash", async () => {
   const figures = { clean: { loss: 0.25, accuracy: 1 }, perturbed: { loss: 0.75, accuracy: null }, output_change: 0.5 };
   await start({ perturbations: [perturbation(1, "head")], effect: effect(figures) });
   expect(find(ids.effectValue("loss", "perturbed"))?.dataset["value"]).toBe("0.75");
-  expect(find(ids.effect)?.textContent).toContain("+0.5000");
+  expect(find(ids.effect)?.textContent).toContain("loss 0.25 → 0.75");
+  await opened(find, ids.effectMore);
+  expect(find(ids.effectFull)?.textContent).toContain("+0.5000");
   expect(find(ids.effectValue("accuracy", "perturbed"))?.textContent).toBe("–");
   expect(find(ids.outputChange)?.textContent).toContain("50");
   expect([find(ids.kl), find(ids.top1), find(ids.downstream)]).toEqual([null, null, null]);
@@ -210,10 +244,15 @@ it("shows what each does by itself, unless it is off or waits", async () => {
   const alone = [1, 2, 3, 4].map((id) => ({ ...one, perturbation: id, loss_change: id === 4 ? null : 0.25 }));
   const more = [{}, { enabled: false }, { pending: true }, {}];
   await start({ perturbations: more.map((m, i) => scale(i + 1, "head", 1, m)), effect: effect({ alone }) });
-  const rows = all(ids.perturbation).map((row) => row.querySelector<HTMLElement>(`[data-testid="${ids.alone}"]`));
-  expect(rows.map((row) => row?.textContent)).toEqual(["loss alone +0.2500", undefined, undefined, "output alone 50\u202f%"]);
-  expect(rows.map((row) => row?.dataset["value"])).toEqual(["0.25", undefined, undefined, "0.5"]);
+  await opened(find, ids.effectMore);
+  const rows = all(ids.alone);
+  const shown = ["Scale on head alone: loss+0.2500", "Scale on head alone: loss+0.2500", "Scale on head alone: output50\u202f%"];
+  expect(rows.map((row) => row.textContent)).toEqual(shown);
+  expect(rows.map((row) => row.dataset["value"])).toEqual(["0.25", "0.25", "0.5"]);
   expect(rows[0]!.title).toContain("KL divergence –");
+  find(ids.switch)!.click(); // all of them are older than this
+  await settle();
+  expect(all(ids.alone)).toEqual([]);
 });
 
 it("shows the effect on predictions, and on the sites downstream as links", async () => {
@@ -226,6 +265,7 @@ it("shows the effect on predictions, and on the sites downstream as links", asyn
   await start({ perturbations: [perturbation(1, "blocks/0")], effect: effect({ kl: 0.5, top1_changed: 0.125, sites }) });
   expect([find(ids.kl)?.textContent, find(ids.kl)?.dataset["value"]]).toEqual(["0.5000", "0.5"]);
   expect([find(ids.top1)?.textContent, find(ids.top1)?.dataset["value"]]).toEqual(["12.5\u202f%", "0.125"]);
+  await opened(find, ids.effectMore);
   expect(all(ids.downstream).map((s) => s.textContent)).toEqual([
     "head125\u202f%", "blocks/10.1\u202f%", "(model)not finite", "gone0\u202f%",
   ]); // prettier-ignore
@@ -238,7 +278,8 @@ it("shows the effect on predictions, and on the sites downstream as links", asyn
 it("tells no change from a change, and what the effect was measured on", async () => {
   const figures = { clean: { loss: 0.25, accuracy: 1 }, perturbed: { loss: 0.125, accuracy: 1 }, output_change: 0, kl: 0, top1_changed: 0 };
   await start({ perturbations: [perturbation(1, "head")], effect: effect(figures) });
-  const words = (selector: string): (string | null)[] => [...find(ids.effect)!.querySelectorAll(selector)].map((e) => e.textContent);
+  await opened(find, ids.effectMore);
+  const words = (selector: string): (string | null)[] => [...find(ids.effectFull)!.querySelectorAll(selector)].map((e) => e.textContent);
   expect(words(".nni-change")).toEqual(["−0.1250"]);
   expect(words(".nni-no-change")).toEqual(["no change", "no change", "no change", "no change"]);
   expect(words("caption")[0]).toBe("Effect of Zero on the example");
@@ -252,17 +293,32 @@ it("marks its row with a word that a narrow tree keeps as a name", async () => {
 
 it("shows why a request failed", async () => {
   await start();
-  find(ids.perturbAdd)!.click();
+  await opened(find, ids.perturb);
+  find(ids.perturbKind("Zero"))!.click();
   control.emit({ type: "reply", id: control.of("perturb")[0]["id"], ok: false, error: "its output is an integer" });
   await settle();
   expect(find(ids.notice)?.textContent).toContain("its output is an integer");
 });
 
-it("opens the form from a row", async () => {
+it("opens the menu from a row", async () => {
   await start();
   el.querySelector<HTMLElement>(`[data-testid="${ids.row}"][data-site="head"] [data-testid="${ids.addHere}"]`)!.click();
   await settle();
   expect(find(ids.selected)?.dataset["value"]).toBe("head");
-  expect(document.activeElement).toBe(find(ids.perturbKind));
-  expect(control.of("perturb"), "nothing acts before Add").toHaveLength(0);
+  await settle();
+  expect(document.activeElement).toBe(find(ids.perturbKind("Zero")));
+  expect(control.of("perturb"), "nothing acts before a kind is pressed").toHaveLength(0);
+});
+
+it("is absent while there is none, and switching one changes no part of its chip but its look", async () => {
+  await start();
+  expect([find(ids.perturbBar), el.textContent!.includes("Nothing is perturbed")]).toEqual([null, false]);
+  stream.emit(state({ perturbations: [scale(1, "head", 0.5)], no_effect: "Nothing is perturbed." }));
+  await settle();
+  const parts = (): string[] => [...find(ids.perturbation)!.querySelectorAll("*")].map((e) => `${e.localName}.${e.className}`);
+  const before = parts();
+  find(ids.switch)!.click();
+  await settle();
+  expect(parts()).toEqual(before);
+  expect(find(ids.noEffect)?.textContent).toBe("Nothing is perturbed.");
 });

@@ -5,7 +5,7 @@ import { afterEach, beforeEach, expect, it } from "vitest";
 import { VERSION } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
-import { press, started, type Mounted } from "../helpers/mounted";
+import { press, started, type Mounted, openTab } from "../helpers/mounted";
 
 let view: Mounted;
 beforeEach(async () => void (view = await started()));
@@ -22,7 +22,7 @@ async function told(...messages: object[]): Promise<void> {
 }
 
 async function open(panel: string): Promise<void> {
-  view.find(ids.tab(panel))!.click();
+  await openTab(view.find, panel);
   await settle();
 }
 

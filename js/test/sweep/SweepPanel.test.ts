@@ -4,7 +4,7 @@ import { VERSION, type Sweep } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
 import { HOSTILE } from "../helpers/injection";
 import { settle } from "../helpers/kernel";
-import { started, type Mounted } from "../helpers/mounted";
+import { started, type Mounted, openTab } from "../helpers/mounted";
 
 let { control, stream, el, find, all, end } = {} as Mounted;
 beforeEach(async () => void ({ control, stream, el, find, all, end } = await started()));
@@ -21,7 +21,7 @@ const swept = (more: Partial<Sweep>): Sweep => ({
 }); // prettier-ignore
 
 it("runs a sweep, stops it, and ranks what it found by what is chosen", async () => {
-  find(ids.tab("sweep"))!.click();
+  await openTab(find, "sweep");
   await settle();
   find(ids.sweepStart)!.click();
   expect(control.of("start_sweep")).toMatchObject([{ sites: "**", kind: "", strength: null, at: "output" }]);

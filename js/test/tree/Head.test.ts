@@ -11,7 +11,11 @@ beforeEach(async () => void ({ stream, find, all, end } = await started()));
 afterEach(() => end());
 
 it("says what a column shows beside a pinned pass, and blanks nothing that exists", async () => {
+  const finite = (table: Float64Array): void => {
+    for (let i = 0; i < SITES.length; i++) for (const name of ["nan", "posinf", "neginf"] as const) table[cell(i, 1, name)] = 0;
+  };
   const blank = (table: Float64Array, sites: readonly number[]): void => {
+    finite(table);
     for (const i of sites) for (const name of STATISTICS) table[cell(i, 1, name)] = NaN;
   };
   const head = (): string | null | undefined => find(ids.sort("gradient"))?.textContent;
@@ -19,7 +23,7 @@ it("says what a column shows beside a pinned pass, and blanks nothing that exist
   stream.emit(...frame(2, { edit: (table) => blank(table, [0, 1, 2, 3, 4]) }));
   await settle();
   find(ids.pin)!.click();
-  stream.emit(...frame(3, { value: 2 }));
+  stream.emit(...frame(3, { value: 2, edit: finite }));
   await settle();
   expect([head(), ...cells()]).toEqual(["‖gradient‖", ...SITES.map(() => "2")]);
   expect(find(ids.sort("gradient"))?.title).toBe("Sort by: Gradient norm, in this pass (step 2, pinned, has none)");
@@ -50,4 +54,23 @@ it("keeps the element of a row while rows above it come and go, so that no click
   pressed.click();
   await settle();
   expect(find(ids.selected)?.dataset["value"]).toBe("head");
+});
+
+it("says NaN in place of a gradient's norm where values are not finite, and shows the search in the head", async () => {
+  stream.emit(...frame(2, { value: 2 }));
+  await settle();
+  expect(all(ids.cell("gradient")).map((cell) => [cell.textContent, cell.dataset["value"]])).toEqual(SITES.map(() => ["NaN", "2"]));
+  expect(all(ids.cell("gradient"))[0]!.className).toContain("nni-bad");
+  expect(find(ids.search)!.closest("[role=columnheader]")).not.toBeNull();
+});
+
+it("says the figures of the row under the pointer in the foot, in place of the line of Python", async () => {
+  const row = all(ids.row)[4]!;
+  row.dispatchEvent(new PointerEvent("pointerenter"));
+  await settle();
+  expect(find(ids.tip)?.dataset["site"]).toBe("head");
+  expect(find(ids.tip)?.textContent).toContain("activation");
+  find(ids.tree)!.querySelector(".nni-rows")!.dispatchEvent(new PointerEvent("pointerleave"));
+  await settle();
+  expect(find(ids.tip)).toBeNull();
 });

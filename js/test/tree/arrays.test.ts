@@ -3,13 +3,15 @@ import { afterEach, expect, it } from "vitest";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { SITES, layout, site } from "../helpers/messages";
-import { started, type Mounted } from "../helpers/mounted";
+import { opened, started, type Mounted } from "../helpers/mounted";
 
 let view: Mounted;
 afterEach(() => view?.end());
 
 it("shows statistics of one array alone, and acts on the whole call only", async () => {
   view = await started({ selected: "head" });
+  await opened(view.find, ids.treeMenu);
+  view.find(ids.column("shape"))!.click();
   const at = SITES.findIndex((s) => s.key === "head");
   const whole = { ...SITES[at]!, array: "0", output: "(float32[2], int32[2])" };
   const one = site("head(1)", at, { name: "(1)", kind: "array", array: "1", single: true, output: "int32[2]", perturbable: false });
@@ -23,14 +25,16 @@ it("shows statistics of one array alone, and acts on the whole call only", async
   const detail = () => view.find(ids.detail)!.textContent!;
   row("head").click();
   await settle();
+  await opened(view.find, ids.siteMenu);
   expect(detail()).toContain("statistics of(0)");
   expect(view.find(ids.tab("values"))).not.toBeNull();
   row("head(1)").click();
   await settle();
   expect(view.find(ids.selected)!.dataset["value"]).toBe("head(1)");
+  await opened(view.find, ids.siteMenu);
   expect(detail()).toContain("array(1)");
   expect(detail()).toContain("typeint32[2]");
-  expect(detail()).toContain("A perturbation acts on every array of the call");
+  expect(view.find(ids.perturb)?.title).toContain("A perturbation acts on every array of the call");
   expect(view.find(ids.tab("values"))).toBeNull();
   expect(view.find(ids.operations)).toBeNull();
 });

@@ -4,7 +4,7 @@ import { isOperation } from "../../src/kernel/sites";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { SITES, layout, site } from "../helpers/messages";
-import { started, type Mounted } from "../helpers/mounted";
+import { opened, started, type Mounted } from "../helpers/mounted";
 
 let view: Mounted;
 afterEach(() => view?.end());
@@ -16,6 +16,7 @@ it("tells an operation by an @ that is not escaped", () => {
 
 it("shows operations below their call, and hides them, as the kernel says", async () => {
   view = await started({ selected: "blocks/0" });
+  await opened(view.find, ids.siteMenu);
   const button = (): HTMLButtonElement => view.find(ids.operations) as HTMLButtonElement;
   const asked = () => view.control.of("show_operations").map(({ site, shown }) => ({ site, shown }));
   const last = () => view.control.of("show_operations").at(-1)!.id as number;

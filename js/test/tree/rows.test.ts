@@ -4,7 +4,8 @@ import type { Site } from "../../src/kernel/protocol";
 import { ancestors, toSites, type Sites } from "../../src/kernel/sites";
 import { actionOf } from "../../src/tree/keyboard";
 import { testOf } from "../../src/tree/search";
-import { ROW_HEIGHT, openAtFirst, scrollTo, visibleRows, windowOf } from "../../src/tree/visible";
+import { ROW_HEIGHT } from "../../src/frame/layout";
+import { openAtFirst, scrollTo, visibleRows, windowOf } from "../../src/tree/visible";
 import { SITES, layout, site } from "../helpers/messages";
 
 const sites = toSites(layout());

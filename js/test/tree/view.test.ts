@@ -5,7 +5,8 @@ import { toSites } from "../../src/kernel/sites";
 import { Store } from "../../src/store";
 import { COLUMNS, gridOf } from "../../src/tree/columns";
 import { testOf } from "../../src/tree/search";
-import { cell, frame, layout, perturbation, site, state } from "../helpers/messages";
+import type { Layout } from "../../src/frame/layout";
+import { cell, effect, frame, layout, perturbation, site, state } from "../helpers/messages";
 
 const LIST = [
   site("", -1, { name: "Net", kind: "Net" }),
@@ -183,9 +184,9 @@ it("columns of text are as wide as their longest text needs, within bounds", () 
     const { grid, least } = gridOf(columns, [site("", -1, { output: "f32[2]" }), site("attention_norm", 0, { output })]);
     return [grid.replace(/.*1fr\) /, ""), least];
   };
-  expect(widths("f32[2,2]")).toEqual(["minmax(54px, 54px) 68px", 298]);
-  expect(widths("float32[64,8,8,24]")).toEqual(["minmax(94px, 94px) 68px", 338]);
-  expect(widths("f32[2,2]".repeat(9))).toEqual(["minmax(94px, 160px) 68px", 338]);
+  expect(widths("f32[2,2]")).toEqual(["minmax(54px, 54px) 72px", 274]);
+  expect(widths("float32[64,8,8,24]")).toEqual(["minmax(94px, 94px) 72px", 314]);
+  expect(widths("f32[2,2]".repeat(9))).toEqual(["minmax(94px, 160px) 72px", 314]);
 });
 
 it("the column of names leaves to the others what the longest name does not need", () => {
@@ -193,15 +194,33 @@ it("the column of names leaves to the others what the longest name does not need
     const { grid, least } = gridOf([], [site("", -1), site(name, 0)]);
     return [Number(/min\((\d+)px/.exec(grid)![1]), least];
   };
-  expect(widths("conv")).toEqual([12 + 28 + 75, 135]);
-  expect(widths("attention_norm")).toEqual([12 + 98 + 75, 160]);
+  expect(widths("conv")).toEqual([12 + 28 + 75, 132]);
+  expect(widths("attention_norm")).toEqual([12 + 98 + 75, 132]);
 });
 
 it("columns that are hidden do not sort", () => {
   store.tree.sortBy("gradient");
   store.tree.choose("gradient", false);
   expect(store.tree.sort.value).toBeNull();
-  expect(store.tree.columns.value.map((c) => c.id)).toEqual(["type", "shape", "spark"]);
+  const columns = (layout: Layout): string[] => store.tree.columnsFor(layout).map((c) => c.id);
+  expect(columns("medium")).toEqual(["type", "shape", "spark", "moved"]);
   store.tree.choose("std", true);
-  expect(store.tree.columns.value.map((c) => c.id)).toEqual(["type", "shape", "spark", "std"]);
+  expect(columns("medium")).toEqual(["type", "shape", "spark", "std", "moved"]);
+});
+
+it("columns follow the width, what is perturbed, and what was chosen", () => {
+  const columns = (layout: Layout): string => store.tree.columnsFor(layout).map((c) => c.id).join(" "); // prettier-ignore
+  expect(columns("narrow")).toBe("spark gradient moved");
+  store.receive(state(), undefined); // nothing is perturbed any more
+  expect((["narrow", "medium", "side", "wide"] as const).map(columns)).toEqual(["spark gradient", "type shape spark gradient", "spark gradient", "shape spark gradient"]);
+  store.tree.choose("type", true);
+  store.tree.choose("spark", false);
+  expect((["narrow", "wide"] as const).map(columns)).toEqual(["type gradient", "type shape gradient"]);
+});
+
+it("a site has moved as far as the effect says, and one that it does not name has no figure", () => {
+  const sites = [{ site: "blocks", change: 0.25 }, { site: "head", change: null }]; // prettier-ignore
+  store.receive(state({ perturbations: [perturbation(1, "head")], effect: effect({ sites }) }), undefined);
+  store.tree.sortBy("moved");
+  expect(rows()).toEqual(["head", "blocks", "", "blocks/conv", "blocks[0]", "blocks[1]"]);
 });

@@ -1,7 +1,7 @@
 // A part that fails says so in its place.
 import { h, render } from "preact";
 import { expect, it, vi } from "vitest";
-import { Boundary } from "../../src/ui/Boundary";
+import { Boundary } from "../../src/frame/Boundary";
 
 it("shows the text of what was thrown", async () => {
   vi.spyOn(console, "error").mockImplementation(() => undefined);

@@ -3,14 +3,14 @@ import { afterEach, beforeEach, expect, it } from "vitest";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { perturbation, state, units } from "../helpers/messages";
-import { press, started, type Mounted } from "../helpers/mounted";
+import { press, started, type Mounted, openTab } from "../helpers/mounted";
 
 let { control, stream, find, end } = {} as Mounted;
 beforeEach(async () => void ({ control, stream, find, end } = await started()));
 afterEach(() => end());
 
 it("edits a mask by the keyboard, only once that was asked for", async () => {
-  find(ids.tab("units"))!.click();
+  await openTab(find, "units");
   await settle();
   expect(control.of("look").at(-1)).toMatchObject({ what: "units", site: "blocks/0" });
   stream.emit(...units(10));

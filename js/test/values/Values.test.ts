@@ -12,7 +12,7 @@ import { elementAt, paintWords, places } from "../../src/values/painting";
 import { ValuesState } from "../../src/values/state";
 import { blockText, exactAt, expression, expressionOfRun, leftOut, place, shortest } from "../../src/values/text";
 import { settle } from "../helpers/kernel";
-import { started } from "../helpers/mounted";
+import { started, openTab } from "../helpers/mounted";
 
 function held(shape: number[], axes: string[], more: Partial<HeldArray> = {}): HeldArray {
   const bytes = shape.reduce((a, b) => a * b, 4);
@@ -328,7 +328,7 @@ describe("the panel", () => {
   it("asks when it is shown, and moves the crosshair by the keyboard", async () => {
     const { control, stream, el, find, end } = await started();
     expect(control.of("show_values")).toEqual([]);
-    find(ids.tab("values"))!.click();
+    await openTab(find, "values");
     await settle();
     expect(control.of("show_values")[0]).toMatchObject({ site: "blocks/0", part: "output", clean: false });
     const evil = `<img src=x onerror="window.hacked=true">`;

@@ -3,7 +3,7 @@ import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { VERSION } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
-import { press, started, type Mounted } from "../helpers/mounted";
+import { press, started, type Mounted, openTab } from "../helpers/mounted";
 
 let { control, stream, find, end } = {} as Mounted;
 beforeEach(async () => void ({ control, stream, find, end } = await started()));
@@ -35,7 +35,7 @@ it("has a tab only if the tokens are known", async () => {
 
 it("colours the words of the chosen example by the chosen figure", async () => {
   await told();
-  find(ids.tab("words"))!.click();
+  await openTab(find, "words");
   await settle();
   expect(control.of("show_positions")).toMatchObject([{ site: "blocks/0", example: 0, unit: 0 }]);
   const words = (): HTMLElement[] => [...find(ids.words)!.querySelectorAll<HTMLElement>(".nni-word")];
@@ -65,7 +65,7 @@ it("colours the words of the chosen example by the chosen figure", async () => {
 
 it("lets one choose the axis of the words where there are several, and says it in Python", async () => {
   await told();
-  find(ids.tab("words"))!.click();
+  await openTab(find, "words");
   await settle();
   await answered({}, [[1, 2, 4], [-1, 0, 1]]);
   expect(find(ids.wordsAxis)).toBeNull();
@@ -94,7 +94,7 @@ it("lets one choose the axis of the words where there are several, and says it i
 
 it("says beside the examples what could not be read of the batch, and without them too", async () => {
   const inputs = { type: "inputs", version: VERSION, number: 1, studied: true, example: 0, batch: 2, tokens: "", positions: 0, examples: [], problem: "decode raised.", pictures: null, apart: [] };
-  find(ids.tab("values"))!.click();
+  await openTab(find, "values");
   for (const examples of [[], [{ words: ["1"], label: "", prediction: "" }]]) {
     stream.emit({ ...inputs, examples });
     await settle();
@@ -105,7 +105,7 @@ it("says beside the examples what could not be read of the batch, and without th
 
 it("shows the words without colours where the site has no positions", async () => {
   await told();
-  find(ids.tab("words"))!.click();
+  await openTab(find, "words");
   await settle();
   const { id } = control.of("show_positions").at(-1)!;
   control.emit({ type: "reply", id, ok: false, error: "'blocks/0' has no axis of positions." });
@@ -118,14 +118,14 @@ it("adds to a long text by itself, and at once what one goes to", async () => {
   const words = Array.from({ length: 2000 }, (_, i) => `w${i}`);
   stream.emit({ type: "inputs", version: VERSION, number: 1, studied: true, example: 0, batch: 1, tokens: "x", positions: 2000, examples: [{ words, label: "", prediction: "" }], problem: "", pictures: null, apart: [] });
   await settle();
-  find(ids.tab("words"))!.click();
+  await openTab(find, "words");
   await settle();
   press(find(ids.words)!, "End");
   await settle();
   expect(find(ids.wordTold)!.textContent).toContain("w1999");
   expect(find(ids.words)!.querySelectorAll(".nni-word")).toHaveLength(2000);
-  find(ids.tab("overview"))!.click();
+  await openTab(find, "overview");
   await settle();
-  find(ids.tab("words"))!.click();
+  await openTab(find, "words");
   await vi.waitFor(() => expect(find(ids.words)!.querySelectorAll(".nni-word")).toHaveLength(2000), { timeout: 30_000 });
 }, 60_000);

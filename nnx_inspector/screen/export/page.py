@@ -25,8 +25,7 @@ _SCRIPT_BREAKERS: Final = ("</script", "<!--", "<script")
 _STYLE: Final = """
 body { margin: 0; }
 .nni-root { margin: 0; }
-.nni-view { height: 100vh; min-height: 480px; border: 0; border-radius: 0; resize: none; }
-@media (max-width: 760px) { .nni-view { height: max(100vh, 1200px); } }
+.nni-view { --nni-height: 100vh; min-height: 480px; border: 0; border-radius: 0; resize: none; }
 noscript { display: block; padding: 1em; font-family: sans-serif; }
 """
 """The style of the page around the screen, which fills it."""

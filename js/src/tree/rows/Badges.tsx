@@ -7,18 +7,20 @@ interface Props {
   site: Site;
   /** Bit 1: values that are not finite here; bit 2: below; bit 4: some of those here are NaN. */
   bad: number;
+  /** Whether a rule has found that they begin here. */
+  first: boolean;
   open: boolean;
   /** Whether a perturbation is on; undefined if there is none. */
   on: boolean | undefined;
 }
 
-export function Badges({ site, bad, open, on }: Props) {
+export function Badges({ site, bad, first, open, on }: Props) {
   const inside = (bad & 2) !== 0 && !open;
   return (
     <span class="nni-badges">
       {(bad & 1) !== 0 && (
-        <Badge look="bad" sign={(bad & 4) !== 0 ? "NaN" : "Inf"} title="Has NaN or infinite values" testid={ids.nan}>
-          {(bad & 4) !== 0 ? "NaN/Inf" : "Inf"}
+        <Badge look={first ? "first" : "bad"} sign={(bad & 4) !== 0 ? "NaN" : "Inf"} title={first ? "The values that are not finite begin here" : "Has NaN or infinite values"} testid={ids.nan}>
+          {`${(bad & 4) !== 0 ? "NaN" : "Inf"}${first ? " first" : ""}`}
         </Badge>
       )}
       {(bad & 1) === 0 && inside && (

@@ -2,17 +2,17 @@
 // Invariants: its columns stay in place whatever the numbers; a figure that exists is shown, by
 // itself if there is none to compare with; text only, never markup.
 import { Sparkline } from "../../charts/Sparkline";
-import { sparkline, type FrameData } from "../../kernel/decode";
-import type { Site } from "../../kernel/protocol";
+import { sparkline, statistic, type FrameData } from "../../kernel/decode";
+import type { Site, Statistic } from "../../kernel/protocol";
 import { label, type Sites } from "../../kernel/sites";
 import { AddButton } from "../../perturb/AddButton";
 import type { Store } from "../../store";
 import { compare, compared } from "../../time/compare";
 import { pinnedName } from "../../time/names";
-import { NOT_MEASURED, exact, shortType } from "../../ui/format";
+import { NOT_MEASURED, exact, percent, shortType } from "../../ui/format";
+import { ROW_HEIGHT } from "../../frame/layout";
 import { ids } from "../../ui/testids";
-import { shown, type Column } from "../columns";
-import { ROW_HEIGHT } from "../visible";
+import { shown, type Column, type Moved } from "../columns";
 import { Badges } from "./Badges";
 
 interface Props {
@@ -74,7 +74,7 @@ export function Row({ store, sites, index, at, columns, listed, open, selected, 
           <span class="nni-name">{site.name || label(site.key)}</span>
         )}
         {site.perturbable && <AddButton store={store} site={site.key} />}
-        <Badges site={site} bad={store.bad.value[index]} open={open || listed} on={store.perturbed.value.get(site.key)} />
+        <Badges site={site} bad={store.bad.value[index]} first={store.origins.value.has(site.key)} open={open || listed} on={store.perturbed.value.get(site.key)} />
       </span>
       <Cells store={store} index={index} site={site} columns={columns} />
     </div>
@@ -86,6 +86,7 @@ function Cells({ store, index, site, columns }: { store: Store; index: number; s
   const frame = store.frame.value;
   const pinned = store.timeline.pinned.value;
   const named = pinnedName(store);
+  const { moved } = store.tree;
   return (
     <>
       {columns.map((column) =>
@@ -94,7 +95,7 @@ function Cells({ store, index, site, columns }: { store: Store; index: number; s
             {column.id === "shape" ? shortType(column.text(site)) : column.text(site)}
           </span>
         ) : column.value ? (
-          <Figure key={column.id} column={column} site={site} frame={frame} pinned={store.tree.compares(column) ? pinned : null} named={named} index={index} />
+          <Figure key={column.id} column={column} site={site} frame={frame} pinned={store.tree.compares(column) ? pinned : null} named={named} index={index} moved={moved} />
         ) : (
           <Spark key={column.id} site={site} frame={frame} index={index} />
         ),
@@ -111,14 +112,16 @@ interface FigureProps {
   pinned: FrameData | null;
   named: string;
   index: number;
+  moved: Moved;
 }
 
-function Figure({ column, site, frame, pinned, named, index }: FigureProps) {
-  const now = column.value!(site, frame, index);
-  const before = pinned ? column.value!(site, pinned, index) : NaN;
+function Figure({ column, site, frame, pinned, named, index, moved }: FigureProps) {
+  const now = column.value!(site, frame, index, moved);
+  const before = pinned ? column.value!(site, pinned, index, moved) : NaN;
+  const bad = column.bad?.(frame, index) ?? "";
   const against = Number.isNaN(now) || Number.isNaN(before) ? null : compare(column.comparison!, now, before);
   const alone = pinned !== null && against === null;
-  const classes = ["nni-c-number", against !== null && "nni-c-compared", alone && "nni-c-alone", column.alarming && now > 0 && "nni-bad"];
+  const classes = ["nni-c-number", against !== null && "nni-c-compared", alone && "nni-c-alone", (bad !== "" || (column.alarming && now > 0)) && "nni-bad", column.meter && "nni-meter"];
   const both = `${shown(column, now)} now, ${shown(column, before)} in ${named} (pinned)`;
   return (
     <span
@@ -127,21 +130,30 @@ function Figure({ column, site, frame, pinned, named, index }: FigureProps) {
       title={against !== null ? both : alone && !Number.isNaN(now) ? `${both}: the figure by itself` : undefined}
       data-testid={ids.cell(column.id)}
       data-value={exact(against ?? now)}
+      style={column.meter ? { "--share": Number.isNaN(now) ? 0 : Math.min(now, 1) } : undefined}
     >
-      {against === null ? shown(column, now) : compared(column.comparison!, against)}
+      {bad !== "" ? bad : against === null ? shown(column, now) : compared(column.comparison!, against)}
     </span>
   );
 }
 
 function Spark({ site, frame, index }: { site: Site; frame: FrameData | null; index: number }) {
   const heights = sparkline(frame, index);
+  const share = frame ? notFiniteShare(frame, index) : 0;
   return (
     <span class="nni-c-spark" role="gridcell">
-      {heights ? (
-        <Sparkline heights={heights} width={64} height={18} label={`Activations of ${label(site.key)}`} />
-      ) : (
+      {!heights ? (
         <span class="nni-faint">{NOT_MEASURED}</span>
+      ) : share > 0 ? (
+        <span class="nni-spark-bad" role="img" aria-label={`${percent(share)} of the activations of ${label(site.key)} are NaN or Inf`} title={`${percent(share)} are NaN or Inf`} style={{ "--share": share }} />
+      ) : (
+        <Sparkline heights={heights} width={72} height={18} label={`Activations of ${label(site.key)}`} />
       )}
     </span>
   );
+}
+
+function notFiniteShare(frame: FrameData, index: number): number {
+  const of = (name: Statistic): number => statistic(frame, index, 0, name);
+  return (of("nan") + of("posinf") + of("neginf")) / of("size");
 }

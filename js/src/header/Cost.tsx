@@ -1,9 +1,9 @@
-// The cost of inspection, always in the corner, even when it is high.
-import type { Cost } from "../kernel/protocol";
+// The cost of inspection, even when it is high, in the menu of the top line.
+import type { Cost as Costs } from "../kernel/protocol";
 import { NOT_MEASURED, bytes, count, seconds } from "../ui/format";
 import { ids } from "../ui/testids";
 
-export function CostCorner({ cost }: { cost: Cost }) {
+export function Cost({ cost }: { cost: Costs }) {
   const { plain_seconds: plain, inspected_seconds: inspected } = cost;
   const waits = [
     ["the tree", cost.tree_seconds],
@@ -13,7 +13,9 @@ export function CostCorner({ cost }: { cost: Cost }) {
   const ratio = plain && inspected ? `${(inspected / plain).toFixed(2)}×` : NOT_MEASURED;
   return (
     <dl class="nni-cost" data-testid={ids.cost} aria-label="Cost of inspection">
-      <Item name="waited" value={`${waits.map(([, time]) => (time === null ? NOT_MEASURED : Number(time.toPrecision(2)))).join(" · ")} s`} hint={`Seconds until the first of each was ready: ${waits.map(([name, time]) => `${name} ${seconds(time)}`).join(", ")}. The last two include compiling.`} />
+      {waits.map(([what, time]) => (
+        <Item key={what} name={`waited for ${what}`} value={seconds(time)} hint="Until the first was ready, with its compilation" />
+      ))}
       <Item name="measured step" value={ratio} hint={stepHint(plain, inspected)} />
       <Item
         name="compiled"

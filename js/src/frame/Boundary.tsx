@@ -1,7 +1,7 @@
 // Catches an exception of its children and shows its text, with a way to try again.
 // Invariant: never an empty output.
 import { Component, type ComponentChildren } from "preact";
-import { ids } from "./testids";
+import { ids } from "../ui/testids";
 
 interface Props {
   name: string;

@@ -1,0 +1,53 @@
+// The five groups of panels, and the panel that each shows: the one that it showed last.
+// Invariant: a panel is offered only where it can work, and a group without any is not offered.
+import { batch } from "@preact/signals";
+import type { Site } from "../kernel/protocol";
+import type { Store } from "../store";
+
+export const GROUPS = ["Look", "Units", "Test", "Explain", "Structure"] as const;
+export type Group = (typeof GROUPS)[number];
+
+/** The group of each panel, in the order of the tabs. */
+export const GROUP_OF: Readonly<Record<string, Group>> = {
+  overview: "Look",
+  values: "Look",
+  words: "Look",
+  units: "Units",
+  examples: "Units",
+  sweep: "Test",
+  compare: "Test",
+  attribution: "Explain",
+  lens: "Explain",
+  flow: "Structure",
+  code: "Structure",
+  nnx: "Structure",
+};
+
+/** The panels that a site has, in the order of the tabs. */
+export function offered({ replay, missing, inputs, studies }: Store, site: Site): readonly string[] {
+  return Object.keys(GROUP_OF).filter((name) => {
+    if (site.single) return name === "overview"; // one array of what a call returns: statistics only
+    if (name === "words" && !inputs.inputs.value?.tokens) return false;
+    if ((name === "examples" || name === "lens" || name === "attribution") && replay.value) return (studies[name].value?.found ?? null) !== null;
+    return !replay.value || !missing.value.has(name);
+  });
+}
+
+/** Shows a panel, which its group remembers. */
+export function choosePanel(store: Store, name: string): void {
+  batch(() => {
+    store.panel.value = name;
+    store.lastIn.value = new Map(store.lastIn.value).set(GROUP_OF[name]!, name);
+  });
+}
+
+/** Shows the panel that a group, given by its number, showed last; whether it has one. */
+export function chooseGroup(store: Store, number: number): boolean {
+  const site = store.sites.value?.list[store.selectedIndex.value];
+  const group = GROUPS[number];
+  const panels = site ? offered(store, site).filter((name) => GROUP_OF[name] === group) : [];
+  if (panels.length === 0) return false;
+  const last = store.lastIn.value.get(group!);
+  choosePanel(store, last !== undefined && panels.includes(last) ? last : panels[0]!);
+  return true;
+}

@@ -1,0 +1,260 @@
+// Time: the metrics over the steps, with one cursor for all. Below 800 pixels the chosen metric is the
+// track; beside the detail every metric has a curve. Hovering reads out, a click or a drag holds, Escape
+// follows. Invariants: every stop of the slider is a pass that exists; nothing moves as steps arrive.
+import { useCallback, useMemo, useRef, useState } from "preact/hooks";
+import { Canvas, type Area } from "../charts/Canvas";
+import type { CurveData } from "../kernel/decode";
+import type { Store } from "../store";
+import { count, exact, plain } from "../ui/format";
+import { isStacked, type Layout } from "../frame/layout";
+import { ids } from "../ui/testids";
+import { Back, Forward, Main, Pin, TimeMenu } from "./Buttons";
+import { Curves } from "./Curves";
+import { badSteps, canBeLog, paintCurve, paintTrack, stepAt, suitsLog, valueAt, type Marks } from "./curve";
+import { pinnedName } from "./names";
+import type { PassList } from "./passes";
+
+/** The heights of the track with its curve above it, and alone. */
+const [PLOT, TRACK] = [40, 12];
+
+export function Time({ store, layout }: { store: Store; layout: Layout }) {
+  const curves = store.curves.value.filter((curve) => curve.points.length > 0);
+  const [name, choose] = useState("");
+  const chosen = curves.find((curve) => curve.name === name) ?? curves[0];
+  const [logs, setLog] = useState<Readonly<Record<string, boolean>>>({});
+  const isLog = ({ name, points }: CurveData): boolean => canBeLog(points) && (logs[name] ?? suitsLog(points));
+  const toggle = (curve: CurveData): void => setLog({ ...logs, [curve.name]: !isLog(curve) });
+  const marks = useMarks(store);
+  const shown = { curves, chosen, isLog, toggle, marks };
+  const { timeline } = store;
+  return (
+    <section
+      class={isStacked(layout) ? "nni-time" : "nni-time nni-time-side"}
+      role="group"
+      aria-label="Time"
+      data-testid={ids.time}
+      data-state={timeline.held.value === null ? "follow" : "held"}
+      onKeyDown={(event) => {
+        if (event.key !== "Escape" || timeline.held.value === null) return;
+        event.stopPropagation();
+        timeline.follow();
+      }}
+    >
+      {isStacked(layout) ? <Stacked store={store} {...shown} choose={choose} /> : <Beside store={store} {...shown} />}
+    </section>
+  );
+}
+
+interface Shown {
+  readonly store: Store;
+  readonly curves: readonly CurveData[];
+  readonly chosen: CurveData | undefined;
+  readonly isLog: (curve: CurveData) => boolean;
+  readonly toggle: (curve: CurveData) => void;
+  readonly marks: Marks;
+}
+
+function Stacked({ store, curves, chosen, isLog, toggle, marks, choose }: Shown & { choose: (name: string) => void }) {
+  const log = chosen !== undefined && isLog(chosen);
+  const points = chosen?.points;
+  const paint = useCallback(
+    (area: Area) => {
+      if (points) paintCurve(area, points, marks, log, TRACK);
+      paintTrack(area, marks, points ? badSteps(points) : [], TRACK);
+    },
+    [points, marks, log],
+  );
+  return (
+    <>
+      <Main store={store} />
+      <Surface store={store}>
+        <Canvas height={PLOT} label="" paint={paint} />
+        <Slider store={store} />
+      </Surface>
+      <Pin store={store} />
+      <div class="nni-legend">
+        {curves.length === 0 && <span class="nni-faint">{nothing(store)}</span>}
+        {curves.map((curve) => (
+          <button
+            key={curve.name}
+            type="button"
+            aria-pressed={curve === chosen}
+            title={`Show ${curve.name} over the steps`}
+            data-testid={ids.metric(curve.name)}
+            data-value={exact(valueOf(store, curve))}
+            onClick={() => choose(curve.name)}
+          >
+            <span>{curve.name}</span> <Value store={store} curve={curve} /> <Gaps curve={curve} />
+          </button>
+        ))}
+      </div>
+      <Named store={store} />
+      <TimeMenu store={store} steps curve={chosen} log={log} toggle={toggle} />
+    </>
+  );
+}
+
+function Beside({ store, curves, isLog, toggle, marks }: Shown) {
+  const rows = curves.map((curve) => ({
+    curve,
+    log: isLog(curve),
+    possible: canBeLog(curve.points),
+    value: <Value store={store} curve={curve} />,
+    exactly: exact(valueOf(store, curve)),
+    gaps: <Gaps curve={curve} />,
+  }));
+  const bad = useMemo(() => curves.flatMap(({ points }) => badSteps(points)), [store.curves.value]);
+  const paint = useCallback((area: Area) => paintTrack(area, marks, bad, TRACK), [marks, bad]);
+  return (
+    <>
+      <div class="nni-time-bar">
+        <Main store={store} word />
+        <Back store={store} />
+        <Forward store={store} />
+        <span class="nni-grow" />
+        <Named store={store} />
+        <Pin store={store} />
+        <TimeMenu store={store} />
+      </div>
+      <Surface store={store}>
+        <Curves rows={rows} marks={marks} toggle={toggle} />
+        {curves.length === 0 && <p class="nni-faint nni-small nni-time-none">{nothing(store)}</p>}
+        <div class="nni-time-rail" data-track>
+          <Canvas height={TRACK} label="" paint={paint} />
+          <Slider store={store} />
+          <span class="nni-time-ends nni-faint nni-small" aria-hidden="true">
+            <span>0</span>
+            <span>step</span>
+            <span>{count(marks.last)}</span>
+          </span>
+        </div>
+      </Surface>
+    </>
+  );
+}
+
+/** What has one cursor: the pointer reads out where it hovers, and holds where it presses. */
+function Surface({ store, children }: { store: Store; children: preact.ComponentChildren }) {
+  const { timeline } = store;
+  const place = useRef<HTMLDivElement>(null);
+  const step = ({ clientX }: PointerEvent): number => {
+    const track = place.current!.querySelector("[data-track]") ?? place.current!;
+    const { left, width } = track.getBoundingClientRect();
+    return stepAt(clientX - left, store.lastStep.value, width);
+  };
+  const isControl = ({ target }: Event): boolean => target instanceof Element && target.closest("button") !== null;
+  return (
+    <div
+      ref={place}
+      class="nni-time-plot"
+      onPointerDown={(event) => {
+        if (isControl(event) || event.button !== 0) return;
+        event.preventDefault();
+        event.currentTarget.setPointerCapture(event.pointerId);
+        event.currentTarget.querySelector<HTMLElement>("input[type=range]")?.focus({ preventScroll: true });
+        timeline.goNear(step(event));
+      }}
+      onPointerMove={(event) => {
+        timeline.pointed.value = step(event);
+        if (event.currentTarget.hasPointerCapture(event.pointerId)) timeline.goNear(step(event));
+      }}
+      onPointerLeave={() => (timeline.pointed.value = null)}
+    >
+      {children}
+    </div>
+  );
+}
+
+/** The slider for the keyboard and for screen readers: each stop is a pass. */
+function Slider({ store }: { store: Store }) {
+  const { timeline } = store;
+  const passes = timeline.passes.value;
+  const frame = store.frame.value;
+  const index = frame || timeline.held.value !== null ? timeline.index() : 0;
+  const none = passes.count < 2;
+  return (
+    <input
+      type="range"
+      class="nni-time-slider"
+      min={0}
+      max={Math.max(passes.count - 1, 1)}
+      step={1}
+      value={none ? 1 : index}
+      disabled={none}
+      aria-label="Recorded pass on screen"
+      aria-valuetext={none || index >= passes.count ? "no other pass" : describe(passes, index)}
+      data-testid={ids.scrub}
+      data-value={exact(frame?.header.number)}
+      onInput={(event) => {
+        timeline.stop();
+        timeline.goTo(Number(event.currentTarget.value));
+      }}
+    />
+  );
+}
+
+/** The step whose values are read out: under the pointer, else on screen; Infinity for the newest. */
+function readStep(store: Store): number {
+  const { pointed, held } = store.timeline;
+  return pointed.value ?? (held.value === null ? Infinity : (store.frame.value?.header.step ?? Infinity));
+}
+
+const valueOf = (store: Store, { points }: CurveData): number | undefined => valueAt(points, readStep(store));
+
+function Value({ store, curve }: { store: Store; curve: CurveData }) {
+  const value = valueOf(store, curve);
+  if (value === undefined) return <b>–</b>;
+  if (Number.isFinite(value)) return <b>{plain(value, 4)}</b>;
+  return <b class="nni-bad">not finite</b>;
+}
+
+function Gaps({ curve: { name, recorded, notFinite } }: { curve: CurveData }) {
+  if (notFinite === 0) return null;
+  const text = `${count(notFinite)} of ${count(recorded)} not finite`;
+  return (
+    <span class="nni-bad nni-small" title={`${text}: the recorded values of ${name} that are NaN or Inf. Their steps are marked.`} data-testid={ids.metricGaps(name)}>
+      {text}
+    </span>
+  );
+}
+
+/** The pinned pass by its step. */
+function Named({ store }: { store: Store }) {
+  const name = pinnedName(store);
+  return (
+    <span class="nni-time-pinned" title={name && `Compared with ${name}`} data-testid={ids.pinned} data-value={exact(store.timeline.pinned.value?.header.step)}>
+      {name && `◇ ${name}`}
+    </span>
+  );
+}
+
+const nothing = (store: Store): string =>
+  store.replay.value === "" ? "No metric yet: insp.metrics(loss=…) in the loop draws it here." : "No metric was recorded.";
+
+function describe(passes: PassList, index: number): string {
+  const changed = passes.changed(index) ? "; the perturbations changed here" : "";
+  const on = passes.perturbed(index) ? ", perturbed" : "";
+  return `step ${passes.step(index)}, ${passes.kind(index)}${on}: pass ${index + 1} of ${passes.count}${changed}`;
+}
+
+function useMarks(store: Store): Marks {
+  const { timeline } = store;
+  const passes = timeline.passes.value;
+  const last = store.lastStep.value;
+  const cursor = timeline.pointed.value ?? store.frame.value?.header.step ?? NaN;
+  const pinned = timeline.pinned.value?.header;
+  const spans = useMemo(() => perturbedSteps(passes), [passes]);
+  const at = pinned && passes.indexOf(pinned.number) >= 0 ? pinned.step : NaN;
+  return useMemo(() => ({ last, cursor, pinned: at, spans }), [last, cursor, at, spans]);
+}
+
+/** The ranges of steps whose passes were perturbed. */
+function perturbedSteps(passes: PassList): (readonly [number, number])[] {
+  const spans: [number, number][] = [];
+  for (let i = 0; i < passes.count; i++) {
+    if (!passes.perturbed(i)) continue;
+    if (i > 0 && passes.perturbed(i - 1)) spans.at(-1)![1] = passes.step(i);
+    else spans.push([passes.step(i), passes.step(i)]);
+  }
+  return spans;
+}
