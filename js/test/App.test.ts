@@ -92,7 +92,7 @@ describe("text from a model", () => {
     expect(find(ids.notice)?.textContent).toContain(EVIL);
     expect(find(ids.effect)?.textContent).toContain(EVIL);
     await opened(find, ids.effectMore);
-  expect(find(ids.downstream)?.textContent).toContain(EVIL);
+    expect(find(ids.downstream)?.textContent).toContain(EVIL);
     expect(find(ids.expression)?.textContent).toBe(EVIL);
     expect(el.querySelectorAll("img, script")).toHaveLength(0);
     expect("hacked" in window).toBe(false);
@@ -112,7 +112,7 @@ describe("what was not measured", () => {
     expect(find(ids.detail)?.textContent).toContain("No gradient was measured here in this pass.");
     expect(find(ids.hist("gradient"))?.textContent).toContain("No gradient was measured here.");
     const index = SITES.findIndex(({ key }) => key === find(ids.selected)!.dataset["value"]);
-    const history = { type: "history", version: VERSION, layout: 1, site: index, quantity: 0, steps: 2 };
+    const history = { type: "history", version: VERSION, layout: 1, site: index, quantity: 0, steps: 2, parameter: "" };
     stream.emit(history, new DataView(new Float64Array(2 * (1 + HISTORY_QUANTILES.length + HISTORY_BINS) + HISTORY_BINS + 1).fill(NaN).buffer));
     await settle();
     expect(find(ids.over("output"))?.textContent).toBe("No finite value in any step.");

@@ -1,6 +1,7 @@
 // The top line: the model, how its run is and the step on screen, whether training is perturbed, the
 // findings, and a menu with the rest; below it a line of two pixels for the progress.
 // Invariant: it is one line of 40 pixels, whatever happens.
+import { useState } from "preact/hooks";
 import { FindingsButton } from "../findings/Findings";
 import type { Bridge } from "../kernel/bridge";
 import type { State } from "../kernel/protocol";
@@ -9,6 +10,7 @@ import { Badge } from "../ui/Badge";
 import { NOT_MEASURED, real } from "../ui/format";
 import { More } from "../ui/More";
 import { ids } from "../ui/testids";
+import { Compilations } from "./Compilations";
 import { Cost } from "./Cost";
 import { RunProgress } from "./RunProgress";
 
@@ -52,6 +54,7 @@ export function Header({ store, bridge, open, setOpen }: Props) {
             <b>{rate === null ? NOT_MEASURED : `${real(Number(rate.toPrecision(3)))} steps/s`}</b>
           </p>
           {state.cost && <Cost cost={state.cost} />}
+          {state.cost && store.replay.value === "" && <Why store={store} />}
           {bridge.settled.value && store.replay.value === "" && (
             <p class="nni-faint" data-testid={ids.listening} data-value={state.listening}>
               {LISTENING[state.listening]}
@@ -60,5 +63,16 @@ export function Header({ store, bridge, open, setOpen }: Props) {
         </More>
       )}
     </header>
+  );
+}
+
+/** What was compiled and why, which is asked for once it is opened. */
+function Why({ store }: { store: Store }) {
+  const [open, setOpen] = useState(false);
+  return (
+    <details onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary data-testid={ids.why}>What was compiled, and why</summary>
+      {open && <Compilations store={store} />}
+    </details>
   );
 }

@@ -1,7 +1,7 @@
 // The columns that the tree can show: the content of each, and how it is sorted and compared.
 // Invariant: a figure that was not measured is NaN here, whatever the reason.
-import { statistic, type FrameData } from "../kernel/decode";
-import { QUANTITIES, type Site, type Statistic } from "../kernel/protocol";
+import { rowFigure, statistic, type FrameData } from "../kernel/decode";
+import { QUANTITIES, ROW_FIGURES, type Site, type Statistic } from "../kernel/protocol";
 import type { Comparison } from "../time/compare";
 import type { Layout } from "../frame/layout";
 import { NOT_MEASURED, compact, count, percent, real, shortType } from "../ui/format";
@@ -51,6 +51,11 @@ export function zerosOf(frame: FrameData | null, index: number): number {
   return frame ? statistic(frame, index, OUTPUT, "zeros") / statistic(frame, index, OUTPUT, "size") : NaN;
 }
 
+const rowOf =
+  (name: (typeof ROW_FIGURES)[number]) =>
+  (_: Site, frame: FrameData | null, index: number): number =>
+    frame ? rowFigure(frame, index, name) : NaN;
+
 function notFiniteGradient(frame: FrameData | null, index: number): string {
   if (!frame) return "";
   const [nan, up, down] = (["nan", "posinf", "neginf"] as const).map((name) => statistic(frame, index, GRADIENT, name));
@@ -73,15 +78,18 @@ export const COLUMNS: readonly Column[] = [
   { id: "max", title: "max", name: "Activation max", ...number, value: figure(OUTPUT, "max"), comparison: "difference" },
   { id: "zeros", title: "zeros", name: "Activation zeros, in percent", ...number, value: (_, frame, i) => zerosOf(frame, i), show: percent, comparison: "points" },
   { id: "gradient", title: "‖gradient‖", name: "Gradient norm", ...number, value: figure(GRADIENT, "norm"), comparison: "ratio", bad: notFiniteGradient },
+  { id: "update", title: "Δw ÷ w", name: "Norm of the update, divided by the norm of the weights", ...number, value: rowOf("update_ratio"), comparison: "ratio" },
+  { id: "weights", title: "‖w‖", name: "Norm of the parameters", ...number, value: rowOf("parameter_norm"), comparison: "ratio" },
+  { id: "weight-gradient", title: "‖∇w‖", name: "Norm of the parameters' gradient", ...number, value: rowOf("parameter_gradient_norm"), comparison: "ratio" },
   { id: "moved", title: "moved", name: "Change of the output by the perturbations, in percent of its norm", width: "60px", least: 60, value: (site, _, __, moved) => moved.get(site.key) ?? NaN, show: percent, meter: true },
   { id: "gradient-std", title: "grad. std", name: "Gradient std", ...number, value: figure(GRADIENT, "std"), comparison: "ratio" },
   { id: "nonfinite", title: "NaN/Inf", name: "NaN and Inf, activation and gradient", ...number, value: notFinite, show: count, comparison: "difference", alarming: true },
 ]; // prettier-ignore
 
-/** The columns that a layout has, unless others were chosen; while something is perturbed, how far it moved too. */
+/** The columns that a layout has, unless others were chosen; while something is perturbed, how far it moved stands in place of the update. */
 export function atFirst(layout: Layout, perturbed: boolean): ReadonlySet<string> {
   const more = { narrow: [], medium: ["type", "shape"], side: [], wide: ["shape"] }[layout];
-  return new Set([...more, "spark", "gradient", ...(perturbed ? ["moved"] : [])]);
+  return new Set([...more, "spark", "gradient", perturbed ? "moved" : "update"]);
 }
 
 /** The least width of the module's own column, which gets the width that remains: of the longest name two badges and

@@ -79,6 +79,7 @@ export const ids = {
   waiting: "nni-waiting",
   pause: "nni-pause",
   menu: "nni-menu",
+  why: "nni-why",
   timeMenu: "nni-time-menu",
   cost: "nni-cost",
   compilations: "nni-compilations",

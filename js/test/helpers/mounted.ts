@@ -68,8 +68,10 @@ export function press(target: Element, key: string, more: KeyboardEventInit = {}
 
 /** Shows a panel, as a click on its group and one on its tab do. */
 export async function openTab(find: Mounted["find"], panel: string): Promise<void> {
-  find(ids.group(GROUP_OF[panel]!))!.click();
-  await settle();
+  if (!find(ids.tab(panel))) {
+    find(ids.group(GROUP_OF[panel]!))!.click();
+    await settle();
+  }
   find(ids.tab(panel))!.click();
   await settle();
 }

@@ -50,7 +50,7 @@ it("runs a sweep, stops it, and ranks what it found by what is chosen", async ()
 const one = (site: string, loss_change: number | null, more: Partial<Sweep["rows"][number]> = {}): Sweep["rows"][number] => ({ site, loss_change, output_change: 0.1, kl: null, top1_changed: null, why_not: "", ...more });
 
 it("says first which site matters most, from where to where, and without which the loss falls", async () => {
-  find(ids.tab("sweep"))!.click();
+  await openTab(find, "sweep");
   const lead = async (rows: Sweep["rows"], more: Partial<Sweep> = {}): Promise<string | null | undefined> => {
     stream.emit(swept({ rows, measured: rows.length, total: rows.length, ...more }));
     await settle();
@@ -65,7 +65,7 @@ it("says first which site matters most, from where to where, and without which t
 });
 
 it("draws a rise to the right of zero and a fall to its left", async () => {
-  find(ids.tab("sweep"))!.click();
+  await openTab(find, "sweep");
   stream.emit(swept({ rows: [one("head", 1.5), one("blocks/0", -0.5)] }));
   await settle();
   const bars = all(ids.sweepRow).map((row) => row.querySelector<HTMLElement>(".nni-zero-bar i")!);
@@ -75,7 +75,7 @@ it("draws a rise to the right of zero and a fall to its left", async () => {
 });
 
 it("leaves the whole model out of a sweep of zeros, says so, and keeps it for other kinds", async () => {
-  find(ids.tab("sweep"))!.click();
+  await openTab(find, "sweep");
   const rows = [one("", 3), one("head", 1.5)];
   stream.emit(swept({ rows, measured: 2, total: 2 }));
   await settle();

@@ -212,10 +212,10 @@ it("columns follow the width, what is perturbed, and what was chosen", () => {
   const columns = (layout: Layout): string => store.tree.columnsFor(layout).map((c) => c.id).join(" "); // prettier-ignore
   expect(columns("narrow")).toBe("spark gradient moved");
   store.receive(state(), undefined); // nothing is perturbed any more
-  expect((["narrow", "medium", "side", "wide"] as const).map(columns)).toEqual(["spark gradient", "type shape spark gradient", "spark gradient", "shape spark gradient"]);
+  expect((["narrow", "medium", "side", "wide"] as const).map(columns)).toEqual(["spark gradient update", "type shape spark gradient update", "spark gradient update", "shape spark gradient update"]);
   store.tree.choose("type", true);
   store.tree.choose("spark", false);
-  expect((["narrow", "wide"] as const).map(columns)).toEqual(["type gradient", "type shape gradient"]);
+  expect((["narrow", "wide"] as const).map(columns)).toEqual(["type gradient update", "type shape gradient update"]);
 });
 
 it("a site has moved as far as the effect says, and one that it does not name has no figure", () => {
