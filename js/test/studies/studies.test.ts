@@ -85,7 +85,7 @@ it("says where one clicked, and only there, that another study runs, until it en
     await told(golden(running, {}));
     expect(view.find(ids.studyProblem)).toBeNull();
   }
-});
+}, 20_000);
 
 it("lays the scores of pixels over the picture, and those of nothing else", async () => {
   const pictures = { path: "0", count: 1, rows: 4, columns: 4, height: 4, width: 4, channels: 1, shown: "grey", pixels: btoa("\0".repeat(16)) };
