@@ -445,6 +445,13 @@ export class Store implements Receiver {
     });
   }
 
+  /** Show the view in a pane beside the notebook; where that is not possible, say how to. */
+  openBeside(): void {
+    this.kernel.ask({ type: "open_beside" }, (error) => {
+      if (error) this.problem("info", error, null);
+    });
+  }
+
   measureNext(): void {
     this.kernel.ask({ type: "measure_next" }, (error) => {
       if (error) this.problem("error", `Could not measure the next step: ${error}`, null);

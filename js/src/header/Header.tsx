@@ -47,6 +47,11 @@ export function Header({ store, bridge, open, setOpen }: Props) {
       )}
       <span class="nni-grow" />
       <FindingsButton store={store} open={open} setOpen={setOpen} />
+      {store.replay.value === "" && state && !state.closed && (
+        <button type="button" class="nni-icon nni-open-beside" aria-label="Open beside the notebook" title="Open beside the notebook" data-testid={ids.openBeside} onClick={() => store.openBeside()}>
+          ◨
+        </button>
+      )}
       {state && (
         <More label="More: cost of inspection, speed" testid={ids.menu}>
           <p class="nni-more-line">

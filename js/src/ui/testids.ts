@@ -3,7 +3,8 @@
 // nni-root                          one view                       nni-banner     not connected, closed
 // nni-step [value]                  the step on screen             nni-progress [value, data-state]
 // nni-pause                         hold the step / follow         nni-menu       in it nni-cost, what inspection
-//                                                                  costs, with nni-compilations [value], and nni-listening
+//                                                                  costs, with nni-compilations [value], nni-why, and nni-listening
+// nni-open-beside                   docks the view
 // nni-training-perturbed            only while training is         nni-notice [data-level]
 // nni-time [data-state]             time: follow, held; in it: nni-play, nni-time-menu, nni-speed,
 //   nni-step-back, nni-step-forward, nni-scrub [value: the pass's number], nni-pin,
@@ -78,6 +79,7 @@ export const ids = {
   progress: "nni-progress",
   waiting: "nni-waiting",
   pause: "nni-pause",
+  openBeside: "nni-open-beside",
   menu: "nni-menu",
   why: "nni-why",
   timeMenu: "nni-time-menu",

@@ -5,8 +5,8 @@ import { settle } from "../helpers/kernel";
 import { progress, state } from "../helpers/messages";
 import { opened, started, type Mounted } from "../helpers/mounted";
 
-let { stream, el, find, end } = {} as Mounted;
-beforeEach(async () => void ({ stream, el, find, end } = await started()));
+let { control, stream, el, find, end } = {} as Mounted;
+beforeEach(async () => void ({ control, stream, el, find, end } = await started()));
 afterEach(() => end());
 const text = (): string => el.querySelector(".nni-run")!.textContent!;
 
@@ -62,4 +62,13 @@ it("has the speed and the cost in its menu", async () => {
   expect(el.querySelector("header .nni-more-list")?.textContent).toContain("2 steps/s");
   expect(find(ids.compilations)?.dataset["value"]).toBe("3");
   expect(find(ids.cost)?.textContent).toContain("measured step1.50×");
+});
+
+it("opens the view beside the notebook, and says how to where that is not possible", async () => {
+  find(ids.openBeside)!.click();
+  await settle();
+  const [asked] = control.of("open_beside");
+  control.emit({ type: "reply", id: asked!["id"], ok: false, error: "Two steps dock this view." });
+  await settle();
+  expect([find(ids.notice)?.dataset["level"], find(ids.notice)?.textContent]).toEqual(["info", "NoteTwo steps dock this view.×"]);
 });
