@@ -66,6 +66,14 @@ def write(file: int, data: bytes) -> int:
     return len(data)
 
 
+def is_gone(file: int) -> bool:
+    """Whether an open file was deleted, or replaced by another; NFS says so by an error."""
+    try:
+        return os.fstat(file).st_nlink == 0
+    except OSError as error:
+        return error.errno == errno.ESTALE
+
+
 class Heartbeat:
     """Sets a file's time every few seconds, so that whoever follows it sees the process live.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.recordings.history import HISTORY_QUANTILES, HistoryArrays, history_of
+from nnx_inspector.recordings.history import HISTORY_QUANTILES, HistoryArrays, evenly, history_of
 from nnx_inspector.recordings.passes import Pass, Quantity
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.bins import WITHIN, Scale
@@ -123,7 +123,7 @@ def _steps(recording: Recording, site: str, quantity: Quantity) -> _Steps:
     every = sorted(found)
     spanned = [found[step][1] for step in every if not found[step][0]]
     spanned = spanned or [found[step][1] for step in every]
-    shown = sorted({every[i] for i in np.linspace(0, len(every) - 1, _COLUMNS).round().astype(int)})
+    shown = evenly(every, _COLUMNS)
     history = history_of(shown, [found[step][1] for step in shown], spanned)
     return _Steps(history, np.array([found[step][0] for step in shown]))
 
@@ -188,22 +188,19 @@ def _histogram(drawn: Any, go: Any, row: int, name: str, summary: Summary, scale
         total = summary.finite
     # Plotly has no symmetric-log axis: draw the intervals side by side, and label them by value.
     places = edges if scale == "linear" else np.arange(len(edges)) - 0.5
-    drawn.add_trace(
-        go.Bar(
-            x=places[:-1] / 2 + places[1:] / 2,
-            y=counts,
-            width=np.diff(places),
-            customdata=np.stack([edges[:-1], edges[1:], counts / total], axis=1),
-            hovertemplate=(
-                "%{customdata[0]:.4g} to %{customdata[1]:.4g}<br>%{y:.4~s} elements "
-                "(%{customdata[2]:.2%})<extra></extra>"
-            ),
-            marker={"color": f"rgb({_COLOURS[name]})", "line": {"width": 0}},
-            name=name,
+    trace = go.Bar(
+        x=places[:-1] / 2 + places[1:] / 2,
+        y=counts,
+        width=np.diff(places),
+        customdata=np.stack([edges[:-1], edges[1:], counts / total], axis=1),
+        hovertemplate=(
+            "%{customdata[0]:.4g} to %{customdata[1]:.4g}<br>%{y:.4~s} elements "
+            "(%{customdata[2]:.2%})<extra></extra>"
         ),
-        row=row,
-        col=1,
+        marker={"color": f"rgb({_COLOURS[name]})", "line": {"width": 0}},
+        name=name,
     )
+    drawn.add_trace(trace, row, 1)
     ticks = {} if scale == "linear" else _value_ticks(edges)
     title = "value" if scale == "linear" else _SYMLOG
     drawn.update_xaxes(title_text=title, row=row, col=1, **ticks)
@@ -216,40 +213,34 @@ def _heatmap(drawn: Any, go: Any, row: int, steps: _Steps) -> None:
     lower = np.broadcast_to(history.edges[:-1, None], shape)
     upper = np.broadcast_to(history.edges[1:, None], shape)
     clean = history.fractions[steps.spanned]
-    drawn.add_trace(
-        go.Heatmap(
-            x=history.steps,
-            y=np.arange(shape[0]),
-            z=history.fractions.T,
-            zmin=0,
-            zmax=1 if np.isnan(clean).all() else np.nanmax(clean),
-            customdata=np.stack([lower, upper], axis=2),
-            hovertemplate=(
-                "step %{x}<br>%{customdata[0]:.4g} to %{customdata[1]:.4g}<br>"
-                "%{z:.2%} of the finite elements<extra></extra>"
-            ),
-            colorscale="Viridis",
-            colorbar={"title": {"text": "fraction of<br>elements"}, "len": 0.25, "nticks": 5},
-            hoverongaps=False,
-            name="fractions",
+    trace = go.Heatmap(
+        x=history.steps,
+        y=np.arange(shape[0]),
+        z=history.fractions.T,
+        zmin=0,
+        zmax=1 if np.isnan(clean).all() else np.nanmax(clean),
+        customdata=np.stack([lower, upper], axis=2),
+        hovertemplate=(
+            "step %{x}<br>%{customdata[0]:.4g} to %{customdata[1]:.4g}<br>"
+            "%{z:.2%} of the finite elements<extra></extra>"
         ),
-        row=row,
-        col=1,
+        colorscale="Viridis",
+        colorbar={"title": {"text": "fraction of<br>elements"}, "len": 0.25, "nticks": 5},
+        hoverongaps=False,
+        name="fractions",
     )
+    drawn.add_trace(trace, row, 1)
     at = history.steps[steps.perturbed]
     if len(at):
-        drawn.add_trace(
-            go.Scatter(
-                x=at,
-                y=np.full(len(at), -2.0),
-                mode="markers",
-                marker={"symbol": "triangle-up", "color": _INK},
-                hovertemplate="step %{x}: perturbed<extra></extra>",
-                name="perturbed",
-            ),
-            row=row,
-            col=1,
+        trace = go.Scatter(
+            x=at,
+            y=np.full(len(at), -2.0),
+            mode="markers",
+            marker={"symbol": "triangle-up", "color": _INK},
+            hovertemplate="step %{x}: perturbed<extra></extra>",
+            name="perturbed",
         )
+        drawn.add_trace(trace, row, 1)
     drawn.update_yaxes(title_text=_SYMLOG, row=row, col=1, **_value_ticks(history.edges))
     drawn.update_xaxes(title_text="step", row=row, col=1)
 
@@ -294,36 +285,30 @@ def _bands(drawn: Any, go: Any, row: int, steps: _Steps, quantity: str) -> None:
     colour = _COLOURS[quantity]
     for low, high in _BANDS:
         x, y = _outline(history.steps, history.quantiles[:, low], history.quantiles[:, high])
-        drawn.add_trace(
-            go.Scatter(
-                x=x,
-                y=y,
-                mode="lines",
-                fill="toself",
-                fillcolor=f"rgba({colour}, 0.2)",
-                line={"color": f"rgba({colour}, 0.4)", "width": 0.5},
-                hoverinfo="skip",
-                name=f"{names[low]} to {names[high]}",
-            ),
-            row=row,
-            col=1,
+        trace = go.Scatter(
+            x=x,
+            y=y,
+            mode="lines",
+            fill="toself",
+            fillcolor=f"rgba({colour}, 0.2)",
+            line={"color": f"rgba({colour}, 0.4)", "width": 0.5},
+            hoverinfo="skip",
+            name=f"{names[low]} to {names[high]}",
         )
+        drawn.add_trace(trace, row, 1)
     figures = "".join(f"<br>{name}: %{{customdata[{i}]:.4g}}" for i, name in enumerate(names))
-    drawn.add_trace(
-        go.Scatter(
-            x=history.steps,
-            y=history.quantiles[:, _MEDIAN],
-            mode="lines+markers",
-            marker={"size": 3},
-            connectgaps=False,
-            line={"color": f"rgb({colour})", "width": 2},
-            customdata=history.quantiles,
-            hovertemplate=f"step %{{x}}, percentiles within {WITHIN}{figures}<extra></extra>",
-            name="median",
-        ),
-        row=row,
-        col=1,
+    trace = go.Scatter(
+        x=history.steps,
+        y=history.quantiles[:, _MEDIAN],
+        mode="lines+markers",
+        marker={"size": 3},
+        connectgaps=False,
+        line={"color": f"rgb({colour})", "width": 2},
+        customdata=history.quantiles,
+        hovertemplate=f"step %{{x}}, percentiles within {WITHIN}{figures}<extra></extra>",
+        name="median",
     )
+    drawn.add_trace(trace, row, 1)
     clean = history.quantiles[steps.spanned]
     drawn.update_yaxes(title_text="value", row=row, col=1)
     if steps.perturbed.any() and not np.isnan(clean).all():

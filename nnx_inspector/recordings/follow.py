@@ -96,6 +96,7 @@ class Following:
         self.replaced = 0
         self.state = Life("running", "The file was not read yet.")
         self._file = open_recording(path)  # kept open: its inode is given to no other file
+        self._status = os.fstat(self._file.fileno())
         self._sign: tuple[int, int, int] | None = None  # inode, size and time, as seen last
         self._alive = self._stepped = clock()
         self._pause = 0.0  # between steps, as a running mean
@@ -141,9 +142,10 @@ class Following:
         """Open the file again, which asks a network file system how it is now, and read on."""
         file, now = open_recording(self._path), self._clock()
         status = os.fstat(file.fileno())
-        same = os.path.samestat(status, os.fstat(self._file.fileno()))
+        same = os.path.samestat(status, self._status)  # NFS may not know the old file any more
         self._file.close()
-        self._file, sign = file, (status.st_ino, status.st_size, status.st_mtime_ns)
+        self._file, self._status = file, status
+        sign = status.st_ino, status.st_size, status.st_mtime_ns
         if self._sign is None and time.time() - status.st_mtime > _LONG_AGO:
             self._alive = now - self._gone_after
         elif sign != self._sign:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.files import Heartbeat, touch, whole_path, write, write_whole
+from nnx_inspector.files import Heartbeat, is_gone, touch, whole_path, write, write_whole
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import Facts, Figures
 from nnx_inspector.recordings.format import MAGIC, Columns, Writer, text_columns
@@ -317,7 +317,7 @@ class Journal:
                     self.anew()
             elif self._due > 1:
                 self.anew()
-            elif os.fstat(self._file).st_nlink == 0:
+            elif is_gone(self._file):
                 self._give_up()
             elif self._size > 2 * kept + _SPARE:
                 self.anew()
@@ -360,7 +360,7 @@ class Journal:
     def end(self, mark: Mark) -> None:
         """Append a last mark that the owner does not keep, if the file is in order."""
         with contextlib.suppress(OSError):
-            if self._file is not None and not self._due and os.fstat(self._file).st_nlink:
+            if self._file is not None and not self._due and not is_gone(self._file):
                 write(self._file, self._sections.of_mark(mark))
 
     def close(self, *, retry: bool = True) -> None:
@@ -368,7 +368,7 @@ class Journal:
         self._heartbeat.stop()
         # with more due, a new file of ours may have taken its place
         file = self._file if retry and self._due < 2 else None
-        if file is not None and os.fstat(file).st_nlink == 0:
+        if file is not None and is_gone(file):
             self._give_up()
         if retry and self._file is None:
             self._due += 1

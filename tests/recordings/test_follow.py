@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import random
@@ -294,6 +295,30 @@ def test_a_file_that_another_run_replaces_is_read_anew(
     assert follower.state.name == "running"
     old.detach()
     new.detach()
+
+
+def test_a_file_system_that_forgets_a_replaced_file(
+    path: pathlib.Path, clock: Clock, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS the handle of a file that was replaced is stale: whatever asks for it fails."""
+    old = begun(path, range(6))
+    follower = followed(path, clock)
+    stale, fstat = follower._file, os.fstat
+
+    def of_nfs(file: int) -> os.stat_result:
+        if not stale.closed and file == stale.fileno():
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return fstat(file)
+
+    begun(tmp_path / "new.nni", range(2)).detach()
+    os.replace(tmp_path / "new.nni", path)
+    monkeypatch.setattr(os, "fstat", of_nfs)
+    follower.poll()
+    follower.poll()
+    assert follower.recording.steps == [0, 1]
+    assert follower.state.name == "ended"
+    monkeypatch.undo()
+    old.detach()
 
 
 def test_an_inode_that_is_used_again_is_another_file(path: pathlib.Path, clock: Clock) -> None:

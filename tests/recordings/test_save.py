@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import pathlib
@@ -172,6 +173,30 @@ def test_saving_replaces_in_one_piece_or_not_at_all(
         os.umask(umask)
     assert path.stat().st_mode & 0o777 == 0o640
     assert_same(load(path), recording)
+
+
+def test_a_file_that_its_file_system_forgot_is_left_to_whoever_replaced_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS a file that another machine has replaced is a stale handle."""
+    path, said = tmp_path / "run.nni", list[str]()
+    recording = Recording()
+    recording.attach(path, said.append)
+    recording.append(1, {"a": {"output": summary_of(normal(0))}})
+    (tmp_path / "other").write_bytes(b"of another")
+    os.replace(tmp_path / "other", path)
+
+    def stale(file: int) -> os.stat_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "fstat", stale)
+    for step in range(2, 9):
+        recording.append(step, {"a": {"output": summary_of(normal(0))}})
+    recording.detach()
+    monkeypatch.undo()
+    assert path.read_bytes() == b"of another"
+    (text,) = said
+    assert "another file was put in its place" in text
 
 
 def _full_disk_after(writes: int) -> Any:

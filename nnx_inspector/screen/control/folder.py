@@ -78,7 +78,8 @@ def made(recording: Path) -> str:
             f"own, or leave out control=."
         )
     for name in os.listdir(folder):
-        os.unlink(os.path.join(folder, name))
+        if not name.startswith(".nfs"):  # deleted already, and still open somewhere
+            os.unlink(os.path.join(folder, name))
     return folder
 
 
