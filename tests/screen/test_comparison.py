@@ -184,7 +184,8 @@ def test_both_histograms_of_a_row_are_on_one_axis():
     x = np.linspace(0, 1, 4000)
     here, pinned = shapes_of(x, 10 * x)
     assert (here > 0).all()  # 0 to 10 fills the axis
-    assert (pinned[4:] == 0).all() and (pinned[:3] > 0).all()  # a tenth of it
+    assert (pinned[4:] == 0).all()
+    assert (pinned[:3] > 0).all()
     assert abs(here.sum() / pinned.sum() - 1) < 0.15  # equal areas, whatever the heights
     here, pinned = shapes_of(np.repeat(x, 8), x)
     assert abs(here - pinned).max() <= 2  # as many values or more: the same shape
@@ -193,7 +194,8 @@ def test_both_histograms_of_a_row_are_on_one_axis():
 def test_histograms_of_constants_and_of_what_is_not_finite():
     here, pinned = shapes_of(np.zeros(9), np.linspace(-1, 1, 900))
     assert pinned.argmax() in (protocol.SPARK // 2 - 1, protocol.SPARK // 2)
-    assert (here > 0).all() and here.max() < pinned.max()
+    assert (here > 0).all()
+    assert here.max() < pinned.max()
     assert shapes_of([np.nan] * 3, [np.nan] * 3) is None
     found = shapes_of([np.nan] * 3, [1.0, 2.0, 3.0])
     assert found is None or (found[0].max() == 255 and not found[1].any())
