@@ -339,7 +339,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         modes_total=1, step=7, since=6, passed="step", uncompared="",
     )  # fmt: skip
     return {
-        "layout": (p.Layout(version=p.VERSION, layout=1, model="CNN", sites=(site, hostile)), None),
+        "layout": (p.Layout(version=p.VERSION, layout=1, model="CNN", sites=(site, hostile), attending=("head",), sequences=True), None),
         "frame": (
             frame,
             p.buffer_of(
@@ -456,6 +456,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         "ack": (p.Ack(seq=3), None),
         "select": (p.Select(id=1, site="blocks/0"), None),
         "choose_example": (p.ChooseExample(id=1, example=3), None),
+        "choose_batch": (p.ChooseBatch(id=1, which="step"), None),
         "perturb": (p.Perturb(id=2, site="blocks/0", kind="Scale", strength=0.5, at="input"), None),
         "adjust": (p.Adjust(id=3, perturbation=1, enabled=True, strength=None), None),
         "switch_all": (p.SwitchAll(id=5, enabled=False), None),

@@ -36,6 +36,7 @@ class Commands(Requests):
     refusal: ClassVar[str] = "this can be asked of a run that nni.open shows."
     later: ClassVar[Mapping[type, str]] = {
         protocol.ShowOperations: "looks",
+        protocol.ChooseBatch: "looks",
         protocol.Look: "looks",
         protocol.Compare: "looks",
         protocol.ShowValues: "values",
@@ -110,6 +111,7 @@ class Commands(Requests):
 Commands.table = {
     protocol.Select: lambda c, m, _: c._core.select(m.site),
     protocol.ChooseExample: lambda c, m, _: c._core.view.begin_with(m.example),
+    protocol.ChooseBatch: lambda c, m, _: c._rerun.choose(m.which),
     protocol.Perturb: Commands._perturb,
     protocol.SetMask: Commands._set_mask,
     protocol.Adjust: Commands._adjust,

@@ -19,11 +19,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector._compat.flax_graphs import links_within
 from nnx_inspector._compat.processes import spans
+from nnx_inspector.arrays import is_array
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, raised, warn
 from nnx_inspector.findings.facts import facts_of_modules
@@ -37,7 +39,7 @@ from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.inspector.passes.trials import Shown, Trial
 from nnx_inspector.inspector.values.kept import KeptValues
-from nnx_inspector.inspector.values.opening import Opening
+from nnx_inspector.inspector.values.opening import Opening, attentions
 from nnx_inspector.live.figures import Observer, gauges_of
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.perturbations.slots import CLEAN, Setting
@@ -70,6 +72,7 @@ class Core:
         watched: the model that loops watch, as the user gave it.
         model: the same model, with the state that passes use.
         example: the last forward pass that was requested.
+        stepped: the last pass of a loss that was requested.
         trial: the last pass that was requested.
         shown: the last pass that was made for the screen.
         trace: the calls of the example.
@@ -101,6 +104,7 @@ class Core:
         self.watched = self.model = model
         self.inputs = inputs or Inputs()
         self.entry, self.example, self.trial = example.entry, example, example
+        self.stepped: Trial | None = None
         self._passes: dict[Selection, OwnedPasses] = {}
         self._waiting: dict[str, tuple[str, float]] = {}
         self.given = selection
@@ -271,11 +275,26 @@ class Core:
     def show_layout(self, unseen: Mapping[str, str]) -> None:
         """Show the rows again, with the reasons why a running program cannot show some of them."""
         rows, number = rows_of(self.trace, unseen=unseen), self.view.layouts + 1
-        self.view.set_layout(
-            protocol.Layout(layout=number, model=type(self.model).__name__, sites=rows)
+        attending = tuple(site for site, n in attentions(self.trace.calls).items() if n)
+        layout = protocol.Layout(
+            layout=number,
+            model=type(self.model).__name__,
+            sites=rows,
+            attending=attending,
+            sequences=bool(attending) or self._embeds,
         )
+        self.view.set_layout(layout)
         if self.recording.attached:
             self.recording.keep_table(MODULES, columns_of_rows(rows))
+
+    @property
+    def _embeds(self) -> bool:
+        """Whether the model looks up ids: it holds an embedding, or the example has rows of ids."""
+        modules = any(isinstance(site.module, nnx.Embed) for site in self.trace.modules)
+        arrays = [
+            x for x in jax.tree.leaves((self.example.args, self.example.kwargs)) if is_array(x)
+        ]
+        return modules or any(x.ndim == 2 and jnp.issubdtype(x.dtype, jnp.integer) for x in arrays)
 
     def show_modes(self, switches: Switches) -> None:
         """Show which modes are switched, and whether passes are traced."""

@@ -26,9 +26,8 @@ from nnx_inspector.screen.export.page import page_of
 from nnx_inspector.screen.export.replay import Answer, Told, detailed_of
 from nnx_inspector.screen.flow import flow_of
 from nnx_inspector.screen.frames import findings_message
-from nnx_inspector.screen.presenter import ASIDE
 
-KEPT = ("sweep", ASIDE, "inputs", "lens", "logits", "attribution", "examples", "weights")
+KEPT = ("sweep", "inputs", "lens", "logits", "attribution", "examples", "weights")
 """The messages that a page keeps as the screen has them, besides its own."""
 _NOT_SHOWN = "The words had no figures of this module when the page was saved."
 

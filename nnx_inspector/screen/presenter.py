@@ -51,9 +51,6 @@ STATED = 0.1
 """The shortest time between states that accompany frames, in seconds; no frame needs them."""
 TICK = 0.25
 """The shortest time between two progress messages, in seconds."""
-
-ASIDE = "aside"
-"""The name under which a message is kept beside the next of its type."""
 NOT_MEASURED = "The effect was not measured."
 
 
@@ -175,18 +172,10 @@ class Presenter:
         self._kept[message.type] = message
         self._send(message)
 
-    def set_aside(self, message: Any) -> None:
-        """Keep a message for later views beside the next of its type; None forgets it."""
-        self._kept.pop(ASIDE, None)
-        if message is not None:
-            self._kept.pop(message.type, None)  # the next one comes after it
-            self._kept[ASIDE] = message
-
     def begin_with(self, example: int) -> None:
         """Let later views begin with an example; those on screen have chosen it."""
-        for name in ("inputs", ASIDE):
-            if name in self._kept:
-                self._kept[name] = dataclasses.replace(self._kept[name], example=example)
+        if "inputs" in self._kept:
+            self._kept["inputs"] = dataclasses.replace(self._kept["inputs"], example=example)
 
     def state_changed(self) -> None:
         with self._lock:  # if two threads send a state, the older one must not arrive last

@@ -1,24 +1,31 @@
-// Numbers as colours: one scale about zero (blue to orange), one from low to high, and one colour for
-// values that are not finite. Invariant: the lightness of each scale changes steadily, so that it can
-// be read without seeing hues; zero is the page's own background in light and dark.
+// Numbers as colours: one scale about zero, from grey to the hue of the quantity, one from low to high,
+// and one colour for values that are not finite. Invariant: the lightness of each scale changes
+// steadily, so that it can be read without seeing hues; zero is the page's own background.
 import type { Range } from "../values/cells";
 
 type Rgb = readonly [number, number, number];
 
+/** From the greatest size to zero: what is below it, and what is above it, blue or (for gradients) orange. */
 const LIGHT = {
-  signed: [[5, 48, 97], [50, 120, 180], [150, 196, 222], [247, 247, 247], [253, 190, 120], [217, 112, 20], [127, 52, 0]],
-  rising: [[250, 250, 245], [203, 225, 226], [127, 184, 200], [62, 134, 170], [34, 84, 131], [12, 36, 84]],
-} as const satisfies Record<string, readonly Rgb[]>;
+  below: [[45, 52, 60], [103, 113, 123], [184, 191, 198]],
+  blue: [[0, 62, 107], [0, 105, 168], [138, 188, 220]],
+  orange: [[110, 44, 0], [184, 77, 0], [236, 178, 128]],
+  zero: [255, 255, 255],
+} as const satisfies Record<string, readonly Rgb[] | Rgb>;
 const DARK = {
-  signed: [[190, 226, 255], [94, 170, 232], [34, 92, 148], [24, 24, 26], [132, 70, 14], [226, 132, 40], [255, 222, 170]],
-  rising: [[20, 22, 28], [28, 56, 92], [30, 104, 138], [58, 156, 160], [142, 205, 168], [246, 245, 200]],
-} as const satisfies Record<string, readonly Rgb[]>;
+  below: [[222, 228, 233], [150, 159, 168], [78, 85, 92]],
+  blue: [[200, 232, 255], [95, 184, 238], [24, 84, 126]],
+  orange: [[255, 224, 178], [240, 160, 75], [116, 70, 22]],
+  zero: [17, 17, 17],
+} as const satisfies Record<string, readonly Rgb[] | Rgb>;
 
 export const NOT_FINITE: Rgb = [214, 39, 150];
 
 /** 256 colours from the low end of a range to the high one. */
 export function colours(range: Range, dark: boolean): Uint8ClampedArray {
-  const stops = (dark ? DARK : LIGHT)[range.signed ? "signed" : "rising"];
+  const { below, zero, ...hues } = dark ? DARK : LIGHT;
+  const above = [zero, ...[...hues[range.hue ?? "blue"]].reverse()];
+  const stops: readonly Rgb[] = range.signed ? [...below, ...above] : above;
   const table = new Uint8ClampedArray(256 * 3);
   for (let i = 0; i < 256; i++) {
     const at = (i / 255) * (stops.length - 1);

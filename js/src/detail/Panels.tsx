@@ -3,10 +3,10 @@
 // rendered, so it costs nothing; only the panel scrolls. The keys are those of the ARIA tabs pattern
 // (arrows, Home, End), and 1 to 5 for the groups.
 import type { FunctionComponent } from "preact";
+import { AttentionPanel } from "../attention/Attention";
 import { CodePanel } from "../code/CodePanel";
 import { CompareOptions, ComparePanel } from "../compare/ComparePanel";
 import { Flow } from "../flow/Flow";
-import { Examples } from "../inputs/Examples";
 import type { Site } from "../kernel/protocol";
 import { NnxPanel } from "../nnx/NnxPanel";
 import type { Store } from "../store";
@@ -16,6 +16,7 @@ import { LensPanel } from "../studies/LensPanel";
 import { SweepOptions, SweepPanel } from "../sweep/SweepPanel";
 import { ids } from "../ui/testids";
 import { UnitsPanel } from "../units/UnitsPanel";
+import { AttentionOptions, ValuesOptions } from "../values/Options";
 import { ValuesPanel } from "../values/Values";
 import { WordsPanel } from "../words/WordsPanel";
 import { Distributions, DistributionsOptions } from "../distributions/Distributions";
@@ -35,14 +36,11 @@ interface Panel {
   readonly Options?: FunctionComponent<PanelProps>;
 }
 
-/** The panels that look at an example of the last forward pass. */
-const OF_STUDIES = new Set(["lens", "attribution"]);
-/** The panels that look at one example; a saved page, which may have none of them, shows the batch first. */
-const OF_EXAMPLES = new Set([...OF_STUDIES, "values", "words"]);
 /** Every panel that `groups.ts` may offer. */
 const ALL: readonly Panel[] = [
   { name: "overview", title: "Distributions", View: Distributions, Options: DistributionsOptions },
-  { name: "values", title: "Values", View: ValuesPanel },
+  { name: "values", title: "Values", View: ValuesPanel, Options: ValuesOptions },
+  { name: "attention", title: "Attention", View: AttentionPanel, Options: AttentionOptions },
   { name: "words", title: "Words", View: WordsPanel },
   { name: "units", title: "Units", View: UnitsPanel },
   { name: "examples", title: "Examples", View: ExamplesPanel },
@@ -95,7 +93,6 @@ export function Panels(props: PanelProps) {
       )}
       {/* it scrolls, and may have no other element that a key can reach */}
       <div key={name} class="nni-tabpanel" role="tabpanel" tabIndex={0} aria-label={title}>
-        {(OF_EXAMPLES.has(name) || (name === "overview" && store.replay.value !== "")) && <Examples store={store} studied={OF_STUDIES.has(name)} />}
         <View {...props} />
       </div>
     </>

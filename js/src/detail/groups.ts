@@ -11,6 +11,7 @@ export type Group = (typeof GROUPS)[number];
 export const GROUP_OF: Readonly<Record<string, Group>> = {
   overview: "Look",
   values: "Look",
+  attention: "Look",
   words: "Look",
   units: "Units",
   examples: "Units",
@@ -24,12 +25,14 @@ export const GROUP_OF: Readonly<Record<string, Group>> = {
 };
 
 /** The panels that a site has, in the order of the tabs. */
-export function offered({ replay, missing, inputs, studies }: Store, site: Site): readonly string[] {
+export function offered({ replay, missing, inputs, sites, studies }: Store, site: Site): readonly string[] {
   return Object.keys(GROUP_OF).filter((name) => {
     if (site.single) return name === "overview"; // one array of what a call returns: statistics only
+    if (name === "attention" && !sites.value?.attending.has(site.key)) return false;
+    if (name === "lens" && !sites.value?.sequences && !studies.lens.value?.found) return false;
     if (name === "words" && !inputs.inputs.value?.tokens) return false;
     if ((name === "examples" || name === "lens" || name === "attribution") && replay.value) return (studies[name].value?.found ?? null) !== null;
-    return !replay.value || !missing.value.has(name);
+    return !replay.value || !missing.value.has(name === "attention" ? "values" : name);
   });
 }
 

@@ -4,6 +4,7 @@
 import { useCallback, useState } from "preact/hooks";
 import { AXES } from "../charts/axis";
 import { Waiting } from "../header/Waiting";
+import { Examples } from "../inputs/Examples";
 import type { Site } from "../kernel/protocol";
 import type { Store } from "../store";
 import { pinnedName } from "../time/names";
@@ -74,6 +75,7 @@ export function Distributions({ store, site, index }: Props) {
       </div>
       <Numbers head={frame ? `step ${count(frame.header.step)}` : ""} rows={[...sent, ...parameters]} before={before} />
       <Notes store={store} site={site} sent={sent} />
+      {store.replay.value !== "" && <Examples store={store} />}
     </section>
   );
 }

@@ -1,21 +1,23 @@
-// The examples of the batch in a row, each as its picture or its first words, with label and prediction.
-// A click or the arrow keys choose the one that all panels look at.
+// Which batch all panels look at, by name and size, and its examples in a row, each as its picture or its
+// first words, with label and prediction. A click or the arrow keys choose the one that all look at.
 // Invariant: the row is one tab stop and one line high; text of a user is shown as text.
 import { useEffect, useRef } from "preact/hooks";
-import type { Example } from "../kernel/protocol";
+import type { Example, Inputs } from "../kernel/protocol";
 import type { Store } from "../store";
 import { count as counted } from "../ui/format";
+import { Pick } from "../ui/Pick";
 import { ids } from "../ui/testids";
 import { nameOf } from "./pictures";
 import { Thumbnail } from "./Thumbnail";
 
 const LETTERS = 24;
 const HEIGHT = 40;
+const BATCHES = { run: "the example's batch", step: "the last step's batch" } as const;
 
-export function Examples({ store, studied }: { store: Store; studied: boolean }) {
+export function Examples({ store }: { store: Store }) {
   const state = store.inputs;
-  const inputs = studied ? state.studied.value : state.inputs.value;
-  const chosen = studied ? state.studiedExample.value : state.example.value;
+  const inputs = state.inputs.value;
+  const chosen = state.example.value;
   const row = useRef<HTMLDivElement>(null);
   useEffect(() => {
     const [strip, box] = [row.current, row.current?.children[chosen] as HTMLElement | undefined];
@@ -25,13 +27,12 @@ export function Examples({ store, studied }: { store: Store; studied: boolean })
     else if (right > strip.scrollLeft + strip.clientWidth) strip.scrollLeft = right - strip.clientWidth;
   }, [chosen, inputs]);
   const shown = Math.max(inputs?.pictures?.count ?? 0, inputs?.examples.length ?? 0);
-  if (!inputs || (shown === 0 && inputs.problem === "")) return null;
+  if (!inputs) return null;
   const problem = inputs.problem !== "" && (
     <p class="nni-unseen nni-small" data-testid={ids.inputsProblem}>
       {inputs.problem}
     </p>
   );
-  if (shown === 0) return problem;
   const choose = (to: number): void => state.choose(Math.min(Math.max(to, 0), shown - 1));
   const onKeyDown = (event: KeyboardEvent): void => {
     const to = { ArrowRight: chosen + 1, ArrowLeft: chosen - 1, Home: 0, End: shown - 1 }[event.key];
@@ -41,10 +42,10 @@ export function Examples({ store, studied }: { store: Store; studied: boolean })
     choose(to);
     (row.current?.children[Math.min(Math.max(to, 0), shown - 1)] as HTMLElement | undefined)?.focus();
   };
-  const more = inputs.batch - shown;
-  const said = classes(inputs.examples[chosen]);
   return (
-    <section class="nni-examples" aria-label="Examples of the batch" data-testid={ids.examples} data-value={chosen}>
+    <section class="nni-examples" aria-label="The batch" data-testid={ids.examples} data-value={chosen}>
+      <Which store={store} inputs={inputs} shown={shown} chosen={chosen} />
+      {shown > 0 && (
       <div class="nni-examples-row" role="radiogroup" aria-label="The example that all panels look at" ref={row} onKeyDown={onKeyDown}>
         {Array.from({ length: shown }, (_, i) => {
           const { label = "", prediction = "" } = inputs.examples[i] ?? {};
@@ -72,17 +73,37 @@ export function Examples({ store, studied }: { store: Store; studied: boolean })
           );
         })}
       </div>
-      <p class="nni-faint nni-small">
-        example {chosen} of {counted(inputs.batch)}
-        {inputs.number !== state.inputs.value?.number && " of the last forward pass"}
-        {said !== "" && (
-          <bdi data-testid={ids.exampleSaid}>, {said}</bdi>
-        )}
-        {more > 0 && `, the first ${counted(shown)} are here`}
-        {inputs.pictures && `; ${nameOf(inputs.pictures)} ${inputs.pictures.rows}×${inputs.pictures.columns}, ${inputs.pictures.shown}`}
-      </p>
+      )}
       {problem}
     </section>
+  );
+}
+
+/** The batch by name and size, and the example that is looked at. */
+function Which({ store, inputs, shown, chosen }: { store: Store; inputs: Inputs; shown: number; chosen: number }) {
+  const state = store.inputs;
+  const said = classes(inputs.examples[chosen]);
+  const more = inputs.batch - shown;
+  const choices = inputs.other === "" || store.replay.value !== "" || (store.progress.value?.running ?? false) ? [inputs.kind] : ([inputs.kind, inputs.other] as const);
+  const pictures = inputs.pictures && `; ${nameOf(inputs.pictures)} ${inputs.pictures.rows}×${inputs.pictures.columns}, ${inputs.pictures.shown}`;
+  return (
+    <p class="nni-batch nni-faint nni-small" title={[more > 0 && shown > 0 ? `The first ${counted(shown)} are here` : "", pictures ?? ""].filter(Boolean).join("")}>
+      {choices.length > 1 ? (
+        <Pick label="The batch that all panels look at" testid={ids.batch} value={inputs.kind} options={choices} word={(one) => BATCHES[one]} choose={(which) => state.chooseBatch(which)} />
+      ) : (
+        <span>{BATCHES[inputs.kind]}</span>
+      )}{" "}
+      of {counted(inputs.batch)} ·{" "}
+      {inputs.batch > shown ? (
+        <label>
+          example{" "}
+          <input type="number" min={0} max={inputs.batch - 1} value={chosen} data-testid={ids.studyExample} onInput={({ currentTarget }) => currentTarget.value !== "" && state.choose(Math.min(Math.max(Math.round(Number(currentTarget.value)), 0), inputs.batch - 1))} />
+        </label>
+      ) : (
+        <span>example {chosen}</span>
+      )}
+      {said !== "" && <bdi data-testid={ids.exampleSaid}>, {said}</bdi>}
+    </p>
   );
 }
 

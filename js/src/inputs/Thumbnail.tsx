@@ -1,4 +1,4 @@
-// One thumbnail on a canvas, as high as asked for; nothing where there is none.
+// One thumbnail on a canvas, as high as asked for or as its place is; nothing where there is none.
 import { useCallback } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import type { Pictures } from "../kernel/protocol";
@@ -7,7 +7,8 @@ import { thumbnail } from "./pictures";
 interface Props {
   pictures: Pictures | null | undefined;
   example: number;
-  height: number;
+  /** By default it fills its place. */
+  height?: number;
   testid?: string;
   /** The place that is looked at, as shares of height and width: from, to. */
   mark?: readonly [top: number, bottom: number, left: number, right: number] | null;
@@ -32,6 +33,7 @@ export function Thumbnail({ pictures, example, height, testid, mark }: Props) {
     [pictures, example, mark && String(mark)],
   );
   if (!pictures || example < 0 || example >= pictures.count) return null;
+  if (height === undefined) return <Canvas label="" testid={testid} paint={paint} />;
   const width = Math.min(Math.max(Math.round((height * pictures.columns) / pictures.rows), 8), 4 * height);
   return <Canvas height={height} width={width} label="" testid={testid} paint={paint} />;
 }

@@ -1,7 +1,7 @@
 // The examined batch as people read it: the words of its examples, and which example is looked at.
 // Invariant: a word is given only for an axis that is known to hold the positions of the tokens, and
 // for a known example; every other place keeps its number.
-import { batch, computed, signal } from "@preact/signals";
+import { batch, signal } from "@preact/signals";
 import type { Ask } from "../kernel/bridge";
 import type { Inputs, Pictures } from "../kernel/protocol";
 import { withoutLayers } from "../kernel/sites";
@@ -13,8 +13,6 @@ const CHOOSE_MS = 100;
 
 export class InputsState {
   readonly inputs = signal<Inputs | null>(null);
-  /** The batch of the last forward pass, which studies look at: that on screen may be of a step. */
-  readonly studied = signal<Inputs | null>(null);
   /** The example that all panels look at. */
   readonly example = signal(0);
   /** The line of Python of the open panel that looks at one example; "" if none is open. */
@@ -45,19 +43,26 @@ export class InputsState {
   take(message: Inputs): void {
     batch(() => {
       this.inputs.value = message;
-      if (message.studied) this.studied.value = message;
       if (!this.chosen) this.example.value = message.example;
       if (this.example.value >= message.batch) this.example.value = 0;
     });
   }
 
-  /** The example of the studied batch that panels look at. */
-  readonly studiedExample = computed(() => Math.min(this.example.value, Math.max((this.studied.value?.batch ?? Infinity) - 1, 0)));
+  /** Let all panels look at the batch of the last forward pass, or of the last step. */
+  chooseBatch(which: Inputs["kind"]): void {
+    this.ask?.({ type: "choose_batch", which });
+  }
 
-  /** The pictures of the studied batch, if it is still that of a study; null for any other. */
+  /** The pictures of a batch, if it is still the one that is looked at; null for any other. */
   picturesOf(batch: number): Pictures | null {
-    const studied = this.studied.value;
-    return studied?.number === batch ? (studied.pictures ?? null) : null;
+    const inputs = this.inputs.value;
+    return inputs?.number === batch ? (inputs.pictures ?? null) : null;
+  }
+
+  /** Whether examples that are those of the batch stand in a row of pictures or texts. */
+  rowOf(ofBatch: boolean): boolean {
+    const inputs = this.inputs.value;
+    return ofBatch && inputs !== null && Math.max(inputs.pictures?.count ?? 0, inputs.examples.length) > 0;
   }
 
   /** The words of an example; [] if there are none. */

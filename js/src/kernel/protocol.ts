@@ -40,13 +40,15 @@ export interface Site {
   readonly single: boolean;
 }
 
-/** The sites that later frames refer to by index. Buffer: none. */
+/** The sites that later frames refer to by index. Buffer: none. `attending` are the keys of those whose call computes an attention. `sequences` is whether the model reads sequences, which is where a lens can work. */
 export interface Layout {
   readonly type: "layout";
   readonly version: number;
   readonly layout: number;
   readonly model: string;
   readonly sites: readonly Site[];
+  readonly attending: readonly string[];
+  readonly sequences: boolean;
 }
 
 /** The progress of a run. `total` and `rate` (steps per second) are None while unknown. */
@@ -739,12 +741,11 @@ export interface Pictures {
   readonly pixels: string;
 }
 
-/** The batch of the pass on screen. Buffer: none. `batch` counts its examples, of which `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there is none, and `positions` the number of ids of each example. `pictures` are None if the batch has none. `problem` says what could not be read; "" if nothing. `number` tells batches apart, and studies look at the last one that is `studied`, which is that of a forward pass. A new view looks at `example`. `apart` are the sites without words: their positions may be those of another argument of this length, `"encoder input"` for what a site receives; ("*",) are all of them. */
+/** The batch of the pass on screen. Buffer: none. `batch` counts its examples, of which `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there is none, and `positions` the number of ids of each example. `pictures` are None if the batch has none. `problem` says what could not be read; "" if nothing. `number` tells batches apart; all panels look at this one. A new view looks at `example`. `apart` are the sites without words: their positions may be those of another argument of this length, `"encoder input"` for what a site receives; ("*",) are all of them. `kind` is whether it is the batch of a forward pass or of a step, and `other` the kind of the other batch that can be looked at, "" if there is none. */
 export interface Inputs {
   readonly type: "inputs";
   readonly version: number;
   readonly number: number;
-  readonly studied: boolean;
   readonly example: number;
   readonly batch: number;
   readonly tokens: string;
@@ -753,6 +754,8 @@ export interface Inputs {
   readonly problem: string;
   readonly pictures: Pictures | null;
   readonly apart: readonly string[];
+  readonly kind: "run" | "step";
+  readonly other: "run" | "step" | "";
 }
 
 /** The figures of a site at each position of an example, in answer to `ShowPositions`. Buffer: float64 [len(figures), positions]. `figures` are those of POSITION_FIGURES that there are; `units` is the number of units at each position. `along` is the number of the axis of the positions, None if that is not known: there are no figures, and `source` says so. `axes` has the names of those that could be it, "" for the others. Otherwise `source` names the pass in words. */
@@ -799,6 +802,13 @@ export interface ChooseExample {
   readonly type: "choose_example";
   readonly id: number;
   readonly example: number;
+}
+
+/** Browser to kernel: all panels look at the batch of the last forward pass ("run"), or of the last step; that pass is made again. */
+export interface ChooseBatch {
+  readonly type: "choose_batch";
+  readonly id: number;
+  readonly which: "run" | "step";
 }
 
 /** Browser to kernel: add a perturbation of the menu to one site, switched on. A `strength` of None means the offer's default. */
@@ -1022,12 +1032,12 @@ export interface StopStudy {
 
 export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | Parameters | UnitFigures | Compilations | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Updates | Curves | Passes | State | Findings | Reply | Arrays | Values;
 
-export type ToKernel = Hello | Ack | Select | ChooseExample | Perturb | Adjust | Remove | SwitchAll | SetEvery | MeasureNext | ReadSite | ShowNnx | SwitchMode | SetMask | OpenBeside | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
+export type ToKernel = Hello | Ack | Select | ChooseExample | ChooseBatch | Perturb | Adjust | Remove | SwitchAll | SetEvery | MeasureNext | ReadSite | ShowNnx | SwitchMode | SetMask | OpenBeside | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
 
 /** The fields of every struct: a scalar, struct or a|b, then `?` null, `[]` list, `{}` map. */
 export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
   Site: { key: "str", name: "str", kind: "str", parent: "int", depth: "int", inputs: "str", output: "str", parameters: "int", flops: "float?", calls: "int", stacked: "int", aliases: "str[]", source: "str", perturbable: "bool", unseen: "str", layer: "int", note: "str", array: "str", single: "bool" },
-  Layout: { version: "int", layout: "int", model: "str", sites: "Site[]" },
+  Layout: { version: "int", layout: "int", model: "str", sites: "Site[]", attending: "str[]", sequences: "bool" },
   Progress: { kind: "str", running: "bool", step: "int", total: "int?", rate: "float?" },
   Histogram: { site: "int", quantity: "int", bytes: "int" },
   FrameParameter: { path: "str", name: "str", update_ratio: "float?", bytes: "int[]" },
@@ -1087,12 +1097,13 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Values: { version: "int", request: "int", array: "int", index: "int[]", axes: "int[]", norm_over: "int", component: "value|real|imag|abs", exact: "bool", starts: "int[]", ends: "int[]", block: "int[]", counts: "int[]", planes: "str[]", encoding: "float32|float64|int64|uint64" },
   Example: { words: "str[]", label: "str", prediction: "str" },
   Pictures: { path: "str", count: "int", rows: "int", columns: "int", height: "int", width: "int", channels: "int", shown: "str", pixels: "str" },
-  Inputs: { version: "int", number: "int", studied: "bool", example: "int", batch: "int", tokens: "str", positions: "int", examples: "Example[]", problem: "str", pictures: "Pictures?", apart: "str[]" },
+  Inputs: { version: "int", number: "int", example: "int", batch: "int", tokens: "str", positions: "int", examples: "Example[]", problem: "str", pictures: "Pictures?", apart: "str[]", kind: "run|step", other: "run|step|" },
   Positions: { version: "int", id: "int", site: "str", example: "int", unit: "int", axis: "int?", along: "int?", axes: "str[]", units: "int", positions: "int", figures: "str[]", source: "str" },
   Hello: { version: "int", streams: "bool", page: "str", said: "int" },
   Ack: { seq: "int" },
   Select: { id: "int", site: "str" },
   ChooseExample: { id: "int", example: "int" },
+  ChooseBatch: { id: "int", which: "run|step" },
   Perturb: { id: "int", site: "str", kind: "str", strength: "float?", at: "output|input" },
   Adjust: { id: "int", perturbation: "int", enabled: "bool", strength: "float?" },
   Remove: { id: "int", perturbation: "int" },
@@ -1124,7 +1135,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
 export const TO_BROWSER: Readonly<Record<string, string>> = { other: "Other", compared: "Compared", weights: "Weights", flow: "Flow", layout_library: "LayoutLibrary", inputs: "Inputs", positions: "Positions", nnx: "Nnx", parameters: "Parameters", units: "UnitFigures", compilations: "Compilations", code: "Code", sweep: "Sweep", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples", layout: "Layout", frame: "Frame", history: "History", updates: "Updates", curves: "Curves", passes: "Passes", state: "State", findings: "Findings", reply: "Reply", arrays: "Arrays", values: "Values" };
 
 /** The struct of every message type. */
-export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", choose_example: "ChooseExample", perturb: "Perturb", adjust: "Adjust", remove: "Remove", switch_all: "SwitchAll", set_every: "SetEvery", measure_next: "MeasureNext", read_site: "ReadSite", show_nnx: "ShowNnx", switch_mode: "SwitchMode", set_mask: "SetMask", open_beside: "OpenBeside", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_pass: "ShowPass", compare: "Compare", show_values: "ShowValues", read_values: "ReadValues", show_flow: "ShowFlow", show_operations: "ShowOperations", get_layout_library: "GetLayoutLibrary", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };
+export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", choose_example: "ChooseExample", choose_batch: "ChooseBatch", perturb: "Perturb", adjust: "Adjust", remove: "Remove", switch_all: "SwitchAll", set_every: "SetEvery", measure_next: "MeasureNext", read_site: "ReadSite", show_nnx: "ShowNnx", switch_mode: "SwitchMode", set_mask: "SetMask", open_beside: "OpenBeside", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_pass: "ShowPass", compare: "Compare", show_values: "ShowValues", read_values: "ReadValues", show_flow: "ShowFlow", show_operations: "ShowOperations", get_layout_library: "GetLayoutLibrary", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };
 
 /** What a click can add, in the order of the menu. Python can do more. */
 export const OFFERS: readonly Offer[] = [

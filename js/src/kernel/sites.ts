@@ -9,6 +9,10 @@ export interface Sites {
   readonly children: readonly (readonly number[])[];
   readonly roots: readonly number[];
   readonly byKey: ReadonlyMap<string, number>;
+  /** The keys of the sites whose call computes an attention. */
+  readonly attending: ReadonlySet<string>;
+  /** Whether the model reads sequences, which a lens needs. */
+  readonly sequences: boolean;
 }
 
 /** The children of every leaf. */
@@ -25,7 +29,7 @@ export function toSites(layout: Layout): Sites {
       else children[site.parent].push(i);
     } else roots.push(i);
   });
-  return { id: layout.layout, model: layout.model, list: layout.sites, children, roots, byKey };
+  return { id: layout.layout, model: layout.model, list: layout.sites, children, roots, byKey, attending: new Set(layout.attending), sequences: layout.sequences };
 }
 
 /** The keys of all rows above a site; its row is shown if these are open. */

@@ -107,6 +107,7 @@ export class Replay {
       case "stop_sweep":
       case "study":
       case "stop_study":
+      case "choose_batch":
         return refused(NEEDS_MODEL);
     }
   }

@@ -1,6 +1,7 @@
 // The panel "Attribution": how much each token or pixel of the input counts for an output.
 import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
+import { Examples } from "../inputs/Examples";
 import { visible } from "../inputs/state";
 import type { Attributed, Study } from "../kernel/protocol";
 import { Python, quoted } from "../python/Python";
@@ -12,7 +13,7 @@ import { cellAt, rangeOf } from "../values/cells";
 import { ColourBar, Legend } from "../values/Legend";
 import { Picture } from "../values/Picture";
 import { Strip } from "../words/Strip";
-import { ExampleNumber, Form, Now, ofExample, Token, Whole } from "./Parts";
+import { Form, Now, ofExample, Token, Whole } from "./Parts";
 
 type Method = Study["method"];
 const METHODS: Readonly<Record<Method, string>> = {
@@ -26,7 +27,7 @@ export function AttributionPanel({ store }: { store: Store }) {
   const wish = studies.wish.value;
   const shown = studies.attribution.value;
   const found = shown?.found ?? null;
-  const example = inputs.studiedExample.value;
+  const example = inputs.example.value;
   studies.useExample("attribution", example, store.replay.value === "");
   const given = [
     wish.token !== null && `output=${wish.token}`,
@@ -36,6 +37,7 @@ export function AttributionPanel({ store }: { store: Store }) {
   return (
     <section class="nni-words-panel" aria-label="Attribution">
       <p class="nni-faint nni-small">How much each token or pixel of the input counts for an output. Every example of the batch is attributed by itself.</p>
+      <Examples store={store} />
       <Form store={store} name="Compute an attribution" running={shown?.now.running ?? false} start={() => studies.ask("attribution", { example }, true)}>
         <label>
           by
@@ -56,7 +58,6 @@ export function AttributionPanel({ store }: { store: Store }) {
           testid={ids.attributionPosition}
           choose={(position) => studies.change({ position })}
         />
-        <ExampleNumber store={store} />
       </Form>
       <Now store={store} what="attribution" now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Scores store={store} found={found} />}
@@ -82,7 +83,7 @@ function Scores({ store, found }: { store: Store; found: Attributed }) {
 function Places({ found }: { found: Attributed }) {
   const [at, point] = useState<number | null>(null);
   const values = useMemo(() => Float64Array.from(found.scores, (one) => one ?? NaN), [found]);
-  const range = useMemo(() => rangeOf({ mean: values, low: null, high: null }, false), [values]);
+  const range = useMemo(() => ({ ...rangeOf({ mean: values, low: null, high: null }, false), hue: "orange" as const }), [values]);
   const words = useMemo(() => (found.words.length > 0 ? found.words : found.scores.map((_, i) => String(i))), [found]);
   return (
     <>
@@ -129,7 +130,7 @@ function Told({ value, hint, children }: { value: number | null; hint: string; c
 function Signs({ count, signed }: { count: number; signed: boolean }) {
   return (
     <p class="nni-faint nni-small" data-testid={ids.attribution} data-value={count}>
-      {signed ? "Blue counts against, orange for it." : "How much each counts."}
+      {signed ? "Orange counts for it, grey against." : "How much each counts."}
     </p>
   );
 }

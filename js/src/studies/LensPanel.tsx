@@ -1,6 +1,7 @@
 // The panel "Lens": what the residual stream already says after each layer, at each position, and
 // below it what each site adds to the logit of a chosen position. Invariant: a word is a text node.
 import { useState } from "preact/hooks";
+import { Examples } from "../inputs/Examples";
 import { visible } from "../inputs/state";
 import type { Lens, LensCell } from "../kernel/protocol";
 import { label } from "../kernel/sites";
@@ -12,7 +13,7 @@ import { dark } from "../ui/theme";
 import { ColourBar } from "../values/Legend";
 import { colours } from "../charts/colour";
 import { look } from "../words/Strip";
-import { Bars, ExampleNumber, Form, Now, ofExample, refusalOf, Token } from "./Parts";
+import { Bars, Form, Now, ofExample, refusalOf, Token } from "./Parts";
 
 const SHARE = { low: 0, high: 1, signed: false };
 
@@ -21,7 +22,7 @@ export function LensPanel({ store }: { store: Store }) {
   const wish = studies.wish.value;
   const shown = studies.lens.value;
   const found = shown?.found ?? null;
-  const example = inputs.studiedExample.value;
+  const example = inputs.example.value;
   studies.useExample("lens", example, store.replay.value === "");
   const norm = wish.norm === "none" ? "False" : quoted(wish.norm);
   const given = [
@@ -35,11 +36,11 @@ export function LensPanel({ store }: { store: Store }) {
       <p class="nni-faint nni-small">
         The words that the model's own last norm and unembedding read from the residual stream after each layer.
       </p>
+      <Examples store={store} />
       <Form store={store} name="Compute a lens" running={shown?.now.running ?? false} start={() => studies.ask("lens", { example }, true)}>
         <Token name="answer" hint="its own" value={wish.token} choose={(token) => studies.change({ token })} />
         <Where name="unembed" value={wish.unembed} sites={sites} proposed={found?.unembed} choose={(unembed) => studies.change({ unembed })} />
         <Where name="norm" value={wish.norm} sites={["none", ...sites]} proposed={found?.norm} choose={(norm) => studies.change({ norm })} />
-        <ExampleNumber store={store} />
       </Form>
       <Now store={store} what="lens" now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Grid store={store} lens={found} />}

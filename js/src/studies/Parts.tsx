@@ -155,12 +155,3 @@ export function Whole({ name, value, testid, choose, none, least = 0, hint, titl
 export function Token({ value, choose, name, hint }: { value: number | null; choose: (token: number | null) => void; name: string; hint: string }) {
   return <Whole name={name} hint={hint} value={value} testid={ids.studyToken} choose={choose} none={() => choose(null)} />;
 }
-
-/** The number of the example that all panels look at, where the row of examples does not show them all. */
-export function ExampleNumber({ store }: { store: Store }) {
-  const { studied, studiedExample } = store.inputs;
-  const batch = studied.value?.batch;
-  if (batch !== undefined && batch <= Math.max(studied.value?.pictures?.count ?? 0, studied.value?.examples.length ?? 0)) return null;
-  const choose = (to: number): void => store.inputs.choose(Math.min(to, (batch ?? Infinity) - 1));
-  return <Whole name="example" value={studiedExample.value} testid={ids.studyExample} choose={choose} of={batch} />;
-}

@@ -15,6 +15,7 @@ export class PixelsState implements Pictured {
   readonly large = signal(0);
   readonly cursor = signal<Cursor | null>(null);
   readonly robust = signal(false);
+  readonly hue = signal("orange" as const);
   readonly share = signal(0.4);
   /** Those whose pixels are attributed; null if the scores are not of a picture's pixels. */
   readonly pictures = computed(() => {

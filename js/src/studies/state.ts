@@ -72,8 +72,8 @@ export class StudiesState {
 
   /** Whether what was found is of another batch than the one that a study would look at now. */
   isOld(found: Message | null | undefined): boolean {
-    const studied = this.inputs.studied.value;
-    return !!found && !!studied && found.batch >= 0 && found.batch !== studied.number;
+    const now = this.inputs.inputs.value;
+    return !!found && !!now && found.batch >= 0 && found.batch !== now.number;
   }
 
   /** Show the chosen example of what was found. */

@@ -56,7 +56,8 @@
 // nni-values-part|clean|view|component|range|token [value], nni-values-array (select), nni-values-read,
 // nni-values-source, nni-values-problem, nni-values-left-out, nni-values-axis-rows|columns|tiles (select),
 // nni-values-index-<axis> (number), nni-picture, nni-value-exact [value, data-place], nni-value-block, nni-value-word,
-// nni-values-looks                                                  the keys that a query looks at
+// nni-values-looks                                                  what a query looks at, in it nni-attention-key
+//   [value: the key]; nni-attention-head-<n> chooses a head         nni-batch (select)  the batch of all panels
 // nni-legend-low|high [value], nni-values-expression [value]       the panel "Values"
 // nni-words [value: how many], in it the words [data-at, value: the text as given]; nni-words-figure [value],
 // nni-words-unit (number), nni-words-axis [value], nni-word-told [value: the position], nni-words-problem,
@@ -220,6 +221,9 @@ export const ids = {
   valuesLooks: "nni-values-looks",
   valuesShare: "nni-values-share",
   valuesThumbnail: "nni-values-thumbnail",
+  attentionHead: (head: number) => `nni-attention-head-${head}`,
+  attentionKey: "nni-attention-key",
+  batch: "nni-batch",
   examples: "nni-examples",
   example: (number: number) => `nni-example-${number}`,
   valueExact: "nni-value-exact",

@@ -101,14 +101,14 @@ function overBatch(axes: readonly string[], axis: number): string {
   return batch < 0 ? "" : ` over all examples, ${axes[batch]!}`;
 }
 
-/** The legend of the strip's colours: as in the panel "Values", blue below 0 and orange above. */
+/** The legend of the strip's colours: as in the panel "Values", grey below 0 and blue above. */
 function Scale({ data, figure }: { data: UnitsData; figure: UnitFigure }) {
   const range = rangeOf(data.figures[figure], figure);
   return (
     <div class="nni-legend" data-testid={ids.unitsScale}>
       <ColourBar range={range} show={figure === "zero_fraction" ? percent : real} />
       <span class="nni-faint">
-        {figure === "mean" && (range.signed ? "Blue is below 0, orange above." : "None is below 0.")}
+        {figure === "mean" && (range.signed ? "Grey is below 0, blue above." : "None is below 0.")}
         {figure === "zero_fraction" && "The share of its values that are exactly 0."}
       </span>
     </div>

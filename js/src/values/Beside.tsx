@@ -1,11 +1,18 @@
 // The input's picture beside what is drawn, with the place that is looked at, and how much of it shows
-// through. Invariant: a picture is shown only where rows and columns of the array are those of the
+// through; single tiles in pictures of their own. Invariant: a picture is shown only where rows and columns of the array are those of the
 // picture, and the example of each is known.
 import type { ComponentChildren } from "preact";
+import { useCallback, useMemo } from "preact/hooks";
+import { Canvas, type Area } from "../charts/Canvas";
 import { LaidOver } from "../inputs/LaidOver";
 import { thumbnail } from "../inputs/pictures";
+import { Thumbnail } from "../inputs/Thumbnail";
+import { ids } from "../ui/testids";
+import { dark } from "../ui/theme";
+import { rangeOf } from "./cells";
 import { lengthOf, type Pictured } from "./layout";
-import type { Under } from "./painting";
+import { paintPicture, places, raster, type Under } from "./painting";
+import type { ValuesState } from "./state";
 import { toGrid } from "../inputs/patches";
 
 /** What lies under the cells, with a key for what is drawn; nothing if nothing shows through. */
@@ -31,6 +38,91 @@ export function Beside({ values, children }: { values: Pictured; children: Compo
     <div class="nni-beside">
       <LaidOver pictures={pictures} example={example} mark={mark} share={values.share} />
       {children}
+    </div>
+  );
+}
+
+interface TileProps {
+  values: Pictured;
+  tile: number;
+  label: string;
+  /** How much of the input's picture shows through. */
+  share?: number;
+}
+
+/** One tile, as large as its place, whose shape it has. */
+export function Tile({ values, tile, label, share = 0 }: TileProps) {
+  const [shown, whole, cells, array] = [values.shown.value!, values.box.value!, values.drawn.value, values.array.value!];
+  const [robust, night, pictures, cursor] = [values.robust.value, dark.value, values.pictures.value, values.cursor.value];
+  const hue = values.hue.value;
+  const range = useMemo(() => (cells ? { ...rangeOf(cells, robust), hue } : null), [cells, robust, hue]);
+  const marked = cursor?.tile === tile ? cursor : null;
+  const paint = useCallback(
+    (area: Area) => {
+      const picture = cells && range ? raster(cells, range, night) : null;
+      if (!picture || !cells) return;
+      const at = places(shown, { ...whole, tiles: [tile, tile + 1] }, area.width, area.height);
+      const size = [lengthOf(array, shown.rows), lengthOf(array, shown.columns)] as const;
+      const below: Under = { share, whole: size, of: (one) => thumbnail(pictures, values.example(one)) };
+      paintPicture(area, at, cells, picture, marked, share > 0 ? below : undefined);
+    },
+    [cells, range, night, shown, whole, tile, share, pictures, array, values.index.value, marked && `${marked.row} ${marked.column}`],
+  );
+  const [rows, columns] = [whole.rows, whole.columns].map(([from, to]) => to - from) as [number, number];
+  return (
+    <span class="nni-tile" style={{ aspectRatio: `${Math.max(columns, 1)} / ${Math.max(rows, 1)}` }}>
+      <Canvas label={label} paint={paint} />
+    </span>
+  );
+}
+
+/** The input's picture, the map that is chosen, and the map laid over the picture. */
+export function Bigs({ values, caption }: { values: ValuesState; caption: ComponentChildren }) {
+  const [array, shown, box] = [values.array.value!, values.shown.value!, values.box.value!];
+  const large = values.large.value < box.tiles[1] && values.large.value >= box.tiles[0] ? values.large.value : box.tiles[0];
+  const pictures = values.pictures.value;
+  const example = values.example(large);
+  const name = `${array.axes[shown.tiles]} ${large}`;
+  const known = pictures && example >= 0 && example < pictures.count;
+  const cursor = values.cursor.value;
+  const [rows, columns] = [lengthOf(array, shown.rows), lengthOf(array, shown.columns)];
+  const mark = cursor ? ([cursor.row / rows, (cursor.row + 1) / rows, cursor.column / columns, (cursor.column + 1) / columns] as const) : null;
+  return (
+    <div class="nni-bigs">
+      {known && (
+        <figure>
+          <span class="nni-tile" style={{ aspectRatio: `${pictures.columns} / ${pictures.rows}` }}>
+            <Thumbnail pictures={pictures} example={example} testid={ids.valuesThumbnail} mark={mark} />
+          </span>
+          <figcaption>{caption}</figcaption>
+        </figure>
+      )}
+      <figure>
+        <Tile values={values} tile={large} label={name} />
+        <figcaption>
+          <b>{name}</b>
+        </figcaption>
+      </figure>
+      {known && (
+        <figure>
+          <Tile values={values} tile={large} label={`${name} over example ${example}`} share={values.through.value} />
+          <figcaption>
+            <b>
+              {large} over {example}
+            </b>
+            <input
+              type="range"
+              min={0}
+              max={1}
+              step={0.05}
+              value={values.through.value}
+              aria-label="How much of the picture shows through"
+              data-testid={ids.valuesShare}
+              onInput={(event) => (values.through.value = Number(event.currentTarget.value))}
+            />
+          </figcaption>
+        </figure>
+      )}
     </div>
   );
 }

@@ -1,7 +1,7 @@
 // The canvas: cells of one slice, a crosshair, zoom and pan by pointer, wheel and keys.
 // Invariant: the keyboard can do everything that the pointer can; the wheel scrolls the page unless
 // the picture has the focus.
-import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import { fromGrid, gridBox, toGrid, withinGrid } from "../inputs/patches";
 import { exampleOf, type InputsState } from "../inputs/state";
@@ -13,10 +13,21 @@ import { dark } from "../ui/theme";
 import { under } from "./Beside";
 import { rangeOf } from "./cells";
 import { fixed, lengthOf, moved, zoomed, type Box, type Cursor, type Pictured, type Shown } from "./layout";
-import { elementAt, paintLine, paintOff, paintPicture, paintWords, places, raster, type Words } from "./painting";
+import { elementAt, gridHeight, paintLine, paintOff, paintPicture, paintWords, places, raster, ROOM, type Words } from "./painting";
 
 const HEIGHT = { heatmap: 260, images: 300, patches: 300, attention: 300, tokens: 200, line: 180 } as const;
+/** How many small pictures stand beside one another, where there is room for that many. */
+const ACROSS = 8;
 const DRAG = 4;
+/** The width of the detail from which words stand below the columns too. */
+const WIDE = 720;
+
+/** The height of a matrix that is as wide as there is room for, with its words. */
+function matrixHeight(box: Box, width: number, words: Words | undefined): number {
+  const shape = (box.rows[1] - box.rows[0]) / (box.columns[1] - box.columns[0] || 1);
+  const square = Math.max(width - (words?.rows ? ROOM.rows : 0), 40) * Math.min(shape, 2);
+  return Math.round(square) + (words?.columns ? ROOM.columns : 0);
+}
 
 /** A mask over the rows and columns of the picture. */
 export interface Drawn {
@@ -31,26 +42,35 @@ interface Props {
   inputs: InputsState;
   label: string;
   drawn: Drawn | null;
+  /** Whether only the tile that is shown large is drawn, with the words at its edges. */
+  single?: boolean;
+  /** The place whose row and column are marked while nothing is pointed at. */
+  marked?: Cursor | null;
 }
 
-export function Picture({ values, inputs, label, drawn }: Props) {
+export function Picture({ values, inputs, label, drawn, single = false, marked = null }: Props) {
   const ref = useRef<HTMLDivElement>(null);
   const size = useRef({ width: 1, height: 1 });
   const drag = useRef<{ x: number; y: number; box: Box; far: boolean } | null>(null);
   const [stroke, setStroke] = useState<{ from: Cursor; mask: Mask } | null>(null);
   const mask = stroke?.mask ?? drawn?.mask;
   const off = mask?.includes(0) ? { mask, columns: drawn!.columns } : null;
-  const [array, shown, box, cells] = [values.array.value, values.shown.value!, values.box.value!, values.drawn.value];
+  const [array, shown, whole, cells] = [values.array.value, values.shown.value!, values.box.value!, values.drawn.value];
+  const large = values.large.value < whole.tiles[1] ? values.large.value : whole.tiles[0];
+  const box = useMemo(() => (single ? { ...whole, tiles: [large, large + 1] as const } : whole), [whole, single, large]);
+  const [room, setRoom] = useState<readonly [width: number, isWide: boolean]>([0, false]);
   const grid = shown.view === "patches" ? values.patches.value : null;
   const window = grid ? gridBox(box, grid) : box;
   const below = under(values);
   const [cursor, robust, night] = [values.cursor.value, values.robust.value, dark.value];
-  const range = useMemo(() => (cells ? rangeOf(cells, robust) : null), [cells, robust]);
+  const hue = values.hue.value;
+  const range = useMemo(() => (cells ? { ...rangeOf(cells, robust), hue } : null), [cells, robust, hue]);
   const picture = useMemo(() => (cells && range ? raster(cells, range, night) : null), [cells, range, night]);
   const [batch, index] = [inputs.inputs.value, values.index.value];
-  const words = useMemo(() => (array ? wordsOf(inputs, array, shown, index) : undefined), [batch, array, shown, index]);
-  const large = values.large.value < box.tiles[1] ? values.large.value : box.tiles[0];
-  const height = HEIGHT[shown.view];
+  const known = useMemo(() => (array ? wordsOf(inputs, array, shown, index) : undefined), [batch, array, shown, index]);
+  const words = useMemo(() => known && { rows: known.rows, columns: single && !room[1] ? null : known.columns }, [known, single, room[1]]);
+  const maps = shown.view === "images" && box.tiles[1] - box.tiles[0] > 1;
+  const height = single ? matrixHeight(box, room[0], words) : maps && room[0] > 0 ? gridHeight(box, room[0], ACROSS) : HEIGHT[shown.view];
 
   const paint = useCallback(
     (area: Area) => {
@@ -58,17 +78,18 @@ export function Picture({ values, inputs, label, drawn }: Props) {
       setTimeout(() => values.setRoom(area.height, area.width));
       if (!cells || !range) return;
       if (shown.view === "line") return paintLine(area, cells, box, range, cursor);
-      const at = places(shown, window, area.width, area.height, words, large);
-      if (picture) paintPicture(area, at, cells, picture, cursor && grid ? toGrid(cursor, grid) : cursor, below);
+      const at = places(shown, window, area.width, area.height, words);
+      const here = cursor ?? marked;
+      if (picture) paintPicture(area, at, cells, picture, here && grid ? toGrid(here, grid) : here, maps ? undefined : below, maps ? large : -1);
       if (off) paintOff(area, at, off.mask, off.columns);
       if (words) paintWords(area, at, words);
     },
-    [cells, range, picture, shown, box, cursor, words, grid, below?.key, large, off?.mask.join("")],
+    [cells, range, picture, shown, box, cursor, words, grid, below?.key, large, maps, off?.mask.join(""), marked && Object.values(marked).join()],
   );
 
   const at = (event: MouseEvent): Cursor | null => {
     const rect = ref.current!.getBoundingClientRect();
-    const here = elementAt(places(shown, window, size.current.width, size.current.height, words, large), event.clientX - rect.left, event.clientY - rect.top);
+    const here = elementAt(places(shown, window, size.current.width, size.current.height, words), event.clientX - rect.left, event.clientY - rect.top);
     return here && grid ? fromGrid(here, grid) : here;
   };
   const zoom = (about: Cursor, factor: number): void => {
@@ -80,6 +101,18 @@ export function Picture({ values, inputs, label, drawn }: Props) {
       columns: zoomed(box.columns, lengthOf(array, shown.columns), about.column + 0.5, factor),
     });
   };
+
+  useLayoutEffect(() => {
+    const element = ref.current!;
+    const measure = (): void => {
+      const now = [Math.floor(element.clientWidth), (element.closest(".nni-detail")?.clientWidth ?? 0) >= WIDE] as const;
+      setRoom((old) => (String(old) === String(now) ? old : now));
+    };
+    measure();
+    const observer = new ResizeObserver(measure);
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, []);
 
   const wheel = useRef<(event: WheelEvent) => void>(() => undefined);
   wheel.current = (event) => {
@@ -119,11 +152,11 @@ export function Picture({ values, inputs, label, drawn }: Props) {
     }
     const [dx, dy] = [event.clientX - from.x, event.clientY - from.y];
     from.far ||= Math.hypot(dx, dy) > DRAG;
-    const tile = places(shown, box, size.current.width, size.current.height, words, large).tiles[0]!;
+    const tile = places(shown, box, size.current.width, size.current.height, words).tiles[0]!;
     const by = (span: readonly [number, number], pixels: number, over: number): number => (-pixels / over) * (span[1] - span[0]);
     if (from.far && !grid) {
       values.setBox({
-        ...from.box,
+        tiles: whole.tiles,
         rows: moved(from.box.rows, by(from.box.rows, dy, tile.height), lengthOf(array, shown.rows)),
         columns: moved(from.box.columns, by(from.box.columns, dx, tile.width), lengthOf(array, shown.columns)),
       });
@@ -142,14 +175,14 @@ export function Picture({ values, inputs, label, drawn }: Props) {
     if (!array || event.ctrlKey || event.metaKey || event.altKey) return;
     // read now: keys may arrive faster than views are drawn
     const [cursor, box] = [values.cursor.peek(), values.box.peek()!];
-    const here = cursor ?? { tile: box.tiles[0], row: Math.floor(box.rows[0]), column: Math.floor(box.columns[0]) };
+    const here = cursor ?? { tile: single ? large : box.tiles[0], row: Math.floor(box.rows[0]), column: Math.floor(box.columns[0]) };
     const [, tall, wide] = cells?.header.block ?? [1, 1, 1];
     const by = event.shiftKey ? 10 : 1;
     const go = (tile: number, row: number, column: number): void => {
       if (grid) return values.point(cursor ? withinGrid(here, grid, row, column) : here);
       const clamp = (n: number, length: number): number => Math.min(Math.max(n, 0), length - 1);
       const to = {
-        tile: Math.min(Math.max(here.tile + tile, box.tiles[0]), box.tiles[1] - 1),
+        tile: Math.min(Math.max(here.tile + tile, whole.tiles[0]), whole.tiles[1] - 1),
         row: clamp(here.row + row * tall!, lengthOf(array, shown.rows)),
         column: clamp(here.column + column * wide!, lengthOf(array, shown.columns)),
       };

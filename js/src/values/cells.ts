@@ -75,6 +75,8 @@ export interface Range {
   readonly high: number;
   /** Whether zero is in the middle of the range. */
   readonly signed: boolean;
+  /** The hue of what is above zero: by default blue; gradients are orange. */
+  readonly hue?: "blue" | "orange";
 }
 
 /** The range of colours: from the 1st to the 99th percentile of the shown values, or all of them. */

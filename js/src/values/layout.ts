@@ -46,6 +46,8 @@ export interface Pictured {
   readonly cursor: ReadonlySignal<Cursor | null>;
   /** Whether the colours range over most values only. */
   readonly robust: Signal<boolean>;
+  /** The hue of what is above zero. */
+  readonly hue: ReadonlySignal<"blue" | "orange">;
   /** How much of the input's picture shows through the cells, 0 to 1. */
   readonly share: Signal<number>;
   /** The tile that is shown large too. */

@@ -25,24 +25,29 @@ interface Places {
   readonly box: Box;
   readonly tiles: readonly Tile[];
 }
-/** Where a tile is painted; the large one of an attention is painted twice. */
+/** Where a tile is painted. */
 type Tile = Rect & { readonly tile: number };
 
 const GAP = 4;
 /** The least width of a picture that shows its number. */
 const NUMBERED = 40;
 /** The room for words at the left and below, and how many letters fit in it. */
-const ROOM = { rows: 74, columns: 66, letters: 11 };
+export const ROOM = { rows: 74, columns: 72, letters: 10 };
+/** The least height of a row, or width of a column, whose word is shown. */
+const APART = 10;
+
+/** The height of a grid of pictures that is so wide: in rows of eight, or as many as there are. */
+export function gridHeight(box: Box, width: number, across: number): number {
+  const count = box.tiles[1] - box.tiles[0];
+  const shape = (box.rows[1] - box.rows[0]) / (box.columns[1] - box.columns[0] || 1);
+  const most = Math.max(across, Math.ceil(Math.sqrt(count * 2)));
+  const columns = Math.min(count, most) || 1;
+  return Math.ceil(count / columns) * (Math.min(width / columns, LARGEST) * shape) + 1;
+}
+const LARGEST = 120;
 
 /** The places of the tiles: one fills the canvas (images keep their shape), several form a grid. */
-export function places(shown: Shown, box: Box, full: number, high: number, words?: Words, large = -1): Places {
-  if (shown.view === "attention" && large >= 0 && box.tiles[1] - box.tiles[0] > 1) {
-    const [single, share] = [{ ...box, tiles: [large, large + 1] as const }, Math.floor(full * 0.62)];
-    const first = places(shown, single, share, high, words).tiles[0]!;
-    const beside = first.x + first.width + 3 * GAP;
-    const heads = places(shown, box, full - beside, high).tiles.map((rect) => ({ ...rect, x: rect.x + beside }));
-    return { box, tiles: [first, ...heads] };
-  }
+export function places(shown: Shown, box: Box, full: number, high: number, words?: Words): Places {
   const [left, below] = [words?.rows ? ROOM.rows : 0, words?.columns ? ROOM.columns : 0];
   const [width, height] = [full - left, high - below];
   const count = Math.max(1, box.tiles[1] - box.tiles[0]);
@@ -74,8 +79,19 @@ export function elementAt({ box, tiles }: Places, x: number, y: number): Cursor 
   return { tile: at.tile, row: along(box.rows, (y - at.y) / at.height), column: along(box.columns, (x - at.x) / at.width) };
 }
 
-/** All cells as one picture, tiles one below the other. */
+const rasters = new WeakMap<Cells, { readonly of: string; readonly canvas: HTMLCanvasElement | null }>();
+
+/** All cells as one picture, tiles one below the other; made once for all that draw it. */
 export function raster(cells: Cells, range: Range, dark: boolean): HTMLCanvasElement | null {
+  const of = [range.low, range.high, range.signed, range.hue, dark].join();
+  const known = rasters.get(cells);
+  if (known?.of === of) return known.canvas;
+  const canvas = rastered(cells, range, dark);
+  rasters.set(cells, { of, canvas });
+  return canvas;
+}
+
+function rastered(cells: Cells, range: Range, dark: boolean): HTMLCanvasElement | null {
   const [tiles, rows, columns] = cells.header.counts as [number, number, number];
   if (tiles * rows * columns === 0) return null;
   const canvas = document.createElement("canvas");
@@ -102,7 +118,7 @@ export interface Under {
   readonly share: number;
 }
 
-export function paintPicture(area: Area, at: Places, cells: Cells, picture: HTMLCanvasElement, cursor: Cursor | null, under?: Under): void {
+export function paintPicture(area: Area, at: Places, cells: Cells, picture: HTMLCanvasElement, cursor: Cursor | null, under?: Under, chosen = -1): void {
   const { context } = area;
   const { starts, ends, block, counts } = cells.header;
   context.imageSmoothingEnabled = false;
@@ -137,7 +153,7 @@ export function paintPicture(area: Area, at: Places, cells: Cells, picture: HTML
     part(0, whole[0], whole[1], wide);
     part(whole[0], tall, whole[1], wide);
     context.globalAlpha = 1;
-    if (i > 0 && rect.tile === at.tiles[0]!.tile) framed(area, rect); // the one that is also large
+    if (at.tiles.length > 1 && rect.tile === chosen) framed(area, rect);
     if (at.tiles.length > 1 && rect.width >= NUMBERED) numbered(area, rect);
     if (cursor && cursor.tile === rect.tile) crosshair(area, rect, [x(cursor.column), x(cursor.column + 1)], [y(cursor.row), y(cursor.row + 1)]);
     context.restore();
@@ -177,11 +193,11 @@ export function paintWords({ context, palette }: Area, { box, tiles }: Places, w
   context.textAlign = "right";
   const along = (texts: readonly string[], [from, to]: readonly [number, number], pixels: number, draw: (text: string, at: number) => void): void => {
     const each = pixels / (to - from || 1);
-    const step = Math.max(1, Math.ceil((SIZE + 1) / each));
+    const step = Math.max(1, Math.ceil(APART / each));
     let before = -Infinity;
     for (let i = Math.ceil(from / step) * step; i < to && i < texts.length; i += step) {
       const middle = Math.min(Math.max((i + 0.5 - from) * each, SIZE / 2), pixels - SIZE / 2); // the first and the last are whole
-      if (middle - before < SIZE) continue; // the first and the last are moved towards their neighbours
+      if (middle - before < APART) continue; // the first and the last are moved towards their neighbours
       draw(shortened(texts[i]!, ROOM.letters), middle);
       before = middle;
     }
@@ -214,7 +230,7 @@ function numbered({ context, palette }: Area, rect: Tile): void {
 }
 
 function framed({ context, palette }: Area, rect: Rect): void {
-  context.strokeStyle = palette.output;
+  context.strokeStyle = palette.focus;
   context.lineWidth = 4;
   context.strokeRect(rect.x, rect.y, rect.width, rect.height);
 }

@@ -25,9 +25,12 @@ export class ValuesState implements Pictured {
   readonly box = signal<Box | null>(null);
   readonly component = signal<Read["component"]>("value");
   readonly robust = signal(true);
+  readonly hue = computed(() => (this.part.value === "gradient" ? "orange" : "blue"));
   readonly cells = signal<ReadCells | null>(null);
   readonly cursor = signal<Cursor | null>(null);
   readonly share = signal(0);
+  /** How much of it shows through the map that is laid over it. */
+  readonly through = signal(0.4);
   readonly pictures = computed(() => this.inputs?.inputs.value?.pictures ?? null);
   readonly patches = computed(() => this.array.value && patchesOf(this.array.value, this.pictures.value));
   readonly drawn = computed(() => {

@@ -2,6 +2,7 @@
 // Invariant: it asks the kernel when it is first shown and when its figures may have changed; during
 // a loop only when the user asks for another site, example or unit.
 import { useEffect, useMemo } from "preact/hooks";
+import { Examples } from "../inputs/Examples";
 import { visible } from "../inputs/state";
 import type { Site } from "../kernel/protocol";
 import { Python, quoted } from "../python/Python";
@@ -38,7 +39,8 @@ export function WordsPanel({ store, site }: { store: Store; site: Site }) {
 
   const [data, figure, unit, at] = [state.data.value, state.figure.value, state.unit.value, state.at.value];
   const values = data?.figures.get(figure) ?? null;
-  const range = useMemo(() => rangeOf({ mean: values ?? NONE, low: null, high: null }, false), [values]);
+  const hue = figure.startsWith("gradient") ? "orange" : "blue";
+  const range = useMemo(() => ({ ...rangeOf({ mean: values ?? NONE, low: null, high: null }, false), hue }) as const, [values, hue]);
   const words = inputs.words(example);
   const options = [...(data?.figures.keys() ?? ["norm"] as const)].map((name) => NAMES[name as Figure]);
   const choose = (name: string): void => {
@@ -91,6 +93,7 @@ export function WordsPanel({ store, site }: { store: Store; site: Site }) {
         {at === null || at >= words.length ? <span class="nni-faint">Point at a word, or move with the arrow keys</span> : <Told data={data} word={words[at]!} at={at} />}
       </p>
       <div class="nni-legend">{values ? <ColourBar range={range} /> : null}</div>
+      <Examples store={store} />
       {batch && batch.positions > words.length && <p class="nni-faint nni-small">The first {words.length} of {batch.positions} words.</p>}
       <Python text={code} testid={ids.wordsPython} line={store.inputs.line} />
     </section>

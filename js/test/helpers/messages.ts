@@ -20,7 +20,7 @@ export const SITES = [
 ];
 
 export function layout(sites: readonly Site[] = SITES, id = 1): Layout {
-  return { type: "layout", version: VERSION, layout: id, model: "MLP", sites };
+  return { type: "layout", version: VERSION, layout: id, model: "MLP", sites, attending: [], sequences: true };
 }
 
 export const progress = { kind: "watch", running: true, step: 1, total: 10, rate: 2 };

@@ -6,7 +6,8 @@ const inputs: Inputs = {
   type: "inputs",
   version: 5,
   number: 1,
-  studied: true,
+  kind: "run",
+  other: "",
   example: 0,
   batch: 2,
   tokens: "tokens",
@@ -100,9 +101,8 @@ it("begins with the example that was looked at, and says which one is chosen", a
   vi.useFakeTimers();
   const asked: unknown[] = [];
   const state = new InputsState((request) => asked.push(request));
-  state.take({ ...inputs, number: 1, batch: 2, example: 1 }); // the batch of studies comes first
-  state.take({ ...inputs, number: 2, studied: false, batch: 8, example: 5 });
-  expect([state.example.value, state.studiedExample.value]).toEqual([5, 1]);
+  state.take({ ...inputs, number: 2, batch: 8, example: 5 });
+  expect(state.example.value).toBe(5);
   state.choose(2);
   state.choose(3);
   vi.runAllTimers();

@@ -44,6 +44,8 @@ it("switches the place under the crosshair, and only once that was asked for", a
   };
   for (const key of ["ArrowRight", "ArrowRight", "ArrowDown", " "]) await type(key);
   expect(control.of("set_mask"), "it does not edit yet").toEqual([]);
+  find(ids.more)!.click();
+  await settle();
   find(ids.editMask)!.click();
   await settle();
   await type(" ");

@@ -12,7 +12,7 @@ afterEach(() => end());
 
 it("tells the Python of the open panel after a click on an example, until the next click", async () => {
   const examples = [["a", "b"], ["c", "d"]].map((words) => ({ words, label: "", prediction: "" }));
-  stream.emit({ type: "inputs", version: VERSION, number: 1, studied: true, example: 0, batch: 2, tokens: "tokens", positions: 2, examples, problem: "", pictures: null, apart: [] });
+  stream.emit({ type: "inputs", version: VERSION, number: 1, kind: "run", other: "", example: 0, batch: 2, tokens: "tokens", positions: 2, examples, problem: "", pictures: null, apart: [] });
   stream.emit(state({ python: "insp.switch_all(True)" }));
   await settle();
   const clicked = async (id: string): Promise<string | undefined> => {

@@ -89,7 +89,7 @@ it("says where one clicked, and only there, that another study runs, until it en
 
 it("lays the scores of pixels over the picture, and those of nothing else", async () => {
   const pictures = { path: "0", count: 1, rows: 4, columns: 4, height: 4, width: 4, channels: 1, shown: "grey", pixels: btoa("\0".repeat(16)) };
-  const inputs = { type: "inputs", version: VERSION, number: 5, studied: true, example: 0, batch: 2, tokens: "", positions: 0, examples: [], problem: "", pictures, apart: [] };
+  const inputs = { type: "inputs", version: VERSION, number: 5, kind: "run", other: "", example: 0, batch: 2, tokens: "", positions: 0, examples: [], problem: "", pictures, apart: [] };
   const pixels = (example: number, side: number, blocks: number): object =>
     golden("attribution", { batch: 5, example, blocks, of: "", words: [], shape: [side, side], scores: new Array(side * side).fill(0.5) });
   await open("attribution");
@@ -114,13 +114,13 @@ it("shows the pictures that came with the examples of other data, in their order
   expect(view.all(ids.excited).map((one) => one.querySelectorAll("canvas").length)).toEqual([1, 1, 0]);
 });
 
-it("shows no picture of another batch: not a step's, nor a later one's", async () => {
+it("names the batch, and shows no picture of another one", async () => {
   const pictures = { path: "0", count: 2, rows: 4, columns: 4, height: 4, width: 4, channels: 1, shown: "grey", pixels: btoa("\0".repeat(32)) };
-  const inputs = { type: "inputs", version: VERSION, number: 5, studied: true, example: 0, batch: 2, tokens: "", positions: 0, examples: [], problem: "", pictures, apart: [] };
+  const inputs = { type: "inputs", version: VERSION, number: 5, kind: "run", other: "", example: 0, batch: 2, tokens: "", positions: 0, examples: [], problem: "", pictures, apart: [] };
   const found = golden("attribution", { batch: 5, example: 0, blocks: 1, of: "", words: [], shape: [4, 4], scores: new Array(16).fill(0.5) });
   await open("attribution");
-  await told(inputs, { ...inputs, number: 6, studied: false, batch: 64 }, found);
-  expect(text()).toContain("example 0 of 2 of the last forward pass");
+  await told(inputs, found);
+  expect(text()).toContain("the example's batch of 2 · example 0");
   expect(view.find(ids.valuesThumbnail)).not.toBeNull();
   expect(text()).not.toContain("Another batch");
   await told({ ...inputs, number: 7 });
@@ -161,11 +161,11 @@ it("draws what pixels count as a picture of its own, with a crosshair and a key 
 });
 
 it("chooses by number an example that no row shows, and asks for it", async () => {
-  const inputs = { type: "inputs", version: VERSION, number: 5, studied: true, example: 0, batch: 40, tokens: "", positions: 0, examples: [], problem: "", pictures: null, apart: [] };
+  const inputs = { type: "inputs", version: VERSION, number: 5, kind: "run", other: "", example: 0, batch: 40, tokens: "", positions: 0, examples: [], problem: "", pictures: null, apart: [] };
   await open("attribution");
   await told(inputs, golden("attribution", { batch: 5, example: 0 }));
   const field = view.find(ids.studyExample) as HTMLInputElement;
-  expect(field.parentElement!.textContent).toBe("exampleof 40");
+  expect(field.closest("p")!.textContent).toBe("the example's batch of 40 · example ");
   const type = async (text: string): Promise<void> => {
     field.value = text;
     field.dispatchEvent(new Event("input", { bubbles: true }));

@@ -7,8 +7,8 @@ import { ids } from "../../src/ui/testids";
 import { cellAt, decodeValues, isBad, rangeOf, type Cells } from "../../src/values/cells";
 import { colours, shade } from "../../src/charts/colour";
 import { blockFor, covers, moved, possible, request, shownAs, slid, suits, wholeBox, withAxis, zoomed } from "../../src/values/layout";
-import { keysOf } from "../../src/values/Looks";
-import { elementAt, paintWords, places } from "../../src/values/painting";
+import { keysOf } from "../../src/attention/Looks";
+import { elementAt, gridHeight, paintWords, places } from "../../src/values/painting";
 import { ValuesState } from "../../src/values/state";
 import { blockText, exactAt, expression, expressionOfRun, leftOut, place, shortest } from "../../src/values/text";
 import { settle } from "../helpers/kernel";
@@ -175,18 +175,28 @@ describe("places", () => {
     expect(elementAt(at, 599.9, 299.9)).toBeNull();
   });
 
-  it("of an attention are a large one, with words, and a small one of each head", () => {
+  it("of a single head leave room for words, and are square where the matrix is", () => {
     const shown = shownAs(held([2, 5, 4, 6], ["batch", "head", "query", "key"]), "attention");
     const words = { rows: ["a", "b", "c", "d"], columns: null };
-    const [large, ...small] = places(shown, { tiles: [0, 5], rows: [0, 4], columns: [0, 6] }, 600, 300, words, 3).tiles;
-    expect([large!.tile, ...small.map((r) => r.tile)]).toEqual([3, 0, 1, 2, 3, 4]);
-    expect(large!.x).toBeGreaterThan(0);
-    for (const r of small) {
-      expect(r.width * r.height).toBeLessThan((large!.width * large!.height) / 4);
-      expect(r.x).toBeGreaterThan(large!.x + large!.width);
-      expect(r.x + r.width).toBeLessThanOrEqual(600);
-      expect(r.y + r.height).toBeLessThanOrEqual(300);
+    const box = { tiles: [3, 4], rows: [0, 4], columns: [0, 6] } as const;
+    const [large, ...others] = places(shown, box, 600, 300, words).tiles;
+    expect([large!.tile, others.length]).toEqual([3, 0]);
+    expect(large!.x).toBeGreaterThan(60);
+    expect(large!.x + large!.width).toBeLessThanOrEqual(600);
+    expect(large!.width / large!.height).toBeCloseTo(6 / 4);
+  });
+
+  it("of maps fit in the height that their grid asks for, whatever their number", () => {
+    const shown = shownAs(IMAGES, "images");
+    for (const [count, width] of [[24, 396], [24, 616], [3, 396], [64, 396], [17, 700]] as const) {
+      const box = { tiles: [0, count], rows: [0, 8], columns: [0, 8] } as const;
+      const high = gridHeight(box, width, 8);
+      const tiles = places(shown, box, width, high).tiles;
+      expect(Math.max(...tiles.map((r) => r.y + r.height))).toBeLessThanOrEqual(high);
+      expect(Math.max(...tiles.map((r) => r.x + r.width))).toBeLessThanOrEqual(width);
+      expect(tiles[0]!.width).toBeGreaterThan(Math.min(width / Math.max(8, Math.ceil(Math.sqrt(2 * count))), 120) * 0.8 - 4);
     }
+    expect(gridHeight({ tiles: [0, 24], rows: [0, 8], columns: [0, 8] }, 396, 8)).toBeLessThan(155); // three rows of eight
   });
 });
 

@@ -13,7 +13,7 @@ const WORDS = ["<img src=x onerror=alert(1)>", " the", "\n"];
 
 async function told(tokens = "tokens"): Promise<void> {
   const examples = [WORDS, ["a", "b", "c"]].map((words, i) => ({ words, label: i ? "cat" : "", prediction: i ? "<b>dog</b>" : "" }));
-  stream.emit({ type: "inputs", version: VERSION, number: 1, studied: true, example: 0, batch: 2, tokens, positions: 3, examples, problem: "", pictures: null, apart: [] });
+  stream.emit({ type: "inputs", version: VERSION, number: 1, kind: "run", other: "", example: 0, batch: 2, tokens, positions: 3, examples, problem: "", pictures: null, apart: [] });
   await settle();
 }
 
@@ -93,13 +93,13 @@ it("lets one choose the axis of the words where there are several, and says it i
 });
 
 it("says beside the examples what could not be read of the batch, and without them too", async () => {
-  const inputs = { type: "inputs", version: VERSION, number: 1, studied: true, example: 0, batch: 2, tokens: "", positions: 0, examples: [], problem: "decode raised.", pictures: null, apart: [] };
+  const inputs = { type: "inputs", version: VERSION, number: 1, kind: "run", other: "", example: 0, batch: 2, tokens: "", positions: 0, examples: [], problem: "decode raised.", pictures: null, apart: [] };
   await openTab(find, "values");
   for (const examples of [[], [{ words: ["1"], label: "", prediction: "" }]]) {
     stream.emit({ ...inputs, examples });
     await settle();
     expect(find(ids.inputsProblem)!.textContent).toBe("decode raised.");
-    expect(find(ids.examples) !== null).toBe(examples.length > 0);
+    expect(find(ids.examples)!.querySelector("[role=radiogroup]") !== null).toBe(examples.length > 0);
   }
 });
 
@@ -116,7 +116,7 @@ it("shows the words without colours where the site has no positions", async () =
 
 it("adds to a long text by itself, and at once what one goes to", async () => {
   const words = Array.from({ length: 2000 }, (_, i) => `w${i}`);
-  stream.emit({ type: "inputs", version: VERSION, number: 1, studied: true, example: 0, batch: 1, tokens: "x", positions: 2000, examples: [{ words, label: "", prediction: "" }], problem: "", pictures: null, apart: [] });
+  stream.emit({ type: "inputs", version: VERSION, number: 1, kind: "run", other: "", example: 0, batch: 1, tokens: "x", positions: 2000, examples: [{ words, label: "", prediction: "" }], problem: "", pictures: null, apart: [] });
   await settle();
   await openTab(find, "words");
   await settle();

@@ -50,7 +50,7 @@ def show_inputs(core: Core, value: Any = None) -> None:
         if known is None or known[0] is not trial:
             arguments = arguments_of(core)
             batch = core.inputs.message(arguments)
-            which: Any = {"number": trial.number, "studied": trial is core.example}
+            which: Any = {"number": trial.number, "kind": trial.kind}
             which["apart"] = apart(core, trial, arguments)
             core.examined = known = trial, dataclasses.replace(batch, **which)
         outputs = [x for x in jax.tree.leaves(value) if isinstance(x, jax.Array)]
@@ -58,6 +58,9 @@ def show_inputs(core: Core, value: Any = None) -> None:
     except Exception as error:  # noqa: BLE001 - the pass went well, and the screen says so
         why = f"The batch could not be read: {reply_text(error)}"
         message = dataclasses.replace(core.inputs.message([]), problem=why)
+    other = core.stepped if trial.loss_fn is None else core.example
+    if other is not None and _is_there(other):
+        message = dataclasses.replace(message, other=other.kind)
     if before is not None and before.example < message.batch:
         message = dataclasses.replace(message, example=before.example)
     if core.trial is not trial:
@@ -66,11 +69,47 @@ def show_inputs(core: Core, value: Any = None) -> None:
         core.notice("warning", message.problem)
     if message != before:
         core.positions.clear()
-        if message.studied:
-            core.view.set_aside(None)
-        elif before is not None and before.studied:
-            core.view.set_aside(before)
         core.view.keep(message)
+
+
+def _is_there(trial: Trial) -> bool:
+    """Whether a pass can be made again: its arguments may have been donated to a step."""
+    try:
+        trial.require_there()
+    except InspectorError:
+        return False
+    return True
+
+
+def forward(core: Core) -> Trial | None:
+    """The last requested pass as a forward pass: of a step, the model's call with its batch.
+
+    The arrays that the step gives to the model take the places of those of the example, whose
+    other arguments stay. None if they do not fit there: the model is called several times, in a
+    loop, or with other arrays. Values of its number are of the same batch as the pass.
+    """
+    trial, example = core.trial, core.example
+    if trial.loss_fn is None:
+        return trial
+    if core.entry.f is not None:
+        return None
+    try:
+        look = look_of(core)
+        found = core.opening.open(look, core.entry.site, "input", clean=True).arrays
+    except (InspectorError, ValueError, RuntimeError):
+        return None
+    leaves, tree = jax.tree.flatten((example.args, example.kwargs))
+    places = [i for i, x in enumerate(leaves) if is_input(x)]
+    if len(places) != len(found) or any(one.call for one in found):
+        return None
+    for place, one in zip(places, found, strict=True):
+        x, value = leaves[place], one.value
+        if x.shape[1:] != value.shape[1:] or x.ndim != value.ndim or x.dtype != value.dtype:
+            return None
+        leaves[place] = value
+    args, kwargs = tree.unflatten(leaves)
+    how = {"configuration": trial.configuration, "number": trial.number}
+    return dataclasses.replace(example, args=args, kwargs=kwargs, **how)
 
 
 def arguments_of(core: Core) -> list[Argument]:

@@ -137,11 +137,30 @@ class Reruns:
 
         shown, call = undisturbed(make, "The model", self._core.model)
         with (core := self._core).lock:
-            core.trial, core.example = trial, trial if trial.loss_fn is None else core.example
+            core.trial = trial
+            if trial.loss_fn is None:
+                core.example = trial
+            else:
+                core.stepped = trial
         self._took_place(shown, call)
         if forbids_nan() and (found := where(shown.outcome.perturbed.record)):
             call.raise_theirs(found)
         return shown.outcome.perturbed.value
+
+    def choose(self, which: str) -> None:
+        """Make the last forward pass again, or the last step: all panels look at its batch.
+
+        Raises:
+            InspectorError: a loop is running, or there was no step.
+        """
+        core = self._core
+        trial = core.example if which == "run" else core.stepped
+        if core.looping:
+            raise InspectorError("A loop is running. Another batch can be chosen after it.")
+        if trial is None:
+            raise InspectorError("There was no step yet: insp.step(loss_fn, batch) makes one.")
+        if trial is not core.trial:
+            self._run(trial)
 
     def reached(self) -> Reach:
         """The parts of the pass on screen that can be perturbed; traced once."""

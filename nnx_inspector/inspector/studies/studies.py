@@ -1,9 +1,9 @@
 """Studies of an inspector's model beside its passes: lenses, attribution, examples of a unit.
 
-One study at a time, on a copy of the model in its modes, without the perturbations, with the
-arguments of the last forward pass. Invariant: the screen shows figures of the same result that
-Python gets, and an error of a study is shown in its panel. The recording keeps examples.
-`lenses` computes; nothing is drawn.
+One study at a time, on a copy of the model in its modes, without the perturbations, with the batch
+of the last requested pass, which all panels look at. Invariant: the screen shows figures of the
+same result that Python gets, and an error of a study is shown in its panel. The recording keeps
+examples. `lenses` computes; nothing is drawn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import reply_text
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.call import Call
-from nnx_inspector.inspector.passes.examined import apart, arguments_of, given
+from nnx_inspector.inspector.passes.examined import apart, arguments_of, forward, given
 from nnx_inspector.inspector.passes.job import Job
 from nnx_inspector.inspector.studies.messages import (
     attribution_message,
@@ -55,6 +55,8 @@ def study(what: Any, **fields: Any) -> protocol.Study:
     )  # fmt: skip
     return protocol.Study(what=what, **{**of_nobody, **fields})
 
+
+NOT_ALONE = "what the last step gives to the model is not one call with arguments as the example's"
 
 _EMPTY: dict[str, type[Any]] = {
     "lens": protocol.Lens,
@@ -207,8 +209,13 @@ class Studies:
         with self._job.held():
             try:
                 self._show(self._empty(asked, running=True))
-                call = undisturbed(lambda: core.example_call().copied(), "The model", core.model)
-                trial, source = core.example, f"the last forward pass, at step {core.step}"
+                trial = forward(core) if data is None else core.example
+                source = f"{core.trial.name.lower()}, at step {core.step}"
+                if trial is None:
+                    trial, source = core.example, f"{core.example.name.lower()}: {NOT_ALONE}"
+                switches = core.modes.switches()
+                read_call = lambda: trial.call(core.model, switches).copied()  # noqa: E731
+                call = undisturbed(read_call, "The model", core.model)
                 with shown(progress, asked.what) as bar, call.configuration.held():
                     result = make(call, self._job.reporting(tell, bar))
                 if isinstance(result, TopExamples):
@@ -220,10 +227,10 @@ class Studies:
                     pictures = lambda those: core.inputs.pictures_in(read(those))[0]  # noqa: E731
                     found = _Found(result, source, -1, words, pictures)
                 else:
-                    of_it = trial is core.trial
+                    of_it = trial.number == core.trial.number
                     arguments = arguments_of(core) if of_it else given(core, trial)
                     words = lambda example: core.inputs.words(arguments, example)  # noqa: E731
-                    found = _Found(result, source, trial.number, words)
+                    found = _Found(result, source, trial.number if of_it else -1, words)
                 self._found[asked.what] = found
                 if asked.what == "lens":
                     self._found.pop("logits", None)  # its answers may be others

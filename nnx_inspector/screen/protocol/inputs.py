@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from nnx_inspector.screen.protocol.headers import Shown, Struct
 
 
@@ -37,14 +39,14 @@ class Inputs(Shown, type="inputs"):
     """The batch of the pass on screen. Buffer: none. `batch` counts its examples, of which
     `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there
     is none, and `positions` the number of ids of each example. `pictures` are None if the batch has
-    none. `problem` says what could not be read; "" if nothing. `number` tells batches apart, and
-    studies look at the last one that is `studied`, which is that of a forward pass. A new view
-    looks at `example`. `apart` are the sites without words: their positions may be those of another
-    argument of this length, `"encoder input"` for what a site receives; ("*",) are all of them.
+    none. `problem` says what could not be read; "" if nothing. `number` tells batches apart; all
+    panels look at this one. A new view looks at `example`. `apart` are the sites without words:
+    their positions may be those of another argument of this length, `"encoder input"` for what a
+    site receives; ("*",) are all of them. `kind` is whether it is the batch of a forward pass or of
+    a step, and `other` the kind of the other batch that can be looked at, "" if there is none.
     """
 
     number: int = -1
-    studied: bool = True
     example: int = 0
     batch: int
     tokens: str
@@ -53,6 +55,8 @@ class Inputs(Shown, type="inputs"):
     problem: str
     pictures: Pictures | None = None
     apart: tuple[str, ...] = ()
+    kind: Literal["run", "step"] = "run"
+    other: Literal["run", "step", ""] = ""
 
 
 class Positions(Shown, type="positions"):

@@ -40,6 +40,14 @@ class ChooseExample(Request, type="choose_example"):
     example: int
 
 
+class ChooseBatch(Request, type="choose_batch"):
+    """Browser to kernel: all panels look at the batch of the last forward pass ("run"), or of the
+    last step; that pass is made again.
+    """
+
+    which: Literal["run", "step"]
+
+
 class Perturb(Request, type="perturb"):
     """Browser to kernel: add a perturbation of the menu to one site, switched on. A `strength` of
     None means the offer's default.

@@ -9,11 +9,16 @@ from nnx_inspector.screen.protocol.headers import Message, Shown, Struct
 
 
 class Layout(Shown, type="layout"):
-    """The sites that later frames refer to by index. Buffer: none."""
+    """The sites that later frames refer to by index. Buffer: none. `attending` are the keys of
+    those whose call computes an attention. `sequences` is whether the model reads sequences, which
+    is where a lens can work.
+    """
 
     layout: int
     model: str
     sites: tuple[Site, ...]
+    attending: tuple[str, ...] = ()
+    sequences: bool = False
 
 
 class Progress(Struct):

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.passes.examined import arguments_of
 from nnx_inspector.inspector.studies.studies import study
 from nnx_inspector.screen import protocol
@@ -121,23 +122,49 @@ def test_predictions_are_of_the_shown_pass():
     insp.close()
 
 
-def test_studies_keep_their_batch_apart_from_that_of_a_later_step(model):
+def test_studies_look_at_the_batch_of_the_last_pass(model):
     insp = nni.Inspector(model, IDS, decode=lambda i: f"w{i}", display=False)
+    kept = insp._core.view.kept
     insp.attribute()
-    insp.step(loss, {"y": IDS, "x": IDS + 6}, jnp.ones(1))
-    found, on_screen = (insp._core.view.kept(name) for name in ("attribution", "inputs"))
-    studied = insp._core.view.kept("aside")
-    assert (studied.studied, on_screen.studied) == (True, False)
-    assert found.batch == studied.number != on_screen.number
-    assert list(found.words) == [f"w{i}" for i in IDS[0]] == list(studied.examples[0].words)
-    insp.step(loss, {"y": IDS, "x": IDS + 6}, jnp.ones(1))
-    assert insp._core.view.kept("aside") == studied
+    assert kept("attribution").batch == kept("inputs").number
+    assert (kept("inputs").kind, kept("inputs").other) == ("run", "")
+    more = jnp.concatenate([IDS + 6, IDS + 6])
+    insp.step(loss, {"y": more, "x": more}, jnp.ones(1))
+    assert (kept("inputs").kind, kept("inputs").other) == ("step", "run")
+    found = insp.attribute()
+    assert found.scores.shape == (len(more), IDS.shape[1])
+    assert np.allclose(found.scores, nni.attribute(model, more).scores, rtol=1e-5, atol=1e-7)
+    assert kept("attribution").batch == kept("inputs").number
+    assert list(kept("attribution").words) == [f"w{i}" for i in more[0]]
+    # the other batch, by a click: all panels follow
     insp._commands.answer(protocol.ChooseExample(id=1, example=1))
-    insp.run(IDS + 1)
-    assert insp._core.view.kept("inputs").example == 1
-    assert insp._core.view.kept("aside") is None
-    assert insp._core.view.kept("inputs").number != found.batch
-    assert insp._core.view.kept("attribution") == found
+    insp._commands.answer(protocol.ChooseBatch(id=2, which="run"))
+    insp._commands.wait()
+    assert (kept("inputs").kind, kept("inputs").other) == ("run", "step")
+    assert (kept("inputs").batch, kept("inputs").example) == (len(IDS), 1)
+    assert insp.attribute().scores.shape == IDS.shape
+    insp._commands.answer(protocol.ChooseBatch(id=3, which="step"))
+    insp._commands.wait()
+    assert kept("inputs").batch == len(more)
+    insp.close()
+
+
+def test_a_step_that_calls_the_model_twice_is_studied_with_the_example(model):
+    insp = nni.Inspector(model, IDS, decode=lambda i: f"w{i}", display=False)
+    insp.step(lambda model, x: (model(x) - model(x + 1)).sum(), IDS + 6)
+    found = insp.attribute()
+    assert np.allclose(found.scores, nni.attribute(model, IDS).scores, rtol=1e-5, atol=1e-7)
+    shown = insp._core.view.kept("attribution")
+    assert "not one call" in shown.source
+    assert shown.batch == -1
+    assert list(shown.words) == [f"w{i}" for i in IDS[0]]
+    insp.close()
+
+
+def test_another_batch_cannot_be_chosen_before_a_step(model):
+    insp = nni.Inspector(model, IDS, decode=lambda i: f"w{i}", display=False)
+    with pytest.raises(InspectorError, match="There was no step yet"):
+        insp._rerun.choose("step")
     insp.close()
 
 

@@ -1,0 +1,76 @@
+// The panel "Attention": the matrix of one head, all heads to choose from, and what the query under the
+// crosshair looks at: the text coloured by its weights, and the keys with the greatest.
+// Invariant: while nothing is pointed at, the last query is shown, so that there is something to read.
+import { Examples } from "../inputs/Examples";
+import type { Site } from "../kernel/protocol";
+import { Python } from "../python/Python";
+import type { Store } from "../store";
+import { ids } from "../ui/testids";
+import { Tile } from "../values/Beside";
+import { Legend } from "../values/Legend";
+import { Sliders } from "../values/Options";
+import { Picture } from "../values/Picture";
+import { lengthOf, type Cursor } from "../values/layout";
+import { expression, shapeText } from "../values/text";
+import { NotYet, Readout, Source, useOpened } from "../values/Values";
+import { keysOf, Looks } from "./Looks";
+
+export function AttentionPanel({ store, site }: { store: Store; site: Site }) {
+  useOpened(store, site, true);
+  const { values, inputs } = store;
+  const [arrays, array, shown, box] = [values.arrays.value, values.array.value, values.shown.value, values.box.value];
+  const ready = arrays && array && shown && box && values.problem.value === "" && arrays.part === "attention";
+  if (!ready) return <NotYet store={store} />;
+  const large = values.large.value < box.tiles[1] && values.large.value >= box.tiles[0] ? values.large.value : box.tiles[0];
+  const cells = values.drawn.value;
+  const heads = shown.tiles < 0 ? [] : Array.from({ length: box.tiles[1] - box.tiles[0] }, (_, i) => box.tiles[0] + i);
+  const last: Cursor = { tile: large, row: Math.max(Math.ceil(box.rows[1]) - 1, 0), column: 0 };
+  const query = values.cursor.value ?? last;
+  const found = cells ? keysOf(cells, query, lengthOf(array, shown.columns)) : [];
+  const name = shown.tiles < 0 ? "" : array.axes[shown.tiles]!;
+  return (
+    <section class="nni-attention" aria-label="Attention">
+      <div class="nni-matrix">
+        <Picture
+          values={values}
+          inputs={inputs}
+          label={`attention of ${site.key || "the model"}, ${shapeText(array)}${name && `, ${name} ${large}`}`}
+          drawn={null}
+          single
+          marked={found[0] ? { ...query, column: found[0].from } : query}
+        />
+      </div>
+      {heads.length > 1 && (
+        <div class="nni-heads" role="group" aria-label={`${name}s`}>
+          {heads.map((head) => (
+            <button
+              key={head}
+              type="button"
+              aria-pressed={head === large}
+              aria-label={`${name} ${head}`}
+              data-testid={ids.attentionHead(head)}
+              onClick={() => {
+                values.large.value = head;
+                if (values.cursor.value) values.point({ ...values.cursor.value, tile: head });
+              }}
+            >
+              <Tile values={values} tile={head} label="" />
+              <span>{head}</span>
+            </button>
+          ))}
+        </div>
+      )}
+      <Looks store={store} query={query} keys={found} />
+      <div class="nni-values-foot">
+        {cells && <Legend values={values} cells={cells} />}
+        <Readout values={values} inputs={inputs} />
+      </div>
+      <div class="nni-axes">
+        <Sliders values={values} array={array} shown={shown} inputs={inputs} examples={false} />
+      </div>
+      <Examples store={store} />
+      <Source values={values} />
+      <Python text={expression(arrays, array, shown, values.index.value)} testid={ids.valuesExpression} line={inputs.line} />
+    </section>
+  );
+}
