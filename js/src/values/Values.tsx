@@ -122,9 +122,7 @@ export function Readout({ values, inputs }: { values: ValuesState; inputs: Input
   const value = known === null || !array ? "" : shortest(known, shown!.over >= 0 ? "float32" : array.dtype);
   const block = cells && cursor ? blockText(cells, cursor) : "";
   const [said, say] = useState("");
-  const elsewhere = !!store.state.value?.recorded;
   useEffect(() => {
-    if (elsewhere) return; // each request makes the run measure a step
     const timer = setTimeout(() => say(at === "" ? "" : `${[at, ...words].join(" ")}: ${value || "…"}`), SAID_MS);
     return () => clearTimeout(timer);
   }, [at, value, words.join("\n")]);
