@@ -44,9 +44,11 @@ def prepared(notebook: Notebook) -> View:
     notebook.run(notebook.append(PERTURB), seconds=240)
     view = View(notebook.cell(INSPECTOR))
     view.wait_selected("block2/conv")
+    view.open("nni-effect-more")
     expect(view.root.get_by_test_id("nni-alone")).to_have_count(2)
+    view.part("nni-effect-more").click()
     view.part("nni-kl").wait_for()
-    view.part("nni-tab-sweep").click()
+    view.tab("sweep")
     view.part("nni-sweep-start").click()
     expect(view.part("nni-sweep")).to_have_attribute("data-state", "done", timeout=120_000)
     return view
@@ -57,18 +59,18 @@ def show(view: View, tab: str) -> None:
     if tab != "compare" and view.value("nni-pinned"):
         view.part("nni-pin").click()
     elif tab == "compare" and not view.value("nni-pinned"):
-        view.part("nni-tab-compare").click()
+        view.tab("compare")
         view.part("nni-compare-other").click()
-    view.part(f"nni-tab-{tab}").click()
+    view.tab(tab)
     if tab in ("flow", "nnx"):
         view.row("block2").click()
     else:
         view.row("block2/conv").click()
     waits = {"values": "nni-picture", "units": "nni-strip", "flow": "nni-flow-node"}
     waits |= {"code": "nni-excerpt", "nnx": "nni-nnx-mode", "sweep": "nni-sweep-row"}
-    waits |= {"overview": "nni-parameter", "compare": "nni-compare-row"}
+    waits |= {"overview": "nni-figures", "compare": "nni-compare-row"}
     view.root.get_by_test_id(waits[tab]).first.wait_for()
-    view.root.page.mouse.move(0, 0)  # away from the rows: the tip of a row would cover the panel
+    view.root.page.mouse.move(0, 0)  # away from the rows, whose figures the foot shows
     expect(view.root.get_by_test_id("nni-tip")).to_have_count(0)
     expect(view.root.locator("[aria-busy=true]")).to_have_count(0)
 

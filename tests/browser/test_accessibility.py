@@ -62,13 +62,22 @@ def test_axe_finds_nothing_serious(notebook: Notebook):
         notebook.page.set_viewport_size({"width": width, "height": 1000})
         for dark in (False, True):
             notebook.theme(dark=dark)
-            tabs = view.root.get_by_role("tab")
-            for i in range(tabs.count()):
-                tabs.nth(i).click()
-                expect(tabs.nth(i)).to_have_attribute("aria-selected", "true")
-                expect(view.root.locator("[aria-busy=true]")).to_have_count(0)
-                where = f"{width} px, {'dark' if dark else 'light'}, {tabs.nth(i).inner_text()}"
+            groups = view.root.get_by_role("tablist").first.get_by_role("tab")
+            for group in groups.all():
+                group.click()
+                tabs = view.root.get_by_role("tablist").nth(1).get_by_role("tab")
+                for i in range(tabs.count()):
+                    tabs.nth(i).click()
+                    expect(tabs.nth(i)).to_have_attribute("aria-selected", "true")
+                    expect(view.root.locator("[aria-busy=true]")).to_have_count(0)
+                    where = f"{width} px, {'dark' if dark else 'light'}, {tabs.nth(i).inner_text()}"
+                    found += [f"{where}: {v}" for v in violations(notebook.page, view.root)]
+            menus = ("nni-menu", "nni-time-menu", "nni-tree-menu", "nni-perturb", "nni-site-menu")
+            for menu in menus:
+                view.open(menu)
+                where = f"{width} px, {'dark' if dark else 'light'}, {menu}"
                 found += [f"{where}: {v}" for v in violations(notebook.page, view.root)]
+                notebook.page.keyboard.press("Escape")
     assert not found, "\n".join(found)
 
 
@@ -99,18 +108,16 @@ def test_by_keyboard_alone(notebook: Notebook):
         assert page.evaluate("t => document.activeElement.matches(t)", target), testid
         assert outline != "none", f"the focus on {testid} cannot be seen"
 
-    tab_to("nni-perturb-kind")
-    page.keyboard.type("Zero")
-    tab_to("nni-perturb-add")
+    tab_to("nni-perturb")
+    page.keyboard.press("Enter")
+    expect(view.part("nni-perturb-Zero")).to_be_focused()
     page.keyboard.press("Enter")
     expect(view.root.locator("[data-testid=nni-perturbation][data-site=drop]")).to_have_count(1)
-    view.root.get_by_role("tab").first.focus()
-    if view.part("nni-tab-nnx").get_attribute("aria-selected") != "true":
-        view.root.locator("[role=tab][aria-selected=true]").focus()
-        for _ in range(view.root.get_by_role("tab").count()):
-            if view.part("nni-tab-nnx").get_attribute("aria-selected") == "true":
-                break
-            page.keyboard.press("ArrowRight")
+    page.keyboard.press("5")  # the group Structure
+    expect(view.part("nni-group-Structure")).to_have_attribute("aria-selected", "true")
+    tab_to("nni-group-Structure")
+    page.keyboard.press("Tab")
+    page.keyboard.press("End")
     expect(view.part("nni-tab-nnx")).to_have_attribute("aria-selected", "true")
     view.part("nni-nnx-mode").wait_for()
     tab_to("nni-nnx-mode", " [role=switch]")

@@ -59,7 +59,7 @@ def test_another_run_out_of_a_file(tmp_path):
         wanted = notebook.ask(f"insp.compare(nni.load('other.nni')).{FRAME}.values.tolist()")
 
         # it is pinned, under its file's name, and the sites are ranked as in the frame
-        expect(view.part("nni-pinned")).to_have_text("vs other.nni, step 0")
+        expect(view.part("nni-pinned")).to_have_text("◇ other.nni, step 0")
         expect(view.part("nni-compare-state")).to_have_attribute("data-state", "now")
         assert ranking(view) == wanted
 
@@ -67,7 +67,7 @@ def test_another_run_out_of_a_file(tmp_path):
         view.part("nni-compare-row").get_by_role("button").click()
         site = str(wanted[0][0])
         view.wait_selected(site)
-        view.part("nni-tab-overview").click()
+        view.tab("overview")
         mean = notebook.ask(f"nni.load('other.nni').summary({site!r}).mean")
         view.wait("nni-stat-pinned-output-mean", "value === arg", mean)
         mean = notebook.ask(f"insp.recording.summary({site!r}).mean")
@@ -75,7 +75,7 @@ def test_another_run_out_of_a_file(tmp_path):
         expect(view.part("nni-behind-output")).to_be_attached()
 
         # the run goes on: the ranking says of which step it is, until it is asked for again
-        view.part("nni-tab-compare").click()
+        view.tab("compare")
         notebook.ask("insp.run(2 * x).shape")
         expect(view.part("nni-compare-state")).to_have_attribute("data-state", "before")
         assert ranking(view) == wanted
@@ -90,7 +90,7 @@ def test_another_run_out_of_a_file(tmp_path):
         expect(view.part("nni-compare-row")).to_have_count(0)
 
         # the weights: the panel opens by itself, and ranks the arrays as the frame does
-        view.part("nni-tab-overview").click()
+        view.tab("overview")
         notebook.ask("insp.model.head.kernel.set_value(3 * insp.model.head.kernel[...])")
         columns = "[['parameter', 'relative_change', 'distance']].values.tolist()"
         moved = notebook.ask(f"insp.compare(Net(nnx.Rngs(0)), name='the start'){columns}")

@@ -88,8 +88,8 @@ def test_units_masks_and_a_sweep_in_a_running_notebook(lab: Lab):
 
         # the strip of units, and a mask over all of them: the loss says that it acts
         view.select("second")
-        expect(view.part("nni-parameter")).to_be_visible()
-        view.part("nni-tab-units").click()
+        expect(view.part("nni-figures")).to_be_visible()
+        view.tab("units")
         view.wait("nni-strip", "value === 3")
         view.part("nni-edit-mask").click()
         strip = view.part("nni-strip")
@@ -110,7 +110,7 @@ def test_units_masks_and_a_sweep_in_a_running_notebook(lab: Lab):
         # by the keyboard: one unit on again, which compiles nothing
         expect(view.part("nni-row-compiling")).to_have_count(0)
         expect(view.part("nni-kl")).to_be_visible()  # which needs a program too, the last one
-        compiled = view.number("nni-compilations")
+        compiled = view.compilations()
         strip.focus()
         strip.press("Home")
         changes = (2, 3, 2, 3, 2)
@@ -120,10 +120,10 @@ def test_units_masks_and_a_sweep_in_a_running_notebook(lab: Lab):
             sign = ">" if off == 2 else "<"
             view.wait("nni-metric-loss", f"Math.abs(value - arg) {sign} 1e-3", ZEROED)
         # up to three may have been under way: of the loop, of insp.step and of the looks
-        assert view.number("nni-compilations") < compiled + len(changes)
+        assert view.compilations() < compiled + len(changes)
 
         # a sweep beside the training
-        view.part("nni-tab-sweep").click()
+        view.tab("sweep")
         view.part("nni-sweep-start").click()
         expect(view.part("nni-sweep")).to_have_attribute("data-state", re.compile("done|stopped"))
         rows = view.root.get_by_test_id("nni-sweep-row")
@@ -142,6 +142,7 @@ def test_units_masks_and_a_sweep_in_a_running_notebook(lab: Lab):
 
         # what is copied does the same in a cell
         notebook.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        view.open("nni-effect-more")
         view.part("nni-switch-all").click()
         expect(view.part("nni-python")).to_have_attribute("data-value", "insp.switch_all(False)")
         view.root.locator(".nni-footer").get_by_test_id("nni-copy-python").click()
@@ -153,7 +154,7 @@ def test_units_masks_and_a_sweep_in_a_running_notebook(lab: Lab):
         # and what is done in a cell is on screen
         notebook.run(notebook.append('insp.selected = ""'))
         expect(view.part("nni-selected")).to_have_attribute("data-value", "")
-        view.part("nni-tab-code").click()
+        view.tab("code")
         expect(view.part("nni-documentation")).to_have_text("Told of here.")
         view.row("first").click()
         view.wait_selected("first")

@@ -48,7 +48,7 @@ def test_in_by_a_double_click_and_out_by_the_breadcrumb(tmp_path: pathlib.Path):
 
 def follow(notebook: Notebook, view: View) -> None:
     view.row("").click()
-    view.part("nni-tab-flow").click()
+    view.tab("flow")
     wait_shown(view, "", "conv1")
     assert named(view) == [
         "input, f32[64,8,8,1], feeds conv1",

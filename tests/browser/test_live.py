@@ -100,6 +100,7 @@ def opened(lab: Lab, name: str, *, first: str = "") -> Iterator[tuple[Notebook, 
         notebook.run(1, seconds=120)
         view = View(notebook.cell(1))
         view.select("second")
+        view.open("nni-menu")
         expect(view.part("nni-listening")).not_to_be_empty()
         yield notebook, view
         assert notebook.errors == []
@@ -163,7 +164,7 @@ WATCH_SCREEN = """root => {
     const step = Number(value);
     if (state === 'running' && seen.progress.at(-1) !== step) seen.progress.push(step);
     const loss = find('nni-effect-loss-perturbed')?.dataset.value;
-    const name = find('nni-effect')?.querySelector('caption').textContent.split(' on ')[0];
+    const name = find('nni-effect')?.lastElementChild.textContent.split(' on ')[0];
     if (loss) seen.effects[name.split(', before')[0]] = { ...seen.effects[name], [loss]: true };
   };
   new MutationObserver(look).observe(root, { subtree: true, childList: true, attributes: true });
@@ -184,6 +185,7 @@ def assert_screen_was_true(view: View) -> None:
 
 def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
     with opened(lab, "cell") as (notebook, view):
+        view.open("nni-menu")
         expect(view.part("nni-listening")).to_have_attribute("data-value", "during")
         expect(view.part("nni-listening")).to_contain_text("even while a cell runs")
         view.perturb("Zero")
@@ -202,11 +204,13 @@ def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
             expect(view.part("nni-no-effect")).to_have_text("Nothing is perturbed.")
             expect(view.root.get_by_test_id("nni-effect")).to_have_count(0)
             compiled += 3  # the step: as it is, measured, and perturbed but not measured
+            view.open("nni-menu")
             view.wait("nni-compilations", "value === arg", compiled)
             toggle(view, 4)
             scaled_from = view.number("nni-progress")
             view.select("first")
             view.perturb("Scale", 1.0)
+            view.part("nni-amount").click()
             slider = view.root.get_by_test_id("nni-strength")
             slider.focus()
             for _ in range(30):
@@ -214,10 +218,11 @@ def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
             expect(view.part("nni-strength-number")).to_have_value("0.7")
             expect(view.root.get_by_test_id("nni-pending")).to_have_count(0)
             expect(view.part("nni-effect")).to_contain_text("Effect of Scale (factor 0.7) at first")
+            view.open("nni-effect-more")
             view.part("nni-switch-all").click()  # both are off, the Zero was
             expect(view.root.get_by_test_id("nni-training-perturbed")).to_have_count(0)
             some_steps(view)
-            assert view.number("nni-compilations") == compiled, "a change compiled something"
+            assert view.compilations() == compiled, "a change compiled something"
             expect(view.part("nni-progress")).to_have_attribute("data-state", "running")
             assert not notebook.finished(cell)
             assert_screen_was_true(view)
@@ -253,14 +258,16 @@ def test_kinds_are_added_and_tuned_from_the_page(lab: Lab):
             "data-value", "nni.Shift(offset=1.0, strength=1.0)"
         )
         view.wait("nni-output-change", near, moved[0])
+        view.open("nni-effect-more")
         view.wait("nni-downstream", near, moved[0])  # the last layer: it gives the output
-        compiled = view.number("nni-compilations")
+        compiled = view.compilations()
+        view.part("nni-amount").click()
         view.part("nni-strength-number").fill("-0.5")
         view.wait("nni-effect-loss-perturbed", near, shifted[1])
         view.wait("nni-output-change", near, moved[1])
         view.part("nni-switch").click()
         view.wait("nni-effect-loss-perturbed", near, clean)
-        assert view.number("nni-compilations") == compiled, "a change compiled something"
+        assert view.compilations() == compiled, "a change compiled something"
 
         view.part("nni-switch").click()
         view.part("nni-downstream").get_by_role("button").click()
@@ -277,6 +284,7 @@ def test_kinds_are_added_and_tuned_from_the_page(lab: Lab):
 def test_a_loop_in_the_background_is_switched_while_cells_run(lab: Lab):
     with opened(lab, "thread") as (notebook, view):
         with training(lab, notebook, view, IN_A_THREAD) as cell:
+            view.open("nni-menu")
             expect(view.part("nni-listening")).to_have_attribute("data-value", "thread")
             assert notebook.finished(cell)
             view.perturb("Zero")
@@ -287,11 +295,13 @@ def test_a_loop_in_the_background_is_switched_while_cells_run(lab: Lab):
         notebook.run(notebook.append("thread.join()"))
         assert notebook.ask("traces") == 2
         assert_perturbed_as_toggled(notebook, 4)
+        view.open("nni-menu")
         expect(view.part("nni-listening")).to_have_attribute("data-value", "during")
 
 
 def test_a_kernel_that_does_not_listen_says_so_and_a_thread_helps(lab: Lab):
     with opened(lab, "busy", first=NO_SUBSHELLS) as (notebook, view):
+        view.open("nni-menu")
         expect(view.part("nni-listening")).to_have_attribute("data-value", "after")
         expect(view.part("nni-listening")).to_contain_text("insp.background(train)")
         with training(lab, notebook, view, IN_A_CELL):
@@ -302,6 +312,7 @@ def test_a_kernel_that_does_not_listen_says_so_and_a_thread_helps(lab: Lab):
         assert_perturbed_as_toggled(notebook, 0)
         view.part("nni-switch").click()
         with training(lab, notebook, view, IN_A_THREAD):
+            view.open("nni-menu")
             expect(view.part("nni-listening")).to_have_attribute("data-value", "thread")
             toggle(view, 3)
         notebook.run(notebook.append("thread.join()"))

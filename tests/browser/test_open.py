@@ -78,12 +78,13 @@ def test_a_run_is_followed_steered_and_seen_to_end(lab: Lab, script: subprocess.
         expect(view.part("nni-progress")).to_have_attribute("data-state", "running")
 
         view.select("head")
-        view.part("nni-tab-values").click()  # the run sends them
+        view.tab("values")  # the run sends them
         expect(view.part("nni-values-source")).to_contain_text("of the run.", timeout=60_000)
         assert view.value("nni-values-expression") == 'run.values("head").value'
         view.part("nni-values-left-out").get_by_text("48 of 48 values").wait_for()
         assert notebook.ask("run.values('head').value.shape == (16, 3)") is True
-        view.part("nni-perturb-add").click()  # Zero, the first on the menu
+        view.open("nni-perturb")
+        view.part("nni-perturb-Zero").click()
         view.part("nni-switch").wait_for()
         notebook.ask_until(f"abs({LAST} - 4) < 1e-6", True)  # the mean of (0 - 2)^2
         expect(view.part("nni-training-perturbed")).to_be_visible()

@@ -174,19 +174,19 @@ def test_it_shows_the_screen_without_a_kernel(root: pathlib.Path, means: dict[st
 
         # time: an older pass
         view.part("nni-scrub").fill("5")
-        expect(view.part("nni-time-step")).to_have_attribute("data-value", "4")
+        expect(view.part("nni-step")).to_have_attribute("data-value", "4")
         assert view.figures()["output"]["mean"] == means["5"]
-        view.part("nni-pause").click()
+        view.pause()
         view.row("first").click()
         view.wait_selected("first")
         # what costs a pass to know is not offered
-        for absent in ("nni-tab-units", "nni-tab-nnx", "nni-tab-values", "nni-perturb-add"):
+        for absent in ("nni-group-Units", "nni-tab-values", "nni-perturb"):
             expect(view.root.get_by_test_id(absent)).to_have_count(0)
         view.row("").click()
-        view.part("nni-tab-flow").click()
+        view.tab("flow")
         node = "[data-testid='nni-flow-node'][data-role='module']"
         expect(view.root.locator(node)).to_have_count(3)
-        view.part("nni-tab-code").click()
+        view.tab("code")
         expect(view.root).to_contain_text("insp = nni.Inspector(model, x)")
         expect(view.root.get_by_test_id("nni-notice")).to_have_count(0)
 

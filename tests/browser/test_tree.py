@@ -70,8 +70,8 @@ def test_a_stack_opens_a_layer_is_switched_and_time_goes_back(tmp_path: pathlib.
         for _ in range(3):
             page.keyboard.press("ArrowDown")
         view.wait_selected("blocks[1]")
-        expect(view.part("nni-tip")).to_have_attribute("data-site", "blocks[1]")
-        expect(tree).to_have_attribute("aria-describedby", "nni-tip")
+        view.row("blocks[2]").hover()
+        expect(view.part("nni-tip")).to_have_attribute("data-site", "blocks[2]")
         view.wait(
             "nni-stat-output-norm", "value === arg", notebook.ask(at_step(50, "blocks[1]", "norm"))
         )
@@ -79,16 +79,16 @@ def test_a_stack_opens_a_layer_is_switched_and_time_goes_back(tmp_path: pathlib.
         # back in time, as far as the first pass that was pushed, and compared with the third
         view.part("nni-step-back").click()
         view.part("nni-step-back").click()
-        view.wait("nni-time-step", "value === 30")
+        view.wait("nni-step", "value === 30")
         view.part("nni-pin").click()
         expect(view.part("nni-pinned")).to_have_attribute("data-value", "30")
         view.part("nni-scrub").fill("1")
-        view.wait("nni-time-step", "value === 10")
+        view.wait("nni-step", "value === 10")
         now, pinned = (notebook.ask(at_step(step, "blocks[1]", "std")) for step in (10, 30))
         view.wait("nni-stat-output-std", "value === arg", now)
         view.wait("nni-stat-pinned-output-std", "value === arg", pinned)
         view.part("nni-behind-output").wait_for(state="attached")
-        view.part("nni-columns").click()
+        view.open("nni-tree-menu")
         view.part("nni-column-std").check()
         page.keyboard.press("Escape")
         ratio = float(
@@ -118,8 +118,8 @@ def test_a_stack_opens_a_layer_is_switched_and_time_goes_back(tmp_path: pathlib.
         view.part("nni-pin").click()
 
         # followed again, a layer is switched off by a key, and only that one
-        view.part("nni-pause").click()
-        view.wait("nni-time-step", "value === 50")
+        view.pause()
+        view.wait("nni-step", "value === 50")
         tree.focus()
         page.keyboard.press("Space")
         view.row("blocks[2]").get_by_test_id("nni-badge-perturbed").wait_for()
@@ -130,9 +130,11 @@ def test_a_stack_opens_a_layer_is_switched_and_time_goes_back(tmp_path: pathlib.
 
         # what happens within a block's own call, as rows below it
         view.select("blocks")
+        view.open("nni-site-menu")
         view.part("nni-operations").click()
         for site in ("blocks@tanh", "blocks@add"):
             expect(view.row(site)).to_be_visible()
+        view.open("nni-site-menu")
         expect(view.part("nni-operations")).to_have_text("Hide operations")
         view.part("nni-operations").click()
         expect(view.row("blocks@tanh")).to_have_count(0)
@@ -153,5 +155,5 @@ def test_a_stack_opens_a_layer_is_switched_and_time_goes_back(tmp_path: pathlib.
                     && view.scrollWidth === view.clientWidth }""",
                 arg=listed.element_handle(),
             )
-            page.keyboard.press("Escape")
+            view.part("nni-findings").click()
             expect(listed).to_have_count(0)

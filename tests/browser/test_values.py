@@ -128,7 +128,7 @@ def test_a_convolution_by_the_keyboard(tmp_path):
         drawn = f"np.s_[:, {top}:{bottom + 1}, {left}:{right + 1}]"
         close = "Math.abs(value - arg) <= 1e-4 * arg"
         view.wait("nni-output-change", close, notebook.ask(f"change({drawn})"))
-        view.part("nni-tab-units").click()
+        view.tab("units")
         view.part("nni-remove").click()
         view.switch_unit(4)
         view.wait("nni-output-change", close, notebook.ask("change(np.s_[..., 4])"))

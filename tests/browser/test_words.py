@@ -59,7 +59,7 @@ def test_hostile_words_are_text(tmp_path):
         notebook.run(0, seconds=120)
         view = View(notebook.cell(0))
         view.wait_selected("embed")
-        view.part("nni-tab-words").click()
+        view.tab("words")
         strip = view.part("nni-words")
         words = strip.locator(".nni-word")
         expect(words).to_have_count(len(HOSTILE))
@@ -102,7 +102,7 @@ def test_hostile_words_are_text(tmp_path):
             assert violations(notebook.page, view.root) == []
 
         # an attribution in one click: its figures are those of Python
-        view.part("nni-tab-attribution").click()
+        view.tab("attribution")
         view.part("nni-study-start").click()
         expect(view.part("nni-study")).to_have_attribute("data-state", "done", timeout=60_000)
         view.part("nni-words").focus()
@@ -110,7 +110,7 @@ def test_hostile_words_are_text(tmp_path):
         score = notebook.ask("float(insp.attribute().scores[1, 0])")
         close = "Math.abs(value - arg) <= 1e-5 * Math.abs(arg)"
         view.wait("nni-attribution-told", close, score)
-        view.part("nni-tab-lens").click()
+        view.tab("lens")
         view.part("nni-study-start").click()
         expect(view.part("nni-study-problem")).to_contain_text("No block that repeats")
         assert notebook.errors == []
@@ -123,7 +123,7 @@ def test_hostile_words_are_text(tmp_path):
         page = browser.new_page()
         page.goto(path.as_uri())
         saved = View(page.locator("body"))
-        saved.part("nni-tab-words").click()
+        saved.tab("words")
         saved.part("nni-example-1").click()
         words = saved.part("nni-words").locator(".nni-word")
         expect(words.first).to_have_attribute("data-value", HOSTILE[-1])
@@ -132,7 +132,7 @@ def test_hostile_words_are_text(tmp_path):
 
         # an attention is found by itself: its keys, largest first, are those of Python
         view.row("attn").click()
-        view.part("nni-tab-values").click()
+        view.tab("values")
         view.part("nni-values-part").get_by_text("attention").click()
         view.part("nni-picture").focus()
         looks = view.part("nni-values-looks")
@@ -151,9 +151,10 @@ def test_hostile_words_are_text(tmp_path):
         )
 
         # a head left out by clicks: the change of the output is that of plain NumPy
+        view.open("nni-site-menu")
         view.part("nni-operations").click()
         view.select("attn@attention")
-        view.part("nni-tab-units").click()
+        view.tab("units")
         view.part("nni-edit-mask").click()
         view.switch_unit(1)
         norm = "np.linalg.norm"
@@ -202,7 +203,7 @@ def test_what_cannot_be_read_is_said_in_its_panel_and_the_rest_goes_on(tmp_path)
             notebook.run(number)
             view = View(notebook.cell(number))
             view.select("embed")
-            view.part("nni-tab-words").click()
+            view.tab("words")
             why = f"{said}, so ids without a text are shown as numbers."
             expect(view.part("nni-inputs-problem")).to_have_text(why)
             words = view.part("nni-words").locator(".nni-word")
@@ -213,7 +214,7 @@ def test_what_cannot_be_read_is_said_in_its_panel_and_the_rest_goes_on(tmp_path)
         view.wait_selected("off")
         done = {"examples": "done", "lens": "failed", "attribution": "done", "sweep": "done"}
         for panel, state in done.items():
-            view.part(f"nni-tab-{panel}").click()
+            view.tab(panel)
             kind = "sweep" if panel == "sweep" else "study"
             view.part(f"nni-{kind}-start").click()
             expect(view.part(f"nni-{kind}")).to_have_attribute("data-state", state)
@@ -223,7 +224,7 @@ def test_what_cannot_be_read_is_said_in_its_panel_and_the_rest_goes_on(tmp_path)
                 expect(view.part("nni-sweep-row").first).to_contain_text("not finite")
             elif panel == "lens":
                 expect(view.part("nni-study-problem")).to_contain_text("No block that repeats")
-        view.part("nni-tab-values").click()
+        view.tab("values")
         expect(view.part("nni-picture")).to_be_visible()
         expect(view.part("nni-values-thumbnail")).to_have_count(0)
         assert notebook.errors == []

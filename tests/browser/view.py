@@ -9,6 +9,15 @@ from playwright.sync_api import Locator, expect
 
 from nnx_inspector.screen.protocol import QUANTITIES, STATISTICS
 
+GROUPS = {
+    "Look": ("overview", "values", "attention", "words"),
+    "Units": ("units", "examples"),
+    "Test": ("sweep", "compare"),
+    "Explain": ("attribution", "lens"),
+    "Structure": ("flow", "code", "nnx"),
+}
+"""The group of each panel."""
+
 SHOWN = tuple(name for name in STATISTICS if name != "seen")
 """The statistics of the table; the histogram says how many values it has seen."""
 
@@ -67,12 +76,39 @@ class View:
         self.wait_selected(site)
 
     def perturb(self, kind: str, strength: float | None = None, at: str = "output") -> None:
-        """Add a perturbation to the selected site, by the form in the detail."""
-        self.part("nni-perturb-kind").select_option(kind)
+        """Add a perturbation to the selected site, by the menu in the detail."""
+        self.open("nni-perturb")
         self.part("nni-perturb-at").get_by_role("button", name=at, exact=True).click()
         if strength is not None:
-            self.part("nni-add-strength-number").fill(str(strength))
-        self.part("nni-perturb-add").click()
+            self.part(f"nni-add-strength-{kind}").fill(str(strength))
+        self.part(f"nni-perturb-{kind}").click()
+
+    def tab(self, panel: str) -> None:
+        """Show a panel, by a click on its group and one on its tab."""
+        if self.root.get_by_test_id(f"nni-tab-{panel}").count() == 0:
+            group = next(name for name, panels in GROUPS.items() if panel in panels)
+            self.part(f"nni-group-{group}").click()
+        self.part(f"nni-tab-{panel}").click()
+
+    def open(self, testid: str) -> None:
+        """Open a menu, or the part behind a button, unless it is open."""
+        if self.part(testid).get_attribute("aria-expanded") != "true":
+            self.part(testid).click()
+        expect(self.part(testid)).to_have_attribute("aria-expanded", "true")
+
+    def compilations(self) -> int:
+        """The count of compilations, in the menu of the top line."""
+        self.open("nni-menu")
+        found = int(self.number("nni-compilations"))
+        self.root.page.keyboard.press("Escape")
+        return found
+
+    def pause(self) -> None:
+        """Hold the pass on screen, or follow the newest again: by its button, or in the menu."""
+        if self.root.get_by_test_id("nni-pause").count() == 0:
+            self.open("nni-time-menu")
+        self.part("nni-pause").click()
+        self.root.page.keyboard.press("Escape")
 
     def switch_unit(self, unit: int) -> None:
         """Click one of a few units in the strip, after "Edit mask"."""
@@ -84,7 +120,7 @@ class View:
     def wait_selected(self, site: str) -> None:
         """Wait until the detail shows a site; in the overview, with its histogram."""
         expect(self.part("nni-selected")).to_have_attribute("data-value", site)
-        if self.part("nni-tab-overview").get_attribute("aria-selected") == "true":
+        if self.root.locator("[data-testid=nni-tab-overview][aria-selected=true]").count() == 1:
             self.part("nni-hist-count-output").wait_for()
 
     def figures(self) -> dict[str, dict[str, str]]:

@@ -6,7 +6,7 @@ import type { Perturbation } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
 import { useCopy } from "../python/copy";
-import { count, real } from "../ui/format";
+import { count, plain } from "../ui/format";
 import { ids } from "../ui/testids";
 import { Strength } from "./Strength";
 
@@ -131,10 +131,10 @@ function Amount({ name, perturbation: p, store }: { name: string; perturbation: 
     );
   }
   if (p.strength === null) return null;
-  const text = p.strength_name === "factor" ? `× ${real(p.strength)}` : `${p.strength_name} ${real(p.strength)}`;
+  const text = p.strength_name === "factor" ? `× ${plain(p.strength, 4)}` : `${p.strength_name} ${plain(p.strength, 4)}`;
   if (store.fixed.value) return <span>{text}</span>;
   if (!open) {
-    const title = `${p.strength_name} of ${name}: ${real(p.strength)}. Click to change it.`;
+    const title = `${p.strength_name} of ${name}: ${plain(p.strength, 4)}. Click to change it.`;
     return (
       <button type="button" class="nni-amount" aria-label={title} title={title} data-testid={ids.amount} onClick={() => setOpen(true)}>
         {text}

@@ -72,7 +72,7 @@ function Stacked({ store, curves, chosen, isLog, toggle, marks, choose }: Shown 
         <Slider store={store} />
       </Surface>
       <Pin store={store} />
-      <div class="nni-legend">
+      <div class="nni-time-legend">
         {curves.length === 0 && <span class="nni-faint">{nothing(store)}</span>}
         {curves.map((curve) => (
           <button
