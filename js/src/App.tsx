@@ -60,14 +60,16 @@ function App({ store, bridge }: Props) {
   const root = useRef<HTMLDivElement>(null);
   const view = useRef<HTMLDivElement>(null);
   const layout = useLayout(view);
-  const [findings, setFindings] = useState(false);
   useLayoutEffect(watchTheme, []);
-  useLayoutEffect(() => fillPane(view.current!), []);
-
-  const closeFindings = (): void => {
-    setFindings(false);
-    root.current!.querySelector<HTMLElement>(`[data-testid="${ids.findings}"]`)?.focus();
-  };
+  const [docked, setDocked] = useState(false);
+  const [here, setHere] = useState(false);
+  useLayoutEffect(() => fillPane(view.current!, setDocked), []);
+  useLayoutEffect(() => {
+    if (!docked) return undefined;
+    store.docked.value += 1;
+    return () => void (store.docked.value -= 1);
+  }, [docked]);
+  const away = store.docked.value > 0 && !docked && !here;
 
   const onKeyDown = (event: KeyboardEvent): void => {
     const { target } = event;
@@ -94,16 +96,39 @@ function App({ store, bridge }: Props) {
       onFocusIn={onFocusIn}
       onKeyDown={onKeyDown}
     >
-      <div ref={view} class="nni-view" style={{ "--nni-row": `${ROW_HEIGHT}px` }}>
-        <Part name="the header" view={<Header store={store} bridge={bridge} open={findings} setOpen={setFindings} />} />
-        {findings && <Part name="the findings" view={<Findings store={store} close={closeFindings} />} />}
-        <Part name="the notices" view={<Banner store={store} bridge={bridge} />} />
-        <Part name="the notices" view={<Notices store={store} bridge={bridge} />} />
-        <Part name="the perturbations" view={<Perturbations store={store} bridge={bridge} />} />
-        <Body store={store} layout={layout} />
-        <Part name="the bottom line" view={<Foot store={store} />} />
+      <div ref={view} class={away ? "nni-view nni-away" : "nni-view"} style={{ "--nni-row": `${ROW_HEIGHT}px` }}>
+        {away ? (
+          <p role="status" data-testid={ids.away}>
+            {store.sites.value?.model ?? "The model"} is shown beside the notebook.
+            <button type="button" class="nni-button" onClick={() => setHere(true)}>
+              Show it here too
+            </button>
+          </p>
+        ) : (
+          <Parts store={store} bridge={bridge} layout={layout} root={root} />
+        )}
       </div>
     </div>
+  );
+}
+
+function Parts({ store, bridge, layout, root }: Props & { layout: Layout; root: { readonly current: HTMLElement | null } }) {
+  const [findings, setFindings] = useState(false);
+  const closeFindings = (): void => {
+    setFindings(false);
+    root.current!.querySelector<HTMLElement>(`[data-testid="${ids.findings}"]`)?.focus();
+  };
+
+  return (
+    <>
+      <Part name="the header" view={<Header store={store} bridge={bridge} open={findings} setOpen={setFindings} />} />
+      {findings && <Part name="the findings" view={<Findings store={store} close={closeFindings} />} />}
+      <Part name="the notices" view={<Banner store={store} bridge={bridge} />} />
+      <Part name="the notices" view={<Notices store={store} bridge={bridge} />} />
+      <Part name="the perturbations" view={<Perturbations store={store} bridge={bridge} />} />
+      <Body store={store} layout={layout} />
+      <Part name="the bottom line" view={<Foot store={store} />} />
+    </>
   );
 }
 

@@ -92,6 +92,8 @@ export class Store implements Receiver {
   readonly lastIn = signal<ReadonlyMap<string, string>>(new Map());
   /** The sizes of the parts of the screen that were chosen, by part and width class. */
   readonly sizes = signal<Readonly<Record<string, number>>>({});
+  /** How many views are beside the notebook: those in cells then only say so. */
+  readonly docked = signal(0);
   /** The row of the tree under the pointer, -1 for none: the foot shows its figures. */
   readonly pointed = signal(-1);
   /** Counts up when a row should be brought into view: by a key, a link or the kernel. */

@@ -4,7 +4,7 @@
 // nni-step [value]                  the step on screen             nni-progress [value, data-state]
 // nni-pause                         hold the step / follow         nni-menu       in it nni-cost, what inspection
 //                                                                  costs, with nni-compilations [value], nni-why, and nni-listening
-// nni-open-beside                   docks the view
+// nni-open-beside                   docks the view               nni-away  in its cell meanwhile
 // nni-training-perturbed            only while training is         nni-notice [data-level]
 // nni-time [data-state]             time: follow, held; in it: nni-play, nni-time-menu, nni-speed,
 //   nni-step-back, nni-step-forward, nni-scrub [value: the pass's number], nni-pin,
@@ -81,6 +81,7 @@ export const ids = {
   waiting: "nni-waiting",
   pause: "nni-pause",
   openBeside: "nni-open-beside",
+  away: "nni-away",
   menu: "nni-menu",
   why: "nni-why",
   timeMenu: "nni-time-menu",
