@@ -108,7 +108,7 @@ export function Histogram({ bars, log, quantity, tone, word, behind = NONE, bad,
       {bars.length === 0 && <span class="nni-hist-none">no finite value</span>}
       {bad && (
         <span class="nni-hist-bad" title={`${count(bad.count)} values, ${percent(bad.share)}, are ${bad.name}`} aria-hidden="true">
-          <i style={{ height: `max(4px, ${100 * bad.share}%)` }} />
+          <i style={{ height: `${100 * bad.share}%` }} />
         </span>
       )}
       <div class="nni-ticks" aria-hidden="true">

@@ -14,7 +14,8 @@ import { Choice } from "../ui/Choice";
 import { Pick } from "../ui/Pick";
 import { ids } from "../ui/testids";
 import { Card, type Distribution } from "./Card";
-import { useMeasured, useParameters } from "./measured";
+import { useMeasured, useParameters, type ParameterOfSite } from "./measured";
+import { Ratio } from "./Ratio";
 import { Numbers } from "./Numbers";
 import { useSteps } from "./steps";
 
@@ -43,9 +44,9 @@ export function Distributions({ store, site, index }: Props) {
   const steps = useSteps(store);
   const hold = useCallback((step: number) => store.timeline.goToStep(step), [store]);
   const sent = useMeasured(store, index);
-  const parameters = useParameters(store, site);
+  const parameters = useParameters(store, site, index);
   const [choice, choose] = useState("");
-  const chosen = parameters.find((one) => one.title === choice) ?? parameters[0];
+  const chosen = parameters.find((one) => one.name === choice) ?? parameters[0];
   const axis = store.axis.value;
   const before = pinnedName(store);
   const heatmap = store.overSteps.value === "heatmap";
@@ -58,22 +59,28 @@ export function Distributions({ store, site, index }: Props) {
   return (
     <section class="nni-dist" aria-label="Distributions">
       {before && <Key store={store} before={before} />}
-      <div class="nni-cards" style={{ "--cards": chosen ? 3 : 2 }}>
+      <div class="nni-cards" style={{ "--cards": chosen ? (chosen.gradient ? 4 : 3) : 2 }}>
         {sent.map((one) => (
           <Card key={one.name} of={one} axis={axis} site={site.key} over={over(one)} nothing={(came) => (frame ? reason(one, came) : <Waiting store={store} before="No pass yet" />)} />
         ))}
         {chosen && (
           <Card
-            of={chosen}
+            key="weight"
+            of={chosen.value}
             as="weight"
             axis={axis}
             site={site.key}
+            over={chosen.value.history && over(chosen.value)}
             nothing={() => "No finite value."}
-            choice={parameters.length > 1 ? <Parameter of={parameters} chosen={chosen.title} choose={choose} /> : undefined}
+            choice={parameters.length > 1 ? <Parameter of={parameters} chosen={chosen.name} choose={choose} /> : undefined}
           />
         )}
+        {chosen?.gradient && (
+          <Card key="weight-gradient" of={chosen.gradient} as="weight-gradient" axis={axis} site={site.key} over={chosen.gradient.history && over(chosen.gradient)} nothing={() => "No finite value."} />
+        )}
       </div>
-      <Numbers head={frame ? `step ${count(frame.header.step)}` : ""} rows={[...sent, ...parameters]} before={before} />
+      <Ratio store={store} index={index} steps={steps} hold={hold} />
+      <Numbers head={frame ? `step ${count(frame.header.step)}` : ""} rows={[...sent, ...parameters.flatMap((one) => (one.gradient ? [one.value, one.gradient] : [one.value]))]} before={before} />
       <Notes store={store} site={site} sent={sent} />
       {store.replay.value !== "" && <Examples store={store} />}
     </section>
@@ -81,8 +88,8 @@ export function Distributions({ store, site, index }: Props) {
 }
 
 /** Which parameter a card shows. */
-function Parameter({ of, chosen, choose }: { of: readonly Distribution[]; chosen: string; choose: (title: string) => void }) {
-  return <Pick label="Parameter" testid={ids.parameterChoice} value={chosen} options={of.map((one) => one.title)} choose={choose} />;
+function Parameter({ of, chosen, choose }: { of: readonly ParameterOfSite[]; chosen: string; choose: (name: string) => void }) {
+  return <Pick label="Parameter" testid={ids.parameterChoice} value={chosen} options={of.map((one) => one.name)} choose={choose} />;
 }
 
 /** What the filled and the dashed histograms are. */
@@ -112,7 +119,7 @@ function reason(of: Distribution, sent: boolean): string {
 function Notes({ store, site, sent }: { store: Store; site: Site; sent: readonly Distribution[] }) {
   const seen = store.looks.parameters.value;
   const here = site.parameters > 0 && !store.missing.value.has("parameters") && seen?.site === site.key ? seen : null;
-  const more = here?.data?.header.more ?? 0;
+  const more = here?.data?.header.more ?? store.frame.value?.header.more ?? 0;
   const missing = sent.filter((one) => one.figures && Number.isNaN(one.figures("size")));
   const lines = [
     missing.length === sent.length ? "Nothing was measured here in this pass." : missing.map((one) => `No ${one.title} ${one.name === "output" ? "were" : "was"} measured here in this pass.`).join(" "),

@@ -67,7 +67,7 @@ interface RowProps {
 
 function Row({ row, figures, columns, name, title }: RowProps) {
   return (
-    <tr data-testid={row.path === undefined ? undefined : ids.parameter} data-site={row.path}>
+    <tr data-testid={isValue(row) ? ids.parameter : undefined} data-site={row.path}>
       <th scope="row" class={`nni-q-${row.tone}`} title={row.hint}>
         {title}
       </th>
@@ -79,7 +79,7 @@ function Row({ row, figures, columns, name, title }: RowProps) {
             class={ALARMING.has(column) && value > 0 ? "nni-bad" : undefined}
             title={Number.isNaN(value) ? "not measured" : String(value)}
             data-second={SECOND.has(column) ? NAMES[column] : undefined}
-            data-testid={row.path === undefined ? ids.stat(name, column) : ids.parameterStat(column)}
+            data-testid={isValue(row) ? ids.parameterStat(column) : ids.stat(name, column)}
             data-value={exact(value)}
           >
             {Number.isNaN(value) ? NOT_MEASURED : text(column, value, figures!("size"))}
@@ -89,6 +89,9 @@ function Row({ row, figures, columns, name, title }: RowProps) {
     </tr>
   );
 }
+
+/** Whether it is the values of a parameter. */
+const isValue = (row: Distribution): boolean => row.path !== undefined && row.tone === "weight";
 
 function text(name: Shown, value: number, size: number): string {
   if (name === "zeros") return percent(value / size);

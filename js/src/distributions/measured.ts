@@ -1,6 +1,6 @@
 // The distributions of the selected site: what was measured in the pass on screen, and its parameters.
 import { useMemo } from "preact/hooks";
-import { histogramKey, statistic, type FrameData } from "../kernel/decode";
+import { histogramKey, parameterKey, statistic, type FrameData, type HistoryData, type Measured, type ParameterData, type ParameterOfFrame } from "../kernel/decode";
 import { useLook } from "../kernel/looks";
 import type { Site, Statistic } from "../kernel/protocol";
 import { EACH } from "../kernel/quantities";
@@ -30,23 +30,54 @@ export function useMeasured(store: Store, index: number): readonly Distribution[
   }, [frame, pinned, histories, index]);
 }
 
-/** The present values of the parameters, the largest first. */
-export function useParameters(store: Store, site: Site): readonly Distribution[] {
-  const none = site.parameters === 0 || store.missing.value.has("parameters") || site.single;
-  useLook(store.looks, "parameters", site.key, store.frame.value?.header.seq, -1, !none);
+/** A parameter of the selected site: its values, and their gradient where it was measured. */
+export interface ParameterOfSite {
+  readonly name: string;
+  readonly path: string;
+  readonly value: Distribution;
+  readonly gradient: Distribution | null;
+}
+
+/** The parameters, the largest first: those of the pass on screen, or where it has none their present values. */
+export function useParameters(store: Store, site: Site, index: number): readonly ParameterOfSite[] {
+  const [frame, pinned, histories] = [store.frame.value, store.timeline.pinned.value, store.parameterHistories.value];
+  const measured = frame && frame.parameters.length > 0 && frame.histograms.has(histogramKey(index, 0)) ? frame.parameters : null;
+  const none = measured !== null || site.parameters === 0 || store.missing.value.has("parameters") || site.single;
+  useLook(store.looks, "parameters", site.key, frame?.header.seq, -1, !none);
   const seen = store.looks.parameters.value;
   const list = !none && seen?.site === site.key ? seen.data?.list : undefined;
-  return useMemo(
-    () =>
-      [...(list ?? [])].sort((a, b) => b.figures.size - a.figures.size).map(({ path, array, figures, pairs }) => ({
-        name: path,
-        path,
-        title: path.startsWith(`${site.key}/`) ? path.slice(site.key.length + 1) : path,
-        hint: `${path}, ${array}`,
-        tone: "weight",
-        figures: (name: Statistic) => figures[name],
-        pairs,
-      })),
-    [list, site.key],
-  );
+  return useMemo(() => {
+    const found = measured ? measured.map((one) => ofPass(one, pinned, histories, index)) : (list ?? []).map((one) => ofNow(one, site.key));
+    const size = (one: ParameterOfSite): number => one.value.figures?.("size") ?? 0;
+    return found.filter((one) => one !== null).sort((a, b) => size(b) - size(a));
+  }, [measured, list, pinned, histories, index, site.key]);
+}
+
+const figuresOf = (one: Measured): Figures => (name: Statistic) => one.figures[name];
+
+function ofPass({ path, name, measured }: ParameterOfFrame, pinned: FrameData | null, histories: ReadonlyMap<string, HistoryData>, index: number): ParameterOfSite | null {
+  const before = pinned?.parameters.find((one) => one.path === path)?.measured;
+  const made = (j: number, title: string, tone: Distribution["tone"]): Distribution | null => {
+    const [one, was, history] = [measured[j], before?.[j], histories.get(parameterKey(path, j))];
+    if (!one) return null;
+    return {
+      name: j === 0 ? name : `${name}-gradient`,
+      path,
+      title,
+      hint: path,
+      tone,
+      figures: figuresOf(one),
+      pairs: one.pairs,
+      before: was ? { figures: figuresOf(was), pairs: was.pairs } : undefined,
+      history: history?.header.site === index ? history : undefined,
+    };
+  };
+  const value = made(0, name, "weight");
+  return value && { name, path, value, gradient: made(1, `${name} gradient`, "gradient") };
+}
+
+function ofNow({ path, array, figures, pairs }: ParameterData, site: string): ParameterOfSite {
+  const name = path.startsWith(`${site}/`) ? path.slice(site.length + 1) : path;
+  const value: Distribution = { name: path, path, title: name, hint: `${path}, ${array}`, tone: "weight", figures: (one) => figures[one], pairs };
+  return { name, path, value, gradient: null };
 }

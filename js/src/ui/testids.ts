@@ -27,6 +27,7 @@
 // nni-stat-<quantity>-<statistic> [value]                          quantity: output, gradient
 // nni-hist-<quantity>, nni-hist-count-<quantity> [value: values binned], nni-axis
 // nni-over-<quantity>               over the steps                 nni-over-kind  bands or heatmap
+// nni-ratio                         update divided by weight over the steps
 // nni-figures                       the table of figures; a row of a parameter: nni-parameter [data-site: its path],
 //   in it nni-parameter-<statistic> [value]; its card: nni-hist-weight, chosen by nni-parameter-choice (select)
 // nni-strip [value: units]          the strip of units             nni-unit-told [value: the unit under the pointer]
@@ -132,6 +133,7 @@ export const ids = {
   tab: (panel: string) => `nni-tab-${panel}`,
   more: "nni-more",
   figures: "nni-figures",
+  ratio: "nni-ratio",
   stat: (quantity: string, statistic: string) => `nni-stat-${quantity}-${statistic}`,
   hist: (quantity: string) => `nni-hist-${quantity}`,
   behind: (quantity: string) => `nni-behind-${quantity}`,

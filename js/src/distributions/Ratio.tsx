@@ -1,0 +1,136 @@
+// How far each step moves the parameters of the selected site: the norm of the update divided by that of
+// the weight, over the steps, one line a parameter, on a logarithmic axis with the usual range shaded.
+// Invariants: a ratio of 0 and one that is unknown have no place on the axis, and the title says both.
+import { useCallback, useState } from "preact/hooks";
+import { Canvas, type Area } from "../charts/Canvas";
+import { paintMarks, stepAt, xOf, type Steps } from "../charts/overSteps";
+import type { UpdatesData } from "../kernel/decode";
+import type { Store } from "../store";
+import { NOT_MEASURED, tick } from "../ui/format";
+import { ids } from "../ui/testids";
+
+/** The ratios with which most networks learn. */
+const USUAL = [3e-4, 3e-3] as const;
+const DASHES: readonly (readonly number[])[] = [[], [4, 3], [1, 3], [8, 3, 2, 3], [8, 3]];
+const GUTTER = 34;
+
+interface Props {
+  store: Store;
+  index: number;
+  steps: Steps;
+  hold: (step: number) => void;
+}
+
+export function Ratio({ store, index, steps, hold }: Props) {
+  const updates = store.updates.value;
+  const [at, point] = useState<number | null>(null);
+  if (!updates || updates.header.site !== index || !updates.ratios.some((one) => one.some((ratio) => !Number.isNaN(ratio)))) return null;
+  const shown = at ?? steps.shown ?? steps.newest;
+  const names = updates.header.parameters.map((path) => path.split("/").at(-1)!);
+  const place = placeOf(updates, shown);
+  const figures = names.map((name, i) => `${name} ${ratioText(updates.ratios[i]![place] ?? NaN)}`).join(" · ");
+  const under = (event: PointerEvent): number => {
+    const box = (event.currentTarget as Element).getBoundingClientRect();
+    return stepAt(steps, (event.clientX - box.left - GUTTER) / (box.width - GUTTER));
+  };
+  return (
+    <figure class="nni-ratio" data-testid={ids.ratio}>
+      <h4 class="nni-q-weight" title="The norm of the change that a step makes, divided by the norm of the weights">
+        <span class="nni-card-title">update ÷ weight</span>
+        <span class="nni-card-figure">
+          {at === null ? "" : `step ${updates.steps[place] ?? ""}: `}
+          {figures} · usual: {tick(USUAL[0])} … {tick(USUAL[1])}
+        </span>
+      </h4>
+      <div
+        class="nni-ratio-chart"
+        onPointerMove={(event) => {
+          point(under(event));
+          if (event.buttons & 1) hold(under(event));
+        }}
+        onPointerDown={(event) => hold(under(event))}
+        onPointerLeave={() => point(null)}
+      >
+        <Lines updates={updates} steps={steps} label={`Update divided by weight over the steps: ${figures}`} />
+      </div>
+      <p class="nni-key">
+        {names.map((name, i) => (
+          <span key={updates.header.parameters[i]} title={updates.header.parameters[i]}>
+            <svg width="20" height="8" aria-hidden="true">
+              <line x1="0" x2="20" y1="4" y2="4" stroke="var(--nni-weight)" stroke-width="2" stroke-dasharray={DASHES[i % DASHES.length]!.join(" ")} />
+            </svg>{" "}
+            {name}
+          </span>
+        ))}
+      </p>
+    </figure>
+  );
+}
+
+function ratioText(ratio: number): string {
+  return Number.isNaN(ratio) ? NOT_MEASURED : tick(ratio);
+}
+
+/** The place of a step among those with ratios, or of the last one before it. */
+function placeOf({ steps }: UpdatesData, step: number): number {
+  let i = steps.length - 1;
+  while (i > 0 && steps[i]! > step) i -= 1;
+  return i;
+}
+
+/** The whole decades that hold all ratios and the usual range. */
+export function decades(ratios: readonly Float64Array[]): [low: number, high: number] {
+  let [low, high] = [Math.log10(USUAL[0]), Math.log10(USUAL[1])];
+  for (const one of ratios)
+    for (const ratio of one) {
+      if (!(ratio > 0) || !Number.isFinite(ratio)) continue;
+      low = Math.min(low, Math.log10(ratio));
+      high = Math.max(high, Math.log10(ratio));
+    }
+  return [Math.floor(low), Math.ceil(high)];
+}
+
+function Lines({ updates, steps, label }: { updates: UpdatesData; steps: Steps; label: string }) {
+  const paint = useCallback(
+    (area: Area) => {
+      const { context, palette, height } = area;
+      const [low, high] = decades(updates.ratios);
+      const y = (ratio: number): number => 6 + ((high - Math.log10(ratio)) / (high - low)) * (height - 12);
+      const every = Math.max(1, Math.ceil(((high - low) * 14) / (height - 12)));
+      context.font = `11px ${getComputedStyle(context.canvas).fontFamily}`;
+      context.textBaseline = "middle";
+      for (let power = low; power <= high; power += every) {
+        context.fillStyle = palette.line;
+        context.fillRect(GUTTER, Math.round(y(10 ** power)), area.width - GUTTER, 1);
+        context.fillStyle = palette.faint;
+        context.fillText(`1e${power}`.replace("-", "−"), 0, y(10 ** power));
+      }
+      context.globalAlpha = 0.18;
+      context.fillStyle = palette.weight;
+      context.fillRect(GUTTER, y(USUAL[1]), area.width - GUTTER, y(USUAL[0]) - y(USUAL[1]));
+      context.globalAlpha = 1;
+      context.save();
+      context.translate(GUTTER, 0);
+      const inner = { ...area, width: area.width - GUTTER };
+      context.strokeStyle = palette.weight;
+      context.lineWidth = 1.5;
+      updates.ratios.forEach((ratios, i) => {
+        context.setLineDash([...DASHES[i % DASHES.length]!]);
+        context.beginPath();
+        let pen = false;
+        ratios.forEach((ratio, k) => {
+          const has = ratio > 0 && Number.isFinite(ratio);
+          if (has) context[pen ? "lineTo" : "moveTo"](xOf(steps, inner.width, updates.steps[k]!), y(ratio));
+          if (has && !pen && !(ratios[k + 1]! > 0)) context.lineTo(xOf(steps, inner.width, updates.steps[k]!) + 2, y(ratio));
+          pen = has;
+        });
+        context.stroke();
+      });
+      context.setLineDash([]);
+      paintMarks(inner, steps, []);
+      context.restore();
+    },
+    [updates, steps],
+  );
+  return <Canvas label={label} paint={paint} />;
+}

@@ -1,0 +1,116 @@
+// The panel "Distributions": its cards, its table, and how far steps move the parameters.
+import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { decades } from "../../src/distributions/Ratio";
+import { PARAMETER_QUANTITIES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, VERSION, type Frame, type FrameParameter } from "../../src/kernel/protocol";
+import { ids } from "../../src/ui/testids";
+import { settle } from "../helpers/kernel";
+import { cell, frame, SITES } from "../helpers/messages";
+import { started, type Mounted } from "../helpers/mounted";
+
+let view: Mounted;
+beforeEach(async () => void (view = await started()));
+afterEach(() => view.end());
+
+const COUNTS = [0, 0xf8, 7, 3, 0, 7, 5]; // 3 in bin 0x3f8, 5 in bin 0x400
+const heads = (): (string | null)[] => [...view.find(ids.figures)!.querySelectorAll("thead th")].map((th) => th.textContent);
+const rowsOf = (): (string | null)[] => [...view.find(ids.figures)!.querySelectorAll("tbody th")].map((th) => th.textContent);
+
+/** A frame with parameters of the selected site, each with its value, and its gradient if `gradient`. */
+function withParameters(seq: number, names: readonly string[], { gradient = true, size = 8 } = {}): [Frame, DataView] {
+  const [header, buffer] = frame(seq);
+  const sparks = SITES.length * QUANTITIES.length * SPARK;
+  const floats = SITES.length * (QUANTITIES.length * STATISTICS.length + ROW_FIGURES.length);
+  const own = new Float64Array(names.length * PARAMETER_QUANTITIES.length * STATISTICS.length).fill(0);
+  for (let i = 0; i < own.length; i += STATISTICS.length) own.set([size, 0.5, 2, 1, 4, 3], i);
+  const each = gradient ? [COUNTS.length, COUNTS.length] : [COUNTS.length, -1];
+  const parameters: FrameParameter[] = names.map((name) => ({ path: `blocks/0/${name}`, name, update_ratio: 0.001, bytes: each }));
+  const kept = new Uint8Array(buffer.buffer);
+  const pieces = [kept.slice(0, floats * 8), new Uint8Array(own.buffer), kept.slice(floats * 8, floats * 8 + sparks), Uint8Array.from(COUNTS)];
+  for (const one of parameters) for (const bytes of one.bytes) if (bytes > 0) pieces.push(Uint8Array.from(COUNTS));
+  const all = new Uint8Array(pieces.reduce((sum, one) => sum + one.length, 0));
+  let at = 0;
+  for (const one of pieces) all.set(one, (at += one.length) - one.length);
+  return [{ ...header, parameters }, new DataView(all.buffer)];
+}
+
+describe("values that are not finite", () => {
+  it("have a red column of their own and columns in the table, and nothing of either where there are none", async () => {
+    expect(heads()).toEqual(["step 1", "values", "mean", "std", "min", "max", "norm", "zeros", "NaN", "+Inf", "−Inf"]); // each figure is 1
+    view.stream.emit(...frame(2, { value: 8, edit: (table) => SITES.forEach((_, i) => QUANTITIES.forEach((__, q) => ["nan", "posinf", "neginf"].forEach((name) => (table[cell(i, q, name as "nan")] = 0)))) }));
+    await settle();
+    expect(heads()).toEqual(["step 2", "values", "mean", "std", "min", "max", "norm", "zeros"]);
+    expect(view.el.querySelector(".nni-hist-bad")).toBeNull();
+    view.stream.emit(...frame(3, { value: 0, edit: (table) => ((table[cell(2, 0, "size")] = 8), (table[cell(2, 0, "nan")] = 2), (table[cell(2, 1, "size")] = 4)) }));
+    await settle();
+    expect(heads().slice(-3)).toEqual(["NaN", "+Inf", "−Inf"]);
+    expect(view.find(ids.histCount("output"))!.textContent).toBe("25\u202f% NaN");
+    expect(view.find(ids.hist("output"))!.querySelector<HTMLElement>(".nni-hist-bad i")!.style.height).toContain("25%");
+    expect(view.find(ids.hist("gradient"))!.querySelector(".nni-hist-bad")).toBeNull();
+  });
+});
+
+describe("the named figure", () => {
+  it("is the one value where all are alike, and the bar under the keys while one is looked at", async () => {
+    const named = (): string | null => view.find(ids.histCount("output"))!.textContent;
+    view.stream.emit(...frame(2, { value: 0, edit: (table) => (table[cell(2, 0, "size")] = 8) }));
+    await settle();
+    expect(named()).toBe("all 0");
+    const svg = view.find(ids.hist("output"))!.querySelector("svg")!;
+    svg.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true, cancelable: true }));
+    await settle();
+    expect(named()).toMatch(/: \d+ \(.*%\)$/);
+  });
+});
+
+describe("parameters", () => {
+  it("of a pass have a card for the value and one for the gradient, each in turn", async () => {
+    view.stream.emit(...withParameters(2, ["bias", "kernel"]));
+    await settle();
+    expect([view.find(ids.hist("weight")), view.find(ids.hist("weight-gradient"))].every(Boolean)).toBe(true);
+    expect(rowsOf()).toEqual(["activations", "gradient", "bias", "bias gradient", "kernel", "kernel gradient"]);
+    expect(view.all(ids.parameter).map((row) => row.dataset["site"])).toEqual(["blocks/0/bias", "blocks/0/kernel"]);
+    const choice = view.find(ids.parameterChoice) as HTMLSelectElement;
+    expect(choice.value).toBe("bias");
+    choice.value = "kernel";
+    choice.dispatchEvent(new Event("change", { bubbles: true }));
+    await settle();
+    expect(view.find(ids.hist("weight-gradient"))!.textContent).toContain("kernel gradient");
+  });
+
+  it("without a gradient have one card, and none where nothing was measured", async () => {
+    view.stream.emit(...withParameters(2, ["kernel"], { gradient: false }));
+    await settle();
+    expect(view.find(ids.hist("weight"))).not.toBeNull();
+    expect(view.find(ids.hist("weight-gradient"))).toBeNull();
+    expect(view.find(ids.parameterChoice)).toBeNull(); // there is nothing to choose
+    view.stream.emit(...frame(3));
+    await settle();
+    expect(view.find(ids.hist("weight"))).toBeNull();
+  });
+});
+
+describe("update ÷ weight", () => {
+  const updates = (parameters: string[], ...rows: number[][]): void => {
+    const data = Float64Array.from(rows.flat());
+    view.stream.emit({ type: "updates", version: VERSION, layout: 1, site: 2, parameters, steps: rows[0]!.length }, new DataView(data.buffer));
+  };
+
+  it("says the ratio of each parameter at the step on screen, 0 and unknown ones too", async () => {
+    updates(["blocks/0/kernel", "blocks/0/bias"], [0, 1], [0.5, 0.002], [NaN, 0]);
+    await settle();
+    expect(view.find(ids.ratio)!.querySelector(".nni-card-figure")!.textContent!.trim()).toBe("kernel 0.002 · bias 0 · usual: 3.0e−4 … 0.003".replace("3.0e", "3e"));
+    expect([...view.find(ids.ratio)!.querySelectorAll(".nni-key span")].map((one) => one.getAttribute("title"))).toEqual(["blocks/0/kernel", "blocks/0/bias"]);
+  });
+
+  it("is not there where no ratio is known", async () => {
+    updates(["blocks/0/kernel"], [0, 1], [NaN, NaN]);
+    await settle();
+    expect(view.find(ids.ratio)).toBeNull();
+  });
+
+  it("has whole decades that hold the usual range and every ratio", () => {
+    expect(decades([])).toEqual([-4, -2]);
+    expect(decades([Float64Array.of(NaN, 0, Infinity, 1e-7)])).toEqual([-7, -2]);
+    expect(decades([Float64Array.of(2)])).toEqual([-4, 1]);
+  });
+});
