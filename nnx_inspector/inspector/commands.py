@@ -117,7 +117,7 @@ Commands.table = {
     protocol.Adjust: Commands._adjust,
     protocol.SwitchAll: lambda c, m, _: c._core.handles.switch_all(m.enabled),
     protocol.Remove: lambda c, m, _: c._core.handles.get(m.perturbation).remove(),
-    protocol.StartSweep: lambda c, m, one: c._sweeps.start(c._sweeps.wanted(m.sites, one)),
+    protocol.StartSweep: lambda c, m, one: c._sweeps.queue(c._sweeps.wanted(m.sites, one)),
     protocol.StopSweep: lambda c, _, __: c._sweeps.stop(),
     protocol.Study: lambda c, m, _: c._studies.ask(m),
     protocol.StopStudy: lambda c, _, __: c._studies.stop(),

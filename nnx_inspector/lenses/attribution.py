@@ -50,6 +50,8 @@ class Attribution:
         scores: one for each place: for a site, the sum over its features (for "gradient", their
             norm); for an argument, `values` itself.
         output: the chosen output for each example.
+        classes: the number of the logit that `output` is, for each example; None if a function
+            chose the output.
         baseline_output: the output of the baseline, for integrated gradients; else None.
         error: for integrated gradients, the largest difference over the examples between the sum of
             `values` and `output - baseline_output`; more steps make it smaller. Else None.
@@ -62,6 +64,7 @@ class Attribution:
     output: _Floats
     baseline_output: _Floats | None
     error: float | None
+    classes: npt.NDArray[np.integer[Any]] | None = None
 
     def to_frame(self) -> pd.DataFrame:
         """A tidy pandas DataFrame, with a row for each place.
@@ -140,7 +143,7 @@ def attribute(
         number, chosen, call = (None, site, None) if site is not None else _input_of(one)
         run, x = _passes(one, number, chosen, call)
         out = jax.jit(run)(x, one.stage.inputs)
-        pick = output if callable(output) else _logit(out, output, position)
+        pick, classes = (output, None) if callable(output) else _logit(out, output, position)
         start = _start(baseline, x)
 
         def program(apart: bool) -> Any:
@@ -165,6 +168,7 @@ def attribute(
         output=output_of,
         baseline_output=of_baseline if integrated else None,
         error=float(abs(sums - (output_of - of_baseline)).max()) if integrated else None,
+        classes=None if classes is None else np.broadcast_to(classes, np.shape(output_of)),
     )
 
 
@@ -345,8 +349,8 @@ def _within(inner: str, outer: str) -> bool:
     return len(paths[0]) > len(paths[1]) and paths[0][: len(paths[1])] == paths[1]
 
 
-def _logit(out: Any, chosen: Any, position: int) -> Callable[[Any], jax.Array]:
-    """The function that reads the chosen logit of each example from an output."""
+def _logit(out: Any, chosen: Any, position: int) -> tuple[Callable[[Any], jax.Array], Any]:
+    """The function that reads the chosen logit of each example from an output, and its number."""
     logits = logits_in(out)
     if logits is None or logits.ndim > 3:
         found = ", ".join(in_words(x.dtype, x.shape) for x in arrays_in(out)) or "no array"
@@ -373,4 +377,4 @@ def _logit(out: Any, chosen: Any, position: int) -> Callable[[Any], jax.Array]:
     def chosen_of(logits: Any, classes: Any) -> jax.Array:
         return jnp.take_along_axis(at_position(logits), jnp.expand_dims(classes, -1), -1)[:, 0]
 
-    return pick
+    return pick, classes

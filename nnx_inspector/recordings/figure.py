@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go  # pyright: ignore[reportMissingTypeStubs]
 
 _BINS: Final = 64
-_COLOURS: Final = {"output": "31, 119, 180", "gradient": "214, 39, 40", "input": "44, 160, 44"}
+# those of the widget (js/src/ui/base.css), a little lighter than on white: readable on black too
+_COLOURS: Final = {
+    "output": "31, 130, 196",
+    "gradient": "205, 100, 20",
+    "input": "118, 131, 143",
+    "parameter": "118, 131, 143",
+    "parameter_gradient": "205, 100, 20",
+}
 _BANDS: Final = ((0, 6), (1, 5), (2, 4))
 _MEDIAN: Final = 3
 _SYMLOG: Final = "value (symmetric log)"

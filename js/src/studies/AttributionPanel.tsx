@@ -68,7 +68,7 @@ export function AttributionPanel({ store }: { store: Store }) {
 
 function saidOf(found: Attributed): string {
   const of = found.of ? `what ${found.of} returns` : "the input";
-  const what = found.word ? `“${visible(found.word)}”` : "the largest logit";
+  const what = found.word ? `the logit of “${visible(found.word)}”` : "the chosen output";
   const output = found.output === null ? "not finite" : real(found.output);
   const said = `${METHODS[found.method as Method]} of ${what} (${output}) by ${of}, of ${found.source}.`;
   if (found.difference === null) return said;

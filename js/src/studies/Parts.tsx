@@ -56,6 +56,9 @@ export function Refusal({ store, what }: { store: Store; what: What }) {
   ) : null;
 }
 
+/** Whether a study that was asked for waits for another one. */
+export const waits = (store: Store, what: What): boolean => store.studies.order.value.indexOf(what) > 0;
+
 interface NowProps {
   store: Store;
   what: What;
@@ -72,7 +75,7 @@ export function Now({ store, what, now, found }: NowProps) {
     <p class="nni-study-now nni-small" role="status" data-testid={ids.study} data-state={now?.running ? "running" : problem ? "failed" : found ? "done" : "none"}>
       {now?.running && <progress max={Math.max(total, 1)} value={done > 0 ? done : undefined} aria-label="Progress" />}
       {now?.running ? (
-        <span>{done > 0 ? `${count(done)} of ${count(total)} batches` : "compiling and running …"}</span>
+        <span>{waits(store, what) ? "waits for another study to end …" : done > 0 ? `${count(done)} of ${count(total)} batches` : "compiling and running …"}</span>
       ) : problem ? (
         <span class="nni-bad" data-testid={ids.studyProblem}>{problem}</span>
       ) : (

@@ -28,6 +28,8 @@ export class StudiesState {
   readonly pixels: PixelsState;
   /** The request that was refused, and why. */
   readonly refused = signal<{ readonly what: What; readonly why: string } | null>(null);
+  /** What is under way, in its order: all but the first wait. */
+  readonly order = signal<readonly What[]>([]);
   readonly wish = signal<Wish>({
     site: "", example: 0, position: -1, unit: 0, axis: -1, token: null, unembed: "", norm: "", method: "gradient_times_input",
   });
@@ -51,6 +53,9 @@ export class StudiesState {
   /** A study begins or ends: what it, or its end, has overtaken is no longer refused. */
   heard(what: What, running: boolean): void {
     if (!running || this.refused.value?.what === what) this.refused.value = null;
+    const others = this.order.value.filter((one) => one !== what);
+    if (!running) this.order.value = others;
+    else if (!this.order.value.includes(what)) this.order.value = [...others, what];
   }
 
   change(wish: Partial<Wish>): void {

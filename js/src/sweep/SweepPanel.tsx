@@ -7,7 +7,7 @@ import { useState } from "preact/hooks";
 import { OFFERS, type Site, type Sweep, type SweepRow } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
-import { Refusal } from "../studies/Parts";
+import { Refusal, waits } from "../studies/Parts";
 import { NOT_MEASURED, count, exact, real } from "../ui/format";
 import { Pick } from "../ui/Pick";
 import { ids } from "../ui/testids";
@@ -105,7 +105,7 @@ function Below({ sweep, store }: { sweep: Sweep; store: Store }) {
       {error ? (
         <span class="nni-bad">{error}</span>
       ) : running ? (
-        <span>{done === 0 ? "compiling one program for all sites …" : `${count(done)} of ${count(total)} sites`}</span>
+        <span>{waits(store, "sweep") ? "waits for another study to end …" : done === 0 ? "compiling one program for all sites …" : `${count(done)} of ${count(total)} sites`}</span>
       ) : (
         <span class="nni-faint">
           {sweep.stopped ? "Stopped: " : ""}

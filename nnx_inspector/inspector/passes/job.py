@@ -48,6 +48,25 @@ class Job:
             )
         self._stop.clear()
 
+    def queue(self, work: Callable[[], object], dropped: Callable[[], object]) -> None:
+        """Do the work in a thread, without `begin`, once no other work runs; it enters `held`
+        itself. If it is stopped before that, `dropped` is called instead.
+
+        Raises:
+            InspectorError: the arrays are spread over several processes.
+        """
+        self._core.require_here("The model and its example")
+        self._stop.clear()
+
+        def in_turn() -> None:
+            while not self._place.acquire(timeout=TICK):
+                if self._stop.is_set():
+                    dropped()
+                    return
+            work()
+
+        self._worker.do(in_turn)
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """A context for the work after `begin`, which frees the place."""

@@ -77,6 +77,12 @@ class Sweeps:
         self._job.begin()
         return self._run(asked, progress)
 
+    def queue(self, asked: Asked) -> None:
+        """Sweep in a thread once no other study runs; an error is shown on screen."""
+        self._show(_of(asked, running=True))
+        stopped = lambda: self._show(_of(asked, error="Stopped before it began."))  # noqa: E731
+        self._job.queue(lambda: self._run(asked, progress=False), stopped)
+
     def start(self, asked: Asked) -> None:
         """Sweep in a thread; an error is shown on screen."""
         self._job.begin()

@@ -122,7 +122,7 @@ def attribution_message(
         example=asked.example,
         of=found.of,
         method=found.method,
-        word="" if asked.token is None else name(asked.token),
+        word=_word_of(found, asked, example, name),
         output=protocol.finite(output),
         difference=protocol.finite(apart),
         shape=tuple(scores.shape),
@@ -130,6 +130,13 @@ def attribution_message(
         scores=tuple(protocol.finite(x) for x in scores.ravel()),
         words=tuple(texts[: len(scores)]) if len(texts) == size else (),
     )
+
+
+def _word_of(found: Any, asked: protocol.Study, example: int, name: Name) -> str:
+    """The word or class whose logit is attributed; "" for an output that a function chose."""
+    if found.classes is None:
+        return "" if asked.token is None else name(asked.token)
+    return name(int(found.classes[example] if found.classes.ndim else found.classes))
 
 
 def examples_message(

@@ -118,11 +118,9 @@ class Studies:
             self._tell(asked)
             return
         make = self._of_request(asked)
-        self._job.begin()
-        try:
-            self._show(self._empty(asked, running=True))
-        finally:
-            self._job.start(lambda: self._make(asked, make, False, None))
+        self._show(self._empty(asked, running=True))
+        stopped = lambda: self._show(self._empty(asked, error="Stopped before it began."))  # noqa: E731
+        self._job.queue(lambda: self._make(asked, make, False, None), stopped)
 
     def _of_request(self, asked: protocol.Study) -> Callable[[Call, Report], Any]:
         # no site is called "none", and False is the norm that a lens takes for no norm

@@ -288,6 +288,34 @@ def test_a_sweep_and_a_study_do_not_run_at_once(insp):
     assert not insp.sweep("head", progress=False).empty, "the place is free again"
 
 
+def test_what_is_asked_on_screen_meanwhile_waits_its_turn_or_is_stopped(insp):
+    def data():
+        yield TOKENS
+        insp._commands.answer(study("attribution"))
+        sweep = protocol.StartSweep(id=2, sites="head", kind="", strength=None, at="output")
+        insp._commands.answer(sweep)
+        assert insp._core.view.kept("attribution").running
+        assert insp._core.view.kept("sweep").running
+        insp._commands.answer(protocol.StopSweep(id=3))
+
+    insp.examples(data(), "head", progress=False)
+    insp._studies.wait()
+    insp._sweeps.wait()
+    found = insp._core.view.kept("attribution")
+    assert (found.running, found.error) == (False, "")
+    assert found.scores
+    assert insp._core.view.kept("sweep").error == "Stopped before it began."
+
+
+def test_an_attribution_says_whose_logit_it_is(insp):
+    found = insp.attribute()
+    best = np.asarray(insp.model(TOKENS))[:, -1].argmax(-1)
+    assert found.classes.tolist() == best.tolist()
+    assert insp._core.view.kept("attribution").word != ""
+    assert insp.attribute(output=3).classes.tolist() == [3] * len(TOKENS)
+    assert insp.attribute(output=lambda out: out[:, -1].sum(-1)).classes is None
+
+
 def test_a_page_keeps_what_was_computed(insp, tmp_path):
     insp.lens()
     ask(insp, "attribution")
