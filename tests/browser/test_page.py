@@ -171,7 +171,7 @@ def test_tree_flow_detail_and_time(opened: Opened, inspector: nni.Inspector):
     assert older is not None
     assert float(view.figures()["gradient"]["norm"]) == older.norm
     assert float(view.figures()["gradient"]["max"]) == older.max
-    view.part("nni-step-back").click()
+    view.part("nni-scrub").press("ArrowLeft")
     view.wait("nni-step", "value === arg", step - 1)
     view.pause()
     expect(view.part("nni-time")).to_have_attribute("data-state", "follow")

@@ -111,9 +111,8 @@ def test_a_stack_opens_a_layer_is_switched_and_time_goes_back(tmp_path: pathlib.
             "cells => cells.map(c => Number(c.dataset.value))"
         )
         assert len(ratios) == 3 + 2 * 4
-        expect(view.root.get_by_role("columnheader", name="std")).to_have_attribute(
-            "aria-sort", "descending"
-        )
+        head = view.root.locator(".nni-columns").get_by_role("columnheader", name="std")
+        expect(head).to_have_attribute("aria-sort", "descending")
         view.part("nni-clear").click()
         view.part("nni-pin").click()
 

@@ -39,7 +39,7 @@ export function Search({ store }: { store: Store }) {
         const matches = tree.matches.value;
         const first = tree.rows.value.find((i) => !matches || matches.has(i));
         if (first !== undefined) store.select(store.sites.value!.list[first].key);
-        event.currentTarget.closest<HTMLElement>("[role=treegrid]")?.focus({ preventScroll: true });
+        event.currentTarget.closest(".nni-tree")?.querySelector<HTMLElement>("[role=treegrid]")?.focus({ preventScroll: true });
       }}
     />
   );

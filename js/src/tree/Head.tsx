@@ -10,15 +10,17 @@ import type { Column } from "./columns";
 import { Search, TreeMenu } from "./Finder";
 
 interface Props {
+  /** By which the grid of the rows owns it. */
+  id: string;
   store: Store;
   columns: readonly Column[];
   layout: Layout;
 }
 
-export function Head({ store, columns, layout }: Props) {
+export function Head({ id, store, columns, layout }: Props) {
   const pinned = pinnedName(store);
   return (
-    <div class="nni-columns" role="row" aria-rowindex={1}>
+    <div id={id} class="nni-columns" role="row" aria-rowindex={1}>
       <span class="nni-find" role="columnheader" aria-sort={order(store, "name")}>
         <Search store={store} />
         <Sort store={store} id="name" title="↕" name="Path" />

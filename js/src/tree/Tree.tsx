@@ -1,7 +1,7 @@
 // The tree of sites: its head with the search, and the rows in view.
 // Invariants: the DOM holds only the rows in view, whatever the size of the model; one frame renders
 // those rows once; only a selection scrolls the rows, and brings its row into sight.
-import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useId, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Store } from "../store";
 import { ROW_HEIGHT, type Layout } from "../frame/layout";
 import { ids } from "../ui/testids";
@@ -15,6 +15,7 @@ import { scrollTo, windowOf } from "./visible";
 export function Tree({ store, layout }: { store: Store; layout: Layout }) {
   const scroller = useRef<HTMLDivElement>(null);
   const whole = useRef<HTMLElement>(null);
+  const head = useId();
   const [scrollTop, setScrollTop] = useState(0);
   const [sideways, setSideways] = useState(false);
   const [height, setHeight] = useState(400);
@@ -59,7 +60,7 @@ export function Tree({ store, layout }: { store: Store; layout: Layout }) {
     (event: KeyboardEvent) => {
       const current = store.sites.value;
       if (!current || event.ctrlKey || event.metaKey || event.altKey) return;
-      if (event.target !== event.currentTarget) return; // a head handles its own keys
+      if (event.target !== event.currentTarget) return; // a button in a row handles its own keys
       const flat = tree.sort.value !== null;
       const action = actionOf(event.key, current, tree.rows.value, tree.open.value, store.selectedIndex.value, flat);
       if (!action) return;
@@ -80,23 +81,20 @@ export function Tree({ store, layout }: { store: Store; layout: Layout }) {
   const activeRow = selected >= 0 && inView.includes(selected);
   return (
     <section ref={whole} class="nni-tree" aria-label="Modules" style={{ "--nni-grid": grid, "--nni-least": `${least}px` }}>
-      <div
-        class="nni-grid"
-        role="treegrid"
-        tabIndex={0}
-        aria-label="Modules"
-        aria-rowcount={rows.length + 1}
-        aria-colcount={columns.length + 1}
-        aria-activedescendant={activeRow ? rowId(sites!, selected) : undefined}
-        data-testid={ids.tree}
-        data-sideways={sideways}
-        onKeyDown={onKeyDown}
-      >
-        <Head store={store} columns={columns} layout={layout} />
+      <div class="nni-grid" data-sideways={sideways}>
+        <Head id={head} store={store} columns={columns} layout={layout} />
         <div
           ref={scroller}
           class="nni-rows"
-          role="rowgroup"
+          role="treegrid"
+          tabIndex={0}
+          aria-label="Modules"
+          aria-owns={head}
+          aria-rowcount={rows.length + 1}
+          aria-colcount={columns.length + 1}
+          aria-activedescendant={activeRow ? rowId(sites!, selected) : undefined}
+          data-testid={ids.tree}
+          onKeyDown={onKeyDown}
           onPointerLeave={() => (store.pointed.value = -1)}
           onScroll={(event) => {
             const { scrollTop, scrollLeft } = event.currentTarget;
@@ -105,7 +103,7 @@ export function Tree({ store, layout }: { store: Store; layout: Layout }) {
             whole.current!.style.setProperty("--nni-left", `${scrollLeft}px`);
           }}
         >
-          <div class="nni-body-rows" role="presentation" style={{ height: `${rows.length * ROW_HEIGHT}px` }}>
+          <div class="nni-body-rows" role="rowgroup" style={{ height: `${rows.length * ROW_HEIGHT}px` }}>
             {sites &&
               inView.map((index, i) => (
                 <Row

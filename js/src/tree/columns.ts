@@ -86,10 +86,11 @@ export const COLUMNS: readonly Column[] = [
   { id: "nonfinite", title: "NaN/Inf", name: "NaN and Inf, activation and gradient", ...number, value: notFinite, show: count, comparison: "difference", alarming: true },
 ]; // prettier-ignore
 
-/** The columns that a layout has, unless others were chosen; while something is perturbed, how far it moved stands in place of the update. */
-export function atFirst(layout: Layout, perturbed: boolean): ReadonlySet<string> {
+/** The columns that a layout has, unless others were chosen. That of the update is there once one was seen; while
+ * something is perturbed, how far it moved stands in its place. */
+export function atFirst(layout: Layout, perturbed: boolean, updates: boolean): ReadonlySet<string> {
   const more = { narrow: [], medium: ["type", "shape"], side: [], wide: ["shape"] }[layout];
-  return new Set([...more, "spark", "gradient", perturbed ? "moved" : "update"]);
+  return new Set([...more, "spark", "gradient", ...(perturbed ? ["moved"] : updates ? ["update"] : [])]);
 }
 
 /** The least width of the module's own column, which gets the width that remains: of the longest name two badges and

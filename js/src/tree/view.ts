@@ -3,7 +3,7 @@
 // loop reorder and filter it once in REORDER_MS, so that rows can be read and clicked.
 import { computed, effect, signal, type ReadonlySignal, type Signal } from "@preact/signals";
 import { statistic, type FrameData } from "../kernel/decode";
-import { QUANTITIES } from "../kernel/protocol";
+import { QUANTITIES, ROW_FIGURES } from "../kernel/protocol";
 import type { Sites } from "../kernel/sites";
 import { compare } from "../time/compare";
 import type { Layout } from "../frame/layout";
@@ -21,6 +21,7 @@ export type Filter = "nonfinite" | "perturbed" | "below" | "above" | "unmeasured
 /** The share of zeros from which a site counts as dead. */
 const DEAD = 0.99;
 const REORDER_MS = 1000;
+const UPDATE = ROW_FIGURES.indexOf("update_ratio");
 const NONE: Moved = new Map();
 const GRADIENT = QUANTITIES.indexOf("gradient");
 
@@ -48,6 +49,8 @@ export class TreeView {
   /** Whether anything is left out or reordered. */
   readonly narrowed = computed(() => this.query.value.trim() !== "" || this.filters.value.size > 0);
 
+  /** Whether the update of a parameter was ever seen; until then its column would be empty. */
+  private readonly updates = signal(false);
   /** The frame whose figures order and filter the rows. */
   private readonly basis = signal<FrameData | null>(null);
   private timer: ReturnType<typeof setTimeout> | undefined;
@@ -117,7 +120,7 @@ export class TreeView {
 
   /** The columns in a view of this layout. */
   columnsFor(layout: Layout): readonly Column[] {
-    const usual = atFirst(layout, this.from.perturbed.value.size > 0);
+    const usual = atFirst(layout, this.from.perturbed.value.size > 0, this.updates.value);
     return COLUMNS.filter(({ id }) => this.choices.value.get(id) ?? usual.has(id));
   }
 
@@ -140,6 +143,7 @@ export class TreeView {
   // ---- internals ----
 
   private frameIs(frame: FrameData | null, held: number | null): void {
+    if (frame && !this.updates.peek()) this.updates.value = frame.rows.some((_, i) => i % ROW_FIGURES.length === UPDATE && !Number.isNaN(frame.rows[i]));
     clearTimeout(this.timer);
     const wait = this.since + REORDER_MS - performance.now();
     const now = held !== null || frame === null || this.basis.peek() === null || wait <= 0;

@@ -68,11 +68,13 @@ export function frame(
     held = false,
     sites = SITES.length,
     value = 1,
+    update = NaN,
     edit = (table: Float64Array): unknown => table,
   } = {},
 ): [Frame, DataView] {
   const cells = sites * QUANTITIES.length * STATISTICS.length;
   const floats = new Float64Array(cells + sites * ROW_FIGURES.length).fill(value, 0, cells).fill(NaN, cells);
+  for (let i = 0; i < sites; i++) floats[cells + i * ROW_FIGURES.length + ROW_FIGURES.indexOf("update_ratio")] = update;
   edit(floats.subarray(0, cells));
   const counts = [0, 0xf8, 7, 3, 0, 7, 5]; // 3 in bin 0x3f8, 5 in bin 0x400
   const bytes = new Uint8Array(floats.byteLength + sites * QUANTITIES.length * SPARK + counts.length);

@@ -70,7 +70,7 @@ it("says the figures of the row under the pointer in the foot, in place of the l
   await settle();
   expect(find(ids.tip)?.dataset["site"]).toBe("head");
   expect(find(ids.tip)?.textContent).toContain("activation");
-  find(ids.tree)!.querySelector(".nni-rows")!.dispatchEvent(new PointerEvent("pointerleave"));
+  find(ids.tree)!.dispatchEvent(new PointerEvent("pointerleave"));
   await settle();
   expect(find(ids.tip)).toBeNull();
 });

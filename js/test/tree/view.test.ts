@@ -212,6 +212,10 @@ it("columns follow the width, what is perturbed, and what was chosen", () => {
   const columns = (layout: Layout): string => store.tree.columnsFor(layout).map((c) => c.id).join(" "); // prettier-ignore
   expect(columns("narrow")).toBe("spark gradient moved");
   store.receive(state(), undefined); // nothing is perturbed any more
+  expect(columns("narrow"), "no update was seen yet").toBe("spark gradient");
+  store.receive(...frame(2, { sites: LIST.length, update: 0.25 }));
+  vi.advanceTimersByTime(1100);
+  show(3, () => undefined); // one without: the columns stay
   expect((["narrow", "medium", "side", "wide"] as const).map(columns)).toEqual(["spark gradient update", "type shape spark gradient update", "spark gradient update", "shape spark gradient update"]);
   store.tree.choose("type", true);
   store.tree.choose("spark", false);
