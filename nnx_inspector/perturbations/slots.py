@@ -391,12 +391,12 @@ lower_for_a_cpu(
 )
 
 
-def _apply_jvp(primals: Any, tangents: Any, *, index: int) -> Any:
-    out, (x, rows) = _apply.bind(*primals, index=index), tangents
-    if type(rows) is not ad.Zero:  # differentiated by a strength
-        every = tuple(map(ad.instantiate_zeros, tangents))
-        return jax.jvp(functools.partial(_applied, index=index), primals, every)
-    return out, x if type(x) is ad.Zero else _apply.bind(x, primals[1], index=index)
+def _linearize_apply(moves: Sequence[bool], x: Any, rows: Any, *, index: int) -> jaxprs.Linearized:
+    if moves[1]:  # differentiated by a strength
+        out, tangent = jax.linearize(functools.partial(_applied, index=index), x, rows)
+        return out, True, lambda *ts: tangent(*map(ad.instantiate_zeros, ts))
+    out = _apply.bind(x, rows, index=index)
+    return out, moves[0], lambda t, _: _apply.bind(t, rows, index=index) if moves[0] else t
 
 
 def _apply_transpose(ct: Any, x: Any, rows: Any, *, index: int) -> Any:
@@ -409,6 +409,6 @@ def _apply_batch(args: Any, dims: Any, *, index: int) -> Any:
     return jax.vmap(functools.partial(_applied, index=index), in_axes=dims)(*args), 0
 
 
-ad.primitive_jvps[_apply] = _apply_jvp
+jaxprs.register_linearization(_apply, _linearize_apply)
 ad.primitive_transposes[_apply] = _apply_transpose
 batching.primitive_batchers[_apply] = _apply_batch

@@ -81,30 +81,36 @@ def _mark_now(*xs: Any, **params: Any) -> list[Any]:
     return list(xs)
 
 
-def _mark_jvp(xs: Any, ts: Any, **params: Any) -> Any:
+def _linearize_mark(moves: Sequence[bool], *xs: Any, **params: Any) -> jaxprs.Linearized:
     if params["part"] == GRADIENT:
         # of a gradient that the program differentiates once more: a penalty on gradients, say
-        return mark.bind(*xs, **{**params, "inner": True}), list(ts)
+        return mark.bind(*xs, **{**params, "inner": True}), moves, lambda *ts: list(ts)
     if params["part"] == BEGIN and "begun" in params:
-        moved = tuple(i for i, t in enumerate(ts) if type(t) is not ad.Zero)
-        known = params.get("moved", ())
-        out = mark.bind(*xs, **{**params, "moved": tuple(sorted({*known, *moved}))})
-        return out, list(map(jaxprs.no_tangent, out))
+        moved = {*params.get("moved", ()), *(i for i, does in enumerate(moves) if does)}
+        out = mark.bind(*xs, **{**params, "moved": tuple(sorted(moved))})
+        return out, [False] * len(out), lambda *_: list(map(jaxprs.no_tangent, out))
     out = mark.bind(*xs, **params)
     if not params.get("gradients"):
-        return out, list(ts)
+        return out, moves, lambda *ts: list(ts)
     members, mapped = params.get("members"), params.get("mapped", ((),) * len(xs))
     count, masked = values_of(params, xs), params.get("masked", False)
-    linked = list(ts)
+    links: dict[int, Any] = {}
     for i in range(count):
-        if type(ts[i]) is not ad.Zero:
+        if moves[i]:
             of_one = None if members is None else members.only(i)
             how = {"owner": params["owner"], "site": params["site"], "mapped": (mapped[i],)}
             part = params["structure"].parts[i]
             how |= {"of": (params["call"], part), "members": of_one, "masked": masked}
             others = *xs[count : count + masked], _axes.bind(out[i])
-            linked[i] = _link.bind(ts[i], *others, how=tuple({**how, "axes": True}.items()))
-    return out, linked
+            links[i] = (
+                functools.partial(_link.bind, how=tuple({**how, "axes": True}.items())),
+                others,
+            )
+
+    def tangents(*ts: Any) -> list[Any]:
+        return [links[i][0](t, *links[i][1]) if i in links else t for i, t in enumerate(ts)]
+
+    return out, moves, tangents
 
 
 def values_of(params: Any, operands: Sequence[Any]) -> int:
@@ -112,7 +118,7 @@ def values_of(params: Any, operands: Sequence[Any]) -> int:
     return len(operands) - params.get("ties", 0) - params.get("masked", False)
 
 
-ad.primitive_jvps[mark] = _mark_jvp
+jaxprs.register_linearization(mark, _linearize_mark)
 ad.primitive_transposes[mark] = lambda cts, *xs, **_: [
     ct if ad.is_undefined_primal(x) else None for ct, x in zip(cts, xs, strict=True)
 ]
