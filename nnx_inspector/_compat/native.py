@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.lowering.parts import devices_of
 
 Type = jax.ShapeDtypeStruct
 CENSUS: Final = "nnx_inspector_census"
@@ -104,12 +105,16 @@ def in_the_width(program: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def lower_for_a_cpu(
-    primitive: Primitive, program: Callable[..., Any], in_c: Callable[..., Any]
+    primitive: Primitive,
+    program: Callable[..., Any],
+    in_c: Callable[..., Any],
+    in_parts: Callable[..., Any] | None = None,
 ) -> None:
     """Lower a primitive for a CPU as `in_c`, which calls the functions, where they can be called.
 
     `program` is lowered for several devices, without the library, and for `jax.export`, whose
-    result goes to processes that do not know the functions.
+    result goes to processes that do not know the functions. Where XLA divides a program among
+    several devices, `in_parts` is lowered instead, which is told their number.
     """
     several = primitive.multiple_results
     with_c, without = (
@@ -118,10 +123,13 @@ def lower_for_a_cpu(
 
     def rule(ctx: Any, *args: Any, **how: Any) -> Any:
         module = ctx.module_context
-        # within a shard_map nothing says how many devices there are
-        devices = getattr(module.axis_context, "num_devices", jax.device_count())
-        served = serves(devices) and not module.lowering_parameters.for_export
-        return (with_c if served else without)(ctx, *args, **how)
+        if module.lowering_parameters.for_export:
+            return without(ctx, *args, **how)
+        devices = devices_of(ctx)
+        if devices > 1 and in_parts is not None:
+            f = in_the_width(functools.partial(in_parts, devices=devices))
+            return mlir.lower_fun(f, multiple_results=several)(ctx, *args, **how)
+        return (with_c if serves(devices) else without)(ctx, *args, **how)
 
     mlir.register_lowering(primitive, rule, platform="cpu")
 
@@ -133,6 +141,7 @@ def by_rows(
     *,
     attributes: tuple[str, ...] = (),
     work: int = 0,
+    in_parts: Callable[..., Any] | None = None,
 ) -> Callable[..., list[Any]]:
     """`program`, which is one of the functions where it is lowered for a CPU.
 
@@ -144,6 +153,9 @@ def by_rows(
             trace the program for them takes longer than to trace all else that is measured.
         attributes: their names: each is a number or a tuple of whole numbers.
         work: the words of memory that the function works in, as a last result.
+        in_parts: what it computes where XLA divides a program among several CPUs: a function of
+            the program for arrays that every device holds, the arrays, rows, attributes and the
+            number of devices.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -187,7 +199,12 @@ def by_rows(
     batching.primitive_batchers[primitive] = batched
     everywhere = mlir.lower_fun(in_the_width(of_all_rows), multiple_results=True)
     mlir.register_lowering(primitive, everywhere)
-    lower_for_a_cpu(primitive, of_all_rows, in_c)
+
+    def whole(*args: Any, **how: Any) -> Sequence[jax.Array]:
+        return (in_c if has_functions() else of_all_rows)(*args, **how)
+
+    divided = None if in_parts is None else functools.partial(in_parts, whole)
+    lower_for_a_cpu(primitive, of_all_rows, in_c, divided)
     return primitive.bind
 
 

@@ -98,6 +98,7 @@ def rewritten(
     tickets: bool = False,
     most_rows: int = 0,
     join: bool = False,
+    apart: bool = False,
 ) -> Rewritten:
     """The program of a survey under a plan.
 
@@ -108,10 +109,13 @@ def rewritten(
         most_rows: how many rows a scan gives at most, evenly spaced ones; 0 for all of them. A row
             of a summary has 16 KiB, and a scan over training steps has thousands.
         join: whether what is seen leaves the program as one array.
+        apart: whether what several devices have found is added up at the end of each body, in one
+            exchange.
     """
-    how: Any = {"tickets": tickets, "most_rows": most_rows, "depths": depths_of(found)}
-    body = Body(Editor(plan, seeds, ENTER, **how), found)
+    how: Any = {"tickets": tickets, "most_rows": most_rows, "apart": apart}
+    body = Body(Editor(plan, seeds, ENTER, depths=depths_of(found), **how), found)
     body.edit()
+    body.finish(None)
     layout = _join(body) if join and body.fields else None
     keys = sorted(body.places, key=lambda key: key != SEED)
     given = [body.places[key] for key in keys]

@@ -218,8 +218,7 @@ def counters(value: jax.Array) -> tuple[list[jax.Array], list[Any]]:
     """
     finite = is_finite(value)
     key = ordered_keys(value)
-    info = np.iinfo(key.dtype)
-    first, last = (np.array(limit, key.dtype) for limit in (info.min, info.max))
+    first, last = _limits(key.dtype)
     if is_floating(value):
         bits, infinity = bit_pattern(value), infinity_pattern(value.dtype)
         magnitude = bits & np.iinfo(bits.dtype).max
@@ -232,6 +231,12 @@ def counters(value: jax.Array) -> tuple[list[jax.Array], list[Any]]:
     operands += [kind.astype(jnp.uint32) for kind in kinds]
     initial = [last, first, *[np.uint32(0)] * len(kinds)]
     return operands, initial
+
+
+def _limits(dtype: Any) -> tuple[Any, Any]:
+    """The first and the last integer of a dtype."""
+    info = np.iinfo(dtype)
+    return np.array(info.min, dtype), np.array(info.max, dtype)
 
 
 def from_counters(
@@ -281,6 +286,59 @@ def pair_of_parts(a: Any, b: Any) -> tuple[Any, ...]:
     mean = mean1 + apart * share
     second = (n1 == 0) | (jnp.abs(mean - step) < jnp.abs(mean))  # the value nearer to the mean
     return n, jnp.where(second, at2, at1), e, jnp.where(second, mean - step, mean), square
+
+
+def sums_of_part(part: Any) -> list[jax.Array]:
+    """The shift of a part, and its sums about that, as in a Summary."""
+    n, at, e, mean, square = part
+    shift = jnp.where(n > 0, at, jnp.zeros_like(at))
+    scale = jnp.where(e > 0, power_of_two(e, mean.dtype), 0)
+    # means are halves of the differences, whose scale is twice as large
+    return [shift, scale, 2 * (n * mean), 4 * (square + n * (mean * mean))]
+
+
+def as_words(n: jax.Array, points: jax.Array, sums: jax.Array) -> jax.Array:
+    """The points and sums of n finite values (uint32) as a part that `merged_words` reads."""
+    low, high, shift = (points[..., i] for i in range(3))
+    scale, sum1, sum2 = (sums[..., i] for i in range(3))
+    many = n.astype(sums.dtype)
+    mean = sum1 / (2 * jnp.maximum(many, 1))
+    square = jnp.maximum(sum2 / 4 - many * (mean * mean), 0)
+    exponent = bit_pattern(scale) >> _layout(scale.dtype)[0]
+    figures = [ordered_keys(low), ordered_keys(high), shift, mean, square]
+    return in_rows(
+        [n, exponent.astype(jnp.uint32), *(w for x in figures for w in words_of(x))], axis=-1
+    )
+
+
+def width_of_words(exact: np.dtype[Any]) -> int:
+    return 2 + 5 * exact.itemsize // 4
+
+
+def merged_words(words: jax.Array, exact: np.dtype[Any]) -> tuple[list[jax.Array], list[jax.Array]]:
+    """The points and sums of parts, merged along the axis before the last."""
+    real = sum_dtype(exact)
+    key = exact if exact.kind in "iu" else np.dtype(f"int{exact.itemsize * 8}")
+    width = exact.itemsize // 4
+    wholes = zip(range(2, 2 + 5 * width, width), (key, key, exact, real, real), strict=True)
+    figures = [from_words(words[..., at : at + width], kind)[..., 0] for at, kind in wholes]
+    low, high, shift, mean, square = figures
+    exponent = words[..., 1].astype(bit_pattern(mean).dtype)
+    parts = (words[..., 0].astype(real), shift, exponent, mean, square)
+    first, last = _limits(key)
+    low, high = (jnp.where(parts[0] > 0, x, x0) for x, x0 in ((low, last), (high, first)))
+    none = (last, first, *(np.array(0, x.dtype) for x in parts))
+    axis = words.ndim - 2
+    low, high, *part = lax.reduce((low, high, *parts), none, _pair_of_merged, (axis,))
+    some = low <= high
+    ends = [jnp.where(some, from_keys(x, exact), jnp.zeros((), exact)) for x in (low, high)]
+    shift, *sums = sums_of_part(part)
+    return [*ends, shift], sums
+
+
+def _pair_of_merged(a: Any, b: Any) -> tuple[Any, ...]:
+    low, high = jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1])
+    return low, high, *pair_of_parts(a[2:], b[2:])
 
 
 def power_of_two(biased: jax.Array, real: Any) -> jax.Array:

@@ -19,12 +19,14 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
+from nnx_inspector._compat.lowering.parts import Part, in_all_rows, over_parts
 from nnx_inspector._compat.native import CENSUS, call, in_the_width, lower_for_a_cpu, serves
 from nnx_inspector._compat.sharding import with_even_axes
 from nnx_inspector.stats.arithmetic import (
     added,
+    as_words,
     bit_pattern,
     counters,
     from_counters,
@@ -33,19 +35,30 @@ from nnx_inspector.stats.arithmetic import (
     infinity_pattern,
     is_finite,
     is_floating,
+    merged_words,
     moved_shift,
     one_each,
     pair_of_counters,
     pair_of_parts,
     points_dtype,
-    power_of_two,
     real_values,
     scale_for,
     scaled_difference,
     sum_dtype,
+    sums_of_part,
+    width_of_words,
     words_of,
 )
-from nnx_inspector.stats.bins import BINS, LOW_BITS, NAN_BIN, POSINF_BIN, SIGN, UNSEEN_BIN, ZERO_BIN
+from nnx_inspector.stats.bins import (
+    BINS,
+    LOW_BITS,
+    NAN_BIN,
+    NEGINF_BIN,
+    POSINF_BIN,
+    SIGN,
+    UNSEEN_BIN,
+    ZERO_BIN,
+)
 
 Sample = int | Literal["auto"]
 """See `summarize`."""
@@ -126,7 +139,7 @@ def _fits(step: int, length: int, *, odd: bool) -> bool:
     devices = jax.device_count()
     if devices == 1:
         return not odd or step % 2 == 1
-    return (length // devices if length % devices == 0 else length) % step == 0
+    return (length // math.gcd(length, devices)) % step == 0
 
 
 def _kept(length: int, step: int) -> int:
@@ -191,9 +204,51 @@ def _read_by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _
     """On several CPUs: integers in one reduction, sums in others, so that each is vectorised."""
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
-    points, sums, apart = _read_twice(x, value, axes, together=False)
+    points, sums, apart = _read_twice(x, value, axes)
     bins = _counted(_scattered, value, part, axes, apart)
     return bins, in_rows(points, axis=-1), in_rows(sums, axis=-1)
+
+
+def _in_parts(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...], devices: int) -> _Raw:
+    """On several CPUs: each reads what it holds, and one exchange adds up what they find."""
+    (words,) = _words(x, rows=batch_rank, steps=steps, devices=devices)
+    return from_parts(words, points_dtype(x.dtype))
+
+
+def census_apart(x: jax.Array, *, batch_rank: int, sample: Sample) -> jax.Array:
+    """What `from_parts` makes a census of, once it has been `added_up`."""
+    how = {"steps": strides(x.shape[batch_rank:], sample), "devices": jax.device_count()}
+    return _words(x, rows=batch_rank, apart=True, **how)[0]
+
+
+def from_parts(words: jax.Array, exact: np.dtype[Any]) -> _Raw:
+    """The census of an array, from what all devices have found in their parts."""
+    parts = words[..., BINS:].reshape(*words.shape[:-1], -1, width_of_words(exact))
+    first, second = merged_words(parts, exact)
+    return words[..., :BINS], in_rows(first, axis=-1), in_rows(second, axis=-1)
+
+
+def _words_of_part(
+    x: jax.Array, part: Part, *, rows: int, steps: tuple[int, ...], devices: int
+) -> list[jax.Array]:
+    bins, points, sums = _census.bind(x, batch_rank=rows, steps=steps)
+    n = jnp.uint32(math.prod(x.shape[rows:]))
+    finite = n - sum(bins[..., i] for i in (NAN_BIN, POSINF_BIN, NEGINF_BIN))
+    mine = as_words(finite, points, sums)[..., None, :]
+    number = lax.broadcasted_iota(jnp.int32, (*bins.shape[:-1], devices, 1), rows)
+    table = jnp.where(number == part.number, mine, jnp.uint32(0))
+    found = jnp.concatenate([bins, table.reshape(*bins.shape[:-1], -1)], axis=-1)
+    return [in_all_rows(found, part, rows)]
+
+
+def _keeps_sample(
+    axis: int, length: int, *, rows: int, steps: tuple[int, ...], devices: int
+) -> bool:
+    del devices
+    return axis < rows or length % steps[axis - rows] == 0
+
+
+_words = over_parts(_words_of_part, _keeps_sample)
 
 
 def _read_once(
@@ -224,48 +279,18 @@ _Figures = tuple[list[jax.Array], list[jax.Array], dict[int, jax.Array]]
 """Points, sums and the counts of `APART`."""
 
 
-def _read_twice(x: jax.Array, value: jax.Array, axes: _Axes, *, together: bool = True) -> _Figures:
-    """First the counts and extremes, which are the scale of the sums, then these.
-
-    Args:
-        together: whether one reduction has several results, which is one kernel. Over a sharded
-            axis XLA then gathers the parts of all devices, an exchange for each array. Reductions
-            of one result become exchanges that add up, and XLA joins those of all arrays.
-    """
+def _read_twice(x: jax.Array, value: jax.Array, axes: _Axes) -> _Figures:
+    """First the counts and extremes, which are the scale of the sums, then these."""
     operands, initial = counters(value)
-    found = _reduced(operands, initial, axes, together=together)
+    found = lax.reduce(tuple(operands), tuple(initial), pair_of_counters, axes)
     low, high, apart = from_counters(value, found)
-    shift = _near_mean(_few(x, axes[0]), axes, low, high, together=together)
+    shift = _near_mean(_few(x, axes[0]), axes, low, high)
     scale, factor = scale_for(
         scaled_difference(high, shift, 0.5), scaled_difference(low, shift, 0.5)
     )
     d = scaled_difference(value, _broadcastable(shift, axes), _broadcastable(factor, axes))
     d = jnp.where(is_finite(value), d, 0)
     return [low, high, shift], [scale, d.sum(axis=axes), (d * d).sum(axis=axes)], apart
-
-
-def _reduced(
-    operands: Sequence[jax.Array], initial: Sequence[Any], axes: _Axes, *, together: bool
-) -> Sequence[jax.Array]:
-    """The extremes and counts of `counters`; unless `together`, of as many blocks of the first axis
-    as there are devices, and then of these one by one.
-    """
-    first, blocks = axes[0], jax.device_count()
-    is_one = blocks == 1 or operands[0].shape[first] % blocks > 0 or _is_explicit(operands[0])
-    if together or is_one:
-        return lax.reduce(tuple(operands), tuple(initial), pair_of_counters, axes)
-    shape = operands[0].shape
-    shape = *shape[:first], blocks, shape[first] // blocks, *shape[first + 1 :]
-    inner = tuple(range(first + 1, len(shape)))
-    parts = tuple(operand.reshape(shape) for operand in operands)
-    low, high, *counts = lax.reduce(parts, tuple(initial), pair_of_counters, inner)
-    counted = [count.sum(axis=first, dtype=count.dtype) for count in counts]
-    return [low.min(axis=first), high.max(axis=first), *counted]
-
-
-def _is_explicit(x: jax.Array) -> bool:
-    """Whether jax itself keeps track of how an array is divided, and refuses to divide an axis."""
-    return any(kind == AxisType.Explicit for kind in jax.typeof(x).sharding.mesh.axis_types)
 
 
 def _pair(a: Any, b: Any) -> tuple[Any, ...]:
@@ -283,10 +308,7 @@ def _read(value: jax.Array, axes: _Axes) -> _Figures:
         axes,
     )
     low, high, apart = from_counters(value, found)
-    shift = jnp.where(n > 0, origin, jnp.zeros_like(origin))
-    scale = jnp.where(e > 0, power_of_two(e, mean.dtype), 0)
-    # means are halves of the differences, whose scale is twice as large
-    sums = [scale, 2 * (n * mean), 4 * (square + n * (mean * mean))]
+    shift, *sums = sums_of_part((n, origin, e, mean, square))
     return [low, high, shift], sums, apart
 
 
@@ -299,9 +321,7 @@ def _few(x: jax.Array, batch_rank: int) -> jax.Array:
     return real_values(_part(x, batch_rank, _strides(x.shape[batch_rank:], _FEW)))
 
 
-def _near_mean(
-    value: jax.Array, axes: _Axes, low: jax.Array, high: jax.Array, *, together: bool
-) -> jax.Array:
+def _near_mean(value: jax.Array, axes: _Axes, low: jax.Array, high: jax.Array) -> jax.Array:
     """The mean of the finite values of each row, within [low, high]."""
     real, n = sum_dtype(value.dtype), math.prod(value.shape[axis] for axis in axes)
     # Each value is first divided by at least n, because the sum of the values could overflow.
@@ -310,11 +330,12 @@ def _near_mean(
     shares = scaled_difference(value, _broadcastable(origin, axes), jnp.asarray(share, real))
     finite = is_finite(value)
     zero = np.array(0, real)
-    summed = jnp.where(finite, shares, 0), finite.astype(real)
-    if together:
-        total, many = lax.reduce(summed, (zero, zero), added, axes)
-    else:
-        total, many = (one.sum(axis=axes) for one in summed)
+    total, many = lax.reduce(
+        (jnp.where(finite, shares, 0), finite.astype(real)),
+        (zero, zero),
+        added,
+        axes,
+    )
     return moved_shift(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
 
 
@@ -438,7 +459,7 @@ def _program_for(platform: str | None) -> Callable[..., _Raw]:
     return in_the_width(_PROGRAMS.get(platform, _PROGRAMS[None]))
 
 
-lower_for_a_cpu(_census, _read_by_kind, _on_a_cpu)
+lower_for_a_cpu(_census, _read_by_kind, _on_a_cpu, _in_parts)
 for _platform in (None, "tpu"):
     _lowered = mlir.lower_fun(_program_for(_platform), multiple_results=True)
     mlir.register_lowering(_census, _lowered, platform=_platform)

@@ -8,6 +8,7 @@ or no finite numbers. `gauges` explains the figures.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -17,9 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.lowering.parts import Part, in_all_rows, over_parts
 from nnx_inspector._compat.native import Type, by_rows
 from nnx_inspector._compat.sharding import left_to_the_compiler, on_one_device
 from nnx_inspector.arrays import is_array
+from nnx_inspector.stats.apart import Apart
 from nnx_inspector.stats.arithmetic import added, in_rows, one_each, pair_of_parts, power_of_two
 from nnx_inspector.stats.gauges import (
     EXAMPLES,
@@ -51,12 +54,47 @@ def gauge(x: jax.Array) -> jax.Array:
     """
     if not is_gauged(x):
         return jnp.zeros(LENGTH, jnp.float32)
-    limits = [EXAMPLES, *_shares(x.shape[1:-1], POSITIONS), UNITS]
-    first, *between, last = _steps(x.shape, limits)
-    # A layer that doubles the resolution treats even and odd positions differently, and both count.
-    steps = first, *(step | 1 for step in between), last
-    how = {"limit": math.log2(float(jnp.finfo(x.dtype).max)), "steps": steps}
+    how = {"limit": math.log2(float(jnp.finfo(x.dtype).max)), "steps": _examined_steps(x.shape)}
     return _at_once(_gauged, _readable(x), **how)
+
+
+def _examined_steps(shape: tuple[int, ...]) -> tuple[int, ...]:
+    limits = [EXAMPLES, *_shares(shape[1:-1], POSITIONS), UNITS]
+    first, *between, last = _steps(shape, limits)
+    # A layer that doubles the resolution treats even and odd positions differently, and both count.
+    return first, *(step | 1 for step in between), last
+
+
+@ours()
+def gauge_apart(x: jax.Array) -> jax.Array | Apart:
+    """As `gauge` within a program, but what several devices have found may be apart still."""
+    if not is_gauged(x):
+        return gauge(x)
+    steps, limit = _examined_steps(x.shape), math.log2(float(jnp.finfo(x.dtype).max))
+    look = lambda x: _examined(x, apart=True, steps=steps)[0]  # noqa: E731
+    words = left_to_the_compiler(look, jax.lax.stop_gradient(_readable(x)))
+    return Apart(words, _Finish(x.shape[0], x.shape[-1], x.ndim, limit))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Finish:
+    examples: int
+    units: int
+    rank: int
+    limit: float
+
+    def __call__(self, words: jax.Array) -> jax.Array:
+        y, rows = jax.lax.bitcast_convert_type(words, jnp.float32), words.ndim - self.rank
+        (found,) = _gauged(y, rows=rows, limit=self.limit, steps=(1,) * self.rank)
+        return _of_whole(found, self.examples, self.units)
+
+
+def _of_whole(found: jax.Array, examples: int, units: int) -> jax.Array:
+    """The gauge of a sample as that of the array that it is from."""
+    place = jax.lax.broadcasted_iota(jnp.int32, found.shape, found.ndim - 1)
+    for name, number in (("examples", examples), ("units", units)):
+        found = jnp.where(place == HEAD.index(name), jnp.float32(number), found)
+    return found
 
 
 def _at_once(f: Callable[..., Any], *arrays: jax.Array, **how: Any) -> jax.Array:
@@ -238,16 +276,22 @@ def _sample_of(x: jax.Array, *, steps: tuple[int, ...]) -> list[jax.Array]:
     word = {4: jnp.uint32, 2: jnp.uint16}[x.dtype.itemsize]
     bits, nan, infinite = _counted_of(x, jax.lax.bitcast_convert_type(x, word))
     y = _thinned(x, steps).astype(jnp.float32).reshape(-1)
-    first = jnp.stack([
-        (bits & 0xFFFF).astype(jnp.float32),
-        (bits >> 16).astype(jnp.float32),
-        jnp.float32(y.size),
-        jnp.float32(jnp.nan),
-        jnp.float32(jnp.nan),
-        nan,
-        infinite,
-    ])  # fmt: skip
-    return [jnp.concatenate([first, jnp.pad(y, (0, STATE_LENGTH - len(STATE_HEAD) - y.size))])]
+    return [_state_of(bits, nan, infinite, y)]
+
+
+def _state_of(bits: jax.Array, nan: jax.Array, infinite: jax.Array, sample: jax.Array) -> jax.Array:
+    heads = {
+        "sum_low": bits & 0xFFFF,
+        "sum_high": bits >> 16,
+        "elements": jnp.full_like(nan, sample.shape[-1]),
+        "nan": nan,
+        "infinite": infinite,
+    }
+    unknown = jnp.full(nan.shape, jnp.nan, jnp.float32)
+    first = [heads[name].astype(jnp.float32) if name in heads else unknown for name in STATE_HEAD]
+    rest = STATE_LENGTH - len(STATE_HEAD) - sample.shape[-1]
+    sample = jnp.pad(sample, [*[(0, 0)] * nan.ndim, (0, rest)])
+    return jnp.concatenate([in_rows(first, axis=-1), sample], axis=-1)
 
 
 def _graded_of(gradient: jax.Array, state: jax.Array) -> list[jax.Array]:
@@ -267,10 +311,82 @@ def _floats(length: int) -> Callable[..., list[Type]]:
     return lambda *_: [Type((length,), np.dtype(np.float32))]
 
 
+def _looked_at(x: jax.Array, part: Part, *, rows: int, steps: tuple[int, ...]) -> list[jax.Array]:
+    """The bits of the values that are examined; zero where a value lies in another part."""
+    for axis, step in enumerate((*(1,) * rows, *steps)):
+        if axis in part.divided:
+            index = np.arange(0, part.shape[axis], step, dtype=np.int32) - part.starts[axis]
+            inside = (index >= 0) & (index < x.shape[axis])
+            x = jnp.take(x, index, axis=axis, mode="clip")
+            x = jnp.where(jnp.expand_dims(inside, (*range(axis), *range(axis + 1, x.ndim))), x, 0)
+        elif step > 1:
+            x = jax.lax.slice_in_dim(x, 0, x.shape[axis], step, axis)
+    return [jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)]
+
+
+_examined = over_parts(_looked_at)
+
+
+def _gauged_in_parts(
+    whole: Callable[..., Any],
+    x: jax.Array,
+    *,
+    rows: int,
+    steps: tuple[int, ...],
+    limit: float,
+    devices: int,
+) -> list[jax.Array]:
+    """Of each array, the values that are examined are exchanged at once with all others."""
+    del devices
+    (y,) = _examined(x, rows=rows, steps=steps)
+    y = jax.lax.bitcast_convert_type(y, jnp.float32)
+    (found,) = whole(y, rows=rows, limit=limit, steps=(1,) * len(steps))
+    return [_of_whole(found, x.shape[rows], x.shape[-1])]
+
+
 _gauged = by_rows(
-    "nnx_inspector_gauge", _gauge_of, _floats(LENGTH), attributes=("limit", "steps"), work=_WORK
+    "nnx_inspector_gauge",
+    _gauge_of,
+    _floats(LENGTH),
+    attributes=("limit", "steps"),
+    work=_WORK,
+    in_parts=_gauged_in_parts,
 )
-_sampled = by_rows("nnx_inspector_state", _sample_of, _floats(STATE_LENGTH), attributes=("steps",))
+
+
+def _counted_part(
+    x: jax.Array, part: Part, *, rows: int, steps: tuple[int, ...]
+) -> list[jax.Array]:
+    (state,) = _sampled(x, rows=rows, steps=x.shape[rows:])
+    low, high, nan, infinite = (
+        state[..., STATE_HEAD.index(name)].astype(jnp.uint32)
+        for name in ("sum_low", "sum_high", "nan", "infinite")
+    )
+    counts = in_rows([low + (high << 16), nan, infinite], axis=-1)
+    sample = _looked_at(x, part, rows=rows, steps=steps)
+    return [in_all_rows(counts, part, rows), *sample]
+
+
+_counted_in_parts = over_parts(_counted_part)
+
+
+def _sampled_in_parts(
+    _: Any, x: jax.Array, *, rows: int, steps: tuple[int, ...], devices: int
+) -> list[jax.Array]:
+    del devices
+    counts, sample = _counted_in_parts(x, rows=rows, steps=steps)
+    sample = jax.lax.bitcast_convert_type(sample, jnp.float32).reshape(*x.shape[:rows], -1)
+    bits, nan, infinite = (counts[..., i] for i in range(3))
+    return [_state_of(bits, nan, infinite, sample)]
+
+
+_sampled = by_rows(
+    "nnx_inspector_state",
+    _sample_of,
+    _floats(STATE_LENGTH),
+    attributes=("steps",),
+    in_parts=_sampled_in_parts,
+)
 _graded = by_rows("nnx_inspector_graded", _graded_of, _floats(STATE_LENGTH))
 
 
@@ -309,7 +425,15 @@ def varied(tree: Any, *, each: bool = False) -> jax.Array:
 
 @jax.jit
 def _differs(x: jax.Array) -> jax.Array:
-    return left_to_the_compiler(lambda x: jnp.any(x != x[:1]), x)
+    if jax.device_count() == 1:
+        return left_to_the_compiler(lambda x: jnp.any(x != x[:1]), x)
+
+    def differs(x: jax.Array) -> jax.Array:
+        """By a sum, whose exchange XLA joins with the others."""
+        each = jnp.any(x != x[:1], axis=tuple(range(1, x.ndim)))
+        return each.sum(dtype=jnp.uint32) > 0
+
+    return left_to_the_compiler(differs, x)
 
 
 @ours()

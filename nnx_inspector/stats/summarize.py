@@ -7,8 +7,10 @@ guessed. `stats.census` reads the array, and `stats.summary` the figures.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import jax
@@ -20,9 +22,10 @@ from jax.extend.core import AbstractToken, Token
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.sharding import left_to_the_compiler
+from nnx_inspector.stats.apart import Apart
 from nnx_inspector.stats.arithmetic import merged_about_mean, points_dtype, sum_dtype
 from nnx_inspector.stats.bins import BINS, FINITE_BINS, OPAQUE_BIN
-from nnx_inspector.stats.census import Sample, census
+from nnx_inspector.stats.census import Sample, census, census_apart, from_parts
 from nnx_inspector.stats.summary import Summary
 
 jax.tree_util.register_dataclass(
@@ -70,6 +73,16 @@ def summarize(x: Any, *, batch_rank: int = 0, sample: Sample = "auto") -> Summar
         >>> summarize(jnp.array([1.0, 3.0, jnp.nan])).mean
         2.0
     """
+    return _summarized(x, batch_rank, sample, _summarize)
+
+
+@ours()
+def summarize_apart(x: Any, *, batch_rank: int = 0, sample: Sample = "auto") -> Summary | Apart:
+    """As `summarize` within a program, but what several devices have found may be apart still."""
+    return _summarized(x, batch_rank, sample, _summarize_apart)
+
+
+def _summarized(x: Any, batch_rank: int, sample: Sample, measure: Callable[..., Any]) -> Any:
     if is_token(x):
         return _uncounted((), 0, np.dtype(np.float32), "token")
     x = as_array(x)
@@ -96,8 +109,8 @@ def summarize(x: Any, *, batch_rank: int = 0, sample: Sample = "auto") -> Summar
         x = x.reshape(*x.shape, 1)
     if isinstance(x, np.ndarray) and dtype.itemsize >= 8 and dtype != np.complex64:
         with jax.enable_x64(True):  # or jax would cut it to 32 bits
-            return _summarize(x, batch_rank=batch_rank, sample=sample)
-    return _summarize(lax.stop_gradient(x), batch_rank=batch_rank, sample=sample)
+            return measure(x, batch_rank=batch_rank, sample=sample)
+    return measure(lax.stop_gradient(x), batch_rank=batch_rank, sample=sample)
 
 
 @ours()
@@ -198,6 +211,21 @@ def _summarize(x: jax.Array, *, batch_rank: int, sample: Sample) -> Summary:
     measure = functools.partial(census, batch_rank=batch_rank, sample=sample)
     bins, points, sums = left_to_the_compiler(measure, x)
     return Summary(bins=bins, points=points, sums=sums)
+
+
+@functools.partial(jax.jit, static_argnames=("batch_rank", "sample"))
+def _summarize_apart(x: jax.Array, *, batch_rank: int, sample: Sample) -> Apart:
+    measure = functools.partial(census_apart, batch_rank=batch_rank, sample=sample)
+    return Apart(left_to_the_compiler(measure, x), _Finish(points_dtype(x.dtype)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Finish:
+    exact: np.dtype[Any]
+
+    def __call__(self, words: jax.Array) -> Summary:
+        bins, points, sums = from_parts(words, self.exact)
+        return Summary(bins=bins, points=points, sums=sums)
 
 
 _ADDED: Final = 2**16

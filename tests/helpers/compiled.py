@@ -1,7 +1,9 @@
-"""Records what is traced or compiled in a block, and in which thread."""
+"""Records what is traced or compiled in a block: in which thread, and the programs' texts."""
 
 import threading
-from typing import Self
+from typing import Any, Self
+
+from jax._src import compiler
 
 from nnx_inspector._compat import jit
 
@@ -28,3 +30,31 @@ class Compiled:
     def _note(self, kind: str, *_: object) -> None:
         self.kinds.append(kind)
         self.threads.append(threading.current_thread().name)
+
+
+class Texts:
+    """The HLO of every program that is compiled inside the block.
+
+    Attributes:
+        of: the name of the jitted function -> the texts of its programs, in their order.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[str]] = {}
+
+    def __enter__(self) -> Self:
+        self._before = compiler.compile_or_get_cached
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            found = self._before(*args, **kwargs)
+            for module in found.hlo_modules():
+                text = module.to_string()
+                name = text.split(maxsplit=2)[1].removeprefix("jit_").rstrip(",")
+                self.of.setdefault(name, []).append(text)
+            return found
+
+        compiler.compile_or_get_cached = noted
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        compiler.compile_or_get_cached = self._before

@@ -301,6 +301,20 @@ def saving(mesh: Any) -> dict[str, Any]:
     return {"steps": recording.steps}
 
 
-FUNCTIONS = (alone, local, passes, pipeline, steered, left, late)
+def uncontrolled(mesh: Any) -> dict[str, Any]:
+    """A run that would be steered from elsewhere: its `every`, too, would have to change in all
+    processes at the same step.
+    """
+    net, optimizer, x = made(mesh, "data", Net)
+    step = whole()
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "run.nni"
+        with nni.watch(net, every=2, save=path, control=True) as recording:
+            losses = [float(step(net, optimizer, x)) for _ in range(5)]
+            during = sorted(one.name for one in path.parent.iterdir())
+    return {"losses": losses, "steps": recording.steps, "files": during}
+
+
+FUNCTIONS = (alone, local, passes, pipeline, steered, left, late, uncontrolled)
 CASES: dict[str, Callable[[Any], dict[str, Any]]] = {f.__name__: f for f in FUNCTIONS}
 """Those that need nothing in the environment."""

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from collectives import collectives, elements
+from compiled import Texts
 from devices import on_four_devices
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
@@ -59,6 +61,18 @@ def trained(mesh: Any, layout: str, loop: str) -> Any:
                 insp.perturb("a", nni.Scale(0.5))
             losses.append(float(step(model, optimizer, x)))
 
+    if loop == "bare":
+        train()
+        return None, losses
+    if loop == "seldom":
+        insp = nni.Inspector(model, x, display=False)
+        with insp.watch(every=3 * STEPS):
+            train()
+            train()
+            insp._loops._session.variants.wait()
+            train()
+        insp.close()
+        return None, losses
     if loop == "watch":
         with nni.watch(model, every=1) as recording:
             train()
@@ -89,5 +103,27 @@ def test_the_record_of_several_devices_is_that_of_one(layout: str, loop: str):
         np.testing.assert_allclose(ours[name], alone[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+def test_an_unmeasured_step_exchanges_what_it_does_bare_and_a_measured_one_a_little_more():
+    """By the texts of their programs: one exchange has what all sites have seen, and two more say
+    whether the examples differ.
+    """
+    devices = jax.devices()[: 4 if jax.device_count() >= 4 else 1]
+    mesh = jax.make_mesh((len(devices),), ("d",), axis_types=(AxisType.Auto,), devices=devices)
+    with Texts() as unwatched:
+        trained(mesh, "data", "bare")
+    with Texts() as watched:
+        trained(mesh, "data", "seldom")
+    (bare,) = map(collectives, unwatched.of["step"])
+    more = [collectives(text) - bare for text in watched.of["step"]]
+    measured = [one for one in more if one]
+    assert len(measured) == (len(devices) > 1)
+    assert len(more) > len(measured)  # the user's own program, compiled in a thread
+    for one in measured:
+        gathered = [name for name in one if name.startswith("all-reduce u32[")]
+        assert len(set(one) - set(gathered)) <= 1, one
+        assert sum(one.values()) <= 3, one
+        assert sum(elements(name) > 4096 for name in one) == 1, one
+
+
 def test_on_four_devices():
-    on_four_devices(__file__, "test_the_record_of_several_devices_is_that_of_one")
+    on_four_devices(__file__, "is_that_of_one", "exchanges_what")

@@ -177,9 +177,7 @@ def test_extremes_and_counts_of_all_arrays_share_their_exchanges() -> None:
     gathers = len(re.findall(r" all-gather(?:-start)?\(", text))
     sums = len(re.findall(r" all-reduce(?:-start)?\(", text))
     assert gathers == 0
-    assert (sums > 0) == (len(devices) > 1)
-    # smallest, largest, counts and bins of all six; the sums of one array wait for its own mean
-    assert sums <= 4 + 2 * len(arrays)
+    assert sums == (len(devices) > 1)
 
 
 def test_on_four_devices() -> None:

@@ -329,6 +329,16 @@ def test_if_the_coordinator_is_late_or_gone_the_job_goes_on_unmeasured(quick):
     assert "The coordinator of this job does not answer (UNAVAILABLE: it is gone)" in text
 
 
+def test_a_job_is_not_steered_from_elsewhere_and_says_why(quick):
+    """Its `every` stays what it is in all processes, and no folder takes requests."""
+    first, second = quick["uncontrolled"]
+    for said, files in ((first, ["run.nni"]), (second, [])):
+        assert (said["steps"], said["files"]) == ([0, 2, 4], files)
+        (text,) = said["warnings"]
+        assert "A job of several processes takes no requests in nni.watch, because all of" in text
+        close(said["losses"], bare(5), "losses")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("killed", [0, 1])
 def test_the_file_of_a_job_survives_a_kill_and_goes_on_after_a_restart(killed, tmp_path):

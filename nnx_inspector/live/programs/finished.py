@@ -38,8 +38,9 @@ from nnx_inspector.program.survey import (
     without_jaxprs,
 )
 from nnx_inspector.recordings.layers import leaf_key, leaf_of
+from nnx_inspector.stats.apart import pays_off
 from nnx_inspector.stats.gauges import VARIED
-from nnx_inspector.stats.measure_gauges import gauge
+from nnx_inspector.stats.measure_gauges import gauge, gauge_apart
 
 Index = tuple[int, ...]
 """The iteration of each loop around the call that begins a pass, outermost first."""
@@ -193,14 +194,15 @@ class Finished:
         Raises:
             InspectorError: what was asked cannot be kept, or is too large.
         """
-        keep = Keep(gauge, parts=(OUTPUT,)) if measures else Keep()
+        apart = pays_off()
+        keep = Keep(gauge_apart if apart else gauge, parts=(OUTPUT,)) if measures else Keep()
         which: bool | Keep = measures
         if asked is not None:
             which = keep = asked.kept_beside(keep)
         if which not in self._edited:
             found = self._survey(program)
             plan = Plan(summarise=measures, keep=keep, unmeasured=self._unmeasured)
-            new = rewritten(found, plan, most_rows=PASSES, join=True)
+            new = rewritten(found, plan, most_rows=PASSES, join=True, apart=apart)
             bare = jaxprs.open_jaxpr(program)[0]
             others = new.jaxpr.outvars[len(bare.outvars) :]
             for site in new.outside:

@@ -129,6 +129,7 @@ def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
         inner.own[GATE] = inner.traced(IsMultiple(every), [inner.own[key]], equation)[0][0]
     of.gated |= thins
     inner.edit()
+    inner.finish(equation)
     of.gated &= not thins
     carried, ys = inner.outputs[: form.carry], inner.outputs[form.carry :]
     fields = [atom.aval for atom in inner.fields]
@@ -198,6 +199,7 @@ def _while(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     seeds, of.seeds = of.seeds, None  # reverse mode does not go through a while loop
     inner = self.body(item.children[1], equation)
     of.plan, of.seeds = plan, seeds
+    inner.finish(equation)
     _dynamic(inner, equation)
     found = [atom.aval for atom in inner.fields]
     results = inner.outputs[: len(inner.outputs) - len(found)]
@@ -234,6 +236,7 @@ def _while(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
 def _cond(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     inner = [self.body(child, equation) for child in item.children]
     for body in inner:
+        body.finish(equation)
         _dynamic(body, equation)
     places = {key: place for body in inner for key, place in body.places.items()}
     avals = [atom.aval for body in inner for atom in body.fields]

@@ -22,6 +22,7 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector.program.editing.functions import (
     Beginning,
     Change,
+    Finished,
     Gated,
     InLayer,
     KeepOf,
@@ -31,12 +32,14 @@ from nnx_inspector.program.editing.functions import (
     Seeded,
     Summarise,
     SummariseWhere,
+    Whole,
     Zero,
 )
-from nnx_inspector.program.editing.slots import Always, Output, Slot
+from nnx_inspector.program.editing.slots import Always, Output, Slot, is_slot
 from nnx_inspector.program.marks import BEGIN, CHANGE, GRADIENT, INPUT, OUTPUT
 from nnx_inspector.program.plan import Kept, Plan, Seen
 from nnx_inspector.program.survey import Item, Marked, Survey
+from nnx_inspector.stats.apart import is_apart
 
 Key = tuple[Any, ...]
 """What an additional input of a body is: a constant, a seed, or the number of an iteration."""
@@ -60,10 +63,12 @@ class Editor:
         tickets: bool = False,
         most_rows: int = 0,
         presence: bool = False,
+        apart: bool = False,
         depths: Mapping[Any, int] | None = None,
     ):
         self.enter = enter
         self.most_rows, self.presence = most_rows, presence
+        self.apart = apart  # whether what devices have found is added up at the end of a body
         self.gated = False  # within a scan that measures some of its iterations
         self.plan, self.seeds, self.tickets = plan, seeds, tickets
         self.again = False  # within the second pass of a remat
@@ -219,7 +224,7 @@ class Body:
         """What a function measures of some atoms, with atoms for arrays."""
         axes = self.of.axes
         if self.of.gated:
-            measure, atoms = Gated(measure), [self._gate(like), *atoms]
+            measure, atoms = Gated(Whole(measure)), [self._gate(like), *atoms]
         if axes:
             measure = OfDevice(measure, axes, self.of.checked)
         found, tree = self.traced(measure, atoms, like)
@@ -240,6 +245,27 @@ class Body:
         if number == len(self.fields):
             self.fields.append(atom)
         return Output(number)
+
+    def finish(self, like: Any) -> None:
+        """Add up over all devices what each has found here and is still apart."""
+        waiting: dict[int, Any] = {}
+        for one in jax.tree.leaves(self.seen, is_leaf=lambda x: is_apart(x) or is_slot(x)):
+            if is_apart(one):
+                waiting[one.words.number] = one.finish
+        if not waiting:
+            return
+        fields, self.fields, self._field_of = self.fields, [], {}
+        words = [fields[number] for number in waiting]
+        found, tree = self.traced(Finished(tuple(waiting.values())), words, like)
+        whole = jax.tree.unflatten(tree, list(map(self.slot, found)))
+        done = dict(zip(waiting, whole, strict=True))
+
+        def moved(x: Any) -> Any:
+            if is_apart(x):
+                return done[x.words.number]
+            return self.slot(fields[x.number]) if isinstance(x, Output) else x
+
+        self.seen = jax.tree.map(moved, self.seen, is_leaf=lambda x: is_apart(x) or is_slot(x))
 
     # ---------------------------------------------------------------------- marks
 
@@ -280,7 +306,7 @@ class Body:
         ]
         if marked.part == GRADIENT and summaries:
             # measured first: nothing else may read it, and what follows may change it in place
-            once = self._once(equation, values[0], summaries[0].bins)
+            once = self._once(equation, values[0], jax.tree.leaves(summaries[0])[0])
             self._summaries[_named(once)] = self._summaries[_named(values[0])]
             values = [once]
         if marked.part == OUTPUT and self.of.seeds is not None and self.of.seeds(marked):
@@ -363,7 +389,7 @@ class Body:
         known, how = self._summaries.setdefault(_named(x), {}), (*map(_named, mask), axis)
         if how not in known:
             sample = self.of.plan.sample
-            measure = Summarise(sample, axis)
+            measure = Summarise(sample, axis, self.of.apart and not self.of.axes)
             if mask:
                 params = equation.params
                 mapped, member = params["mapped"][number], None

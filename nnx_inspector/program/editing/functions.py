@@ -20,9 +20,10 @@ from nnx_inspector.program.changes import difference
 from nnx_inspector.program.editing.slots import Always, Output, is_slot
 from nnx_inspector.program.marks import mapped_first, seeded
 from nnx_inspector.program.plan import Keep, Kept, merge_seen
+from nnx_inspector.stats.apart import Apart, all_finished, finished
 from nnx_inspector.stats.census import Sample
 from nnx_inspector.stats.measure_gauges import samples_of
-from nnx_inspector.stats.summarize import merge_rows, summarize
+from nnx_inspector.stats.summarize import merge_rows, summarize, summarize_apart
 from nnx_inspector.stats.summary import Summary
 
 
@@ -32,10 +33,12 @@ class Summarise:
 
     sample: Sample
     axis: int | None = None
+    apart: bool = False
 
-    def __call__(self, x: jax.Array) -> Summary:
+    def __call__(self, x: jax.Array) -> Summary | Apart:
         x = x if self.axis is None else jnp.moveaxis(x, self.axis, 0)
-        return summarize(x, batch_rank=int(self.axis is not None), sample=self.sample)
+        measure = summarize_apart if self.apart else summarize
+        return measure(x, batch_rank=int(self.axis is not None), sample=self.sample)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +78,33 @@ class Gated:
 
 
 @dataclasses.dataclass(frozen=True)
+class Whole:
+    """What a function finds, added up over the devices at once."""
+
+    measure: Callable[..., Any]
+
+    def __call__(self, *xs: jax.Array) -> Any:
+        return all_finished(self.measure(*xs))
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """Finishes what is apart, by its words."""
+
+    finish: tuple[Callable[[Any], Any], ...]
+
+    def __call__(self, *words: jax.Array) -> list[Any]:
+        return finished([Apart(x, one) for x, one in zip(words, self.finish, strict=True)])
+
+
+@dataclasses.dataclass(frozen=True)
 class Change:
     """Reduces a Variable's change to its summary."""
 
     sample: Sample
     axis: int | None = None
 
-    def __call__(self, old: jax.Array, new: jax.Array) -> Summary:
+    def __call__(self, old: jax.Array, new: jax.Array) -> Summary | Apart:
         return Summarise(self.sample, self.axis)(difference(old, new))
 
 

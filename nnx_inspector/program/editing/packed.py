@@ -163,4 +163,9 @@ def _type_of_joined(*arrays: Type) -> list[Type]:
     return [Type((words,), np.dtype(np.uint32))]
 
 
-_join = by_rows("nnx_inspector_join", _joined, _type_of_joined)
+def _joined_in_parts(whole: Any, *arrays: jax.Array, devices: int, **how: Any) -> list[jax.Array]:
+    del devices
+    return whole(*arrays, **how)
+
+
+_join = by_rows("nnx_inspector_join", _joined, _type_of_joined, in_parts=_joined_in_parts)
