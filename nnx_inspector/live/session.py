@@ -171,7 +171,7 @@ class Session:
         self._wanted: tuple[Place, ...] = ()
         self._observer = Observer()
         self.bare = False
-        self.asked: Asked | None = None  # whose values the next measured pass keeps
+        self.asked: Asked | None = None  # whose values the next pass keeps
         self.company: Company | None = None  # the processes of a job that measure together
         self.notes: list[str] = []  # warnings of what became of it
         self._open: Callable[[], Company] | None = None

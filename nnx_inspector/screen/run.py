@@ -247,7 +247,7 @@ class Run:
         self.ask(protocol.MeasureNext(id=0))
 
     def values(self, site: str, *, example: int | None = None) -> SiteValues:
-        """What a site returns in the next step of the run, which it measures for that.
+        """What a site returns in the next step of the run, for which it compiles a program first.
 
         Args:
             site: its key, `"layers[3]"` for one layer of a stack.

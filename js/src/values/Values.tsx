@@ -32,7 +32,7 @@ export function useOpened(store: Store, site: Site, attention: boolean): void {
     else values.open(site.key);
   }, [site.key, attention]);
   useEffect(() => {
-    if (elsewhere) return; // each request makes the run measure a step
+    if (elsewhere) return; // a run is asked only when the user does
     const timer = setTimeout(() => values.open(site.key), AGAIN_MS);
     return () => clearTimeout(timer);
   }, [seq]);
@@ -89,7 +89,7 @@ export function NotYet({ store }: { store: Store }) {
           {problem}
         </p>
       ) : (
-        <p class="nni-faint">{store.state.value?.recorded ? "The run measures its next step…" : "Computing this module's values…"}</p>
+        <p class="nni-faint">{store.state.value?.recorded ? "The run is to send what this module returns in its next step…" : "Computing this module's values…"}</p>
       )}
       <Examples store={store} />
     </>

@@ -78,8 +78,7 @@ class Control:
         for site, perturbation in declared.items():
             self._add(site, perturbation, enabled=False)
         self._once: int | None = None  # the step that is measured because somebody asked
-        how: Any = {"start": start, "measure": self._sample, "learn": learn}
-        self._values = ValueRequests(session, recording, **how)
+        self._values = ValueRequests(session, recording, start=start, learn=learn)
         self._answers: dict[int, str] = {}
         self._done = deque[tuple[int, str]](maxlen=MOST_DONE)
         self._run, self._every = secrets.token_hex(8), every
@@ -93,16 +92,11 @@ class Control:
         )
         thread.start()
 
-    def measured(self, one: Taken, *, ended: bool = True) -> None:
+    def measured(self, step: int) -> None:
         """A step was measured: after the one that was asked for, go on as before."""
-        self._values.passed(one, ended=ended)
-        if self._once is not None and self._start + one.number >= self._once:
+        if self._once is not None and step >= self._once:
             self._once = None
-            self._sample()
-
-    def _sample(self) -> None:
-        always = self._once is not None or self._values.measures
-        self._session.sample(1 if always else self._every)
+            self._session.sample(self._every)
 
     def close(self) -> None:
         """Take no more requests; called again, it does nothing."""
@@ -168,11 +162,11 @@ class Control:
         match message:
             case protocol.SetEvery():
                 self._every = check_every(message.every)
-                self._sample()
+                self._session.sample(self._every)
                 text = f"every = {self._every}"
             case protocol.MeasureNext():
                 self._once = self._next
-                self._sample()
+                self._session.sample(1)
                 text = "measure_next()"
             case protocol.ReadSite():
                 self._values.ask(message)

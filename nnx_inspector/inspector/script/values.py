@@ -1,12 +1,12 @@
-"""Answers requests for a site's values, one after the other, each from one measured pass.
+"""Answers requests for a site's values, one after the other, each from one pass of the loop.
 
-A pass hands its values over where it ends; what becomes of them is done by the thread that looks
-for requests. Invariant: nothing is asked of the loop while there is no request, and the values are
-those of the pass that is named with them.
+All of it is done by the thread that looks for requests. Invariant: nothing is asked of the loop
+while there is no request, and the values are those of the pass that is named with them.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -20,7 +20,7 @@ from nnx_inspector.hooks.sites import closest, module_sites, of_operation, parse
 from nnx_inspector.inspector.values.axes import Around, names_of_value
 from nnx_inspector.inspector.values.opening import convolves
 from nnx_inspector.live.inbox import Taken
-from nnx_inspector.live.programs.asked import Asked, KeptCall
+from nnx_inspector.live.programs.asked import SOUGHT_FOR, Asked, KeptCall
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.recordings.recording import Recording
@@ -30,8 +30,6 @@ from nnx_inspector.screen.control.values import MOST_BYTES, packed
 
 MOST_WAITING: Final = 16
 """How many requests wait for the one under way."""
-SOUGHT_FOR: Final = 8
-"""How many passes may go by without a program that calls the site."""
 
 
 class Answered(NamedTuple):
@@ -48,7 +46,6 @@ class ValueRequests:
 
     Args:
         start: the number of the first step.
-        measure: called when the passes that are to be measured may be others than before.
         learn: called with a pass before its values are described.
     """
 
@@ -58,21 +55,17 @@ class ValueRequests:
         recording: Recording,
         *,
         start: int,
-        measure: Callable[[], None],
         learn: Callable[[Taken], object],
     ):
         self._session, self._recording, self._start = session, recording, start
-        self._measure, self._learn = measure, learn
+        self._learn = learn
+        # as they are now: while a program of the loop ends, nnx takes the attributes of modules out
+        self._modules = {
+            site_key(one.path): _copy_of(one.module) for one in module_sites(session.model)
+        }
+        self._spatial = convolves(session.model)
         self._waiting = deque[protocol.ReadSite]()
         self._now: protocol.ReadSite | None = None
-        self._since = 0  # the first pass that has the values
-        self._found: Taken | None = None
-
-    @property
-    def measures(self) -> bool:
-        """Whether the next pass is to be measured for a request."""
-        asked = self._session.asked
-        return asked is not None and asked.is_ready and not asked.problem and self._found is None
 
     def ask(self, message: protocol.ReadSite) -> None:
         """Take a request, which `look` answers.
@@ -91,41 +84,28 @@ class ValueRequests:
             raise InspectorError(f"{MOST_WAITING} requests for values wait already.")
         self._waiting.append(message)
 
-    def passed(self, one: Taken, *, ended: bool) -> None:
-        """A measured pass, which may have the values; if it has `ended`, it has all that it will
-        have.
-        """
-        asked = self._session.asked
-        if asked is None or not self.measures or one.number < self._since:
-            return
-        if one.sent.values:
-            self._found = one
-        elif ended:
-            asked.problem = f"{asked.site!r} was not called in step {self._start + one.number}."
-        self._measure()
-
     def look(self, folder: str, run: str) -> Answered | None:
         """Do what can be done by now; returns what became of a request."""
         asked, now = self._session.asked, self._now
         if now is None or asked is None:
             self._begin()
             return None
-        if asked.is_sought and self._session.inbox.count >= asked.since + SOUGHT_FOR:
+        begun, found = self._session.inbox.count, asked.found
+        if asked.looks and asked.since is not None and asked.is_missed(begun):
             first = self._start + asked.since
-            asked.problem = (
-                f"{asked.site!r} was not called in steps {first} to {first + SOUGHT_FOR - 1}."
-            )
-        if not asked.problem and self._found is None:
+            steps = f"{first} to {first + SOUGHT_FOR - 1}"
+            asked.problem = f"{asked.site!r} was not called in steps {steps}."
+        if found is not None and begun <= found.number + 1:
+            return None  # more of that pass may come
+        if not asked.problem and (found is None or not all(m.is_here for m in found.messages)):
             return None
-        step = self._start + (0 if self._found is None else self._found.number)
-        why = asked.problem
-        if self._found is not None:
+        self._now = self._session.asked = None
+        step, why = self._start + (0 if found is None else found.number), asked.problem
+        if found is not None:
             try:
-                put_values(folder, now.id, self._packed(now, self._found, run, step))
+                put_values(folder, now.id, self._packed(now, found, run, step))
             except Exception as error:  # noqa: BLE001 - it is the answer
                 why = reply_text(error)
-        self._now = self._found = self._session.asked = None
-        self._measure()
         example = "" if now.example is None else f", example={now.example}"
         return Answered(now.id, why, step, f"run.values({now.site!r}{example})")
 
@@ -133,21 +113,18 @@ class ValueRequests:
         if self._waiting:
             self._now = now = self._waiting.popleft()
             site, _ = without_layers(now.site)
-            since, ready = self._session.inbox.count, self._ready
-            how: Any = {"most": MOST_BYTES, "since": since, "ready": ready}
-            self._session.asked = Asked(site, now.example, **how)
-
-    def _ready(self) -> None:
-        self._since = self._session.inbox.count
-        self._measure()
+            self._session.asked = Asked(site, now.example, most=MOST_BYTES)
 
     # ---------------------------------------------------------------- in the file
 
     def _packed(self, now: protocol.ReadSite, one: Taken, run: str, step: int) -> bytes:
         site, layers = without_layers(now.site)
-        calls = [call for call in one.sent.values if np.any(call.ran)]
+        calls = [call for call in one.sent.values if np.any(_layer_of(call.ran, layers))]
+        if not one.sent.values:
+            raise InspectorError(f"the values of {now.site!r} could not be read.")
         if not calls:
-            raise InspectorError(f"{site!r} is in a branch that step {step} did not take.")
+            _require_layers(one.sent.values[0], layers, now.site)
+            raise InspectorError(f"{now.site!r} is in a branch that step {step} did not take.")
         self._learn(one)
         batch = 1 if now.example is not None else _batch_of(one.sent.calls)
         held: list[protocol.HeldArray] = []
@@ -156,7 +133,8 @@ class ValueRequests:
             names = zip(call.names, call.values, call.mapped, strict=True)
             for name, value, mapped in names:
                 axes = self._axes(site, call, value, mapped, batch)
-                value, axes = _layer(value, layers, now.site, call), axes[len(layers) :]
+                _require_layers(call, layers, now.site)
+                value, axes = value[layers], axes[len(layers) :]
                 arrays.append(value)
                 held.append(
                     protocol.HeldArray(
@@ -172,7 +150,7 @@ class ValueRequests:
         notes = [
             f"Call {number} did not take place in some iterations, which show zeros."
             for number, call in enumerate(calls)
-            if not np.all(call.ran)
+            if not np.all(_layer_of(call.ran, layers))
         ]
         alone = "" if now.example is None else f", example {now.example} alone"
         shown = protocol.Arrays(
@@ -191,20 +169,25 @@ class ValueRequests:
     def _axes(
         self, site: str, call: KeptCall, value: Any, mapped: int, batch: int | None
     ) -> tuple[str, ...]:
-        model = self._session.model
-        path = site_key(parse_key(of_operation(site)[0])[0])
-        module = next((x.module for x in module_sites(model) if site_key(x.path) == path), None)
         around = Around(
-            module=module,
+            module=self._modules.get(site_key(parse_key(of_operation(site)[0])[0])),
             loops=call.loops,
             members=call.members,
             mapped=mapped,
             stacked=site in self._session.stacks,
             batch=batch,
-            spatial=convolves(model),
+            spatial=self._spatial,
             attends=is_pattern(site),
         )
         return names_of_value(value.shape, value.dtype, around)
+
+
+def _copy_of(module: Any) -> Any:
+    """A shallow copy of a module; None if it cannot be copied."""
+    try:
+        return copy.copy(module)
+    except Exception:  # noqa: BLE001 - a class of the user's: its axes have no names then
+        return None
 
 
 def _batch_of(calls: Sequence[Any]) -> int | None:
@@ -215,8 +198,13 @@ def _batch_of(calls: Sequence[Any]) -> int | None:
     return next((x.shape[0] for x in leaves if getattr(x, "shape", ())), None)
 
 
-def _layer(value: Any, layers: tuple[int, ...], site: str, call: KeptCall) -> Any:
-    rows = value.shape[: call.loops + call.members]
+def _layer_of(ran: Any, layers: tuple[int, ...]) -> Any:
+    rows = np.shape(ran)
+    inside = len(layers) <= len(rows) and all(i < n for i, n in zip(layers, rows, strict=False))
+    return np.asarray(ran)[layers] if inside else ran
+
+
+def _require_layers(call: KeptCall, layers: tuple[int, ...], site: str) -> None:
+    rows = call.values[0].shape[: call.loops + call.members]
     if len(layers) > len(rows) or any(i >= n for i, n in zip(layers, rows, strict=False)):
         raise InspectorError(f"{site!r} is not a layer: the site has {list(rows)} of them here.")
-    return value[layers]

@@ -143,7 +143,7 @@ def _watched(
                     declared = control if isinstance(control, Mapping) else {}
                     asked: Any = dict(declared=declared, every=check_every(every))
                     asked |= dict(start=start, failed=failed.append)
-                    asked |= dict(learn=functools.partial(recorder.learn, session))
+                    asked |= dict(learn=functools.partial(recorder.learn, session, retry=True))
                     recorder.control = Control(saves, session, recording, **asked)
                     steering.callback(recorder.control.close)
                 with Region(recorder, session, check_every(every)):
@@ -252,28 +252,32 @@ class _Recorder:
                 held=one.number,
             )
         if self.control is not None:
-            self.control.measured(one)
+            self.control.measured(step)
 
-    def learn(self, session: Session, one: Taken) -> None:
-        """Learn what the calls of a pass say of the model, if they are the first of their kind."""
+    def learn(self, session: Session, one: Taken, *, retry: bool = False) -> None:
+        """Learn what the calls of a pass say of the model, if they are the first of their kind.
+        What cannot be learnt is let go, or left to a later pass with `retry`.
+        """
         for call in one.sent.calls:
             if call is not None and not any(call is known for known in self._known):
                 self._known.append(call)
-                self._learn(session, call, one.sent)
+                if not self._learn(session, call, one.sent) and retry:
+                    self._known = [known for known in self._known if known is not call]
         self._tell_apart(session, one.sent)
 
-    def _learn(self, session: Session, call: WatchedCall, sent: Sent) -> None:
+    def _learn(self, session: Session, call: WatchedCall, sent: Sent) -> bool:
         """Trace a pass as it was called: now for its stacks, of which some summaries are rows; or
         when somebody asks for the facts that the rules need.
         """
         try:
             reader = reader_of(session.model, call, session.selection)
         except Exception:  # noqa: BLE001 - the user's call itself worked: do without them
-            return
+            return False
         read = functools.partial(_learn, call, reader)
         if any(found.rows for every in sent.arrived.values() for found in every):
             self._stack(session, read()[1])
         self._recording.learn(lambda: self._facts(*read()))
+        return True
 
     def _facts(self, facts: Facts, _: dict[str, int], rows: tuple[Site, ...]) -> Facts:
         """The facts of a call; with them the recording gets the rows of the model's tree."""
@@ -301,8 +305,6 @@ class _Recorder:
         if self._recording.attached and one.sent.arrived:
             found = session.measured_in([one], ended=False)
             self._recording.hold(one.number, step, found, kind="watch", perturbed=one.perturbed)
-        if self.control is not None:
-            self.control.measured(one, ended=False)
 
     def loop_ends(self, loop: object, session: Session) -> None:
         pass

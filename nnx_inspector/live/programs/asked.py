@@ -1,8 +1,9 @@
 """The values of one site in one pass, which somebody asks of a loop that is running.
 
 The program that measures also keeps them: a variant of its own, which exists only once they were
-asked for. A thread compiles it while the loop goes on; then the next pass is measured with it.
-Invariant: values that are too large are refused before anything runs.
+asked for. A thread compiles it while the loop goes on; then the next pass is made with it. Which
+passes are measured and recorded stays as it is. Invariant: values that are too large are refused
+before anything runs, and they are those of one whole pass.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import jax
 
 from nnx_inspector.errors import InspectorError, reply_text
+from nnx_inspector.live.inbox import Taken
 from nnx_inspector.program.plan import Keep, Kept
+
+SOUGHT_FOR: Final = 8
+"""How many passes, and programs, may go by without the site."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,27 +78,23 @@ class Asked:
 
     Args:
         most: the most bytes that the values may have.
-        since: how many passes had begun by then.
-        ready: called once a program is compiled that keeps them.
 
     Attributes:
         is_sought: whether no program was seen yet that calls the site.
-        is_ready: whether the next measured passes have the values.
+        is_ready: whether a program is compiled that keeps them.
+        found: the pass that has them, as far as it was made.
+        since: the first pass of the programs that were looked at while it is so; None if there is
+            none yet.
         problem: why there will be none; "" if there may be.
     """
 
-    def __init__(
-        self,
-        site: str,
-        example: int | None,
-        *,
-        most: int,
-        since: int,
-        ready: Callable[[], object],
-    ):
-        self.site, self.example, self.most, self.since = site, example, most, since
+    def __init__(self, site: str, example: int | None, *, most: int):
+        self.site, self.example, self.most = site, example, most
         self.is_sought, self.is_ready, self.problem = True, False, ""
-        self._ready, self._lock = ready, threading.Lock()
+        self.since: int | None = None
+        self.found: Taken | None = None
+        self._looked = 0
+        self._lock = threading.Lock()
 
     def kept_beside(self, keep: Keep) -> KeepOne:
         own = {field.name: getattr(keep, field.name) for field in dataclasses.fields(keep)}
@@ -105,9 +106,39 @@ class Asked:
             first, self.is_sought = self.is_sought, False
             return first
 
+    @property
+    def looks(self) -> bool:
+        """Whether it is to see each program that is started."""
+        return not self.problem and self.found is None and (self.is_sought or self.is_ready)
+
+    def keeps(self, begins: bool, begun: int) -> bool:
+        """Whether a program is to keep the values, one that begins a pass or not, after so many."""
+        if self.found is None:
+            return self.is_ready
+        return not begins and begun == self.found.number + 1  # the rest of the same pass
+
+    def take(self, one: Taken) -> None:
+        """Something of a pass that may have the values, if it began when that was known."""
+        if self.since is None or one.number < self.since:
+            return
+        if self.found is None:
+            self.found = one
+        elif self.found.number == one.number:
+            every = (*self.found.messages, *one.messages)
+            self.found = dataclasses.replace(self.found, messages=every)
+
+    def look(self, begun: int) -> None:
+        """A program is about to be started, after so many passes."""
+        self.since = begun if self.since is None else self.since
+        self._looked += 1
+
+    def is_missed(self, number: int) -> bool:
+        """Whether the site was not called, if no pass up to this one has its values."""
+        enough = self.since is not None and number >= self.since + SOUGHT_FOR
+        return enough and self._looked >= SOUGHT_FOR
+
     def be_ready(self) -> None:
-        self.is_ready = True
-        self._ready()
+        self.since, self._looked, self.is_ready = None, 0, True
 
     def fail(self, error: Exception) -> None:
         self.problem = reply_text(error)

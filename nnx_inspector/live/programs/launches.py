@@ -21,7 +21,7 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector.errors import comes_from_a_handler
 from nnx_inspector.hooks.layers import Layer
 from nnx_inspector.live.hook import run_here
-from nnx_inspector.live.inbox import Begun, Inbox, Message, Sent
+from nnx_inspector.live.inbox import Begun, Inbox, Message, Sent, Taken
 from nnx_inspector.live.messages import GRADIENT, Reached
 from nnx_inspector.live.programs.agreement import Company
 from nnx_inspector.live.programs.asked import Asked
@@ -210,6 +210,7 @@ class Launch:
     pass_on: Callable[[Watched, int], None]
     alone: dict[str, Any] | None = None
     is_doubted: bool = False
+    asked: Asked | None = None  # what its program keeps besides
     started: list[tuple[Pass, _Started]] = dataclasses.field(default_factory=lambda: [])
 
     def numbers(self) -> list[Any]:
@@ -245,23 +246,26 @@ class Launch:
             seen = functools.cache(lambda: self.edited.read(jax.device_get(list(arrays))))
             if not self.found.is_known:
                 self._begin(self.found.passes(seen()))
-            for now, what, which in self._sampled():
-                read = functools.partial(self._read, seen, which)
-                self.session.inbox.receive(now.number, Message(read, arrays), what)
+            for now, what, which in self._parts():
+                message = Message(functools.partial(self._read, seen, which), arrays)
+                if now.sampled:
+                    self.session.inbox.receive(now.number, message, what)
+                if self.asked is not None and what != GRADIENT:
+                    self.asked.take(Taken(now.number, now.setting, (message,)))
         if self.setting is self.session.setting:
             self.pass_on(self.session, self.key)
 
-    def _sampled(self) -> Iterator[tuple[Begun, str, _Which]]:
-        """The sampled passes that something of the program belongs to: of each what it awaits, and
-        which marks are its own.
+    def _parts(self) -> Iterator[tuple[Begun, str, _Which]]:
+        """The passes that something of the program belongs to, if they are sampled or kept for
+        somebody: of each what it awaits, and which marks are its own.
         """
         found = self.found
         for one, begun in self.started:
-            if begun.now.sampled:
+            if begun.now.sampled or (self.asked is not None and one.kept):
                 yield begun.now, OUTPUT, functools.partial(_of_pass, one)
         if not found.begins and found.joins:
             now = self.passes.joined(self.session, found, self.alone)
-            if now is not None and now.sampled:
+            if now is not None and (now.sampled or self.asked is not None):
                 yield now, "", _joining
         for number in found.awaits:
             mine = number if self.alone is None else self.alone["of"][0][0]

@@ -67,8 +67,8 @@ class Variants:
         return session.setting is self._setting and self._may_pass(session)
 
     def _may_pass(self, session: Watched) -> bool:
-        if session.asked is not None and session.asked.is_sought:
-            return False  # each program is looked at
+        if session.asked is not None and session.asked.looks:
+            return False
         return not any(session.inbox.is_due(x, session.setting) for x in self._passing.known)
 
     def _pass(self, session: Watched, key: int) -> None:
@@ -86,9 +86,10 @@ class Variants:
         alone: dict[str, Any] | None = None,
         *,
         is_doubted: bool = False,
+        asked: Asked | None = None,
     ) -> Launch:
-        pass_on = self._pass
-        return Launch(self._passes, session, found, edited, setting, pass_on, alone, is_doubted)
+        how: Any = {"alone": alone, "is_doubted": is_doubted, "asked": asked}
+        return Launch(self._passes, session, found, edited, setting, self._pass, **how)
 
     def resume(self) -> None:
         """Let jax start the next programs as before, if nothing has changed since."""
@@ -130,6 +131,8 @@ class Variants:
         with noting(session, "choosing a program: "):
             if not session.takes_part(arrays):
                 return None
+            if session.asked is not None:
+                session.asked.look(session.inbox.count)
             read = self._read(program, arrays, session, alone)
             instead = None if call is None else self._unmeasured(call, session, read)
             if instead is not None or read is None:
@@ -176,19 +179,17 @@ class Variants:
     ) -> Launch | None:
         if alone is not None and calls.why:
             self._passes.is_others()
-        asked = session.asked
-        keeps = asked is not None and self._is_asked(None, session, found, program)
+        asked = session.asked if self._is_asked(None, session, found, program) else None
         measures = self._passes.are_due(found, session, alone)
-        if alone and not (measures or found.begins or found.takes):
+        if alone and not (measures or asked or found.begins or found.takes):
             return None
         if alone is None and found.knows(True) and not self._quiet.get(program):
             measures = True  # it is compiled already
-        edited = None
-        if asked is not None and keeps and measures:
-            edited = self._keeping(found, program, asked)
+        edited = None if asked is None else self._keeping(found, program, asked)
+        how: Any = {"is_doubted": calls.is_doubted, "asked": edited and asked}
         edited = edited or found.edited(program, measures=measures)
         setting = self._passes.setting_of(found, session, alone)
-        return self._launch(session, found, edited, setting, alone, is_doubted=calls.is_doubted)
+        return self._launch(session, found, edited, setting, alone, **how)
 
     def _note(
         self, session: Watched, found: Finished, calls: Calls, alone: dict[str, Any] | None
@@ -242,14 +243,14 @@ class Variants:
     def _is_asked(
         self, call: jitted.JitStart | None, session: Watched, found: Finished, program: Any = None
     ) -> bool:
-        """Whether a program is to keep what was asked for, if its pass is measured. The first that
-        can is compiled in a thread before.
+        """Whether a program is to keep what was asked for. The first that can is compiled in a
+        thread before.
         """
         asked = session.asked
         if asked is None or asked.problem or not found.has_site(asked.site):
             return False
         if not asked.take_up():
-            return asked.is_ready
+            return asked.keeps(bool(found.begins), session.inbox.count)
         program = program if call is None else call.program
         edited = self._keeping(found, program, asked)
         if edited is None:

@@ -47,7 +47,9 @@ class SiteValues:
 
     @property
     def calls(self) -> list[dict[str, npt.NDArray[Any]]]:
-        """For each call of the site its arrays by their names; the name of a single one is ""."""
+        """For each call of the site that took place its arrays by their names; the name of a single
+        one is "".
+        """
         found: dict[int, dict[str, npt.NDArray[Any]]] = {}
         for held, array in zip(self.shown.arrays, self.arrays, strict=True):
             found.setdefault(held.call, {})[held.name] = array
