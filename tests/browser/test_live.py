@@ -206,6 +206,7 @@ def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
             compiled += 3  # the step: as it is, measured, and perturbed but not measured
             view.open("nni-menu")
             view.wait("nni-compilations", "value === arg", compiled)
+            view.shut()
             toggle(view, 4)
             scaled_from = view.number("nni-progress")
             view.select("first")

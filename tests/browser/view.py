@@ -72,6 +72,7 @@ class View:
 
     def select(self, site: str) -> None:
         """Click a row, and wait until the figures on screen are that site's."""
+        self.shut()
         self.row(site).click()
         self.wait_selected(site)
 
@@ -93,8 +94,14 @@ class View:
     def open(self, testid: str) -> None:
         """Open a menu, or the part behind a button, unless it is open."""
         if self.part(testid).get_attribute("aria-expanded") != "true":
+            self.shut()
             self.part(testid).click()
         expect(self.part(testid)).to_have_attribute("aria-expanded", "true")
+
+    def shut(self) -> None:
+        """Close the menu that is open, which may cover what is below it."""
+        if self.root.locator(".nni-more-list").count() > 0:
+            self.root.page.keyboard.press("Escape")
 
     def compilations(self) -> int:
         """The count of compilations, in the menu of the top line."""
