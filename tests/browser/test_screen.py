@@ -358,11 +358,12 @@ def test_a_switch_and_a_new_step_move_nothing(tmp_path: pathlib.Path, width: int
         expect(view.part("nni-compiling")).to_have_attribute("data-value", "0")
         expect(view.root.get_by_test_id("nni-training-perturbed")).to_have_count(0)
         before = view.root.evaluate(BOXES)
+        clean = view.number("nni-effect-loss-clean")
         view.part("nni-switch").click()
-        view.part("nni-no-effect").wait_for()
+        view.wait("nni-effect-loss-perturbed", "value === arg", clean)
         assert view.root.evaluate(BOXES) == before
         view.part("nni-switch").click()
-        view.part("nni-effect").wait_for()
+        view.wait("nni-effect-loss-perturbed", "value !== arg", clean)
         assert view.root.evaluate(BOXES) == before
         step = view.number("nni-step")
         notebook.run(notebook.append("insp.step(loss_fn, (x, y)); train(6)"), seconds=120)
