@@ -10,15 +10,15 @@ import { Flow } from "../flow/Flow";
 import type { Site } from "../kernel/protocol";
 import { NnxPanel } from "../nnx/NnxPanel";
 import type { Store } from "../store";
-import { AttributionPanel } from "../studies/AttributionPanel";
-import { ExamplesPanel } from "../studies/ExamplesPanel";
-import { LensPanel } from "../studies/LensPanel";
+import { AttributionOptions, AttributionPanel } from "../studies/AttributionPanel";
+import { ExamplesOptions, ExamplesPanel } from "../studies/ExamplesPanel";
+import { LensOptions, LensPanel } from "../studies/LensPanel";
 import { SweepOptions, SweepPanel } from "../sweep/SweepPanel";
 import { ids } from "../ui/testids";
-import { UnitsPanel } from "../units/UnitsPanel";
+import { UnitsOptions, UnitsPanel } from "../units/UnitsPanel";
 import { AttentionOptions, ValuesOptions } from "../values/Options";
 import { ValuesPanel } from "../values/Values";
-import { WordsPanel } from "../words/WordsPanel";
+import { WordsOptions, WordsPanel } from "../words/WordsPanel";
 import { Distributions, DistributionsOptions } from "../distributions/Distributions";
 import { GROUPS, GROUP_OF, chooseGroup, choosePanel, offered } from "./groups";
 
@@ -41,11 +41,11 @@ const ALL: readonly Panel[] = [
   { name: "overview", title: "Distributions", View: Distributions, Options: DistributionsOptions },
   { name: "values", title: "Values", View: ValuesPanel, Options: ValuesOptions },
   { name: "attention", title: "Attention", View: AttentionPanel, Options: AttentionOptions },
-  { name: "words", title: "Words", View: WordsPanel },
-  { name: "units", title: "Units", View: UnitsPanel },
-  { name: "examples", title: "Examples", View: ExamplesPanel },
-  { name: "lens", title: "Lens", View: LensPanel },
-  { name: "attribution", title: "Attribution", View: AttributionPanel },
+  { name: "words", title: "Words", View: WordsPanel, Options: WordsOptions },
+  { name: "units", title: "Units", View: UnitsPanel, Options: UnitsOptions },
+  { name: "examples", title: "Examples", View: ExamplesPanel, Options: ExamplesOptions },
+  { name: "lens", title: "Lens", View: LensPanel, Options: LensOptions },
+  { name: "attribution", title: "Attribution", View: AttributionPanel, Options: AttributionOptions },
   { name: "flow", title: "Flow", View: Flow },
   { name: "code", title: "Code", View: CodePanel },
   { name: "nnx", title: "State", View: NnxPanel },

@@ -7,6 +7,9 @@ import type { Attributed, Study } from "../kernel/protocol";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
 import { exact, real } from "../ui/format";
+import { Choice } from "../ui/Choice";
+import { More } from "../ui/More";
+import { Pick } from "../ui/Pick";
 import { ids } from "../ui/testids";
 import { Beside } from "../values/Beside";
 import { cellAt, rangeOf } from "../values/cells";
@@ -36,19 +39,22 @@ export function AttributionPanel({ store }: { store: Store }) {
   ].filter(Boolean);
   return (
     <section class="nni-words-panel" aria-label="Attribution">
-      <p class="nni-faint nni-small">How much each token or pixel of the input counts for an output. Every example of the batch is attributed by itself.</p>
+      {!found && <p class="nni-faint">How much does each token or pixel of the input count for an output? Compute attributes every example of the batch by itself.</p>}
+      <Now store={store} what="attribution" now={shown?.now} found={found ? saidOf(found) : ""} />
+      {found && <Scores store={store} found={found} />}
       <Examples store={store} />
-      <Form store={store} name="Compute an attribution" running={shown?.now.running ?? false} start={() => studies.ask("attribution", { example }, true)}>
-        <label>
-          by
-          <select value={wish.method} data-testid={ids.attributionMethod} onChange={(event) => studies.change({ method: event.currentTarget.value as Method })}>
-            {(Object.keys(METHODS) as Method[]).map((method) => (
-              <option key={method} value={method}>
-                {METHODS[method]}
-              </option>
-            ))}
-          </select>
-        </label>
+      <Python text={`insp.attribute(${given.join(", ")})${ofExample(example)}`} testid={ids.attributionPython} line={store.inputs.line} />
+    </section>
+  );
+}
+
+export function AttributionOptions({ store }: { store: Store }) {
+  const { studies, inputs } = store;
+  const wish = studies.wish.value;
+  return (
+    <Form store={store} name="Compute an attribution" running={studies.attribution.value?.now.running ?? false} start={() => studies.ask("attribution", { example: inputs.example.value }, true)}>
+      <Pick label="By" testid={ids.attributionMethod} value={wish.method} options={Object.keys(METHODS) as Method[]} word={(method) => METHODS[method]} choose={(method) => studies.change({ method })} />
+      <More label="More about the attribution">
         <Token name="class or token" hint="largest" value={wish.token} choose={(token) => studies.change({ token })} />
         <Whole
           name="at position"
@@ -58,11 +64,12 @@ export function AttributionPanel({ store }: { store: Store }) {
           testid={ids.attributionPosition}
           choose={(position) => studies.change({ position })}
         />
-      </Form>
-      <Now store={store} what="attribution" now={shown?.now} found={found ? saidOf(found) : ""} />
-      {found && <Scores store={store} found={found} />}
-      <Python text={`insp.attribute(${given.join(", ")})${ofExample(example)}`} testid={ids.attributionPython} line={store.inputs.line} />
-    </section>
+        <span class="nni-more-line">
+          colours of
+          <Choice label="Range of the colours" testid={ids.valuesRange} value={studies.pixels.robust.value ? "1–99 %" : "all"} options={["1–99 %", "all"]} choose={(chosen) => (studies.pixels.robust.value = chosen !== "all")} />
+        </span>
+      </More>
+    </Form>
   );
 }
 

@@ -8,6 +8,7 @@ import { label, withoutLayers } from "../kernel/sites";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
 import { count, exact, real } from "../ui/format";
+import { Pick } from "../ui/Pick";
 import { ids } from "../ui/testids";
 import { Form, Now, Whole } from "./Parts";
 
@@ -24,36 +25,39 @@ export function ExamplesPanel({ store, site }: { store: Store; site: Site }) {
   const found = shown?.found ?? null;
   const wish = studies.wish.value;
   const here = found !== null && [found.site, withoutLayers(found.site)].includes(site.key);
-  const choose = (unit: number): void => {
-    if (here && found.axis === wish.axis && unit < found.units && store.replay.value === "") studies.ask("examples", { site: found.site, unit }, false);
-    else studies.change({ unit });
-  };
   // a saved page shows what was found, and nothing else can be asked for
   const same = here && found.unit === wish.unit && found.axis === wish.axis;
   const of = found && (store.replay.value !== "" || same) ? found : { ...wish, site: site.key, batch: 0 };
   const axis = of.axis === -1 ? "" : `, axis=${of.axis}`;
   return (
     <section class="nni-words-panel" aria-label="Examples">
-      <p class="nni-faint nni-small">
-        The inputs that excite one unit, head or channel. Compute searches the batch of the last forward pass; insp.examples(data, …) searches any data, and shows what it finds here.
-      </p>
-      <Form store={store} name="Search for examples" running={shown?.now.running ?? false} start={() => studies.ask("examples", { site: site.key }, true)}>
-        <Whole name="unit" value={wish.unit} testid={ids.examplesUnit} choose={choose} of={here ? found.units : undefined} />
-        <label>
-          of the
-          <select value={String(wish.axis)} data-testid={ids.examplesAxis} onChange={(event) => studies.change({ axis: Number(event.currentTarget.value) })}>
-            {AXES.map(([axis, name]) => (
-              <option key={axis} value={axis}>
-                {name}
-              </option>
-            ))}
-          </select>
-        </label>
-      </Form>
+      {!found && (
+        <p class="nni-faint">
+          Which inputs excite one unit, head or channel? Compute searches the batch that all panels look at; insp.examples(data, …) searches any data, and shows what it finds here.
+        </p>
+      )}
       <Now store={store} what="examples" now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Table store={store} found={found} />}
       <Python text={`insp.examples(${of.batch >= 0 ? "None" : "data"}, ${quoted(of.site)}, ${of.unit}${axis})`} testid={ids.examplesPython} />
     </section>
+  );
+}
+
+export function ExamplesOptions({ store, site }: { store: Store; site: Site }) {
+  const { studies } = store;
+  const shown = studies.examples.value;
+  const found = shown?.found ?? null;
+  const wish = studies.wish.value;
+  const here = found !== null && [found.site, withoutLayers(found.site)].includes(site.key);
+  const choose = (unit: number): void => {
+    if (here && found.axis === wish.axis && unit < found.units && store.replay.value === "") studies.ask("examples", { site: found.site, unit }, false);
+    else studies.change({ unit });
+  };
+  return (
+    <Form store={store} name="Search for examples" running={shown?.now.running ?? false} start={() => studies.ask("examples", { site: site.key }, true)}>
+      <Whole name="unit" value={wish.unit} testid={ids.examplesUnit} choose={choose} of={here ? found.units : undefined} />
+      <Pick label="Of which axis" testid={ids.examplesAxis} value={String(wish.axis)} options={AXES.map(([axis]) => axis)} word={(axis) => AXES.find(([one]) => one === axis)?.[1] ?? axis} choose={(axis) => studies.change({ axis: Number(axis) })} />
+    </Form>
   );
 }
 

@@ -8,6 +8,7 @@ import { label } from "../kernel/sites";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
 import { percent, real } from "../ui/format";
+import { More } from "../ui/More";
 import { ids } from "../ui/testids";
 import { dark } from "../ui/theme";
 import { ColourBar } from "../values/Legend";
@@ -30,23 +31,32 @@ export function LensPanel({ store }: { store: Store }) {
     wish.unembed && `unembed=${quoted(wish.unembed)}`,
     wish.norm && `norm=${norm}`,
   ].filter(Boolean);
-  const sites = (store.sites.value?.list ?? []).map((site) => site.key).filter((key) => key !== "");
   return (
     <section class="nni-words-panel" aria-label="Lens">
-      <p class="nni-faint nni-small">
-        The words that the model's own last norm and unembedding read from the residual stream after each layer.
-      </p>
-      <Examples store={store} />
-      <Form store={store} name="Compute a lens" running={shown?.now.running ?? false} start={() => studies.ask("lens", { example }, true)}>
-        <Token name="answer" hint="its own" value={wish.token} choose={(token) => studies.change({ token })} />
-        <Where name="unembed" value={wish.unembed} sites={sites} proposed={found?.unembed} choose={(unembed) => studies.change({ unembed })} />
-        <Where name="norm" value={wish.norm} sites={["none", ...sites]} proposed={found?.norm} choose={(norm) => studies.change({ norm })} />
-      </Form>
+      {!found && <p class="nni-faint">What would the model say after each layer? Compute reads the residual stream by the model's own last norm and unembedding.</p>}
       <Now store={store} what="lens" now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Grid store={store} lens={found} />}
+      <Examples store={store} />
       {found && <Parts store={store} />}
       <Python text={`insp.lens(${given.join(", ")})${ofExample(example)}`} testid={ids.lensPython} line={store.inputs.line} />
     </section>
+  );
+}
+
+export function LensOptions({ store }: { store: Store }) {
+  const { studies, inputs } = store;
+  const wish = studies.wish.value;
+  const shown = studies.lens.value;
+  const found = shown?.found;
+  const sites = (store.sites.value?.list ?? []).map((site) => site.key).filter((key) => key !== "");
+  return (
+    <Form store={store} name="Compute a lens" running={shown?.now.running ?? false} start={() => studies.ask("lens", { example: inputs.example.value }, true)}>
+      <More label="More about the lens">
+        <Token name="answer" hint="its own" value={wish.token} choose={(token) => studies.change({ token })} />
+        <Where name="unembed" value={wish.unembed} sites={sites} proposed={found?.unembed} choose={(unembed) => studies.change({ unembed })} />
+        <Where name="norm" value={wish.norm} sites={["none", ...sites]} proposed={found?.norm} choose={(norm) => studies.change({ norm })} />
+      </More>
+    </Form>
   );
 }
 

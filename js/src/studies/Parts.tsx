@@ -23,7 +23,7 @@ export function Form({ store, name, running, start, children }: FormProps) {
     if (!running) start();
   };
   return (
-    <form class="nni-words-bar nni-study-bar" noValidate aria-label={name} onSubmit={submit}>
+    <form class="nni-options" noValidate aria-label={name} onSubmit={submit}>
       {children}
       {running ? (
         <button type="button" class="nni-button" data-testid={ids.studyStop} onClick={() => store.studies.stop()}>

@@ -10,6 +10,7 @@ import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
 import { Choice } from "../ui/Choice";
 import { count, percent, real } from "../ui/format";
+import { Pick } from "../ui/Pick";
 import { ids } from "../ui/testids";
 import { ColourBar } from "../values/Legend";
 import { firstAxis, isDead, rangeOf } from "./cells";
@@ -19,12 +20,37 @@ const WORDS = { mean: "mean", std: "std", zeros: "zero_fraction" } as const;
 type Word = keyof typeof WORDS;
 const NAMES: Readonly<Record<string, string>> = { relu: "ReLU", gelu: "GELU", silu: "SiLU" };
 
+/** The axis along which the units of a site are shown. */
+function axisOf(store: Store, site: Site): number {
+  const chosen = store.unitsAxis.value;
+  return store.replay.value !== "" ? -1 : chosen.site === site.key ? chosen.axis : firstAxis(site);
+}
+
+export function UnitsOptions({ store, site }: { store: Store; site: Site }) {
+  const seen = store.looks.units.value;
+  const axes = seen?.site === site.key ? (seen.data?.header.axes ?? []) : [];
+  return (
+    <>
+      {store.replay.value === "" && axes.length > 1 && (
+        <Pick
+          label="The axis of the units"
+          testid={ids.unitsAxis}
+          value={String(axisOf(store, site))}
+          options={axes.map((_, i) => String(i - axes.length))}
+          word={(axis) => axes.at(Number(axis)) ?? axis}
+          choose={(axis) => (store.unitsAxis.value = { site: site.key, axis: Number(axis) })}
+        />
+      )}
+      <Choice label="Figure of each unit" testid={ids.unitFigure} value={store.unitFigure.value as Word} options={Object.keys(WORDS) as Word[]} choose={(word) => (store.unitFigure.value = word)} />
+    </>
+  );
+}
+
 export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
   // a held frame stays while the perturbations change
   const on = (store.state.value?.perturbations ?? []).map((p) => `${p.id} ${p.enabled} ${p.expression}`);
   const live = store.replay.value === "";
-  const chosen = store.unitsAxis.value;
-  const axis = !live ? -1 : chosen.site === site.key ? chosen.axis : firstAxis(site);
+  const axis = axisOf(store, site);
   useLook(store.looks, "units", site.key, [store.frame.value?.header.seq, ...on].join("\n"), axis);
   const seen = store.looks.units.value;
   const here = seen?.site === site.key && (seen.data === null || seen.data.header.axis === axis || seen.error) ? seen : null;
@@ -42,37 +68,7 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
   const below = patches && thumbnail(pictures, store.inputs.example.value);
   const picture = patches && below ? { of: below, patches } : null;
   return (
-    <section class="nni-section" aria-label="Units">
-      <div class="nni-heading nni-wrap">
-        <h4>Units of {live && axes.length > 1 ? "" : "the last axis"}</h4>
-        {live && axes.length > 1 && (
-          <select
-            aria-label="The axis of the units"
-            data-testid={ids.unitsAxis}
-            value={String(axis)}
-            onChange={(event) => (store.unitsAxis.value = { site: site.key, axis: Number(event.currentTarget.value) })}
-          >
-            {axes.map((name, i) => (
-              <option key={i} value={String(i - axes.length)}>
-                {name}
-              </option>
-            ))}
-          </select>
-        )}
-        {data && (
-          <span class="nni-faint nni-small">
-            {count(units + data.header.more)} units of {count(data.header.each)} values each{overBatch(axes, axis)}, {data.header.source}
-          </span>
-        )}
-        <span class="nni-grow" />
-        <Choice
-          label="Figure of each unit"
-          testid={ids.unitFigure}
-          value={figure}
-          options={Object.keys(WORDS) as Word[]}
-          choose={(word) => (store.unitFigure.value = word)}
-        />
-      </div>
+    <section aria-label="Units">
       {here?.error ? <p class="nni-bad nni-small">{here.error}</p> : null}
       {!data ? (
         <div class="nni-nothing">{here?.error ? "No units to show." : "Measuring, in a pass of its own …"}</div>
@@ -86,7 +82,10 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
             <span class="nni-grow" />
             <Python text={`insp.units(${quoted(site.key)}${axis === -1 ? "" : `, axis=${axis}`})`} />
           </div>
-          <p class="nni-faint nni-small nni-key">
+          <p class="nni-faint nni-small">
+            {count(units + data.header.more)} units of {count(data.header.each)} values each{overBatch(axes, axis)}, {data.header.source}
+          </p>
+          <p class="nni-faint nni-small">
             Crossed out: dead ({data.header.behind ? `off behind the ${NAMES[data.header.behind] ?? data.header.behind}` : "never anything but 0"}). Corner: has NaN or Inf.{data.header.more > 0 && ` ${count(data.header.more)} more units are left out.`}
           </p>
         </>

@@ -7,8 +7,8 @@ import { visible } from "../inputs/state";
 import type { Site } from "../kernel/protocol";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
-import { Choice } from "../ui/Choice";
 import { real } from "../ui/format";
+import { Pick } from "../ui/Pick";
 import { ids } from "../ui/testids";
 import { rangeOf } from "../values/cells";
 import { ColourBar } from "../values/Legend";
@@ -29,6 +29,43 @@ const TOLD: Readonly<Record<Figure, string>> = {
 };
 const NONE = new Float64Array();
 
+export function WordsOptions({ store }: { store: Store }) {
+  const state = store.words;
+  const [data, figure, unit] = [state.data.value, state.figure.value, state.unit.value];
+  const options = [...(data?.figures.keys() ?? (["norm"] as const))] as Figure[];
+  const axes = data?.header.axes ?? [];
+  const able = axes.filter((name) => name !== "");
+  return (
+    <>
+      <Pick label="Colour of the words" testid={ids.wordsFigure} value={figure} options={options.includes(figure) ? options : [figure]} word={(one) => NAMES[one]} choose={(one) => (state.figure.value = one)} />
+      {figure === "unit" && data && (
+        <label title={`unit, of ${data.header.units}`}>
+          <input
+            type="number"
+            class="nni-study-number"
+            aria-label={`unit, of ${data.header.units}`}
+            min={0}
+            max={data.header.units - 1}
+            value={unit}
+            data-testid={ids.wordsUnit}
+            onInput={(event) => event.currentTarget.value !== "" && state.setUnit(Number(event.currentTarget.value))}
+          />
+        </label>
+      )}
+      {data && store.replay.value === "" && able.length > (data.header.along === null ? 0 : 1) && (
+        <Pick
+          label="Tokens along"
+          testid={ids.wordsAxis}
+          value={axes[data.header.along ?? -1] ?? ""}
+          options={data.header.along === null ? ["", ...able] : able}
+          word={(name) => name || "tokens along …"}
+          choose={(name) => name !== "" && state.setAxis(axes.indexOf(name))}
+        />
+      )}
+    </>
+  );
+}
+
 export function WordsPanel({ store, site }: { store: Store; site: Site }) {
   const { words: state, inputs } = store;
   const batch = inputs.inputs.value;
@@ -42,40 +79,10 @@ export function WordsPanel({ store, site }: { store: Store; site: Site }) {
   const hue = figure.startsWith("gradient") ? "orange" : "blue";
   const range = useMemo(() => ({ ...rangeOf({ mean: values ?? NONE, low: null, high: null }, false), hue }) as const, [values, hue]);
   const words = inputs.words(example);
-  const options = [...(data?.figures.keys() ?? ["norm"] as const)].map((name) => NAMES[name as Figure]);
-  const choose = (name: string): void => {
-    state.figure.value = (Object.keys(NAMES) as Figure[]).find((one) => NAMES[one] === name) ?? "norm";
-  };
   const along = data && data.header.axis !== null ? `, axis=${data.header.axis}` : "";
   const code = `insp.words(${quoted(site.key)}${example > 0 ? `, ${example}` : ""}${unit > 0 ? `, unit=${unit}` : ""}${along})`;
-  const axes = data?.header.axes ?? [];
-  const able = axes.filter((name) => name !== "");
   return (
     <section class="nni-words-panel" aria-label="Words">
-      <div class="nni-words-bar">
-        <Choice label="Colour of the words" testid={ids.wordsFigure} value={NAMES[figure]} options={options} choose={choose} />
-        {figure === "unit" && data && (
-          <label>
-            unit
-            <input
-              type="number"
-              min={0}
-              max={data.header.units - 1}
-              value={unit}
-              data-testid={ids.wordsUnit}
-              onInput={(event) => event.currentTarget.value !== "" && state.setUnit(Number(event.currentTarget.value))}
-            />
-            <span class="nni-faint">of {data.header.units}</span>
-          </label>
-        )}
-        {data && store.replay.value === "" && able.length > (data.header.along === null ? 0 : 1) && (
-          <span>
-            tokens along{" "}
-            <Choice label="Axis of the tokens" testid={ids.wordsAxis} value={axes[data.header.along ?? -1] ?? ""} options={able} choose={(name) => state.setAxis(axes.indexOf(name))} />
-          </span>
-        )}
-      </div>
-      <p class="nni-faint nni-small nni-words-source">{data && values ? `${TOLD[figure]} ${data.header.source}` : state.busy.value ? "Computing this module's values…" : ""}</p>
       {state.problem.value !== "" && (
         <p class="nni-unseen" role="status" data-testid={ids.wordsProblem}>
           {state.problem.value}
@@ -95,6 +102,7 @@ export function WordsPanel({ store, site }: { store: Store; site: Site }) {
       <div class="nni-legend">{values ? <ColourBar range={range} /> : null}</div>
       <Examples store={store} />
       {batch && batch.positions > words.length && <p class="nni-faint nni-small">The first {words.length} of {batch.positions} words.</p>}
+      <p class="nni-faint nni-small nni-words-source">{data && values ? `${TOLD[figure]} ${data.header.source}` : state.busy.value ? "Computing this module's values…" : ""}</p>
       <Python text={code} testid={ids.wordsPython} line={store.inputs.line} />
     </section>
   );

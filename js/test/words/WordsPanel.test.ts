@@ -71,7 +71,9 @@ it("lets one choose the axis of the words where there are several, and says it i
   expect(find(ids.wordsAxis)).toBeNull();
   const axes = ["", "", "query", "key"];
   const choose = async (name: string): Promise<void> => {
-    [...find(ids.wordsAxis)!.querySelectorAll("button")].find((one) => one.textContent === name)!.click();
+    const axis = find(ids.wordsAxis) as HTMLSelectElement;
+    axis.value = name;
+    axis.dispatchEvent(new Event("change", { bubbles: true }));
     await settle();
   };
   find(ids.example(1))!.click();
