@@ -66,6 +66,7 @@ def test_a_convolution_by_the_keyboard(tmp_path):
         assert shown == notebook.ask("float(insp.values('conv')[0, 1, 2, 2])")
 
         # another picture of the batch, by its slider: the same place, another value
+        view.open("nni-more")
         view.part("nni-values-index-batch").fill("3")
         expect(exact).to_have_attribute("data-place", "batch 3, height 1, width 2, channel 2")
         wanted = notebook.ask("float(insp.values('conv')[3, 1, 2, 2])")
@@ -74,19 +75,22 @@ def test_a_convolution_by_the_keyboard(tmp_path):
         # another by a look at the batch: all panels follow, and the map lies over the picture
         expect(view.part("nni-examples")).to_have_attribute("data-value", "3")
         view.part("nni-example-2").click()
+        view.open("nni-more")
         expect(view.part("nni-values-index-batch")).to_have_value("2")
+        notebook.page.keyboard.press("Escape")
         wanted = notebook.ask("float(insp.values('conv')[2, 1, 2, 2])")
         view.wait("nni-value-exact", "value === arg", wanted)
         view.part("nni-values-thumbnail").wait_for()
-        before = pixels(picture)
+        over = view.root.locator(".nni-bigs figure").last
+        before = pixels(over)
         view.part("nni-values-share").fill("0.5")
         expect(view.part("nni-values-share")).to_have_value("0.5")
-        assert pixels(picture) != before
+        assert pixels(over) != before
 
         # an array of which only blocks are shown: the value under the crosshair is exact
         view.row("wide").click()
         expect(view.part("nni-values-left-out")).to_contain_text("3.84 M values")
-        view.part("nni-values-view").get_by_role("button", name="heatmap").click()
+        view.part("nni-values-view").select_option("heatmap")
         expect(view.part("nni-values-left-out")).to_contain_text("the mean of")
         picture.focus()
         for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
@@ -101,6 +105,7 @@ def test_a_convolution_by_the_keyboard(tmp_path):
         # a perturbation, from Python: the screen shows the perturbed values
         notebook.ask("insp.perturb('wide', nni.Scale(0.5)).id")
         view.wait("nni-value-exact", "value === arg", wanted / 2)
+        view.open("nni-more")
         expect(view.part("nni-values-clean")).to_have_attribute("data-value", "perturbed")
         view.part("nni-values-clean").get_by_role("button", name="clean").click()
         view.wait("nni-value-exact", "value === arg", wanted)
@@ -112,8 +117,10 @@ def test_a_convolution_by_the_keyboard(tmp_path):
         # that of plain flax
         view.part("nni-remove").click()
         view.row("conv").click()
-        view.part("nni-values-view").get_by_role("button", name="images").click()
+        view.part("nni-values-view").select_option("images")
+        view.open("nni-more")
         view.part("nni-edit-mask").click()
+        notebook.page.keyboard.press("Escape")
         box = picture.locator("canvas").bounding_box()
         assert box is not None
         corners = []
