@@ -89,6 +89,12 @@ def names_of_inputs(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
     return jaxpr.debug_info.func_src_info, names if len(names) == len(jaxpr.invars) else ()
 
 
+def names_of_results(jaxpr: Any) -> tuple[str, ...]:
+    """What a bare jaxpr calls each output: `"result[0]['a']"`; none if jax knows none."""
+    names = tuple(jaxpr.debug_info.result_paths or ())
+    return names if len(names) == len(jaxpr.outvars) else ()
+
+
 def vmaps_here() -> list[Any]:
     """The identity of each `vmap` that is being traced here, innermost first.
 

@@ -40,7 +40,7 @@ from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.inspector.passes.trials import Shown, Trial
 from nnx_inspector.inspector.values.kept import KeptValues
 from nnx_inspector.inspector.values.opening import Opening, attentions
-from nnx_inspector.live.figures import Observer, gauges_of
+from nnx_inspector.live.figures import Observer, gauges_of, ratios_of
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.perturbations.slots import CLEAN, Setting
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
@@ -68,6 +68,7 @@ class Core:
     Attributes:
         entry: how the model is called in a pass without a loss.
         given: the sites that the user selected.
+        parameters: whether parameters are measured.
         selection: the sites that are shown.
         watched: the model that loops watch, as the user gave it.
         model: the same model, with the state that passes use.
@@ -120,6 +121,7 @@ class Core:
         self.recorder = Worker("nnx_inspector.recording", weakly(self._not_recorded))
         self.studying = threading.Lock()
         self.closed = self.looping = self.pending = False
+        self.parameters = True
         self.step = 0
         self.parts: tuple[object, ...] = ()
         self.recording = Recording()
@@ -406,11 +408,13 @@ class Core:
         `states` are samples of parameters and statistics, for figures over the steps.
         """
         with self.lock:
-            figures = None
-            if states is not None:
-                gauges = gauges_of(record, self.stacks)
-                figures = self._observer.figures(gauges, states, follow=False)
-            summaries = {**record.merged(), **layers_of(record, self.stacks)}
+            figures, held = None, record.parameters if self.parameters else {}
+            if states is not None or held:
+                gauges, ratios = gauges_of(record, self.stacks), ratios_of(held)
+                figures = self._observer.figures(gauges, states or {}, follow=False, ratios=ratios)
+            of_parameters = {path: one.recorded() for path, one in held.items()}
+            layers = layers_of(record, self.stacks)
+            summaries: Mapping[str, Any] = {**record.merged(), **layers, **of_parameters}
             self.record_pass(self.step, summaries, kind=kind, setting=setting, figures=figures)
             if metrics:
                 self.metrics.add(self.step, metrics)

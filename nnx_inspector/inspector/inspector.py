@@ -74,6 +74,7 @@ class Inspector(Readings):
             its shape and range. False shows none.
         labels: the names of the classes, for the examples and the predictions. Values of another
             kind (`decode=True`, `labels=y`) are keywords of the call, as are all others.
+        parameters: whether passes and steps measure the parameters, their gradients and updates.
         display: whether to show the widget at once when running in a notebook.
         kwargs: keyword arguments of the example.
 
@@ -113,9 +114,12 @@ class Inspector(Readings):
         tokens: str | int | Any = None,
         images: str | int | Any = None,
         labels: Names | Any = None,
+        parameters: bool | Any = True,
         display: bool = True,
         **kwargs: Any,
     ):
+        if not isinstance(parameters, bool):
+            kwargs["parameters"], parameters = parameters, True
         inputs, others = inputs_of(f, decode=decode, tokens=tokens, images=images, labels=labels)
         kwargs |= others
         with passing_on(others):
@@ -125,21 +129,16 @@ class Inspector(Readings):
             example = Trial(args, kwargs, entry=entry)
             with saying_if_ensemble(model), uncollected():
                 self._core = core = Core(model, selection, example, inputs)
+        core.parameters = parameters
         self._rerun = Reruns(core)
         self._loops = Loops(core, self._rerun)
         self._targets = Targets(core, self._rerun)
         self._sweeps = Sweeps(core)
         self._studies = Studies(core)
         self._pages, self._opening = Pages(core), core.opening
-        self._commands = Commands(
-            core,
-            targets=self._targets,
-            sweeps=self._sweeps,
-            studies=self._studies,
-            pages=self._pages,
-            opening=self._opening,
-            rerun=self._rerun,
-        )
+        parts: Any = {"targets": self._targets, "sweeps": self._sweeps, "studies": self._studies}
+        parts |= {"pages": self._pages, "opening": self._opening, "rerun": self._rerun}
+        self._commands = Commands(core, **parts)
         self._diagnosing = Diagnosing(core, self._loops)
         core.parts = (self._commands, self._diagnosing, Brief(core))
         show_inputs(core)

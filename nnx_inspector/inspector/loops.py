@@ -109,7 +109,8 @@ class Loops:
         core, how = self._core, dict[str, Any](gradients=gradients, tree=tree)
         key = (core.selection, gradients, None if only is None else Selection(only), tree)
         if key not in self._sessions:
-            session = Session(core.watched, only=core.selection.terms, measured=only, **how)
+            how |= {"parameters": core.parameters, "measured": only}
+            session = Session(core.watched, only=core.selection.terms, **how)
             session.on_armed = weakly(self._armed)
             self._sessions[key] = session
         return self._sessions[key]  # reused, because its programs are compiled

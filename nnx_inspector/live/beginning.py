@@ -7,7 +7,9 @@ differentiates nothing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.flax_graphs import hold
 from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.sites import Path, site_key
 from nnx_inspector.hooks.variables import contents
@@ -24,17 +27,36 @@ from nnx_inspector.program.structure import is_observable, is_whole
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, ParameterFacts
 from nnx_inspector.stats.measure_gauges import is_sampled
 
+Held = dict[str, tuple[nnx.Variable[Any], jax.Array]]
+"""Path -> a Variable and its array."""
 
-def held_by_call(context: Context) -> dict[str, jax.Array]:
+
+def held_by_call(context: Context) -> Held:
     """The sampled parameters of a call's module, by their paths."""
-    held: dict[str, jax.Array] = {}
+    held: Held = {}
     if context.kind != "method" or context.path is None:
         return held
     for path, variable, value in contents(context.module):
         is_kept = isinstance(variable, (nnx.Param, nnx.BatchStat))
         if is_kept and isinstance(value, jax.Array) and is_sampled(value):
-            held[path_within(context, path)] = value
+            held[path_within(context, path)] = variable, value
     return held
+
+
+@contextlib.contextmanager
+def reading(held: Held, named: Callable[[str, jax.Array], jax.Array]) -> Iterator[None]:
+    """A context in which Variables hold other names of their arrays, for a call that reads them.
+    Afterwards they have their own again, unless the call has written to them.
+    """
+    new = [(variable, value, named(path, value)) for path, (variable, value) in held.items()]
+    try:
+        for variable, _, named_value in new:
+            hold(variable, named_value)
+        yield
+    finally:
+        for variable, value, named_value in new:
+            if variable.get_raw_value() is named_value:
+                hold(variable, value)
 
 
 def arguments_of(args: Any, kwargs: Any) -> list[jax.Array]:

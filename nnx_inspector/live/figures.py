@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from nnx_inspector.program.editing.functions import UNIT
 from nnx_inspector.recordings.facts import UNKNOWN, Figures
-from nnx_inspector.recordings.layers import Stack, layer_key
-from nnx_inspector.records.record import Record
+from nnx_inspector.recordings.layers import Stack, holder_of, layer_key
+from nnx_inspector.records.record import Parameter, Record
 from nnx_inspector.stats.gauges import (
     IDS,
     LENGTH,
     OF_IDS,
+    PARAMETER_FIGURES,
     STATE_HEAD,
     STATE_LENGTH,
     VARIED,
@@ -36,6 +38,8 @@ Gauges = Mapping[str, Sequence[Any]]
 """Site -> the gauges of its calls, each `[..., LENGTH]`."""
 States = Mapping[str, Any]
 """Path of a parameter -> its state, `[STATE_LENGTH]`."""
+_NO_STACKS: Mapping[str, Stack] = {}
+_NO_RATIOS: Mapping[str, float] = {}
 _UNKNOWN = np.full(STATE_LENGTH, np.nan, np.float32)
 """The state of a parameter that no pass has sent."""
 
@@ -78,6 +82,36 @@ def told_gauges(
     return out
 
 
+def update_ratios(
+    moves: Mapping[str, Any], stacks: Mapping[str, Stack] = _NO_STACKS
+) -> dict[str, float]:
+    """The update ratio of each parameter, also of single layers, by the sums of squares of its
+    update and of its value; Inf if only the value was 0.
+    """
+    out: dict[str, float] = {}
+    for path, sums in moves.items():
+        rows = np.asarray(sums, np.float64).reshape(-1, 2)
+        out[path] = _ratio(rows.sum(axis=0))
+        stack = stacks.get(holder_of(path, stacks) or "") if len(rows) > 1 else None
+        if stack is not None and stack.length == len(rows):
+            out |= {layer_key(path, i): _ratio(rows[i]) for i in range(stack.layers)}
+    return out
+
+
+def ratios_of(parameters: Mapping[str, Parameter]) -> dict[str, float]:
+    """The same of the parameters of a record, as far as an optimizer was given."""
+    found = ((path, one.update, one.value.merged().norm) for path, one in parameters.items())
+    sizes = ((path, update.merged().norm, norm) for path, update, norm in found if update)
+    return {p: _ratio(np.square([size / UNIT, norm])) for p, size, norm in sizes}
+
+
+def _ratio(sums: Any) -> float:
+    change, value = np.sqrt(sums).tolist()
+    if not (math.isfinite(change) and math.isfinite(value)):
+        return math.nan
+    return change * UNIT / value if value else math.inf if change else 0.0
+
+
 class Observer:
     """Makes the figures of successive passes, and remembers the last parameters."""
 
@@ -93,6 +127,7 @@ class Observer:
         *,
         follow: bool = True,
         differentiated: Set[str] | None = None,
+        ratios: Mapping[str, float] = _NO_RATIOS,
     ) -> Figures:
         """The figures of a pass.
 
@@ -103,6 +138,7 @@ class Observer:
                 the loop, which is not part of its history.
             differentiated: the paths of the parameters with respect to which the pass is
                 differentiated; None for those whose gradient was measured.
+            ratios: the update ratios of parameters, where updates were seen.
         """
         calls = [self._calls(site, vectors, states) for site, vectors in gauges.items()]
         numbers, rows, masks = read(calls)
@@ -125,11 +161,16 @@ class Observer:
         if follow:
             self._follow(list(states), now, np.array(before), rows_of_parameters)
             self._before.update(zip(states, now, strict=True))
+        others = [path for path in ratios if path not in states]  # layers of stacks
+        paths = [*states, *others]
+        unknown = np.full((len(others), len(PARAMETER_FIGURES)), np.nan, np.float32)
+        rows_of_parameters = np.concatenate([rows_of_parameters, unknown])
+        figure_of(rows_of_parameters, "update")[:] = [ratios.get(p, np.nan) for p in paths]
         return Figures(
             sites=self._shared(names[i] for i in numbers),
             rows=rows,
             masks=masks,
-            parameters=self._shared(states),
+            parameters=self._shared(paths),
             parameter_rows=rows_of_parameters,
             varied=UNKNOWN if told is None else int(np.any(np.asarray(told)[..., AT])),
         )

@@ -29,7 +29,7 @@ from nnx_inspector._compat.launching.rules import noting_rules, rule_here
 from nnx_inspector.hooks.layers import Context, open_layers, opened, restore_layers
 from nnx_inspector.hooks.sites import CALL, parse_key
 from nnx_inspector.hooks.variables import contents
-from nnx_inspector.live.beginning import arguments_of, held_by_call, path_within
+from nnx_inspector.live.beginning import Held, arguments_of, held_by_call, path_within, reading
 from nnx_inspector.live.messages import Begun, listeners
 from nnx_inspector.perturbations.apply import parameter_rules
 from nnx_inspector.perturbations.slots import (
@@ -50,6 +50,7 @@ from nnx_inspector.program.marks import (
     OUTPUT,
     Change,
     given,
+    held,
     mark,
     mark_arguments,
     mark_tree,
@@ -128,6 +129,7 @@ class Watch:
     unmeasured: tuple[str, ...]
     gradients: bool
     places: tuple[Place, ...]
+    parameters: bool = True
     inside: bool = False
     aside: int = 0
 
@@ -151,8 +153,13 @@ class Watch:
                 return dataclasses.replace(self, aside=0)(next_fun, args, kwargs, context)
             inside = dataclasses.replace(self, inside=True)
             with self._replaced_by(inside):
-                run = self._begin(args, kwargs, context)
-                with _running(self.session, run), self._parameters(run, context):
+                with opened(()):
+                    those = held_by_call(context)
+                run = self._begin(those, args, kwargs, context)
+                named = functools.partial(self._named, run)
+                mine = {path: those[path] for path in run.begun.weights}
+                perturbed = self._parameters(run, context)
+                with _running(self.session, run), reading(mine, named), perturbed:
                     return inside(next_fun, args, kwargs, context)
         how: dict[str, Any] = {"owner": self.owner, "site": site}
         start, run.entered = len(run.bound) if run.entered else 0, True
@@ -176,23 +183,31 @@ class Watch:
         run.bound.extend(filter(jit.is_tracer, jax.tree.leaves(out, is_leaf=is_whole)))
         return out
 
-    def _begin(self, args: Any, kwargs: Any, context: Context) -> Run:
+    def _named(self, run: Run, path: str, value: jax.Array) -> jax.Array:
+        """A parameter, whose gradient is marked."""
+        if not self.gradients or not jit.is_tracer(value):
+            return value
+        return held(value, site=path, call=run.number, owner=self.owner)
+
+    def _begin(self, those: Held, args: Any, kwargs: Any, context: Context) -> Run:
         """Name the place where a pass begins.
 
         Its operands are the parameters and the arguments, of which a measured pass takes samples.
         """
         number = next(_numbers)
         with opened(()):
-            held = held_by_call(context)
+            values = {path: value for path, (_, value) in those.items()}
+            weights = (p for p, (v, _) in those.items() if isinstance(v, nnx.Param))
             begun = Begun(
                 session=self.session,
                 site=context.site or "",
-                paths=tuple(held),
-                parameters=_differentiable(context, held),
+                paths=tuple(values),
+                parameters=_differentiable(context, values),
+                weights=frozenset(weights if self.parameters else ()),
                 call=call_in_shapes(context, args, kwargs) if context.kind == "method" else None,
                 type_name=context.type_name,
             )
-            operands = [np.float32(0), *held.values(), *arguments_of(args, kwargs)]
+            operands = [np.float32(0), *values.values(), *arguments_of(args, kwargs)]
         how = {"owner": self.owner, "site": begun.site, "part": BEGIN, "call": number}
         token, *_ = mark.bind(*operands, structure=None, begun=begun, **how)
         run = Run(number, begun, ensemble_of(context.module), bound=[token])

@@ -47,6 +47,7 @@ class Begun:
         site: the module that is called.
         paths: the paths of the parameters of which a measured pass takes samples.
         parameters: those of them that a step may be differentiated by.
+        weights: those of them that are measured as a whole; none if the user wants none.
         call: the call in shapes; None if it cannot be described.
         type_name: the class of that module.
         reached: the perturbed parameters; see `Reached`.
@@ -57,6 +58,7 @@ class Begun:
     site: str
     paths: tuple[str, ...]
     parameters: frozenset[str]
+    weights: frozenset[str]
     call: WatchedCall | None
     type_name: str
     reached: set[Any] = dataclasses.field(default_factory=lambda: set[Any]())
@@ -65,11 +67,15 @@ class Begun:
     @property
     def of_any_call(self) -> Begun:
         """What stands for all calls with these parameters."""
-        return _of_any_call(self.session, self.site, self.paths, self.parameters)
+        return _of_any_call(self.session, self.site, self.paths, self.parameters, self.weights)
 
 
 @functools.lru_cache(maxsize=64)
 def _of_any_call(
-    session: int, site: str, paths: tuple[str, ...], parameters: frozenset[str]
+    session: int,
+    site: str,
+    paths: tuple[str, ...],
+    parameters: frozenset[str],
+    weights: frozenset[str],
 ) -> Begun:
-    return Begun(session, site, paths, parameters, None, "")
+    return Begun(session, site, paths, parameters, weights, None, "")

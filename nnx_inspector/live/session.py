@@ -26,7 +26,7 @@ from nnx_inspector.hooks.dispatch import Tagged, hooking
 from nnx_inspector.hooks.layers import TAP_OUTPUT, Layer
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sites, site_key
-from nnx_inspector.live.figures import Observer, told_gauges
+from nnx_inspector.live.figures import Observer, told_gauges, update_ratios
 from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.inbox import Arrived, Inbox, Message, Taken
 from nnx_inspector.live.messages import Reached, listeners
@@ -38,7 +38,13 @@ from nnx_inspector.live.programs.whose import Whose
 from nnx_inspector.opening import Opening, held
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, has_room
 from nnx_inspector.recordings.facts import Figures
-from nnx_inspector.recordings.layers import Stack, leaf_of, one_of, told_apart
+from nnx_inspector.recordings.layers import (
+    PARAMETER_QUANTITIES,
+    Stack,
+    leaf_of,
+    one_of,
+    told_apart,
+)
 from nnx_inspector.stats.summary import Summary
 
 _numbers = itertools.count(1)
@@ -118,6 +124,7 @@ class Session:
         only: the selected sites.
         gradients: whether cotangents are measured.
         measured: the selected sites that are measured; the others can only be perturbed.
+        parameters: whether parameters, their gradients and updates are measured.
         tree: which of several trees of the model's structure is the model; see `Whose`.
 
     Attributes:
@@ -137,6 +144,7 @@ class Session:
         only: Only = None,
         gradients: bool = True,
         measured: Only = None,
+        parameters: bool = True,
         tree: int | None = None,
     ):
         self.number, self._tree = 0, tree
@@ -151,7 +159,7 @@ class Session:
         if not self.selection.matches((), CALL, model):  # but a pass is the model's call
             self.measured = self.measured or self.selection
             self.selection = Selection((*self.selection.terms, ""))
-        self.gradients = gradients
+        self.gradients, self.parameters = gradients, parameters
         self.besides: tuple[str, ...] = ()
         self.stacks: Mapping[str, Stack] = {}
         self.keys: list[str] = []
@@ -301,7 +309,7 @@ class Session:
         if self._scope.readings != self._readings:
             self._read_keys()
         keys = tuple(self.keys)
-        watch = Watch(self.number, keys, self._unmeasured, self.gradients, places)
+        watch = Watch(self.number, keys, self._unmeasured, self.gradients, places, self.parameters)
         return Layer(watch, TAP_OUTPUT, self.selection, self._scope, watches=True)
 
     @property
@@ -451,7 +459,7 @@ class Session:
         out: dict[str, dict[str, Summary]] = {}
         for site, own in found.items():
             for key in dict.fromkeys((site, *own)):
-                for quantity in ("input", "output", "gradient"):
+                for quantity in ("input", "output", "gradient", *PARAMETER_QUANTITIES):
                     if (key, quantity) in parts:
                         out.setdefault(key, {})[quantity] = one_of(parts[key, quantity])
         return {**out, **layers}
@@ -465,7 +473,9 @@ class Session:
             states = {**one.sent.states, **states}  # the first pass takes precedence
             for site, vectors in told_gauges(one.sent.gauges, self.stacks).items():
                 gauges.setdefault(site, []).extend(vectors)
-        return self._observer.figures(gauges, states, differentiated=differentiated)
+        moves = {path: sums for one in reversed(passes) for path, sums in one.sent.moves.items()}
+        how: Any = {"differentiated": differentiated, "ratios": update_ratios(moves, self.stacks)}
+        return self._observer.figures(gauges, states, **how)
 
     def take_passes(self) -> list[Taken]:
         """Like `take`, but each pass separately."""

@@ -32,6 +32,9 @@ OUTPUT, INPUT, CHANGE, GRADIENT, BEGIN = "output", "input", "change", "gradient"
 before and after the call (the first two operands), the gradient of an array that it returns, or the
 place where the call begins."""
 
+PARAMETER = "(parameter)"
+"""Stands for the name of an array in what says of which array a gradient is: of a parameter."""
+
 mark = Primitive("nnx_inspector_mark")
 mark.multiple_results = True
 mark.def_abstract_eval(lambda *avals, **_: list(avals))
@@ -235,6 +238,7 @@ def mark_arguments(args: Any, kwargs: Any, context: Context, **params: Any) -> t
 # --------------------------------------------------------------- gradients
 
 _seeded = Primitive("nnx_inspector_seeded")
+_held = Primitive("nnx_inspector_held")
 _link = Primitive("nnx_inspector_link")
 _nothing = Primitive("nnx_inspector_nothing")
 _axes = Primitive("nnx_inspector_axes")
@@ -297,13 +301,31 @@ def _batch_seeded(primitive: Primitive, args: Any, dims: Any, *, how: Any) -> An
     return primitive.bind(*args, how=tuple(params.items())), dims[0]
 
 
-for _identity in (_seeded, _link):
+def _held_jvp(primals: Any, tangents: Any, *, how: Any) -> Any:
+    ((x,), (t,)) = primals, tangents
+    out = _held.bind(x, how=how)
+    return out, t if type(t) is ad.Zero else _link.bind(t, how=how)
+
+
+def held(x: jax.Array, *, site: str, call: int, owner: Any) -> jax.Array:
+    """A parameter as a call reads it, whose gradient gets a mark: the cotangent of all that the
+    call makes of it. `site` is its path. It is the only operand: together with others it would
+    depend on them, and leave a loop over microbatches no constant of that loop.
+    """
+    of = (call, -1), PARAMETER
+    members = members_in([x])
+    how = {"owner": owner, "site": site, "of": of, "mapped": ((),), "members": members}
+    return _held.bind(x, how=tuple(how.items()))
+
+
+for _identity in (_seeded, _link, _held):
     _identity.def_impl(lambda x, *_, how: x)
     _identity.def_abstract_eval(lambda x, *_, how: x)
     mlir.register_lowering(_identity, lambda ctx, x, *_, how: [x])
     batching.primitive_batchers[_identity] = functools.partial(_batch_seeded, _identity)
 ad.primitive_jvps[_seeded] = _seeded_jvp
 ad.primitive_jvps[_link] = _link_jvp
+ad.primitive_jvps[_held] = _held_jvp
 ad.primitive_transposes[_link] = _link_transpose
 _axes.def_impl(lambda _: jnp.zeros((), jnp.float32))
 _axes.def_abstract_eval(lambda _: ShapedArray((), jnp.dtype("float32")))

@@ -22,10 +22,11 @@ from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.sharding import placed
 from nnx_inspector.program.analysis.error_notes import note_equation
-from nnx_inspector.program.editing.bodies import ENTER, Edited
+from nnx_inspector.program.editing.bodies import ENTER, Edited, see_moves
 from nnx_inspector.program.editing.body import PRESENT, SEED, Body, Editor, Key
 from nnx_inspector.program.editing.packed import Layout, Small, joined, taken_apart
 from nnx_inspector.program.editing.slots import Output, each_slot, is_slot, read
+from nnx_inspector.program.editing.updates import results_of
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.survey import Marked, Survey, depths_of, survey
 from nnx_inspector.stats.summary import Summary
@@ -115,6 +116,7 @@ def rewritten(
     how: Any = {"tickets": tickets, "most_rows": most_rows, "apart": apart}
     body = Body(Editor(plan, seeds, ENTER, depths=depths_of(found), **how), found)
     body.edit()
+    see_moves(body, lambda inputs: results_of(found.jaxpr, inputs))
     body.finish(None)
     layout = _join(body) if join and body.fields else None
     keys = sorted(body.places, key=lambda key: key != SEED)

@@ -33,6 +33,10 @@ _COLOURS: Final = {
     "parameter": "118, 131, 143",
     "parameter_gradient": "205, 100, 20",
 }
+_GRADIENT_OF: Final[dict[Quantity, Quantity]] = {
+    "output": "gradient",
+    "parameter": "parameter_gradient",
+}
 _BANDS: Final = ((0, 6), (1, 5), (2, 4))
 _MEDIAN: Final = 3
 _SYMLOG: Final = "value (symmetric log)"
@@ -67,8 +71,10 @@ def figure(
 
     Args:
         recording: the recording to draw.
-        site: a site key, as in `recording.sites`.
-        quantity: "output", "gradient" or "input".
+        site: a site key, as in `recording.sites`, or the path of a parameter, as in
+            `recording.parameters`.
+        quantity: "output" (of a parameter its value), "gradient", "input" or
+            "parameter_gradient".
         scale: the axis of the histograms: "symlog" (as in the heatmap: equal steps of the
             logarithm, linear around zero) or "linear".
 
@@ -89,10 +95,12 @@ def figure(
 
     if scale not in ("symlog", "linear"):
         raise ValueError(f"scale must be 'symlog' or 'linear', got {scale!r}.")
-    newest = _newest(recording, site, quantity)
-    gradient = _newest_or_none(recording, site, "gradient") if quantity == "output" else None
+    if quantity == "output" and site in recording.parameters and site not in recording.sites:
+        quantity = "parameter"
+    newest, other = _newest(recording, site, quantity), _GRADIENT_OF.get(quantity, quantity)
+    gradient = _newest_or_none(recording, site, other) if other != quantity else None
     steps = _steps(recording, site, quantity)
-    panels = [(quantity, *newest)] + ([("gradient", *gradient)] if gradient else [])
+    panels = [(quantity, *newest)] + ([(other, *gradient)] if gradient else [])
     titles = [_title(name, item, summary) for name, item, summary in panels]
     titles += [f"{quantity} over the steps", f"percentiles of the {quantity}"]
 

@@ -40,6 +40,9 @@ _LAYER: Final = re.compile(r"((?:[^\\@]|\\.)*?)\[(\d+)\](@.*)?", re.DOTALL)
 _RESERVED, _ESCAPED = r"([\\/:\[@()])", r"\\\1"
 _OPERATION: Final = re.compile(r"((?:[^\\@]|\\.)*)(@.*)?", re.DOTALL)
 
+PARAMETER_QUANTITIES: Final = ("parameter", "parameter_gradient")
+"""The quantities of a pass that are measured of parameters, under their paths."""
+
 Summaries = dict[str, dict[str, Summary]]
 """Site -> quantity -> summary."""
 
@@ -280,9 +283,11 @@ def told_apart(told: Told, stacks: Mapping[str, Stack]) -> tuple[Summaries, set[
     unknown: set[str] = set()
     for one in told:
         for (site, quantity), found in one.items():
-            whole, _ = leaf_of(site)
-            stack = stacks.get(whole)
+            whole, of_parameter = leaf_of(site)[0], quantity in PARAMETER_QUANTITIES
+            stack = stacks.get((holder_of(site, stacks) or "") if of_parameter else whole)
             if stack is None:
+                continue
+            if of_parameter and not all(stack.has_rows_in(summary.rows) for summary in found):
                 continue
             if not all(stack.has_rows_in(summary.rows) for summary in found):
                 unknown.add(whole)
@@ -290,7 +295,8 @@ def told_apart(told: Told, stacks: Mapping[str, Stack]) -> tuple[Summaries, set[
             for layer in range(stack.layers):
                 rows = (summary.row(layer) for summary in found)
                 # a layer that no cotangent reached has an empty row
-                reached = [row for row in rows if quantity != "gradient" or np.any(row.bins)]
+                graded = quantity in ("gradient", "parameter_gradient")
+                reached = [row for row in rows if not graded or np.any(row.bins)]
                 parts.setdefault((layer_key(site, layer), quantity), []).extend(reached)
     out: Summaries = {}
     for (key, quantity), summaries in sorted(parts.items(), key=lambda item: _rank(item[0][0])):

@@ -105,8 +105,6 @@ Quantity = Literal["output", "gradient", "input", "parameter", "parameter_gradie
 path of a parameter, its value when the pass began, or its gradient."""
 
 QUANTITIES: Final[tuple[str, ...]] = get_args(Quantity)
-PARAMETER_QUANTITIES: Final = ("parameter", "parameter_gradient")
-"""Those of parameters."""
 
 
 def check_site(site: str, sites: Sequence[str]) -> None:

@@ -26,8 +26,8 @@ from nnx_inspector.recordings.history import (
     passes_frame,
     table_frame,
 )
+from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES
 from nnx_inspector.recordings.passes import (
-    PARAMETER_QUANTITIES,
     Layout,
     Mark,
     Measured,

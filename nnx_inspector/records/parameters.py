@@ -37,12 +37,15 @@ def floats_of(stage: Staged) -> dict[str, tuple[int, bool]]:
 
 
 def measure_parameters(
-    stage: Staged, grads: Mapping[int, Any] | None = None, updates: Mapping[int, Any] | None = None
+    stage: Staged,
+    grads: Mapping[int, Any] | None = None,
+    updates: Mapping[int, Any] | None = None,
+    inputs: Sequence[Any] | None = None,
 ) -> dict[str, Parameter]:
     """The parameters of a staged call's modules, by path, before the call is finished.
 
-    `grads` maps an input's number to its gradient, `updates` a Variable's id to its arrays'
-    updates.
+    `inputs` replace the stage's own. `grads` maps an input's number to its gradient, `updates` a
+    Variable's id to its arrays' updates.
     """
     found: dict[str, Parameter] = {}
     seen: set[int] = set()
@@ -55,7 +58,7 @@ def measure_parameters(
         change = (updates or {}).get(id(variable), [None] * len(span))
         for name, i, update in zip(array_names(variable), span, change, strict=True):
             found[site_key(path) + name] = Parameter(
-                summarize(stage.inputs[i]),
+                summarize((inputs or stage.inputs)[i]),
                 _summary(None if grads is None else grads.get(i)),
                 _summary(update),
             )

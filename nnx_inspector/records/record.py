@@ -58,6 +58,11 @@ class Parameter:
             return None
         return float(self.update.norm / self.value.norm)
 
+    def recorded(self) -> dict[str, Summary | None]:
+        """What a recording keeps of it, by quantity."""
+        gradient = None if self.gradient is None else self.gradient.merged()
+        return {"parameter": self.value.merged(), "parameter_gradient": gradient}
+
     def summaries(self) -> dict[str, Summary]:
         """The measured summaries, by name."""
         named = {

@@ -170,7 +170,7 @@ LOOPS = {"one program": beside, "eager": eagerly, "parts": parts}
 def test_every_nth_pass_measures_all_that_is_called(name, every):
     """With an even `every`, only the layer beside the model was measured, and never the model."""
     model, loop = TwoLayers(nnx.Rngs(0)), LOOPS[name]
-    with nni.watch(model, every=every, gradients=False) as recording:
+    with nni.watch(model, every=every, gradients=False, parameters=False) as recording:
         for i in range(2 * every + 1):
             loop(model, (i + 1) * X)
     assert [one.step for one in recording.passes] == [0, every, 2 * every]

@@ -13,6 +13,7 @@ from leftovers import nothing_left
 from models import TwoLayers
 
 import nnx_inspector as nni
+from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 STEPS = 7
@@ -64,7 +65,7 @@ def test_every_measured_step_before_the_end_is_recorded(way, every, after):
     with pytest.raises(nni.InspectorError, match="was closed"):  # the loop is over
         insp.metrics(step=STEPS)
     for one in insp.recording.passes:
-        assert {q for _, q in one.keys} == {"output", "gradient"}
+        assert {q for _, q in one.keys} == {"output", "gradient", *PARAMETER_QUANTITIES}
         np.testing.assert_allclose(one.summary("").norm, norms[one.step], rtol=1e-4)
     for found, expected in zip(
         jax.tree.leaves(nnx.state(model)), jax.tree.leaves(nnx.state(bare)), strict=True

@@ -85,7 +85,7 @@ def check(summary, array):
 def test_every_figure_of_a_watched_step_is_that_of_a_hand_written_one(jit):
     model = TwoLayers(nnx.Rngs(0))
     expected = activations(model, X)
-    session = Session(model)
+    session = Session(model, parameters=False)
     f = nnx.value_and_grad(loss_fn)
     with session.open():
         (nnx.jit(f) if jit else f)(model, X)

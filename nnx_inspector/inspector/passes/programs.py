@@ -47,7 +47,7 @@ from nnx_inspector.program.stage import Staged, Tracing, staged
 from nnx_inspector.recordings.facts import Facts
 from nnx_inspector.records.backward import backward_pass, require_scalar
 from nnx_inspector.records.capture import record_of
-from nnx_inspector.records.parameters import floats_of
+from nnx_inspector.records.parameters import floats_of, measure_parameters
 from nnx_inspector.records.record import Record
 from nnx_inspector.stats.gauges import IDS, VARIED
 from nnx_inspector.stats.measure_gauges import commonest, gauge, sampled, varied
@@ -418,7 +418,8 @@ class OwnedPasses:
                 else:
                     out, seen, cotangents, grads = _graded(stage, inputs, plan, held)
                 value = stage.finish(with_own_parameters(stage, out, replaced), update=False)
-                record = record_of(stage, seen, cotangents)
+                own = measure_parameters(stage, grads, inputs=inputs)
+                record = record_of(stage, seen, cotangents, parameters=own)
                 states = {path: sampled(inputs[i], grads.get(i)) for path, (i, _) in held.items()}
                 # every array must vary: labels may vary while the model's inputs do not
                 states[VARIED] = varied(stage.arrays, each=True)

@@ -52,6 +52,7 @@ def watch(
     every: int = 10,
     only: Only = None,
     gradients: bool = True,
+    parameters: bool = True,
     save: str | bytes | os.PathLike[str] | None = None,
     tree: int | None = None,
     start: int = 0,
@@ -69,6 +70,8 @@ def watch(
         every: measure every `every`-th pass.
         only: the sites to record; see `intercept_methods`.
         gradients: whether to measure the gradients of activations too.
+        parameters: whether to measure the parameters, their gradients, and how far each step moves
+            them.
         save: a file to write each pass to when the next one begins, so that a process that is
             killed loses at most one. `nni.load` reads it. An existing file is replaced. In a job of
             several processes the first one writes it.
@@ -107,7 +110,7 @@ def watch(
         ([0, 2], 12)
     """
     how: Any = dict(every=every, only=only, gradients=gradients, save=save, tree=tree)
-    how |= dict(start=check_start(start), control=control)
+    how |= dict(start=check_start(start), control=control, parameters=parameters)
     yield from closed_at_exit(_watched(model, **how))
 
 
@@ -117,6 +120,7 @@ def _watched(
     every: int,
     only: Only,
     gradients: bool,
+    parameters: bool,
     save: str | bytes | os.PathLike[str] | None,
     tree: int | None,
     start: int,
@@ -125,7 +129,8 @@ def _watched(
     require_module(model)
     if control is not False and save is None:
         raise ValueError("control needs a recording: nni.watch(model, save=path, control=True).")
-    session = Session(model, only=only, gradients=gradients, tree=check_tree(tree))
+    how: Any = {"gradients": gradients, "parameters": parameters, "tree": check_tree(tree)}
+    session = Session(model, only=only, **how)
     saves = save if jax.process_index() == 0 else None  # of a job, the first process
     known, failed = facts_of_modules(model), list[str]()
     recording = resumed(saves, known) if saves is not None and start else Recording()

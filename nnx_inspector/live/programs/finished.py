@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from nnx_inspector.live.messages import GRADIENT, Begun
 from nnx_inspector.live.programs.asked import Asked, KeptCall
 from nnx_inspector.live.programs.whose import Trees
 from nnx_inspector.program.editing.bodies import PASSES
-from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT
+from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, PARAMETER
 from nnx_inspector.program.plan import Keep, Kept, Plan, Seen
 from nnx_inspector.program.rewrite import rewritten
 from nnx_inspector.program.survey import (
@@ -87,11 +87,14 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A mark of a program: the loops around it, and what was seen of it, if it has run."""
+    """A mark of a program: the loops around it, and what was seen of it, if it has run; and how far
+    each body around it moves parameters, the innermost first, with the number of loops around that.
+    """
 
     mark: Marked
     loops: tuple[Loop, ...]
     seen: Seen | None
+    moves: tuple[tuple[Mapping[str, Any], int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -310,6 +313,9 @@ class Finished:
             at = tuple(loop.row(i) for loop, i in zip(one.loops, index, strict=False))
             if one.mark.part == BEGIN:
                 _put_beginning(one, at, begun, sent)
+                for moves, depth in one.moves:
+                    for path, sums in moves.items():
+                        sent.moves.setdefault(path, np.asarray(sums)[at[:depth]])
             elif one.mark.part == GRADIENT:
                 gradients.append((one.mark.of[0][1], one, at))
             else:
@@ -318,14 +324,22 @@ class Finished:
             _put_gradient(one, at, sent)
 
     def _walk(
-        self, found: Survey, seen: Any = None, loops: tuple[Loop, ...] = (), *, again: bool = False
+        self,
+        found: Survey,
+        seen: Any = None,
+        loops: tuple[Loop, ...] = (),
+        moves: tuple[tuple[Mapping[str, Any], int], ...] = (),
+        *,
+        again: bool = False,
     ) -> Iterator[Place]:
         """The marks of a survey, each with what was seen of it."""
+        if seen and len(seen) > len(found.items):
+            moves = ((seen[-1], len(loops)), *moves)
         for number, item in enumerate(found.items.values()):
             here = seen[number] if seen else None
             if item.mark is not None:
                 if item.mark.part == GRADIENT or not again:
-                    yield Place(item.mark, loops, here)
+                    yield Place(item.mark, loops, here, moves)
                 continue
             for i, child in enumerate(item.children):
                 inner = loops
@@ -334,7 +348,7 @@ class Finished:
                 elif item.kind == "while" and item.children[1].begins:
                     inner = (*loops, Loop(item, 0))
                 below = here[i] if here else None
-                yield from self._walk(child, below, inner, again=again or item.again)
+                yield from self._walk(child, below, inner, moves, again=again or item.again)
 
     def _attributed(self, places: Sequence[Place]) -> list[int | None]:
         """For each mark the number of the place where its pass begins; None if it is not here."""
@@ -374,6 +388,9 @@ def _put_beginning(one: Place, at: Index, known: Begun | None, sent: Sent) -> No
     begun: Begun = known or one.mark.begun
     sent.calls.append(begun.call)
     sent.differentiated.update(differentiated(one.mark))
+    weights = (path for path in begun.paths if path in begun.weights)
+    for path, summary in zip(weights, one.seen.summaries if one.seen else (), strict=False):
+        sent.arrived[path, "parameter"].append(summary.row(at) if at else summary)
     if one.seen is not None and one.seen.kept:
         states = one.seen.kept[0].value[at]
         for name, state in zip((*begun.paths, VARIED), states, strict=True):
@@ -381,11 +398,13 @@ def _put_beginning(one: Place, at: Index, known: Begun | None, sent: Sent) -> No
 
 
 def _put_gradient(one: Place, at: Index, sent: Sent) -> None:
-    key = leaf_key(one.mark.site, one.mark.of[1])
+    leaf = one.mark.of[1]
+    key = one.mark.site if leaf == PARAMETER else leaf_key(one.mark.site, leaf)
+    what = GRADIENT if leaf != PARAMETER else "parameter_gradient"
     for summary in one.seen.summaries if one.seen else ():
         found = summary.row(at) if at else summary
         if np.any(found.bins):  # else no cotangent reached it
-            sent.arrived[key, GRADIENT].append(found)
+            sent.arrived[key, what].append(found)
 
 
 def _put(one: Place, at: Index, sent: Sent) -> None:

@@ -27,7 +27,7 @@ from nnx_inspector._compat.flax_graphs import graph_nodes
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import value_of
-from nnx_inspector.live.programs.sources import Sources, sources_of
+from nnx_inspector.program.editing.sources import Sources, sources_of
 from nnx_inspector.program.marks import BEGIN
 from nnx_inspector.program.survey import Survey
 

@@ -24,6 +24,7 @@ _IDENTITY = {
     "optimization_barrier",
     "name",
     "nnx_inspector_mark",
+    "nnx_inspector_held",
 } | jaxprs.PLACING
 _SAME_IF_ALIKE = {"reshape", "convert_element_type", "broadcast_in_dim"}
 
@@ -38,9 +39,9 @@ class Values:
 
     def same(self, a: Any, b: Any) -> bool:
         """Whether two of the jaxpr's variables (or literals) hold the same value."""
-        return a is b or self._origin(a) == self._origin(b)
+        return a is b or self.origin(a) == self.origin(b)
 
-    def _origin(self, atom: Any) -> tuple[Any, Order]:
+    def origin(self, atom: Any) -> tuple[Any, Order]:
         """The earliest variable with this value, and the permutation of its axes that gives it."""
         if self._made is None:
             self._made = {v: (e, i) for e in self._bare.eqns for i, v in enumerate(e.outvars)}
@@ -102,7 +103,7 @@ class Values:
             numbers = {v: i for i, v in enumerate(bare.invars)}
             found = []
             for atom in bare.outvars:
-                origin, order = values._origin(atom)
+                origin, order = values.origin(atom)
                 number = numbers.get(origin)
                 found.append(None if number is None else (number, order))
             self._known[id(bare)] = (bare, found)  # the jaxpr too, so its id is not reused

@@ -8,19 +8,22 @@ each device of a shard_map gives a row. A new primitive is one function here and
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.launching.batched import ends_together
+from nnx_inspector.program.analysis.equations import Body as Form
 from nnx_inspector.program.analysis.equations import bodies_of
+from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.editing.body import GATE, Body, Enter
 from nnx_inspector.program.editing.functions import (
     IsMultiple,
     Merged,
     MergedRows,
+    Moved,
     Next,
     Ones,
     PutRows,
@@ -29,6 +32,7 @@ from nnx_inspector.program.editing.functions import (
     Zeros,
 )
 from nnx_inspector.program.editing.slots import Always, Output, Slot, each_slot
+from nnx_inspector.program.editing.updates import inputs_of_calls
 from nnx_inspector.program.marks import GRADIENT
 from nnx_inspector.program.plan import NOTHING
 from nnx_inspector.program.survey import Item, stride_of
@@ -129,6 +133,7 @@ def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
         inner.own[GATE] = inner.traced(IsMultiple(every), [inner.own[key]], equation)[0][0]
     of.gated |= thins
     inner.edit()
+    see_moves(inner, lambda inputs: _carried(inner, form, inputs))
     inner.finish(equation)
     of.gated &= not thins
     carried, ys = inner.outputs[: form.carry], inner.outputs[form.carry :]
@@ -176,6 +181,35 @@ def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     return [each_slot(each, inner.seen)]
 
 
+def see_moves(self: Body, result_of: Callable[[list[int]], Mapping[int, Any]]) -> None:
+    """See how far the parameters of the calls inside are moved, by the number of the input that each
+    comes from, of which `result_of` says what takes its place.
+    """
+    if not self.of.plan.summarise or self.of.presence:
+        return
+    every = list(inputs_of_calls(self.found))
+    here = [(p, n) for mark, p, n in every if (id(mark), p) not in self.of.moved]
+    after = result_of(sorted({n for _, n in here})) if here else {}
+    seen: dict[str, Any] = {}
+    for path, n in here:
+        if n in after and path not in seen:
+            measure = Moved(0 if path in self.of.stacked else None)
+            atoms = self.read([self.found.jaxpr.invars[n], after[n]])
+            seen[path] = self.slot(self.measured(measure, atoms, self.home))
+    self.of.moved |= {(id(mark), p) for mark, p, _ in every if p in seen}
+    if seen:
+        self.seen.append(seen)
+
+
+def _carried(inner: Body, form: Form, inputs: Sequence[int]) -> dict[int, Any]:
+    """What an iteration returns in the place of what it got, unless that is the same."""
+    bare = inner.found.jaxpr
+    same = Values(bare).same
+    among = range(form.consts, form.consts + form.carry)
+    pairs = ((n, bare.outvars[n - form.consts]) for n in inputs if n in among)
+    return {n: v for n, v in pairs if not same(bare.invars[n], v)}
+
+
 def _dynamic(inner: Body, like: Any) -> None:
     """Let a body that may not run return how often it runs, like all else that it sees."""
     known: dict[Any, Slot] = {}
@@ -191,13 +225,14 @@ def _dynamic(inner: Body, like: Any) -> None:
 
 
 def _while(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
-    test, _ = bodies_of(equation)
+    test, form = bodies_of(equation)
     of, plan = self.of, self.of.plan
     passes = plan.summarise and not of.gated and item.children[1].begins
     if not passes:
         of.plan = dataclasses.replace(plan, keep=plan.keep.additive())
     seeds, of.seeds = of.seeds, None  # reverse mode does not go through a while loop
     inner = self.body(item.children[1], equation)
+    see_moves(inner, lambda inputs: _carried(inner, form, inputs))
     of.plan, of.seeds = plan, seeds
     inner.finish(equation)
     _dynamic(inner, equation)

@@ -36,6 +36,7 @@ from nnx_inspector.program.editing.functions import (
     Zero,
 )
 from nnx_inspector.program.editing.slots import Always, Output, Slot, is_slot
+from nnx_inspector.program.editing.updates import Rows
 from nnx_inspector.program.marks import BEGIN, CHANGE, GRADIENT, INPUT, OUTPUT
 from nnx_inspector.program.plan import Kept, Plan, Seen
 from nnx_inspector.program.survey import Item, Marked, Survey
@@ -79,6 +80,8 @@ class Editor:
         self.outside: set[str] = set()  # sites without the layer that a value is given to
         self._traced: dict[Any, Any] = {}
         self._meshes: dict[Any, Any] = {}
+        self.stacked: set[str] = set()  # the parameters that a scan over layers takes by rows
+        self.moved: set[tuple[int, str]] = set()  # the calls and parameters whose update is seen
 
     @property
     def checked(self) -> bool:
@@ -157,6 +160,7 @@ class Body:
         self._instead: dict[Any, Any] = {}
         self._summaries: dict[Any, dict[Any, Any]] = {}  # of each value, by mask and axis
         self._number = 0
+        self._rows: Rows | None = None
 
     @property
     def outputs(self) -> list[Any]:
@@ -321,13 +325,17 @@ class Body:
     def _begun(self, marked: Marked, equation: Any, values: list[Any]) -> Seen:
         """The first of the values ties the mark to the program."""
         self._instead.update(zip(equation.outvars, values, strict=True))
-        kept: list[Any] = []
-        if self.of.plan.summarise and not self.of.again:
-            count = len(marked.avals)
-            measure = Beginning(len(marked.begun.paths), marked.mapped[1:])
-            found = self.measured(measure, values[1:count], equation)
-            kept = [Kept(self.slot(found))]
-        return Seen([], Always(()), kept)
+        if not self.of.plan.summarise or self.of.again:
+            return Seen([], Always(()))
+        begun = marked.begun
+        measure = Beginning(len(begun.paths), marked.mapped[1:])
+        kept = [Kept(self.slot(self.measured(measure, values[1 : len(marked.avals)], equation)))]
+        self._rows, summaries = self._rows or Rows(self.found.jaxpr), list[Any]()
+        for path, x, own in zip(begun.paths, values[1:], equation.invars[1:], strict=False):
+            if path in begun.weights:
+                self.of.stacked |= {path} if (rows := self._rows.holds(own)) else set()
+                summaries.append(self.measured(self._summarise(0 if rows else None), [x], equation))
+        return Seen(jax.tree.map(self.slot, summaries), Always(()), kept)
 
     def given(self, equation: Any) -> Any:
         """The atom of a value that is given to the program, at each run."""
@@ -388,8 +396,8 @@ class Body:
         x, *mask = xs
         known, how = self._summaries.setdefault(_named(x), {}), (*map(_named, mask), axis)
         if how not in known:
-            sample = self.of.plan.sample
-            measure = Summarise(sample, axis, self.of.apart and not self.of.axes)
+            rows = marked.part == GRADIENT and marked.site in self.of.stacked
+            sample, measure = self.of.plan.sample, self._summarise(0 if rows else axis)
             if mask:
                 params = equation.params
                 mapped, member = params["mapped"][number], None
@@ -398,6 +406,9 @@ class Body:
                 measure = SummariseWhere(sample, mapped, member)
             known[how] = self.measured(measure, xs, equation)
         return self._for_each(marked, axis, known[how], equation)
+
+    def _summarise(self, axis: int | None) -> Any:
+        return Summarise(self.of.plan.sample, axis, self.of.apart and not self.of.axes)
 
     def _for_each(self, marked: Marked, axis: int | None, found: Any, like: Any) -> Any:
         """What was found in an array, for each member, even if all share the array."""

@@ -8,14 +8,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat.native import computed_once
-from nnx_inspector._compat.sharding import counted_once, on_this_mesh, varying_along, zeros_of
+from nnx_inspector._compat.sharding import (
+    counted_once,
+    left_to_the_compiler,
+    on_this_mesh,
+    varying_along,
+    zeros_of,
+)
 from nnx_inspector.program.changes import difference
 from nnx_inspector.program.editing.slots import Always, Output, is_slot
 from nnx_inspector.program.marks import mapped_first, seeded
@@ -147,6 +153,36 @@ class Beginning:
             for x, n in zip(every[self.held :], ranks[self.held :], strict=True)
         ]
         return samples_of(held, given)
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """How far a parameter is moved: the sums of squares of the change, in units of `UNIT`, and of
+    the value before, of each entry of an axis or of the whole, float32[..., 2].
+    """
+
+    axis: int | None = None
+
+    def __call__(self, before: jax.Array, after: jax.Array) -> jax.Array:
+        return left_to_the_compiler(self._sums, before, after)
+
+    def _sums(self, before: jax.Array, after: jax.Array) -> jax.Array:
+        wide, of = jnp.promote_types(before.dtype, jnp.float32), jnp.finfo(after.dtype)
+        if of.bits < 32:  # else XLA takes the value that it has not rounded yet
+            after = jax.lax.reduce_precision(after, of.nexp, of.nmant)
+        change = (after.astype(wide) - before.astype(wide)).astype(jnp.float32) / UNIT
+        over = tuple(i for i in range(before.ndim) if i != self.axis)
+        squares = [jnp.square(change), jnp.square(before.astype(jnp.float32))]
+        zeros = [np.float32(0)] * 2
+        return jnp.stack(jax.lax.reduce(squares, zeros, _both_added, over), axis=-1)
+
+
+UNIT: Final = 2.0**-30
+"""The squares of a small change are not too small for float32 in this unit."""
+
+
+def _both_added(a: Any, b: Any) -> Any:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnx_inspector.live.programs.sources import sources_of
+from nnx_inspector.program.editing.sources import sources_of
 from nnx_inspector.program.marks import OUTPUT, mark
 from nnx_inspector.program.survey import survey
 

@@ -1,0 +1,221 @@
+"""How far a program moves the parameters of the calls that it makes.
+
+A parameter's update is what goes in and what comes back out. In a loop that carries it, that is
+sure: what an iteration returns takes the place of what it got. At the end of the program it is the
+result that is the input with something added, as of every optimizer, and perhaps chosen by a mask,
+clipped, or shrunk by a number near 1. If several results are, it is the one with its name.
+Invariant: where that does not say which, or nothing moves, no update is seen. Changes no equation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from nnx_inspector._compat import jaxprs, jit
+from nnx_inspector.program.analysis.equations import ROW, Body, bodies_of, kind_of
+from nnx_inspector.program.analysis.identity import Values
+from nnx_inspector.program.editing.sources import sources_of
+from nnx_inspector.program.marks import BEGIN
+from nnx_inspector.program.survey import Survey
+
+Carried = Mapping[int, bool]
+"""The inputs that a value carries, each with whether it is unchanged."""
+
+_SAME: Final = {
+    "copy", "copy_p", "optimization_barrier", "name", "nnx_inspector_mark", "nnx_inspector_held",
+    "convert_element_type", "reduce_precision", "reshape", *jaxprs.PLACING,
+}  # fmt: skip
+_WRITTEN: Final = {
+    "sub", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter-sub",
+    "scatter_sub",
+}  # fmt: skip
+_KEPT: Final = (0.5, 1.5)
+"""A number between these keeps a parameter when it is multiplied by it, as 1 - rate * decay does.
+What is multiplied by another one is a part of an average, of a gradient, or of a decay."""
+_NOTHING: Final[Carried] = {}
+
+
+class Rows:
+    """Which values of a program a scan takes by rows, in it or in the programs that it calls."""
+
+    def __init__(self, bare: Any):
+        self._values, self._found = Values(bare), set[Any]()
+        for equation in bare.eqns:
+            for body in bodies_of(equation):
+                for operand in _taken_by_rows(equation, body):
+                    if not jaxprs.is_literal(operand):
+                        self._found.add(self._values.origin(operand))
+
+    def holds(self, atom: Any) -> bool:
+        return not jaxprs.is_literal(atom) and self._values.origin(atom) in self._found
+
+
+def _taken_by_rows(equation: Any, body: Body) -> Iterator[Any]:
+    inner, bare = None, jaxprs.open_jaxpr(body.jaxpr)[0]
+    for i, position in enumerate(body.operands or ()):
+        if body.taken[i] == ROW:
+            yield equation.invars[position]
+        elif body.taken[i] is None and body.times == 1 and bare.invars[i].aval.shape:
+            inner = inner or Rows(bare)
+            if inner.holds(bare.invars[i]):
+                yield equation.invars[position]
+
+
+def inputs_of_calls(found: Survey) -> Iterator[tuple[Any, str, int]]:
+    """Each parameter of a call that begins in a program, with the one input that it comes from."""
+    count = len(found.jaxpr.invars)
+    for mark, (_, *sources) in sources_of(found, BEGIN):
+        for path, those in zip(mark.begun.paths, sources, strict=False):
+            if path in mark.begun.weights and len(those) == 1 and 0 <= min(those) < count:
+                yield mark, path, min(those)
+
+
+def results_of(bare: Any, inputs: Sequence[int]) -> dict[int, Any]:
+    """For each of these inputs of a whole program, the result that takes its place, if one does."""
+    carried = _Carried().of(bare)
+    moves = any(not same for one in carried for n, same in one.items() if n in inputs)
+    found: dict[int, Any] = {}
+    for n in inputs if moves else ():
+        aval = bare.invars[n].aval
+        those = [
+            (i, v)
+            for i, v in enumerate(bare.outvars)
+            if n in carried[i] and (v.aval.shape, v.aval.dtype) == (aval.shape, aval.dtype)
+        ]
+        changed = [(i, v) for i, v in those if not carried[i][n]] or those
+        if len(changed) > 1:  # a copy that follows it carries what it was before, too
+            fewest = min(len(carried[i]) for i, _ in changed)
+            changed = [(i, v) for i, v in changed if len(carried[i]) == fewest]
+        if len(changed) > 1:
+            named = _by_name(bare, n, [i for i, _ in changed])
+            changed = [(i, v) for i, v in changed if i == named]
+        if len(changed) == 1:
+            found[n] = changed[0][1]
+    return found
+
+
+def _by_name(bare: Any, n: int, results: Sequence[int]) -> int | None:
+    """The only one of some results whose name is that of an input: the longest common end, in the
+    order of those that share it.
+    """
+    inputs, outputs = jit.names_of_inputs(bare)[1], jit.names_of_results(bare)
+    if not inputs or not outputs:
+        return None
+    found: list[int] = []
+    for i in results:
+        most = max(_common(name, outputs[i]) for name in inputs)
+        end = outputs[i][len(outputs[i]) - most :]
+        mine = [k for k, name in enumerate(inputs) if most and name.endswith(end)]
+        its = [k for k, name in enumerate(outputs) if most and name.endswith(end)]
+        if n in mine and len(mine) == len(its) and mine.index(n) == its.index(i):
+            found.append(i)
+    return found[0] if len(found) == 1 else None
+
+
+def _common(a: str, b: str) -> int:
+    """The length of the common end of two names, in whole parts: `['up']['kernel']`."""
+    most = 0
+    for i in range(1, min(len(a), len(b)) + 1):
+        if a[-i] != b[-i]:
+            break
+        if a[-i] in ".[":
+            most = i
+    return most
+
+
+class _Carried:
+    """Which inputs the results of a program carry; each of its bodies is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, list[Carried]]] = {}
+
+    def of(self, bare: Any) -> list[Carried]:
+        if id(bare) not in self._known:
+            self._known[id(bare)] = bare, self._read(bare)
+        return self._known[id(bare)][1]
+
+    def _read(self, bare: Any) -> list[Carried]:
+        known: dict[Any, Carried] = {v: {n: True} for n, v in enumerate(bare.invars)}
+        made: dict[Any, Any] = {}
+
+        def read(atom: Any) -> Carried:
+            return _NOTHING if jaxprs.is_literal(atom) else known.get(atom, _NOTHING)
+
+        for equation in bare.eqns:
+            operands = list(map(read, equation.invars))
+            made.update(dict.fromkeys(equation.outvars, equation))
+            if any(operands):
+                known.update(
+                    zip(equation.outvars, self._through(equation, operands, made), strict=True)
+                )
+        return list(map(read, bare.outvars))
+
+    def _through(
+        self, equation: Any, operands: Sequence[Carried], made: Mapping[Any, Any]
+    ) -> list[Carried]:
+        name, count = equation.primitive.name, len(equation.outvars)
+        if name in _SAME:
+            return list(operands[:count])
+        if name in ("add", "add_any", "max", "min", "clamp"):
+            return [_changed(*operands)]
+        if name in _WRITTEN:
+            return [_changed(operands[0])]
+        if name == "select_n":
+            return [_chosen(operands[1:])]
+        if name in ("mul", "div"):
+            x, y = operands
+            by = equation.invars[1] if x else equation.invars[0]
+            keeps = not (x and y) and (x or name == "mul") and _is_near_one(by, made)
+            return [_changed(x or y)] if keeps else [_NOTHING]
+        if kind_of(equation) or bodies_of(equation):
+            return self._through_bodies(equation, operands)
+        return [_NOTHING] * count
+
+    def _through_bodies(self, equation: Any, operands: Sequence[Carried]) -> list[Carried]:
+        ways: list[list[Carried]] = [[] for _ in equation.outvars]
+        for body in bodies_of(equation):
+            inner = self.of(jaxprs.open_jaxpr(body.jaxpr)[0])
+            for one, result in zip(inner, body.results or (), strict=False):
+                if result is None or body.operands is None:
+                    continue
+                found: dict[int, bool] = {}
+                for n, same in one.items():
+                    if n < len(body.operands):
+                        for of, before in operands[body.operands[n]].items():
+                            found[of] = same and before and found.get(of, True)
+                ways[result].append(found)
+        return [_chosen(of) if of else _NOTHING for of in ways]
+
+
+def _changed(*those: Carried) -> Carried:
+    return {n: False for one in those for n in one}
+
+
+def _chosen(those: Sequence[Carried]) -> Carried:
+    """One of several values: an input is unchanged only if it is in all of them."""
+    every = {n for one in those for n in one}
+    return {n: all(one.get(n, False) for one in those) for n in every}
+
+
+def _is_near_one(atom: Any, made: Mapping[Any, Any]) -> bool:
+    """Whether a value is a number near 1, or 1 minus or plus something that is computed."""
+    while not jaxprs.is_literal(atom):
+        equation = made.get(atom)
+        if equation is None:
+            return False
+        name = equation.primitive.name
+        if name in ("sub", "add") and any(
+            map(_is_one, equation.invars[: 1 if name == "sub" else 2])
+        ):
+            return True
+        if name not in ("broadcast_in_dim", "convert_element_type", "reshape", "copy"):
+            return False
+        atom = equation.invars[0]
+    return np.ndim(atom.val) == 0 and _KEPT[0] < float(atom.val) < _KEPT[1]
+
+
+def _is_one(atom: Any) -> bool:
+    return jaxprs.is_literal(atom) and np.ndim(atom.val) == 0 and float(atom.val) == 1.0
