@@ -106,13 +106,12 @@ class Loops:
         return iterate(self, session, batches, every)
 
     def _session_for(self, only: Only, gradients: bool, tree: int | None) -> Session:
-        core, how = self._core, dict[str, Any](gradients=gradients, tree=tree)
+        core, how = self._core, dict[str, Any](gradients=gradients, tree=tree, measured=only)
         key = (core.selection, gradients, None if only is None else Selection(only), tree)
         if key not in self._sessions:
-            how |= {"parameters": core.parameters, "measured": only}
-            session = Session(core.watched, only=core.selection.terms, **how)
+            how |= {"parameters": core.parameters, "only": core.selection.terms}
+            session = self._sessions[key] = Session(core.watched, **how)
             session.on_armed = weakly(self._armed)
-            self._sessions[key] = session
         return self._sessions[key]  # reused, because its programs are compiled
 
     def _stacks(self) -> dict[str, Stack]:

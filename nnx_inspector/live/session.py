@@ -148,8 +148,7 @@ class Session:
         tree: int | None = None,
     ):
         self.number, self._tree = 0, tree
-        self._has_number = False
-        self._may_share = True  # the programs with other sessions
+        self._has_number, self._may_share = False, True  # its programs with other sessions
         self.model = model
         self.selection = Selection(only)
         self.selection.require_match(model)

@@ -188,6 +188,15 @@ def survey(jaxpr: Any, owner: Any, *, loops: bool = False, finished: bool = Fals
 _holds: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 
+def calls_given(found: Survey) -> Iterator[int]:
+    """The numbers of the calls that values are given to, in order."""
+    for item in found.items.values():
+        if item.kind == "given":
+            yield item.call
+        for child in item.children:
+            yield from calls_given(child)
+
+
 def holds_marks(jaxpr: Any, owner: Any = None) -> bool:
     """Whether a jaxpr, or one inside it, holds marks or givens of an owner, or of any; also where
     they cannot be taken out.

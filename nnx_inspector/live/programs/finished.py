@@ -32,6 +32,7 @@ from nnx_inspector.program.survey import (
     Item,
     Marked,
     Survey,
+    calls_given,
     depths_of,
     stride_of,
     survey,
@@ -42,6 +43,7 @@ from nnx_inspector.stats.apart import pays_off
 from nnx_inspector.stats.gauges import VARIED
 from nnx_inspector.stats.measure_gauges import gauge, gauge_apart
 
+Moves = tuple[tuple[Mapping[str, Any], int], ...]
 Index = tuple[int, ...]
 """The iteration of each loop around the call that begins a pass, outermost first."""
 
@@ -94,7 +96,7 @@ class Place:
     mark: Marked
     loops: tuple[Loop, ...]
     seen: Seen | None
-    moves: tuple[tuple[Mapping[str, Any], int], ...] = ()
+    moves: Moves = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -168,7 +170,7 @@ class Finished:
         of_places = (x for one in places for x in one.mark.reached)
         of_parameters = (x for one in self.begins for x in one.mark.begun.reached)
         self.reached: frozenset[Any] = frozenset([*rows, *of_places, *of_parameters])
-        self.takes = tuple(dict.fromkeys(_takes(found)))
+        self.takes = tuple(dict.fromkeys(calls_given(found)))
         self._edited: dict[bool | Keep, Edited] = {}
 
     def without(self, program: Any, others: Set[int]) -> Finished:
@@ -313,9 +315,8 @@ class Finished:
             at = tuple(loop.row(i) for loop, i in zip(one.loops, index, strict=False))
             if one.mark.part == BEGIN:
                 _put_beginning(one, at, begun, sent)
-                for moves, depth in one.moves:
-                    for path, sums in moves.items():
-                        sent.moves.setdefault(path, np.asarray(sums)[at[:depth]])
+                for path, sums, depth in ((*x, d) for moves, d in one.moves for x in moves.items()):
+                    sent.moves.setdefault(path, np.asarray(sums)[at[:depth]])
             elif one.mark.part == GRADIENT:
                 gradients.append((one.mark.of[0][1], one, at))
             else:
@@ -328,7 +329,7 @@ class Finished:
         found: Survey,
         seen: Any = None,
         loops: tuple[Loop, ...] = (),
-        moves: tuple[tuple[Mapping[str, Any], int], ...] = (),
+        moves: Moves = (),
         *,
         again: bool = False,
     ) -> Iterator[Place]:
@@ -398,9 +399,9 @@ def _put_beginning(one: Place, at: Index, known: Begun | None, sent: Sent) -> No
 
 
 def _put_gradient(one: Place, at: Index, sent: Sent) -> None:
-    leaf = one.mark.of[1]
-    key = one.mark.site if leaf == PARAMETER else leaf_key(one.mark.site, leaf)
-    what = GRADIENT if leaf != PARAMETER else "parameter_gradient"
+    key, leaf, what = one.mark.site, one.mark.of[1], "parameter_gradient"
+    if leaf != PARAMETER:
+        key, what = leaf_key(key, leaf), GRADIENT
     for summary in one.seen.summaries if one.seen else ():
         found = summary.row(at) if at else summary
         if np.any(found.bins):  # else no cotangent reached it
@@ -463,14 +464,6 @@ def _is_chosen(found: Survey) -> bool:
         or any(map(_is_chosen, item.children))
         for item in found.items.values()
     )
-
-
-def _takes(found: Survey) -> Iterator[int]:
-    for item in found.items.values():
-        if item.kind == "given":
-            yield item.call
-        for child in item.children:
-            yield from _takes(child)
 
 
 def _without(
