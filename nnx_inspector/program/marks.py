@@ -301,10 +301,9 @@ def _batch_seeded(primitive: Primitive, args: Any, dims: Any, *, how: Any) -> An
     return primitive.bind(*args, how=tuple(params.items())), dims[0]
 
 
-def _held_jvp(primals: Any, tangents: Any, *, how: Any) -> Any:
-    ((x,), (t,)) = primals, tangents
-    out = _held.bind(x, how=how)
-    return out, t if type(t) is ad.Zero else _link.bind(t, how=how)
+def _linearize_held(moves: Sequence[bool], x: Any, *, how: Any) -> jaxprs.Linearized:
+    linked = functools.partial(_link.bind, how=how) if moves[0] else lambda t: t
+    return _held.bind(x, how=how), moves[0], linked
 
 
 def held(x: jax.Array, *, site: str, call: int, owner: Any) -> jax.Array:
@@ -325,7 +324,7 @@ for _identity in (_seeded, _link, _held):
     batching.primitive_batchers[_identity] = functools.partial(_batch_seeded, _identity)
 ad.primitive_jvps[_seeded] = _seeded_jvp
 ad.primitive_jvps[_link] = _link_jvp
-ad.primitive_jvps[_held] = _held_jvp
+jaxprs.register_linearization(_held, _linearize_held)
 ad.primitive_transposes[_link] = _link_transpose
 _axes.def_impl(lambda _: jnp.zeros((), jnp.float32))
 _axes.def_abstract_eval(lambda _: ShapedArray((), jnp.dtype("float32")))
