@@ -129,7 +129,7 @@ class Watch:
     unmeasured: tuple[str, ...]
     gradients: bool
     places: tuple[Place, ...]
-    parameters: bool = True
+    parameters: bool | frozenset[str] = True
     inside: bool = False
     aside: int = 0
 
@@ -183,6 +183,11 @@ class Watch:
         run.bound.extend(filter(jit.is_tracer, jax.tree.leaves(out, is_leaf=is_whole)))
         return out
 
+    def _has(self, path: str) -> bool:
+        """Whether a parameter is measured: all, none, or those of some modules."""
+        some = self.parameters
+        return some if isinstance(some, bool) else path.rpartition("/")[0] in some
+
     def _named(self, run: Run, path: str, value: jax.Array) -> jax.Array:
         """A parameter, whose gradient is marked."""
         if not self.gradients or not jit.is_tracer(value):
@@ -197,13 +202,15 @@ class Watch:
         number = next(_numbers)
         with opened(()):
             values = {path: value for path, (_, value) in those.items()}
-            weights = (p for p, (v, _) in those.items() if isinstance(v, nnx.Param))
+            weights = (
+                p for p, (v, _) in those.items() if isinstance(v, nnx.Param) and self._has(p)
+            )
             begun = Begun(
                 session=self.session,
                 site=context.site or "",
                 paths=tuple(values),
                 parameters=_differentiable(context, values),
-                weights=frozenset(weights if self.parameters else ()),
+                weights=frozenset(weights),
                 call=call_in_shapes(context, args, kwargs) if context.kind == "method" else None,
                 type_name=context.type_name,
             )

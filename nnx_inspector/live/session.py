@@ -25,7 +25,15 @@ from nnx_inspector.errors import comes_from_a_handler
 from nnx_inspector.hooks.dispatch import Tagged, hooking
 from nnx_inspector.hooks.layers import TAP_OUTPUT, Layer
 from nnx_inspector.hooks.scope import Scope, scope_of
-from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sites, site_key
+from nnx_inspector.hooks.sites import (
+    CALL,
+    Only,
+    Selection,
+    methods,
+    module_sites,
+    parse_key,
+    site_key,
+)
 from nnx_inspector.live.figures import Observer, told_gauges, update_ratios
 from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.inbox import Arrived, Inbox, Message, Taken
@@ -308,7 +316,11 @@ class Session:
         if self._scope.readings != self._readings:
             self._read_keys()
         keys = tuple(self.keys)
-        watch = Watch(self.number, keys, self._unmeasured, self.gradients, places, self.parameters)
+        those = self.parameters
+        if those and (self.measured is not None or self.selection.terms != (None,)):
+            modules = (parse_key(key)[0] for key in keys if key not in self._unmeasured)
+            those = frozenset(map(site_key, modules))
+        watch = Watch(self.number, keys, self._unmeasured, self.gradients, places, those)
         return Layer(watch, TAP_OUTPUT, self.selection, self._scope, watches=True)
 
     @property

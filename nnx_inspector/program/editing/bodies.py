@@ -182,8 +182,8 @@ def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
 
 
 def see_moves(self: Body, result_of: Callable[[list[int]], Mapping[int, Any]]) -> None:
-    """See how far the parameters of the calls inside are moved, by the number of the input that each
-    comes from, of which `result_of` says what takes its place.
+    """See how far the parameters of the calls inside are moved: from the input that each comes from
+    to what `result_of` says takes its place.
     """
     if not self.of.plan.summarise or self.of.presence:
         return

@@ -327,11 +327,11 @@ class Body:
         self._instead.update(zip(equation.outvars, values, strict=True))
         if not self.of.plan.summarise or self.of.again:
             return Seen([], Always(()))
-        begun = marked.begun
+        begun, taken = marked.begun, values[1 : len(marked.avals)]
         measure = Beginning(len(begun.paths), marked.mapped[1:])
-        kept = [Kept(self.slot(self.measured(measure, values[1 : len(marked.avals)], equation)))]
+        kept = [Kept(self.slot(self.measured(measure, taken, equation)))]
         self._rows, summaries = self._rows or Rows(self.found.jaxpr), list[Any]()
-        for path, x, own in zip(begun.paths, values[1:], equation.invars[1:], strict=False):
+        for path, x, own in zip(begun.paths, taken, equation.invars[1:], strict=False):
             if path in begun.weights:
                 self.of.stacked |= {path} if (rows := self._rows.holds(own)) else set()
                 summaries.append(self.measured(self._summarise(0 if rows else None), [x], equation))
