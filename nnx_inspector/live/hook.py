@@ -27,7 +27,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.launching.rules import noting_rules, rule_here
 from nnx_inspector.hooks.layers import Context, open_layers, opened, restore_layers
-from nnx_inspector.hooks.sites import CALL, parse_key
+from nnx_inspector.hooks.sites import CALL, parse_key, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.live.beginning import Held, arguments_of, held_by_call, path_within, reading
 from nnx_inspector.live.messages import Begun, listeners
@@ -202,9 +202,8 @@ class Watch:
         number = next(_numbers)
         with opened(()):
             values = {path: value for path, (_, value) in those.items()}
-            weights = (
-                p for p, (v, _) in those.items() if isinstance(v, nnx.Param) and self._has(p)
-            )
+            mine = (path for path, (v, _) in those.items() if isinstance(v, nnx.Param))
+            weights = filter(self._has, mine)
             begun = Begun(
                 session=self.session,
                 site=context.site or "",
@@ -321,6 +320,12 @@ class Watch:
         how = {"rows": place.rows, "call": run.number, "site": site}
         kind = jax.ShapeDtypeStruct((), np.bool_)
         return self._given((number, 0), kind, self.places, *values, **how)
+
+
+def parameters_of(keys: Sequence[str], unmeasured: Sequence[str]) -> frozenset[str]:
+    """The modules whose parameters are measured if only these sites are."""
+    measured = (key for key in keys if key not in unmeasured)
+    return frozenset(site_key(parse_key(key)[0]) for key in measured)
 
 
 def _acted(x: Any, one: Any, *, name: str) -> Any:

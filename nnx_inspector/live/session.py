@@ -25,17 +25,9 @@ from nnx_inspector.errors import comes_from_a_handler
 from nnx_inspector.hooks.dispatch import Tagged, hooking
 from nnx_inspector.hooks.layers import TAP_OUTPUT, Layer
 from nnx_inspector.hooks.scope import Scope, scope_of
-from nnx_inspector.hooks.sites import (
-    CALL,
-    Only,
-    Selection,
-    methods,
-    module_sites,
-    parse_key,
-    site_key,
-)
+from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sites, site_key
 from nnx_inspector.live.figures import Observer, told_gauges, update_ratios
-from nnx_inspector.live.hook import Watch
+from nnx_inspector.live.hook import Watch, parameters_of
 from nnx_inspector.live.inbox import Arrived, Inbox, Message, Taken
 from nnx_inspector.live.messages import Reached, listeners
 from nnx_inspector.live.programs.agreement import Company, company_of
@@ -46,13 +38,8 @@ from nnx_inspector.live.programs.whose import Whose
 from nnx_inspector.opening import Opening, held
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, has_room
 from nnx_inspector.recordings.facts import Figures
-from nnx_inspector.recordings.layers import (
-    PARAMETER_QUANTITIES,
-    Stack,
-    leaf_of,
-    one_of,
-    told_apart,
-)
+from nnx_inspector.recordings.layers import Stack, leaf_of, one_of, told_apart
+from nnx_inspector.recordings.passes import QUANTITIES
 from nnx_inspector.stats.summary import Summary
 
 _numbers = itertools.count(1)
@@ -316,10 +303,8 @@ class Session:
         if self._scope.readings != self._readings:
             self._read_keys()
         keys = tuple(self.keys)
-        those = self.parameters
-        if those and (self.measured is not None or self.selection.terms != (None,)):
-            modules = (parse_key(key)[0] for key in keys if key not in self._unmeasured)
-            those = frozenset(map(site_key, modules))
+        some = self.measured is not None or self.selection.terms != (None,)
+        those = self.parameters and (parameters_of(keys, self._unmeasured) if some else True)
         watch = Watch(self.number, keys, self._unmeasured, self.gradients, places, those)
         return Layer(watch, TAP_OUTPUT, self.selection, self._scope, watches=True)
 
@@ -470,7 +455,7 @@ class Session:
         out: dict[str, dict[str, Summary]] = {}
         for site, own in found.items():
             for key in dict.fromkeys((site, *own)):
-                for quantity in ("input", "output", "gradient", *PARAMETER_QUANTITIES):
+                for quantity in ("input", *QUANTITIES):
                     if (key, quantity) in parts:
                         out.setdefault(key, {})[quantity] = one_of(parts[key, quantity])
         return {**out, **layers}

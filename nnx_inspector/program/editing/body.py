@@ -80,8 +80,8 @@ class Editor:
         self.outside: set[str] = set()  # sites without the layer that a value is given to
         self._traced: dict[Any, Any] = {}
         self._meshes: dict[Any, Any] = {}
-        self.stacked: set[str] = set()  # the parameters that a scan over layers takes by rows
-        self.moved: set[tuple[int, str]] = set()  # the calls and parameters whose update is seen
+        # the parameters that a scan over layers takes by rows; those of calls whose update is seen
+        self.stacked, self.moved = set[str](), set[tuple[int, str]]()
 
     @property
     def checked(self) -> bool:
@@ -295,11 +295,10 @@ class Body:
             values = [x if _named(x) in known else self._once(equation, x) for x in values]
         if masked:
             keeps = False  # what is kept does not add up over examples
+        operands = [values[:2]] if marked.part == CHANGE else [[x] for x in values]
         summaries = [
             self._summary(marked, equation, [*xs, *mask], axis, number)
-            for number, (xs, axis) in enumerate(
-                zip(self._summarised(marked, values), axes, strict=False)
-            )
+            for number, (xs, axis) in enumerate(zip(operands, axes, strict=False))
             if summarises
         ]
         kept = [
@@ -328,14 +327,16 @@ class Body:
         if not self.of.plan.summarise or self.of.again:
             return Seen([], Always(()))
         begun, taken = marked.begun, values[1 : len(marked.avals)]
-        measure = Beginning(len(begun.paths), marked.mapped[1:])
-        kept = [Kept(self.slot(self.measured(measure, taken, equation)))]
+        kept = self.measured(Beginning(len(begun.paths), marked.mapped[1:]), taken, equation)
         self._rows, summaries = self._rows or Rows(self.found.jaxpr), list[Any]()
         for path, x, own in zip(begun.paths, taken, equation.invars[1:], strict=False):
             if path in begun.weights:
                 self.of.stacked |= {path} if (rows := self._rows.holds(own)) else set()
-                summaries.append(self.measured(self._summarise(0 if rows else None), [x], equation))
-        return Seen(jax.tree.map(self.slot, summaries), Always(()), kept)
+                how = Summarise(
+                    self.of.plan.sample, 0 if rows else None, self.of.apart and not self.of.axes
+                )
+                summaries.append(self.measured(how, [x], equation))
+        return Seen(jax.tree.map(self.slot, summaries), Always(()), [Kept(self.slot(kept))])
 
     def given(self, equation: Any) -> Any:
         """The atom of a value that is given to the program, at each run."""
@@ -384,9 +385,6 @@ class Body:
     def _once(self, equation: Any, x: Any, *after: Any) -> Any:
         return self.traced(Once(), [x, *after], equation)[0][0]
 
-    def _summarised(self, marked: Marked, values: list[Any]) -> list[Any]:
-        return [values[:2]] if marked.part == CHANGE else [[x] for x in values]
-
     def _summary(
         self, marked: Marked, equation: Any, xs: list[Any], axis: int | None, number: int
     ) -> Any:
@@ -397,7 +395,8 @@ class Body:
         known, how = self._summaries.setdefault(_named(x), {}), (*map(_named, mask), axis)
         if how not in known:
             rows = marked.part == GRADIENT and marked.site in self.of.stacked
-            sample, measure = self.of.plan.sample, self._summarise(0 if rows else axis)
+            sample = self.of.plan.sample
+            measure = Summarise(sample, 0 if rows else axis, self.of.apart and not self.of.axes)
             if mask:
                 params = equation.params
                 mapped, member = params["mapped"][number], None
@@ -406,9 +405,6 @@ class Body:
                 measure = SummariseWhere(sample, mapped, member)
             known[how] = self.measured(measure, xs, equation)
         return self._for_each(marked, axis, known[how], equation)
-
-    def _summarise(self, axis: int | None) -> Any:
-        return Summarise(self.of.plan.sample, axis, self.of.apart and not self.of.axes)
 
     def _for_each(self, marked: Marked, axis: int | None, found: Any, like: Any) -> Any:
         """What was found in an array, for each member, even if all share the array."""
