@@ -17,13 +17,13 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import sharding_impls
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.lowering.parts import devices_of
 
 Type = jax.ShapeDtypeStruct
 CENSUS: Final = "nnx_inspector_census"
@@ -72,6 +72,16 @@ def serves(devices: int) -> bool:
 def serves_here() -> bool:
     """Whether every program of this process can call the functions, if it is one for CPUs."""
     return serves(jax.device_count())
+
+
+def devices_of(context: Any) -> int:
+    """Among how many devices XLA divides a program that is being lowered: 1 where each device has a
+    program of its own, as in a shard_map over all axes; 0 if it is not known.
+    """
+    where = context.module_context.axis_context
+    if isinstance(where, sharding_impls.SPMDAxisContext):
+        return int(where.manual_axes == frozenset(where.mesh.axis_names))
+    return getattr(where, "num_devices", 0)
 
 
 def call(

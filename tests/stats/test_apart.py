@@ -5,6 +5,10 @@ what all have found. The figures are those of NumPy, however the arrays lie.
 from __future__ import annotations
 
 import functools
+import os
+import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -13,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from collectives import collectives
-from devices import on_four_devices
+from devices import FLAG, on_four_devices
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from oracle import CLASSES, check, values
@@ -128,6 +132,32 @@ def test_all_arrays_share_one_exchange_of_one_array():
     moved = collectives(measured.lower(arrays).compile().as_text())
     assert sum(moved.values()) == (mesh.size > 1)
     assert all(name.startswith("all-reduce u32[") for name in moved)
+
+
+KEPT = """
+import sys
+import jax, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from nnx_inspector.stats.apart import all_finished
+from nnx_inspector.stats.summarize import summarize_apart
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+found = []
+jax.monitoring.register_event_listener(lambda name, **_: found.append(name))
+mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+x = jax.device_put(np.arange(32.0, dtype=np.float32), NamedSharding(mesh, P("d")))
+one = jax.jit(lambda x: all_finished(summarize_apart(x)))(x)
+print(one.mean, one.max, sum(name.endswith("cache_hits") for name in found))
+"""
+
+
+def test_a_program_that_jax_has_kept_on_disk_runs_in_another_process(tmp_path: pathlib.Path):
+    command = [sys.executable, "-W", "error::UserWarning", "-c", KEPT, str(tmp_path)]
+    environment = {**os.environ, "XLA_FLAGS": FLAG, "JAX_PLATFORMS": "cpu"}
+    for hits in (0, 1):
+        how: Any = dict(env=environment, capture_output=True, text=True, check=False)
+        one = subprocess.run(command, **how)
+        assert one.stdout.split() == ["15.5", "31.0", str(hits)], one.stderr[-2000:]
 
 
 def test_on_four_devices():

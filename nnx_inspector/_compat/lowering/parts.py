@@ -25,6 +25,7 @@ from jax.interpreters import batching, mlir
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.native import devices_of, has_functions
 
 _TARGET: Final = "nnx_inspector_parts"
 _AXIS: Final = "devices"
@@ -115,16 +116,6 @@ def in_all_rows(found: jax.Array, part: Part, rows: int) -> jax.Array:
     return jax.lax.dynamic_update_slice(zeros, found, (*part.starts[:rows], *[0] * len(inner)))
 
 
-def devices_of(context: Any) -> int:
-    """Among how many devices XLA divides a program that is being lowered: 1 where each device has a
-    program of its own, as in a shard_map over all axes; 0 if it is not known.
-    """
-    where = context.module_context.axis_context
-    if isinstance(where, sharding_impls.SPMDAxisContext):
-        return int(where.manual_axes == frozenset(where.mesh.axis_names))
-    return getattr(where, "num_devices", 0)
-
-
 _parts = Primitive("nnx_inspector_parts")
 _sum = Primitive("nnx_inspector_sum")
 _parts.multiple_results = _sum.multiple_results = True
@@ -197,6 +188,7 @@ def _lower_sum(ctx: Any, *arrays: Any) -> Any:
 def _call(ctx: Any, operands: Sequence[Any], asked: _Asked, how: str) -> Any:
     key = f"{asked} {how}"  # the same in each process, or jax's cache on disk would not be used
     _asked[key.encode()] = asked
+    has_functions()  # registers those that a program calls which jax has kept on disk
     results = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in ctx.avals_out]
     call = jax.ffi.ffi_call(_TARGET, results, custom_call_api_version=2, legacy_backend_config=key)
     return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
