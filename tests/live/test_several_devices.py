@@ -97,7 +97,7 @@ def test_the_record_of_several_devices_is_that_of_one(layout: str, loop: str):
     alone, expected = trained(None, layout, loop)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert len(ours) == len(alone)
-    assert set(ours["quantity"]) == {"output", "gradient"}
+    assert set(ours["quantity"]) >= {"output", "gradient"}
     assert list(ours["site"]) == list(alone["site"])
     for name in FIGURES:
         np.testing.assert_allclose(ours[name], alone[name], rtol=1e-4, atol=1e-6, err_msg=name)

@@ -58,7 +58,7 @@ def test_a_killed_run_loses_at_most_two_steps(kind: str, seed: int, tmp_path: pa
     assert len(loop) >= done - (kind == "inspector")
     for one in loop[:-1]:
         assert one.keys == loop[0].keys, "each has its gradients"
-        assert {q for _, q in one.keys} == {"output", "gradient"}
+        assert {q for _, q in one.keys} >= {"output", "gradient"}
     if kind == "inspector":
         points = recording.curves()["loss"] if loop else []
         assert len(points) >= done
