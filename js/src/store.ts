@@ -178,6 +178,7 @@ export class Store implements Receiver {
     held: this.timeline.held,
     bad: this.bad,
     perturbed: this.perturbed,
+    effects: computed(() => !this.state.value?.recorded?.steers),
     moved: computed(() => new Map((this.state.value?.effect?.sites ?? []).map(({ site, change }) => [site, change ?? Infinity]))),
   });
 

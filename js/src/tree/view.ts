@@ -33,6 +33,8 @@ interface Sources {
   readonly held: Signal<number | null>;
   readonly bad: ReadonlySignal<Uint8Array>;
   readonly perturbed: ReadonlySignal<ReadonlyMap<string, boolean>>;
+  /** Whether the effect of perturbations is measured: that of a run which happens elsewhere is not. */
+  readonly effects: ReadonlySignal<boolean>;
   readonly moved: ReadonlySignal<Moved>;
 }
 
@@ -120,7 +122,7 @@ export class TreeView {
 
   /** The columns in a view of this layout. */
   columnsFor(layout: Layout): readonly Column[] {
-    const usual = atFirst(layout, this.from.perturbed.value.size > 0, this.updates.value);
+    const usual = atFirst(layout, this.from.effects.value && this.from.perturbed.value.size > 0, this.updates.value);
     return COLUMNS.filter(({ id }) => this.choices.value.get(id) ?? usual.has(id));
   }
 
