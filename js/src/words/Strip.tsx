@@ -72,7 +72,10 @@ export function Strip({ words, values, range, at, point, label }: Props) {
       aria-label={label}
       data-testid={ids.words}
       data-value={words.length}
-      onPointerOver={(event) => point(under(event))}
+      onPointerOver={(event) => {
+        const at = under(event);
+        if (at !== null || document.activeElement !== box.current) point(at); // the keys' place stays between words
+      }}
       onPointerLeave={() => document.activeElement !== box.current && point(null)}
       onPointerDown={(event) => point(under(event))}
       onKeyDown={key}
