@@ -233,6 +233,27 @@ class Core:
         """The last requested pass, with the present model and modes."""
         return self.trial.call(self.model, self.modes.switches())
 
+    def keep(self, trial: Trial) -> None:
+        """Take a pass for the last one, and for the last of its kind."""
+        self.trial = trial
+        if trial.loss_fn is None:
+            self.example = trial
+        else:
+            self.stepped = trial
+
+    def made(self, which: str) -> Trial:
+        """The last forward pass ("run"), or the last step.
+
+        Raises:
+            InspectorError: a loop is running, or there was no step.
+        """
+        if self.looping:
+            raise InspectorError("A loop is running. Another batch can be chosen after it.")
+        trial = self.example if which == "run" else self.stepped
+        if trial is None:
+            raise InspectorError("There was no step yet: insp.step(loss_fn, batch) makes one.")
+        return trial
+
     def example_call(self) -> Call:
         """The forward pass of the example, with the present model and modes."""
         return self.example.call(self.model, self.modes.switches())

@@ -1,10 +1,8 @@
 """Runs the example or the last step for the screen, and runs it again after each change.
 
-The first pass is made in a thread once the model is on screen, or when something reads a figure.
-Invariant: the screen belongs to one moment (pass, clean pass and effect have the same arguments,
-modes and perturbations); it shows the effect of the present perturbations, or says what the effect
-waits for; a rerun that the user did not request raises nothing: its failure is reported. Draws
-nothing, and knows of a loop only whether one runs and at which step.
+The first pass is made in a thread, once the model is on screen or something reads a figure.
+Invariant: pass, clean pass and effect on screen have the same arguments, modes and perturbations;
+a rerun that the user did not request raises nothing: its failure is reported. Draws nothing.
 """
 
 from __future__ import annotations
@@ -31,14 +29,8 @@ from nnx_inspector.inspector.passes.examined import show_inputs
 from nnx_inspector.inspector.passes.trials import Shown, Trial, each_alone, made
 from nnx_inspector.perturbations.apply import Reach
 from nnx_inspector.perturbations.slots import PARAMETER, Setting
-from nnx_inspector.records.donated import (
-    are_these,
-    elsewhere,
-    require_there,
-    require_whole,
-    undisturbed,
-    weak_arrays,
-)
+from nnx_inspector.records import donated
+from nnx_inspector.records.donated import are_these, weak_arrays
 from nnx_inspector.records.nan_site import where
 from nnx_inspector.screen import protocol
 
@@ -48,10 +40,9 @@ NEXT_STEP = "The effect is measured at the next measured step of the loop."
 MEASURE_AGAIN = "The effect has not been measured: insp.run() or insp.step(...) measures it."
 FAILED = "The effect could not be measured: see the messages."
 
-HALF = (KeyError, AttributeError, RuntimeError)
-"""What reading a model may raise while flax updates it in another thread, the loop's."""
-MOST_HALVES = 3
-"""After so many such errors in a row the next is shown."""
+HALF, MOST_HALVES = (KeyError, AttributeError, RuntimeError), 3
+"""What reading a model may raise while flax updates it in another thread, the loop's; after so many
+such errors in a row the next is shown."""
 
 
 class Reruns:
@@ -132,34 +123,20 @@ class Reruns:
 
         def make() -> tuple[Shown, Call]:
             call = trial.call(self._core.model, switches)
-            require_there(call.parts.leaves)
+            donated.require_there(call.parts.leaves)
             return self._make(trial, call, setting), call
 
-        shown, call = undisturbed(make, "The model", self._core.model)
+        shown, call = donated.undisturbed(make, "The model", self._core.model)
         with (core := self._core).lock:
-            core.trial = trial
-            if trial.loss_fn is None:
-                core.example = trial
-            else:
-                core.stepped = trial
+            core.keep(trial)
         self._took_place(shown, call)
         if forbids_nan() and (found := where(shown.outcome.perturbed.record)):
             call.raise_theirs(found)
         return shown.outcome.perturbed.value
 
     def choose(self, which: str) -> None:
-        """Make the last forward pass again, or the last step: all panels look at its batch.
-
-        Raises:
-            InspectorError: a loop is running, or there was no step.
-        """
-        core = self._core
-        trial = core.example if which == "run" else core.stepped
-        if core.looping:
-            raise InspectorError("A loop is running. Another batch can be chosen after it.")
-        if trial is None:
-            raise InspectorError("There was no step yet: insp.step(loss_fn, batch) makes one.")
-        if trial is not core.trial:
+        """Make the last forward pass again ("run"), or the last step: all panels look at it."""
+        if (trial := self._core.made(which)) is not self._core.trial:
             self._run(trial)
 
     def reached(self) -> Reach:
@@ -180,7 +157,7 @@ class Reruns:
         trial, switches, before = self._core.trial, self._core.modes.switches(), self._core.shown
         handles, passes, first = self._core.handles, self._core.programs, self._first
         looping, self.failed = self._core.looping, False
-        self._not_whole = elsewhere("The effect") if self._core.spread else ""
+        self._not_whole = donated.elsewhere("The effect") if self._core.spread else ""
         if self._not_whole:
             return
         try:
@@ -190,7 +167,7 @@ class Reruns:
             if first is not None and first[0] is trial and first[1].of_same(call):
                 call = first[1]  # with the model's values of the moment when it was wanted
             trial.require_there()
-            require_whole(call.parts.leaves, "The model", call.model)
+            donated.require_whole(call.parts.leaves, "The model", call.model)
             missing = passes.missing("pass", call, setting)
             # in other modes or for another call, equal places have no old program
             later = missing is not None and (setting.code != old.code or before is None)
@@ -210,7 +187,7 @@ class Reruns:
             elif not later or not (before is None or self._is_shown(trial, switches, setting)):
                 count = len(self._core.recording)
                 make = functools.partial(self._make, trial, call, setting)
-                shown = undisturbed(make, "The model", call.model)
+                shown = donated.undisturbed(make, "The model", call.model)
                 self._took_place(shown, call, instead_of=(before, count))
             self._halves = 0
         except Exception as error:  # noqa: BLE001 - shown instead
@@ -334,13 +311,13 @@ class Reruns:
 
         def make() -> Shown:
             call = trial.call(core.model, switches)
-            require_there(call.parts.leaves)
+            donated.require_there(call.parts.leaves)
             compile_it = core.programs.missing("compare", call, setting)
             if compile_it is not None:
                 compile_it(lambda: False)
             return self._make(trial, call, setting, step=max(core.step - core.looping, 0))
 
-        self._measured = undisturbed(make, "The model", core.model)
+        self._measured = donated.undisturbed(make, "The model", core.model)
 
     def _forget(self) -> None:
         self._first = self._reach = self._measured = None
@@ -350,7 +327,10 @@ class Reruns:
     ) -> Shown:
         self._core.show_modes(call.switches)
         looping = self._core.looping
-        at, arrays = self._core.step if step is None else step, weak_arrays(call.parts.leaves)
+        at, arrays = (
+            self._core.step if step is None else step,
+            weak_arrays(call.parts.leaves),
+        )
         outcome = made(self._core.programs, call, setting)
         return Shown(trial, call.switches, setting, outcome, at, looping, arrays)
 
@@ -493,7 +473,7 @@ class Reruns:
         if ready and clean is not None and setting.is_like(shown.setting) and len(apart) > 1:
             how: Any = dict(settings=apart, clean=clean, wanted=lambda: self._still(shown))
             measure = lambda: each_alone(passes, self._call_of(shown), **how)  # noqa: E731
-            found = undisturbed(measure, "The model", self._core.model)
+            found = donated.undisturbed(measure, "The model", self._core.model)
             if found is not None:
                 self._supplement(shown, alone=found)
                 self._core.view.state_changed()
