@@ -33,7 +33,7 @@ class Judged:
     """A snapshot of a recording.
 
     Attributes:
-        passes: all passes.
+        passes: all passes, without what was measured of parameters.
         clean: the passes without a perturbation whose batch was not empty.
         is_empty: whether the batch was empty in all passes.
         facts: what is known about the model; empty if nothing is.
@@ -46,11 +46,11 @@ class Judged:
         facts: Facts | None,
         metrics: Mapping[str, Tally] | None = None,
     ):
-        self.passes = tuple(passes)
+        self.passes = tuple(one.of_sites for one in passes)
         self.facts = facts or Facts()
         self.metrics = metrics or {}
         self._sites = {one.site: one for one in self.facts.sites}
-        some = [p for p in passes if not self._is_empty(p)]
+        some = [p for p in self.passes if not self._is_empty(p)]
         self.clean = tuple(p for p in some if not p.perturbed)
         self.is_empty = bool(passes) and not some
         self._gradients: dict[int, dict[str, float]] = {}  # of the passes by number

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 
 from nnx_inspector.recordings.facts import Figures
-from nnx_inspector.recordings.layers import leaf_of
+from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES, leaf_of
 from nnx_inspector.stats.bins import NAN_BIN, NEGINF_BIN, POSINF_BIN
 from nnx_inspector.stats.encoding import (
     HEAD_BYTES,
@@ -145,6 +145,11 @@ class Layout:
         return 256 + 256 * len(self.keys)
 
 
+@functools.lru_cache(maxsize=16)
+def _of_sites(keys: tuple[tuple[str, str], ...]) -> Layout:
+    return Layout.of(tuple(key for key in keys if key[1] not in PARAMETER_QUANTITIES))
+
+
 @functools.lru_cache(maxsize=600)  # the findings read the same ones after each pass
 def _alone(piece: bytes) -> Sparse:
     return decoded(Packed.of([piece]))
@@ -203,6 +208,16 @@ class Pass:
         """The bytes of a summary."""
         at = self.layout.at.get((site, quantity))
         return None if at is None else self.packed.piece(at)
+
+    @property
+    def of_sites(self) -> Pass:
+        """This pass without what was measured of parameters."""
+        layout = _of_sites(self.keys)
+        if len(layout.keys) == len(self.keys):
+            return self
+        pieces = [self.packed.piece(self.layout.at[key]) for key in layout.keys]
+        found = frozenset(one for one in self.found if one[0] not in PARAMETER_QUANTITIES)
+        return dataclasses.replace(self, layout=layout, packed=Packed.of(pieces), found=found)
 
     def update_ratio(self, path: str) -> float:
         """The norm of the change that the step made to a parameter, divided by the norm of its
