@@ -128,7 +128,7 @@ def without_members(call):
 
 def nearest(one, calls):
     """The call, among some, that has the quantities and the outputs of a pass."""
-    found = {(site, quantity) for site, quantity, _ in one.items()}
+    found = {(site, quantity) for site, quantity, _ in one.of_sites.items()}
     calls = [call for call in calls if set(call) == found] or calls
     return min(calls, key=lambda c: abs(one.summary("", "output").mean - c["", "output"].mean()))
 
@@ -138,7 +138,7 @@ def check_figures(one, calls, tolerance):
     for call in calls:
         for key, values in call.items():
             wanted.setdefault(key, []).append(np.ravel(values))
-    found = {(site, quantity): summary for site, quantity, summary in one.items()}
+    found = {(site, quantity): summary for site, quantity, summary in one.of_sites.items()}
     assert set(found) == set(wanted), (one.step, set(found) ^ set(wanted))
     for key, summary in found.items():
         values = np.concatenate(wanted[key])

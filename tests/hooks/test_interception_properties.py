@@ -194,7 +194,7 @@ def captured_within(case: Case, run: Run, model: Any, x: Any) -> Any:
 
 
 def watched(case: Case, run: Run, model: Any, x: Any) -> Any:
-    session = Session(model)
+    session = Session(model, parameters=False)
     try:
         with session.open():
             y = run(model, x)

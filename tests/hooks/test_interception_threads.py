@@ -217,7 +217,8 @@ def test_random_sequences_in_eight_threads_do_not_cross_many(seed):
 def test_two_threads_watch_one_model_each_seeing_its_own_passes():
     """Two inspectors on one model, each in its own loop."""
     model, x = models.MLP(rngs()), batch(4, 3)
-    sessions, passes = [Session(model), Session(model)], [3, 5]
+    sessions = [Session(model, parameters=False) for _ in range(2)]
+    passes = [3, 5]
     run = closed_over(model)
     run(x)
 

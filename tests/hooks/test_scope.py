@@ -52,7 +52,7 @@ def test_a_view_made_inside_the_hooks_and_inside_a_loss_is_attributed():
     (_, record), _ = value_and_grad(loss_fn)(model, x)
     assert set(record) == set(CNN_SITES)
     assert record.unseen == {}
-    session = Session(model)
+    session = Session(model, parameters=False)
     with session.open():
         nnx.jit(nnx.grad(loss_fn))(model, x)
     assert set(session.take()) == set(CNN_SITES)

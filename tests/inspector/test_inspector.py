@@ -747,7 +747,7 @@ def test_a_pass_made_inside_a_watched_loop_is_not_counted_as_the_loops(insp, mod
             insp.modes.train()
     assert dropped(insp) == [0, 0, 0], "each with the values of one call"
     watched = [p for p in insp.recording.passes if p.kind == "watch"]
-    assert [{q for _, q, _ in p.items()} for p in watched] == [{"output"}] * 3
+    assert [{q for _, q, _ in p.of_sites.items()} for p in watched] == [{"output"}] * 3
 
 
 def test_a_step_that_was_compiled_ahead_of_time_is_told(insp, model):

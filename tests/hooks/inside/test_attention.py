@@ -322,7 +322,7 @@ def test_an_inspector_that_selects_no_operation_says_how_to() -> None:
     q, k, v = arrays()
     insp = nni.Inspector(Within(by_hand), q, k, v, display=False)
     with pytest.raises(ValueError, match=r"only=\['\*\*', 'attn@attention'\]"):
-        insp.perturb("attn@attention", nni.Zero())
+        insp.units("attn@attention")
     insp.close()
     insp = nni.Inspector(Within(by_hand), q, k, v, only=["**", "attn@attention"], display=False)
     insp.perturb("attn@attention", nni.Zero().only([0], axis=-3))
