@@ -152,7 +152,7 @@ def _rank(row: Difference) -> tuple[float, ...]:
 def _summaries(of: object, step: int | None, name: str) -> _Summaries:
     if isinstance(of, Recording):
         one = pass_of_run(of, step, name)
-        return {(site, quantity): summary for site, quantity, summary in one.items()}
+        return {(site, quantity): summary for site, quantity, summary in one.of_sites.items()}
     if not isinstance(of, Measured):
         raise TypeError(
             f"compare takes two Recordings or Records, got {type(of).__name__} for {name}. Read a "

@@ -37,7 +37,7 @@ insp.run(x)
 assert insp.recording.summary("").zeros == 12
 insp.recording.save("run.nni")
 frame = nni.load("run.nni").to_frame()
-assert frame["zeros"].tolist()[-1] == 12, frame
+assert frame[frame["quantity"] == "output"]["zeros"].tolist()[-1] == 12, frame
 assert len(insp.figure("").data) > 0
 assert insp.to_html("page.html") > 10_000
 """

@@ -285,7 +285,7 @@ def test_a_module_that_returns_one_array_has_the_keys_that_it_had():
     insp = nni.Inspector(model, X, display=False)
     (one,) = insp.recording.passes
     insp.close()
-    assert set(one.keys) == {("layers/0", "output"), ("", "output")}
+    assert set(one.of_sites.keys) == {("layers/0", "output"), ("", "output")}
     assert all(not row.array and not row.single for row in insp._core.view.layout.sites)
 
 

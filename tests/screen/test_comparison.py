@@ -107,7 +107,7 @@ def test_two_passes_of_one_run_are_compared(browser, insp):
     assert reply["ok"]
     passes = insp.recording.passes
     rows = {(row["site"], row["quantity"]): row for row in header["rows"]}
-    for site, quantity, summary in passes[1].items():
+    for site, quantity, summary in passes[1].of_sites.items():
         wanted = summary.mean - passes[0].summary(site, quantity).mean
         assert rows[site, quantity]["mean_difference"] == wanted
     same = browser.ask(insp, ask(1, pinned=1))[0][0]
