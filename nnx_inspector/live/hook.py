@@ -157,7 +157,8 @@ class Watch:
                     those = held_by_call(context)
                 run = self._begin(those, args, kwargs, context)
                 named = functools.partial(self._named, run)
-                mine = {path: those[path] for path in run.begun.weights}
+                # a set has another order in each process of a job, and all make one program
+                mine = {path: one for path, one in those.items() if path in run.begun.weights}
                 perturbed = self._parameters(run, context)
                 with _running(self.session, run), reading(mine, named), perturbed:
                     return inside(next_fun, args, kwargs, context)

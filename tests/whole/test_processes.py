@@ -115,8 +115,16 @@ def by_hand() -> tuple[dict[str, Any], list[float], dict[str, Any]]:
         for site, value, gradient in (("", out, d_out), ("b", out, d_out), ("a", hidden, d_hidden)):
             found[f"{step} {site} output"] = value
             found[f"{step} {site} gradient"] = gradient
-        w, b = w - RATE * x.T @ d_hidden, b - RATE * d_hidden.sum(axis=0)
-        v, c = v - RATE * active.T @ d_out, c - RATE * d_out.sum(axis=0)
+        gradients = {
+            "a/kernel": (w, x.T @ d_hidden),
+            "a/bias": (b, d_hidden.sum(axis=0)),
+            "b/kernel": (v, active.T @ d_out),
+            "b/bias": (c, d_out.sum(axis=0)),
+        }
+        for path, (value, gradient) in gradients.items():
+            found[f"{step} {path} parameter"] = value
+            found[f"{step} {path} parameter_gradient"] = gradient
+        w, b, v, c = (value - RATE * gradient for value, gradient in gradients.values())
     return found, losses, {"a/kernel": w, "a/bias": b, "b/kernel": v, "b/bias": c}
 
 
