@@ -35,7 +35,7 @@ function Pointed({ store }: { store: Store }) {
   if (!site) return null;
   const measured = EACH.filter(({ index: q }) => frame && !Number.isNaN(statistic(frame, index, q, "size")));
   return (
-    <span class="nni-foot-text nni-pointed" data-testid={ids.tip} data-site={site.key}>
+    <span class="nni-foot-text nni-pointed" tabIndex={0} data-testid={ids.tip} data-site={site.key}>
       <code>{label(site.key)}</code>
       <span>{site.kind}</span>
       {site.unseen !== "" && <span>not seen: {site.unseen}</span>}

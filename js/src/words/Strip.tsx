@@ -26,6 +26,7 @@ interface Props {
 
 export function Strip({ words, values, range, at, point, label }: Props) {
   const box = useRef<HTMLDivElement>(null);
+  const keyed = useRef(false);
   const [shown, setShown] = useState(CHUNK);
   const chunks = Math.ceil(Math.min(shown, words.length) / CHUNK);
   const night = dark.value;
@@ -58,6 +59,7 @@ export function Strip({ words, values, range, at, point, label }: Props) {
     event.stopPropagation();
     const next = Math.min(Math.max(to, 0), words.length - 1);
     if (next >= shown) setShown(next + CHUNK);
+    keyed.current = true;
     point(next);
     requestAnimationFrame(() => box.current?.querySelector(`[data-at="${next}"]`)?.scrollIntoView({ block: "nearest" }));
   };
@@ -74,9 +76,10 @@ export function Strip({ words, values, range, at, point, label }: Props) {
       data-value={words.length}
       onPointerOver={(event) => {
         const at = under(event);
-        if (at !== null || document.activeElement !== box.current) point(at); // the keys' place stays between words
+        if (at !== null) keyed.current = false;
+        if (!keyed.current) point(at); // the place of the keys stays while the pointer is between words
       }}
-      onPointerLeave={() => document.activeElement !== box.current && point(null)}
+      onPointerLeave={() => !keyed.current && point(null)}
       onPointerDown={(event) => point(under(event))}
       onKeyDown={key}
       onScroll={more}
