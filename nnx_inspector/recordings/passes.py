@@ -215,9 +215,12 @@ class Pass:
         layout = _of_sites(self.keys)
         if len(layout.keys) == len(self.keys):
             return self
-        pieces = [self.packed.piece(self.layout.at[key]) for key in layout.keys]
+        if self.keys[: len(layout.keys)] == layout.keys:  # as a loop records them
+            packed = self.packed.first(len(layout.keys))
+        else:
+            packed = Packed.of([self.packed.piece(self.layout.at[key]) for key in layout.keys])
         found = frozenset(one for one in self.found if one[0] not in PARAMETER_QUANTITIES)
-        return dataclasses.replace(self, layout=layout, packed=Packed.of(pieces), found=found)
+        return dataclasses.replace(self, layout=layout, packed=packed, found=found)
 
     def update_ratio(self, path: str) -> float:
         """The norm of the change that the step made to a parameter, divided by the norm of its

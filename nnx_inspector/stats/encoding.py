@@ -69,6 +69,11 @@ class Packed(NamedTuple):
         """Whether they are as earlier versions wrote them; see `renewed`."""
         return self.data[:1] < bytes([_FIRST]) and len(self.data) > 0
 
+    def first(self, count: int) -> Packed:
+        """The first of them."""
+        end = struct.unpack_from("<I", self.ends, 4 * count - 4)[0] if count else 0
+        return Packed(self.data[:end], self.ends[: 4 * count])
+
     def piece(self, at: int) -> bytes:
         """One summary."""
         start = struct.unpack_from("<I", self.ends, 4 * at - 4)[0] if at else 0

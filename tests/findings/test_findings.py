@@ -188,3 +188,16 @@ def test_saturated_counts_are_no_evidence_but_a_nan_still_is() -> None:
 def test_only_a_recording_is_diagnosed(other: object) -> None:
     with pytest.raises(TypeError, match=r"takes a Recording, such as insp\.recording .* got "):
         diagnose(other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("parameter", ["a", "z"], ids=["before", "after"])
+def test_a_pass_of_sites_leaves_out_parameters_wherever_they_stand(parameter: str) -> None:
+    held = {parameter: {"parameter": of(NAN)}}
+    sites = outputs(b=of(1, 2), c=of(3))
+    both = {**held, **sites} if parameter == "a" else {**sites, **held}
+    (one,) = recorded(both).passes
+    found = one.of_sites
+    assert found.keys == (("b", "output"), ("c", "output"))
+    assert [found.piece(*key) for key in found.keys] == [one.piece(*key) for key in found.keys]
+    assert [summary.mean for _, _, summary in found.items()] == [1.5, 3.0]
+    assert (one.nonfinite, found.nonfinite) == ({"nan"}, frozenset())

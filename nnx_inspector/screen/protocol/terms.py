@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from nnx_inspector.recordings.history import HISTORY_BINS as HISTORY_BINS
 from nnx_inspector.recordings.history import HISTORY_QUANTILES as HISTORY_QUANTILES
+from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES as PARAMETER_QUANTITIES
 from nnx_inspector.stats.summary import STATISTICS as STATISTICS
 
 VERSION: Final = 7
@@ -13,8 +14,6 @@ VERSION: Final = 7
 QUANTITIES: Final = ("output", "gradient")
 """The measured quantities of a site; the second axis of `Frame`'s table."""
 
-PARAMETER_QUANTITIES: Final = ("parameter", "parameter_gradient")
-"""The measured quantities of a parameter: its value when the pass began, and its gradient."""
 ROW_FIGURES: Final = ("update_ratio", "parameter_norm", "parameter_gradient_norm")
 """The figures of a row's own parameters: the largest ratio of an update's norm to the parameter's,
 and the norm of all of them, and of their gradients."""
