@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from browser import chromium
 from browser.axe import violations
 from browser.notebook import WAIT
 from browser.view import View
 from flax import nnx
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 import nnx_inspector as nni
 from nnx_inspector.screen import protocol
@@ -98,14 +97,6 @@ def path(inspector: nni.Inspector, tmp_path_factory: pytest.TempPathFactory) -> 
     path = tmp_path_factory.mktemp("page") / "run.html"
     assert inspector.to_html(path) == path.stat().st_size
     return path
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = chromium.launch(playwright)
-        yield browser
-        browser.close()
 
 
 @dataclasses.dataclass

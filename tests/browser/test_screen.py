@@ -15,11 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from browser import chromium
 from browser.notebook import WAIT
 from browser.view import GROUPS, View
 from flax import nnx
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 import nnx_inspector as nni
 
@@ -97,14 +96,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
     insp.to_html(found["nan"])
     insp.close()
     return found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = chromium.launch(playwright)
-        yield browser
-        browser.close()
 
 
 @dataclasses.dataclass
