@@ -74,7 +74,9 @@ export function Strip({ words, values, range, at, point, label }: Props) {
       aria-label={label}
       data-testid={ids.words}
       data-value={words.length}
-      onPointerOver={(event) => {
+      onPointerMove={(event) => {
+        // not pointerover: a browser sends that also when the page moves under a pointer that rests, and
+        // the word that came to lie there would take the place of the keys
         const at = under(event);
         if (at !== null) keyed.current = false;
         if (!keyed.current) point(at); // the place of the keys stays while the pointer is between words

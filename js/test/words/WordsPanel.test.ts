@@ -53,6 +53,13 @@ it("colours the words of the chosen example by the chosen figure", async () => {
   await settle();
   expect(find(ids.wordTold)!.textContent).toBe("1 ·the norm 2 · unit 0 0");
   expect(words()[1]!.hasAttribute("data-pointed")).toBe(true);
+  const point = (type: string, at: number): boolean => words()[at]!.dispatchEvent(new Event(type, { bubbles: true }));
+  point("pointerover", 2); // as when the page moves under a pointer that rests
+  await settle();
+  expect(words()[1]!.hasAttribute("data-pointed")).toBe(true);
+  point("pointermove", 2);
+  await settle();
+  expect(words()[2]!.hasAttribute("data-pointed")).toBe(true);
 
   find(ids.example(1))!.click();
   await settle();
