@@ -150,7 +150,7 @@ class Inspector(Readings):
                 warn(core.missing)
             if (core.trace.eager or forbids_nan()) and not core.spread:
                 self.run()
-            if display and core.view.display_in_notebook():
+            if display and core.view.display_in_notebook(repr(self)):
                 self._rerun.begin(wait=runs_by_itself())
         except BaseException:
             self.close()

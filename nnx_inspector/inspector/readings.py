@@ -35,6 +35,7 @@ from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
+from nnx_inspector.screen.comm import Displayed, InspectorWidget
 from nnx_inspector.screen.comparison import At
 from nnx_inspector.screen.export.page import MAX_BYTES
 from nnx_inspector.stats.summary import Summary
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from nnx_inspector.stats.bins import Scale
 
 
-class Readings:
+class Readings(Displayed):
     """Measurements, recorded and on request. `Inspector` is the class to use."""
 
     _core: Core
@@ -54,6 +55,9 @@ class Readings:
     _diagnosing: Diagnosing
     _opening: Opening
     _studies: Studies
+
+    def _widget(self) -> InspectorWidget:
+        return self._core.view.screen.control
 
     @property
     def model(self) -> nnx.Module:

@@ -77,6 +77,32 @@ class StreamWidget(InspectorWidget):
     _esm = asset("stream.js")
 
 
+class Displayed:
+    """What shows a widget, and can be passed for it: `mo.ui.anywidget(insp)` in marimo, which reads
+    these names.
+    """
+
+    def _widget(self) -> InspectorWidget:
+        raise NotImplementedError
+
+    @property
+    def comm(self) -> Any:
+        """The comm of the widget."""
+        return self._widget().comm
+
+    @property
+    def _model_id(self) -> Any:
+        return self._widget().model_id
+
+    def get_state(self) -> dict[str, Any]:
+        """The traits of the widget."""
+        return self._widget().get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Set traits of the widget."""
+        self._widget().set_state(state)
+
+
 _beside: dict[str, Any] = {}
 """Title -> the pane beside a notebook, of the package sidecar, where the inspectors of that title
 are shown. It stays where the user has put it."""

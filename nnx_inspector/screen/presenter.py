@@ -24,6 +24,7 @@ from nnx_inspector.screen.comparison import A_RECORD, At, compared, other_pass
 from nnx_inspector.screen.export.last_state import LastState
 from nnx_inspector.screen.export.notebook import SavedOutput
 from nnx_inspector.screen.export.replay import Told
+from nnx_inspector.screen.export.text import WHY_NO_VIEW, in_text
 from nnx_inspector.screen.frames import (
     curves_of,
     frame_of,
@@ -365,13 +366,17 @@ class Presenter:
 
     # --------------------------------------------------------------- display
 
-    def display_in_notebook(self) -> bool:
-        """Show the widget if this runs in a notebook's kernel, and return whether it does."""
+    def display_in_notebook(self, text: str) -> bool:
+        """Show the widget if this runs in a notebook's kernel, and return whether it does.
+
+        `text` is the first line of what stands there in place of the widget; see `mimebundle`.
+        """
         count = _execution_count()
         if count is not None:
             from IPython.display import display
 
-            display(self.screen.control)
+            data, metadata = self._bundle(text, WHY_NO_VIEW)
+            display(data, metadata=metadata, raw=True)
             show_beside_again(self.screen.control, self._title)
             self._shown_in = count
             self._save_last_state()
@@ -423,14 +428,23 @@ class Presenter:
         self.failures += 1
 
     def mimebundle(self, text: str, **kwargs: Any) -> Any:
-        """The inspector's display in a notebook: the widget, but not twice in one cell."""
+        """The inspector's display in a notebook: the widget, but not twice in one cell.
+
+        Where no widget can be shown, a line of text and the tree stand in its place.
+        """
         count = _execution_count()
         if self.screen.closed or (count is not None and count == self._shown_in):
             return {"text/plain": text}
         self.shown = True
         if count is not None:
             self._save_last_state()
-        return self.screen.control._repr_mimebundle_(**kwargs)
+        return self._bundle(text, *[WHY_NO_VIEW] * (count is not None), **kwargs)
+
+    def _bundle(self, text: str, *below: str, **kwargs: Any) -> Any:
+        bundle: Any = self.screen.control._repr_mimebundle_(**kwargs)
+        data, metadata = bundle
+        rows = () if self._layout is None else self._layout.sites
+        return {**data, "text/plain": "\n".join([in_text(text, rows), *below])}, metadata
 
     def close(self) -> None:
         """Tell the views and close the comms."""

@@ -30,6 +30,7 @@ from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.passes import Quantity
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
+from nnx_inspector.screen.comm import Displayed, InspectorWidget
 from nnx_inspector.screen.comparison import At
 from nnx_inspector.screen.control.answers import CONTROL, Controlled
 from nnx_inspector.screen.control.clicks import Clicks
@@ -121,7 +122,7 @@ def open(path: Path | Sequence[Path], *, display: bool = True) -> Run:
     return run
 
 
-class Run:
+class Run(Displayed):
     """A recorded run; see `nni.open`. In a notebook it displays itself."""
 
     def __init__(self, path: Path):
@@ -307,9 +308,12 @@ class Run:
         """Stop following, and free the widget. The recording stays readable."""
         self._closing.close()
 
+    def _widget(self) -> InspectorWidget:
+        return self._view.screen.control
+
     def display(self) -> None:
         """Show the run now, if this is a notebook."""
-        if self._view.display_in_notebook():
+        if self._view.display_in_notebook(repr(self)):
             self._follow()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:

@@ -2,8 +2,11 @@
 
 import sys
 
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 
+import nnx_inspector as nni
 import nnx_inspector.screen.comm as screens
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.screen.comm import CREDITS, SHORTEST, UNACKNOWLEDGED, Screen
@@ -103,3 +106,19 @@ def test_without_the_package_the_two_steps_are_said(panes, monkeypatch):
         screens.open_beside(screen.control, "Net")
     assert panes == {}
     screen.close()
+
+
+@pytest.mark.parametrize("kind", ["inspector", "run"])
+def test_what_shows_a_widget_can_be_passed_for_it(kind, tmp_path):
+    """As marimo's `mo.ui.anywidget` does, which reads these four names."""
+    shown = insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
+    if kind == "run":
+        insp.save(tmp_path / "run.nni")
+        shown = nni.open(tmp_path / "run.nni")
+    (view,) = [value for name, value in shown._repr_mimebundle_()[0].items() if "view" in name]
+    assert shown._model_id == view["model_id"] == shown.comm.comm_id
+    assert shown.get_state()["role"] == "control"
+    shown.set_state({"version": 10**6})
+    assert shown.get_state()["version"] == 10**6
+    shown.close()
+    insp.close()
