@@ -160,9 +160,9 @@ class Miss:
         function: its name.
         defined: the `file:line` where it is defined, or "".
         called: the `file:line` of the user's code that called it, or "".
-        kind: "new", a function never seen; "redefined", one on the same line as another one;
-            "types", "structure" (with static values) or "context" if that differs from all calls
-            before.
+        kind: "new", a function never seen; "types", "structure" (with static values) or "context"
+            if that differs from all calls before.
+        identity: the `id` of a function never seen; else 0.
         changes: what differs from the most similar call before, one text each.
     """
 
@@ -170,6 +170,7 @@ class Miss:
     defined: str
     called: str
     kind: str
+    identity: int
     changes: tuple[str, ...]
 
 
@@ -242,12 +243,15 @@ def _not_logged(record: logging.LogRecord) -> bool:
 
 
 def _miss_of(text: str) -> Miss:
-    """What jax says of a miss; a form of its text that is not known has no kind."""
-    form = r"^(?:  for |    )(?P<name>\S+)(?: id=\d+)?(?: defined at (?P<at>.+?))?$"
+    """What jax says of a miss; a form of its text that is not known has no kind.
+
+    jax also says of a new function that it has "seen another function defined on the same line", but
+    it compares the lines that call, so it says this of two functions that are called on one line.
+    """
+    form = r"^(?:  for |    )(?P<name>\S+)(?: id=(?P<id>\d+))?(?: defined at (?P<at>.+?))?$"
     found = re.search(form, text, re.MULTILINE)
-    name, at = (found["name"], found["at"] or "") if found else ("", "")
+    name, at, identity = (found["name"], found["at"], found["id"]) if found else ("", "", 0)
     kinds = {
-        "but seen another function defined on the same line": "redefined",
         "never seen function": "new",
         "different input types": "types",
         "different input pytree": "structure",
@@ -256,7 +260,14 @@ def _miss_of(text: str) -> Miss:
     kind = next((kind for said, kind in kinds.items() if said in text), "")
     changes = re.split(r"^  \* ", text, flags=re.MULTILINE)[1:]
     called, _ = source_of_caller()
-    return Miss(name.rpartition(".")[2], at, called, kind, tuple(map(str.strip, changes)))
+    return Miss(
+        function=name.rpartition(".")[2],
+        defined=at or "",
+        called=called,
+        kind=kind,
+        identity=int(identity or 0),
+        changes=tuple(map(str.strip, changes)),
+    )
 
 
 def is_tracing() -> bool:

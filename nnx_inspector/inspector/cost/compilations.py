@@ -39,6 +39,7 @@ _OPERATION: Final = "an operation of jax or flax, called outside a jitted functi
 _REASONS: Final = {
     "new": "first call",
     "redefined": "another function of this line was called before: define it once, not in the loop",
+    "again": "it was compiled before: its program was dropped, or it is defined anew in each step",
     "context": "first call with such arguments in this context, as while a step is measured",
     "": "a static value, or something else that jax does not name, differs from all calls before",
 }
@@ -87,6 +88,7 @@ class Compilations:
         self._lock = threading.Lock()
         self._traced: dict[int, list[jit.Miss]] = {}
         self._known: set[str] = set()
+        self._lines: dict[tuple[str, str], int] = {}
         self._found: deque[Compilation] = deque(maxlen=MOST)
         self.count = 0
         self._undo = jit.compilation_events(self._on_event), jit.cache_misses(self._on_miss)
@@ -103,6 +105,13 @@ class Compilations:
 
     def _on_miss(self, miss: jit.Miss) -> None:
         with self._lock:
+            if miss.kind == "new" and miss.defined:
+                line = (miss.function, miss.defined)
+                before = self._lines.get(line)
+                self._lines[line] = miss.identity
+                if before is not None:  # an address is used again: the same one says nothing
+                    kind = "again" if before == miss.identity else "redefined"
+                    miss = dataclasses.replace(miss, kind=kind)
             waiting = self._traced.setdefault(threading.get_ident(), [])
             waiting.append(miss)
             del waiting[:-PENDING]
@@ -203,12 +212,13 @@ def _argument(path: str) -> str:
     path = path.removesuffix("._graphdef")
     if by_name := re.match(r"\[1\]\['(\w+)'\]", path):
         return f"{by_name[1]}{path[by_name.end() :]}"
-    return re.sub(r"^\[0\]\[(\d+)\]", r"argument \1", path)
+    return re.sub(r"^\[0\]\[(\d+)\]", r"argument \1 (from 0)", path)
 
 
 def _value(text: str) -> str:
-    """A value, without the class that holds it."""
+    """A value, without the class that holds it; of a container its class and size."""
     text = re.sub(r"^<class '[^']*'> with pytree metadata ", "", text)
+    text = re.sub(r"^<class '(?:[\w.<>]+\.)?(\w+)'> with (\d+) child(?:ren)?", r"a \1 of \2", text)
     static = re.fullmatch(r"Static\(val=(.*)\)", text)
     return static[1] if static else text
 
