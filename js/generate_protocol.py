@@ -89,7 +89,7 @@ def typescript(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
         lines.append(f"export const {name} = [{items}] as const;")
     lines += [
         f"export const {name} = {getattr(protocol, name)};"
-        for name in ("SPARK", "HISTORY_BINS", "MOST_UNITS", "OTHER")
+        for name in ("SPARK", "HISTORY_BINS", "MOST_UNITS", "OTHER", "CLEAN")
     ]
     lines += [
         "",
@@ -221,6 +221,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         effect=p.Effect(
             source="example", clean={"loss": 0.25}, perturbed={"loss": None}, output_change=0.125,
             kl=0.5, top1_changed=None, sites=(p.SiteEffect(site="blocks/1", change=1.5),),
+            moved={"blocks/0/attn": 1.0, "blocks/1": None},
             alone=(
                 p.EffectAlone(perturbation=1, loss_change=-0.5, output_change=0.25, kl=0.125,
                               top1_changed=None),

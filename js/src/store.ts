@@ -13,7 +13,7 @@ import type { CurveData, FrameData, HistoryData, UpdatesData } from "./kernel/de
 import { InputsState } from "./inputs/state";
 import { Looks } from "./kernel/looks";
 import type { Findings, Layout, Notice, Perturb, Perturbation, Progress, State, Sweep } from "./kernel/protocol";
-import { QUANTITIES, STATISTICS } from "./kernel/protocol";
+import { CLEAN, QUANTITIES, STATISTICS } from "./kernel/protocol";
 import { ancestors, label, rowOf, toSites, type Sites } from "./kernel/sites";
 import { NnxState } from "./nnx/state";
 import { decodePasses } from "./time/passes";
@@ -165,6 +165,11 @@ export class Store implements Receiver {
     },
     problem: (text) => this.problem("warning", text, null),
   });
+  /** What the pass on screen is compared with: the pinned pass, or else itself without its perturbations. */
+  readonly behind = computed<FrameData | null>(() => {
+    const { pinned, clean } = this.timeline;
+    return pinned.value ?? (clean.value && CLEAN - clean.value.header.number === this.frame.value?.header.number ? clean.value : null);
+  });
   readonly compare = new CompareState({
     frame: this.frame,
     timeline: this.timeline,
@@ -179,7 +184,7 @@ export class Store implements Receiver {
     bad: this.bad,
     perturbed: this.perturbed,
     effects: computed(() => !this.state.value?.recorded?.steers),
-    moved: computed(() => new Map((this.state.value?.effect?.sites ?? []).map(({ site, change }) => [site, change ?? Infinity]))),
+    moved: computed(() => new Map(Object.entries(this.state.value?.effect?.moved ?? {}).map(([site, change]) => [site, change ?? Infinity]))),
   });
 
   private readonly intents = signal<ReadonlyMap<number, Intent>>(new Map());

@@ -245,8 +245,8 @@ def _not_logged(record: logging.LogRecord) -> bool:
 def _miss_of(text: str) -> Miss:
     """What jax says of a miss; a form of its text that is not known has no kind.
 
-    jax also says of a new function that it has "seen another function defined on the same line", but
-    it compares the lines that call, so it says this of two functions that are called on one line.
+    jax also says of a new function that it has "seen another function defined on the same line".
+    It compares the lines that call, so it says this of two functions that are called on one line.
     """
     form = r"^(?:  for |    )(?P<name>\S+)(?: id=(?P<id>\d+))?(?: defined at (?P<at>.+?))?$"
     found = re.search(form, text, re.MULTILINE)

@@ -423,20 +423,22 @@ class Core:
         setting: Setting,
         metrics: Mapping[str, Any] | None = None,
         states: Mapping[str, Any] | None = None,
+        clean: Record | None = None,
     ) -> None:
         """Record a pass of the present step, and show it; see `record_pass`.
 
-        `states` are samples of parameters and statistics, for figures over the steps.
+        `states` are samples of parameters and statistics, for figures over the steps. `clean` is
+        the same pass without its perturbations, which the screen shows behind it.
         """
         with self.lock:
             figures, held = None, record.parameters if self.parameters else {}
             if states is not None or held:
                 gauges, ratios = gauges_of(record, self.stacks), ratios_of(held)
                 figures = self._observer.figures(gauges, states or {}, follow=False, ratios=ratios)
-            of_parameters = {path: one.recorded() for path, one in held.items()}
-            layers = layers_of(record, self.stacks)
-            summaries: Mapping[str, Any] = {**record.merged(), **layers, **of_parameters}
+            summaries = self._summaries(record)
             self.record_pass(self.step, summaries, kind=kind, setting=setting, figures=figures)
+            before = None if clean is None else functools.partial(self._summaries, clean)
+            self.view.show_behind(before, self.recording.passes[-1])
             if metrics:
                 self.metrics.add(self.step, metrics)
             self.metrics.settle()
@@ -446,6 +448,11 @@ class Core:
                     kind=kind, running=False, step=self.step, total=None, rate=None
                 )
         self.view.present(force=True)
+
+    def _summaries(self, record: Record) -> dict[str, Any]:
+        held = record.parameters if self.parameters else {}
+        of_parameters = {path: one.recorded() for path, one in held.items()}
+        return {**record.merged(), **layers_of(record, self.stacks), **of_parameters}
 
     def push(self, record: Record, step: int | None, metrics: Mapping[str, Any]) -> None:
         if not isinstance(record, Record):  # pyright: ignore[reportUnnecessaryIsInstance]

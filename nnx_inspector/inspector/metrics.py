@@ -176,6 +176,9 @@ def effect_of(
         output = OutputChange(differences.sites.get(root), differences.kl, differences.top1_changed)
     else:
         output = OutputChange()
+    moved = [] if differences is None else _moved(differences, perturbed)
+    apart = {"", root, *direct}
+    downstream = [(site, change) for site, change in moved if site not in apart and change != 0]
     return protocol.Effect(
         source=source,
         clean=dict(before or {}),
@@ -183,7 +186,11 @@ def effect_of(
         output_change=protocol.finite(output.relative),
         kl=protocol.finite(output.kl),
         top1_changed=protocol.finite(output.top1_changed),
-        sites=() if differences is None else _downstream(differences, perturbed, {root, *direct}),
+        sites=tuple(
+            protocol.SiteEffect(site=site, change=protocol.finite(change))
+            for site, change in downstream[: protocol.MOST_EFFECTS]
+        ),
+        moved={site: protocol.finite(change) for site, change in moved[: protocol.MOST_MOVED]},
         alone=alone,
     )
 
@@ -201,23 +208,15 @@ def alone_of(number: int, effect: protocol.Effect) -> protocol.EffectAlone:
     )
 
 
-def _downstream(
-    differences: Differences, perturbed: Result, direct: set[str]
-) -> tuple[protocol.SiteEffect, ...]:
-    """The sites that changed most; those that are no longer finite come first."""
-    moved: list[tuple[float, str]] = []
+def _moved(differences: Differences, perturbed: Result) -> list[tuple[str, float]]:
+    """How far the output of each site moved, the farthest first; infinity if it is not finite."""
+    found: list[tuple[str, float]] = []
     for site, change in differences.sites.items():
-        if site == "" or site in direct:
-            continue
-        if not np.isfinite(change) and _is_finite(perturbed.record, site):
-            continue  # it was zero everywhere, so there is no relative change
-        if change != 0:
-            moved.append((float(change) if np.isfinite(change) else np.inf, site))
-    moved.sort(key=lambda one: -one[0])
-    return tuple(
-        protocol.SiteEffect(site=site, change=protocol.finite(change))
-        for change, site in moved[: protocol.MOST_EFFECTS]
-    )
+        if np.isfinite(change):
+            found.append((site, float(change)))
+        elif not _is_finite(perturbed.record, site):
+            found.append((site, np.inf))  # else it was zero everywhere: nothing is relative to it
+    return sorted(found, key=lambda one: -one[1])
 
 
 def _is_finite(record: Record, site: str) -> bool:

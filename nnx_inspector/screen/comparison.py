@@ -51,6 +51,12 @@ def other_pass(of: Recording, step: int | None, *, sites: Collection[str]) -> Pa
     return dataclasses.replace(one, number=protocol.OTHER, layout=layout)
 
 
+def clean_of(one: Pass, summaries: Mapping[str, Mapping[str, Summary | None]]) -> Pass:
+    """The pass of these summaries, as `one` without its perturbations."""
+    found = recording_of(summaries).passes[-1]
+    return dataclasses.replace(found, number=protocol.CLEAN - one.number, step=one.step)
+
+
 def compared(request: protocol.Compare, shown: Pass, pinned: Pass) -> protocol.Compared:
     """The comparison of two passes by site, the largest difference first."""
     before, here = _summaries(pinned), _summaries(shown)

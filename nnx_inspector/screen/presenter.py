@@ -7,6 +7,7 @@ message that could not be sent is counted. Knows no model and no jax.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import Screen, open_beside, show_beside_again
-from nnx_inspector.screen.comparison import A_RECORD, At, compared, other_pass
+from nnx_inspector.screen.comparison import A_RECORD, At, clean_of, compared, other_pass
 from nnx_inspector.screen.export.last_state import LastState
 from nnx_inspector.screen.export.notebook import SavedOutput
 from nnx_inspector.screen.export.replay import Told
@@ -95,6 +96,8 @@ class Presenter:
         self._shown_in: int | None = None
         self._held: dict[int, Pass] = {}
         self._other: Pass | None = None
+        self._behind: Callable[[], Pass] | None = None
+        self._behind_of = -1
         self._others = 0
         self._told_of = -1
         self._rests_until = 0.0
@@ -214,6 +217,8 @@ class Presenter:
         if not self.screen.greeted and self._layout is not None:
             self._send(self._layout)  # again: a view that is still loading has missed it
         began = time.monotonic()
+        if self._behind is not None and self._behind_of == passes[-1].number:
+            self._send_pass(self._behind(), self.selected, {}, held=True)
         self._send_pass(passes[-1], self.selected, snapshot["metrics"], held=False)
         now = time.monotonic()
         if now - began > LONG:  # thousands of rows: let the loop, which waits for this, go on
@@ -257,6 +262,16 @@ class Presenter:
             name=name if other is not None else "", step=step, number=self._others
         )
         self.keep(message)
+
+    def show_behind(self, summaries: Callable[[], Mapping[str, Any]] | None, one: Pass) -> None:
+        """Behind a pass show what it is without its perturbations, as long as it is the newest.
+
+        The summaries are only asked for once the pass is sent; None if nothing is perturbed.
+        """
+        self._behind = (
+            None if summaries is None else functools.cache(lambda: clean_of(one, summaries()))
+        )
+        self._behind_of = one.number
 
     def show_beside(
         self, recording: Recording, other: Recording, *, at: At = None, name: str = ""

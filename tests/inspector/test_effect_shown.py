@@ -255,3 +255,50 @@ def test_the_browser_never_gets_an_effect_of_something_else(insp, train, monkeyp
     assert {strength for named in of.values() for strength in named} == {
         (), (2.0,), (3.0,), (5.0,)
     }  # fmt: skip
+
+
+def relative(new, old):
+    return float(np.linalg.norm(new - old) / np.linalg.norm(old))
+
+
+def test_how_far_each_site_moved_is_known_of_all_sites(insp, model):
+    """By NumPy; the perturbed site too, and 0 of a site before it."""
+    insp.step(loss_fn, X)
+    insp.perturb("drop", nni.Scale(0.5))
+    kernel = [np.asarray(getattr(model, name).kernel[...], np.float64) for name in "ab"]
+    hidden = np.tanh(np.asarray(X, np.float64) @ kernel[0])  # the biases are 0
+    moved = insp.effect.moved
+    assert moved["a"] == 0
+    assert moved["drop"] == pytest.approx(0.5, rel=1e-5)
+    out = relative(0.5 * hidden @ kernel[1], hidden @ kernel[1])
+    assert moved["b"] == pytest.approx(out, rel=1e-5)
+    insp.perturb("b", nni.Shift(float("inf")))
+    assert insp.effect.moved["b"] is None
+
+
+def test_behind_a_perturbed_pass_comes_the_same_without_it(insp, train, monkeypatch):
+    def frames():
+        return [header for header, _ in browser.of("frame")]
+
+    browser = Browser(monkeypatch)
+    insp.step(loss_fn, X)
+    clean = browser.of("frame")[-1][1]
+    assert [header["held"] for header in frames()] == [False]
+    browser.sent.clear()
+    handle = insp.perturb("a", nni.Zero())
+    (behind, buffer), (shown, perturbed) = browser.of("frame")[:2]
+    assert behind["number"] == protocol.CLEAN - shown["number"]
+    assert (behind["held"], behind["perturbed"], shown["perturbed"]) == (True, False, True)
+    assert behind["step"] == shown["step"]
+    assert buffer == clean != perturbed
+    browser.sent.clear()
+    insp.selected = "b"  # the histograms of another site, of both
+    assert {header["number"] for header in frames()} == {behind["number"], shown["number"]}
+    browser.sent.clear()
+    handle.enabled = False
+    assert {header["held"] for header in frames()} == {False}
+    handle.enabled = True
+    for _ in insp.watch(range(2), every=1):
+        browser.sent.clear()
+        train()
+    assert {header["held"] for header in frames()} == {False}  # a loop makes no such pass

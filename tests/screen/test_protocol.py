@@ -41,6 +41,7 @@ def test_a_float_that_is_not_finite_never_reaches_the_json():
         top1_changed=None,
         sites=(protocol.SiteEffect(site="a", change=math.nan),),
         alone=(),
+        moved={"a": math.inf},
     )
     assert headers.to_fields(effect) == {
         "source": "x",
@@ -51,6 +52,7 @@ def test_a_float_that_is_not_finite_never_reaches_the_json():
         "top1_changed": None,
         "sites": [{"site": "a", "change": None}],
         "alone": [],
+        "moved": {"a": None},
     }
 
 

@@ -48,7 +48,7 @@ function named(figures: Figures, before: Figures | undefined): ComponentChildren
   if (bad) return <b class="nni-bad">{`${percent(bad.share)} ${bad.name}`}</b>;
   if (figures("min") === figures("max")) return `all ${tick(figures("min"))}`;
   const was = before ? before("std") : NaN;
-  return `std ${tick(figures("std"))}${Number.isNaN(was) ? "" : ` ◇ ${tick(was)}`}`;
+  return `std ${tick(figures("std"))}${Number.isNaN(was) ? "" : ` ┄ ${tick(was)}`}`;
 }
 
 interface Props {

@@ -48,7 +48,8 @@ export function Distributions({ store, site, index }: Props) {
   const [choice, choose] = useState("");
   const chosen = parameters.find((one) => one.name === choice) ?? parameters[0];
   const axis = store.axis.value;
-  const before = pinnedName(store);
+  const pinned = pinnedName(store);
+  const before = pinned ? `◇ ${pinned}` : store.behind.value ? "unperturbed" : "";
   const heatmap = store.overSteps.value === "heatmap";
   const over = (one: Distribution) => ({
     heatmap,
@@ -58,7 +59,7 @@ export function Distributions({ store, site, index }: Props) {
   });
   return (
     <section class="nni-dist" aria-label="Distributions">
-      {before && <Key store={store} before={before} />}
+      {(pinned || store.perturbations.value.length > 0) && <Key store={store} pinned={pinned} />}
       <div class="nni-cards" style={{ "--cards": chosen ? (chosen.gradient ? 4 : 3) : 2 }}>
         {sent.map((one) => (
           <Card key={one.name} of={one} axis={axis} site={site.key} over={over(one)} nothing={(came) => (frame ? reason(one, came) : <Waiting store={store} before="No pass yet" />)} />
@@ -93,19 +94,27 @@ function Parameter({ of, chosen, choose }: { of: readonly ParameterOfSite[]; cho
 }
 
 /** What the filled and the dashed histograms are. */
-function Key({ store, before }: { store: Store; before: string }) {
+function Key({ store, pinned }: { store: Store; pinned: string }) {
+  const frame = store.frame.value?.header;
   const held = store.timeline.held.value !== null && !store.saved.value;
+  const behind = pinned ? <b>◇ {pinned}</b> : store.behind.value ? <b>the same pass unperturbed</b> : null;
   return (
     <p class="nni-key">
       <span>
         <i class="nni-key-now" />
-        <b>step {count(store.frame.value?.header.step)}</b>
+        <b>step {count(frame?.step)}</b>
+        {frame?.perturbed ? ", perturbed" : ""}
         {held ? ", held" : ""}
       </span>
-      <span>
-        <i class="nni-key-before" />
-        <b>◇ {before}</b>, pinned
-      </span>
+      {behind ? (
+        <span>
+          <i class="nni-key-before" />
+          {behind}
+          {pinned && ", pinned"}
+        </span>
+      ) : (
+        frame?.perturbed && <span class="nni-faint">Only the last insp.run or insp.step has an unperturbed pass beside it.</span>
+      )}
     </p>
   );
 }

@@ -50,7 +50,7 @@ export function Numbers({ head, rows, before }: Props) {
       <tbody>
         {rows.flatMap((row) => [
           <Row key={row.name} row={row} figures={row.figures} columns={columns} name={row.name} title={row.title} />,
-          row.before && <Row key={`before ${row.name}`} row={row} figures={row.before.figures} columns={columns} name={`pinned-${row.name}`} title={`◇ ${before}`} />,
+          row.before && <Row key={`before ${row.name}`} row={row} figures={row.before.figures} columns={columns} name={`pinned-${row.name}`} title={before} />,
         ])}
       </tbody>
     </table>

@@ -11,7 +11,7 @@ const TITLES = { output: "activations", gradient: "gradient" } as const;
 
 /** What was measured of the selected site in the pass on screen. */
 export function useMeasured(store: Store, index: number): readonly Distribution[] {
-  const [frame, pinned, histories] = [store.frame.value, store.timeline.pinned.value, store.histories.value];
+  const [frame, behind, histories] = [store.frame.value, store.behind.value, store.histories.value];
   return useMemo(() => {
     const of = (one: FrameData, q: number): Figures => (name: Statistic) => statistic(one, index, q, name);
     return EACH.map(({ quantity, index: q }) => {
@@ -23,11 +23,11 @@ export function useMeasured(store: Store, index: number): readonly Distribution[
         tone: quantity,
         figures: frame && of(frame, q),
         pairs: frame?.histograms.get(histogramKey(index, q)),
-        before: pinned ? { figures: of(pinned, q), pairs: pinned.histograms.get(histogramKey(index, q)) } : undefined,
+        before: behind ? { figures: of(behind, q), pairs: behind.histograms.get(histogramKey(index, q)) } : undefined,
         history: here,
       } satisfies Distribution;
     });
-  }, [frame, pinned, histories, index]);
+  }, [frame, behind, histories, index]);
 }
 
 /** A parameter of the selected site: its values, and their gradient where it was measured. */
@@ -40,23 +40,23 @@ export interface ParameterOfSite {
 
 /** The parameters, the largest first: those of the pass on screen, or where it has none their present values. */
 export function useParameters(store: Store, site: Site, index: number): readonly ParameterOfSite[] {
-  const [frame, pinned, histories] = [store.frame.value, store.timeline.pinned.value, store.parameterHistories.value];
+  const [frame, behind, histories] = [store.frame.value, store.behind.value, store.parameterHistories.value];
   const measured = frame && frame.parameters.length > 0 && frame.histograms.has(histogramKey(index, 0)) ? frame.parameters : null;
   const none = measured !== null || site.parameters === 0 || store.missing.value.has("parameters") || site.single;
   useLook(store.looks, "parameters", site.key, frame?.header.seq, -1, !none);
   const seen = store.looks.parameters.value;
   const list = !none && seen?.site === site.key ? seen.data?.list : undefined;
   return useMemo(() => {
-    const found = measured ? measured.map((one) => ofPass(one, pinned, histories, index)) : (list ?? []).map((one) => ofNow(one, site.key));
+    const found = measured ? measured.map((one) => ofPass(one, behind, histories, index)) : (list ?? []).map((one) => ofNow(one, site.key));
     const size = (one: ParameterOfSite): number => one.value.figures?.("size") ?? 0;
     return found.filter((one) => one !== null).sort((a, b) => size(b) - size(a));
-  }, [measured, list, pinned, histories, index, site.key]);
+  }, [measured, list, behind, histories, index, site.key]);
 }
 
 const figuresOf = (one: Measured): Figures => (name: Statistic) => one.figures[name];
 
-function ofPass({ path, name, measured }: ParameterOfFrame, pinned: FrameData | null, histories: ReadonlyMap<string, HistoryData>, index: number): ParameterOfSite | null {
-  const before = pinned?.parameters.find((one) => one.path === path)?.measured;
+function ofPass({ path, name, measured }: ParameterOfFrame, behind: FrameData | null, histories: ReadonlyMap<string, HistoryData>, index: number): ParameterOfSite | null {
+  const before = behind?.parameters.find((one) => one.path === path)?.measured;
   const made = (j: number, title: string, tone: Distribution["tone"]): Distribution | null => {
     const [one, was, history] = [measured[j], before?.[j], histories.get(parameterKey(path, j))];
     if (!one) return null;

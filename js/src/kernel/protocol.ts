@@ -13,6 +13,7 @@ export const SPARK = 32;
 export const HISTORY_BINS = 48;
 export const MOST_UNITS = 16384;
 export const OTHER = -1;
+export const CLEAN = -2;
 
 export type Quantity = (typeof QUANTITIES)[number];
 export type Statistic = (typeof STATISTICS)[number];
@@ -173,7 +174,7 @@ export interface EffectAlone {
   readonly top1_changed: number | null;
 }
 
-/** The perturbed pass beside the clean one. Values by metric name ("loss" first). `output_change` is the relative norm of the difference of the outputs. If they are logits, `kl` is the mean divergence of the perturbed from the clean distribution in nats, and `top1_changed` the fraction of predictions that changed. None: not measured, or meaningless. `sites` are the downstream sites that changed most, at most MOST_EFFECTS, largest first. `alone` is the effect of each of several perturbations by itself; () until it is measured. */
+/** The perturbed pass beside the clean one. Values by metric name ("loss" first). `output_change` is the relative norm of the difference of the outputs. If they are logits, `kl` is the mean divergence of the perturbed from the clean distribution in nats, and `top1_changed` the fraction of predictions that changed. None: not measured, or meaningless. `sites` are the downstream sites that changed most, at most MOST_EFFECTS, largest first. `alone` is the effect of each of several perturbations by itself; () until it is measured. `moved` is, by site, the relative norm of the change of its output, None if that is not finite: of all sites, or of the MOST_MOVED that changed most. */
 export interface Effect {
   readonly source: string;
   readonly clean: Readonly<Record<string, number | null>>;
@@ -183,6 +184,7 @@ export interface Effect {
   readonly top1_changed: number | null;
   readonly sites: readonly SiteEffect[];
   readonly alone: readonly EffectAlone[];
+  readonly moved: Readonly<Record<string, number | null>>;
 }
 
 /** The cost of inspection. Seconds are medians of recent steps, by their ends on the device: of plain steps, and of measured steps that are otherwise like them (both perturbed, or neither). None if there are no such steps. The last three say how long the user waited: for the tree, for the first pass, and for the first measured step of a loop, with its compilation; None while unknown. */
@@ -1049,7 +1051,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Perturbation: { id: "int", site: "str", sites: "str[]", reach: "int", kind: "str", at: "output|input|parameter", acts_on: "value|gradient|parameter", expression: "str", strength: "float?", strength_name: "str", low: "float", high: "float", units: "int", units_off: "int", mask: "str", python: "str", enabled: "bool", pending: "bool", compiling: "bool", not_acting: "str", axis: "int", columns: "int" },
   SiteEffect: { site: "str", change: "float?" },
   EffectAlone: { perturbation: "int", loss_change: "float?", output_change: "float?", kl: "float?", top1_changed: "float?" },
-  Effect: { source: "str", clean: "float?{}", perturbed: "float?{}", output_change: "float?", kl: "float?", top1_changed: "float?", sites: "SiteEffect[]", alone: "EffectAlone[]" },
+  Effect: { source: "str", clean: "float?{}", perturbed: "float?{}", output_change: "float?", kl: "float?", top1_changed: "float?", sites: "SiteEffect[]", alone: "EffectAlone[]", moved: "float?{}" },
   Cost: { plain_seconds: "float?", inspected_seconds: "float?", compilations: "int", bytes_sent: "int", frames_dropped: "int", errors: "int", tree_seconds: "float?", pass_seconds: "float?", step_seconds: "float?" },
   Notice: { level: "str", text: "str", site: "str?" },
   Waiting: { what: "str", seconds: "float" },

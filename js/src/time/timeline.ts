@@ -4,7 +4,7 @@
 // kernel keeps none of this: two pages may show two passes.
 import { batch, effect, signal, type Signal } from "@preact/signals";
 import type { FrameData } from "../kernel/decode";
-import { OTHER } from "../kernel/protocol";
+import { CLEAN, OTHER } from "../kernel/protocol";
 import { NO_PASSES, type PassList } from "./passes";
 
 /** The parts of the store that a timeline needs. */
@@ -28,6 +28,8 @@ export class Timeline {
   /** The number of the held pass; null while following. */
   readonly held = signal<number | null>(null);
   readonly pinned = signal<FrameData | null>(null);
+  /** The last pass without its perturbations that the kernel has sent. */
+  readonly clean = signal<FrameData | null>(null);
   readonly playing = signal(false);
   readonly speed = signal<number>(5);
   /** The step under the pointer in any chart over the steps, which all of them read out; null for none. */
@@ -58,14 +60,15 @@ export class Timeline {
     return held === null ? !frame.header.held : frame.header.number === held;
   }
 
-  /** Take a frame that a ShowPass requested; a pinned one is kept here. */
+  /** Take a frame that is not the newest pass; a pinned one is kept here, and one without perturbations. */
   arrived(frame: FrameData): void {
+    if (frame.header.number <= CLEAN) this.clean.value = frame;
     if (frame.header.number === this.pinnedNumber) this.pinned.value = frame;
   }
 
   /** Drop everything that was decoded for the old rows. */
   layoutChanged(): void {
-    this.pinned.value = null;
+    this.pinned.value = this.clean.value = null;
     this.renew();
   }
 

@@ -100,7 +100,7 @@ export function Narrowed({ store }: { store: Store }) {
   const { tree } = store;
   const total = store.sites.value?.list.length ?? 0;
   const sort = tree.sort.value;
-  const column = sort && (COLUMNS.find((c) => c.id === sort.by)?.name ?? "Path");
+  const column = sort && COLUMNS.find((c) => c.id === sort.by);
   const filters = WORDS.filter(([filter]) => tree.filters.value.has(filter)).map(([filter, words]) =>
     filter === "below" || filter === "above" ? `${words} ${tree[filter].value}` : words,
   );
@@ -111,7 +111,11 @@ export function Narrowed({ store }: { store: Store }) {
         {tree.narrowed.value ? `${count(tree.matched.value)} of ${count(total)} match` : `${count(total)} modules`}
       </b>
       {filters.length > 0 && <span>{filters.join("; ")}</span>}
-      {sort && <span>a list by {column?.toLowerCase()}, {sort.rising ? "rising" : "falling"}</span>}
+      {sort && (
+        <span title={column?.name}>
+          by {column?.title ?? "path"}, {sort.rising ? "rising" : "falling"}
+        </span>
+      )}
       <span class="nni-grow" />
       <button type="button" class="nni-link" data-testid={ids.clear} onClick={() => tree.clear()}>
         Clear

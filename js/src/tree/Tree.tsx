@@ -1,6 +1,6 @@
 // The tree of sites: its head with the search, and the rows in view.
 // Invariants: the DOM holds only the rows in view, whatever the size of the model; one frame renders
-// those rows once; only a selection scrolls the rows, and brings its row into sight.
+// those rows once; only a selection scrolls the rows, which brings its row into sight, and a new order.
 import { useCallback, useEffect, useId, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Store } from "../store";
 import { ROW_HEIGHT, type Layout } from "../frame/layout";
@@ -50,11 +50,14 @@ export function Tree({ store, layout }: { store: Store; layout: Layout }) {
   }, [store, tree]);
 
   useEffect(() => {
+    if (tree.sort.value) scroller.current!.scrollTop = 0; // what is first is what was asked for
+  }, [tree.sort.value, tree]);
+  useEffect(() => {
     const element = scroller.current!;
     const row = tree.rows.value.indexOf(store.selectedIndex.value);
     if (row < 0 || element.clientHeight === 0) return;
     element.scrollTop = scrollTo(row, element.scrollTop, element.clientHeight);
-  }, [reveal, sites, tree.sort.value, tree.narrowed.value, store, tree]);
+  }, [reveal, sites, tree.sort.value === null, tree.narrowed.value, store, tree]);
 
   const onKeyDown = useCallback(
     (event: KeyboardEvent) => {

@@ -1,10 +1,10 @@
 // The panel "Distributions": its cards, its table, and how far steps move the parameters.
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
 import { decades } from "../../src/distributions/Ratio";
-import { PARAMETER_QUANTITIES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, VERSION, type Frame, type FrameParameter } from "../../src/kernel/protocol";
+import { CLEAN, PARAMETER_QUANTITIES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, VERSION, type Frame, type FrameParameter } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
-import { cell, frame, SITES } from "../helpers/messages";
+import { cell, frame, perturbation, SITES, state } from "../helpers/messages";
 import { started, type Mounted } from "../helpers/mounted";
 
 let view: Mounted;
@@ -112,5 +112,39 @@ describe("update ÷ weight", () => {
     expect(decades([])).toEqual([-4, -2]);
     expect(decades([Float64Array.of(NaN, 0, Infinity, 1e-7)])).toEqual([-7, -2]);
     expect(decades([Float64Array.of(2)])).toEqual([-4, 1]);
+  });
+});
+
+describe("a perturbed pass", () => {
+  const behind = (): Element | null => view.find(ids.behind("output"));
+  const key = (): string => view.el.querySelector(".nni-key")?.textContent ?? "";
+  const perturbed = ([header, buffer]: [Frame, DataView]): [Frame, DataView] => [{ ...header, perturbed: true }, buffer];
+
+  it("has the same pass without it behind its own, and the key stays while there is a perturbation", async () => {
+    view.control.emit(state({ perturbations: [perturbation(1, "head")] }));
+    view.stream.emit(...frame(2, { number: CLEAN - 2, step: 2, held: true, value: 8 }));
+    view.stream.emit(...perturbed(frame(3, { number: 2, step: 2 })));
+    await settle();
+    expect(behind()).not.toBeNull();
+    expect(key()).toBe("step 2, perturbedthe same pass unperturbed");
+    expect(rowsOf()).toEqual(["activations", "unperturbed", "gradient", "unperturbed"]);
+    view.stream.emit(...perturbed(frame(4, { number: 3, step: 3 }))); // of a loop: what came is of another pass
+    await settle();
+    expect(behind()).toBeNull();
+    expect(key()).toContain("Only the last insp.run or insp.step has an unperturbed pass beside it.");
+    view.stream.emit(...frame(5));
+    await settle();
+    expect(key()).toBe("step 5");
+    view.control.emit(state({ seq: 2 }));
+    await settle();
+    expect(key()).toBe("");
+  });
+
+  it("is compared with the pinned pass where one is pinned", async () => {
+    view.find(ids.pin)!.click();
+    view.stream.emit(...frame(2, { number: CLEAN - 2, step: 2, held: true }));
+    view.stream.emit(...perturbed(frame(3, { number: 2, step: 2 })));
+    await settle();
+    expect(key()).toBe("step 2, perturbed◇ step 1, pinned");
   });
 });

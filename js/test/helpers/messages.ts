@@ -51,7 +51,7 @@ export function scale(id: number, site: string, strength: number, more: Partial<
 }
 
 export function effect(more: Partial<Effect> = {}): Effect {
-  return { source: "the example", clean: {}, perturbed: {}, output_change: null, kl: null, top1_changed: null, sites: [], alone: [], ...more };
+  return { source: "the example", clean: {}, perturbed: {}, output_change: null, kl: null, top1_changed: null, sites: [], alone: [], moved: {}, ...more };
 }
 
 /** A frame whose every figure is `value`, except that `edit` may change the table. */

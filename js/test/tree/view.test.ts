@@ -223,8 +223,8 @@ it("columns follow the width, what is perturbed, and what was chosen", () => {
 });
 
 it("a site has moved as far as the effect says, and one that it does not name has no figure", () => {
-  const sites = [{ site: "blocks", change: 0.25 }, { site: "head", change: null }]; // prettier-ignore
-  store.receive(state({ perturbations: [perturbation(1, "head")], effect: effect({ sites }) }), undefined);
+  const moved = { blocks: 0.25, head: null };
+  store.receive(state({ perturbations: [perturbation(1, "head")], effect: effect({ moved }) }), undefined);
   store.tree.sortBy("moved");
   expect(rows()).toEqual(["head", "blocks", "", "blocks/conv", "blocks[0]", "blocks[1]"]);
 });

@@ -370,9 +370,9 @@ class Reruns:
         core.eager = found.record.eager
         core.show_modes(shown.switches)
         core.recording.learn(core.programs.facts(call))
-        core.show_record(
-            found.record, kind=shown.trial.kind, setting=shown.setting, states=found.states
-        )
+        kind, clean = shown.trial.kind, shown.outcome.clean
+        clean, how = clean and clean.record, {"kind": kind, "setting": shown.setting}
+        core.show_record(found.record, states=found.states, clean=clean, **how)
 
     def _idle_in(self, shown: Shown) -> dict[int, str]:
         """Number of a perturbation -> why it does nothing in a pass, "" if it acts."""

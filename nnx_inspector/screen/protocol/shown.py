@@ -196,7 +196,9 @@ class Effect(Struct):
     is the mean divergence of the perturbed from the clean distribution in nats, and `top1_changed`
     the fraction of predictions that changed. None: not measured, or meaningless. `sites` are the
     downstream sites that changed most, at most MOST_EFFECTS, largest first. `alone` is the effect
-    of each of several perturbations by itself; () until it is measured.
+    of each of several perturbations by itself; () until it is measured. `moved` is, by site, the
+    relative norm of the change of its output, None if that is not finite: of all sites, or of the
+    MOST_MOVED that changed most.
     """
 
     source: str
@@ -207,6 +209,7 @@ class Effect(Struct):
     top1_changed: float | None
     sites: tuple[SiteEffect, ...]
     alone: tuple[EffectAlone, ...]
+    moved: dict[str, float | None]
 
     def __str__(self) -> str:
         """Loss and metrics, clean and perturbed, then the changes, a line for each."""

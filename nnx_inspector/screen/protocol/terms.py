@@ -27,6 +27,8 @@ MOST_SITES: Final = 100
 """The most sites that one `Perturbation` names; `reach` counts them all."""
 MOST_EFFECTS: Final = 12
 """The most downstream sites in an `Effect`."""
+MOST_MOVED: Final = 500
+"""The most sites of which an `Effect` says how far they moved."""
 MOST_FINDINGS: Final = 30
 """The most findings in a `Findings`; `more` counts the others."""
 
@@ -55,6 +57,8 @@ MOST_ROWS: Final = 300
 """The most ranked rows in a `Sweep` or a `Compared`; `measured` and `total` count them all."""
 OTHER: Final = -1
 """Stands for a pass's number: the pass of another run that an `Other` announced."""
+CLEAN: Final = -2
+"""Pass n without its perturbations has the number CLEAN - n; its frame comes before that of n."""
 
 UNIT_FIGURES: Final = ("mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite", "dead")
 """The figures of each unit, "dead" as 1 or 0; the first axis of the buffer of `UnitFigures`."""

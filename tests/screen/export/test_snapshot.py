@@ -106,7 +106,7 @@ def test_no_text_is_markup(text: str):
     )  # fmt: skip
     effect = protocol.Effect(
         source=text, clean={text: 1.0}, perturbed={text: 2.0}, output_change=0.5, kl=None,
-        top1_changed=None, sites=(), alone=(),
+        top1_changed=None, sites=(), alone=(), moved={},
     )  # fmt: skip
     finding = protocol.FindingRow(
         rule=text, site=text, step=0, severity="error", what=text, advice=text
