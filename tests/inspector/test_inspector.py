@@ -605,22 +605,28 @@ def test_a_closed_inspector_says_so_and_keeps_its_recording(insp):
         insp.run(X)
 
 
-def test_close_frees_both_widgets_and_a_dropped_inspector_is_freed(model, browser):
-    from ipywidgets.widgets.widget import _instances
+def held_by_ipywidgets() -> set[str]:
+    """The ids of the widgets that ipywidgets keeps alive; its version 7 has another place."""
+    from ipywidgets.widgets import widget
 
+    found = widget._instances if hasattr(widget, "_instances") else widget.Widget.widgets
+    return set(found)
+
+
+def test_close_frees_both_widgets_and_a_dropped_inspector_is_freed(model, browser):
     gc.collect()  # the inspectors of other tests
-    before = set(_instances)
+    before = held_by_ipywidgets()
     insp = nni.Inspector(model, X)
-    assert len(set(_instances) - before) == 4
+    assert len(held_by_ipywidgets() - before) == 4
     insp.close()
-    assert set(_instances) == before
+    assert held_by_ipywidgets() == before
     dropped = nni.Inspector(model, X)
     dropped._diagnosing.wait()  # a thread that reads it keeps it alive meanwhile
     alive = weakref.ref(dropped._core)
     del dropped
     gc.collect()
     assert alive() is None
-    assert set(_instances) == before
+    assert held_by_ipywidgets() == before
 
 
 def test_two_inspectors_on_one_model(model, browser):

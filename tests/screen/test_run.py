@@ -133,7 +133,8 @@ def test_the_screen_says_that_the_model_is_not_here(run, browser):
 def test_figures_and_findings_are_those_of_the_recording(recorded, run):
     insp, path = recorded
     assert run.findings == nni.diagnose(nni.load(path))
-    assert run.figure("") == insp.figure("")
+    # as text: with plotly 5 a figure with NaN in it equals no figure
+    assert run.figure("").to_json() == insp.figure("").to_json()
 
 
 def test_a_page_is_written_without_the_model(run, tmp_path):
