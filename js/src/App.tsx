@@ -70,6 +70,7 @@ function App({ store, bridge }: Props) {
     return () => void (store.docked.value -= 1);
   }, [docked]);
   const away = store.docked.value > 0 && !docked && !here;
+  const alone = bridge.connection.value === "absent" && !store.sites.value;
 
   const onKeyDown = (event: KeyboardEvent): void => {
     const { target } = event;
@@ -96,7 +97,7 @@ function App({ store, bridge }: Props) {
       onFocusIn={onFocusIn}
       onKeyDown={onKeyDown}
     >
-      <div ref={view} class={away ? "nni-view nni-away" : "nni-view"} style={{ "--nni-row": `${ROW_HEIGHT}px` }}>
+      <div ref={view} class={away || alone ? "nni-view nni-away" : "nni-view"} style={{ "--nni-row": `${ROW_HEIGHT}px` }}>
         {away ? (
           <p role="status" data-testid={ids.away}>
             {store.sites.value?.model ?? "The model"} is shown beside the notebook.
@@ -104,6 +105,8 @@ function App({ store, bridge }: Props) {
               Show it here too
             </button>
           </p>
+        ) : alone ? (
+          <Banner store={store} bridge={bridge} />
         ) : (
           <Parts store={store} bridge={bridge} layout={layout} root={root} />
         )}

@@ -1,19 +1,25 @@
 // The last state that the kernel puts beside a view, for a notebook without a kernel (last_state.py).
-// Invariant: it is hidden exactly as long as a view of the same inspector has something to show.
+// Invariant: it is hidden exactly as long as a view of the same inspector has something to show. In a
+// copy of a notebook as a page, where no kernel can ever answer, it is the view that is hidden.
 import { effect } from "@preact/signals";
 import type { Model } from "./kernel/bridge";
 import type { Store } from "./store";
 
-/** Hides it while there is a live view; call the returned function to show it again. */
-export function coverSaved(inspector: string, store: Store): () => void {
+/** What nbconvert and Sphinx put into a page: the state of the notebook's widgets. */
+const COPY = 'script[type="application/vnd.jupyter.widget-state+json"]';
+
+/** Hides it while the view in `place` is alive; call the returned function to show it again. */
+export function coverSaved(inspector: string, store: Store, place: HTMLElement): () => void {
   if (!/^[\w-]+$/.test(inspector)) return () => undefined;
   const style = document.createElement("style");
   style.textContent =
     `.nni-of-${inspector} { display: none; }\n` + // and the host's frame around it, if any
     `.jp-OutputArea-child:has(.nni-of-${inspector}) { display: none; }`;
   const stop = effect(() => {
-    if (store.sites.value) document.head.append(style);
+    const alive = store.sites.value !== null;
+    if (alive) document.head.append(style);
     else style.remove();
+    place.hidden = !alive && document.querySelector(COPY) !== null && document.querySelector(`.nni-of-${inspector}`) !== null;
   });
   return () => {
     stop();

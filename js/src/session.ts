@@ -25,18 +25,20 @@ function createSession(inspector: string, forget: () => void): Session {
     attach(role, { model, signal }) {
       models.add(model);
       parts.bridge.attach(role, model);
-      signal?.addEventListener("abort", () => {
+      const end = (): void => {
         models.delete(model);
         if (models.size > 0) return;
         parts.close();
         forget();
-      });
+      };
+      if (signal) signal.addEventListener("abort", end);
+      else model.on("destroy", end); // anywidget 0.9 and 0.10 have no signal
     },
     mount(el) {
       const place = document.createElement("div");
       el.append(place);
       const end = mount(parts, place);
-      const uncover = coverSaved(inspector, parts.store);
+      const uncover = coverSaved(inspector, parts.store, place);
       return () => {
         uncover();
         end();

@@ -59,6 +59,7 @@ describe("a view", () => {
     vi.useRealTimers();
     await settle();
     expect(alone.textContent).toContain("Not connected: run the cell again.");
+    expect(alone.querySelector(`[data-testid="${ids.tree}"]`)).toBeNull(); // one line, not an empty screen
     own.abort();
   });
 

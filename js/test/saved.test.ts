@@ -1,6 +1,9 @@
 // What a live model leaves in the metadata of a notebook.
 import { afterEach, expect, it, vi } from "vitest";
-import { lighten } from "../src/saved";
+import { coverSaved, lighten } from "../src/saved";
+import { Store } from "../src/store";
+import { MockKernel } from "./helpers/kernel";
+import { layout } from "./helpers/messages";
 
 afterEach(() => document.body.removeAttribute("data-jp-theme-light"));
 
@@ -16,4 +19,28 @@ it("in other hosts it stays as it is", () => {
   const set = vi.fn();
   lighten({ get: () => "", on: () => undefined, send: () => undefined, set });
   expect(set).not.toHaveBeenCalled();
+});
+
+it.each([true, false])("the last state stands alone in a copy of a notebook as a page (%s), until a kernel answers", (copy) => {
+  const [kept, place] = [document.createElement("div"), document.createElement("div")];
+  kept.className = "nni-saved nni-of-x";
+  document.body.append(kept, place);
+  if (copy) document.body.insertAdjacentHTML("beforeend", '<script type="application/vnd.jupyter.widget-state+json">{}</script>');
+  const store = new Store(Object.assign(new MockKernel(), { ack: () => undefined }));
+  const end = coverSaved("x", store, place);
+  expect(place.hidden).toBe(copy);
+  store.receive(layout(), undefined);
+  expect(place.hidden).toBe(false);
+  expect(document.head.textContent).toContain(".nni-of-x");
+  end();
+  expect(document.head.textContent).not.toContain(".nni-of-x");
+  document.body.replaceChildren();
+});
+
+it("a view whose last state is not in the page is never hidden", () => {
+  document.body.insertAdjacentHTML("beforeend", '<script type="application/vnd.jupyter.widget-state+json">{}</script>');
+  const place = document.createElement("div");
+  coverSaved("x", new Store(Object.assign(new MockKernel(), { ack: () => undefined })), place)();
+  expect(place.hidden).toBe(false);
+  document.body.replaceChildren();
 });

@@ -7,7 +7,7 @@ import pathlib
 
 import nbformat
 import pytest
-from browser.lab import Lab
+from browser.lab import Lab, source_path
 from browser.notebook import Notebook
 from browser.view import View
 from playwright.sync_api import Locator, expect
@@ -203,3 +203,21 @@ def test_it_shows_the_screen_without_a_kernel(root: pathlib.Path, means: dict[st
             assert page.evaluate("window.hacked ?? null") is None
         assert [one for one in notebook.errors if "widget" not in one] == []
         assert notebook.foreign == []
+
+
+@pytest.mark.parametrize("without", ["anywidget", "@jupyter-widgets/jupyterlab-manager"])
+def test_a_kernel_whose_page_lacks_the_script_says_how_to_get_it(without: str, tmp_path):
+    folder = tmp_path / "settings" / "labconfig"
+    folder.mkdir(parents=True)
+    (folder / "page_config.json").write_text(f'{{"disabledExtensions": {{"{without}": true}}}}')
+    env = {**source_path(), "JUPYTER_CONFIG_PATH": str(folder.parent)}
+    with Lab(tmp_path, env=env) as lab, lab.notebook("a.ipynb", [MODEL, INSPECT, TRAIN]) as shown:
+        for index in range(3):
+            shown.run(index, seconds=240)
+        cell = shown.cell(1)
+        if without == "anywidget":
+            said = cell.get_by_test_id("nni-not-loaded")
+        else:
+            said = cell.locator("pre", has_text="Inspector(Net, ")
+        expect(said).to_contain_text("pip install anywidget")
+        expect(cell.get_by_test_id("nni-saved-frame")).to_have_count(1)

@@ -9,6 +9,11 @@ import { unpacked } from "./unpacked";
 const WAIT_MS = 700;
 /** What a host leaves in place of a widget whose kernel is gone. */
 const GONE = new Set(["Loading widget...", "Error displaying widget: model not found", "Error displaying widget"]);
+/** What a host shows in place of a widget whose script it has not found. */
+const FAILED = ".jupyter-widgets-error-widget";
+const NOT_LOADED =
+  "The live view could not be loaded, so this is the last saved state. If the error above names anywidget: " +
+  "pip install anywidget in the environment that JupyterLab runs in, then load the page again.";
 const PLACE = ".nni-saved[data-nni-page]";
 const NARROW = 760;
 
@@ -67,13 +72,19 @@ function isDark(): boolean {
   return jupyter === null ? window.matchMedia("(prefers-color-scheme: dark)").matches : jupyter === "false";
 }
 
-/** Hides the output before it as long as that is a widget without a kernel. */
+/** Hides the output before it as long as that is a widget without a kernel, and says how to get the
+ * script of one that could not be loaded. */
 function silence(place: HTMLElement): void {
   const before = place.closest(".jp-OutputArea-child")?.previousElementSibling;
   if (!(before instanceof HTMLElement)) return;
+  const note = document.createElement("p");
+  note.dataset["testid"] = "nni-not-loaded";
+  note.textContent = NOT_LOADED;
   const look = (): void => {
     const text = before.querySelector(".jp-OutputArea-output")?.textContent ?? "";
     before.style.display = GONE.has(text.trim()) ? "none" : "";
+    if (before.querySelector(FAILED)) place.prepend(note);
+    else note.remove();
   };
   new MutationObserver(look).observe(before, { childList: true, subtree: true, characterData: true });
   look();

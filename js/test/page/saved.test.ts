@@ -83,3 +83,21 @@ it("leaves the plain HTML where what is packed is damaged", async () => {
   expect(frameOf(place)).toBeNull();
   expect(plainOf(place).hidden).toBe(false);
 });
+
+it("says how to get the script of a widget that could not be loaded, as long as it is not", async () => {
+  const outputs = ["", ""].map(() => document.createElement("div"));
+  for (const one of outputs) one.className = "jp-OutputArea-child";
+  const place = await output();
+  const [widget, own] = [outputs[0]!, outputs[1]!];
+  widget.innerHTML = '<div class="jp-OutputArea-output"><div class="jupyter-widgets-error-widget">Click</div></div>';
+  own.append(place);
+  document.body.append(widget, own);
+  seen(true);
+  await vi.waitFor(() => expect(frameOf(place)).not.toBeNull(), 5000);
+  window.dispatchEvent(Object.assign(new Event("message"), { data: { nniShown: true }, source: frameOf(place)!.contentWindow }));
+  const note = (): Element | null => place.querySelector("[data-testid='nni-not-loaded']");
+  expect(note()?.textContent).toContain("pip install anywidget");
+  expect(widget.style.display).toBe("");
+  widget.innerHTML = '<div class="jp-OutputArea-output">a view</div>';
+  await vi.waitFor(() => expect(note()).toBeNull());
+});
