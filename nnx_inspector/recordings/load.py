@@ -374,13 +374,14 @@ class Opened:
         They are decoded one by one: as a whole, JSON may take many times its size.
         """
         texts, taken, at, end = list[str](), 0, 1, b","
+        held = self._taken  # it stays what it is meanwhile, and takes long to add up
         if data is not None and data.dtype == np.uint8 and data.ndim == 1 and data[:1] == b"["[0]:
             if data.size == 2 and data[1] == b"]"[0]:
                 return texts, taken
             while end == b"," and (found := _TEXT.match(data.data, at)):
                 at, end = found.end(), found[2]
                 # in UTF-8, as a str, and once more without the escapes
-                self._require_room(before + taken + _TEXT_BYTES + 9 * len(found[1]))
+                self._require_room(before + taken + _TEXT_BYTES + 9 * len(found[1]), held)
                 texts.append(json.loads(found[1].decode()))
                 taken += _TEXT_BYTES + sys.getsizeof(texts[-1])
         if data is None or end != b"]" or at != data.size:
@@ -478,8 +479,8 @@ class Opened:
         recorded = 0 if self._found is None else self._found.nbytes
         return self._name_bytes + self._waiting_bytes + self._kept_bytes + recorded
 
-    def _require_room(self, more: int) -> None:
-        if self._taken + more > self._most:
+    def _require_room(self, more: int, held: int | None = None) -> None:
+        if (self._taken if held is None else held) + more > self._most:
             raise ValueError("its content would take more memory than twice the file's size")
 
 
