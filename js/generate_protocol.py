@@ -234,12 +234,6 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         python='insp.selected = "blocks/0"', closed=False,
         waiting=(p.Waiting(what="compiling the measured step", seconds=8.5),),
     )  # fmt: skip
-    parameters = p.Parameters(
-        version=p.VERSION, id=11, site="head", parameters=(
-            p.Parameter(path="head/kernel", array="float32[4,10]", bytes=len(histograms[0])),
-            p.Parameter(path="head/bias", array="float32[10]", bytes=len(histograms[1])),
-        ), more=0, why="",
-    )  # fmt: skip
     units = p.UnitFigures(
         version=p.VERSION, id=12, site="head", each=8, source="the last step",
         units=10, more=0, why="",
@@ -363,10 +357,6 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         ),
         "curves": (curves, p.buffer_of(np.array([[1, 0.5], [2, np.nan], [3, 0.25]]), np.array([[3, 1.0]]))),
         "state": (state, None),
-        "parameters": (
-            parameters,
-            p.buffer_of(ramp(2, len(p.STATISTICS)), *histograms),
-        ),
         "units": (units, p.buffer_of(ramp(len(p.UNIT_FIGURES), 10))),
         "code": (code, None),
         "compilations": (compilations, None),

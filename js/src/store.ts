@@ -49,7 +49,7 @@ const ADJUST_MS = 50;
 export class Store implements Receiver {
   /** What a saved page, or a run that is read from its file, says of itself; "" if the model is here. */
   readonly replay = signal("");
-  /** The panels that need the model, where it is not here: "units", "nnx", "parameters", "values". */
+  /** The panels that need the model, where it is not here: "units", "nnx", "values". */
   readonly missing = signal<ReadonlySet<string>>(new Set());
   readonly sites = signal<Sites | null>(null);
   readonly frame = signal<FrameData | null>(null);
@@ -263,7 +263,6 @@ export class Store implements Receiver {
       case "passes":
         this.timeline.passes.value = decodePasses(message, buffer);
         return;
-      case "parameters":
       case "units":
       case "code":
       case "compilations":

@@ -62,10 +62,8 @@ def told_by(core: Core, kept: Sequence[Any]) -> Told:
         "values": core.opened.answers(),
         "compare": dict(core.compared),
     }
-    for what in ("code", "parameters"):
-        answers[what] = _each(
-            detailed, lambda site, what=what: look(core, protocol.Look(id=0, what=what, site=site))
-        )
+    code_of = lambda site: look(core, protocol.Look(id=0, what="code", site=site))  # noqa: E731
+    answers["code"] = _each(detailed, code_of)
     kept = [one for one in kept if one is not None]
     if any(isinstance(one, protocol.Weights) and one.name for one in kept):
         shown = ["values"]

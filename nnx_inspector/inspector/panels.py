@@ -1,4 +1,4 @@
-"""What is shown on demand: parameters, units and code of a site, compilations, another run.
+"""What is read on demand: parameters, units and code of a site, compilations, another run.
 
 Each answer names its request. Invariant: the model does not change. Draws nothing.
 """
@@ -18,7 +18,7 @@ from flax import nnx
 from nnx_inspector.arrays import require_examples
 from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.hooks.inside.attention import is_pattern
-from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, parse_key, site_key
+from nnx_inspector.hooks.sites import CALL, ModuleSite, parse_key, site_key
 from nnx_inspector.hooks.variables import contents_at
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.cost.compilations import compilations_message
@@ -29,7 +29,6 @@ from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.stage import array_names
-from nnx_inspector.program.structure import describe
 from nnx_inspector.program.survey import why_divided
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.donated import require_here, undisturbed
@@ -40,90 +39,13 @@ from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comparison import At, recording_of, weights_message
 from nnx_inspector.screen.requests import Answer
 from nnx_inspector.screen.source import documentation_of, excerpts_of
-from nnx_inspector.stats.encoding import HEAD_BYTES, encoded, sparse
 from nnx_inspector.stats.gauges import OFF_AT
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.stats.table import figures_of
 from nnx_inspector.stats.units import MAX_UNITS, Units
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclasses.dataclass(frozen=True)
-class Weight:
-    """One parameter: its path, dtype and shape in words, and its figures on the host."""
-
-    path: str
-    array: str
-    summary: Summary
-
-
-def weights_of(
-    modules: Mapping[str, nnx.Module], site: str, *, most: int | None = None
-) -> tuple[list[Weight], int]:
-    """The parameters at the site of a module and of the modules in it, its own first.
-
-    Args:
-        modules: the modules by their keys; inside a ToNNX, the sites of its Linen modules are known
-            too.
-
-    Returns:
-        The parameters, and how many were left out.
-
-    Raises:
-        InspectorError: their arrays were donated to a training step; see `donated`.
-    """
-
-    def read() -> tuple[list[Weight], int]:
-        arrays = sorted(_arrays(contents_at(modules, site), site), key=lambda one: one[0])
-        found = [(key, x) for _, key, x in arrays[:most]]
-        require_here(found, "The parameters")
-        measured = jax.device_get([summarize(x) for _, x in found])
-        pairs = zip(found, measured, strict=True)
-        rows = [Weight(key, describe(x), summary) for (key, x), summary in pairs]
-        return rows, len(arrays) - len(rows)
-
-    roots = {(): modules[""]} if "" in modules else {(key,): m for key, m in modules.items()}
-    return undisturbed(read, "The parameters", roots)
-
-
-def _arrays(
-    held: Sequence[tuple[Path, nnx.Variable[Any], Any]] | None, site: str
-) -> Sequence[tuple[int, str, Any]]:
-    """Each array, with the length of its path below the site and its whole path."""
-    found: list[tuple[int, str, Any]] = []
-    for inner, variable, value in held or ():
-        if isinstance(variable, nnx.Param):
-            leaves = jax.tree.leaves(value[...] if isinstance(value, jax.Ref) else value)
-            key = "/".join(filter(None, (site, site_key(inner))))
-            for name, x in zip(array_names(variable), leaves, strict=True):
-                found.append((len(inner), key + name, x))
-    return found
-
-
-def parameters_message(
-    rows: Sequence[Weight], *, more: int, request: int, site: str
-) -> tuple[protocol.Parameters, bytes]:
-    found = sparse([row.summary.merged() for row in rows])
-    packed = encoded(found)
-    counts = [packed.piece(i)[HEAD_BYTES:] for i in range(len(rows))]
-    message = protocol.Parameters(
-        id=request,
-        site=site,
-        parameters=tuple(
-            protocol.Parameter(path=row.path, array=row.array, bytes=len(one))
-            for row, one in zip(rows, counts, strict=True)
-        ),
-        more=more,
-        why="" if rows else "This module has no parameters.",
-    )
-    return message, protocol.buffer_of(figures_of(found), *counts)
-
-
-MOST_PARAMETERS = 24
-"""The most parameters measured for the screen; the root of a large model has thousands."""
 
 
 def look(core: Core, request: protocol.Look) -> Answer:
@@ -137,9 +59,6 @@ def look(core: Core, request: protocol.Look) -> Answer:
     if request.what == "compilations":
         found = core.meter.compilations.all()
         return compilations_message(found, request=request.id), None
-    if request.what == "parameters":
-        rows, more = parameters_at(core.trace, request.site, most=MOST_PARAMETERS)
-        return parameters_message(rows, more=more, request=request.id, site=request.site)
     if request.what == "units":
         head, axis = without_layers(request.site)[0], request.axis
         record = _record_of_units(core, head, axis=axis)
@@ -150,9 +69,35 @@ def look(core: Core, request: protocol.Look) -> Answer:
 # ----------------------------------------------------------------- parameters
 
 
-def parameters_at(trace: Trace, site: str, *, most: int | None = None) -> tuple[list[Weight], int]:
-    """The parameters of a site's module, and the number left out; see `weights_of`."""
-    return weights_of({one.key: one.module for one in trace.modules}, _module_key(site), most=most)
+def parameters_at(trace: Trace, site: str) -> dict[str, Summary]:
+    """The parameters of a site's module and of the modules in it, by their paths, its own first.
+
+    Raises:
+        InspectorError: their arrays were donated to a training step; see `donated`.
+    """
+    modules = {one.key: one.module for one in trace.modules}  # also the Linen ones in a ToNNX
+
+    def read() -> dict[str, Summary]:
+        arrays = sorted(_arrays(modules, _module_key(site)), key=lambda one: one[0])
+        found = [(key, x) for _, key, x in arrays]
+        require_here(found, "The parameters")
+        measured = jax.device_get([summarize(x) for _, x in found])
+        return {key: one for (key, _), one in zip(found, measured, strict=True)}
+
+    roots = {(): modules[""]} if "" in modules else {(key,): m for key, m in modules.items()}
+    return undisturbed(read, "The parameters", roots)
+
+
+def _arrays(modules: Mapping[str, nnx.Module], site: str) -> list[tuple[int, str, Any]]:
+    """Each array, with the length of its path below the site and its whole path."""
+    found: list[tuple[int, str, Any]] = []
+    for inner, variable, value in contents_at(modules, site) or ():
+        if isinstance(variable, nnx.Param):
+            leaves = jax.tree.leaves(value[...] if isinstance(value, jax.Ref) else value)
+            key = "/".join(filter(None, (site, site_key(inner))))
+            for name, x in zip(array_names(variable), leaves, strict=True):
+                found.append((len(inner), key + name, x))
+    return found
 
 
 def _module_at(trace: Trace, site: str) -> ModuleSite | None:

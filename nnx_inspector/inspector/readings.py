@@ -152,8 +152,7 @@ class Readings(Displayed):
             ValueError: there is no such site.
             InspectorError: the arrays were donated to a training step that is still running.
         """
-        rows, _ = parameters_at(self._core.trace, self._core.known(site))
-        return {row.path: row.summary for row in rows}
+        return parameters_at(self._core.trace, self._core.known(site))
 
     def units(self, site: str, *, axis: int = -1) -> Any:
         """The Units of a site's output (a pytree of them for a pytree): figures for each unit along

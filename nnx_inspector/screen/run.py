@@ -62,7 +62,6 @@ RESTS, LONGEST = 9, 5.0
 """The pause after a diagnosis, in multiples of its time, and its most seconds."""
 MISSING: Final = (
     "values", "words", "units", "examples", "lens", "attribution", "flow", "code", "nnx", "sweep",
-    "parameters",
 )  # fmt: skip
 """The panels that need the model; a run that takes requests has the first one."""
 STEERED: Final = ("Zero", "Scale")

@@ -7,10 +7,9 @@ import pytest
 from compiled import Compiled
 from flax import nnx
 from models import Shared, Stacked, TreeOutput
-from recorded import counts_in
 
 import nnx_inspector as nni
-from nnx_inspector.inspector.panels import look, weights_of
+from nnx_inspector.inspector.panels import look
 from nnx_inspector.screen import protocol
 from nnx_inspector.stats.units import Units
 
@@ -71,40 +70,23 @@ def test_the_figures_of_parameters_are_those_of_numpy(insp):
         np.testing.assert_allclose(figures, expected, rtol=1e-5)
 
 
-def test_the_message_has_the_figures_and_histograms_of_the_summaries(insp):
-    message, buffer = seen(insp, "parameters", "")
-    assert (message.id, message.site, message.more, message.why) == (4, "", 0, "")
-    paths = [one.path for one in message.parameters]
-    assert paths == ["down/bias", "down/kernel", "norm/bias", "norm/scale", "up/bias", "up/kernel"]
-    assert message.parameters[-1].array == "float32[4,7]"
-    found, start = insp.parameters(""), 8 * len(paths) * len(protocol.STATISTICS)
-    table = np.frombuffer(buffer[:start], "<f8").reshape(len(paths), -1)
-    for row, one in zip(table, message.parameters, strict=True):
-        summary = found[one.path]
-        expected = [getattr(summary, name) for name in protocol.STATISTICS]
-        np.testing.assert_array_equal(row, expected)
-        bins = summary.merged().bins
-        counts = dict(zip(np.flatnonzero(bins).tolist(), bins[bins > 0].tolist(), strict=True))
-        assert counts_in(buffer[start : start + one.bytes]) == counts
-        start += one.bytes
-    assert start == len(buffer)
-
-
-def test_a_module_of_many_parameters_shows_the_first_its_own_before_its_childrens():
+def test_the_parameters_of_a_module_come_before_those_of_its_children(insp):
+    assert list(insp.parameters("")) == [
+        "down/bias", "down/kernel", "norm/bias", "norm/scale", "up/bias", "up/kernel"
+    ]  # fmt: skip
+    assert insp.parameters("hidden") == {}
     model = Net(nnx.Rngs(0))
     model.own = nnx.Param(jnp.ones(2))
-    rows, more = weights_of({"at": model}, "at", most=2)
-    assert ([row.path for row in rows], more) == (["at/own", "at/down/bias"], 5)
-
-
-def test_a_module_without_parameters_says_so(insp):
-    message, _ = seen(insp, "parameters", "hidden")
-    assert (message.parameters, message.why) == ((), "This module has no parameters.")
+    other = nni.Inspector(model, X, display=False)
+    assert next(iter(other.parameters(""))) == "own"
+    other.close()
 
 
 def test_a_shared_parameter_is_there_once():
     model = Shared(nnx.Rngs(0))
-    paths = [row.path for row in weights_of({"": model}, "")[0]]
+    insp = nni.Inspector(model, X[:, :3], display=False)
+    paths = list(insp.parameters(""))
+    insp.close()
     variables = {id(v) for _, v in nnx.iter_graph(model) if isinstance(v, nnx.Param)}
     assert len(paths) == len(set(paths)) == len(variables)
 

@@ -82,7 +82,7 @@ export function Distributions({ store, site, index }: Props) {
       </div>
       <Ratio store={store} index={index} steps={steps} hold={hold} />
       <Numbers head={frame ? `step ${count(frame.header.step)}` : ""} rows={[...sent, ...parameters.flatMap((one) => (one.gradient ? [one.value, one.gradient] : [one.value]))]} before={before} />
-      <Notes store={store} site={site} sent={sent} />
+      <Notes store={store} site={site} sent={sent} weights={parameters.length > 0} />
       {store.replay.value !== "" && <Examples store={store} />}
     </section>
   );
@@ -125,15 +125,14 @@ function reason(of: Distribution, sent: boolean): string {
 }
 
 /** What the figures leave out, and why something is not there. */
-function Notes({ store, site, sent }: { store: Store; site: Site; sent: readonly Distribution[] }) {
-  const seen = store.looks.parameters.value;
-  const here = site.parameters > 0 && !store.missing.value.has("parameters") && seen?.site === site.key ? seen : null;
-  const more = here?.data?.header.more ?? store.frame.value?.header.more ?? 0;
+function Notes({ store, site, sent, weights }: { store: Store; site: Site; sent: readonly Distribution[]; weights: boolean }) {
+  const more = store.frame.value?.header.more ?? 0;
+  const came = sent.some((one) => one.pairs);
   const missing = sent.filter((one) => one.figures && Number.isNaN(one.figures("size")));
   const lines = [
     missing.length === sent.length ? "Nothing was measured here in this pass." : missing.map((one) => `No ${one.title} ${one.name === "output" ? "were" : "was"} measured here in this pass.`).join(" "),
-    here?.error || here?.data?.header.why || "",
-    more > 0 ? `${count(more)} more parameters: select a module inside this one to see them.` : "",
+    came && !weights && site.parameters > 0 && !site.single ? "No parameter of this module itself was measured in this pass; those of a module inside it are shown there." : "",
+    more > 0 ? `${count(more)} more parameters of this module are left out.` : "",
   ];
   return <p class="nni-faint nni-small nni-notes">{lines.filter(Boolean).join(" ")}</p>;
 }

@@ -1,12 +1,12 @@
 // The distributions of the selected site: what was measured in the pass on screen, and its parameters.
 import { useMemo } from "preact/hooks";
-import { histogramKey, parameterKey, statistic, type FrameData, type HistoryData, type Measured, type ParameterData, type ParameterOfFrame } from "../kernel/decode";
-import { useLook } from "../kernel/looks";
+import { histogramKey, parameterKey, statistic, type FrameData, type HistoryData, type Measured, type ParameterOfFrame } from "../kernel/decode";
 import type { Site, Statistic } from "../kernel/protocol";
 import { EACH } from "../kernel/quantities";
 import type { Store } from "../store";
 import type { Distribution, Figures } from "./Card";
 
+const NONE: readonly ParameterOfFrame[] = [];
 const TITLES = { output: "activations", gradient: "gradient" } as const;
 
 /** What was measured of the selected site in the pass on screen. */
@@ -38,19 +38,17 @@ export interface ParameterOfSite {
   readonly gradient: Distribution | null;
 }
 
-/** The parameters, the largest first: those of the pass on screen, or where it has none their present values. */
+/** The parameters that the selected module holds itself, as the pass on screen has them, the largest first. */
 export function useParameters(store: Store, site: Site, index: number): readonly ParameterOfSite[] {
   const [frame, behind, histories] = [store.frame.value, store.behind.value, store.parameterHistories.value];
-  const measured = frame && frame.parameters.length > 0 && frame.histograms.has(histogramKey(index, 0)) ? frame.parameters : null;
-  const none = measured !== null || site.parameters === 0 || store.missing.value.has("parameters") || site.single;
-  useLook(store.looks, "parameters", site.key, frame?.header.seq, -1, !none);
-  const seen = store.looks.parameters.value;
-  const list = !none && seen?.site === site.key ? seen.data?.list : undefined;
+  // the frame may still be that of the site that was selected before
+  const here = frame?.histograms.has(histogramKey(index, 0)) || frame?.parameters.every(({ path, name }) => path === (site.key ? `${site.key}/${name}` : name));
+  const measured = here ? frame!.parameters : NONE;
   return useMemo(() => {
-    const found = measured ? measured.map((one) => ofPass(one, behind, histories, index)) : (list ?? []).map((one) => ofNow(one, site.key));
+    const found = measured.map((one) => ofPass(one, behind, histories, index));
     const size = (one: ParameterOfSite): number => one.value.figures?.("size") ?? 0;
     return found.filter((one) => one !== null).sort((a, b) => size(b) - size(a));
-  }, [measured, list, behind, histories, index, site.key]);
+  }, [measured, behind, histories, index]);
 }
 
 const figuresOf = (one: Measured): Figures => (name: Statistic) => one.figures[name];
@@ -74,10 +72,4 @@ function ofPass({ path, name, measured }: ParameterOfFrame, behind: FrameData | 
   };
   const value = made(0, name, "weight");
   return value && { name, path, value, gradient: made(1, `${name} gradient`, "gradient") };
-}
-
-function ofNow({ path, array, figures, pairs }: ParameterData, site: string): ParameterOfSite {
-  const name = path.startsWith(`${site}/`) ? path.slice(site.length + 1) : path;
-  const value: Distribution = { name: path, path, title: name, hint: `${path}, ${array}`, tone: "weight", figures: (one) => figures[one], pairs };
-  return { name, path, value, gradient: null };
 }

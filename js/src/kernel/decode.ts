@@ -14,8 +14,6 @@ import {
   type Frame,
   type FrameParameter,
   type History,
-  type Parameter,
-  type Parameters,
   type Statistic,
   type UnitFigures,
   type Updates,
@@ -71,13 +69,6 @@ export interface CurveData {
   /** How many values the recording has of it, and how many of these are NaN or Inf. */
   readonly recorded: number;
   readonly notFinite: number;
-}
-
-export interface ParameterData extends Parameter, Measured {}
-
-export interface ParametersData {
-  readonly header: Parameters;
-  readonly list: readonly ParameterData[];
 }
 
 export type UnitFigure = (typeof UNIT_FIGURES)[number];
@@ -204,13 +195,6 @@ export function decodeCurves(header: Curves, buffer: DataView | undefined): Curv
   }
   const reader = new Reader(header.type, buffer, 2 * sum(header.points));
   return header.names.map((name, i) => ({ name, points: reader.floats(header.points[i] * 2), recorded: header.recorded[i], notFinite: header.not_finite[i] }));
-}
-
-export function decodeParameters(header: Parameters, buffer: DataView | undefined): ParametersData {
-  const counts = sum(header.parameters.map((parameter) => parameter.bytes));
-  const reader = new Reader(header.type, buffer, header.parameters.length * STATISTICS.length, counts);
-  const rows = header.parameters.map(() => named(STATISTICS, reader.floats(STATISTICS.length)));
-  return { header, list: header.parameters.map((parameter, i) => ({ ...parameter, figures: rows[i], pairs: pairsOf(reader.bytes(parameter.bytes), rows[i].min, rows[i].max) })) };
 }
 
 export function decodeUnits(header: UnitFigures, buffer: DataView | undefined): UnitsData {

@@ -1,15 +1,15 @@
-// The parameters, units and code of the selected site, and what was compiled, requested on demand.
+// The units and code of the selected site, and what was compiled, requested on demand.
 // Invariants: at most one request of each kind is under way, and the newest one follows it; an answer
 // for a site that is no longer wanted is ignored; the longer the kernel took, the longer the next
 // request waits, so that watching does not hold up a loop.
 import { signal, type Signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import type { Kernel } from "./bridge";
-import { decodeParameters, decodeUnits, type ParametersData, type UnitsData } from "./decode";
-import type { Code, Compilations, Look, Parameters, UnitFigures } from "./protocol";
+import { decodeUnits, type UnitsData } from "./decode";
+import type { Code, Compilations, Look, UnitFigures } from "./protocol";
 
 type What = Look["what"];
-type Answer = Parameters | UnitFigures | Code | Compilations;
+type Answer = UnitFigures | Code | Compilations;
 
 interface Seen<T> {
   readonly site: string;
@@ -33,7 +33,6 @@ const LEAST_MS = 500;
 const SHARE = 4;
 
 export class Looks {
-  readonly parameters = signal<Seen<ParametersData> | null>(null);
   readonly units = signal<Seen<UnitsData> | null>(null);
   readonly code = signal<Seen<Code> | null>(null);
   readonly compilations = signal<Seen<Compilations> | null>(null);
@@ -68,9 +67,7 @@ export class Looks {
     const what: What = message.type;
     const wish = this.wishes.get(what);
     if (wish?.site !== message.site || (message.type === "units" && message.axis !== wish.axis)) return;
-    if (message.type === "parameters") {
-      this.parameters.value = { site: message.site, data: decodeParameters(message, buffer), error: "" };
-    } else if (message.type === "units") {
+    if (message.type === "units") {
       this.units.value = { site: message.site, data: decodeUnits(message, buffer), error: "" };
     } else if (message.type === "compilations") {
       this.compilations.value = { site: message.site, data: message, error: "" };
@@ -108,8 +105,8 @@ export class Looks {
   }
 }
 
-/** Requests a panel's data when it is first shown, and when the site or the moment changes; not if `wanted` is false. */
-export function useLook(looks: Looks, what: What, site: string, moment: unknown, axis = -1, wanted = true): void {
-  useEffect(() => void (wanted && looks.look(what, site, axis)), [looks, what, site, moment, axis, wanted]);
+/** Requests a panel's data when it is first shown, and when the site or the moment changes. */
+export function useLook(looks: Looks, what: What, site: string, moment: unknown, axis = -1): void {
+  useEffect(() => looks.look(what, site, axis), [looks, what, site, moment, axis]);
   useEffect(() => () => looks.forget(what), [looks, what]);
 }

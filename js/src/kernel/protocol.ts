@@ -404,24 +404,6 @@ export interface Nnx {
   readonly uncompared: string;
 }
 
-/** One parameter of a module: its path, and its dtype and shape in words. The buffer of `Parameters` has its histogram in `bytes` bytes, as that of a `Frame`. */
-export interface Parameter {
-  readonly path: string;
-  readonly array: string;
-  readonly bytes: number;
-}
-
-/** The present parameters of a module, for a `Look`. Buffer: float64 [parameters, statistic], then the histogram of each parameter. `more` counts the parameters left out; `why` says why there are none. */
-export interface Parameters {
-  readonly type: "parameters";
-  readonly version: number;
-  readonly id: number;
-  readonly site: string;
-  readonly parameters: readonly Parameter[];
-  readonly more: number;
-  readonly why: string;
-}
-
 /** Figures for each unit along `axis` of a site's output, for a `Look`. Buffer: float64 [UNIT_FIGURES, units], NaN if no finite value was seen. `each` is the number of values per unit in that pass, `source` names the pass, `more` counts the units left out, and `why` says why there are none. `axes` are all axes in words, () if they are unknown. `behind` is the activation function that the values go into, as far as it decides which units are dead. */
 export interface UnitFigures {
   readonly type: "units";
@@ -901,11 +883,11 @@ export interface OpenBeside {
   readonly id: number;
 }
 
-/** Browser to kernel: send the present parameters, units or code of a site, or what was compiled (of no site). They come before the reply, with the number of this request. Units are those along `axis`. */
+/** Browser to kernel: send the units or code of a site, or what was compiled (of no site). They come before the reply, with the number of this request. Units are those along `axis`. */
 export interface Look {
   readonly type: "look";
   readonly id: number;
-  readonly what: "parameters" | "units" | "code" | "compilations";
+  readonly what: "units" | "code" | "compilations";
   readonly site: string;
   readonly axis: number;
 }
@@ -1032,7 +1014,7 @@ export interface StopStudy {
   readonly id: number;
 }
 
-export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | Parameters | UnitFigures | Compilations | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Updates | Curves | Passes | State | Findings | Reply | Arrays | Values;
+export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | UnitFigures | Compilations | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Updates | Curves | Passes | State | Findings | Reply | Arrays | Values;
 
 export type ToKernel = Hello | Ack | Select | ChooseExample | ChooseBatch | Perturb | Adjust | Remove | SwitchAll | SetEvery | MeasureNext | ReadSite | ShowNnx | SwitchMode | SetMask | OpenBeside | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
 
@@ -1072,8 +1054,6 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   NnxKind: { type: "str", variables: "int", elements: "int", bytes: "int" },
   NnxMode: { module: "str", type: "str", name: "str", own: "str", in_force: "str", value: "bool?", flag: "bool", switched: "bool", documentation: "str" },
   Nnx: { version: "int", id: "int", site: "str", nodes: "NnxNode[]", nodes_total: "int", variables: "NnxVariable[]", variables_total: "int", kinds: "NnxKind[]", modes: "NnxMode[]", modes_total: "int", step: "int", since: "int?", passed: "str", uncompared: "str" },
-  Parameter: { path: "str", array: "str", bytes: "int" },
-  Parameters: { version: "int", id: "int", site: "str", parameters: "Parameter[]", more: "int", why: "str" },
   UnitFigures: { version: "int", id: "int", site: "str", each: "int", source: "str", units: "int", more: "int", why: "str", axis: "int", axes: "str[]", behind: "str" },
   CompilationRow: { function: "str", defined: "str", called: "str", seconds: "float", step: "int?", why: "str" },
   Compilations: { version: "int", id: "int", site: "str", rows: "CompilationRow[]", more: "int", operations: "int", operation_seconds: "float", inspector: "int", inspector_seconds: "float" },
@@ -1117,7 +1097,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   SwitchMode: { id: "int", module: "str", name: "str", value: "bool?" },
   SetMask: { id: "int", perturbation: "int?", site: "str", units: "int", mask: "str", axis: "int", columns: "int" },
   OpenBeside: { id: "int" },
-  Look: { id: "int", what: "parameters|units|code|compilations", site: "str", axis: "int" },
+  Look: { id: "int", what: "units|code|compilations", site: "str", axis: "int" },
   StartSweep: { id: "int", sites: "str", kind: "str", strength: "float?", at: "output|input" },
   StopSweep: { id: "int" },
   ShowPass: { id: "int", number: "int", site: "str" },
@@ -1134,7 +1114,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
 };
 
 /** The struct of every message type. */
-export const TO_BROWSER: Readonly<Record<string, string>> = { other: "Other", compared: "Compared", weights: "Weights", flow: "Flow", layout_library: "LayoutLibrary", inputs: "Inputs", positions: "Positions", nnx: "Nnx", parameters: "Parameters", units: "UnitFigures", compilations: "Compilations", code: "Code", sweep: "Sweep", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples", layout: "Layout", frame: "Frame", history: "History", updates: "Updates", curves: "Curves", passes: "Passes", state: "State", findings: "Findings", reply: "Reply", arrays: "Arrays", values: "Values" };
+export const TO_BROWSER: Readonly<Record<string, string>> = { other: "Other", compared: "Compared", weights: "Weights", flow: "Flow", layout_library: "LayoutLibrary", inputs: "Inputs", positions: "Positions", nnx: "Nnx", units: "UnitFigures", compilations: "Compilations", code: "Code", sweep: "Sweep", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples", layout: "Layout", frame: "Frame", history: "History", updates: "Updates", curves: "Curves", passes: "Passes", state: "State", findings: "Findings", reply: "Reply", arrays: "Arrays", values: "Values" };
 
 /** The struct of every message type. */
 export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", choose_example: "ChooseExample", choose_batch: "ChooseBatch", perturb: "Perturb", adjust: "Adjust", remove: "Remove", switch_all: "SwitchAll", set_every: "SetEvery", measure_next: "MeasureNext", read_site: "ReadSite", show_nnx: "ShowNnx", switch_mode: "SwitchMode", set_mask: "SetMask", open_beside: "OpenBeside", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_pass: "ShowPass", compare: "Compare", show_values: "ShowValues", read_values: "ReadValues", show_flow: "ShowFlow", show_operations: "ShowOperations", get_layout_library: "GetLayoutLibrary", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };

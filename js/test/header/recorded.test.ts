@@ -6,7 +6,7 @@ import { settle } from "../helpers/kernel";
 import { progress, scale, state } from "../helpers/messages";
 import { opened, started, type Mounted } from "../helpers/mounted";
 
-const recorded: Recorded = { run: "running", text: "run.nni: The run goes on.", missing: ["values", "units", "flow", "parameters"], steers: false, every: 0 };
+const recorded: Recorded = { run: "running", text: "run.nni: The run goes on.", missing: ["values", "units", "flow"], steers: false, every: 0 };
 const idle = { ...progress, kind: "recorded", running: false, total: null, rate: null };
 
 let { control, stream, el, find, end } = {} as Mounted;

@@ -2,8 +2,8 @@
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, it } from "vitest";
-import { decodeCurves, decodeFrame, decodeHistory, decodeParameters, decodeUnits, decodeUpdates, pairsOf, rowFigure, statistic } from "../../src/kernel/decode";
-import { HISTORY_BINS, SPARK, STATISTICS, TO_BROWSER, TO_KERNEL, VERSION, type Curves, type Frame, type History, type Updates } from "../../src/kernel/protocol";
+import { decodeCurves, decodeFrame, decodeHistory, decodeUnits, decodeUpdates, pairsOf, rowFigure, statistic } from "../../src/kernel/decode";
+import { HISTORY_BINS, SPARK, STATISTICS, TO_BROWSER, TO_KERNEL, type Curves, type Frame, type History, type Updates } from "../../src/kernel/protocol";
 import { ProtocolError, toBrowser, toKernel } from "../../src/kernel/validate";
 import { units } from "../helpers/messages";
 
@@ -162,8 +162,5 @@ describe("messages that do not fit", () => {
   it("counts the bytes of a buffer of another length", () => {
     const [header, buffer] = units(4);
     expect(() => decodeUnits({ ...header, units: 5 }, buffer)).toThrow("The buffer of units has 256 bytes, 320 were expected.");
-    expect(() => decodeParameters({ type: "parameters", version: VERSION, id: 1, site: "", parameters: [{ path: "a", array: "", bytes: 32 }], more: 0, why: "" }, undefined)).toThrow(
-      "0 bytes, 120 were expected",
-    );
   });
 });

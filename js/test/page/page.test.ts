@@ -127,8 +127,8 @@ describe("what a page carries", () => {
   it("gives a buffer of numbers and bytes as it was, bit by bit", () => {
     const bits = new Float64Array(Uint8Array.from([1, 2, 3, 4, 5, 6, 0xf7, 0xff]).buffer); // a NaN
     const parts = (packing: Packing): object[] => [packing.add(bits, "f8"), packing.add(Uint8Array.from([7, 8, 9]), "u1")];
-    const found = new Recorded(packed((packing) => ({ answers: { parameters: [["head", { header: {}, buffer: parts(packing) }]] } })));
-    const [, buffer] = found.answer("parameters", "head") as [unknown, DataView];
+    const found = new Recorded(packed((packing) => ({ answers: { units: [["head", { header: {}, buffer: parts(packing) }]] } })));
+    const [, buffer] = found.answer("units", "head") as [unknown, DataView];
     expect([...new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength)]).toEqual([1, 2, 3, 4, 5, 6, 0xf7, 0xff, 7, 8, 9]);
   });
 

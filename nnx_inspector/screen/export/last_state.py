@@ -38,9 +38,9 @@ MOST_CELLS: Final = 3000
 """The most rows times passes, which bounds the time that making the output takes."""
 MOST_SITES: Final = 60
 """The most modules whose histograms, histories, flow and code are kept."""
-LEFT_OUT: Final = ("parameters", "units", "nnx", "values", "compare")
+LEFT_OUT: Final = ("units", "nnx", "values", "compare")
 """Answers that need a pass or every array, which is too slow after each change."""
-_SAID_OF_THEM: Final = "Parameters, units, state and values are left out (insp.to_html keeps more)."
+_SAID_OF_THEM: Final = "Units, state and values are left out (insp.to_html keeps more)."
 _TRIES: Final = 4
 
 Stop = Callable[[], bool]

@@ -41,7 +41,7 @@ POINTS: Final = 600
 """The most points of a curve."""
 
 MOST_DETAILED: Final = 300
-"""The most sites whose histograms, histories, flows, parameters, units, code and state are kept."""
+"""The most sites whose histograms, histories, flows, units, code and state are kept."""
 
 Answer = tuple[Any, bytes | None] | str
 """A message and its buffer, or why there is none."""
@@ -55,7 +55,7 @@ class Told:
         layout: the rows.
         state: the state shown at first.
         kept: further messages without a buffer, shown from the beginning.
-        answers: "flow", "code", "parameters", "units" or "nnx" -> site key -> answer; "values" ->
+        answers: "flow", "code", "units" or "nnx" -> site key -> answer; "values" ->
             the key of `inspector.values.kept`; "compare" -> the numbers of two passes.
         detailed: the sites whose histograms and histories are kept.
         missing: the kinds of answers that the page lacks ("units", "nnx", "values").

@@ -1,5 +1,5 @@
-"""Messages to the browser for the panels of one site: parameters, units, code, a sweep, and what
-is asked of a model beside its passes (lenses, attribution, the examples of a unit).
+"""Messages to the browser for the panels of one site: units, code, a sweep, and what is asked of a
+model beside its passes (lenses, attribution, the examples of a unit).
 
 Each of these studies has one message, with what it found last. It shows a few figures of one
 example, position or unit; the whole result stays in Python.
@@ -11,29 +11,6 @@ from typing import Literal
 
 from nnx_inspector.screen.protocol.headers import Shown, Struct, Studied
 from nnx_inspector.screen.protocol.inputs import Pictures
-
-
-class Parameter(Struct):
-    """One parameter of a module: its path, and its dtype and shape in words. The buffer of
-    `Parameters` has its histogram in `bytes` bytes, as that of a `Frame`.
-    """
-
-    path: str
-    array: str
-    bytes: int
-
-
-class Parameters(Shown, type="parameters"):
-    """The present parameters of a module, for a `Look`. Buffer: float64 [parameters, statistic],
-    then the histogram of each parameter. `more` counts the parameters left
-    out; `why` says why there are none.
-    """
-
-    id: int
-    site: str
-    parameters: tuple[Parameter, ...]
-    more: int
-    why: str
 
 
 class UnitFigures(Shown, type="units"):

@@ -132,12 +132,12 @@ class OpenBeside(Request, type="open_beside"):
 
 
 class Look(Request, type="look"):
-    """Browser to kernel: send the present parameters, units or code of a site, or what was compiled
+    """Browser to kernel: send the units or code of a site, or what was compiled
     (of no site). They come before the reply, with the number of this request. Units are those along
     `axis`.
     """
 
-    what: Literal["parameters", "units", "code", "compilations"]
+    what: Literal["units", "code", "compilations"]
     site: str
     axis: int = -1
 

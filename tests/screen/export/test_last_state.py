@@ -81,7 +81,7 @@ def test_the_screen_and_the_plain_html_are_of_the_same_state():
     index = store(html).index
     assert [one["step"] for one in index["frames"]] == made.steps
     assert index["state"]["selected"] == "b/c"
-    assert index["missing"] == ["parameters", "units", "nnx", "values", "compare"]
+    assert index["missing"] == ["units", "nnx", "values", "compare"]
     said = re.search(r"The state at ([\d: -]+)\.", html)
     assert said
     assert index["note"].startswith(f"Saved {said[1]}, with all 9 passes.")

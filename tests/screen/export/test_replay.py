@@ -200,12 +200,10 @@ def test_answers_are_kept_under_any_name():
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 176 + 15])
 def test_a_buffer_of_any_length_is_kept_bit_by_bit(size: int):
     buffer = np.random.default_rng(0).bytes(size)
-    look = protocol.Parameters(
-        version=protocol.VERSION, id=0, site="a", parameters=(), more=0, why=""
-    )
+    look = protocol.UnitFigures(id=0, site="a", each=0, source="", units=0, more=0, why="")
     page = told(("a",))
-    page = dataclasses.replace(page, answers={"parameters": {"a": (look, buffer)}})
+    page = dataclasses.replace(page, answers={"units": {"a": (look, buffer)}})
     recording = recorded()
     unpacked = Unpacked(replayed(recording, recording.passes[:1], page))
-    ((_, packed),) = unpacked.index["answers"]["parameters"]
+    ((_, packed),) = unpacked.index["answers"]["units"]
     assert unpacked.buffer(packed) == buffer
