@@ -1,4 +1,4 @@
-"""Rules for the backward pass: gradients along depth, parameters without one, sizes of updates.
+"""Rules for the backward pass: gradients along depth, and parameters without one.
 
 Invariant: a gradient that was not measured does not count as 0, and passes without any gradient are
 not judged. A parameter that takes no part in a pass is not confused with one whose gradient is 0.
@@ -7,24 +7,21 @@ not judged. A parameter that takes no part in a pass is not confused with one wh
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import re
-import statistics
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nnx_inspector.findings.evidence import (
-    STILL,
     any_waits,
     gain_by_luck,
     left_by_luck,
     may_be_off,
     multiplies_zeros,
 )
-from nnx_inspector.findings.finding import Finding, Severity, named
+from nnx_inspector.findings.finding import Finding, named
 from nnx_inspector.findings.judged import Judged
-from nnx_inspector.findings.precision import rounded_off, stuck_parameters
+from nnx_inspector.findings.precision import stuck_parameters
 from nnx_inspector.recordings.facts import ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 
@@ -39,22 +36,6 @@ PER_LAYER: Final = 0.6
 DEEP: Final = 4
 """A model with fewer sites is too shallow for these rules."""
 
-TOO_LARGE: Final = 0.3
-"""Karpathy, CS231n, "Ratio of weights:updates": about 1e-3 is right. At 0.3 per step, most of what
-a layer has learnt is gone after three steps."""
-TOO_SMALL: Final = 5e-6
-"""The same source: "if it is lower than this then the learning rate might be too low"; at 5e-6 a
-weight moves by 1 % at most in 2000 steps."""
-LEAST_INTERVALS: Final = 3
-LASTS: Final = 2
-"""The intervals above TOO_LARGE that make a finding: a single first step may be large."""
-FAR_TOO_LARGE: Final = 1.0
-"""A single interval above TOO_LARGE makes a finding if its steps together change this much."""
-FEW_ELEMENTS: Final = 64
-"""A model with fewer weights may at first move by as much as its size."""
-BEGAN_SMALL: Final = 0.05
-"""A weight that begins at 0 (often in the last layer of a branch), or below this fraction of the
-other weights' size, is left out: its change relative to its own size says nothing."""
 LEAST_ROWS: Final = 8
 """With fewer examples a gradient of 0 proves nothing: all may satisfy a margin, say."""
 
@@ -267,7 +248,7 @@ def _nothing_reached(judged: Judged) -> Finding | None:
 
 def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
     """(parameter, one of WHY, step) for each parameter that does not learn."""
-    graded, moving = judged.graded, _others_move(judged)
+    graded, moving = judged.graded, judged.any_moved
     evident = [p for p in graded if not any_waits(judged, p)]
     for site, parameters in judged.held.items():
         reached = {"gradient": 0, "output": 0}
@@ -320,178 +301,3 @@ def _is_evident(judged: Judged, parameter: ParameterFacts) -> bool:
 def _told(passes: Sequence[Pass], path: str, name: str) -> list[float]:
     values = [p.figures.parameter(path, name) for p in passes if p.figures is not None]
     return [x for x in values if not math.isnan(x)]
-
-
-def _others_move(judged: Judged) -> bool:
-    return any(0 in _told(judged.graded, p.path, "same") for ps in judged.held.values() for p in ps)
-
-
-# ----------------------------------------------------------------------- updates
-
-
-def update_ratio(judged: Judged) -> Iterator[Finding]:
-    """Updates that are far too large for the weights, or far too small."""
-    intervals = _intervals(judged)
-    if not intervals:
-        return
-    ratios = [one.ratio for one in intervals]
-    largest = max(ratios)
-    if _is_too_large(judged, intervals):
-        worst = max(intervals, key=lambda one: one.ratio)
-        first = next(one for one in intervals if one.ratio >= TOO_LARGE)
-        since = f"From step {first.before.step} on"
-        if intervals[-1].ratio < TOO_LARGE:
-            end = next(one for one in reversed(intervals) if one.ratio >= TOO_LARGE)
-            since = f"From step {first.before.step} to step {end.before.step + end.steps}"
-        yield _update(
-            judged,
-            dataclasses.replace(first, path=worst.path),
-            {"ratio": largest, "limit": TOO_LARGE, "late": min(one.late for one in intervals)},
-            "error" if largest >= FAR_TOO_LARGE else "warning",
-            f"{since}, a step changed the weights by up to {largest:.2g} times their size (a "
-            f"median over samples of the parameters, that of {worst.path!r} after step "
-            f"{worst.before.step}); about 1e-3 is usual",
-            "the learning rate is usually too high; lower it by a factor of 10 or more, or clip "
-            "the gradient if its size jumps",
-        )
-    elif (stuck := stuck_parameters(judged)) and not _rises(ratios):
-        yield rounded_off(stuck)
-    elif len(intervals) >= LEAST_INTERVALS and 0 < largest <= TOO_SMALL and not _rises(ratios):
-        yield _update(
-            judged,
-            intervals[0],
-            {"ratio": largest, "limit": TOO_SMALL, "late": max(one.late for one in intervals)},
-            "warning",
-            f"From step {intervals[0].before.step} on, a step changed the weights by at most "
-            f"{largest:.2g} times their size (a median over samples of the parameters); about 1e-3 "
-            f"is usual",
-            "the learning rate is usually too low (or training has converged, if the loss no "
-            "longer falls)",
-        )
-    elif len(intervals) >= STILL and largest == 0:
-        part, passes = _moved_part(judged), len(intervals) + 1
-        evidence = {"ratio": part, "limit": TOO_SMALL, "late": 0.0}
-        if 0 < part <= TOO_SMALL:
-            yield _update(
-                judged,
-                intervals[0],
-                evidence,
-                "warning",
-                f"From step {intervals[0].before.step} on, no weight changed in {passes} passes "
-                f"with gradients, and other parameters moved by {part:.2g} times the weights' size",
-                "updates are too small for the weights' dtype; usually the learning rate is far "
-                "too low, or weights in bfloat16 need a copy in float32",
-            )
-        elif not _others_move(judged):
-            yield _update(
-                judged,
-                intervals[0],
-                evidence,
-                "info",
-                f"From step {intervals[0].before.step} on, no parameter changed in {passes} "
-                f"passes with gradients",
-                "fine if nothing is to be trained, or gradients are accumulated over more passes; "
-                "otherwise the optimizer does not update this model, or the learning rate is 0",
-            )
-
-
-def _update(
-    judged: Judged,
-    one: _Interval,
-    evidence: dict[str, float],
-    severity: Severity,
-    what: str,
-    advice: str,
-) -> Finding:
-    site = next((p.site for ps in judged.held.values() for p in ps if p.path == one.path), "")
-    return Finding(
-        rule="update-ratio",
-        site=site,
-        step=one.before.step,
-        severity=severity,
-        evidence=evidence,
-        what=what,
-        advice=advice,
-    )
-
-
-def _is_too_large(judged: Judged, intervals: list[_Interval]) -> bool:
-    over = [one.ratio >= TOO_LARGE for one in intervals]
-    if sum(p.size for ps in judged.held.values() for p in ps) < FEW_ELEMENTS:
-        return len(over) >= LEAST_INTERVALS and all(over[-LEAST_INTERVALS:])
-    whole = (one.ratio * one.steps for one in intervals if one.ratio >= TOO_LARGE)
-    return sum(over) >= LASTS or max(whole, default=0.0) >= FAR_TOO_LARGE
-
-
-def _rises(ratios: list[float]) -> bool:
-    """Whether each step is larger than the one before: a schedule that warms up."""
-    return all(a < b for a, b in itertools.pairwise(ratios)) and ratios[-1] > 1.5 * ratios[0]
-
-
-def _moved_part(judged: Judged) -> float:
-    """The largest change of a parameter at last, as a fraction of the largest parameter's norm."""
-    last = next((p.figures for p in reversed(judged.graded) if p.figures is not None), None)
-    if last is None:
-        return 0.0
-    paths = [p.path for ps in judged.held.values() for p in ps]
-    norms = {path: last.parameter(path, "norm") for path in paths}
-    moved = [norms[path] * last.parameter(path, "change") for path in paths]
-    sizes = [norm for norm in norms.values() if norm > 0]
-    return max((x for x in moved if x > 0), default=0.0) / max(sizes, default=1.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Interval:
-    """The change of the weights by one step, between two passes, relative to their size.
-
-    Attributes:
-        before: the first of the two passes.
-        steps: how many steps are between them.
-        path: the parameter with the median ratio.
-        ratio: the median ratio.
-        late: the largest ratio in the last third of the weights, in the order of the pass.
-    """
-
-    before: Pass
-    steps: int
-    path: str
-    ratio: float
-    late: float
-
-
-def _intervals(judged: Judged) -> list[_Interval]:
-    """One interval for each two consecutive passes with gradients."""
-    weights = [p for ps in judged.held.values() for p in ps if p.axes >= 2]
-    weights = weights or [p for ps in judged.held.values() for p in ps]
-    weights = sorted(_with_size(judged, weights), key=lambda p: judged.at(p.site))
-    passes = [p for p in judged.passes if p.figures is not None and p.kind == "watch"]
-    out: list[_Interval] = []
-    graded = {p.number for p in judged.graded}
-    for before, now in itertools.pairwise(passes):
-        if now.number != before.number + 1 or not {now.number, before.number} <= graded:
-            continue
-        steps = max(1, now.step - before.step)
-        found = [
-            (change / steps, p.path)
-            for p in weights
-            if now.figures is not None
-            and not math.isnan(change := now.figures.parameter(p.path, "change"))
-        ]
-        if found:
-            late = max(ratio for ratio, _ in found[-max(1, len(found) // 3) :])
-            moved = [one for one in found if one[0] > 0]  # no-gradient reports those that stay
-            ratio, path = statistics.median_low(moved or found)
-            out.append(_Interval(before, steps, path, ratio, late))
-    return out
-
-
-def _with_size(judged: Judged, weights: list[ParameterFacts]) -> list[ParameterFacts]:
-    """The weights that did not begin at or near 0 compared with the others."""
-    began: dict[str, float] = {}
-    for one in judged.clean:
-        for p in weights if one.figures is not None else ():
-            norm = one.figures.parameter(p.path, "norm") if one.figures else math.nan
-            if not math.isnan(norm):
-                began.setdefault(p.path, norm)
-    usual = statistics.median(began.values()) if began else 0.0
-    return [p for p in weights if began.get(p.path, usual) >= BEGAN_SMALL * usual > 0] or weights

@@ -338,16 +338,14 @@ def _of_update(judged: Judged, cause: Finding, effect: Finding) -> bool:
 
 def _moved(judged: Judged, cause: Finding, effect: Finding) -> list[str]:
     """The modules whose weights moved too far between two findings."""
-    between = [
-        p.figures
-        for p in judged.passes
-        if p.figures is not None and cause.step < p.step <= effect.step
-    ]
+    passes = [(p.step, p.figures) for p in judged.passes if p.figures is not None]
     limit = cause.evidence["limit"]
+    between = [(f, "change") for step, f in passes if cause.step < step <= effect.step]
+    between += [(f, "update") for step, f in passes if cause.step <= step < effect.step]
     return [
         site
         for site, held in judged.held.items()
-        if any(f.parameter(p.path, "change") >= limit for f in between for p in held)
+        if any(f.parameter(p.path, name) >= limit for f, name in between for p in held)
     ]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from nnx_inspector.errors import printable
+from nnx_inspector.recordings.facts import ParameterFacts
 from nnx_inspector.recordings.layers import leaf_of
 
 Severity = Literal["error", "warning", "info"]
@@ -98,3 +99,31 @@ def and_others(others: Sequence[str], what: str = "site", *, said: int = 2) -> s
     *first, last = [*others[:said], *rest] or [""]
     listed = " and ".join(filter(None, [", ".join(first), last]))
     return f" ({'also' if said else 'and'} {listed})" if others else ""
+
+
+EXACT: Final = 2**24
+"""Counts of elements from here on were rounded to float32."""
+NAMED: Final = 3
+"""How many parameters a sentence names."""
+
+
+def were(found: Sequence[ParameterFacts]) -> str:
+    return "were" if len(found) > 1 else "was"
+
+
+def counted(found: Sequence[ParameterFacts]) -> str:
+    """`"the parameter 'a/kernel' (2 NaN among 12 elements)"`, or several of them."""
+    said = [f"{one.path!r} ({_elements(one)})" for one in found]
+    kind = "the parameter" if all(one.type != "BatchStat" for one in found) else "the statistic"
+    left = len(said) - NAMED
+    rest = [f"{left} more"] if left > 0 else []
+    *first, last = [*said[:NAMED], *rest]
+    listed = " and ".join(filter(None, [", ".join(first), last]))
+    return f"{kind}{'s' * (len(said) > 1)} {listed}"
+
+
+def _elements(one: ParameterFacts) -> str:
+    counts = [(one.nan, "NaN"), (one.infinite, "Inf")]
+    least = f"at least {EXACT}"
+    said = [f"{n if n < EXACT else least} {what}" for n, what in counts if n > 0]
+    return " and ".join(said) + (f" among {one.size} elements" if one.size else "")

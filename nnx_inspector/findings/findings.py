@@ -14,7 +14,6 @@ from typing import Any, Final
 from nnx_inspector.findings.backward import (
     exploding_gradient,
     no_gradient,
-    update_ratio,
     vanishing_gradient,
 )
 from nnx_inspector.findings.causes import by_cause
@@ -30,7 +29,7 @@ from nnx_inspector.findings.forward import collapse, constant, dead_units, satur
 from nnx_inspector.findings.judged import LAST, Judged
 from nnx_inspector.findings.model import dtype, metrics, mode, padding, sinusoids, uncalled, unused
 from nnx_inspector.findings.nonfinite import nonfinite
-from nnx_inspector.findings.precision import overflow
+from nnx_inspector.findings.precision import overflow, update_ratio
 from nnx_inspector.recordings.recording import Recording
 
 __all__ = ["Finding", "Severity", "diagnose"]
@@ -120,8 +119,9 @@ def _gone_since(judged: Judged, finding: Finding) -> int | None:
     alike = [i for i, one in enumerate(judged.clean) if measured <= set(one.keys)]
 
     def lasts(first: int) -> bool:
-        rest = Judged(judged.clean[alike[first] :], judged.facts, judged.metrics)
-        return next(rule(rest), None) is not None
+        rest = map(judged.whole, judged.clean[alike[first] :])
+        again = Judged(tuple(rest), judged.facts, judged.metrics)
+        return next(rule(again), None) is not None
 
     first, end = 0, len(alike) - LAST
     if end <= first or lasts(end):

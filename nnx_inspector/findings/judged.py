@@ -47,6 +47,7 @@ class Judged:
         metrics: Mapping[str, Tally] | None = None,
     ):
         self.passes = tuple(one.of_sites for one in passes)
+        self._whole = {one.number: one for one in passes}
         self.facts = facts or Facts()
         self.metrics = metrics or {}
         self._sites = {one.site: one for one in self.facts.sites}
@@ -285,6 +286,17 @@ class Judged:
         """Whether a parameter ever changes otherwise than by a factor (weight decay)."""
         each = [p.figures for p in self.clean if p.figures is not None]
         return any(f.parameter(path, "same") == 0 and f.parameter(path, "decay") != 1 for f in each)
+
+    @functools.cached_property
+    def any_moved(self) -> bool:
+        """Whether a parameter has changed between two passes with gradients."""
+        figures = [p.figures for p in self.graded if p.figures is not None]
+        paths = [p.path for ps in self.held.values() for p in ps]
+        return any(one.parameter(path, "same") == 0 for one in figures for path in paths)
+
+    def whole(self, one: Pass) -> Pass:
+        """A pass with what was measured of parameters."""
+        return self._whole[one.number]
 
     def ran(self, passes: Sequence[Pass], site: str) -> bool:
         """Whether a pass has values of a site; if it is a branch, none may have chosen it."""

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from nnx_inspector.findings.finding import Finding, Severity, quantity_of
+from nnx_inspector.findings.finding import Finding, Severity, counted, quantity_of, were
 from nnx_inspector.findings.judged import Judged
 from nnx_inspector.recordings.facts import UNKNOWN, ParameterFacts
 from nnx_inspector.recordings.layers import layer_key, layer_of, leaf_of
@@ -39,10 +39,6 @@ LEFT_OUT: Final = (
     "so it was left out on the way, as by a jnp.where, a mask or an index, which is harmless while "
     "the gradients stay finite"
 )
-EXACT: Final = 2**24
-"""Counts of elements from here on were rounded to float32."""
-NAMED: Final = 3
-"""How many parameters a sentence names."""
 
 
 def nonfinite(judged: Judged) -> Iterator[Finding]:
@@ -66,6 +62,10 @@ def nonfinite(judged: Judged) -> Iterator[Finding]:
         elif reaching is not None:
             some = True
             yield _finding(judged, reaching, *_origin(judged, reaching, "nan"))
+        graded = _first_graded(judged, same)
+        if graded is not None and graded.number < end:
+            some = True
+            yield _of_gradients(judged, graded)
         told: set[tuple[int, str, str]] = set()
         for kind in ("posinf", "neginf"):
             first = next((p for p in same if p.number < end and kind in p.nonfinite), None)
@@ -309,6 +309,48 @@ def _ids(judged: Judged, item: Pass, site: str, quantity: str) -> dict[str, int]
 # ---------------------------------------------------------------- parameters
 
 
+def _first_graded(judged: Judged, same: Sequence[Pass]) -> Pass | None:
+    """The first pass in which only gradients of parameters are not finite."""
+    every = (judged.whole(item) for item in same if not item.nonfinite)
+    return next((one for one in every if any(q != "parameter" for q, _ in one.found)), None)
+
+
+def _of_gradients(judged: Judged, item: Pass) -> Finding:
+    known = {one.path: one for one in judged.facts.parameters}
+    found: list[ParameterFacts] = []
+    for path, quantity, one in item.items():
+        if quantity == "parameter_gradient" and one.finite < one.size and not layer_of(path):
+            of = known.get(path) or ParameterFacts(path=path, site=path.rpartition("/")[0])
+            counts = {"nan": one.nan, "infinite": one.posinf + one.neginf, "size": one.size}
+            found.append(dataclasses.replace(of, **counts))
+    found.sort(key=lambda one: judged.at(one.site))
+    some = any(one.nan for one in found)
+    during = ", while a perturbation was on" if item.perturbed else ""
+    return Finding(
+        rule="nonfinite",
+        site=found[0].site,
+        step=item.step,
+        severity="error" if some else "warning",
+        evidence={
+            "pass": item.number,
+            "parameters": len(found),
+            "backward": 1,
+            **({"perturbed": 1} if item.perturbed else {}),
+        },
+        what=(
+            f"At step {item.step}{during}, the gradient of {counted(found)} was not finite, while "
+            f"all that was measured at sites was"
+        ),
+        advice=(
+            "usually a derivative by the parameter itself is infinite (sqrt or norm at 0, log of "
+            "0); a jnp.where around the function does not help: its argument must be safe too"
+            if some
+            else "usually its sum over the examples overflows (float16), and NaN comes next unless "
+            "the step is left out, as loss scaling does"
+        ),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Held:
     """Parameters that are not finite.
@@ -351,7 +393,7 @@ def _before(judged: Judged, found: Sequence[ParameterFacts], item: Pass | None) 
         if one.figures is None or (item is not None and one.number >= item.number):
             continue
         if all(one.figures.parameter(p.path, "nan") == 0 for p in found):
-            return one
+            return judged.whole(one)
     return None
 
 
@@ -380,32 +422,10 @@ def _with_parameters(judged: Judged, held: _Held, reaching: Pass | None) -> Iter
         },
         what=(
             f"{'At the beginning' if item.kind == 'watch' else 'In a pass'} of step {item.step}"
-            f"{during}, {_parameters(held.found)} {_were(held.found)} not finite{shown}"
+            f"{during}, {counted(held.found)} {were(held.found)} not finite{shown}"
         ),
         advice=_made(held.found, before, item),
     )
-
-
-def _were(found: Sequence[ParameterFacts]) -> str:
-    return "were" if len(found) > 1 else "was"
-
-
-def _parameters(found: Sequence[ParameterFacts]) -> str:
-    """`"the parameter 'a/kernel' (2 NaN among 12 elements)"`, or several of them."""
-    said = [f"{one.path!r} ({_elements(one)})" for one in found]
-    kind = "the parameter" if all(one.type != "BatchStat" for one in found) else "the statistic"
-    left = len(said) - NAMED
-    rest = [f"{left} more"] if left > 0 else []
-    *first, last = [*said[:NAMED], *rest]
-    listed = " and ".join(filter(None, [", ".join(first), last]))
-    return f"{kind}{'s' * (len(said) > 1)} {listed}"
-
-
-def _elements(one: ParameterFacts) -> str:
-    counts = [(one.nan, "NaN"), (one.infinite, "Inf")]
-    least = f"at least {EXACT}"
-    said = [f"{n if n < EXACT else least} {what}" for n, what in counts if n > 0]
-    return " and ".join(said) + (f" among {one.size} elements" if one.size else "")
 
 
 def _made(found: Sequence[ParameterFacts], before: Pass | None, item: Pass | None) -> str:
@@ -419,7 +439,7 @@ def _made(found: Sequence[ParameterFacts], before: Pass | None, item: Pass | Non
     last = max(one.ended for one in found) if item is None else item.step - 1
     whole = all(before.figures.parameter(p.path, "infinite") == 0 for p in found)
     began = "at the beginning" if before.kind == "watch" else "in a pass"
-    began += f" of step {first} {'they' if len(found) > 1 else 'it'} {_were(found)} "
+    began += f" of step {first} {'they' if len(found) > 1 else 'it'} {were(found)} "
     began += "finite" if whole else "free of NaN"
     if before.perturbed:
         began += " (a perturbation was on)"
@@ -431,10 +451,11 @@ def _made(found: Sequence[ParameterFacts], before: Pass | None, item: Pass | Non
             f"measured; with every=1 a run shows which one, and whether an activation or a "
             f"gradient had a NaN before the parameters"
         )
-    if before.nonfinite & {"nan", "posinf"}:
+    spoiled = {kind for quantity, kind in before.found if quantity != "parameter"}
+    if spoiled & {"nan", "posinf"}:
         return f"{began}, but values within that step were not, and its update passed them on"
     graded = any(quantity == "gradient" for _, quantity in before.keys)
-    free = "free of NaN and +Inf" if before.nonfinite else "finite"
+    free = "free of NaN and +Inf" if spoiled else "finite"
     clean = f"{began}, and every activation {'and gradient ' * graded}measured in it was {free}"
     if any(one.type == "BatchStat" for one in found):
         return f"{clean}, so the statistic itself overflowed, or was divided by 0"
@@ -468,7 +489,7 @@ def _after_the_last(judged: Judged) -> Iterator[Finding]:
             severity="error",
             evidence={"pass": last.number if last else -1, "parameters": len(found), "ended": 1},
             what=(
-                f"After step {step}, the last of its loop, {_parameters(found)} {_were(found)} not "
+                f"After step {step}, the last of its loop, {counted(found)} {were(found)} not "
                 f"finite"
             ),
             advice=_made(found, _before(judged, found, None), None),

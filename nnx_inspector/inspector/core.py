@@ -431,10 +431,11 @@ class Core:
         the same pass without its perturbations, which the screen shows behind it.
         """
         with self.lock:
-            figures, held = None, record.parameters if self.parameters else {}
-            if states is not None or held:
-                gauges, ratios = gauges_of(record, self.stacks), ratios_of(held)
-                figures = self._observer.figures(gauges, states or {}, follow=False, ratios=ratios)
+            figures, measured = None, {p: x.recorded() for p, x in record.parameters.items()}
+            if states is not None or measured:
+                how: Any = {"ratios": ratios_of(record.parameters), "measured": measured}
+                gauges = gauges_of(record, self.stacks)
+                figures = self._observer.figures(gauges, states or {}, follow=False, **how)
             summaries = self._summaries(record)
             self.record_pass(self.step, summaries, kind=kind, setting=setting, figures=figures)
             before = None if clean is None else functools.partial(self._summaries, clean)

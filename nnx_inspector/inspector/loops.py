@@ -450,7 +450,7 @@ class Loops:
         found = session.measured_in(passes)
         if found:  # a step without a call of the model has no pass
             setting = passes[-1].setting
-            figures = session.figures_in(passes)
+            figures = session.figures_in(passes, found)
             self._core.record_pass(
                 step, found, kind="watch", setting=setting, figures=figures, held=held
             )

@@ -7,14 +7,14 @@ Runs nothing on a device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
 from nnx_inspector.program.editing.functions import UNIT
 from nnx_inspector.recordings.facts import UNKNOWN, Figures
-from nnx_inspector.recordings.layers import Stack, holder_of, layer_key
+from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES, Stack, holder_of, layer_key
 from nnx_inspector.records.record import Parameter, Record
 from nnx_inspector.stats.gauges import (
     IDS,
@@ -31,6 +31,7 @@ from nnx_inspector.stats.gauges import (
     read,
     sample_of,
 )
+from nnx_inspector.stats.summary import Summary
 
 AT = len(STATE_HEAD)
 """The index of a parameter's first element."""
@@ -40,6 +41,11 @@ States = Mapping[str, Any]
 """Path of a parameter -> its state, `[STATE_LENGTH]`."""
 _NO_STACKS: Mapping[str, Stack] = {}
 _NO_RATIOS: Mapping[str, float] = {}
+Arrived = Mapping[tuple[str, str], Sequence[Summary]]
+"""(site, quantity) -> a summary for each call."""
+Summaries = Mapping[str, Mapping[str, Summary | None]]
+"""Site, layer or parameter -> quantity -> its summary in a pass."""
+_NO_SUMMARIES: Summaries = {}
 _UNKNOWN = np.full(STATE_LENGTH, np.nan, np.float32)
 """The state of a parameter that no pass has sent."""
 
@@ -79,6 +85,19 @@ def told_gauges(
             continue
         for layer in range(stack.layers):
             out[layer_key(site, layer)] = [v[layer] for v in vectors]
+    return out
+
+
+def of_one_step(told: Iterable[Arrived]) -> list[Arrived]:
+    """What some passes of one step have sent, each parameter's value once: that of the first call,
+    when the step began.
+    """
+    out, known = list[Arrived](), set[tuple[str, str]]()
+    for one in told:
+        values = {key: found[:1] for key, found in one.items() if key[1] == "parameter"}
+        kept = {key: found for key, found in one.items() if key not in values}
+        out.append({**kept, **{key: found for key, found in values.items() if key not in known}})
+        known |= values.keys()
     return out
 
 
@@ -128,6 +147,7 @@ class Observer:
         follow: bool = True,
         differentiated: Set[str] | None = None,
         ratios: Mapping[str, float] = _NO_RATIOS,
+        measured: Summaries = _NO_SUMMARIES,
     ) -> Figures:
         """The figures of a pass.
 
@@ -139,6 +159,8 @@ class Observer:
             differentiated: the paths of the parameters with respect to which the pass is
                 differentiated; None for those whose gradient was measured.
             ratios: the update ratios of parameters, where updates were seen.
+            measured: what was measured of all elements of a parameter, which the samples in
+                `states` only estimate.
         """
         calls = [self._calls(site, vectors, states) for site, vectors in gauges.items()]
         numbers, rows, masks = read(calls)
@@ -149,6 +171,9 @@ class Observer:
         now = np.array([_flat(state) for state in states.values()]).reshape(-1, STATE_LENGTH)
         before = [self._before.get(path, _UNKNOWN) if follow else _UNKNOWN for path in states]
         rows_of_parameters = compared(now, np.array(before).reshape(-1, STATE_LENGTH))
+        for i, path in enumerate(states):
+            for name, figure in _measured(measured.get(path, {})):
+                figure_of(rows_of_parameters, name)[i] = figure
         graded = ~np.isnan(figure_of(rows_of_parameters, "graded"))
         figure_of(rows_of_parameters, "differentiated")[:] = (
             graded if differentiated is None else [path in differentiated for path in states]
@@ -196,6 +221,18 @@ class Observer:
     def _shared(self, names: Iterable[str]) -> tuple[str, ...]:
         found = tuple(names)
         return self._names.setdefault(found, found)
+
+
+def _measured(found: Mapping[str, Summary | None]) -> Iterator[tuple[str, float]]:
+    """The figures of a parameter that its summaries give."""
+    value, gradient = (found.get(quantity) for quantity in PARAMETER_QUANTITIES)
+    if value is not None and not value.saturated and value.size:
+        finite = value.finite == value.size
+        yield "norm", value.norm / math.sqrt(value.size) if finite else math.nan
+    if gradient is not None and not gradient.saturated and gradient.size:
+        infinite = math.inf if gradient.posinf or gradient.neginf else gradient.norm
+        yield "gradient", math.nan if gradient.nan else infinite
+        yield "graded", 1 - gradient.zeros / gradient.size
 
 
 def _sample(states: States, site: str, name: str) -> Any:

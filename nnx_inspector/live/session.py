@@ -26,7 +26,7 @@ from nnx_inspector.hooks.dispatch import Tagged, hooking
 from nnx_inspector.hooks.layers import TAP_OUTPUT, Layer
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sites, site_key
-from nnx_inspector.live.figures import Observer, told_gauges, update_ratios
+from nnx_inspector.live.figures import Observer, Summaries, of_one_step, told_gauges, update_ratios
 from nnx_inspector.live.hook import Watch, parameters_of
 from nnx_inspector.live.inbox import Arrived, Inbox, Message, Taken
 from nnx_inspector.live.messages import Reached, listeners
@@ -442,12 +442,13 @@ class Session:
         then single layers of stacks. Of passes that have not ended, which stacks cannot be told
         apart is not noted.
         """
-        layers, unknown = told_apart([one.sent.arrived for one in passes], self.stacks)
+        told = of_one_step(one.sent.arrived for one in passes)
+        layers, unknown = told_apart(told, self.stacks)
         if ended:
             self.blurred |= unknown
         parts: Arrived = {}
-        for one in passes:
-            for what, summaries in one.sent.arrived.items():
+        for one in told:
+            for what, summaries in one.items():
                 parts.setdefault(what, []).extend(summaries)
         found: dict[str, dict[str, None]] = {site: {} for site in self.keys}
         for key, _ in parts:  # the arrays of a site after each other, the main one first
@@ -460,8 +461,8 @@ class Session:
                         out.setdefault(key, {})[quantity] = one_of(parts[key, quantity])
         return {**out, **layers}
 
-    def figures_in(self, passes: list[Taken]) -> Figures:
-        """The figures of some passes that the rules need."""
+    def figures_in(self, passes: list[Taken], measured: Summaries) -> Figures:
+        """The figures of some passes that the rules need, with what was measured in them."""
         gauges: dict[str, list[Any]] = {}
         states: dict[str, Any] = {}
         differentiated = {path for one in passes for path in one.sent.differentiated}
@@ -471,7 +472,7 @@ class Session:
                 gauges.setdefault(site, []).extend(vectors)
         moves = {path: sums for one in reversed(passes) for path, sums in one.sent.moves.items()}
         how: Any = {"differentiated": differentiated, "ratios": update_ratios(moves, self.stacks)}
-        return self._observer.figures(gauges, states, **how)
+        return self._observer.figures(gauges, states, measured=measured, **how)
 
     def take_passes(self) -> list[Taken]:
         """Like `take`, but each pass separately."""

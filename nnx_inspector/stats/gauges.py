@@ -37,11 +37,11 @@ LENGTH: Final = len(HEAD) + len(PARTS) * UNITS
 SAMPLE: Final = 256
 """Elements of a parameter that are sent, evenly spaced along each axis."""
 STATE_HEAD: Final = (
-    "sum_low", "sum_high", "elements", "gradient", "graded", "nan", "infinite",
+    "sum_low", "sum_high", "elements", "reserved", "unused", "nan", "infinite",
 )  # fmt: skip
 """The sum of all bit patterns modulo 2**32 in two halves, which shows any change; the number of
-elements in the sample; the norm of the gradient (NaN without one), and the share of it that is not
-0; how many of all elements are NaN, and how many are infinite (rounded from 2**24 on)."""
+elements in the sample; two NaN; how many of all elements are NaN, and how many are infinite
+(rounded from 2**24 on)."""
 STATE_LENGTH: Final = len(STATE_HEAD) + SAMPLE
 
 SITE_FIGURES: Final = (
@@ -87,10 +87,10 @@ PARAMETER_FIGURES: Final = (
     "norm", "gradient", "graded", "change", "same", "decay", *OF_LOOP, *OF_IDS, *COUNTED,
     *OF_UPDATE,
 )  # fmt: skip
-"""What a pass keeps of a parameter: root mean square of the sample; the gradient's norm and nonzero
-share; root mean square of the change since the pass before, relative to the former value (NaN
-if that was 0); 1 if no bit changed; 1 if the change is the value times one factor; `OF_LOOP`,
-`OF_IDS`, `COUNTED`, `OF_UPDATE`."""
+"""What a pass keeps of a parameter: root mean square, of the sample if no more was measured; the
+gradient's norm and nonzero share; of the sample, the root mean square of the change since the pass
+before, relative to the former value (NaN if that was 0); 1 if no bit changed; 1 if the change is
+the value times one factor; `OF_LOOP`, `OF_IDS`, `COUNTED`, `OF_UPDATE`."""
 
 IDS: Final = "(ids of) "
 """What comes before the path of an embedding's parameter for `OF_IDS`."""
@@ -293,8 +293,6 @@ def compared(states: npt.NDArray[Any], before: npt.NDArray[Any]) -> npt.NDArray[
         moved = np.sqrt((change**2).sum(axis=1) / n) / size
         found = {
             "norm": np.where(finite, np.sqrt((now**2).sum(axis=1) / n), np.nan),
-            "gradient": states[:, STATE_HEAD.index("gradient")],
-            "graded": states[:, STATE_HEAD.index("graded")],
             "change": np.where(follows & (size > 0), moved, np.nan),
             "same": np.where(known, same, np.nan),
             "decay": np.where(follows, _is_decay(past, change, count), np.nan),

@@ -240,8 +240,8 @@ def is_sampled(x: Any) -> bool:
 
 
 @ours()
-def sampled(x: jax.Array, gradient: jax.Array | None = None) -> jax.Array:
-    """What is sent of a parameter (a floating-point array), and of its gradient.
+def sampled(x: jax.Array) -> jax.Array:
+    """What is sent of a parameter (a floating-point array) besides its summary.
 
     Returns:
         float32[STATE_LENGTH].
@@ -253,7 +253,7 @@ def sampled(x: jax.Array, gradient: jax.Array | None = None) -> jax.Array:
     state = _at_once(_sampled, x, steps=steps)
     if given.dtype.itemsize > x.dtype.itemsize:  # what float32 cannot hold is not infinite
         state = state.at[_COUNTS].set(_at_once(_wide, given))
-    return state if gradient is None else _at_once(_graded, _readable(gradient), state)
+    return state
 
 
 _COUNTS: Final = slice(STATE_HEAD.index("nan"), STATE_HEAD.index("infinite") + 1)
@@ -292,15 +292,6 @@ def _state_of(bits: jax.Array, nan: jax.Array, infinite: jax.Array, sample: jax.
     rest = STATE_LENGTH - len(STATE_HEAD) - sample.shape[-1]
     sample = jnp.pad(sample, [*[(0, 0)] * nan.ndim, (0, rest)])
     return jnp.concatenate([in_rows(first, axis=-1), sample], axis=-1)
-
-
-def _graded_of(gradient: jax.Array, state: jax.Array) -> list[jax.Array]:
-    g = gradient.astype(jnp.float32)
-    largest = jnp.max(jnp.abs(g))
-    unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
-    norm = jnp.sqrt(jnp.square(g / unit).sum()) * unit
-    found = jnp.stack([norm, (g != 0).mean(dtype=jnp.float32)])
-    return [state.at[STATE_HEAD.index("gradient") : STATE_HEAD.index("graded") + 1].set(found)]
 
 
 _WORK: Final = UNITS * (6 + 2 * 3 + 2 * POSITIONS + 2 * 32 + UNITS)
@@ -387,7 +378,6 @@ _sampled = by_rows(
     attributes=("steps",),
     in_parts=_sampled_in_parts,
 )
-_graded = by_rows("nnx_inspector_graded", _graded_of, _floats(STATE_LENGTH))
 
 
 @ours()

@@ -155,7 +155,7 @@ def test_the_shapes_and_dtypes_of_results_are_those_of_the_program(wide: bool):
         x = np.ones((2, 5, 3), np.float64 if wide else np.float32)
         calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
             (jax.vmap(gauge), (x,)),
-            (jax.vmap(lambda x: sampled(x, x)), (x,)),
+            (jax.vmap(sampled), (x,)),
             (lambda x: joined((Small(x), Small(x[0, 0]), Small(jnp.zeros((0,)))))[1], (x,)),
         ]  # fmt: skip
         for call, args in calls:

@@ -66,6 +66,11 @@ EXAMINED = {
     "values": "examined values of a unit: indices of the first axis (128 at most) times those of "
     "the axes between (64 at most)",
 }
+LARGEST = (
+    "the largest median over matrices of norm(update) / norm(value) in a measured step; where a "
+    "step does not show its update, of rms(change) / rms(value), a step, of the elements that are "
+    "sampled"
+)
 
 SENTENCES = [
     of(
@@ -151,18 +156,15 @@ SENTENCES = [
     of(
         "update-ratio",
         "From step #step# <until>, a step changed the weights by up to #largest# times their size "
-        "(a median over samples of the parameters, that of <path> after step #at#); about "
-        "1e-3 is usual",
-        largest="the largest median over matrices of rms(change) / rms(value), a step, of the "
-        "elements that are sampled",
-        at="the measured step before that change",
+        "(a median over <of>, that of <path> <when> step #at#); about 1e-3 is usual",
+        largest=LARGEST,
+        at="the measured step, or the one before that change",
     ),
     of(
         "update-ratio",
         "From step #step# on, a step changed the weights by at most #largest# times their size "
-        "(a median over samples of the parameters); about 1e-3 is usual",
-        largest="the largest median over matrices of rms(change) / rms(value), a step, of the "
-        "elements that are sampled",
+        "(a median over <of>); about 1e-3 is usual",
+        largest=LARGEST,
     ),
     of(
         "update-ratio",
@@ -249,6 +251,13 @@ SENTENCES = [
         "<when> of step #step#<during>, the <parameters> not finite<shown>",
         parameters="how many elements of each are NaN, how many infinite, and how many it has",
         shown="how many values of the output are NaN, +Inf, -Inf, of how many",
+    ),
+    of(
+        "nonfinite",
+        "At step #step#<during>, the gradient of the <parameters> was not finite, while all that "
+        "was measured at sites was",
+        parameters="how many elements of each gradient are NaN, how many infinite, and how many it "
+        "has",
     ),
     of(
         "nonfinite",
@@ -518,21 +527,20 @@ def trained(tx, *, seed=0, steps=12, watch):
             for _ in range(steps):
                 step(model, optimizer)
         return nni.diagnose(recording)
-    held = []
+    kernels = lambda: {f"{n}/kernel": np.array(getattr(model, n).kernel[...]) for n in "abc"}  # noqa: E731
+    held = [kernels()]
     for _ in range(steps):
-        kernels = {n: getattr(model, n).kernel for n in "abc"}
-        sample = lambda k: np.array(k[...], np.float64)[:: len(k) // 4]  # noqa: E731
-        held.append({f"{n}/kernel": sample(k) for n, k in kernels.items()})
         step(model, optimizer)
+        held.append(kernels())
     return held
 
 
 def changes(held) -> list[dict[str, float]]:
-    """Of each interval between measured steps (of two), the change of each kernel by one step."""
-    size = lambda x: float(np.sqrt((x**2).mean()))  # noqa: E731
+    """Of each measured step (every second one), its change of each kernel."""
+    size = lambda x: float(np.linalg.norm(x.astype(np.float64)))  # noqa: E731
     return [
-        {path: size(now[path] - before[path]) / size(before[path]) / 2 for path in before}
-        for before, now in zip(held[::2], held[2::2], strict=False)
+        {path: size(now[path] - before[path]) / size(before[path]) for path in before}
+        for before, now in zip(held[:-1:2], held[1::2], strict=True)
     ]
 
 
@@ -557,7 +565,8 @@ def test_large_updates_are_those_of_the_named_parameter_and_step(tx, seed):
     assert close(parts["largest"], each[worst][unquoted(parts["path"])])
     over = [2 * i for i, x in enumerate(medians) if x >= 0.3]
     assert int(parts["step"]) == over[0] == one.step
-    ends = f"to step {over[-1] + 2}" if medians[-1] < 0.3 else "on"
+    assert (parts["of"], parts["when"]) == ("the parameters", "in")
+    ends = f"to step {over[-1]}" if medians[-1] < 0.3 else "on"
     assert parts["until"] == ends
 
 

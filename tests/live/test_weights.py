@@ -353,3 +353,30 @@ def test_a_watched_step_computes_what_it_computed() -> None:
             other()
     for a, b in zip(*(jax.tree.leaves(nnx.state(m)) for m in (bare, model)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_several_calls_in_one_step_have_one_value_of_each_parameter() -> None:
+    """Two views of a batch, and a layer that an auxiliary loss calls by itself."""
+    model = Net()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    def loss(model: Any, x: Any) -> Any:
+        target = jax.lax.stop_gradient(model(2 * x))
+        return ((model(x) - target) ** 2).mean() + 0.1 * (model.up(x) ** 2).mean()
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any) -> None:
+        optimizer.update(model, nnx.grad(loss)(model, X))
+
+    insp = nni.Inspector(model, X)
+    before = flat(nnx.state(model, nnx.Param))
+    for _ in insp.watch(range(1), every=1):
+        step(model, optimizer)
+    one, after = insp.recording.passes[-1], flat(nnx.state(model, nnx.Param))
+    insp.close()
+    for path, value in before.items():
+        found = one.summary(path, "parameter")
+        assert found is not None
+        assert found.size == value.size
+        np.testing.assert_allclose(found.norm, np.linalg.norm(value), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(one.update_ratio(path), ratio(value, after[path]), rtol=1e-4)

@@ -420,7 +420,7 @@ class OwnedPasses:
                 value = stage.finish(with_own_parameters(stage, out, replaced), update=False)
                 own = measure_parameters(stage, grads, inputs=inputs)
                 record = record_of(stage, seen, cotangents, parameters=own)
-                states = {path: sampled(inputs[i], grads.get(i)) for path, (i, _) in held.items()}
+                states = {path: sampled(inputs[i]) for path, (i, _) in held.items()}
                 # every array must vary: labels may vary while the model's inputs do not
                 states[VARIED] = varied(stage.arrays, each=True)
                 states |= _ids(stage, inputs, held)

@@ -253,7 +253,7 @@ class _Recorder:
                 found,
                 kind="watch",
                 perturbed=one.perturbed,
-                figures=session.figures_in([one]),
+                figures=session.figures_in([one], found),
                 held=one.number,
             )
         if self.control is not None:
