@@ -1,7 +1,8 @@
-"""A real JupyterLab in a real Chromium, for tests: one server, and one page for each notebook.
+"""A real JupyterLab in a real Chromium, for tests: one page for each notebook.
 
 The server has empty configuration folders of its own, and ends with its kernels when the `with`
-block does. `notebook.Notebook` handles a page.
+block does. Files of tests share one (conftest.py): it takes seconds to start.
+`notebook.Notebook` handles a page.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import pathlib
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -49,14 +51,13 @@ def source_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}
 
 
-class Lab:
-    """A JupyterLab server and a browser, from `with` on; both end with it.
+class Server:
+    """A JupyterLab server, from `with` on; it ends with its kernels.
 
     Args:
-        root: the folder that the server serves; notebooks are written into it.
+        root: the folder that it serves.
         python: whose JupyterLab and kernel it is.
         env: changes to the environment of the server and its kernels; None removes a variable.
-        settings: of further extensions, by the name of the file.
         app: "lab", or "notebook" for Notebook 7, which is built of the same parts.
     """
 
@@ -67,23 +68,19 @@ class Lab:
         python: str = sys.executable,
         env: Mapping[str, str | None] | None = None,
         app: Literal["lab", "notebook"] = "lab",
-        settings: Mapping[str, Mapping[str, Any]] | None = None,
     ):
         self.root = root
-        self._app = app
-        self._settings = settings or {}
+        self.app = app
+        self.token = secrets.token_hex(16)
+        self.url = ""
         self._python = python
         self._env = dict(source_path()) if env is None else dict(env)
-        self._token = secrets.token_hex(16)
         self._stack = contextlib.ExitStack()
-        self.url = ""
+        self._home = pathlib.Path()
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self._serve(stack)
-            playwright = stack.enter_context(sync_playwright())
-            self._browser = chromium.launch(playwright)
-            stack.callback(self._browser.close)
             self._stack = stack.pop_all()
         return self
 
@@ -95,13 +92,34 @@ class Lab:
     ) -> None:
         self._stack.close()
 
+    def end_kernels(self) -> None:
+        for kernel in json.loads(self._request("GET", "api/kernels")):
+            self._request("DELETE", f"api/kernels/{kernel['id']}")
+
+    def settle(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
+        """These are the settings, whatever pages changed in them."""
+        shutil.rmtree(self._home / "settings", ignore_errors=True)
+        every = {f"@jupyterlab/{name}": one for name, one in SETTINGS.items()} | settings
+        for name, values in every.items():
+            path = self._home / "settings" / f"{name}.jupyterlab-settings"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(values))
+
+    def _request(self, method: str, path: str) -> bytes:
+        head = {"Authorization": f"token {self.token}"}
+        request = urllib.request.Request(f"{self.url}/{path}", method=method, headers=head)
+        with urllib.request.urlopen(request, timeout=WAIT) as answer:
+            return answer.read()
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self._request("GET", "api"))
+        except (urllib.error.URLError, OSError):
+            return False
+
     def _serve(self, stack: contextlib.ExitStack) -> None:
         home = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-")))
-        every = {f"@jupyterlab/{name}": one for name, one in SETTINGS.items()} | self._settings
-        for name, settings in every.items():
-            path = home / "settings" / f"{name}.jupyterlab-settings"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(settings))
+        self._home = home
         env: dict[str, str | None] = {**os.environ, "JAX_PLATFORMS": "cpu", **self._env}
         # `jupyter` looks for `jupyter-lab` there: another Python's may come first
         beside = str(pathlib.Path(self._python).parent)
@@ -118,12 +136,12 @@ class Lab:
         log = stack.enter_context((home / "log").open("wb"))
         options = (
             f"--no-browser --allow-root --ServerApp.port={port} --ServerApp.port_retries=0 "
-            f"--ServerApp.ip=127.0.0.1 --IdentityProvider.token={self._token} "
+            f"--ServerApp.ip=127.0.0.1 --IdentityProvider.token={self.token} "
             "--LabApp.news_url=None "
-            f"--{APPS[self._app]}.expose_app_in_browser=True"
+            f"--{APPS[self.app]}.expose_app_in_browser=True"
         )
         server = subprocess.Popen(
-            [self._python, "-m", "jupyter", self._app, *options.split()],
+            [self._python, "-m", "jupyter", self.app, *options.split()],
             env={name: value for name, value in env.items() if value is not None},
             cwd=self.root,
             stdout=log,
@@ -132,10 +150,56 @@ class Lab:
         )
         stack.callback(_end, server)
         deadline = time.monotonic() + WAIT
-        while not _answers(f"{self.url}/api?token={self._token}"):
+        while not self._answers():
             if server.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"JupyterLab did not start:\n{(home / 'log').read_text()}")
             time.sleep(0.1)  # a server that is still starting cannot say when it is ready
+
+
+class Lab:
+    """A folder of a server, and a browser, from `with` on; its kernels end with it.
+
+    Args:
+        root: the folder of the notebooks.
+        server: one that serves this folder or one above it; by default there is one for this
+            folder alone, which ends with the block.
+        settings: of further extensions, by the name of the file.
+        more: of the server that is for this folder alone.
+    """
+
+    def __init__(
+        self,
+        root: pathlib.Path,
+        server: Server | None = None,
+        *,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+        **more: Any,
+    ):
+        self.root = root
+        self._settings = settings or {}
+        self._given = server
+        self._server = server or Server(root, **more)
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            if self._given is None:
+                stack.enter_context(self._server)
+            playwright = stack.enter_context(sync_playwright())
+            self._browser = chromium.launch(playwright)
+            stack.callback(self._browser.close)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+        if self._given is not None:
+            self._server.end_kernels()  # none takes time from the tests that follow
 
     @contextlib.contextmanager
     def notebook(
@@ -158,14 +222,17 @@ class Lab:
             new = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
             new.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
             nbformat.write(new, self.root / name)
+        server = self._server
+        server.settle(self._settings)
+        path = (self.root / name).relative_to(server.root).as_posix()
         context = self._browser.new_context(viewport={"width": width, "height": 1000})
         try:
             page = context.new_page()
             page.set_default_timeout(WAIT * 1000)
-            notebook = Notebook(page, name, self.url)
+            notebook = Notebook(page, path, server.url)
             context.route("**/*", notebook.allow)
-            place = "lab/tree" if self._app == "lab" else "notebooks"
-            page.goto(f"{self.url}/{place}/{name}?token={self._token}&reset")
+            place = "lab/tree" if server.app == "lab" else "notebooks"
+            page.goto(f"{server.url}/{place}/{path}?token={server.token}&reset")
             if kernel:
                 notebook.wait_ready()
             else:
@@ -173,14 +240,6 @@ class Lab:
             yield notebook
         finally:
             context.close()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:

@@ -42,15 +42,14 @@ insp.selected = "norm"
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with Lab(tmp_path_factory.mktemp("accessibility")) as lab:
-        with lab.notebook("a.ipynb", [MODEL, BUSY]) as notebook:
-            notebook.evaluate("app.shell.collapseLeft()")
-            notebook.run(0, seconds=240)
-            notebook.run(1, seconds=240)
-            yield notebook
-            assert notebook.errors == []
-            assert notebook.foreign == []
+def notebook(lab: Lab) -> Iterator[Notebook]:
+    with lab.notebook("a.ipynb", [MODEL, BUSY]) as notebook:
+        notebook.evaluate("app.shell.collapseLeft()")
+        notebook.run(0, seconds=240)
+        notebook.run(1, seconds=240)
+        yield notebook
+        assert notebook.errors == []
+        assert notebook.foreign == []
 
 
 def test_axe_finds_nothing_serious(notebook: Notebook):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import pytest
 from browser.lab import Lab
 from browser.view import View
@@ -27,8 +25,8 @@ class Two(nnx.Module):
 INSPECT = "insp = nni.Inspector(Two(rngs=nnx.Rngs(0)), jnp.ones((7, 4)))"
 
 
-def test_a_view_docks_and_its_cell_says_so(tmp_path: pathlib.Path):
-    with Lab(tmp_path) as lab, lab.notebook("beside.ipynb", [MODEL, INSPECT]) as notebook:
+def test_a_view_docks_and_its_cell_says_so(lab: Lab):
+    with lab.notebook("beside.ipynb", [MODEL, INSPECT]) as notebook:
         notebook.run(0, seconds=240)
         notebook.run(1, seconds=240)
         view = View(notebook.cell(1))

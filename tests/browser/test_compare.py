@@ -51,8 +51,8 @@ def ranking(view: View) -> list[list[object]]:
     ]
 
 
-def test_another_run_out_of_a_file(tmp_path):
-    with Lab(tmp_path) as lab, lab.notebook("runs.ipynb", [RUNS]) as notebook:
+def test_another_run_out_of_a_file(lab: Lab):
+    with lab.notebook("runs.ipynb", [RUNS]) as notebook:
         notebook.run(0, seconds=180)
         view = View(notebook.cell(0))
         view.wait_selected("")

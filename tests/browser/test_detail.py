@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import pathlib
 import re
-from collections.abc import Iterator
 
 import pytest
 from browser.lab import Lab
@@ -69,12 +68,6 @@ optimizer = nnx.Optimizer(model, optax.sgd(0.01), wrt=nnx.Param)
 insp = nni.Inspector(model, x)
 insp.step(loss_fn, (x, y))
 """
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("lab")) as lab:
-        yield lab
 
 
 def test_units_masks_and_a_sweep_in_a_running_notebook(lab: Lab):

@@ -36,9 +36,9 @@ def wait_shown(view: View, site: str, inside: str) -> None:
     node(view, inside).wait_for()
 
 
-def test_in_by_a_double_click_and_out_by_the_breadcrumb(tmp_path: pathlib.Path):
-    shutil.copyfile(NOTEBOOK, tmp_path / NOTEBOOK.name)
-    with Lab(tmp_path) as lab, lab.notebook(NOTEBOOK.name) as notebook:
+def test_in_by_a_double_click_and_out_by_the_breadcrumb(lab: Lab):
+    shutil.copyfile(NOTEBOOK, lab.root / NOTEBOOK.name)
+    with lab.notebook(NOTEBOOK.name) as notebook:
         notebook.run(MODEL, seconds=300)
         notebook.run(INSPECTOR, seconds=300)
         follow(notebook, View(notebook.cell(INSPECTOR)))

@@ -82,12 +82,6 @@ NO_SUBSHELLS = "kernel.commsOverSubshells = 'disabled'"
 older kernel or front end."""
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("live")) as lab:
-        yield lab
-
-
 @contextlib.contextmanager
 def opened(lab: Lab, name: str, *, first: str = "") -> Iterator[tuple[Notebook, View]]:
     """A notebook whose inspector shows the last layer, and knows how it hears the page.

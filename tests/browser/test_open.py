@@ -41,12 +41,6 @@ with nni.watch(model, every=2, save=sys.argv[1], control=True) as recording:
 LAST = "float(run.recording.curves()['loss'][-1, 1])"
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("open")) as lab:
-        yield lab
-
-
 @pytest.fixture
 def script(lab: Lab) -> Iterator[subprocess.Popen[str]]:
     """A script that trains in the folder of the notebooks, a few steps on."""

@@ -73,14 +73,6 @@ FIGURES = """{
 }"""
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    root = tmp_path_factory.mktemp("quickstart")
-    shutil.copyfile(NOTEBOOK, root / NOTEBOOK.name)
-    with Lab(root) as lab:
-        yield lab
-
-
 @dataclasses.dataclass
 class Story:
     """The quickstart, run from the first cell to the last, and its states in between."""
@@ -93,6 +85,7 @@ class Story:
 @pytest.fixture(scope="module")
 def story(lab: Lab) -> Iterator[Story]:
     """Tests leave it as they found it."""
+    shutil.copyfile(NOTEBOOK, lab.root / NOTEBOOK.name)
     with lab.notebook(NOTEBOOK.name) as notebook:
         story = Story(notebook)
         for index in range(notebook.count()):

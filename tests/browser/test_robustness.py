@@ -71,12 +71,6 @@ comm.send({method: 'custom', content: arg[1]});
 """
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("robustness")) as lab:
-        yield lab
-
-
 @pytest.fixture
 def notebook(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Notebook]:
     """A small model in the kernel, and a cell that makes its inspector, not yet run."""

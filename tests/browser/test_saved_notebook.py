@@ -7,7 +7,7 @@ import pathlib
 
 import nbformat
 import pytest
-from browser.lab import Lab, source_path
+from browser.lab import Lab, Server, source_path
 from browser.notebook import Notebook
 from browser.view import View
 from playwright.sync_api import Locator, expect
@@ -90,13 +90,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def means(root: pathlib.Path) -> dict[str, str]:
-    """Saves a notebook with a training in it, and one that was loaded anew; the server ends.
+def means(root: pathlib.Path, server: Server) -> dict[str, str]:
+    """Saves a notebook with a training in it, and one that was loaded anew; its kernel ends.
 
     Returns:
         What the kernel said of the first: the mean of "second" in the newest pass, and before.
     """
-    with Lab(root, settings=SETTINGS) as lab:
+    with Lab(root, server, settings=SETTINGS) as lab:
         with lab.notebook("one.ipynb", [MODEL, INSPECT, TRAIN, STEP]) as notebook:
             for index in range(3):
                 notebook.run(index, seconds=240)
@@ -149,8 +149,10 @@ def test_it_stays_small(root: pathlib.Path, means: dict[str, str]):
         assert len(html[: html.index("<script")].encode()) <= MOST_PLAIN
 
 
-def test_it_shows_the_screen_without_a_kernel(root: pathlib.Path, means: dict[str, str]):
-    with Lab(root) as lab, lab.notebook("copy.ipynb", kernel=False) as notebook:
+def test_it_shows_the_screen_without_a_kernel(
+    root: pathlib.Path, server: Server, means: dict[str, str]
+):
+    with Lab(root, server) as lab, lab.notebook("copy.ipynb", kernel=False) as notebook:
         cell = notebook.cell(1)
         frame = cell.get_by_test_id("nni-saved-frame")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import pytest
 from browser.lab import Lab
 from browser.view import View
@@ -60,8 +58,8 @@ root => [...root.querySelectorAll('.nni-view *')]
 
 
 @pytest.mark.parametrize("width", [900, pytest.param(1400, marks=pytest.mark.long)])
-def test_a_switch_and_a_new_step_move_nothing(tmp_path: pathlib.Path, width: int):
-    with Lab(tmp_path) as lab, lab.notebook("live.ipynb", [LIVE], width=width) as notebook:
+def test_a_switch_and_a_new_step_move_nothing(lab: Lab, width: int):
+    with lab.notebook("live.ipynb", [LIVE], width=width) as notebook:
         notebook.evaluate("app.shell.collapseLeft()")
         notebook.run(0, seconds=240)
         view = View(notebook.cell(0))

@@ -6,7 +6,6 @@ its size as a docked one has it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -83,12 +82,6 @@ WHOLE = """
 }
 """
 """For each selector its elements: whether they are whole within the panel, their width, height."""
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("lab")) as lab:
-        yield lab
 
 
 def sized(view: View, width: int) -> None:

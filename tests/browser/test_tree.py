@@ -7,7 +7,6 @@ The oracle is the recording in the kernel, asked for the same pass and the same 
 from __future__ import annotations
 
 import json
-import pathlib
 
 import pytest
 from browser.lab import Lab
@@ -53,8 +52,8 @@ def at_step(step: int, site: str, figure: str) -> str:
     )
 
 
-def test_a_stack_opens_a_layer_is_switched_and_time_goes_back(tmp_path: pathlib.Path) -> None:
-    with Lab(tmp_path) as lab, lab.notebook("tree.ipynb", [MODEL]) as notebook:
+def test_a_stack_opens_a_layer_is_switched_and_time_goes_back(lab: Lab) -> None:
+    with lab.notebook("tree.ipynb", [MODEL]) as notebook:
         notebook.run(0, seconds=240)
         view = View(notebook.cell(0))
         page = notebook.page

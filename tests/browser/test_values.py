@@ -46,8 +46,8 @@ def pixels(picture: Locator) -> str:
     return picture.locator("canvas").evaluate("canvas => canvas.toDataURL()")
 
 
-def test_a_convolution_by_the_keyboard(tmp_path):
-    with Lab(tmp_path) as lab, lab.notebook("values.ipynb", [MODEL]) as notebook:
+def test_a_convolution_by_the_keyboard(lab: Lab):
+    with lab.notebook("values.ipynb", [MODEL]) as notebook:
         notebook.run(0, seconds=120)
         view = View(notebook.cell(0))
         view.wait_selected("conv")

@@ -54,8 +54,8 @@ def logits(off=()):  # in plain NumPy, without some heads
 """
 
 
-def test_hostile_words_are_text(tmp_path):
-    with Lab(tmp_path) as lab, lab.notebook("words.ipynb", [MODEL]) as notebook:
+def test_hostile_words_are_text(lab: Lab):
+    with lab.notebook("words.ipynb", [MODEL]) as notebook:
         notebook.run(0, seconds=120)
         view = View(notebook.cell(0))
         view.wait_selected("embed")
@@ -116,7 +116,7 @@ def test_hostile_words_are_text(tmp_path):
         assert notebook.errors == []
 
         # a saved page has the words, and the figures that were on screen
-        path = tmp_path / "words.html"
+        path = lab.root / "words.html"
         assert notebook.ask(f"insp.to_html({str(path)!r})") > 0
         browser = notebook.page.context.browser
         assert browser is not None
@@ -187,7 +187,7 @@ SAID = {
 }
 
 
-def test_what_cannot_be_read_is_said_in_its_panel_and_the_rest_goes_on(tmp_path):
+def test_what_cannot_be_read_is_said_in_its_panel_and_the_rest_goes_on(lab: Lab):
     cells = [MODEL + BAD]
     for decode in SAID:
         cells.append(f"inspector = nni.Inspector(few, ids, decode={decode})")
@@ -196,7 +196,7 @@ def test_what_cannot_be_read_is_said_in_its_panel_and_the_rest_goes_on(tmp_path)
         "inspector = nni.Inspector(Picture(nnx.Rngs(0)), x, labels=list('abcd'))\n"
         "inspector.selected = 'off'"
     )
-    with Lab(tmp_path) as lab, lab.notebook("bad.ipynb", cells) as notebook:
+    with lab.notebook("bad.ipynb", cells) as notebook:
         notebook.run(0, seconds=120)
         for number, said in enumerate(SAID.values(), start=1):
             notebook.run(number)
