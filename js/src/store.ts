@@ -32,6 +32,11 @@ interface Intent {
   readonly answered: boolean;
 }
 
+interface Adding {
+  readonly site: string;
+  readonly kind: string;
+}
+
 /** Something that takes a while, and since when, on the clock of this page. */
 export interface Wait {
   readonly what: string;
@@ -121,6 +126,16 @@ export class Store implements Receiver {
       return wish !== undefined && (wish.enabled !== p.enabled || (wish.strength !== null && wish.strength !== p.strength));
     }),
   );
+  /** When a click acts that has had no answer for a while; "" if there is none, or it cannot be said. */
+  readonly waits = computed(() => {
+    const state = this.state.value;
+    if (!state || (this.kernel.unanswered?.value ?? 0) === 0 || state.listening === "during") return "";
+    return state.listening === "steps" && this.progress.value?.running ? "acts at the next step" : "acts when the cell ends";
+  });
+  /** The perturbations of which a change has had no answer. */
+  readonly unanswered = computed(() => new Set([...this.intents.value].flatMap(([id, wish]) => (wish.answered ? [] : [id]))));
+  /** The perturbations that were asked for and have had no answer. */
+  readonly requested = signal<readonly Adding[]>([]);
   /** Site key -> whether one of its perturbations is on; missing if it has none. */
   readonly perturbed = computed(() => {
     const on = new Map<string, boolean>();
@@ -393,7 +408,10 @@ export class Store implements Receiver {
   }
 
   perturb(site: string, kind: string, strength: number | null, at: Perturb["at"]): void {
+    const one = { site, kind };
+    this.requested.value = [...this.requested.value, one];
     this.kernel.ask({ type: "perturb", site, kind, strength, at }, (error) => {
+      this.requested.value = this.requested.value.filter((other) => other !== one);
       if (error) this.problem("error", `Could not perturb ${label(site)}: ${error}`, site);
     });
   }

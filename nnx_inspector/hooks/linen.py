@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from flax import linen, nnx
 
-from nnx_inspector._compat import flax_linen
+from nnx_inspector._compat import flax_graphs
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.sites import CALL, Path
 
@@ -56,7 +56,7 @@ class _Inside:
     def __init__(self, owner: nnx.bridge.ToNNX, listener: Listener):
         self.owner = owner
         self.listener = listener
-        self.applies = flax_linen.linen_applies() + 1
+        self.applies = flax_graphs.linen_applies() + 1
         self.frames: list[_Frame] = []
         self.blind = False
 
@@ -65,7 +65,7 @@ class _Inside:
         if self.blind or module.scope is None:
             return next_fun(*args, **kwargs)
         if not self._holds(module):
-            if name != "setup" and not flax_linen.linen_dry_run(module):
+            if name != "setup" and not flax_graphs.linen_dry_run(module):
                 self.listener.foreign(self.owner, module)
             self.blind = True
             try:
@@ -92,7 +92,7 @@ class _Inside:
 
     def _holds(self, module: Any) -> bool:
         """Whether a Linen module is part of the ToNNX, and this call of it is not a dry run."""
-        if flax_linen.linen_applies() != self.applies or flax_linen.linen_dry_run(module):
+        if flax_graphs.linen_applies() != self.applies or flax_graphs.linen_dry_run(module):
             return False
         root = module
         while isinstance(root.parent, linen.Module):
@@ -120,7 +120,7 @@ def told(owner: nnx.bridge.ToNNX, listener: Listener) -> Iterator[None]:
         if outer is not None:  # the interceptor is installed and uses the innermost listener
             yield
             return
-        with flax_linen.outermost_linen_interceptor(_intercepted):
+        with flax_graphs.outermost_linen_interceptor(_intercepted):
             yield
     finally:
         _thread.inside = outer

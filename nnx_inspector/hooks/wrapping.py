@@ -21,7 +21,7 @@ from typing import Any
 
 from flax import nnx
 
-from nnx_inspector._compat import flax_graphs, flax_linen
+from nnx_inspector._compat import flax_graphs
 from nnx_inspector._compat.launching import jitted
 from nnx_inspector._compat.redirect import Reduce, Reductions, can_redirect, copy_of, redirect
 from nnx_inspector.hooks import linen
@@ -110,7 +110,7 @@ def _wrap_shared(hooks: Hooks) -> None:
     nodes.strict = staticmethod(hooks.active)
     flax_graphs.swap_pytree_nodes(hooks.tag_of, hooks.arrived, _undo.append)
     jitted.swap_executables(hooks.compiled, hooks.executed, _undo.append)
-    flax_linen.swap_linen_jit_key(linen.program_key, _undo.append)
+    flax_graphs.swap_linen_jit_key(linen.program_key, _undo.append)
     reductions = Reductions(_reduced)
     _undo.append(reductions.undo)
     reductions.renew()

@@ -187,7 +187,11 @@ class Core:
         self.view.notice(protocol.Notice(level=level, text=text, site=site))
 
     def require_open(self) -> Core:
-        """Return the core; raise an error if the inspector was closed."""
+        """Return the core; raise an error if the inspector was closed.
+
+        Every call of the user's begins with this, so the browser is heard here.
+        """
+        self.view.screen.hear()
         if self.closed:
             raise InspectorError(
                 "This inspector was closed. Make a new one: nni.Inspector(model, x)."

@@ -59,6 +59,9 @@ class Owner(Protocol):
     @property
     def shares(self) -> Shares: ...
 
+    def hear(self) -> None:
+        """Let the browser's messages arrive, between two steps or passes; no lock is held."""
+
     def loop_begins(self, loop: object, total: int | None) -> int: ...
     def begins_at(self, step: int) -> int:
         """Let the first step have another number, which it returns."""
@@ -157,6 +160,7 @@ class Steps:
         self._path: Following | None = None
 
     def begin(self) -> None:
+        self._owner.hear()
         due = self._step % self._every == 0 and self._session.meet(self._owner.shares)
         self._perturbed = self._owner.step_begins(self._session)
         self._sampled = due and not self._session.bare
@@ -467,6 +471,7 @@ class _Receiver:
         """Hand on the passes that have arrived, before the next begins: a killed process keeps
         them.
         """
+        self._owner.hear()
         with self._holding:
             for one in self._session.inbox.completed():
                 self._hold(one)

@@ -17,9 +17,11 @@ from typing import Any, Final, Literal
 import anywidget
 import traitlets
 
+from nnx_inspector._compat.ipykernel import let_this_thread_send
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.assets import asset, packed_module
+from nnx_inspector.screen.ear.hearing import ear
 
 CREDITS = 4
 """The most frames that are sent but not yet drawn; the browser acknowledges every second one."""
@@ -51,6 +53,11 @@ class InspectorWidget(anywidget.AnyWidget):
         comm: Any = self.comm
         if comm is not None and hasattr(comm, "_reply_subshell_id"):
             del comm._reply_subshell_id
+
+    def send(self, content: Any, buffers: Any = None) -> None:
+        """Send a custom message, from any thread."""
+        let_this_thread_send()
+        super().send(content, buffers)
 
     def __repr__(self) -> str:
         # printed by hosts that do not show widgets
@@ -159,6 +166,8 @@ class Screen:
         self.stream = StreamWidget("stream", self.id)
         self.control.on_msg(self._received)
         self.control.answer_where_asked()
+        self._ear, self._comm = ear(), self.control.model_id or ""
+        self._ear.listen(self._comm, self._heard_early)
         self.greeted = False
         self.page = ""  # the page of the view that said hello last
         self._said = 0
@@ -174,16 +183,25 @@ class Screen:
         self.dropped = 0
         self.closed = False
 
-    def listening(self, loop: int | None) -> Literal["during", "thread", "after"]:
+    def listening(self, loop: int | None) -> Literal["during", "steps", "thread", "after"]:
         """How the browser's messages reach a running loop (in the thread `loop`): see
         `protocol.State`.
 
         A kernel that receives them on another thread than the cells' receives them while a cell
-        runs. ipykernel 7 does so if the front end asks for it (kernel subshells).
+        runs. ipykernel 7 does so if the front end asks for it (kernel subshells). Otherwise see
+        `ear`.
         """
         if loop not in (None, self._cells):
             return "thread"
-        return "after" if self._heard in (None, self._cells) else "during"
+        elsewhere = self._heard not in (None, self._cells)
+        return "during" if self._ear.hears == "after" and elsewhere else self._ear.hears
+
+    def hear(self) -> None:
+        """Look for messages from the browser, where a kernel does not do so while a cell runs."""
+        self._ear.poll()
+
+    def _heard_early(self, content: Any, buffers: Any) -> None:
+        self._received(None, content, buffers)
 
     def _received(self, _widget: Any, content: Any, _buffers: Any) -> None:
         try:
@@ -263,6 +281,7 @@ class Screen:
         with self._lock:
             if not self.closed:
                 self.closed = True
+                self._ear.forget(self._comm)
                 self.control.on_msg(self._received, remove=True)
                 self.control.close()
                 self.stream.close()

@@ -19,7 +19,7 @@ from flax.nnx import graphlib
 from jax.interpreters import ad
 from models import batch, rngs
 
-from nnx_inspector._compat import flax_graphs, flax_linen, interpreter, jaxprs, jit, sources
+from nnx_inspector._compat import flax_graphs, interpreter, jaxprs, jit, sources
 
 
 def equation(f, *args, name):
@@ -426,24 +426,24 @@ def test_linen_applies_are_counted_through_nesting_and_lifting():
     class Inner(linen.Module):
         @linen.compact
         def __call__(self, x):
-            counts.append(flax_linen.linen_applies())
+            counts.append(flax_graphs.linen_applies())
             return linen.Dense(2)(x)
 
     class Outer(linen.Module):
         @linen.compact
         def __call__(self, x):
-            counts.append(flax_linen.linen_applies())
+            counts.append(flax_graphs.linen_applies())
             other = Inner(parent=None)
             other.apply(other.init(jax.random.key(0), x), x)
             return linen.remat(Inner)()(x)
 
     x = jnp.ones((1, 2))
-    assert flax_linen.linen_applies() == 0
+    assert flax_graphs.linen_applies() == 0
     variables = Outer().init(jax.random.key(0), x)
     counts.clear()
     Outer().apply(variables, x)
     assert counts == [1, 2, 2, 1]
-    assert flax_linen.linen_applies() == 0
+    assert flax_graphs.linen_applies() == 0
 
 
 def test_linens_dry_run_of_a_lifted_modules_setup_is_told_from_the_real_one():
@@ -451,7 +451,7 @@ def test_linens_dry_run_of_a_lifted_modules_setup_is_told_from_the_real_one():
 
     class Inner(linen.Module):
         def setup(self):
-            found.append(flax_linen.linen_dry_run(self))
+            found.append(flax_graphs.linen_dry_run(self))
 
         def __call__(self, x):
             return x
@@ -479,7 +479,7 @@ def test_a_linen_interceptor_can_be_put_around_those_that_are_open():
     dense, x = linen.Dense(2), jnp.ones((1, 2))
     variables = dense.init(jax.random.key(0), x)
     with linen.intercept_methods(note("user's")):
-        with flax_linen.outermost_linen_interceptor(note("ours")):
+        with flax_graphs.outermost_linen_interceptor(note("ours")):
             dense.apply(variables, x)
         assert order == ["ours", "user's"]
         dense.apply(variables, x)
@@ -509,7 +509,7 @@ def test_linens_jit_keeps_programs_apart_by_what_is_added_to_its_key():
     Outer().apply(variables, x)
     assert traced == ["a"]  # the reason for this function
     undo = []
-    flax_linen.swap_linen_jit_key(lambda module: module.scope.path, undo.append)
+    flax_graphs.swap_linen_jit_key(lambda module: module.scope.path, undo.append)
     try:
         traced.clear()
         Outer().apply(variables, x)

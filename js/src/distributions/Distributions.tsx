@@ -62,7 +62,7 @@ export function Distributions({ store, site, index }: Props) {
       {(pinned || store.perturbations.value.length > 0) && <Key store={store} pinned={pinned} />}
       <div class="nni-cards" style={{ "--cards": chosen ? (chosen.gradient ? 4 : 3) : 2 }}>
         {sent.map((one) => (
-          <Card key={one.name} of={one} axis={axis} site={site.key} over={over(one)} nothing={(came) => (frame ? reason(one, came) : <Waiting store={store} before="No pass yet" />)} />
+          <Card key={one.name} of={one} axis={axis} site={site.key} over={over(one)} nothing={(came) => (frame ? reason(one, came, store.waits.value) : <Waiting store={store} before="No pass yet" />)} />
         ))}
         {chosen && (
           <Card
@@ -119,9 +119,9 @@ function Key({ store, pinned }: { store: Store; pinned: string }) {
   );
 }
 
-function reason(of: Distribution, sent: boolean): string {
+function reason(of: Distribution, sent: boolean, waits: string): string {
   if (!of.figures || Number.isNaN(of.figures("size"))) return `No ${of.title} ${of.name === "output" ? "were" : "was"} measured here.`;
-  return sent ? "No finite value." : "Comes with the next frame.";
+  return sent ? "No finite value." : waits ? waits.replace("acts", "Comes") + "." : "Comes with the next frame.";
 }
 
 /** What the figures leave out, and why something is not there. */

@@ -25,6 +25,7 @@ interface Props {
 /** How a change on the screen reaches a loop. */
 const LISTENING: Readonly<Record<State["listening"], string>> = {
   during: "Changes act at the next step, even while a cell runs.",
+  steps: "Changes act at the next step of a loop that is watched, even while its cell runs. In any other cell they act when it has ended.",
   thread: "Changes act at the next step: the loop runs in a thread of its own.",
   after:
     "This kernel handles changes when the cell has finished; run the loop with insp.background(train) to change things meanwhile.",

@@ -5,7 +5,7 @@
 // until anything arrives, and once more at the end: ipykernel routes a comm by the shell that last
 // *sent* on it, JupyterLab starts its subshell a little after the comm, and only an answer (on
 // control) to a hello that came through the subshell moves the route there.
-import { signal } from "@preact/signals";
+import { signal, type ReadonlySignal, type Signal } from "@preact/signals";
 import { VERSION, type Arrays, type ToBrowser, type ToKernel, type Values } from "./protocol";
 import { toBrowser } from "./validate";
 
@@ -15,6 +15,8 @@ export interface Model {
   set?(name: string, value: unknown, options?: { readonly silent: boolean }): void;
   on(name: string, callback: (content: unknown, buffers: DataView[] | undefined) => void): void;
   send(content: unknown): void;
+  /** The host's own manager of widgets, which may know its kernel. */
+  readonly widget_manager?: unknown;
 }
 
 /** Any message to the kernel with a number, and so with a reply; the bridge adds the number. */
@@ -23,6 +25,8 @@ type Request<T> = T extends { readonly id: number } ? Omit<T, "id"> : never;
 /** Takes requests: returns the number of each, and calls `settle` once, with a text if it failed. */
 export interface Kernel {
   ask(request: Ask, settle?: (error: string | null) => void): number;
+  /** How many requests have been without an answer for a while. */
+  readonly unanswered?: ReadonlySignal<number>;
 }
 export type ValueMessage = Arrays | Values;
 export type Update = Exclude<ToBrowser, { type: "reply" }>;
@@ -39,28 +43,38 @@ export const AGAIN_MS = [4000, 15_000];
 export const ABSENT_MS = 3000;
 /** The time after control by which the stream is there, unless the host makes no model for it. */
 export const ALONE_MS = 1000;
-const LATE_MS = 10_000;
+/** After how long without an answer a request looks as if it waits, and after how long it is late. */
+export const SOON_MS = 600;
+export const LATE_MS = 10_000;
+const AT_ONCE: ReadonlySet<Ask["type"]> = new Set(["select", "perturb", "set_mask", "adjust", "switch_all", "remove"]);
 /** How many frames one message acknowledges, and how long one frame waits for another. */
 const ACK_EVERY = 2;
 export const ACK_MS = 50;
+/** The same where a loop reads messages between its steps, ten times a second. */
+export const RARE_MS = 100;
 export const UNREACHABLE = "this view is not connected to a kernel.";
 
 export class Bridge {
   readonly connection = signal<"waiting" | "connected" | "absent">("waiting");
   /** Whether the kernel has answered over the final route, or is too busy to answer. */
   readonly settled = signal(false);
-  /** How many requests the kernel has not answered for longer than LATE_MS. */
+  /** How many requests that a kernel answers at once have had no answer for longer than SOON_MS. */
+  readonly unanswered = signal(0);
+  /** How many requests have had none for longer than LATE_MS. */
   readonly late = signal(0);
+  /** Whether nothing at all has arrived since a request that is late. */
+  readonly silent = signal(false);
 
   /** The page's own name; randomUUID exists only on secure pages. */
   private readonly page = Math.random().toString(36).slice(2);
-  private readonly waiting = new Map<number, { settle: (error: string | null) => void; timer: Timer; late: boolean }>();
+  private readonly waiting = new Map<number, Entry>();
   private readonly models: Record<"control" | "stream", Model | null> = { control: null, stream: null };
   private timers: Timer[] = [];
   private drawn = 0;
   private acknowledged = 0;
   private acknowledging: Timer | undefined;
   private lastId = 0;
+  private arrivals = 0;
   private said = 0;
   private greetings = 0;
   private listening = "";
@@ -86,14 +100,16 @@ export class Bridge {
   close(): void {
     this.timers.forEach(clearTimeout);
     clearTimeout(this.acknowledging);
-    for (const { timer } of this.waiting.values()) clearTimeout(timer);
+    for (const { timers } of this.waiting.values()) timers.forEach(clearTimeout);
     this.waiting.clear();
   }
 
   /** Sends a request and returns its id, which the answer will contain. */
   ask(request: Ask, settle: (error: string | null) => void = () => undefined): number {
     const id = ++this.lastId;
-    const entry = { settle, late: false, timer: setTimeout(() => this.overdue(id), LATE_MS) };
+    const entry: Entry = { settle, counted: [], timers: [], arrivals: this.arrivals };
+    if (AT_ONCE.has(request.type)) entry.timers.push(setTimeout(() => this.overdue(entry, this.unanswered), SOON_MS));
+    entry.timers.push(setTimeout(() => this.overdue(entry, this.late), LATE_MS));
     this.waiting.set(id, entry);
     try {
       this.models.control?.send({ ...request, id });
@@ -107,8 +123,16 @@ export class Bridge {
   /** Acknowledge a drawn frame, every other one only: each message makes the kernel look busy. */
   ack(seq: number): void {
     this.drawn = seq;
-    if (seq - this.acknowledged >= ACK_EVERY) return this.acknowledge();
-    this.acknowledging ??= setTimeout(() => this.acknowledge(), ACK_MS);
+    const rare = this.listening === "steps";
+    if (!rare && seq - this.acknowledged >= ACK_EVERY) return this.acknowledge();
+    this.acknowledging ??= setTimeout(() => this.acknowledge(), rare ? RARE_MS : ACK_MS);
+  }
+
+  /** How the kernel is, as the host of this view says: "busy", "idle", "dead", ...; "" if it does not. */
+  get kernelIs(): string {
+    const manager = this.models.control?.widget_manager as { kernel?: { status?: unknown } } | undefined;
+    const status = manager?.kernel?.status;
+    return typeof status === "string" ? status : "";
   }
 
   private acknowledge(): void {
@@ -160,6 +184,8 @@ export class Bridge {
 
   private readonly arrived = (content: unknown, buffers: DataView[] | undefined): void => {
     this.connection.value = "connected";
+    this.arrivals += 1;
+    this.silent.value = false;
     try {
       const message = toBrowser(content);
       if (message.type === "reply") {
@@ -180,17 +206,24 @@ export class Bridge {
     const entry = this.waiting.get(id);
     if (!entry) return; // sent by another view of the same page, or before a reload
     this.waiting.delete(id);
-    clearTimeout(entry.timer);
-    if (entry.late) this.late.value -= 1;
+    entry.timers.forEach(clearTimeout);
+    for (const count of entry.counted) count.value -= 1;
     entry.settle(error);
   }
 
-  private overdue(id: number): void {
-    const entry = this.waiting.get(id);
-    if (!entry) return;
-    entry.late = true;
-    this.late.value += 1;
+  private overdue(entry: Entry, count: Signal<number>): void {
+    entry.counted.push(count);
+    count.value += 1;
+    if (count === this.late) this.silent.value = this.arrivals === entry.arrivals;
   }
 }
 
 type Timer = ReturnType<typeof setTimeout>;
+
+/** A request without an answer: how many messages had arrived before it, and what counts it by now. */
+interface Entry {
+  readonly settle: (error: string | null) => void;
+  readonly arrivals: number;
+  readonly timers: Timer[];
+  readonly counted: Signal<number>[];
+}

@@ -222,7 +222,7 @@ export interface Recorded {
   readonly every: number;
 }
 
-/** Everything small that the screen shows; each message has all of it. Buffer: none. `training_perturbed` is True while a watched loop runs with a perturbation on. `no_effect` says why there is no effect to show. `listening` says how a change reaches a running loop: "during" a cell (the kernel handles messages while the cell runs), "thread" (the loop runs in a thread), or "after" the cell has ended. `compiling` counts the perturbations for which a program is being compiled. `python` is the Python equivalent of the last request from the screen. `waiting` names what the screen waits for. `recorded` is None if the model is here; otherwise there is no `cost`. */
+/** Everything small that the screen shows; each message has all of it. Buffer: none. `training_perturbed` is True while a watched loop runs with a perturbation on. `no_effect` says why there is no effect to show. `listening` says how a change reaches a running loop: "during" a cell (messages are handled while any cell runs), at the "steps" of a loop of ours (in another cell, after its end), "thread" (the loop runs in a thread), or "after" the cell has ended. `compiling` counts the perturbations for which a program is being compiled. `python` is the Python equivalent of the last request from the screen. `waiting` names what the screen waits for. `recorded` is None if the model is here; otherwise there is no `cost`. */
 export interface State {
   readonly type: "state";
   readonly version: number;
@@ -230,7 +230,7 @@ export interface State {
   readonly selected: string;
   readonly perturbations: readonly Perturbation[];
   readonly training_perturbed: boolean;
-  readonly listening: "during" | "thread" | "after";
+  readonly listening: "during" | "steps" | "thread" | "after";
   readonly compiling: number;
   readonly effect: Effect | null;
   readonly no_effect: string;
@@ -1038,7 +1038,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Notice: { level: "str", text: "str", site: "str?" },
   Waiting: { what: "str", seconds: "float" },
   Recorded: { run: "running|stalled|ended|gone", text: "str", missing: "str[]", steers: "bool", every: "int" },
-  State: { version: "int", seq: "int", selected: "str", perturbations: "Perturbation[]", training_perturbed: "bool", listening: "during|thread|after", compiling: "int", effect: "Effect?", no_effect: "str", progress: "Progress", cost: "Cost?", notices: "Notice[]", python: "str", closed: "bool", waiting: "Waiting[]", recorded: "Recorded?" },
+  State: { version: "int", seq: "int", selected: "str", perturbations: "Perturbation[]", training_perturbed: "bool", listening: "during|steps|thread|after", compiling: "int", effect: "Effect?", no_effect: "str", progress: "Progress", cost: "Cost?", notices: "Notice[]", python: "str", closed: "bool", waiting: "Waiting[]", recorded: "Recorded?" },
   FindingRow: { rule: "str", site: "str", step: "int", severity: "error|warning|info", what: "str", advice: "str", effects: "str[]", gone: "int?" },
   Findings: { version: "int", findings: "FindingRow[]", more: "int" },
   Reply: { id: "int", ok: "bool", error: "str" },

@@ -10,13 +10,14 @@ const WORDS: Readonly<Record<string, string>> = { error: "Error", warning: "Warn
 export function Notices({ store, bridge }: { store: Store; bridge: Bridge }) {
   const lines = store.notices.value;
   const late = bridge.late.value > 0;
+  const silent = bridge.silent.value;
   if (lines.length === 0 && !late) return null;
   return (
     <div class="nni-notices" aria-live="polite">
       {late && (
         <div class="nni-notice nni-notice-info" data-testid={ids.notice} data-level="info">
           <b>Note</b>
-          <span class="nni-notice-text">The kernel has not answered yet (a cell may be running).</span>
+          <span class="nni-notice-text">{bridge.unanswered.value > 0 ? unanswered(bridge.kernelIs, silent, store.waits.value) : "The kernel has not answered yet: it may be compiling, or running a cell."}</span>
         </div>
       )}
       {lines.map((line) => (
@@ -24,6 +25,14 @@ export function Notices({ store, bridge }: { store: Store; bridge: Bridge }) {
       ))}
     </div>
   );
+}
+
+/** What is known of a kernel that has not answered a click: whether it is busy, or gone. */
+function unanswered(kernel: string, silent: boolean, waits: string): string {
+  if (["dead", "terminating"].includes(kernel)) return "The kernel is dead. Restart it, and run the cells again.";
+  if (kernel === "idle") return "The kernel does not answer, although no cell runs. Restart it if this stays so.";
+  if (kernel === "busy" || !silent) return `The kernel is busy and has not answered yet.${waits && ` What you have clicked ${waits}.`}`;
+  return "Nothing has come from the kernel since your click. If no cell is running, the kernel may be dead.";
 }
 
 function NoticeLine({ line, store }: { line: Line; store: Store }) {

@@ -1,6 +1,6 @@
 // One perturbation as a chip: its switch, kind, amount and site, and a cross that removes it. A click on
 // the amount opens it for editing. Invariant: no part of it becomes wider by being switched, or while it
-// waits or is compiled.
+// is compiled; only a change without an answer says in words what it waits for.
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Perturbation } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
@@ -46,6 +46,7 @@ export function Chip({ perturbation: p, store }: { perturbation: Perturbation; s
       </button>
       <Amount name={name} perturbation={p} store={store} />
       <Where perturbation={p} store={store} />
+      {store.unanswered.value.has(p.id) && <Waits store={store} />}
       <Status perturbation={p} />
       {!fixed && (
         <button type="button" class="nni-icon" aria-label={`Remove ${name}`} title="Remove" data-testid={ids.remove} onClick={() => store.remove(p.id)}>
@@ -53,6 +54,17 @@ export function Chip({ perturbation: p, store }: { perturbation: Perturbation; s
         </button>
       )}
     </li>
+  );
+}
+
+/** When a change acts that has had no answer for a while. */
+export function Waits({ store }: { store: Store }) {
+  const words = store.waits.value;
+  if (!words) return null;
+  return (
+    <span class="nni-faint nni-chip-waits" role="status" data-testid={ids.waits}>
+      {words}
+    </span>
   );
 }
 

@@ -10,7 +10,7 @@ import { ofWhat } from "./EffectView";
 export function EffectLine({ state, store }: { state: State; store: Store }) {
   const { effect } = state;
   if (!effect) {
-    const text = state.no_effect || "No effect measured yet.";
+    const text = store.wished.value ? "The effect of this change is not here yet." : state.no_effect || "No effect measured yet.";
     return (
       <span class="nni-effect-items nni-faint" title={text} data-testid={ids.noEffect}>
         {text}

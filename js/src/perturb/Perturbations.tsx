@@ -8,7 +8,8 @@ import type { Perturbation, State } from "../kernel/protocol";
 import type { Store } from "../store";
 import { count } from "../ui/format";
 import { ids } from "../ui/testids";
-import { Chip } from "./Chip";
+import { label } from "../kernel/sites";
+import { Chip, Waits } from "./Chip";
 import { EffectLine } from "./EffectLine";
 import { EffectView } from "./EffectView";
 
@@ -16,13 +17,19 @@ export function Perturbations({ store, bridge }: { store: Store; bridge: Bridge 
   const state = store.state.value;
   const all = store.perturbations.value;
   const [open, setOpen] = useState(false);
-  if (!state || all.length === 0) return null;
+  const adding = store.waits.value ? store.requested.value : [];
+  if (!state || all.length + adding.length === 0) return null;
   const waits = state.listening === "after" && bridge.settled.value && store.replay.value === "" && store.progress.value?.running;
   return (
     <section class="nni-perturb" aria-label="Perturbations" data-testid={ids.perturbBar}>
       <ul class="nni-chips" aria-label="Perturbations">
         {all.map((p) => (
           <Chip key={p.id} perturbation={p} store={store} />
+        ))}
+        {adding.map(({ kind, site }, i) => (
+          <li key={`${i} ${kind} ${site}`} class="nni-chip nni-faint" role="status" data-testid={ids.adding} data-site={site}>
+            {kind} <bdi>{label(site)}</bdi> <Waits store={store} />
+          </li>
         ))}
       </ul>
       <div class="nni-effect-bar">

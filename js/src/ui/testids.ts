@@ -50,7 +50,9 @@
 // nni-switch-all                    all off, or all on
 // nni-perturbation [data-id, data-site]                            with, inside it: nni-switch,
 //                                   nni-expression [value], nni-amount (opens nni-strength, a slider, and nni-strength-number),
-//                                   nni-units, nni-pending, nni-row-compiling, nni-not-acting, nni-remove
+//                                   nni-units, nni-pending, nni-row-compiling, nni-not-acting, nni-remove,
+//                                   nni-waits (a change without an answer)
+// nni-adding [data-site]            a perturbation that was asked for and has had no answer, with nni-waits
 // nni-effect-more                   opens nni-effect-full, the table, with nni-switch-all and nni-alone
 // nni-effect, nni-effect-<metric>-clean|perturbed [value], nni-output-change [value], nni-kl [value],
 // nni-top1 [value], nni-no-effect   nni-downstream [data-site, value]  a site that moved
@@ -194,6 +196,8 @@ export const ids = {
   strengthNumber: "nni-strength-number",
   remove: "nni-remove",
   pending: "nni-pending",
+  waits: "nni-waits",
+  adding: "nni-adding",
   effect: "nni-effect",
   effectFull: "nni-effect-full",
   effectMore: "nni-effect-more",

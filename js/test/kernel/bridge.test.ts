@@ -1,6 +1,6 @@
 // Hello, replies, silence: what is said and when, with a mock comm and a mock clock.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { ACK_MS, AGAIN_MS, Bridge, UNREACHABLE, type Update } from "../../src/kernel/bridge";
+import { ACK_MS, AGAIN_MS, Bridge, LATE_MS, RARE_MS, SOON_MS, UNREACHABLE, type Update } from "../../src/kernel/bridge";
 import { MockModel } from "../helpers/kernel";
 import { layout, state } from "../helpers/messages";
 
@@ -134,7 +134,41 @@ it("acknowledges every other frame, and a last one after a while", () => {
   expect(control.of("ack")).toHaveLength(3);
 });
 
+it("acknowledges at most ten times a second where a loop reads between its steps", () => {
+  attach();
+  stream.emit(state({ listening: "steps" }));
+  for (const seq of [1, 2, 3, 4, 5]) bridge.ack(seq);
+  expect(control.of("ack")).toEqual([]);
+  vi.advanceTimersByTime(RARE_MS);
+  expect(control.of("ack").map((m) => m["seq"])).toEqual([5]);
+});
+
 describe("requests", () => {
+  it("without an answer are counted soon if a kernel answers them at once", () => {
+    attach();
+    bridge.ask({ type: "select", site: "a" });
+    bridge.ask({ type: "compare", site: "a", number: 1, pinned: 0 } as never);
+    vi.advanceTimersByTime(SOON_MS - 1);
+    expect(bridge.unanswered.value).toBe(0);
+    vi.advanceTimersByTime(1);
+    expect(bridge.unanswered.value).toBe(1);
+    control.emit({ type: "reply", id: control.of("select")[0]["id"], ok: true, error: "" });
+    expect(bridge.unanswered.value).toBe(0);
+  });
+
+  it("that are late tell a kernel that sends from one that is silent", () => {
+    attach();
+    bridge.ask({ type: "select", site: "a" });
+    vi.advanceTimersByTime(LATE_MS);
+    expect([bridge.late.value, bridge.silent.value]).toEqual([1, true]);
+    stream.emit(state());
+    expect([bridge.late.value, bridge.silent.value]).toEqual([1, false]);
+    bridge.ask({ type: "select", site: "b" });
+    stream.emit(state());
+    vi.advanceTimersByTime(LATE_MS);
+    expect([bridge.late.value, bridge.silent.value]).toEqual([2, false]);
+  });
+
   it("have ids of their own, and one outcome each", () => {
     attach();
     const outcomes: (string | null)[] = [];

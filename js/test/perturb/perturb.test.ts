@@ -1,6 +1,7 @@
 // What a person does about perturbations, and what the screen says of them and of their effect.
 import { afterEach, expect, it, vi } from "vitest";
 import type { State } from "../../src/kernel/protocol";
+import { SOON_MS } from "../../src/kernel/bridge";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { effect, layout, passes, perturbation, scale, state } from "../helpers/messages";
@@ -320,5 +321,47 @@ it("is absent while there is none, and switching one changes no part of its chip
   find(ids.switch)!.click();
   await settle();
   expect(parts()).toEqual(before);
-  expect(find(ids.noEffect)?.textContent).toBe("Nothing is perturbed.");
+  expect(find(ids.noEffect)?.textContent).toBe("The effect of this change is not here yet.");
+  await opened(find, ids.effectMore);
+  expect(el.textContent).not.toContain("Nothing is perturbed");
+});
+
+const soon = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, SOON_MS + 50));
+const answer = (type: string): void => void control.emit({ type: "reply", id: control.of(type).at(-1)!["id"], ok: true, error: "" });
+
+it.each([
+  ["during", true, null],
+  ["steps", true, "acts at the next step"],
+  ["steps", false, "acts when the cell ends"],
+  ["after", true, "acts when the cell ends"],
+  ["thread", true, "acts when the cell ends"],
+] as const)("a change without an answer says in its row when it acts: %s, running %s", async (listening, running, words) => {
+  await start();
+  const progress = { ...state().progress, running };
+  stream.emit(state({ listening, perturbations: [{ ...scale(1, "head", 0.5), enabled: false }], progress, no_effect: "Nothing is perturbed." }));
+  await settle();
+  find(ids.switch)!.click();
+  await settle();
+  expect(find(ids.waits)).toBeNull();
+  await soon();
+  const row = find(ids.perturbation)!;
+  expect(row.querySelector(`[data-testid="${ids.waits}"]`)?.textContent ?? null).toBe(words);
+  expect(el.textContent).not.toContain("Nothing is perturbed");
+  answer("adjust");
+  await settle();
+  expect(row.querySelector(`[data-testid="${ids.waits}"]`)).toBeNull();
+});
+
+it("one that was asked for and has had no answer has a row that says when it acts", async () => {
+  await start({ listening: "after" });
+  await opened(find, ids.perturb);
+  find(ids.perturbKind("Zero"))!.click();
+  await settle();
+  expect(find(ids.adding)).toBeNull();
+  await soon();
+  expect(find(ids.adding)!.textContent).toContain("acts when the cell ends");
+  answer("perturb");
+  stream.emit(state({ listening: "after", perturbations: [perturbation(1, "head")] }));
+  await settle();
+  expect([find(ids.adding), all(ids.perturbation).length]).toEqual([null, 1]);
 });

@@ -39,6 +39,7 @@ class Meter:
         self._steps = self._compiled_by_edge = 0
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._compiled_before = 0
+        self._ended_at: float | None = None  # the last step of the loop
         self.compilations = Compilations(step)
         self.waited: dict[str, float] = {}
 
@@ -47,6 +48,7 @@ class Meter:
         self.clock = Clock(weakly(self._not_taken))
         self._begin_span()
         self._recent.clear()
+        self._ended_at = None
 
     def step_begins(self) -> None:
         self._compiled_before = self.compilations.count
@@ -55,8 +57,9 @@ class Meter:
         """End a step that took the user's thread so many seconds."""
         if measured:
             self.waited.setdefault("step_seconds", seconds)
-        if self.compilations.count == self._compiled_before:
-            self._recent.append(seconds)
+        before, self._ended_at = self._ended_at, time.perf_counter()
+        if before is not None and self.compilations.count == self._compiled_before:
+            self._recent.append(self._ended_at - before)
         self._steps += 1
         self._kinds.add((measured, perturbed))
 
@@ -103,6 +106,7 @@ class Meter:
 
     @property
     def rate(self) -> float | None:
+        """Steps a second of the loop as it is lived, with the fetching of its batches."""
         return 1 / max(1e-9, statistics.fmean(self._recent)) if self._recent else None
 
     def close(self) -> None:

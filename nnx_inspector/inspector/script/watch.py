@@ -235,6 +235,9 @@ class _Recorder:
     def begins_at(self, step: int) -> int:
         return step
 
+    def hear(self) -> None:
+        pass
+
     def step_begins(self, session: Session) -> bool:
         return False
 

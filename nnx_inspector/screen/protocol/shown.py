@@ -276,18 +276,18 @@ class State(Shown, type="state"):
 
     `training_perturbed` is True while a watched loop runs with a perturbation on. `no_effect` says
     why there is no effect to show. `listening` says how a change reaches a running loop: "during" a
-    cell (the kernel handles messages while the cell runs), "thread" (the loop runs in a thread), or
-    "after" the cell has ended. `compiling` counts the perturbations for which a program is being
-    compiled. `python` is the Python equivalent of the last request from the screen. `waiting`
-    names what the screen waits for. `recorded` is None if the model is here; otherwise there is no
-    `cost`.
+    cell (messages are handled while any cell runs), at the "steps" of a loop of ours (in another
+    cell, after its end), "thread" (the loop runs in a thread), or "after" the cell has ended.
+    `compiling` counts the perturbations for which a program is being compiled. `python` is the
+    Python equivalent of the last request from the screen. `waiting` names what the screen waits
+    for. `recorded` is None if the model is here; otherwise there is no `cost`.
     """
 
     seq: int
     selected: str
     perturbations: tuple[Perturbation, ...]
     training_perturbed: bool
-    listening: Literal["during", "thread", "after"]
+    listening: Literal["during", "steps", "thread", "after"]
     compiling: int
     effect: Effect | None
     no_effect: str

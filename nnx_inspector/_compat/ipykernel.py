@@ -1,0 +1,191 @@
+"""The kernel of a notebook: how messages of the browser are seen while a cell runs.
+
+In ipykernel 7.1 and later a thread of the kernel reads the shell socket, even while a cell runs. In
+ipykernel 6, and in the kernels built on it, the thread that runs the cells reads it between two
+cells, into a queue. Nothing here takes a message that its caller does not ask for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+
+def kernel_here() -> Any:
+    """The kernel of this process, or None: a script, a terminal."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython.core.getipython import get_ipython
+
+    return getattr(get_ipython(), "kernel", None)
+
+
+def reads_shell_by(kernel: Any) -> Literal["thread", "queue", "other"]:
+    """Who reads the shell socket: a thread of its own, or the thread of the cells, into a queue.
+
+    "other" is a kernel in which messages cannot be seen while a cell runs.
+    """
+    needs = ("session", "shell_stream", "iopub_socket", "get_parent", "_topic")
+    if any(getattr(kernel, name, None) is None for name in needs):
+        return "other"
+    thread, queue = (getattr(kernel, x, None) for x in ("shell_channel_thread", "msg_queue"))
+    if thread is not None:
+        seen = hasattr(thread, "io_loop") and hasattr(kernel.shell_stream, "_recv_callback")
+        return "thread" if seen else "other"
+    return "queue" if hasattr(queue, "_queue") and hasattr(kernel, "dispatch_shell") else "other"
+
+
+# ------------------------------------------------------------------- a thread
+
+
+def take_before(kernel: Any, take: Callable[[Any], bool]) -> None:
+    """Offer each message to `take` first, in the thread that reads the shell socket.
+
+    What it returns False for takes its usual way, in order.
+    """
+    stream = kernel.shell_stream
+
+    def install() -> None:
+        usual = stream._recv_callback
+        stream.on_recv(lambda frames: None if take(frames) else usual(frames), copy=False)
+
+    kernel.shell_channel_thread.io_loop.add_callback(install)
+
+
+# ------------------------------------------------------------------- a queue
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Queued:
+    """A message in the kernel's queue.
+
+    Attributes:
+        number: its place among all that were ever queued.
+        frames: what was received, or None for a job of the kernel's own.
+    """
+
+    number: int
+    frames: Any
+    item: Any
+
+
+def queue_arrived(kernel: Any) -> None:
+    """Let the kernel queue what has arrived on the shell socket, as it does between two cells.
+
+    Only for the thread that runs the cells. No message is lost to an interrupt meanwhile.
+    """
+    import zmq
+
+    stream = kernel.shell_stream
+    if not stream.closed() and stream.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        with _interrupted_later():
+            stream.flush(zmq.POLLIN)
+
+
+def queued_after(kernel: Any, number: int) -> list[Queued]:
+    """What the kernel has queued since the message of this number, oldest first."""
+    queue = kernel.msg_queue._queue
+    if not queue or queue[-1][0] <= number:
+        return []
+    new = [item for item in list(queue) if item[0] > number]
+    usual = kernel.dispatch_shell
+    return [Queued(x[0], x[2][0] if x[1] == usual else None, x) for x in new]
+
+
+def take_from_queue(kernel: Any, one: Queued) -> bool:
+    """Take a message out of the queue, from any thread; False if the kernel has taken it."""
+    try:
+        kernel.msg_queue._queue.remove(one.item)
+    except ValueError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _interrupted_later() -> Iterator[None]:
+    usual = signal.getsignal(signal.SIGINT)
+    if not callable(usual):  # ignored, or not Python's to put back
+        yield
+        return
+    came: list[tuple[int, types.FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if came:
+            usual(*came[0])
+
+
+def runs_a_cell() -> bool:
+    """Whether this thread is within the code of a cell."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "run_code" and "IPython" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# ------------------------------------------------------------------- messages
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CommMessage:
+    """A message on a comm.
+
+    Attributes:
+        comm: the id of the comm.
+        subshell: the subshell that it is addressed to, if any.
+        data: its content.
+        buffers: what came with it.
+        header: the whole message but its content.
+    """
+
+    comm: str
+    subshell: str | None
+    data: Any
+    buffers: list[Any]
+    header: Any
+
+
+def comm_message(kernel: Any, frames: Any) -> CommMessage | None:
+    """The message in some frames, if it is one on a comm. Nothing notes that it was read."""
+    session = kernel.session
+    try:
+        _, rest = session.feed_identities(frames, copy=False)
+        message = session.deserialize(rest, content=False, copy=False)
+        if message["header"]["msg_type"] != "comm_msg":
+            return None
+        content = session.unpack(message["content"])
+        comm, data = content["comm_id"], content["data"]
+    except (ValueError, TypeError, KeyError):  # the kernel says so in its turn
+        return None
+    subshell = message["header"].get("subshell_id")
+    return CommMessage(comm, subshell, data, message["buffers"], message)
+
+
+def say_status(kernel: Any, state: Literal["busy", "idle"], parent: Any) -> None:
+    """Tell the front end how the kernel is because of a message; any thread may."""
+    topic = kernel._topic("status")
+    content = {"execution_state": state}
+    kernel.session.send(kernel.iopub_socket, "status", content, parent=parent, ident=topic)
+
+
+def let_this_thread_send() -> None:
+    """Let comms send from this thread, which in ipykernel 7.0 only threads of the kernel's may."""
+    kernel = kernel_here()
+    parent = getattr(kernel, "_shell_parent", None)
+    if isinstance(parent, contextvars.ContextVar) and not hasattr(kernel, "_shell_context"):
+        parent.set(parent.get({}))
+
+
+def cell_of(kernel: Any) -> Any:
+    """The message whose code runs in the thread of the cells."""
+    return kernel.get_parent("shell")

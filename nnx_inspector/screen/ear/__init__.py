@@ -1,0 +1,1 @@
+"""How a click is heard while a cell runs, where the front end asks for no kernel subshell."""

@@ -1,0 +1,154 @@
+"""Hearing the browser while a cell runs, without kernel subshells.
+
+Messages on comms of ours go to a thread of ours; all others stay where they are, in their order.
+Where a thread of the kernel reads its shell socket (ipykernel 7.1), ours are taken out there.
+Where the thread of the cells reads it (ipykernel 6), a loop of ours looks at it now and then; a
+cell without one keeps messages waiting. Invariant: hearing never runs a cell, and never raises into
+a loop; a message is handled once. Knows no message of ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, Literal
+
+from nnx_inspector._compat import ipykernel
+from nnx_inspector._compat.ipykernel import CommMessage, Queued
+from nnx_inspector.background import Worker
+
+PAUSE: Final = 0.1
+"""The shortest time between two looks at the socket, in seconds."""
+LONGEST: Final = 0.005
+"""The most seconds of a look. What it has not seen, the next one sees, at the next step."""
+
+Handle = Callable[[Any, list[Any]], object]
+"""Called with the content and the buffers of a custom message of a widget."""
+
+
+class Ear:
+    """Hears nothing: there is no kernel, or one that cannot be listened to.
+
+    Attributes:
+        hears: when messages are heard that no subshell handles: "during" any cell, at the "steps"
+            of our loops, or "after" the cell.
+    """
+
+    hears: ClassVar[Literal["during", "steps", "after"]] = "after"
+
+    def listen(self, comm: str, handle: Handle) -> None:
+        """Hand the custom messages on a comm to `handle`, in a thread, while a cell runs."""
+
+    def forget(self, comm: str) -> None:
+        """Leave the messages on a comm to the kernel again."""
+
+    def poll(self) -> None:
+        """Look whether messages have arrived. To be called between two steps, in any thread."""
+
+
+class _Hearing(Ear):
+    def __init__(self, kernel: Any):
+        self._kernel, self._pid = kernel, os.getpid()
+        self._handles: dict[str, Handle] = {}
+        self._worker = Worker("nnx_inspector.ear", self._failed)
+
+    def listen(self, comm: str, handle: Handle) -> None:
+        self._handles[comm] = handle
+
+    def forget(self, comm: str) -> None:
+        self._handles.pop(comm, None)
+
+    def _ours(self, frames: Any) -> CommMessage | None:
+        """The message, if a handler of ours wants it and no subshell is to handle it."""
+        one = ipykernel.comm_message(self._kernel, frames)
+        if one is None or one.subshell is not None or one.comm not in self._handles:
+            return None
+        custom = isinstance(one.data, dict) and one.data.get("method") == "custom"
+        return one if custom else None
+
+    def _handle(self, one: CommMessage) -> None:
+        handle = self._handles.get(one.comm)
+        if handle is None:
+            return
+        ipykernel.say_status(self._kernel, "busy", one.header)
+        try:
+            handle(one.data.get("content"), one.buffers)
+        finally:
+            ipykernel.say_status(self._kernel, "idle", one.header)
+
+    def _failed(self, error: Exception) -> None:
+        self._kernel.log.error("nnx_inspector could not handle a message", exc_info=error)
+
+
+class Tap(_Hearing):
+    """Takes messages out in the thread that reads the kernel's shell socket."""
+
+    hears = "during"
+
+    def __init__(self, kernel: Any):
+        super().__init__(kernel)
+        ipykernel.take_before(kernel, self._take)
+
+    def _take(self, frames: Any) -> bool:
+        one = self._ours(frames)
+        return one is not None and self._worker.do(functools.partial(self._handle, one))
+
+
+class Pump(_Hearing):
+    """Looks at the kernel's shell socket and queue, in the thread that runs the cells."""
+
+    hears = "steps"
+
+    def __init__(self, kernel: Any):
+        super().__init__(kernel)
+        self._thread = threading.main_thread().ident
+        self._due = 0.0
+        self._seen = -1  # the number of the last message that was looked at
+        self._said_idle = False
+
+    def poll(self) -> None:
+        now = time.monotonic()
+        if now < self._due or threading.get_ident() != self._thread:
+            return
+        if os.getpid() != self._pid:  # a fork: the socket is its parent's
+            return
+        self._due = now + PAUSE
+        if self._said_idle and ipykernel.runs_a_cell():
+            self._said_idle = False
+            ipykernel.say_status(self._kernel, "busy", ipykernel.cell_of(self._kernel))
+        ipykernel.queue_arrived(self._kernel)
+        for queued in ipykernel.queued_after(self._kernel, self._seen):
+            self._look_at(queued)
+            if time.monotonic() - now > LONGEST:
+                self._due = 0.0
+                return
+
+    def _look_at(self, queued: Queued) -> None:
+        self._seen = queued.number
+        one = None if queued.frames is None else self._ours(queued.frames)
+        if one is not None:
+            self._worker.do(functools.partial(self._take, queued, one))
+
+    def _take(self, queued: Queued, one: CommMessage) -> None:
+        if ipykernel.take_from_queue(self._kernel, queued):
+            self._handle(one)
+            self._said_idle = True
+
+
+_ears: dict[int, tuple[Any, Ear]] = {}
+"""The ear of this process's kernel, by its `id`."""
+_lock = threading.Lock()
+
+
+def ear() -> Ear:
+    """The one ear of the kernel of this process."""
+    kernel = ipykernel.kernel_here()
+    with _lock:
+        if id(kernel) not in _ears:
+            way = "other" if kernel is None else ipykernel.reads_shell_by(kernel)
+            made = {"thread": Tap, "queue": Pump}.get(way)
+            _ears[id(kernel)] = kernel, Ear() if made is None else made(kernel)
+        return _ears[id(kernel)][1]
