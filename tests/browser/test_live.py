@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import pathlib
 from collections.abc import Iterator
 
@@ -16,7 +15,6 @@ import pytest
 from browser.lab import Lab
 from browser.notebook import ARMED, Notebook
 from browser.view import View
-from kernels import installed
 from playwright.sync_api import expect
 
 pytestmark = pytest.mark.browser
@@ -80,7 +78,7 @@ IN_A_CELL, IN_A_THREAD = "train()", "thread = insp.background(train)"
 
 FLAGS = "[[p.step, p.perturbed] for p in insp.recording.passes if p.kind == 'watch']"
 NO_SUBSHELLS = "kernel.commsOverSubshells = 'disabled'"
-"""What JupyterLab's setting of that name does: messages come as from an older front end, or VS Code."""
+"""What JupyterLab's setting of that name does: messages come as from VS Code."""
 
 
 @contextlib.contextmanager
@@ -306,53 +304,3 @@ def test_without_subshells_a_cell_that_trains_is_switched_while_it_runs(lab: Lab
             toggle(view, 3)
             assert not notebook.finished(cell)
         assert_perturbed_as_toggled(notebook, 4)
-
-
-@pytest.fixture(scope="module")
-def lab_of_6(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A JupyterLab whose kernels are of ipykernel 6."""
-    paths = installed("6.30", tmp_path_factory.mktemp("packages"))
-    with Lab(tmp_path_factory.mktemp("of_6"), env={"PYTHONPATH": os.pathsep.join(paths)}) as lab:
-        yield lab
-
-
-WITHOUT_A_LOOP = """
-end = time.monotonic() + 240
-while not pathlib.Path("stop").exists() and time.monotonic() < end:
-    time.sleep(0.01)
-"""
-
-
-def test_with_ipykernel_6_a_cell_that_trains_is_switched_at_its_steps(lab_of_6: Lab):
-    with opened(lab_of_6, "six") as (notebook, view):
-        assert notebook.ask("__import__('ipykernel').__version__").startswith("6.")
-        view.open("nni-menu")
-        expect(view.part("nni-listening")).to_have_attribute("data-value", "steps")
-        with training(lab_of_6, notebook, view, IN_A_CELL) as cell:
-            view.perturb("Zero")
-            expect(view.part("nni-training-perturbed")).to_be_visible()
-            some_steps(view)
-            toggle(view, 3)
-            view.select("first")
-            expect(view.root.locator(".nni-card canvas").first).to_be_visible()
-            assert not notebook.finished(cell)
-        assert_perturbed_as_toggled(notebook, 4)
-
-
-def test_with_ipykernel_6_a_click_in_another_cell_says_that_it_waits(lab_of_6: Lab):
-    stop = pathlib.Path(lab_of_6.root) / "stop"
-    with opened(lab_of_6, "waits") as (notebook, view):
-        view.perturb("Zero")
-        view.part("nni-output-change").wait_for()
-        stop.unlink(missing_ok=True)
-        cell = notebook.append(WITHOUT_A_LOOP)
-        notebook.start(cell)
-        try:
-            view.part("nni-switch").click()
-            expect(view.part("nni-waits")).to_have_text("acts when the cell ends")
-            expect(view.root).not_to_contain_text("Nothing is perturbed")
-        finally:
-            stop.touch()
-            notebook.finish(cell)
-        expect(view.root.get_by_test_id("nni-waits")).to_have_count(0)
-        expect(view.part("nni-no-effect")).to_have_text("Nothing is perturbed.")

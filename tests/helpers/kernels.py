@@ -25,7 +25,8 @@ PACKAGES: Final = {
     "6.17": (
         "ipykernel==6.17.1", "ipython==7.34.0", "ipywidgets==7.7.1", "anywidget==0.9.21",
         "traitlets==5.7.1", "jupyter_client==7.4.9", "backcall==0.2.0", "pickleshare==0.7.5",
-        "ipython_genutils==0.2.0", "nest_asyncio==1.6.0", "entrypoints==0.4", "decorator==5.2.1", "psutil",
+        "ipython_genutils==0.2.0", "nest_asyncio==1.6.0", "entrypoints==0.4", "psutil",
+        "decorator==5.2.1",
     ),
     "6.30": ("ipykernel==6.30.1", "nest_asyncio==1.6.0"),
     "7.0": ("ipykernel==7.0.1", "nest_asyncio==1.6.0"),
