@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 import nnx_inspector
@@ -85,7 +85,7 @@ class Kernel:
         for channel in channels.values():
             poller.register(channel.socket, zmq.POLLIN)
         while self.manager.is_alive():
-            ready = dict(poller.poll(1000 * SECONDS))
+            ready = dict(poller.poll(int(1000 * SECONDS)))
             assert ready, f"the kernel says nothing; at last {self.heard[-3:]}"
             for name, channel in channels.items():
                 if channel.socket in ready:
