@@ -187,11 +187,8 @@ class Core:
         self.view.notice(protocol.Notice(level=level, text=text, site=site))
 
     def require_open(self) -> Core:
-        """Return the core; raise an error if the inspector was closed.
-
-        Every call of the user's begins with this, so the browser is heard here.
-        """
-        self.view.screen.hear()
+        """Return the core; raise an error if the inspector was closed."""
+        self.view.screen.hear()  # every call of the user's begins with this
         if self.closed:
             raise InspectorError(
                 "This inspector was closed. Make a new one: nni.Inspector(model, x)."
