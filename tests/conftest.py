@@ -43,6 +43,11 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(young, middle, 1_000)  # to look at all objects takes a second: see below
 
 
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what was imported stays: a collection looks at what tests made only
+
+
 FILES = itertools.count(1)
 TOGETHER = 20
 """Test files whose compiled programs are kept; those of all files take some eight gigabytes."""
@@ -93,7 +98,7 @@ WHOLE = {
 """Files whose cases are cheap and each test something else."""
 
 
-FIRST = {"test_notebooks", "test_quickstart", "test_wheel"}
+FIRST = {"test_notebooks", "test_quickstart", "test_wheel", "test_processes"}
 """Files that take longest; if they began last, one core would wait for them."""
 
 

@@ -5,11 +5,14 @@ import subprocess
 import sys
 
 FLAG = "--xla_force_host_platform_device_count=4"
+UNOPTIMIZED = "--xla_backend_optimization_level=0"
+"""Machine code is made in two thirds of the time. What devices exchange is decided before that, and
+is what the tests with several devices are about."""
 
 
 def on_four_devices(path: str, *names: str) -> None:
     """Run the tests of a file whose names contain one of these, each with all of its cases."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAG} {UNOPTIMIZED}"
     every = ["-m", "long or not long"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *every, path]
     found = subprocess.run(

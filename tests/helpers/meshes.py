@@ -9,13 +9,16 @@ from __future__ import annotations
 import argparse
 import os
 
+from devices import UNOPTIMIZED
+
 parser = argparse.ArgumentParser()
 parser.add_argument("setups", nargs="*", help="the setups, all if there is none")
 parser.add_argument("--devices", type=int, default=8)
 parser.add_argument("--functions", nargs="*", default=())
 parser.add_argument("--trace", action="store_true", help="print the traceback of each error")
 asked = parser.parse_args()
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={asked.devices}"
+count = f"--xla_force_host_platform_device_count={asked.devices}"
+os.environ["XLA_FLAGS"] = f"{count} {UNOPTIMIZED}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("NPROC", "64")  # see limits.md: the threads of XLA's exchanges
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import os
 
+from devices import UNOPTIMIZED
+
 parser = argparse.ArgumentParser()
 parser.add_argument("names", nargs="*", help="of the cases, all if there is none")
 parser.add_argument("--coordinator", help="address of the first of two processes")
 parser.add_argument("--process", type=int, help="which of the two this is")
 asked = parser.parse_args()
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={4 if asked.coordinator else 8}"
+count = f"--xla_force_host_platform_device_count={4 if asked.coordinator else 8}"
+os.environ["XLA_FLAGS"] = f"{count} {UNOPTIMIZED}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import contextlib  # noqa: E402

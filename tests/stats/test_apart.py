@@ -45,7 +45,11 @@ def placed(mesh: Any, x: Any, spec: Any) -> jax.Array:
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda x: np.dtype(x).name)
 def test_figures_are_those_of_numpy_however_an_array_lies(dtype: Any):
     mesh = mesh_of()
-    cases = [(kind, spec) for kind in CLASSES for spec in SPECS]
+    # every class in every place in one dtype; in the others every class, and every place
+    places = {kind: [SPECS[i % len(SPECS)]] for i, kind in enumerate(CLASSES)}
+    if dtype is np.float32:
+        places = dict.fromkeys(CLASSES, SPECS)
+    cases = [(kind, spec) for kind in CLASSES for spec in places[kind]]
     arrays = [values(3, kind, dtype, (8, 12)) for kind, _ in cases]
     with jax.enable_x64(True):
         at = [placed(mesh, x, spec) for x, (_, spec) in zip(arrays, cases, strict=True)]

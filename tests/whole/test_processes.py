@@ -22,6 +22,7 @@ import inspected_apart
 import numpy as np
 import pytest
 import trained_apart
+from devices import UNOPTIMIZED
 from flax import nnx
 from trained_apart import FIGURES, RATE, STEPS, Deep, Net, X, trained
 
@@ -38,7 +39,7 @@ def job(*names: str, count: int = 2, killed: int = -1, **more: str) -> dict[str,
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     where = os.pathsep.join([str(PROGRAM.parents[2]), str(PROGRAM.parent)])
-    flags = "--xla_force_host_platform_device_count=2"
+    flags = f"--xla_force_host_platform_device_count=2 {UNOPTIMIZED}"
     environment = {**os.environ, "PYTHONPATH": where, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     environment["NPROC"] = "64"  # see limits.md: the threads of XLA's exchanges
     environment |= {"RUN_KILLS": str(killed), **more}
