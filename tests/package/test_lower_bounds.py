@@ -44,13 +44,17 @@ assert insp.to_html("page.html") > 10_000
 
 
 def oldest(requirements: list[str]) -> list[str]:
-    """Each requirement at its lower bound."""
-    pins: list[str] = []
+    """Each package at its lower bound; the highest of them, if it is required twice."""
+    pins: dict[str, str] = {}
     for requirement in requirements:
-        found = re.fullmatch(r"([\w.-]+)>=([\d.]+)(?:,<[\d.]+)?", requirement)
+        found = re.fullmatch(r"([\w.-]+)>=([\d.]+)(?:,(?:<|!=)[\d.*]+)*", requirement)
         assert found is not None, f"{requirement} has no lower bound"
-        pins.append(f"{found[1]}=={found[2]}")
-    return pins
+        pins[found[1]] = max(pins.get(found[1], "0"), found[2], key=parts)
+    return [f"{name}=={version}" for name, version in pins.items()]
+
+
+def parts(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def pip(python: str, *arguments: str) -> None:

@@ -153,6 +153,35 @@ def python(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> str
     return python
 
 
+LISTED = ("list", "--format", "json")
+COLAB = (
+    *("ipykernel==6.17.1", "ipython==7.34.0", "ipywidgets==7.7.1", "anywidget==0.9.21"),
+    *("traitlets==5.7.1", "plotly==5.24.1", "pandas==2.2.2", "numpy==2.0.2"),
+)
+"""What Colab has; its jax and flax have to be as new as ours, or are replaced."""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="Colab's numpy has no wheel for it")
+def test_installing_where_colabs_packages_are_replaces_none(
+    wheel: pathlib.Path, tmp_path: pathlib.Path
+):
+    venv.create(tmp_path / "colab", with_pip=True, symlinks=True)
+    python = str(tmp_path / "colab" / "bin" / "python")
+    pip = (python, "-m", "pip", "--disable-pip-version-check")
+    required = re.findall(r'"((?:flax|jax|jaxlib)>=[\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert len(required) == 3
+    pins = [one.replace(">=", "==") for one in required]
+    _run(*pip, "install", "-q", "--no-compile", *COLAB, *pins, cwd=tmp_path)
+    there = {one["name"].lower() for one in json.loads(_run(*pip, *LISTED, cwd=tmp_path))}
+    assert {pin.partition("==")[0] for pin in (*COLAB, *pins)} <= there
+    report = tmp_path / "report.json"
+    _run(*pip, "install", "--dry-run", "--report", str(report), str(wheel), cwd=tmp_path)
+    new = [one["metadata"]["name"].lower() for one in json.loads(report.read_text())["install"]]
+    assert "nnx-inspector" in new
+    assert sorted(there & set(new)) == []
+
+
 def test_it_is_imported_elsewhere(python: str, tmp_path: pathlib.Path):
     code = "import sys, nnx_inspector; print(nnx_inspector.__file__, 'jax' in sys.modules)"
     place, with_jax = _run(python, "-W", "error", "-I", "-c", code, cwd=tmp_path).split()
