@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 import tempfile
+import zlib
 from collections.abc import Iterator
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -78,9 +79,9 @@ def after_tabulate() -> Iterator[None]:
                 delattr(cls, name)
 
 
-KEPT = (0, 1)
-"""How far through a matrix those cases are that are in the run that everybody waits for; the others
-are long."""
+FEW = 2
+"""A matrix of more cases has one of them in the run that everybody waits for, in some tests the
+first and in others the last; the others are long."""
 WHOLE = {
     "test_interrupts",
     "test_docs",
@@ -104,14 +105,14 @@ FIRST = {"test_notebooks", "test_quickstart", "test_wheel", "test_processes"}
 
 @pytest.hookimpl(tryfirst=True)  # before the marker deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each run has a few cases of a long matrix; `--long` runs all, by hand."""
+    """Each run has one case of a long matrix; `--long` runs all, by hand."""
     items.sort(key=lambda item: item.path.stem not in FIRST)
     by_test: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.path.stem not in WHOLE and not item.get_closest_marker("long"):
             by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for cases in by_test.values():
-        kept = {round(part * (len(cases) - 1)) for part in KEPT}
-        for index, case in enumerate(cases):
-            if len(cases) > len(KEPT) and index not in kept:
+    for name, cases in by_test.items():
+        kept = cases[-(zlib.crc32(name.encode()) % 2)]
+        for case in cases:
+            if len(cases) > FEW and case is not kept:
                 case.add_marker(pytest.mark.long)
