@@ -192,8 +192,8 @@ TYPES = "x is f32[5,3], before f32[2,3]"
         (["at input path [0][2], now 3 and before 4, so no"], "argument 2 (from 0) is 3, before 4"),
         (
             [
-                "at input path [0][1], now <class 'dict'> with 2 children and before <class 'dict'> "
-                "with 1 child, so number of children differs"
+                "at input path [0][1], now <class 'dict'> with 2 children and before "
+                "<class 'dict'> with 1 child, so number of children differs"
             ],
             "argument 1 (from 0) is a dict of 2, before a dict of 1",
         ),
