@@ -1,9 +1,18 @@
 """The kernel's private names, in a real kernel: each function, where its ipykernel has them."""
 
+import signal
+import types
+
 import pytest
+import zmq
 from kernels import PACKAGES, kernel
 
-from nnx_inspector._compat.ipykernel import kernel_here, let_this_thread_send
+from nnx_inspector._compat.ipykernel import (
+    kernel_here,
+    let_this_thread_send,
+    queue_arrived,
+    reads_shell_by,
+)
 
 VERSIONS = ["newest", *(v for v in PACKAGES if v not in ("6.30", "newest")), "6.30"]
 SETUP = """
@@ -104,6 +113,41 @@ def test_a_thread_may_send_on_a_comm(kernel_of):
     assert kernel_of.ask("sent") == [True]
     data = [m["content"]["data"] for _, m in kernel_of.heard if m["msg_type"] == "comm_msg"]
     assert {"from": "a thread"} in [one.get("content") for one in data]
+
+
+class Interrupted:
+    """A shell stream into which an interrupt comes while it is read."""
+
+    closed = staticmethod(lambda: False)
+    read = False
+
+    @property
+    def socket(self):
+        return self
+
+    def getsockopt(self, option):
+        return zmq.POLLIN
+
+    def flush(self, flag):
+        signal.raise_signal(signal.SIGINT)
+        self.read = True
+
+
+def test_an_interrupt_loses_no_message_that_is_being_read():
+    kernel = types.SimpleNamespace(shell_stream=Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        queue_arrived(kernel)
+    assert kernel.shell_stream.read
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_kernel_that_has_moved_a_name_is_not_listened_to():
+    names = ("session", "shell_stream", "iopub_socket", "get_parent", "_topic", "dispatch_shell")
+    known = dict.fromkeys(names, object()) | {"msg_queue": types.SimpleNamespace(_queue=[])}
+    assert reads_shell_by(types.SimpleNamespace(**known)) == "queue"
+    for name in ("iopub_socket", "dispatch_shell", "msg_queue"):
+        less = {key: value for key, value in known.items() if key != name}
+        assert reads_shell_by(types.SimpleNamespace(**less)) == "other", name
 
 
 def test_without_a_kernel_there_is_none():

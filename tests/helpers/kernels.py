@@ -59,15 +59,22 @@ class Kernel:
         """Send a cell, and return the id of its request."""
         return self._client.execute(code)
 
-    def send(self, comm: str, content: Any, **more: Any) -> str:
+    def send(self, comm: str, content: Any) -> str:
         """Send a custom message on the comm of a widget."""
-        data = {"method": "custom", "content": content}
-        return self.send_plain(comm, data, **more)
+        return self.send_plain(comm, {"method": "custom", "content": content})
 
-    def send_plain(self, comm: str, data: Any) -> str:
+    def send_plain(self, comm: str, data: Any, subshell: str | None = None) -> str:
         message = self._client.session.msg("comm_msg", {"comm_id": comm, "data": data})
+        if subshell is not None:
+            message["header"]["subshell_id"] = subshell
         self._client.shell_channel.send(message)
         return message["header"]["msg_id"]
+
+    def subshell(self) -> str:
+        """Ask for a subshell, and return its id."""
+        message = self._client.session.msg("create_subshell_request", {})
+        self._client.control_channel.send(message)
+        return self._client.control_channel.get_msg(timeout=SECONDS)["content"]["subshell_id"]
 
     def until(self, wanted: Callable[[str, Any], bool]) -> Any:
         """Receive until a message comes that is wanted; return it."""

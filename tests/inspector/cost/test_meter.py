@@ -162,6 +162,18 @@ def test_steps_of_another_loop_and_steps_that_compile_are_left_out(meter, steps)
     assert (meter.compared, meter.rate) == ((None, None), None)
 
 
+def test_the_rate_is_that_of_the_loop_with_the_fetching_of_its_batches(meter, monkeypatch):
+    """Steps of 2 ms, and 23 ms for each batch: 40 steps a second, not 500."""
+    now = [0.0]
+    monkeypatch.setattr("nnx_inspector.inspector.cost.meter.time.perf_counter", lambda: now[0])
+    for number in range(5):
+        now[0] += 0.023
+        meter.step_begins()
+        now[0] += 0.002
+        meter.step_ends(0.002, measured=False, perturbed=False)
+        assert meter.rate == (None if number == 0 else pytest.approx(40.0))
+
+
 def test_a_plain_step_takes_its_share_of_the_time_between_two_measured_ones(meter, steps):
     steps(seconds=[2.0], measured=True, perturbed=False)
     steps(seconds=[0.5, 1.0, 1.5], measured=False, perturbed=False)

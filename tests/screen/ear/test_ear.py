@@ -257,6 +257,33 @@ def test_a_click_acts_in_a_cell_that_is_a_task_or_has_a_gui(kernel_of, loop):
     acted(kernel_of, request)
 
 
+def test_what_is_for_a_subshell_goes_there_and_other_clicks_act_beside_it(kernel_of):
+    """As with two front ends on one kernel, of which one asks for a subshell."""
+    if kernel_of.version.startswith("6"):
+        pytest.skip("ipykernel 6 has no subshells")
+    kernel_of.run(
+        "import ipywidgets\n"
+        "both = ipywidgets.IntText()\n"
+        "del_reply = lambda: both.comm.__dict__.pop('_reply_subshell_id', None)\n"
+        "del_reply()\n"
+        "by_shell, by_ear = [], []\n"
+        "name = lambda: threading.current_thread().name\n"
+        "both.on_msg(lambda widget, content, buffers: by_shell.append(name()))\n"
+        "ear().listen(both.model_id, lambda content, buffers: by_ear.append(name()))"
+    )
+    both, subshell = kernel_of.ask("both.model_id"), kernel_of.subshell()
+    request = begin(kernel_of, LOOPS["iterated"], wanted="second")
+    there = kernel_of.send_plain(both, {"method": "custom", "content": {}}, subshell)
+    here = kernel_of.send(both, {})
+    kernel_of.idle(there)
+    kernel_of.idle(here)
+    click(kernel_of, "second")
+    acted(kernel_of, request)
+    assert kernel_of.ask("by_ear") == ["nnx_inspector.ear"]
+    (name,) = kernel_of.ask("by_shell")
+    assert "subshell" in name
+
+
 def test_a_click_between_two_cells_is_handled_as_ever(kernel_of):
     number = click(kernel_of, "first")
     kernel_of.until(lambda _, m: number in replies(kernel_of))
