@@ -7,6 +7,7 @@ sleeps: it waits for events of JupyterLab, the kernel or the page.
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from playwright.sync_api import ConsoleMessage, Locator, Page, Route, WebSocket, expect
@@ -145,15 +146,13 @@ class Notebook:
         printed = [o["text"] for o in self.outputs(self._asking) if o.get("name") == "stdout"]
         return json.loads("".join(printed))
 
-    def ask_until(self, expression: str, value: Any, *, times: int = 40) -> Any:
+    def ask_until(self, expression: str, value: Any) -> None:
         """As `ask`, again until it is `value`: what was clicked may reach the kernel after a cell
         that was run later, for it comes by another channel.
         """
-        for _ in range(times):
-            found = self.ask(expression)
-            if found == value:
-                break
-        return found
+        deadline = time.monotonic() + WAIT
+        while (found := self.ask(expression)) != value:
+            assert time.monotonic() < deadline, f"{expression} stays {found}, not {value}"
 
     def outputs(self, index: int) -> list[dict[str, Any]]:
         """A cell's outputs, in nbformat's form."""

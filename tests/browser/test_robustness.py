@@ -211,7 +211,7 @@ def test_malformed_commands_get_one_readable_reply_and_change_nothing(notebook: 
             assert noise not in reply["error"]
     assert {r["id"] for r in replies} == {*by_id, 5000}
     view.select("second")  # and it still works
-    assert notebook.ask_until("insp.selected", "second") == "second"
+    notebook.ask_until("insp.selected", "second")
 
 
 def test_keys_do_not_reach_jupyterlab(notebook: Notebook):
@@ -265,7 +265,7 @@ def test_a_restarted_kernel_is_said_to_be_gone(notebook: Notebook):
     view = View(notebook.cell(1))
     view.select("second")
     expect(view.root.get_by_test_id("nni-banner")).to_have_count(0)
-    assert notebook.ask_until("insp.selected", "second") == "second"
+    notebook.ask_until("insp.selected", "second")
     # what a kernel writes in the moment of its end may reach JupyterLab in pieces
     torn = "Kernel message validation error"
     notebook.console[:] = [line for line in notebook.console if torn not in line]
