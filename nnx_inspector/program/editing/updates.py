@@ -3,12 +3,15 @@
 A parameter's update is what goes in and what comes back out. In a loop that carries it, that is
 sure: what an iteration returns takes the place of what it got. At the end of the program it is the
 result that is the input with something added, as of every optimizer, and perhaps chosen by a mask,
-clipped, or shrunk by a number near 1. If several results are, it is the one with its name.
-Invariant: where that does not say which, or nothing moves, no update is seen. Changes no equation.
+clipped, or shrunk by a number near 1. If several results are, it is the one with its name. If none
+is, as of a copy in float32 that the parameters are cast from, it is what nnx.jit gives back to the
+Variable. Invariant: where that does not say which, or nothing moves, no update is seen. Changes no
+equation.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -75,9 +78,13 @@ def inputs_of_calls(found: Survey) -> Iterator[tuple[Any, str, int]]:
 
 def results_of(bare: Any, inputs: Sequence[int]) -> dict[int, Any]:
     """For each of these inputs of a whole program, the result that takes its place, if one does."""
-    carried = _Carried().of(bare)
+    carried, given_back = _Carried().of(bare), _given_back(bare)
     moves = any(not same for one in carried for n, same in one.items() if n in inputs)
     found: dict[int, Any] = {}
+    every = {n for one in carried for n in one}
+    for n in inputs:
+        if n not in every and n in given_back:
+            found[n] = given_back[n]
     for n in inputs if moves else ():
         aval = bare.invars[n].aval
         those = [
@@ -113,6 +120,31 @@ def _by_name(bare: Any, n: int, results: Sequence[int]) -> int | None:
         if n in mine and len(mine) == len(its) and mine.index(n) == its.index(i):
             found.append(i)
     return found[0] if len(found) == 1 else None
+
+
+_OF_NNX: Final = re.compile(r"(.*)(\.states\[.*)")
+
+
+def _given_back(bare: Any) -> dict[int, Any]:
+    """For inputs that nnx.jit took out of a module, the result that it puts back in its place.
+
+    Its function returns its arguments first, in order, and the arrays of each are named alike.
+    """
+    inputs, results = jit.names_of_inputs(bare)[1], jit.names_of_results(bare)
+    named = [(n, found) for n, name in enumerate(inputs) if (found := _OF_NNX.fullmatch(name))]
+    pairs = zip(results, bare.outvars, strict=False)
+    back = [(_OF_NNX.fullmatch(name), v) for name, v in pairs if re.match(r"result\[[01]\]", name)]
+    after = {(found[1], found[2]): v for found, v in back if found}
+    roots, again = (
+        list(dict.fromkeys(r)) for r in ((f[1] for _, f in named), (r for r, _ in after))
+    )
+    if len(roots) != len(again):
+        return {}
+    at = dict(zip(roots, again, strict=True))
+    of = {n: after.get((at[found[1]], found[2])) for n, found in named}
+    found = {n: v for n, v in of.items() if v is not None}
+    kinds = ((bare.invars[n].aval, v.aval) for n, v in found.items())
+    return found if all((x.shape, x.dtype) == (y.shape, y.dtype) for x, y in kinds) else {}
 
 
 def _common(a: str, b: str) -> int:
