@@ -5,6 +5,7 @@ import { useCallback, useState } from "preact/hooks";
 import { AXES } from "../charts/axis";
 import { Waiting } from "../header/Waiting";
 import { Examples } from "../inputs/Examples";
+import { rowFigure } from "../kernel/decode";
 import type { Site } from "../kernel/protocol";
 import type { Store } from "../store";
 import { pinnedName } from "../time/names";
@@ -82,7 +83,7 @@ export function Distributions({ store, site, index }: Props) {
       </div>
       <Ratio store={store} index={index} steps={steps} hold={hold} />
       <Numbers head={frame ? `step ${count(frame.header.step)}` : ""} rows={[...sent, ...parameters.flatMap((one) => (one.gradient ? [one.value, one.gradient] : [one.value]))]} before={before} />
-      <Notes store={store} site={site} sent={sent} weights={parameters.length > 0} />
+      <Notes store={store} site={site} index={index} sent={sent} weights={parameters.length > 0} />
       {store.replay.value !== "" && <Examples store={store} />}
     </section>
   );
@@ -125,13 +126,16 @@ function reason(of: Distribution, sent: boolean, waits: string): string {
 }
 
 /** What the figures leave out, and why something is not there. */
-function Notes({ store, site, sent, weights }: { store: Store; site: Site; sent: readonly Distribution[]; weights: boolean }) {
+function Notes({ store, site, index, sent, weights }: Props & { sent: readonly Distribution[]; weights: boolean }) {
   const more = store.frame.value?.header.more ?? 0;
   const came = sent.some((one) => one.pairs);
+  const frame = store.frame.value;
+  const unseen = weights && frame?.parameters.some((one) => one.measured[1]) && Number.isNaN(rowFigure(frame, index, "update_ratio"));
   const missing = sent.filter((one) => one.figures && Number.isNaN(one.figures("size")));
   const lines = [
     missing.length === sent.length ? "Nothing was measured here in this pass." : missing.map((one) => `No ${one.title} ${one.name === "output" ? "were" : "was"} measured here in this pass.`).join(" "),
     came && !weights && site.parameters > 0 && !site.single ? "No parameter of this module itself was measured in this pass; those of a module inside it are shown there." : "",
+    unseen ? "No update was seen in this pass: it is if the jitted function that computes the gradient also updates the parameters." : "",
     more > 0 ? `${count(more)} more parameters of this module are left out.` : "",
   ];
   return <p class="nni-faint nni-small nni-notes">{lines.filter(Boolean).join(" ")}</p>;

@@ -16,15 +16,17 @@ const heads = (): (string | null)[] => [...view.find(ids.figures)!.querySelector
 const rowsOf = (): (string | null)[] => [...view.find(ids.figures)!.querySelectorAll("tbody th")].map((th) => th.textContent);
 
 /** A frame with parameters of the selected site, each with its value, and its gradient if `gradient`. */
-function withParameters(seq: number, names: readonly string[], { gradient = true, size = 8 } = {}): [Frame, DataView] {
+function withParameters(seq: number, names: readonly string[], { gradient = true, size = 8, ratio = 0.001 as number | null } = {}): [Frame, DataView] {
   const [header, buffer] = frame(seq);
   const sparks = SITES.length * QUANTITIES.length * SPARK;
   const floats = SITES.length * (QUANTITIES.length * STATISTICS.length + ROW_FIGURES.length);
   const own = new Float64Array(names.length * PARAMETER_QUANTITIES.length * STATISTICS.length).fill(0);
   for (let i = 0; i < own.length; i += STATISTICS.length) own.set([size, 0.5, 2, 1, 4, 3], i);
   const each = gradient ? [COUNTS.length, COUNTS.length] : [COUNTS.length, -1];
-  const parameters: FrameParameter[] = names.map((name) => ({ path: `blocks/0/${name}`, name, update_ratio: 0.001, bytes: each }));
+  const parameters: FrameParameter[] = names.map((name) => ({ path: `blocks/0/${name}`, name, update_ratio: ratio, bytes: each }));
   const kept = new Uint8Array(buffer.buffer);
+  const rows = new Float64Array(buffer.buffer, 0, floats).subarray(SITES.length * QUANTITIES.length * STATISTICS.length);
+  rows[2 * ROW_FIGURES.length + ROW_FIGURES.indexOf("update_ratio")] = ratio ?? NaN; // of the selected site
   const pieces = [kept.slice(0, floats * 8), new Uint8Array(own.buffer), kept.slice(floats * 8, floats * 8 + sparks), Uint8Array.from(COUNTS)];
   for (const one of parameters) for (const bytes of one.bytes) if (bytes > 0) pieces.push(Uint8Array.from(COUNTS));
   const all = new Uint8Array(pieces.reduce((sum, one) => sum + one.length, 0));
@@ -86,6 +88,22 @@ describe("parameters", () => {
     view.stream.emit(...frame(3));
     await settle();
     expect(view.find(ids.hist("weight"))).toBeNull();
+  });
+});
+
+describe("a step whose update was not seen", () => {
+  const said = (): boolean => document.body.textContent.includes("No update was seen in this pass");
+
+  it("says so where a gradient was measured, and nothing where the ratio is known or there was none to see", async () => {
+    view.stream.emit(...withParameters(2, ["kernel"], { ratio: null }));
+    await settle();
+    expect(said()).toBe(true);
+    view.stream.emit(...withParameters(3, ["kernel"]));
+    await settle();
+    expect(said()).toBe(false);
+    view.stream.emit(...withParameters(4, ["kernel"], { ratio: null, gradient: false }));
+    await settle();
+    expect(said()).toBe(false);
   });
 });
 

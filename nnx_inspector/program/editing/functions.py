@@ -173,16 +173,14 @@ class Moved:
         change = (after.astype(wide) - before.astype(wide)).astype(jnp.float32) / UNIT
         over = tuple(i for i in range(before.ndim) if i != self.axis)
         squares = [jnp.square(change), jnp.square(before.astype(jnp.float32))]
-        zeros = [np.float32(0)] * 2
-        return jnp.stack(jax.lax.reduce(squares, zeros, _both_added, over), axis=-1)
+        if jax.device_count() > 1:  # one exchange for both
+            return jnp.moveaxis(jnp.stack(squares).sum(tuple(i + 1 for i in over)), 0, -1)
+        # a reduction with two results adds one value after the other on a CPU
+        return jnp.stack([x.sum(over) for x in squares], axis=-1)
 
 
 UNIT: Final = 2.0**-30
 """The squares of a small change are not too small for float32 in this unit."""
-
-
-def _both_added(a: Any, b: Any) -> Any:
-    return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
