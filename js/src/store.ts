@@ -133,7 +133,7 @@ export class Store implements Receiver {
     return state.listening === "steps" && this.progress.value?.running ? "acts at the next step" : "acts when the cell ends";
   });
   /** The perturbations of which a change has had no answer. */
-  readonly unanswered = computed(() => new Set([...this.intents.value].flatMap(([id, wish]) => (wish.answered ? [] : [id]))));
+  readonly unanswered = computed(() => new Set([...this.removing.value, ...[...this.intents.value].flatMap(([id, wish]) => (wish.answered ? [] : [id]))]));
   /** The perturbations that were asked for and have had no answer. */
   readonly requested = signal<readonly Adding[]>([]);
   /** Site key -> whether one of its perturbations is on; missing if it has none. */
@@ -202,6 +202,7 @@ export class Store implements Receiver {
     moved: computed(() => new Map(Object.entries(this.state.value?.effect?.moved ?? {}).map(([site, change]) => [site, change ?? Infinity]))),
   });
 
+  private readonly removing = signal<readonly number[]>([]);
   private readonly intents = signal<ReadonlyMap<number, Intent>>(new Map());
   private readonly problems = signal<readonly Line[]>([]);
   private readonly dismissed = signal<ReadonlySet<string>>(new Set());
@@ -492,7 +493,9 @@ export class Store implements Receiver {
   }
 
   remove(id: number): void {
+    this.removing.value = [...this.removing.value, id];
     this.kernel.ask({ type: "remove", perturbation: id }, (error) => {
+      this.removing.value = this.removing.value.filter((other) => other !== id);
       if (error) this.problem("error", `Could not remove the perturbation: ${error}`, null);
     });
   }

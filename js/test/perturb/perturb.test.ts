@@ -352,6 +352,16 @@ it.each([
   expect(row.querySelector(`[data-testid="${ids.waits}"]`)).toBeNull();
 });
 
+it("a removal without an answer says so too", async () => {
+  await start({ listening: "after", perturbations: [perturbation(1, "head")] });
+  find(ids.remove)!.click();
+  await soon();
+  expect(find(ids.waits)?.textContent).toBe("acts when the cell ends");
+  answer("remove");
+  await settle();
+  expect(find(ids.waits)).toBeNull();
+});
+
 it("one that was asked for and has had no answer has a row that says when it acts", async () => {
   await start({ listening: "after" });
   await opened(find, ids.perturb);
