@@ -408,10 +408,11 @@ export class Store implements Receiver {
     for (const p of here) this.adjust(p.id, enabled, null);
   }
 
-  perturb(site: string, kind: string, strength: number | null, at: Perturb["at"]): void {
+  /** Add a perturbation: of these units along an axis, or of all. */
+  perturb(site: string, kind: string, strength: number | null, at: Perturb["at"], units: readonly number[] = [], axis = -1): void {
     const one = { site, kind };
     this.requested.value = [...this.requested.value, one];
-    this.kernel.ask({ type: "perturb", site, kind, strength, at }, (error) => {
+    this.kernel.ask({ type: "perturb", site, kind, strength, at, units, axis }, (error) => {
       this.requested.value = this.requested.value.filter((other) => other !== one);
       if (error) this.problem("error", `Could not perturb ${label(site)}: ${error}`, site);
     });

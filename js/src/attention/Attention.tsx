@@ -21,7 +21,7 @@ export function AttentionPanel({ store, site }: { store: Store; site: Site }) {
   const [arrays, array, shown, box] = [values.arrays.value, values.array.value, values.shown.value, values.box.value];
   const ready = arrays && array && shown && box && values.problem.value === "" && arrays.part === "attention";
   if (!ready) return <NotYet store={store} />;
-  const large = values.large.value < box.tiles[1] && values.large.value >= box.tiles[0] ? values.large.value : box.tiles[0];
+  const large = values.tile.value;
   const cells = values.drawn.value;
   const heads = shown.tiles < 0 ? [] : Array.from({ length: box.tiles[1] - box.tiles[0] }, (_, i) => box.tiles[0] + i);
   const last: Cursor = { tile: large, row: Math.max(Math.ceil(box.rows[1]) - 1, 0), column: 0 };

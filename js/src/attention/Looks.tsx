@@ -41,9 +41,12 @@ export function Looks({ store, query, keys }: { store: Store; query: Cursor; key
   const pointed = values.cursor.value !== null;
   return (
     <div class="nni-looks" data-testid={ids.valuesLooks}>
-      <p class="nni-faint nni-small" title={pointed ? undefined : `Point at a ${rows} to see the ${columns}s that it looks at`}>
-        {shown.tiles >= 0 && `${array.axes[shown.tiles]} ${query.tile}: `}
-        <bdi class="nni-word nni-query-word">{word(shown.rows, query)}</bdi> ({rows} {query.row}) looks at
+      <p class="nni-faint nni-small nni-looks-at" title={pointed ? undefined : `Point at a ${rows} to see the ${columns}s that it looks at`}>
+        <span>
+          {shown.tiles >= 0 && `${array.axes[shown.tiles]} ${query.tile}: `}
+          <bdi class="nni-word nni-query-word">{word(shown.rows, query)}</bdi> ({rows} {query.row}) looks at
+        </span>
+        <ZeroHead store={store} head={query.tile} />
       </p>
       {cells && <Text store={store} query={query} cells={cells} most={most} />}
       <ol>
@@ -61,6 +64,20 @@ export function Looks({ store, query, keys }: { store: Store; query: Cursor; key
         ))}
       </ol>
     </div>
+  );
+}
+
+/** Perturbs the head in sight; nothing where the model is not here, or the matrices are not those of heads. */
+function ZeroHead({ store, head }: { store: Store; head: number }) {
+  const [{ site }, array, shown] = [store.values.arrays.value!, store.values.array.value!, store.values.shown.value!];
+  const axis = shown.tiles - array.axes.length;
+  if (array.axes[shown.tiles] !== "head" || store.state.value?.recorded || store.replay.value !== "") return null;
+  const key = site + (array.name || "@attention");
+  const there = store.perturbations.value.some((p) => p.site === key && p.expression.includes(`[${head}], axis=${axis})`));
+  return (
+    <button type="button" class="nni-link" disabled={there} title={there ? "It is already in the list." : `Set the weights of head ${head} to 0`} data-testid={ids.zeroHead} onClick={() => store.perturb(key, "Zero", null, "output", [head], axis)}>
+      ◆ Zero head {head}
+    </button>
   );
 }
 

@@ -6,7 +6,7 @@ import type { FunctionComponent } from "preact";
 import { AttentionPanel } from "../attention/Attention";
 import { CodePanel } from "../code/CodePanel";
 import { CompareOptions, ComparePanel } from "../compare/ComparePanel";
-import { Flow } from "../flow/Flow";
+import { Flow, FlowOptions } from "../flow/Flow";
 import type { Site } from "../kernel/protocol";
 import { NnxPanel } from "../nnx/NnxPanel";
 import type { Store } from "../store";
@@ -44,9 +44,9 @@ const ALL: readonly Panel[] = [
   { name: "words", title: "Words", View: WordsPanel, Options: WordsOptions },
   { name: "units", title: "Units", View: UnitsPanel, Options: UnitsOptions },
   { name: "examples", title: "Examples", View: ExamplesPanel, Options: ExamplesOptions },
-  { name: "lens", title: "Lens", View: LensPanel, Options: LensOptions },
   { name: "attribution", title: "Attribution", View: AttributionPanel, Options: AttributionOptions },
-  { name: "flow", title: "Flow", View: Flow },
+  { name: "lens", title: "Lens", View: LensPanel, Options: LensOptions },
+  { name: "flow", title: "Flow", View: Flow, Options: FlowOptions },
   { name: "code", title: "Code", View: CodePanel },
   { name: "nnx", title: "State", View: NnxPanel },
   { name: "sweep", title: "Sweep", View: SweepPanel, Options: SweepOptions },

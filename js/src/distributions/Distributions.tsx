@@ -91,7 +91,7 @@ export function Distributions({ store, site, index }: Props) {
 
 /** Which parameter a card shows. */
 function Parameter({ of, chosen, choose }: { of: readonly ParameterOfSite[]; chosen: string; choose: (name: string) => void }) {
-  return <Pick label="Parameter" testid={ids.parameterChoice} value={chosen} options={of.map((one) => one.name)} choose={choose} />;
+  return <Pick path label="Parameter" testid={ids.parameterChoice} value={chosen} options={of.map((one) => one.name)} choose={choose} />;
 }
 
 /** What the filled and the dashed histograms are. */
@@ -103,7 +103,7 @@ function Key({ store, pinned }: { store: Store; pinned: string }) {
     <p class="nni-key">
       <span>
         <i class="nni-key-now" />
-        <b>step {count(frame?.step)}</b>
+        <b>{frame ? `step ${count(frame.step)}` : "no pass yet"}</b>
         {frame?.perturbed ? ", perturbed" : ""}
         {held ? ", held" : ""}
       </span>

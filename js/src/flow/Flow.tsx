@@ -6,11 +6,17 @@ import { useEffect, useMemo, useRef } from "preact/hooks";
 import { ancestors, label } from "../kernel/sites";
 import type { Store } from "../store";
 import { exact, percent, real, count } from "../ui/format";
+import { Pick } from "../ui/Pick";
 import { ids } from "../ui/testids";
-import { FIGURES, coloured, valueOf, type Coloured, type Figure } from "./figures";
+import { FIGURES, coloured, valueOf, type Coloured } from "./figures";
 import { Graph, type Hold } from "./Graph";
 import { InWords } from "./InWords";
 import { leave, pick } from "./moves";
+
+export function FlowOptions({ store }: { store: Store }) {
+  const { figure } = store.flow;
+  return <Pick label="Colour by" testid={ids.flowFigure} value={figure.value} options={FIGURES} choose={(chosen) => (figure.value = chosen)} word={(one) => (one === "none" ? "no colour" : one)} />;
+}
 
 export function Flow({ store }: { store: Store }) {
   const state = store.flow;
@@ -28,20 +34,6 @@ export function Flow({ store }: { store: Store }) {
       <div class="nni-flow-head">
         <Crumbs store={store} />
         <span class="nni-grow" />
-        <label class="nni-flow-figure">
-          <span class="nni-faint">colour</span>
-          <select
-            value={state.figure.value}
-            data-testid={ids.flowFigure}
-            onChange={(event) => (state.figure.value = event.currentTarget.value as Figure)}
-          >
-            {FIGURES.map((figure) => (
-              <option key={figure} value={figure}>
-                {figure}
-              </option>
-            ))}
-          </select>
-        </label>
         <span class="nni-choice" role="group" aria-label="Zoom">
           {(["out", "fit", "in"] as const).map((which) => (
             <button

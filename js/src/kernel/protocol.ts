@@ -795,7 +795,7 @@ export interface ChooseBatch {
   readonly which: "run" | "step";
 }
 
-/** Browser to kernel: add a perturbation of the menu to one site, switched on. A `strength` of None means the offer's default. */
+/** Browser to kernel: add a perturbation of the menu to one site, switched on. A `strength` of None means the offer's default. `units` along `axis` are those that change; () for all. */
 export interface Perturb {
   readonly type: "perturb";
   readonly id: number;
@@ -803,6 +803,8 @@ export interface Perturb {
   readonly kind: string;
   readonly strength: number | null;
   readonly at: "output" | "input";
+  readonly units: readonly number[];
+  readonly axis: number;
 }
 
 /** Browser to kernel: switch a perturbation on or off and set its strength (None keeps it). */
@@ -1086,7 +1088,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Select: { id: "int", site: "str" },
   ChooseExample: { id: "int", example: "int" },
   ChooseBatch: { id: "int", which: "run|step" },
-  Perturb: { id: "int", site: "str", kind: "str", strength: "float?", at: "output|input" },
+  Perturb: { id: "int", site: "str", kind: "str", strength: "float?", at: "output|input", units: "int[]", axis: "int" },
   Adjust: { id: "int", perturbation: "int", enabled: "bool", strength: "float?" },
   Remove: { id: "int", perturbation: "int" },
   SwitchAll: { id: "int", enabled: "bool" },

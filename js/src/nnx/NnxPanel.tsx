@@ -29,10 +29,6 @@ export function NnxPanel({ store, site }: { store: Store; site: Site }) {
       {!page && error === "" && <p class="nni-empty">Reading the module …</p>}
       {page && (
         <>
-          <p class="nni-small nni-nnx-about">
-            <code>nnx.split</code> takes a module apart into a <b>graphdef</b>, its structure (static: a different one needs a new
-            compiled program), and a <b>state</b>, its Variables. <code>nnx.merge</code> puts them together again.
-          </p>
           <div class="nni-nnx-sides">
             <Graphdef store={store} page={page} />
             <div class="nni-nnx-side">
@@ -41,6 +37,10 @@ export function NnxPanel({ store, site }: { store: Store; site: Site }) {
             </div>
           </div>
           <Variables store={store} page={page} />
+          <p class="nni-faint nni-small nni-nnx-about">
+            <code>nnx.split</code> takes a module apart into a <b>graphdef</b>, its structure (static: a different one needs a new
+            compiled program), and a <b>state</b>, its Variables. <code>nnx.merge</code> puts them together again.
+          </p>
         </>
       )}
     </div>

@@ -113,9 +113,11 @@ function Where({ perturbation: p, store }: { perturbation: Perturbation; store: 
   );
 }
 
-/** The units and the example to which it is confined, in the words of its Python; "8–15" for a run. */
-function partOf({ expression }: Perturbation): string {
-  const parts = [...expression.matchAll(/\.only\(([^()]*)\)/g)].map(([, part]) => part.replace(/=/g, " "));
+/** The units and the example to which it is confined, in the words of its Python; "8–15" for a run, "head 2" of an
+ * attention. */
+function partOf({ expression, site }: Perturbation): string {
+  const said = (part: string): string => (site.includes("@attention") ? part.replace(/units \[(.*)\], axis -3/, "head $1") : part);
+  const parts = [...expression.matchAll(/\.only\(([^()]*)\)/g)].map(([, part]) => said(part!.replace(/=/g, " ")));
   return parts.join(", ").replace(/\d+(, \d+){2,}/g, (list) => runs(list.split(", ").map(Number)).join(", "));
 }
 

@@ -8,6 +8,7 @@ import { label, withoutLayers } from "../kernel/sites";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
 import { count, exact, real } from "../ui/format";
+import { More } from "../ui/More";
 import { Pick } from "../ui/Pick";
 import { ids } from "../ui/testids";
 import { Form, Now, Whole } from "./Parts";
@@ -56,7 +57,9 @@ export function ExamplesOptions({ store, site }: { store: Store; site: Site }) {
   return (
     <Form store={store} name="Search for examples" running={shown?.now.running ?? false} start={() => studies.ask("examples", { site: site.key }, true)}>
       <Whole name="unit" value={wish.unit} testid={ids.examplesUnit} choose={choose} of={here ? found.units : undefined} />
-      <Pick label="Of which axis" testid={ids.examplesAxis} value={String(wish.axis)} options={AXES.map(([axis]) => axis)} word={(axis) => AXES.find(([one]) => one === axis)?.[1] ?? axis} choose={(axis) => studies.change({ axis: Number(axis) })} />
+      <More label="More about the examples">
+        <Pick labelled label="Units along" testid={ids.examplesAxis} value={String(wish.axis)} options={AXES.map(([axis]) => axis)} word={(axis) => AXES.find(([one]) => one === axis)?.[1] ?? axis} choose={(axis) => studies.change({ axis: Number(axis) })} />
+      </More>
     </Form>
   );
 }

@@ -10,11 +10,18 @@ interface Props<T extends string> {
   word?: (option: T) => string;
   /** Whether the label stands before the chosen word. */
   labelled?: boolean;
+  /** Whether the chosen word is a path, which is cut at its front where there is no room. */
+  path?: boolean;
 }
 
-export function Pick<T extends string>({ label, testid, value, options, choose, word = (one) => one, labelled = false }: Props<T>) {
+export function Pick<T extends string>({ label, testid, value, options, choose, word = (one) => one, labelled = false, path = false }: Props<T>) {
   return (
-    <label class="nni-pick" title={label}>
+    <label class={path ? "nni-pick nni-pick-path" : "nni-pick"} title={path ? word(value) : label}>
+      {path && (
+        <span aria-hidden="true">
+          ▾ <bdi>{word(value)}</bdi>
+        </span>
+      )}
       {labelled && <span>{label}:</span>}
       <select aria-label={label} data-testid={testid} data-value={value} value={value} onChange={(event) => choose(event.currentTarget.value as T)}>
         {options.map((option) => (

@@ -60,7 +60,7 @@
 // nni-values-source, nni-values-problem, nni-values-left-out, nni-values-axis-rows|columns|tiles (select),
 // nni-values-index-<axis> (number), nni-picture, nni-value-exact [value, data-place], nni-value-block, nni-value-word,
 // nni-values-looks                                                  what a query looks at, in it nni-attention-key
-//   [value: the key]; nni-attention-head-<n> chooses a head         nni-batch (select)  the batch of all panels
+//   [value: the key]; nni-attention-head-<n> chooses a head, nni-zero-head perturbs it         nni-batch (select)  the batch of all panels
 // nni-legend-low|high [value], nni-values-expression [value]       the panel "Values"
 // nni-words [value: how many], in it the words [data-at, value: the text as given]; nni-words-figure [value],
 // nni-words-unit (number), nni-words-axis [value], nni-word-told [value: the position], nni-words-problem,
@@ -230,6 +230,7 @@ export const ids = {
   valuesThumbnail: "nni-values-thumbnail",
   attentionHead: (head: number) => `nni-attention-head-${head}`,
   attentionKey: "nni-attention-key",
+  zeroHead: "nni-zero-head",
   batch: "nni-batch",
   examples: "nni-examples",
   example: (number: number) => `nni-example-${number}`,

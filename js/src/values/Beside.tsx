@@ -78,8 +78,8 @@ export function Tile({ values, tile, label, share = 0 }: TileProps) {
 
 /** The input's picture, the map that is chosen, and the map laid over the picture. */
 export function Bigs({ values, caption }: { values: ValuesState; caption: ComponentChildren }) {
-  const [array, shown, box] = [values.array.value!, values.shown.value!, values.box.value!];
-  const large = values.large.value < box.tiles[1] && values.large.value >= box.tiles[0] ? values.large.value : box.tiles[0];
+  const [array, shown] = [values.array.value!, values.shown.value!];
+  const large = values.tile.value;
   const pictures = values.pictures.value;
   const example = values.example(large);
   const name = `${array.axes[shown.tiles]} ${large}`;

@@ -32,7 +32,7 @@ const GAP = 4;
 /** The least width of a picture that shows its number. */
 const NUMBERED = 40;
 /** The room for words at the left and below, and how many letters fit in it. */
-export const ROOM = { rows: 74, columns: 72, letters: 10 };
+export const ROOM = { rows: 78, columns: 76, letters: 11 };
 /** The least height of a row, or width of a column, whose word is shown. */
 const APART = 10;
 

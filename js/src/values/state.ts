@@ -38,6 +38,11 @@ export class ValuesState implements Pictured {
     return this.shown.value?.view !== "patches" ? cells : cells && grid && asGrid(cells, grid);
   });
   readonly large = signal(0);
+  /** The tile that is shown large: the chosen one, if it is among those in sight. */
+  readonly tile = computed(() => {
+    const [large, [first, end]] = [this.large.value, this.box.value?.tiles ?? [0, Infinity]];
+    return large >= first && large < end ? large : first;
+  });
   /** The value under the cursor with every digit; null until it is known. */
   readonly exact = signal<string | null>(null);
 

@@ -50,13 +50,15 @@ class ChooseBatch(Request, type="choose_batch"):
 
 class Perturb(Request, type="perturb"):
     """Browser to kernel: add a perturbation of the menu to one site, switched on. A `strength` of
-    None means the offer's default.
+    None means the offer's default. `units` along `axis` are those that change; () for all.
     """
 
     site: str
     kind: str
     strength: float | None
     at: Part
+    units: tuple[int, ...] = ()
+    axis: int = -1
 
 
 class Adjust(Request, type="adjust"):
