@@ -112,7 +112,7 @@ def test_the_matrix_the_text_and_three_keys_are_in_sight(lab: Lab):
             (matrix,), (text,), keys = found(
                 view, ".nni-matrix canvas", ".nni-looks-text", ".nni-key-word"
             )
-            words = 74  # at the left of the matrix
+            words = 78  # at the left of the matrix
             assert matrix[1] - words >= least, width
             assert matrix[0], width
             assert text[0], width
@@ -124,6 +124,12 @@ def test_the_matrix_the_text_and_three_keys_are_in_sight(lab: Lab):
         shown = view.root.get_by_test_id("nni-attention-key")
         for key, one in zip(keys, shown.all(), strict=True):
             expect(one).to_have_attribute("data-value", str(key))
+        view.part("nni-zero-head").click()
+        chip = view.root.locator("[data-testid=nni-perturbation][data-site='attn@attention']")
+        expect(chip).to_contain_text("head 2")
+        made = 'insp.perturb("attn@attention", nni.Zero().only(units=[2], axis=-3))'
+        expect(view.part("nni-python")).to_have_attribute("data-value", made)
+        expect(view.part("nni-zero-head")).to_be_disabled()
         assert notebook.errors == []
 
 

@@ -73,7 +73,7 @@ function Stacked({ store, curves, chosen, isLog, toggle, marks, choose }: Shown 
       </Surface>
       <Pin store={store} />
       <div class="nni-time-legend">
-        {curves.length === 0 && <span class="nni-faint">{nothing(store)}</span>}
+        {curves.length === 0 && <span class="nni-faint" title={nothing(store)}>{nothing(store)}</span>}
         {curves.map((curve) => (
           <button
             key={curve.name}
