@@ -42,13 +42,12 @@ export function notFinite(figures: Figures): NotFinite | null {
 }
 
 /** The one figure that says most: how many are not finite, that all are one value, or the standard deviation. */
-function named(figures: Figures, before: Figures | undefined): ComponentChildren {
+function named(figures: Figures): ComponentChildren {
   if (Number.isNaN(figures("size"))) return "";
   const bad = notFinite(figures);
   if (bad) return <b class="nni-bad">{`${percent(bad.share)} ${bad.name}`}</b>;
   if (figures("min") === figures("max")) return `all ${tick(figures("min"))}`;
-  const was = before ? before("std") : NaN;
-  return `std ${tick(figures("std"))}${Number.isNaN(was) ? "" : ` ┄ ${tick(was)}`}`;
+  return `std ${tick(figures("std"))}`;
 }
 
 interface Props {
@@ -81,7 +80,7 @@ export function Card({ of, as: name = of.name, axis, site, nothing, over, choice
       <h4 class={`nni-q-${tone}`} title={of.hint}>
         {choice ?? <span class="nni-card-title">{title}</span>}
         <span class="nni-card-figure" data-testid={ids.histCount(name)} data-value={Number.isNaN(all) ? "" : Math.round(all)} title={told ?? precise} aria-live={told ? "polite" : "off"}>
-          {told ?? (figures && named(figures, before?.figures))}
+          {told ?? (figures && named(figures))}
         </span>
       </h4>
       {figures && (bars?.length || bad || behind?.length) ? (

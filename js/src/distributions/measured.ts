@@ -1,7 +1,7 @@
 // The distributions of the selected site: what was measured in the pass on screen, and its parameters.
 import { useMemo } from "preact/hooks";
 import { histogramKey, parameterKey, statistic, type FrameData, type HistoryData, type Measured, type ParameterOfFrame } from "../kernel/decode";
-import type { Site, Statistic } from "../kernel/protocol";
+import { CLEAN, type Site, type Statistic } from "../kernel/protocol";
 import { EACH } from "../kernel/quantities";
 import type { Store } from "../store";
 import type { Distribution, Figures } from "./Card";
@@ -54,10 +54,12 @@ export function useParameters(store: Store, site: Site, index: number): readonly
 const figuresOf = (one: Measured): Figures => (name: Statistic) => one.figures[name];
 
 function ofPass({ path, name, measured }: ParameterOfFrame, behind: FrameData | null, histories: ReadonlyMap<string, HistoryData>, index: number): ParameterOfSite | null {
+  const unperturbed = (behind?.header.number ?? 0) <= CLEAN;
   const before = behind?.parameters.find((one) => one.path === path)?.measured;
   const made = (j: number, title: string, tone: Distribution["tone"]): Distribution | null => {
     const [one, was, history] = [measured[j], before?.[j], histories.get(parameterKey(path, j))];
     if (!one) return null;
+    const same = unperturbed && was && j === 0 && (["mean", "std", "norm"] as const).every((name) => was.figures[name] === one.figures[name]);
     return {
       name: j === 0 ? name : `${name}-gradient`,
       path,
@@ -66,7 +68,7 @@ function ofPass({ path, name, measured }: ParameterOfFrame, behind: FrameData | 
       tone,
       figures: figuresOf(one),
       pairs: one.pairs,
-      before: was ? { figures: figuresOf(was), pairs: was.pairs } : undefined,
+      before: was && !same ? { figures: figuresOf(was), pairs: was.pairs } : undefined,
       history: history?.header.site === index ? history : undefined,
     };
   };
