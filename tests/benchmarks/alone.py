@@ -73,7 +73,7 @@ def messages(sites: Sequence[Site], selected: str) -> dict[str, object]:
     )  # fmt: skip
     frame = protocol.Frame(
         version=protocol.VERSION, seq=1, layout=1, step=1, perturbed=False, metrics={},
-        histograms=(), progress=progress, number=1, held=False,
+        histograms=(), parameters=(), more=0, progress=progress, number=1, held=False,
     )  # fmt: skip
     layout = protocol.Layout(version=protocol.VERSION, layout=1, model="Net", sites=tuple(sites))
     named = {"layout": layout, "state": state, "frame": frame}

@@ -1,10 +1,10 @@
 // Run in the page by tree_on_screen.py: the widget with a mock comm, and what its updates take.
 // Messages come from Python, which knows the protocol; buffers are filled here.
-async ({ layout, state, frame: header, updates, statistics: stats, quantities, spark }) => {
+async ({ layout, state, frame: header, updates, statistics: stats, quantities, spark, figures }) => {
   const { stream, el, find, painted, idle, fine } = await alone();
   const { sites } = layout;
   const frame = (seq) => {
-    const table = new Float64Array(sites.length * quantities * stats);
+    const table = new Float64Array(sites.length * (quantities * stats + figures));
     for (let i = 0; i < table.length; i++) table[i] = Math.abs(Math.sin(i * 0.7 + seq));
     for (let i = 0; i < sites.length * quantities; i++) table.fill(0, i * stats + 7, i * stats + 10);
     const sparks = new Uint8Array(sites.length * quantities * spark).map((_, i) => (i * 37 + seq * 11) % 256);
@@ -42,7 +42,10 @@ async ({ layout, state, frame: header, updates, statistics: stats, quantities, s
   let seq = 2;
   const series = async () => { const out = []; for (let i = 0; i < updates; i++) out.push(await updated(seq++)); return out; };
   times.update = await series();
-  el.querySelector('[aria-label="Open all"]').click();
+  find("nni-tree-menu").click();
+  await idle();
+  [...el.querySelectorAll("button")].find((one) => one.textContent.includes("Open all")).click();
+  find("nni-tree-menu").click();
   await idle();
   times["update, all open"] = await series();
   find("nni-sort-gradient").click();
