@@ -21,7 +21,7 @@ export function Search({ store }: { store: Store }) {
   return (
     <input
       type="search"
-      placeholder="Modules  /"
+      placeholder="Modules /"
       title={"Path, type, glob or shape:\nattn   Conv   blocks/*/mlp   float32[*,64]"}
       aria-label="Search modules by path, type, glob (blocks/*/mlp) or shape (float32[*,64])"
       spellcheck={false}
