@@ -141,8 +141,9 @@ def perturbation_of(message: Any, handles: Handles) -> Any:
         if isinstance(message, protocol.StartSweep) and not message.kind:
             return None
         one = made(message.kind, message.strength, message.at)
-        chosen = isinstance(message, protocol.Perturb) and message.units
-        return one.only(list(message.units), axis=message.axis) if chosen else one
+        if isinstance(message, protocol.Perturb) and message.units:
+            return one.only(list(message.units), axis=message.axis)
+        return one
     if isinstance(message, protocol.SetMask):
         mask = masked(message.mask, message.units, message.columns)
         if message.perturbation is None:
