@@ -153,10 +153,10 @@ describe("perturbations", () => {
   it("space adds Zero where there is none, else switches", () => {
     store.receive(state(), undefined);
     store.togglePerturbation("head");
-    expect(asked[0].request).toEqual({ type: "perturb", site: "head", kind: "Zero", strength: null, at: "output" });
+    expect(asked[0].request).toEqual({ type: "perturb", site: "head", kind: "Zero", strength: null, units: [], axis: -1, at: "output" });
     store.receive(state({ perturbations: [on] }), undefined);
     store.togglePerturbation("head");
-    expect(asked[1].request).toEqual({ type: "adjust", perturbation: 1, enabled: false, strength: null });
+    expect(asked[1].request).toEqual({ type: "adjust", perturbation: 1, enabled: false, strength: null, units: [], axis: -1 });
   });
 
   it("follow the finger, and then the kernel", () => {
