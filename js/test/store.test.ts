@@ -156,7 +156,7 @@ describe("perturbations", () => {
     expect(asked[0].request).toEqual({ type: "perturb", site: "head", kind: "Zero", strength: null, units: [], axis: -1, at: "output" });
     store.receive(state({ perturbations: [on] }), undefined);
     store.togglePerturbation("head");
-    expect(asked[1].request).toEqual({ type: "adjust", perturbation: 1, enabled: false, strength: null, units: [], axis: -1 });
+    expect(asked[1].request).toEqual({ type: "adjust", perturbation: 1, enabled: false, strength: null });
   });
 
   it("follow the finger, and then the kernel", () => {
