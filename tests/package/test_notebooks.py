@@ -57,7 +57,7 @@ FOUND: dict[str, dict[str, list[str]]] = {
         "third": ["vanishing-gradient layers/2"],
         "fourth": ["mode norm"],
     },
-    "quickstart": {"recording": ["update-ratio block3/conv"]},
+    "quickstart": {"recording": ["update-ratio block1/conv"]},
 }
 """The findings that a notebook shows on purpose: notebook -> variable -> rules and sites."""
 
