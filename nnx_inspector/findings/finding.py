@@ -94,11 +94,15 @@ def and_others(others: Sequence[str], what: str = "site", *, said: int = 2) -> s
         what: what they are, one of them.
         said: how many of them are named.
     """
-    left = len(others) - said
-    rest = [f"{left} more {what}{'s' * (left > 1)}"] if left > 0 else []
-    *first, last = [*others[:said], *rest] or [""]
-    listed = " and ".join(filter(None, [", ".join(first), last]))
-    return f" ({'also' if said else 'and'} {listed})" if others else ""
+    more = f" {what}{'s' * (len(others) - said > 1)}"
+    return f" ({'also' if said else 'and'} {_listed(others, said, more)})" if others else ""
+
+
+def _listed(every: Sequence[str], said: int, more: str = "") -> str:
+    """`"a, b and 3 more"`, with what these are at the end."""
+    rest = [f"{len(every) - said} more{more}"] if len(every) > said else []
+    *first, last = [*every[:said], *rest]
+    return " and ".join(filter(None, [", ".join(first), last]))
 
 
 EXACT: Final = 2**24
@@ -115,11 +119,7 @@ def counted(found: Sequence[ParameterFacts]) -> str:
     """`"the parameter 'a/kernel' (2 NaN among 12 elements)"`, or several of them."""
     said = [f"{one.path!r} ({_elements(one)})" for one in found]
     kind = "the parameter" if all(one.type != "BatchStat" for one in found) else "the statistic"
-    left = len(said) - NAMED
-    rest = [f"{left} more"] if left > 0 else []
-    *first, last = [*said[:NAMED], *rest]
-    listed = " and ".join(filter(None, [", ".join(first), last]))
-    return f"{kind}{'s' * (len(said) > 1)} {listed}"
+    return f"{kind}{'s' * (len(said) > 1)} {_listed(said, NAMED)}"
 
 
 def _elements(one: ParameterFacts) -> str:

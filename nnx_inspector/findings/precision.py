@@ -462,7 +462,7 @@ def _intervals(judged: Judged) -> list[_Interval]:
             found = found if after.number in graded else []
         if found:
             late = max(ratio for ratio, _ in found[-max(1, len(found) // 3) :])
-            moved = [x for x in found if x[0] > 0]  # no-gradient reports those that stay
+            moved = [x for x in found if x[0] > 0]  # the rule no-gradient has the others
             ratio, path = statistics.median_low(moved or found)
             out.append(_Interval(one, steps, path, ratio, late, exact))
     return out

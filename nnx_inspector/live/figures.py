@@ -88,12 +88,12 @@ def told_gauges(
     return out
 
 
-def of_one_step(told: Iterable[Arrived]) -> list[Arrived]:
-    """What some passes of one step have sent, each parameter's value once: that of the first call,
-    when the step began.
+def of_one_step(passes: Iterable[Arrived]) -> list[Arrived]:
+    """What the passes of one step sent, with each parameter's value only once: the value that the
+    first call read.
     """
     out, known = list[Arrived](), set[tuple[str, str]]()
-    for one in told:
+    for one in passes:
         values = {key: found[:1] for key, found in one.items() if key[1] == "parameter"}
         kept = {key: found for key, found in one.items() if key not in values}
         out.append({**kept, **{key: found for key, found in values.items() if key not in known}})

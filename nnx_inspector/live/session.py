@@ -442,12 +442,12 @@ class Session:
         then single layers of stacks. Of passes that have not ended, which stacks cannot be told
         apart is not noted.
         """
-        told = of_one_step(one.sent.arrived for one in passes)
-        layers, unknown = told_apart(told, self.stacks)
+        sent = of_one_step(one.sent.arrived for one in passes)
+        layers, unknown = told_apart(sent, self.stacks)
         if ended:
             self.blurred |= unknown
         parts: Arrived = {}
-        for one in told:
+        for one in sent:
             for what, summaries in one.items():
                 parts.setdefault(what, []).extend(summaries)
         found: dict[str, dict[str, None]] = {site: {} for site in self.keys}

@@ -12,7 +12,7 @@ from browser.axe import violations
 from browser.lab import Lab
 from browser.notebook import Notebook
 from browser.test_screen import look
-from browser.view import GROUPS, View
+from browser.view import View
 from playwright.sync_api import expect
 
 pytestmark = pytest.mark.browser
@@ -71,24 +71,12 @@ def notebook(lab: Lab) -> Iterator[Notebook]:
         assert notebook.foreign == []
 
 
-def every_panel(view: View) -> Iterator[str]:
-    """Each panel that is offered, shown, with its name."""
-    for group in GROUPS:
-        if view.root.get_by_test_id(f"nni-group-{group}").count() == 0:
-            continue
-        view.part(f"nni-group-{group}").click()
-        for tab in view.root.get_by_role("tablist").nth(1).get_by_role("tab").all():
-            tab.click()
-            expect(view.root.locator("[aria-busy=true]")).to_have_count(0)
-            yield tab.inner_text()
-
-
 def test_odd_names_stay_in_their_places_and_are_no_markup(notebook: Notebook):
     view = View(notebook.cell(1))
     view.part("nni-effect").wait_for()
     for width in (300, 420, 1000):
         view.root.evaluate(SIZE, [width, 850])
-        for panel in every_panel(view):
+        for panel in view.every_panel():
             found = look(view)
             where = f"{panel}, {width} px"
             assert found["wide"] == [], where
@@ -106,7 +94,7 @@ def test_a_model_without_modules_and_with_300_parameters(notebook: Notebook):
     view.select("")
     view.tab("overview")
     expect(view.root.get_by_test_id("nni-parameter")).not_to_have_count(0)
-    for panel in every_panel(view):
+    for panel in view.every_panel():
         assert look(view)["wide"] == [], panel
 
 
@@ -115,7 +103,7 @@ def test_colours_of_the_system_leave_everything_to_be_seen(notebook: Notebook):
     view = View(notebook.cell(1))
     view.root.evaluate(SIZE, [420, 850])
     notebook.page.emulate_media(forced_colors="active")
-    for panel in every_panel(view):
+    for panel in view.every_panel():
         assert violations(notebook.page, view.root) == [], panel
     view.tab("overview")
     drawn = """
@@ -131,6 +119,6 @@ def test_colours_of_the_system_leave_everything_to_be_seen(notebook: Notebook):
     view.part("nni-switch").click()
     notebook.page.emulate_media(forced_colors="none")
     notebook.page.evaluate("document.body.style.zoom = '2'")
-    for panel in every_panel(view):
+    for panel in view.every_panel():
         assert look(view)["wide"] == [], panel
     notebook.page.evaluate("document.body.style.zoom = '1'")

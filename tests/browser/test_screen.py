@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pytest
 from browser.notebook import WAIT
-from browser.view import GROUPS, View
+from browser.view import View
 from flax import nnx
 from playwright.sync_api import Browser, Page, expect
 
@@ -205,16 +205,11 @@ def test_the_tree_stays_whatever_is_shown(
 ):
     view = open_at(context, pages["perturbed"], width)
     before = view.part("nni-tree").bounding_box()
-    for group in GROUPS:
-        if view.root.get_by_test_id(f"nni-group-{group}").count() == 0:
-            continue
-        view.part(f"nni-group-{group}").click()
-        for tab in view.root.get_by_role("tablist").nth(1).get_by_role("tab").all():
-            tab.click()
-            found = look(view)
-            assert found["rows"] >= 6, group
-            assert found["selected"], group
-            assert found["wide"] == [], group
+    for panel in view.every_panel():
+        found = look(view)
+        assert found["rows"] >= 6, panel
+        assert found["selected"], panel
+        assert found["wide"] == [], panel
     assert view.part("nni-tree").bounding_box() == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from playwright.sync_api import Locator, expect
@@ -83,6 +84,17 @@ class View:
         if strength is not None:
             self.part(f"nni-add-strength-{kind}").fill(str(strength))
         self.part(f"nni-perturb-{kind}").click()
+
+    def every_panel(self) -> Iterator[str]:
+        """Each panel that is offered, shown, with its name."""
+        for group in GROUPS:
+            if self.root.get_by_test_id(f"nni-group-{group}").count() == 0:
+                continue
+            self.part(f"nni-group-{group}").click()
+            for tab in self.root.get_by_role("tablist").nth(1).get_by_role("tab").all():
+                tab.click()
+                expect(self.root.locator("[aria-busy=true]")).to_have_count(0)
+                yield tab.inner_text()
 
     def tab(self, panel: str) -> None:
         """Show a panel, by a click on its group and one on its tab."""

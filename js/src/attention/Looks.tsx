@@ -67,7 +67,7 @@ export function Looks({ store, query, keys }: { store: Store; query: Cursor; key
   );
 }
 
-/** Perturbs the head in sight; nothing where the model is not here, or the matrices are not those of heads. */
+/** A button that zeroes the head on screen. It is left out in a recorded run, and where the matrices are not heads. */
 function ZeroHead({ store, head }: { store: Store; head: number }) {
   const [{ site }, array, shown] = [store.values.arrays.value!, store.values.array.value!, store.values.shown.value!];
   const axis = shown.tiles - array.axes.length;

@@ -134,7 +134,7 @@ function Notes({ store, site, index, sent, weights }: Props & { sent: readonly D
   const missing = sent.filter((one) => one.figures && Number.isNaN(one.figures("size")));
   const lines = [
     missing.length === sent.length ? "Nothing was measured here in this pass." : missing.map((one) => `No ${one.title} ${one.name === "output" ? "were" : "was"} measured here in this pass.`).join(" "),
-    came && !weights && site.parameters > 0 && !site.single ? "No parameter of this module itself was measured in this pass; those of a module inside it are shown there." : "",
+    came && !weights && site.parameters > 0 && !site.single ? "This pass measured no parameter of this module itself. Select a module inside it to see the parameters there." : "",
     unseen ? "No update was seen in this pass. It is measured if the jitted function that computes the gradient also updates the parameters." : "",
     more > 0 ? `${count(more)} more parameters of this module are left out.` : "",
   ];
