@@ -1,14 +1,17 @@
-"""Work in other threads: a thread that runs jobs, and callbacks that do not keep their owner alive.
+"""Work in other threads: a thread that runs jobs, one for a loop of the user's, and callbacks that
+do not keep their owner alive.
 
 Invariant: no exception of a job reaches other code. Closing a worker and leaving the interpreter
 wait at most for the stage under way, and the interpreter never finalizes while a thread is inside
-XLA: if that does not end, an interrupt ends the process.
+XLA, which would end the process with "FATAL: exception not rethrown": if that does not end, an
+interrupt ends the process.
 Knows no model.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 import threading
@@ -20,7 +23,7 @@ Job = Callable[[], object]
 PATIENCE = 5.0
 """The seconds after which leaving the interpreter says what it waits for."""
 STILL_BUSY = (
-    "nnx_inspector: Python waits for a pass or a compilation in the background to end. "
+    "nnx_inspector: Python waits for a pass, a loop or a compilation in the background to end. "
     "Press Ctrl-C to leave without it."
 )
 
@@ -69,9 +72,9 @@ class Worker:
         return self._thread is not None or bool(self._jobs)
 
     def do(self, job: Job) -> bool:
-        """Queue a job; returns False if the worker is closed."""
+        """Queue a job; returns False if the worker is closed, or Python ends."""
         with self._lock:
-            if self.closed:
+            if self.closed or _leaving.is_set():
                 return False
             self._jobs.append(job)
             self._start()
@@ -83,9 +86,12 @@ class Worker:
         The thread itself notes that it runs, so one that never ran is waited for by nobody.
         """
         if self._thread is None and self._jobs:
-            _running.add(self)
             thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            thread.start()
+            with _starting:
+                if _leaving.is_set():  # since Python 3.12 there are no new threads then
+                    return
+                _running.add(self)
+                thread.start()
             self._thread = self._thread or thread
 
     def do_instead(self, job: Job) -> bool:
@@ -146,17 +152,62 @@ class Worker:
             return None
 
 
+def run_loop(
+    name: str, loop: Callable[[], object], failed: Callable[[Exception], object]
+) -> threading.Thread:
+    """Run a loop of the user's in a thread. When Python ends, SystemExit leaves it where it is.
+
+    Args:
+        name: the thread's name.
+        loop: what runs in the thread.
+        failed: called in the thread with its exception, unless Python ends.
+    """
+
+    def work() -> None:
+        try:
+            loop()
+        except Exception as error:  # noqa: BLE001 - no caller to raise to: reported
+            if not _leaving.is_set():
+                failed(error)
+
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    _loops.add(thread)
+    with _starting:
+        thread.start()
+    return thread
+
+
 _running: weakref.WeakSet[Worker] = weakref.WeakSet()
+_loops: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_leaving = threading.Event()
+_starting = threading.Lock()
+"""Held while a thread of ours starts: what is raised in the thread that starts it would reach the
+new one, which then never tells that it has started (Python 3.11)."""
 
 
 @atexit.register
 def _leave() -> None:
-    for worker in list(_running):
-        worker.close()
-        if worker.wait(PATIENCE):
-            continue
-        try:
-            print(STILL_BUSY, file=sys.stderr, flush=True)
-            worker.join()
-        except KeyboardInterrupt:
-            os._exit(130)  # the thread may never come out of XLA, and Python cannot end around it
+    try:
+        with _starting:
+            _leaving.set()
+        loops = [thread for thread in list(_loops) if thread.is_alive()]
+        for thread in loops:
+            _raise_in(thread, SystemExit)
+        for thread in loops:
+            thread.join(PATIENCE)
+            if thread.is_alive():
+                print(STILL_BUSY, file=sys.stderr, flush=True)
+                thread.join()
+        for worker in list(_running):
+            worker.close()
+            if not worker.wait(PATIENCE):
+                print(STILL_BUSY, file=sys.stderr, flush=True)
+                worker.join()
+    except KeyboardInterrupt:
+        os._exit(130)  # the thread may never come out of XLA, and Python cannot end around it
+
+
+def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Raise an exception between two lines of another thread, as a signal does in the main one."""
+    identity = ctypes.c_ulong(thread.ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(error))

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from nnx_inspector.background import STILL_BUSY, Worker, weakly
+from nnx_inspector.background import STILL_BUSY, Worker, run_loop, weakly
 
 IN_TIME = 120.0
 
@@ -173,3 +173,56 @@ def test_leaving_says_that_it_waits_for_a_job_and_an_interrupt_ends_it(ends):
             process.send_signal(signal.SIGINT)
         assert process.wait(IN_TIME) == (0 if ends else 130)
         assert process.stderr.read() == ""
+
+
+TRAINS = """
+import signal, sys, threading
+import jax.numpy as jnp
+from flax import nnx
+import nnx_inspector as nni
+
+model, x = nnx.Linear(64, 64, rngs=nnx.Rngs(0)), jnp.ones((64, 64))
+insp = nni.Inspector(model, x, display=False)
+step = nnx.jit(lambda model, x: jnp.linalg.matrix_power(model(x), 60).sum())
+under_way = threading.Event()
+
+def train():
+    try:
+        for i in BATCHES:
+            step(model, x).block_until_ready()
+            if i == 20:
+                under_way.set()
+    finally:
+        print("left")
+
+insp.background(train)
+under_way.wait()
+"""
+"""A loop that is within XLA nearly all the time."""
+WATCHED, PLAIN = "insp.watch(range(10**9), every=2)", "range(10**9)"
+ENDS = {
+    "returns": (PLAIN, "", 0),
+    "returns, watched": (WATCHED, "", 0),
+    "is left": (WATCHED, "sys.exit(3)", 3),
+    "raises": (WATCHED, "raise ZeroDivisionError", 1),
+    "is interrupted": (PLAIN, "signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
+}
+
+
+@pytest.mark.parametrize(("batches", "end", "status"), ENDS.values(), ids=ENDS)
+def test_a_script_may_end_while_a_loop_trains_in_the_background(batches, end, status):
+    code = TRAINS.replace("BATCHES", batches) + end
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=IN_TIME, check=False
+    )
+    assert done.returncode == status, done.stderr
+    assert done.stdout == "left\n"
+    expected = {0: "", 3: "", 1: "ZeroDivisionError", -signal.SIGINT: "KeyboardInterrupt"}[status]
+    assert done.stderr.strip().rpartition("\n")[2].startswith(expected), done.stderr
+    assert expected or not done.stderr
+
+
+def test_an_error_of_a_loop_is_handed_on():
+    failed = []
+    run_loop("test", fail, failed.append).join()
+    assert [str(error) for error in failed] == ["mine"]

@@ -26,7 +26,7 @@ from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector._compat.flax_graphs import links_within
 from nnx_inspector._compat.processes import spans
 from nnx_inspector.arrays import is_array
-from nnx_inspector.background import Worker, weakly
+from nnx_inspector.background import Worker, run_loop, weakly
 from nnx_inspector.errors import InspectorError, raised, warn
 from nnx_inspector.findings.facts import facts_of_modules
 from nnx_inspector.hooks.sites import Selection, module_sites, nothing_selected
@@ -366,20 +366,17 @@ class Core:
             raise TypeError(f"background takes a function, got {type(train).__name__}.")
         configuration = Configuration.here()
 
-        def work() -> None:
-            try:
-                with configuration.held():
-                    train()
-            except Exception as error:
-                text = f"The background loop stopped: {raised(error)}"
-                self.notice("error", text)
-                self.view.state_changed()
-                if not self.view.on_screen:  # else there is no one to raise it for
-                    raise
+        def loop() -> None:
+            with configuration.held():
+                train()
 
-        thread = threading.Thread(target=work, name="nnx_inspector.background", daemon=True)
-        thread.start()
-        return thread
+        def failed(error: Exception) -> None:
+            self.notice("error", f"The background loop stopped: {raised(error)}")
+            self.view.state_changed()
+            if not self.view.on_screen:  # else there is no one to raise it for
+                raise error
+
+        return run_loop("nnx_inspector.background", loop, failed)
 
     # ---------------------------------------------------------- the recording
 

@@ -321,6 +321,8 @@ class Inspector(Readings):
 
         Returns:
             The started thread. An error of `train` is shown in the widget, or else printed.
+            When Python ends, SystemExit leaves the loop, and its `finally` blocks run: a script
+            that is to wait for it calls `join()`.
         """
         return self._core.require_open().in_background(train)
 
