@@ -96,7 +96,7 @@ def typescript(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
         "export type Quantity = (typeof QUANTITIES)[number];",
         "export type Statistic = (typeof STATISTICS)[number];",
     ]
-    table = []
+    table: dict[str, str] = {}
     for cls in structs(protocol):
         hints = typing.get_type_hints(cls)
         fields = {f.name: describe(hints[f.name]) for f in dataclasses.fields(cls)}
@@ -106,24 +106,28 @@ def typescript(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
             lines.append(f'  readonly type: "{cls.type}";')
         lines += [f"  readonly {name}: {script};" for name, (_, script) in fields.items()]
         lines.append("}")
-        entries = ", ".join(f'{name}: "{shape}"' for name, (shape, _) in fields.items())
-        table.append(f"  {cls.__name__}: {{ {entries} }},")
+        of: dict[str, list[str]] = {}
+        for name, (shape, _) in fields.items():
+            of.setdefault(shape, []).append(name)
+        entries = ", ".join(f'"{shape}": "{" ".join(names)}"' for shape, names in of.items())
+        table[cls.__name__] = f"{{ {entries} }}"
     for name, group in (("ToBrowser", protocol.TO_BROWSER), ("ToKernel", protocol.TO_KERNEL)):
         lines += ["", f"export type {name} = {' | '.join(c.__name__ for c in group)};"]
+    shapes = "Readonly<Record<string, Readonly<Record<string, string>>>>"
+    groups = {"TO_BROWSER": protocol.TO_BROWSER, "TO_KERNEL": protocol.TO_KERNEL}
+    messages = {c.__name__ for group in groups.values() for c in group}
+    within = {name: text for name, text in table.items() if name not in {*messages, "Offer"}}
     lines += [
         "",
-        "/** The fields of every struct: a scalar, struct or a|b, then `?` null, `[]` list, `{}` map. */",
-        "export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {",
-        *table,
+        "/** Shape -> the fields of that shape, of each struct within a message. A shape is a scalar, a",
+        " * struct or a|b, then `?` null, `[]` list, `{}` map. */",
+        f"export const SHAPES: {shapes} = {{",
+        *(f"  {name}: {text}," for name, text in within.items()),
         "};",
     ]
-    for name, group in (("TO_BROWSER", protocol.TO_BROWSER), ("TO_KERNEL", protocol.TO_KERNEL)):
-        entries = ", ".join(f'{c.type}: "{c.__name__}"' for c in group)
-        lines += [
-            "",
-            "/** The struct of every message type. */",
-            f"export const {name}: Readonly<Record<string, string>> = {{ {entries} }};",
-        ]
+    for name, group in groups.items():
+        lines += ["", "/** The same of each type of message. */", f"export const {name}: {shapes} = {{"]
+        lines += [*(f"  {c.type}: {table[c.__name__]}," for c in group), "};"]
     lines += ["", "/** What a click can add, in the order of the menu. Python can do more. */"]
     lines.append("export const OFFERS: readonly Offer[] = [")
     for offer in menu:

@@ -15,7 +15,7 @@ export function toKernel(header: unknown): ToKernel {
   return check(header, TO_KERNEL) as ToKernel;
 }
 
-function check(header: unknown, structs: Readonly<Record<string, string>>): unknown {
+function check(header: unknown, structs: typeof SHAPES): unknown {
   if (!isObject(header)) throw new ProtocolError(`A message must be an object, got ${nameOf(header)}.`);
   const { type, ...fields } = header;
   if (typeof type !== "string" || !Object.hasOwn(structs, type)) {
@@ -27,7 +27,7 @@ function check(header: unknown, structs: Readonly<Record<string, string>>): unkn
         `${VERSION}: restart the kernel, reload the page and run the cell again.`,
     );
   }
-  const wrong = shape(structs[type], fields);
+  const wrong = checkOf(type, structs)(fields);
   if (wrong !== "") throw new ProtocolError(`${type}${wrong}.`);
   return header;
 }
@@ -38,13 +38,9 @@ type Check = (value: unknown) => string;
 // Made once per shape, because a layout of 10,000 sites has 170,000 fields.
 const checks = new Map<string, Check>();
 
-function shape(expected: string, value: unknown): string {
-  return checkOf(expected)(value);
-}
-
-function checkOf(expected: string): Check {
+function checkOf(expected: string, structs = SHAPES): Check {
   let found = checks.get(expected);
-  if (!found) checks.set(expected, (found = newCheck(expected)));
+  if (!found) checks.set(expected, (found = structs[expected] ? struct(structs[expected]) : newCheck(expected)));
   return found;
 }
 
@@ -65,7 +61,7 @@ function newCheck(expected: string): Check {
   }
   if (expected.endsWith("[]")) return listOf(checkOf(expected.slice(0, -2)));
   if (expected.endsWith("{}")) return mapOf(checkOf(expected.slice(0, -2)));
-  return expected.includes("|") ? oneOf(expected.split("|")) : struct(expected);
+  return oneOf(expected.split("|"));
 }
 
 function listOf(item: Check): Check {
@@ -97,9 +93,9 @@ function oneOf(words: readonly string[]): Check {
   };
 }
 
-function struct(name: string): Check {
-  const names = Object.keys(SHAPES[name]);
-  const fields = names.map((field) => checkOf(SHAPES[name][field]));
+function struct(shapes: Readonly<Record<string, string>>): Check {
+  const all = Object.entries(shapes).flatMap(([shape, names]) => names.split(" ").map((name) => [name, checkOf(shape)] as const));
+  const [names, fields] = [all.map(([name]) => name), all.map(([, field]) => field)];
   // indices instead of iterators: the first layout is checked before any code is optimised
   return (value) => {
     if (!isObject(value)) return ` must be an object, got ${nameOf(value)}`;
