@@ -126,7 +126,11 @@ def typescript(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
         "};",
     ]
     for name, group in groups.items():
-        lines += ["", "/** The same of each type of message. */", f"export const {name}: {shapes} = {{"]
+        lines += [
+            "",
+            "/** The same of each type of message. */",
+            f"export const {name}: {shapes} = {{",
+        ]
         lines += [*(f"  {c.type}: {table[c.__name__]}," for c in group), "};"]
     lines += ["", "/** What a click can add, in the order of the menu. Python can do more. */"]
     lines.append("export const OFFERS: readonly Offer[] = [")

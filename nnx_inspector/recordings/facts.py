@@ -323,6 +323,11 @@ class Figures:
             return float("nan")
         return float(self.rows[self.sites.index(site), SITE_FIGURES.index(name)])
 
+    def of_parameters(self, name: str) -> dict[str, float]:
+        """One figure of each parameter, by its path."""
+        column = self.parameter_rows[:, PARAMETER_FIGURES.index(name)]
+        return dict(zip(self.parameters, column.tolist(), strict=True))
+
     def parameter(self, path: str, name: str) -> float:
         """One figure of a parameter, NaN if there is none."""
         if path not in self.parameters:

@@ -228,6 +228,11 @@ class Pass:
         """
         return float("nan") if self.figures is None else self.figures.parameter(path, "update")
 
+    @property
+    def update_ratios(self) -> dict[str, float]:
+        """`update_ratio` of each parameter of which anything was measured."""
+        return {} if self.figures is None else self.figures.of_parameters("update")
+
     def has_values(self, site: str) -> bool:
         """Whether it measured the output of a site, and that has any values."""
         piece = self.piece(site, "output")

@@ -22,6 +22,11 @@ from nnx_inspector.screen import protocol
 from nnx_inspector.stats.encoding import HEAD_BYTES, Packed, decoded
 from nnx_inspector.stats.table import figures_of, sparklines_of
 
+MOST_MOVED = 5
+"""How many of the parameters within a module are shown over the steps: there are as many dashes."""
+NEWEST = 20
+"""In how many of the newest passes an update is looked for."""
+
 
 def table_of(keys: Sequence[str], one: Pass | None) -> tuple[np.ndarray, np.ndarray]:
     """A frame's table, float64 [site, quantity, statistic], and its sparklines, uint8."""
@@ -73,9 +78,10 @@ class Weights:
         of = parameters_of(keys, paths)
         rows = np.full((len(keys), len(protocol.ROW_FIGURES)), np.nan)
         sizes = [one.norms(quantity) for quantity in protocol.PARAMETER_QUANTITIES] if of else []
-        ratios = {path: one.update_ratio(path) for path in paths}
+        ratios = one.update_ratios
         for row, mine in of.items():
-            seen = [ratios[path] for path in mine if not math.isnan(ratios[path])]
+            known = (ratios.get(path, math.nan) for path in mine)
+            seen = [ratio for ratio in known if not math.isnan(ratio)]
             norms = ([of_all[path] for path in mine if path in of_all] for of_all in sizes)
             rows[row] = max(seen, default=math.nan), *(_norm(some) for some in norms)
         return Weights(one, of, rows)
@@ -177,10 +183,11 @@ def _histories_of_parameters(
 ) -> Iterator[tuple[protocol.History | protocol.Updates, bytes]]:
     """The parameters of a site over the steps, and how far the steps moved them."""
     at = list(keys).index(selected)
-    paths = parameters_of(keys, recording.parameters).get(at, [])[: protocol.MOST_PARAMETERS]
+    own = parameters_of(keys, recording.parameters).get(at, [])[: protocol.MOST_PARAMETERS]
+    paths = own or _moved_most(recording, selected)
     if not paths:
         return
-    for path in paths:
+    for path in own:
         for j, quantity in enumerate(protocol.PARAMETER_QUANTITIES):
             arrays = recording.history(path, quantity, columns=columns)  # type: ignore[arg-type]
             if len(arrays.steps):
@@ -190,8 +197,22 @@ def _histories_of_parameters(
     passes = evenly([p for p in recording.passes if p.piece(paths[0], "parameter")], columns)
     steps = np.array([p.step for p in passes], np.float64)
     ratios = np.array([[p.update_ratio(path) for p in passes] for path in paths])
-    updates = protocol.Updates(layout=layout, site=at, parameters=tuple(paths), steps=len(steps))
+    of = {"layout": layout, "site": at, "parameters": tuple(paths), "inside": not own}
+    updates = protocol.Updates(steps=len(steps), **of)
     yield updates, protocol.buffer_of(steps, np.where(np.isfinite(ratios), ratios, np.nan))
+
+
+def _moved_most(recording: Recording, site: str) -> list[str]:
+    """The parameters within a site that the newest pass with updates moved most, in that order."""
+    for one in reversed(recording.passes[-NEWEST:]):
+        inside = {
+            path: ratio
+            for path, ratio in one.update_ratios.items()
+            if math.isfinite(ratio) and (not site or path.startswith(f"{site}/"))
+        }
+        if inside:
+            return sorted(inside, key=inside.__getitem__, reverse=True)[:MOST_MOVED]
+    return []
 
 
 def curves_of(recording: Recording, *, points: int = 600) -> tuple[protocol.Curves, bytes]:

@@ -266,6 +266,22 @@ def test_the_bars_between_the_parts(context: Page, pages: dict[str, pathlib.Path
     assert size() == pytest.approx(before, abs=1)
 
 
+def test_a_sorted_tree_begins_with_what_is_first(context: Page, pages: dict[str, pathlib.Path]):
+    """Also if the selected row is the last one, because it has no such figure."""
+    view = open_at(context, pages["plain"], 420)
+    view.select("")
+    view.part("nni-sort-update").click()
+    head = view.root.locator(".nni-columns [aria-sort=descending]")
+    expect(head).to_have_count(1)
+    assert view.part("nni-tree").evaluate("rows => rows.scrollTop") == 0
+    ratios = view.root.get_by_test_id("nni-cell-update").evaluate_all(
+        "cells => cells.map(c => Number(c.dataset.value))"
+    )
+    known = [ratio for ratio in ratios if ratio == ratio]
+    assert ratios[: len(known)] == sorted(known, reverse=True)
+    assert known[0] > known[-1] > 0
+
+
 def test_at_300_pixels_all_can_be_reached(context: Page, pages: dict[str, pathlib.Path]):
     context.set_viewport_size({"width": 300, "height": 700})
     context.goto(pages["perturbed"].as_uri())

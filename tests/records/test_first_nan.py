@@ -1,5 +1,7 @@
 """`first_nan` names the operation, the line and the operands of planted NaNs."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
+from nnx_inspector.program.analysis.operation import Operation
 from nnx_inspector.records.nan_search import candidates
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
@@ -330,3 +333,9 @@ def test_a_call_that_reads_values_is_refused():
 
     with pytest.raises(jax.errors.TracerBoolConversionError):
         nni.first_nan(Reads())(X)
+
+
+def test_the_generated_file_of_a_notebooks_cell_is_not_named():
+    made = Operation("log", "NaN", (), source="/tmp/ipykernel_7/1033781271.py:5", function="f")
+    assert made.in_words() == "log, in f at line 5 of a notebook cell"
+    assert dataclasses.replace(made, function="").in_words() == "log, in line 5 of a notebook cell"

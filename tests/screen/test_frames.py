@@ -1,4 +1,4 @@
-"""The curves of metrics as the browser gets them: gaps are kept and counted."""
+"""Metrics and updates over the steps as the browser gets them; gaps are kept and counted."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recorded import summary_of
 
+from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.screen.frames import curves_of
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.frames import MOST_MOVED, curves_of, histories_of
+from nnx_inspector.stats.gauges import PARAMETER_FIGURES
 
 NAN, INF = float("nan"), float("inf")
 
@@ -52,3 +56,49 @@ def test_a_long_curve_is_bounded_and_evenly_spaced() -> None:
     np.testing.assert_array_equal(points["loss"][:, 0], [*range(0, 9000, 15), 8999])
     np.testing.assert_array_equal(*points["loss"].T)
     assert len(points["mixed"]) <= 2 * 600 + 1
+
+
+def moved(**ratios: list[float]) -> Recording:
+    """A pass for each step, in which these parameters moved by these ratios."""
+    recording, value = Recording(), {"parameter": summary_of(np.ones(4))}
+    for step in range(len(next(iter(ratios.values())))):
+        rows = np.full((len(ratios), len(PARAMETER_FIGURES)), np.nan, np.float32)
+        rows[:, PARAMETER_FIGURES.index("update")] = [one[step] for one in ratios.values()]
+        figures = Figures(parameters=tuple(ratios), parameter_rows=rows)
+        recording.append(step, dict.fromkeys(ratios, value), figures=figures)
+    return recording
+
+
+def updates_of(recording: Recording, site: str) -> tuple[Any, np.ndarray] | None:
+    """The message with the updates, and its ratios, [parameters, steps]."""
+    keys = ("", "a", "a/b", "ab")
+    for message, buffer in histories_of(recording, keys=keys, selected=site, layout=1):
+        if isinstance(message, protocol.Updates):
+            ratios = np.frombuffer(buffer)[message.steps :]
+            return message, ratios.reshape(-1, message.steps)
+    return None
+
+
+def test_a_module_without_parameters_shows_those_inside_that_moved_most() -> None:
+    ratios = {f"a/b/p{i}": [0.5, i / 64, NAN] for i in range(7)}
+    ratios |= {"a/b/new": [INF, INF, NAN], "ab/c": [0.25, 0.25, NAN]}
+    for site, most in {"": ["ab/c", "a/b/p6"], "a": ["a/b/p6", "a/b/p5"]}.items():
+        found = updates_of(moved(**ratios), site)
+        assert found is not None
+        message, rows = found
+        assert message.inside
+        assert len(message.parameters) == MOST_MOVED
+        assert list(message.parameters[:2]) == most
+        for path, row in zip(message.parameters, rows, strict=True):
+            np.testing.assert_array_equal(row, ratios[path])
+
+
+def test_a_module_with_parameters_shows_its_own() -> None:
+    found = updates_of(moved(**{"a/b/p": [0.5], "a/own": [NAN]}), "a")
+    assert found is not None
+    assert found[0].parameters == ("a/own",)
+    assert not found[0].inside
+
+
+def test_where_no_update_was_seen_none_is_shown() -> None:
+    assert updates_of(moved(**{"a/b/p": [NAN] * 3}), "") is None

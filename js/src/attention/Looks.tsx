@@ -38,13 +38,15 @@ export function Looks({ store, query, keys }: { store: Store; query: Cursor; key
     return found ? visible(found) : "";
   };
   const most = keys[0]?.weight || 1;
+  const asked = word(shown.rows, query);
   const pointed = values.cursor.value !== null;
   return (
     <div class="nni-looks" data-testid={ids.valuesLooks}>
       <p class="nni-faint nni-small nni-looks-at" title={pointed ? undefined : `Point at a ${rows} to see the ${columns}s that it looks at`}>
         <span>
           {shown.tiles >= 0 && `${array.axes[shown.tiles]} ${query.tile}: `}
-          <bdi class="nni-word nni-query-word">{word(shown.rows, query)}</bdi> ({rows} {query.row}) looks at
+          {asked && <bdi class="nni-word nni-query-word">{asked}</bdi>}
+          {asked ? ` (${rows} ${query.row})` : `${rows} ${query.row}`} looks at
         </span>
         <ZeroHead store={store} head={query.tile} />
       </p>

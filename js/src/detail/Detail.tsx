@@ -1,6 +1,7 @@
 // Everything about the selected site: its path and facts, what can be done with it, and the panels.
 // Invariant: the line of the site is 44 pixels high; a path that is too long loses its leading segments,
 // and facts drop as a whole, from the right.
+import { statistic } from "../kernel/decode";
 import { label } from "../kernel/sites";
 import type { Site } from "../kernel/protocol";
 import { PerturbMenu } from "../perturb/PerturbMenu";
@@ -12,7 +13,7 @@ import { CopyPath } from "./CopyPath";
 import { Facts } from "./Facts";
 import { Operations } from "./Operations";
 import { Panels } from "./Panels";
-import { bytesOf } from "./sizes";
+import { sizeOf } from "./sizes";
 
 export function Detail({ store }: { store: Store }) {
   const sites = store.sites.value;
@@ -34,7 +35,7 @@ export function Detail({ store }: { store: Store }) {
             <bdi>{path}</bdi>
           </h3>
           <p class="nni-site-facts">
-            {factsOf(site).map((fact) => (
+            {factsOf(store, site, index).map((fact) => (
               <span key={fact}>{fact}</span>
             ))}
           </p>
@@ -52,13 +53,15 @@ export function Detail({ store }: { store: Store }) {
   );
 }
 
-/** What is known without a run, the most wanted first. */
-function factsOf(site: Site): readonly string[] {
-  const size = bytesOf(site.output);
+/** What is known of the module, the most wanted first. The pass on screen may have had another batch than the example. */
+function factsOf(store: Store, site: Site, index: number): readonly string[] {
+  const [values, each] = sizeOf(site.output) ?? [NaN, NaN];
+  const frame = store.frame.value;
+  const measured = (site.calls === 1 && site.stacked <= 1 && frame ? statistic(frame, index, 0, "size") : NaN) || values;
   return [
-    `${site.kind} → ${shortType(site.output) || "nothing"}`,
+    `${site.kind} → ${shortType(site.output) || "nothing"}${measured === values || Number.isNaN(values) ? "" : " of the example"}`,
     `${count(site.parameters)} parameters`,
-    size === null ? "" : `${bytes(size)} of activations`,
+    Number.isNaN(measured) ? "" : `${bytes(measured * each)} of activations`,
     site.flops === null ? "" : `${compact(site.flops)} FLOPs`,
     site.calls > 1 ? `${count(site.calls)} calls` : "",
     site.stacked > 1 ? `${count(site.stacked)} layers` : "",

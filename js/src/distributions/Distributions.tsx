@@ -81,7 +81,7 @@ export function Distributions({ store, site, index }: Props) {
           <Card key="weight-gradient" of={chosen.gradient} as="weight-gradient" axis={axis} site={site.key} over={chosen.gradient.history && over(chosen.gradient)} nothing={() => "No finite value."} />
         )}
       </div>
-      <Ratio store={store} index={index} steps={steps} hold={hold} />
+      <Ratio store={store} site={site} index={index} steps={steps} hold={hold} />
       <Numbers head={frame ? `step ${count(frame.header.step)}` : ""} rows={[...sent, ...parameters.flatMap((one) => (one.gradient ? [one.value, one.gradient] : [one.value]))]} before={before} />
       <Notes store={store} site={site} index={index} sent={sent} weights={parameters.length > 0} />
       {store.replay.value !== "" && <Examples store={store} />}

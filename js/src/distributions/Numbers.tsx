@@ -1,6 +1,6 @@
 // The figures of the selected site as a table: a row for each distribution, and one for each that it is
-// compared with. Invariants: a dash means "not measured"; the columns NaN, +Inf and −Inf are there only
-// if one of them is not 0, and then they stand out.
+// compared with. Invariants: a dash means "not measured"; a column of NaN, +Inf or −Inf is there only if
+// it is not 0 throughout, and then it stands out.
 import type { Statistic } from "../kernel/protocol";
 import { NOT_MEASURED, compact, count, exact, percent, real } from "../ui/format";
 import { ids } from "../ui/testids";
@@ -33,8 +33,7 @@ interface Props {
 
 export function Numbers({ head, rows, before }: Props) {
   const all = rows.flatMap((row) => [row.figures, row.before?.figures].filter((one) => !!one));
-  const bad = [...ALARMING].some((name) => all.some((figures) => figures(name) > 0));
-  const columns = (Object.keys(NAMES) as Shown[]).filter((name) => bad || !ALARMING.has(name));
+  const columns = (Object.keys(NAMES) as Shown[]).filter((name) => !ALARMING.has(name) || all.some((figures) => figures(name) > 0));
   return (
     <table class="nni-numbers" data-testid={ids.figures} style={{ "--columns": columns.length }}>
       <thead>

@@ -1,10 +1,12 @@
-// How far each step moves the parameters of the selected site: the norm of the update divided by that of
-// the weight, over the steps, one line a parameter, on a logarithmic axis with the usual range shaded.
+// How far each step moves the parameters of the selected site, or of those inside it the ones that moved
+// most: the norm of the update divided by that of the weight, over the steps, one line a parameter, on a
+// logarithmic axis with the usual range shaded.
 // Invariants: a ratio of 0 and one that is unknown have no place on the axis, and the title says both.
 import { useCallback, useState } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import { paintMarks, stepAt, xOf, type Steps } from "../charts/overSteps";
 import type { UpdatesData } from "../kernel/decode";
+import type { Site } from "../kernel/protocol";
 import type { Store } from "../store";
 import { NOT_MEASURED, tick } from "../ui/format";
 import { ids } from "../ui/testids";
@@ -16,19 +18,19 @@ const GUTTER = 34;
 
 interface Props {
   store: Store;
+  site: Site;
   index: number;
   steps: Steps;
   hold: (step: number) => void;
 }
 
-export function Ratio({ store, index, steps, hold }: Props) {
+export function Ratio({ store, site, index, steps, hold }: Props) {
   const updates = store.updates.value;
   const [at, point] = useState<number | null>(null);
   if (!updates || updates.header.site !== index || !updates.ratios.some((one) => one.some((ratio) => !Number.isNaN(ratio)))) return null;
   const shown = at ?? steps.shown ?? steps.newest;
-  const names = updates.header.parameters.map((path) => path.split("/").at(-1)!);
   const place = placeOf(updates, shown);
-  const figures = names.map((name, i) => `${name} ${ratioText(updates.ratios[i]![place] ?? NaN)}`).join(" · ");
+  const figures = updates.header.parameters.map((path, i) => `${below(path, site.key)} ${ratioText(updates.ratios[i]![place] ?? NaN)}`);
   const under = (event: PointerEvent): number => {
     const box = (event.currentTarget as Element).getBoundingClientRect();
     return stepAt(steps, (event.clientX - box.left - GUTTER) / (box.width - GUTTER));
@@ -36,10 +38,10 @@ export function Ratio({ store, index, steps, hold }: Props) {
   return (
     <figure class="nni-ratio" data-testid={ids.ratio}>
       <h4 class="nni-q-weight" title="The norm of the change that a step makes, divided by the norm of the weights">
-        <span class="nni-card-title">update ÷ weight</span>
+        <span class="nni-card-title">update ÷ weight{updates.header.inside && ", most moved inside"}</span>
         <span class="nni-card-figure">
-          {at === null ? "" : `step ${updates.steps[place] ?? ""}: `}
-          {figures} · usual: {tick(USUAL[0])} … {tick(USUAL[1])}
+          {at === null ? "" : `step ${updates.steps[place] ?? ""} · `}
+          usual: {tick(USUAL[0])} … {tick(USUAL[1])}
         </span>
       </h4>
       <div
@@ -51,20 +53,25 @@ export function Ratio({ store, index, steps, hold }: Props) {
         onPointerDown={(event) => hold(under(event))}
         onPointerLeave={() => point(null)}
       >
-        <Lines updates={updates} steps={steps} label={`Update divided by weight over the steps: ${figures}`} />
+        <Lines updates={updates} steps={steps} label={`Update divided by weight over the steps: ${figures.join(" · ")}`} />
       </div>
       <p class="nni-key">
-        {names.map((name, i) => (
+        {figures.map((figure, i) => (
           <span key={updates.header.parameters[i]} title={updates.header.parameters[i]}>
             <svg width="20" height="8" aria-hidden="true">
               <line x1="0" x2="20" y1="4" y2="4" stroke="var(--nni-weight)" stroke-width="2" stroke-dasharray={DASHES[i % DASHES.length]!.join(" ")} />
             </svg>{" "}
-            {name}
+            {figure}
           </span>
         ))}
       </p>
     </figure>
   );
+}
+
+/** The name of a parameter as it is seen from a module: "0/conv/kernel" of "blocks". */
+function below(path: string, site: string): string {
+  return site && path.startsWith(`${site}/`) ? path.slice(site.length + 1) : path;
 }
 
 function ratioText(ratio: number): string {

@@ -104,7 +104,7 @@ export interface History {
   readonly parameter: string;
 }
 
-/** The update ratios of the parameters of one site over the steps; see `FrameParameter`. Buffer, float64: steps [steps], then [parameters, steps], NaN where it is unknown. */
+/** The update ratios of the parameters of one site over the steps; see `FrameParameter`. Buffer, float64: steps [steps], then [parameters, steps], NaN where it is unknown. `inside`: the site holds none itself, and these are the ones within it that moved most. */
 export interface Updates {
   readonly type: "updates";
   readonly version: number;
@@ -112,6 +112,7 @@ export interface Updates {
   readonly site: number;
   readonly parameters: readonly string[];
   readonly steps: number;
+  readonly inside: boolean;
 }
 
 /** The metrics over the steps so far. Buffer: for each of `names`, float64 [points, 2]: step and value (NaN if it was not finite), with `points[i]` rows for `names[i]`. The recording has `recorded[i]` values of it, and `not_finite[i]` of these are NaN or Inf. */
@@ -1080,7 +1081,7 @@ export const TO_BROWSER: Readonly<Record<string, Readonly<Record<string, string>
   layout: { "int": "version layout", "str": "model", "Site[]": "sites", "str[]": "attending", "bool": "sequences" },
   frame: { "int": "version seq layout step more number", "bool": "perturbed held", "float?{}": "metrics", "Histogram[]": "histograms", "FrameParameter[]": "parameters", "Progress": "progress" },
   history: { "int": "version layout site quantity steps", "str": "parameter" },
-  updates: { "int": "version layout site steps", "str[]": "parameters" },
+  updates: { "int": "version layout site steps", "str[]": "parameters", "bool": "inside" },
   curves: { "int": "version", "str[]": "names", "int[]": "points recorded not_finite" },
   passes: { "int": "version passes thinned", "str[]": "kinds" },
   state: { "int": "version seq compiling", "str": "selected no_effect python", "Perturbation[]": "perturbations", "bool": "training_perturbed closed", "during|steps|thread|after": "listening", "Effect?": "effect", "Progress": "progress", "Cost?": "cost", "Notice[]": "notices", "Waiting[]": "waiting", "Recorded?": "recorded" },

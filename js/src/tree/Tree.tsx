@@ -50,14 +50,15 @@ export function Tree({ store, layout }: { store: Store; layout: Layout }) {
   }, [store, tree]);
 
   useEffect(() => {
-    if (tree.sort.value) scroller.current!.scrollTop = 0; // what is first is what was asked for
-  }, [tree.sort.value, tree]);
-  useEffect(() => {
     const element = scroller.current!;
     const row = tree.rows.value.indexOf(store.selectedIndex.value);
     if (row < 0 || element.clientHeight === 0) return;
     element.scrollTop = scrollTo(row, element.scrollTop, element.clientHeight);
   }, [reveal, sites, tree.sort.value === null, tree.narrowed.value, store, tree]);
+  useEffect(() => {
+    // after the effect above: what is first is what was asked for, wherever the selected row is
+    if (tree.sort.value) scroller.current!.scrollTop = 0;
+  }, [tree.sort.value, tree]);
 
   const onKeyDown = useCallback(
     (event: KeyboardEvent) => {

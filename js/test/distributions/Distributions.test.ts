@@ -44,7 +44,7 @@ describe("values that are not finite", () => {
     expect(view.el.querySelector(".nni-hist-bad")).toBeNull();
     view.stream.emit(...frame(3, { value: 0, edit: (table) => ((table[cell(2, 0, "size")] = 8), (table[cell(2, 0, "nan")] = 2), (table[cell(2, 1, "size")] = 4)) }));
     await settle();
-    expect(heads().slice(-3)).toEqual(["NaN", "+Inf", "−Inf"]);
+    expect(heads().slice(-2)).toEqual(["zeros", "NaN"]);
     expect(view.find(ids.histCount("output"))!.textContent).toBe("25\u202f% NaN");
     expect(view.find(ids.hist("output"))!.querySelector<HTMLElement>(".nni-hist-bad i")!.style.height).toContain("25%");
     expect(view.find(ids.hist("gradient"))!.querySelector(".nni-hist-bad")).toBeNull();
@@ -108,20 +108,28 @@ describe("a step whose update was not seen", () => {
 });
 
 describe("update ÷ weight", () => {
-  const updates = (parameters: string[], ...rows: number[][]): void => {
+  const updates = (parameters: string[], rows: number[][], inside = false): void => {
     const data = Float64Array.from(rows.flat());
-    view.stream.emit({ type: "updates", version: VERSION, layout: 1, site: 2, parameters, steps: rows[0]!.length }, new DataView(data.buffer));
+    view.stream.emit({ type: "updates", version: VERSION, layout: 1, site: 2, parameters, inside, steps: rows[0]!.length }, new DataView(data.buffer));
   };
 
   it("says the ratio of each parameter at the step on screen, 0 and unknown ones too", async () => {
-    updates(["blocks/0/kernel", "blocks/0/bias"], [0, 1], [0.5, 0.002], [NaN, 0]);
+    updates(["blocks/0/kernel", "blocks/0/bias"], [[0, 1], [0.5, 0.002], [NaN, 0]]);
     await settle();
-    expect(view.find(ids.ratio)!.querySelector(".nni-card-figure")!.textContent!.trim()).toBe("kernel 0.002 · bias 0 · usual: 3.0e−4 … 0.003".replace("3.0e", "3e"));
+    expect(view.find(ids.ratio)!.querySelector(".nni-card-figure")!.textContent!.trim()).toBe("usual: 3e−4 … 0.003");
+    expect([...view.find(ids.ratio)!.querySelectorAll(".nni-key span")].map((one) => one.textContent!.trim())).toEqual(["kernel 0.002", "bias 0"]);
     expect([...view.find(ids.ratio)!.querySelectorAll(".nni-key span")].map((one) => one.getAttribute("title"))).toEqual(["blocks/0/kernel", "blocks/0/bias"]);
   });
 
+  it("is of the parameters inside where the module has none, by their paths from it", async () => {
+    updates(["blocks/0/norm/scale", "blocks/0/kernel"], [[1], [0.02], [0.01]], true);
+    await settle();
+    expect(view.find(ids.ratio)!.querySelector("h4")!.textContent).toContain("update ÷ weight, most moved inside");
+    expect([...view.find(ids.ratio)!.querySelectorAll(".nni-key span")].map((one) => one.textContent!.trim())).toEqual(["norm/scale 0.02", "kernel 0.01"]);
+  });
+
   it("is not there where no ratio is known", async () => {
-    updates(["blocks/0/kernel"], [0, 1], [NaN, NaN]);
+    updates(["blocks/0/kernel"], [[0, 1], [NaN, NaN]]);
     await settle();
     expect(view.find(ids.ratio)).toBeNull();
   });

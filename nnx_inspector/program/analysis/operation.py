@@ -126,8 +126,10 @@ class Operation:
         if self.length:
             at = f" at [{self.operands[1].in_words()}]" if self.operands else ""
             text = f"{what}{at} along an axis of length {self.length} (NaN outside of it)"
-        file, _, line = self.source.replace("\\", "/").rpartition("/")[2].rpartition(":")
-        place = f"{self.function} at {file}:{line}" if self.function else f"{file}:{line}"
+        folder, _, name = self.source.replace("\\", "/").rpartition("/")
+        if "ipykernel_" in folder:  # the file's name is generated
+            name = f"line {name.rpartition(':')[2]} of a notebook cell"
+        place = f"{self.function} at {name}" if self.function else name
         if self.backward:
             text += ", in the backward pass" + f" of {place}" * bool(self.source)
         elif self.source:

@@ -99,13 +99,15 @@ class History(Shown, type="history"):
 
 class Updates(Shown, type="updates"):
     """The update ratios of the parameters of one site over the steps; see `FrameParameter`. Buffer,
-    float64: steps [steps], then [parameters, steps], NaN where it is unknown.
+    float64: steps [steps], then [parameters, steps], NaN where it is unknown. `inside`: the site
+    holds none itself, and these are the ones within it that moved most.
     """
 
     layout: int
     site: int
     parameters: tuple[str, ...]
     steps: int
+    inside: bool = False
 
 
 class Curves(Shown, type="curves"):
