@@ -28,7 +28,7 @@ from typing import Any, Literal, Self
 import nbformat
 from browser import chromium
 from browser.notebook import WAIT, Notebook
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "notebook-extension/tracker": {"windowingMode": "none", "kernelShutdown": True},
@@ -209,6 +209,7 @@ class Lab:
         *,
         width: int = 1400,
         kernel: bool = True,
+        touch: bool = False,
     ) -> Iterator[Notebook]:
         """A notebook, open in a page of its own, its kernel idle.
 
@@ -217,6 +218,7 @@ class Lab:
             cells: code to write into it first; by default it is there already.
             width: of the page, in pixels.
             kernel: whether it gets one; without, JupyterLab asks, for the notebook names none.
+            touch: whether the page is under a finger.
         """
         if cells is not None:
             new = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
@@ -225,7 +227,8 @@ class Lab:
         server = self._server
         server.settle(self._settings)
         path = (self.root / name).relative_to(server.root).as_posix()
-        context = self._browser.new_context(viewport={"width": width, "height": 1000})
+        size = ViewportSize(width=width, height=1000)
+        context = self._browser.new_context(viewport=size, has_touch=touch)
         try:
             page = context.new_page()
             page.set_default_timeout(WAIT * 1000)
