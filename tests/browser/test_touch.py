@@ -41,28 +41,32 @@ insp.selected = "attn"
 SMALL = """
 root => {
   const controls = 'button, select, input, summary, [role=tab], [role=separator], [role=row][id]';
-  const clips = e => ['auto', 'scroll', 'hidden', 'clip'].includes(getComputedStyle(e).overflowX);
+  const clipping = ['auto', 'scroll', 'hidden', 'clip'];
+  const clips = e => clipping.includes(getComputedStyle(e).overflowX);
   const within = (e, x, y) => {
     for (let at = e.parentElement; at && at !== root.parentElement; at = at.parentElement) {
       const box = at.getBoundingClientRect();
-      if (clips(at) && (x < box.left || x > box.right || y < box.top || y > box.bottom)) return false;
+      const inside = x >= box.left && x <= box.right && y >= box.top && y <= box.bottom;
+      if (clips(at) && !inside) return false;
     }
     return true;
   };
   const place = root.querySelector('.nni-more-list, .nni-perturb-list') ?? root;
   return [...place.querySelectorAll(controls)].flatMap(e => {
-    const all = e.closest('label') ?? e, box = all.getBoundingClientRect(), [x, y] = [box.x + box.width / 2, box.y + box.height / 2];
-    const passive = getComputedStyle(e).pointerEvents === 'none' || e.closest('svg, [aria-hidden=true]');
+    const all = e.closest('label') ?? e, box = all.getBoundingClientRect();
+    const [x, y] = [box.x + box.width / 2, box.y + box.height / 2];
+    const hidden = e.closest('svg, [aria-hidden=true]');
+    const passive = hidden || getComputedStyle(e).pointerEvents === 'none';
     const there = within(e, x - 12, y - 12) && within(e, x + 12, y + 12);
     if (passive || !there || !e.checkVisibility({ opacityProperty: true })) return [];
     const own = at => at && all.contains(at);
     const missed = [[-11, 0], [11, 0], [0, -11], [0, 11]]
       .filter(([dx, dy]) => !own(document.elementFromPoint(x + dx, y + dy)));
-    return missed.length ? [`${Math.round(box.width)} x ${Math.round(box.height)} ${e.outerHTML.slice(0, 120)}`] : [];
+    return missed.length ? [`${box.width} x ${box.height} ${e.outerHTML.slice(0, 120)}`] : [];
   });
 }
 """
-"""The controls in sight, of an open menu alone, that a finger 11 pixels beside their centre misses."""
+"""The controls in sight, of an open menu alone, that a finger beside their centre misses."""
 
 MENUS = ("nni-menu", "nni-time-menu", "nni-tree-menu", "nni-site-menu", "nni-perturb")
 
