@@ -220,4 +220,13 @@ describe("messages that do not fit", () => {
   it("of another version say what to do", () => {
     expect(() => toBrowser({ ...golden("nnx"), version: VERSION + 1 })).toThrow(/restart the kernel/);
   });
+
+  it.each([VERSION - 1, VERSION + 1])("of a kernel of version %d are one notice, whatever else they have", async (version) => {
+    const told = ["layout", "state", "findings", "frame"];
+    for (const name of told) stream.emit({ type: name, version, once: "there was a field" }, new DataView(new ArrayBuffer(7)));
+    await settle();
+    const said = all(ids.notice).map((notice) => notice.textContent);
+    expect(said).toHaveLength(1);
+    expect(said[0]).toContain(`The kernel speaks version ${version} of the protocol and this view version ${VERSION}: restart the kernel, reload the page`);
+  });
 });

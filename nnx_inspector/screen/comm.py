@@ -110,6 +110,13 @@ class Displayed:
         self._widget().set_state(state)
 
 
+def _other_version(content: Any) -> int | None:
+    """The version in the hello of a page that is older or newer, whatever else it has."""
+    hello = isinstance(content, dict) and content.get("type") == protocol.Hello.type
+    version = content.get("version") if hello else None
+    return version if type(version) is int and version != protocol.VERSION else None
+
+
 _beside: dict[str, Any] = {}
 """Title -> the pane beside a notebook, of the package sidecar, where the inspectors of that title
 are shown. It stays where the user has put it."""
@@ -204,6 +211,9 @@ class Screen:
         self._received(None, content, buffers)
 
     def _received(self, _widget: Any, content: Any, _buffers: Any) -> None:
+        if (version := _other_version(content)) is not None:
+            self._answer_another_version(version)
+            return
         try:
             message = protocol.from_header(content)
             if not isinstance(message, protocol.TO_KERNEL):
@@ -228,6 +238,16 @@ class Screen:
             self.reply(0)  # tells the browser which comm works
         if (answer := self.asked()) is not None:
             answer(message)
+
+    def _answer_another_version(self, version: int) -> None:
+        """Send everything once, by which the view learns of this version and says what to do.
+
+        A page that was loaded before an upgrade asks so. For the views of this version it changes
+        nothing.
+        """
+        streams, page, said = self._streams, self.page, self._said
+        if (answer := self.asked()) is not None:
+            answer(protocol.Hello(version=version, streams=streams, page=page, said=said))
 
     def _is_news(self, hello: protocol.Hello) -> bool:
         """Whether no later hello of the same page has arrived.

@@ -70,11 +70,15 @@ class Kernel:
         self._client.shell_channel.send(message)
         return message["header"]["msg_id"]
 
+    def control(self, kind: str, content: Any) -> Any:
+        """Ask on the control channel, and return the content of the reply."""
+        message = self._client.session.msg(kind, content)
+        self._client.control_channel.send(message)
+        return self._client.control_channel.get_msg(timeout=SECONDS)["content"]
+
     def subshell(self) -> str:
         """Ask for a subshell, and return its id."""
-        message = self._client.session.msg("create_subshell_request", {})
-        self._client.control_channel.send(message)
-        return self._client.control_channel.get_msg(timeout=SECONDS)["content"]["subshell_id"]
+        return self.control("create_subshell_request", {})["subshell_id"]
 
     def until(self, wanted: Callable[[str, Any], bool]) -> Any:
         """Receive until a message comes that is wanted; return it."""

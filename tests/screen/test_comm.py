@@ -9,7 +9,8 @@ from flax import nnx
 import nnx_inspector as nni
 import nnx_inspector.screen.comm as screens
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.screen.comm import CREDITS, SHORTEST, UNACKNOWLEDGED, Screen
+from nnx_inspector.screen.comm import CREDITS, SHORTEST, UNACKNOWLEDGED, InspectorWidget, Screen
+from nnx_inspector.screen.protocol import VERSION
 
 
 class Drawn:
@@ -121,4 +122,21 @@ def test_what_shows_a_widget_can_be_passed_for_it(kind, tmp_path):
     shown.set_state({"version": 10**6})
     assert shown.get_state()["version"] == 10**6
     shown.close()
+    insp.close()
+
+
+@pytest.mark.parametrize("more", [{}, {"once": "there was a field"}])
+@pytest.mark.parametrize("apart", [-1, 1])
+def test_a_page_of_another_version_is_sent_what_names_this_one(apart, more, monkeypatch):
+    insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)), display=False)
+    screen, sent = insp._core.view.screen, []
+    monkeypatch.setattr(InspectorWidget, "send", lambda self, content, *_: sent.append(content))
+    now = {"type": "hello", "version": VERSION, "streams": True, "page": "this", "said": 3}
+    screen._received(None, now, [])
+    as_ever = {one["type"] for one in sent}
+    sent.clear()
+    screen._received(None, {"type": "hello", "version": VERSION + apart, **more}, [])
+    assert {one["type"] for one in sent} == as_ever - {"reply"}
+    assert {one["version"] for one in sent if "version" in one} == {VERSION}
+    assert (screen.page, screen._said, screen.greeted) == ("this", 3, True)
     insp.close()

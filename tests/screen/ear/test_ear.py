@@ -284,6 +284,62 @@ def test_what_is_for_a_subshell_goes_there_and_other_clicks_act_beside_it(kernel
     assert "subshell" in name
 
 
+def test_comms_that_the_page_closes_leave_the_loop_and_its_recording_alone(kernel_of):
+    """The loop is measured, and so drawn, at each step; the kernel is told as by the page."""
+    kernel_of.run(
+        "import ipywidgets\n"
+        "left, closer = nni.Inspector(model, x, display=False), ipywidgets.IntText()\n"
+        "screen = left._core.view.screen\n"
+        "comms = [screen.control.comm, screen.stream.comm]\n"
+        "def close(content, buffers):\n"
+        "    for one in comms:\n"
+        "        message = {'content': {'comm_id': one.comm_id, 'data': {}}}\n"
+        "        get_ipython().kernel.comm_manager.comm_close(None, None, message)\n"
+        "ear().listen(closer.model_id, close)"
+    )
+    closer = kernel_of.ask("closer.model_id")
+    loop = (
+        "for ran in left.watch(steps(), every=1):\n"
+        "    call(model, x)\n"
+        "    if ran == 5: print('drawn', flush=True)"
+    )
+    request = begin(kernel_of, loop, wanted="second")
+    kernel_of.printed("drawn")
+    kernel_of.idle(kernel_of.send(closer, {}))
+    click(kernel_of, "second")
+    acted(kernel_of, request)
+    assert kernel_of.ask("[one._closed for one in comms]") == [True, True]
+    passes = "[one.step for one in left.recording.passes if one.kind == 'watch']"
+    recorded, ran = kernel_of.ask(f"[{passes}, ran]")
+    assert recorded[-1] == ran
+    kernel_of.run("left.run(x); left.close()")
+
+
+def test_a_click_acts_and_cells_keep_their_order_while_a_debugger_is_attached(kernel_of):
+    numbers = itertools.count(1)
+
+    def debug(command, **arguments):
+        request = {"type": "request", "seq": next(numbers)}
+        answer = kernel_of.control(
+            "debug_request", request | {"command": command, "arguments": arguments}
+        )
+        assert answer["success"], answer
+
+    debug("initialize", clientID="test", adapterID="python")
+    debug("attach", type="python", request="attach")
+    debug("configurationDone")
+    try:
+        request = begin(kernel_of, LOOPS["iterated"], wanted="second", before="order = []")
+        cells = [kernel_of.start(f"order.append({i})") for i in range(5)]
+        click(kernel_of, "second")
+        acted(kernel_of, request)
+        for cell in cells:
+            assert kernel_of.reply(cell)["status"] == "ok"
+        assert kernel_of.ask("order") == list(range(5))
+    finally:
+        debug("disconnect", restart=False, terminateDebuggee=False)
+
+
 def test_a_click_between_two_cells_is_handled_as_ever(kernel_of):
     number = click(kernel_of, "first")
     kernel_of.until(lambda _, m: number in replies(kernel_of))
