@@ -154,9 +154,10 @@ def test_a_weak_method_keeps_its_object_alive_no_longer():
 
 LEAVES = """
 import sys, threading
-from nnx_inspector.background import Worker
+from nnx_inspector import background
+background.PATIENCE = 0.1
 began = threading.Event()
-Worker("test", print).do(lambda: began.set() or sys.stdin.readline())
+background.Worker("test", print).do(lambda: began.set() or sys.stdin.readline())
 began.wait()
 """
 

@@ -43,6 +43,13 @@ assert insp.to_html("page.html") > 10_000
 """
 
 
+COLAB = (
+    *("ipykernel==6.17.1", "ipython==7.34.0", "ipywidgets==7.7.1", "anywidget==0.9.21"),
+    *("traitlets==5.7.1", "plotly==5.24.1", "pandas==2.2.2", "numpy==2.0.2"),
+)
+"""What Colab has; its jax and flax have to be as new as ours, or are replaced."""
+
+
 def oldest(requirements: list[str]) -> list[str]:
     """Each package at its lower bound; the highest of them, if it is required twice."""
     pins: dict[str, str] = {}
@@ -78,3 +85,9 @@ def test_the_oldest_of_all_extras_can_be_installed_together() -> None:
     others = [one for one in extras if not one.startswith("nnx-inspector[")]
     pins = oldest([*PROJECT["dependencies"], *others])
     pip(sys.executable, "--dry-run", "--ignore-installed", *pins)
+
+
+def test_what_colab_has_meets_every_requirement() -> None:
+    """So pip replaces none of it. `test_wheel` installs all that, and the wheel beside it."""
+    needed = PROJECT["dependencies"]
+    pip(sys.executable, "--dry-run", "--ignore-installed", *needed, *COLAB)

@@ -17,6 +17,7 @@ import zipfile
 import pytest
 from browser.lab import Lab
 from browser.view import View
+from package.test_lower_bounds import COLAB
 
 ROOT = pathlib.Path(__file__).parents[2]
 BUILT = ("widget.js", "widget.css", "stream.js", "layout.js", "page.js", "saved.js", "licenses.txt")
@@ -154,11 +155,6 @@ def python(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 LISTED = ("list", "--format", "json")
-COLAB = (
-    *("ipykernel==6.17.1", "ipython==7.34.0", "ipywidgets==7.7.1", "anywidget==0.9.21"),
-    *("traitlets==5.7.1", "plotly==5.24.1", "pandas==2.2.2", "numpy==2.0.2"),
-)
-"""What Colab has; its jax and flax have to be as new as ours, or are replaced."""
 
 
 @pytest.mark.long
