@@ -1,5 +1,5 @@
-"""Work in other threads: a thread that runs jobs, one for a loop of the user's, and callbacks that
-do not keep their owner alive.
+"""Work in other threads: a thread that runs jobs, one for a loop of the user's, one that hands on
+what is recorded, and callbacks that do not keep their owner alive.
 
 Invariant: no exception of a job reaches other code. Closing a worker and leaving the interpreter
 wait at most for the stage under way, and the interpreter never finalizes while a thread is inside
@@ -17,7 +17,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+from nnx_inspector.errors import raised, warn
 
 Job = Callable[[], object]
 PATIENCE = 5.0
@@ -26,6 +28,12 @@ STILL_BUSY = (
     "nnx_inspector: Python waits for a pass, a loop or a compilation in the background to end. "
     "Press Ctrl-C to leave without it."
 )
+
+
+MOST_WAITING: Final = 256
+"""How many calls of a subscriber wait at most. What comes then is left out for it, and counted."""
+SILENT = 10.0
+"""The seconds without a return after which a subscription that ends leaves out the rest."""
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,6 +133,22 @@ class Worker:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
+    def abandon(self) -> int:
+        """Close it, and let the interpreter end whether or not the job under way does.
+
+        Returns:
+            How many jobs were not begun.
+        """
+        with self._lock:
+            left, _ = len(self._jobs), _running.discard(self)
+            self.close()
+        return left
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs have not begun."""
+        return len(self._jobs)
+
     def _work(self) -> None:
         with self._lock:
             if self._thread not in (None, threading.current_thread()):
@@ -175,6 +199,77 @@ def run_loop(
     with _starting:
         thread.start()
     return thread
+
+
+class Subscription:
+    """Hands to a function what is recorded, one after the other, in a thread; a call of it ends it.
+
+    The function may be slow, block or raise: whoever records goes on. At most `MOST_WAITING` of its
+    calls wait; what comes then is left out.
+
+    Args:
+        name: the function, as a sentence begins with it.
+        failed: called with a message at the first call that raises, in the thread, and if calls
+            were left out, when it ends. Without it, both are warnings when it ends.
+
+    Attributes:
+        left_out: how many calls were not made.
+        raised: how many calls have raised.
+        ended: called when it ends.
+    """
+
+    def __init__(self, name: str, failed: Callable[[str], object] | None = None):
+        self.left_out = self.raised = 0
+        self.ended: Callable[[], object] = lambda: None
+        self._name, self._texts = name, list[str]()
+        self._failed = self._texts.append if failed is None else failed
+        self._step, self._begun, self._over = 0, 0, False
+        self._worker = Worker("nnx_inspector.subscriber", self._raised)
+
+    def do(self, step: int, f: Callable[..., object], *args: Any) -> None:
+        """Call a function with what belongs to a step, after all that was given before."""
+        if self._worker.waiting < MOST_WAITING:
+            self._worker.do(lambda: self._call(step, f, *args))
+        else:
+            self.left_out += 1
+
+    def _call(self, step: int, f: Callable[..., object], *args: Any) -> None:
+        self._step, self._begun = step, self._begun + 1
+        f(*args)
+
+    def _raised(self, error: Exception) -> None:
+        self.raised += 1
+        if self.raised == 1:
+            self._failed(
+                f"{self._name} raised {raised(error)} when it was given step {self._step}. What "
+                f"raises is left out there; the recording has all of it, and the loop goes on."
+            )
+
+    def __call__(self) -> None:
+        """Hand on what waits, and end.
+
+        If the function does not return for `SILENT` seconds, the rest is left out and the function
+        is not waited for.
+        """
+        self.ended()
+        begun, done = self._begun, self._worker.wait(SILENT)
+        while not done and begun != self._begun:
+            begun, done = self._begun, self._worker.wait(SILENT)
+        why = "was slower than the loop"
+        if done:
+            self._worker.close()
+        else:
+            self.left_out += self._worker.abandon()
+            why = f"has not returned from step {self._step} for {SILENT:g} seconds"
+        if (self.left_out or not done) and not self._over:
+            self._failed(
+                f"{self._name} {why}, so {self.left_out} of what was recorded was left out there. "
+                f"The recording has all of it."
+            )
+        self._over, texts = True, [*self._texts]
+        self._texts.clear()
+        for text in texts:
+            warn(text)
 
 
 _running: weakref.WeakSet[Worker] = weakref.WeakSet()

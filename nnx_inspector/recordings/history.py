@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.recordings.layers import layer_of
-from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.recordings.passes import Pass, Quantity
 from nnx_inspector.stats import table
 from nnx_inspector.stats.bins import (
     Binned,
@@ -26,7 +26,7 @@ from nnx_inspector.stats.bins import (
     tabulated,
 )
 from nnx_inspector.stats.encoding import Packed, Sparse, decoded, ranges
-from nnx_inspector.stats.summary import STATISTICS
+from nnx_inspector.stats.summary import STATISTICS, Summary
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -162,3 +162,64 @@ def metrics_frame(curves: Mapping[str, npt.NDArray[np.float64]]) -> pd.DataFrame
     points = [(step, name, value) for name, curve in curves.items() for step, value in curve]
     frame: Any = pd.DataFrame(points, columns=["step", "name", "value"])
     return frame.astype({"step": "int64", "value": "float64"})
+
+
+class Series:
+    """What a recording tells of many passes at once."""
+
+    if TYPE_CHECKING:  # what a recording has
+
+        @property
+        def passes(self) -> tuple[Pass, ...]: ...
+        @property
+        def seams(self) -> tuple[int, ...]: ...
+        def curves(self) -> dict[str, _Floats]: ...
+        def _check(self, site: str, quantity: str) -> None: ...
+
+    def series(self, site: str, quantity: Quantity = "output") -> tuple[list[int], list[Summary]]:
+        """The steps and summaries of all passes that measured this, oldest first."""
+        steps, blobs = self._series(site, quantity)
+        found = decoded(Packed.of(blobs))
+        return steps, [found.summary(row) for row in range(len(steps))]
+
+    def history(
+        self, site: str, quantity: Quantity = "output", *, columns: int = 300
+    ) -> HistoryArrays:
+        """A site's quantity over the steps, as the screen draws it.
+
+        The axis spans the finite values of all passes kept. A pass that did not measure this has
+        no column.
+
+        Args:
+            site, quantity: as for `summary`.
+            columns: the most columns, at least 2. If there are more passes, this many are picked
+                evenly, including the first and the newest.
+
+        Raises:
+            ValueError: `columns` is below 2.
+        """
+        steps, every = self._series(site, quantity)
+        return history_of(evenly(steps, columns), evenly(every, columns), every)
+
+    def _series(self, site: str, quantity: str) -> tuple[list[int], list[bytes]]:
+        self._check(site, quantity)
+        found = [(p.step, blob) for p in self.passes if (blob := p.piece(site, quantity))]
+        return [step for step, _ in found], [blob for _, blob in found]
+
+    def to_frame(self, *, layers: bool = False) -> pd.DataFrame:
+        """A tidy pandas frame: a row for each pass, site (array, parameter) and quantity.
+
+        Columns: `step, pass, kind, perturbed, site, quantity`, statistics (counts as Int64; the
+        unknown is missing), quantiles within 6.25 %, `q01, q05, q25, q50, q75, q95, q99`, and of a
+        "parameter" `update_ratio`: the norm of the step's change divided by that of the value (NaN:
+        not seen). `attrs["seams"]` has the numbers (`pass`) with which a restarted run went on.
+
+        Args:
+            layers: whether to add rows for single layers of stacked modules (`"blocks[3]"`). The
+                row of the stack covers the same values: do not add both up.
+        """
+        return passes_frame(self.passes, layers=layers, seams=self.seams)
+
+    def metrics_frame(self) -> pd.DataFrame:
+        """The metrics as a tidy pandas frame: columns `step, name, value`, name by name."""
+        return metrics_frame(self.curves())

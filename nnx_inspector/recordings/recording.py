@@ -9,23 +9,17 @@ imports no jax.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector.background import Subscription
 from nnx_inspector.recordings.curves import Curves, Tally, scalar, surplus
 from nnx_inspector.recordings.facts import Facts, Figures, Learnt, Uncalled, joined, read
 from nnx_inspector.recordings.format import Columns
-from nnx_inspector.recordings.history import (
-    HistoryArrays,
-    evenly,
-    history_of,
-    metrics_frame,
-    passes_frame,
-    table_frame,
-)
+from nnx_inspector.recordings.history import Series, table_frame
 from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES
 from nnx_inspector.recordings.passes import (
     Layout,
@@ -39,7 +33,6 @@ from nnx_inspector.recordings.passes import (
     step_number,
 )
 from nnx_inspector.recordings.save import HELD, Saved, State
-from nnx_inspector.stats.encoding import Packed, decoded
 from nnx_inspector.stats.summary import Summary
 
 if TYPE_CHECKING:
@@ -48,7 +41,7 @@ if TYPE_CHECKING:
 _POINTS_PER_PASS: Final = 10
 
 
-class Recording(Saved):
+class Recording(Saved, Series):
     """Summaries and metrics of a run, bounded in passes and in bytes.
 
     When a bound is exceeded, about every second pass of the older half is dropped, so that the
@@ -97,6 +90,7 @@ class Recording(Saved):
         self._facts: Facts | None = None
         self._learnt: list[Learnt] = []
         self._tables: dict[str, Columns] = {}
+        self._subscriptions: tuple[tuple[Subscription, Any, Any], ...] = ()
         self.cut_short, self.name = False, ""
 
     def append(
@@ -142,6 +136,8 @@ class Recording(Saved):
             self.take(item)
             before = self._held.pop(ticket := -1 if held is None else held, None)
             self._saved(lambda to: to.of_pass(item, ticket=ticket, like=before))
+            for one, of_pass, _ in self._subscriptions:
+                one.do(at, of_pass, item)
         self._tell()
 
     def hold(
@@ -231,6 +227,57 @@ class Recording(Saved):
         self._expect()
         self._curves.add(step, values)
         self._saved(lambda sections: sections.of_points(step, values))
+        for one, _, of_metrics in self._subscriptions:
+            if of_metrics is not None:
+                one.do(step, of_metrics, step, dict(values))
+
+    def subscribe(
+        self,
+        f: Callable[[Pass], object],
+        *,
+        metrics: Callable[[int, dict[str, float]], object] | None = None,
+        failed: Callable[[str], object] | None = None,
+        name: str = "",
+    ) -> Callable[[], None]:
+        """Call a function with each pass that is recorded from now on, in a thread, in order.
+
+        Recording never waits for it. At most 256 calls wait; what is recorded then is left out.
+
+        Args:
+            f: called with each `Pass`.
+            metrics: called with the step and the numbers by name whenever metrics are recorded.
+            failed: called with a message at the first call that raises, in the thread, and if calls
+                were left out, at the end. Without it, both are warnings at the end.
+            name: what messages call `f`, at the beginning of a sentence.
+
+        Returns:
+            A function that ends it once `f` has had all that is recorded. An `f` that has not
+            returned for 10 seconds then is not waited for.
+
+        Raises:
+            TypeError: `f` is not callable.
+
+        Example:
+            >>> from nnx_inspector.stats.summary import empty
+            >>> recording, steps = Recording(), []
+            >>> end = recording.subscribe(lambda one: steps.append(one.step))
+            >>> recording.append(7, {"head": {"output": empty()}})
+            >>> end()
+            >>> steps
+            [7]
+        """
+        if not callable(f):
+            raise TypeError(f"subscribe takes a function of a pass, got {type(f).__name__}.")
+        one = Subscription(name or f"The function {getattr(f, '__name__', repr(f))}", failed)
+        with self._lock:
+            self._subscriptions = (*self._subscriptions, (one, f, metrics))
+
+        def end() -> None:
+            with self._lock:
+                self._subscriptions = tuple(s for s in self._subscriptions if s[0] is not one)
+
+        one.ended = end
+        return one
 
     def state(self) -> State:
         """Everything to save."""
@@ -288,8 +335,8 @@ class Recording(Saved):
     def become(self, other: Recording) -> None:
         """Take over everything that another recording has; the other is not used any more."""
         with self._lock, other._lock:
-            kept = {"_lock": self._lock, "_journal": self._journal, "name": self.name}
-            vars(self).update({**vars(other), **kept})
+            own = "_lock", "_journal", "_subscriptions", "name"
+            vars(self).update({**vars(other), **{name: vars(self)[name] for name in own}})
 
     def learn(self, facts: Learnt) -> None:
         """Add facts about the model to those already known. If they are a function, it is called
@@ -437,36 +484,6 @@ class Recording(Saved):
             raise IndexError(f"There is no pass {index} in a recording with {len(passes)} passes.")
         return passes[index].summary(site, quantity)
 
-    def series(self, site: str, quantity: Quantity = "output") -> tuple[list[int], list[Summary]]:
-        """The steps and summaries of all passes that measured this, oldest first."""
-        steps, blobs = self._series(site, quantity)
-        found = decoded(Packed.of(blobs))
-        return steps, [found.summary(row) for row in range(len(steps))]
-
-    def history(
-        self, site: str, quantity: Quantity = "output", *, columns: int = 300
-    ) -> HistoryArrays:
-        """A site's quantity over the steps, as the screen draws it.
-
-        The axis spans the finite values of all passes kept. A pass that did not measure this has
-        no column.
-
-        Args:
-            site, quantity: as for `summary`.
-            columns: the most columns, at least 2. If there are more passes, this many are picked
-                evenly, including the first and the newest.
-
-        Raises:
-            ValueError: `columns` is below 2.
-        """
-        steps, every = self._series(site, quantity)
-        return history_of(evenly(steps, columns), evenly(every, columns), every)
-
-    def _series(self, site: str, quantity: str) -> tuple[list[int], list[bytes]]:
-        self._check(site, quantity)
-        found = [(p.step, blob) for p in self.passes if (blob := p.piece(site, quantity))]
-        return [step for step, _ in found], [blob for _, blob in found]
-
     def _check(self, site: str, quantity: str) -> None:
         check_quantity(quantity, site)
         check_site(site, (*self.sites, *self.parameters))
@@ -480,21 +497,3 @@ class Recording(Saved):
         """What was counted of each metric; exact, even where points were dropped."""
         with self._lock:
             return self._curves.tallies()
-
-    def to_frame(self, *, layers: bool = False) -> pd.DataFrame:
-        """A tidy pandas frame: a row for each pass, site (array, parameter) and quantity.
-
-        Columns: `step, pass, kind, perturbed, site, quantity`, statistics (counts as Int64; the
-        unknown is missing), quantiles within 6.25 %, `q01, q05, q25, q50, q75, q95, q99`, and of a
-        "parameter" `update_ratio`: the norm of the step's change divided by that of the value (NaN:
-        not seen). `attrs["seams"]` has the numbers (`pass`) with which a restarted run went on.
-
-        Args:
-            layers: whether to add rows for single layers of stacked modules (`"blocks[3]"`). The
-                row of the stack covers the same values: do not add both up.
-        """
-        return passes_frame(self.passes, layers=layers, seams=self.seams)
-
-    def metrics_frame(self) -> pd.DataFrame:
-        """The metrics as a tidy pandas frame: columns `step, name, value`, name by name."""
-        return metrics_frame(self.curves())
