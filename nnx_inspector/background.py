@@ -216,11 +216,13 @@ class Subscription:
         left_out: how many calls were not made.
         raised: how many calls have raised.
         ended: called when it ends.
+        last: called in the thread behind all that waits when it ends.
     """
 
     def __init__(self, name: str, failed: Callable[[str], object] | None = None):
         self.left_out = self.raised = 0
         self.ended: Callable[[], object] = lambda: None
+        self.last: Callable[[], object] | None = None
         self._name, self._texts = name, list[str]()
         self._failed = self._texts.append if failed is None else failed
         self._step, self._begun, self._over = 0, 0, False
@@ -252,6 +254,9 @@ class Subscription:
         is not waited for.
         """
         self.ended()
+        last, self.last = self.last, None
+        if last is not None:
+            self._worker.do(lambda: self._call(self._step, last))
         begun, done = self._begun, self._worker.wait(SILENT)
         while not done and begun != self._begun:
             begun, done = self._begun, self._worker.wait(SILENT)

@@ -86,6 +86,8 @@ WHOLE = {
     "test_interrupts",
     "test_docs",
     "test_rooms",
+    "test_kinds",
+    "test_reports",
     "test_load",
     "test_networks",
     "test_notebooks",

@@ -92,6 +92,7 @@ class Core:
         positions: by site, the figures of a text that the screen has shown of this batch.
         opened: the values that the screen has shown.
         compared: the comparisons of two passes that the screen has shown, by their numbers.
+        found: gives the present findings, as the rules give them.
         recorder: records and shows the measured steps of a loop, while the loop goes on.
         parts: the parts, kept here so that a handle or a loop keeps all of them alive.
         closing: callbacks for closing, or for when nothing holds the core any more. None of them
@@ -140,6 +141,7 @@ class Core:
         self._warned: dict[str, bool] = {}  # text -> whether the warning was given
         self.view = Presenter(self._snapshot)
         self._observer = Observer()
+        self.found: Callable[[], list[Any]] = list
         self.closing = contextlib.ExitStack()
         self.closing.callback(self.view.close)
         self.closing.callback(self.meter.close)

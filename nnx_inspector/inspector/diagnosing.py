@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import threading
 import time
+from collections.abc import Iterable
 
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, raised
@@ -51,14 +52,19 @@ class Diagnosing:
         self._operations: dict[tuple[float, str], tuple[str, str]] = {}
         self._worker = Worker("nnx_inspector.diagnosing", weakly(self._failed))
         self.wait = self._worker.wait
-        core.view.presented = weakly(self._presented)
+        core.view.presented, core.found = weakly(self._presented), weakly(self._seen)
         core.closing.callback(self._worker.close)
 
     def found(self) -> list[Finding]:
         """The present findings, worst first."""
         self._loops.take_up()
-        found = [self._explained(one) for one in diagnose(self._core.recording)]
-        core = self._core
+        return self._with_compilations(map(self._explained, diagnose(self._core.recording)))
+
+    def _seen(self) -> list[Finding]:
+        return self._with_compilations(diagnose(self._core.recording))
+
+    def _with_compilations(self, rest: Iterable[Finding]) -> list[Finding]:
+        core, found = self._core, [*rest]
         again = recompilation(core.meter.compilations.all(), core.step + (not core.looping))
         errors = sum(one.severity == "error" and one.gone is None for one in found)
         return found if again is None else [*found[:errors], again, *found[errors:]]

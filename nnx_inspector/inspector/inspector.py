@@ -41,6 +41,7 @@ from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen.inputs import Decode, Names, inputs_of, passing_on
 from nnx_inspector.screen.presenter import runs_by_itself
+from nnx_inspector.trackers.kinds import tracker_of
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -259,6 +260,7 @@ class Inspector(Readings):
         gradients: bool = True,
         tree: int | None = None,
         start: int | None = None,
+        to: Any = None,
     ) -> Generator[Any, Any, None] | Region:
         """Iterate over `batches` and watch your own training step, jitted and unchanged.
 
@@ -280,9 +282,10 @@ class Inspector(Readings):
                 them is measured if nothing tells which that is.
             start: the number of the first step, for instance that of the checkpoint which a run
                 goes on from. By default steps are counted on from the last loop of this inspector.
+            to: the experiment tracker, or function, that gets what is measured; see `nni.watch`.
 
         Raises:
-            TypeError: `batches` cannot be iterated over.
+            TypeError: `batches` cannot be iterated over, or `to` is not taken.
             ValueError: `every` is less than 1, `only` matches no site, or `tree` or `start` is not
                 a number.
             InspectorError: a loop is being watched already.
@@ -290,6 +293,7 @@ class Inspector(Readings):
         self._core.require_open()
         start = None if start is None else check_start(start)
         how: Any = dict(every=every, only=only, gradients=gradients, tree=tree, start=start)
+        how |= dict(to=tracker_of(to))
         return self._loops.watch(batches, **how)
 
     def tick(self) -> None:

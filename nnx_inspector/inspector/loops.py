@@ -39,6 +39,7 @@ from nnx_inspector.perturbations.slots import Setting
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.recordings.layers import Stack
 from nnx_inspector.screen import protocol
+from nnx_inspector.trackers.tracker import Tracker
 
 T = TypeVar("T")
 PATIENCE = 0.2
@@ -82,6 +83,7 @@ class Loops:
         gradients: bool,
         tree: int | None,
         start: int | None,
+        to: Tracker | None,
     ) -> Generator[T, Any, None] | Region:
         every, tree, given = check_every(every), check_tree(tree), batches
         batches = batches_of(given)
@@ -91,8 +93,7 @@ class Loops:
                 f"insp.watch(batches, every=10). Or put with insp.watch(every=10): around the loop."
             )
         self._require_idle()
-        self._every = every
-        self._given = start
+        self._every, self._given, self._reports.to = every, start, to
         self._rerun.follow()
         session = self._session_for(only, gradients, tree)
         trace = self._core.trace
@@ -424,6 +425,7 @@ class Loops:
         try:
             self._ended(session)
         finally:
+            self._reports.end_writing()
             core.recording.catch_up()
             self._loop = None
 
@@ -449,11 +451,8 @@ class Loops:
     ) -> None:
         found = session.measured_in(passes)
         if found:  # a step without a call of the model has no pass
-            setting = passes[-1].setting
-            figures = session.figures_in(passes, found)
-            self._core.record_pass(
-                step, found, kind="watch", setting=setting, figures=figures, held=held
-            )
+            how: Any = dict(setting=passes[-1].setting, figures=session.figures_in(passes, found))
+            self._core.record_pass(step, found, kind="watch", held=held, **how)
 
     def _shown(self, step: int) -> None:
         if self._core.handles.setting().active:

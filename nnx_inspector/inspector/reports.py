@@ -1,5 +1,5 @@
 """What a watched loop reports of itself, besides figures: that it does not call the model, that a
-perturbation does not act, that a site is not seen.
+perturbation does not act, that a site is not seen; and its figures, to a tracker of the user's.
 
 Invariant: each report is shown once in a loop, and warned of once, in the loop's own thread. The
 recorder's thread may gather them. What is certain is decided by `live.attendance`.
@@ -7,6 +7,9 @@ recorder's thread may gather them. What is certain is decided by `live.attendanc
 
 from __future__ import annotations
 
+import jax
+
+from nnx_inspector.background import weakly
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.live.attendance import Attendance
@@ -14,13 +17,19 @@ from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.losses import losses_of, others_of
 from nnx_inspector.live.session import Session
 from nnx_inspector.recordings.layers import NOT_TOLD_APART, layer_key
+from nnx_inspector.trackers.tracker import Tracker
+from nnx_inspector.trackers.writing import Writing
 
 MODEL = -1
 """Stands for a handle's number: the model itself."""
 
 
 class Reports:
-    """The reports of one loop after the other. The caller holds the core's lock."""
+    """The reports of one loop after the other. The caller holds the core's lock.
+
+    Attributes:
+        to: the tracker that the next loop writes to.
+    """
 
     def __init__(self, core: Core):
         self._core = core
@@ -28,9 +37,29 @@ class Reports:
         self._told: set[int] = set()
         self._warnings: list[str] = []
         self._unseen: dict[str, str] = {}
+        self.to: Tracker | None = None
+        self._writing: Writing | None = None
 
     def begin(self, attendance: Attendance) -> None:
         self._attendance, self._told, self._warnings = attendance, set(), []
+        core, self._writing = self._core, None
+        if self.to is not None and not (jax.process_index() and core.spread):
+            how = core.found, weakly(self._not_written)
+            self._writing = Writing(self.to, core.recording, *how)
+            core.meter.tracker = self._writing.cost
+            if self.to.lacks:
+                core.notice("info", self.to.lacks)
+
+    def end_writing(self) -> None:
+        """Write to the tracker what is not written yet, without a lock: it may take long."""
+        if self._writing is not None:
+            self._writing.end()
+
+    def _not_written(self, text: str) -> None:
+        with self._core.lock:
+            self._core.metrics.errors += 1
+            self._core.notice("error", text)
+            self._warnings.append(text)
 
     def end(
         self, session: Session, passes: list[Taken], count: int, taken: tuple[Handle, ...]

@@ -87,6 +87,7 @@ class Watching(TypedDict, total=False):
     gradients: bool
     tree: int | None
     start: int | None
+    to: Any
 
 
 def check_every(every: Any) -> int:

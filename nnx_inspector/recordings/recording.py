@@ -238,7 +238,7 @@ class Recording(Saved, Series):
         metrics: Callable[[int, dict[str, float]], object] | None = None,
         failed: Callable[[str], object] | None = None,
         name: str = "",
-    ) -> Callable[[], None]:
+    ) -> Subscription:
         """Call a function with each pass that is recorded from now on, in a thread, in order.
 
         Recording never waits for it. At most 256 calls wait; what is recorded then is left out.

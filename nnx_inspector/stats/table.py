@@ -36,6 +36,7 @@ from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SU
 from nnx_inspector.stats.summary import STATISTICS
 
 _Floats = npt.NDArray[np.float64]
+_Ints = npt.NDArray[np.int64]
 _COUNTED: Final = np.where(NONZERO, 6, 5 * ~FINITE_BINS)
 """Where the count of each bin is added."""
 _COUNTED[[ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN]] = 1, 1, 2, 3, 4
@@ -96,25 +97,51 @@ def sparklines_of(found: Sparse, heights: int) -> npt.NDArray[np.uint8]:
         [[0, 0, 0]]
     """
     lines = np.zeros((len(found.kinds), heights), np.uint8)
-    low, high, unknown = found.low, found.high, found.saturated
-    row, bins, counts = spread(found.rows, found.bins, found.counts, low, high)
-    ranks = RANKS[bins]
-    used = (ranks >= 0) & ~unknown[row]
-    if not used.any():
+    known, values = values_of(found)
+    if not len(known):
         return lines
-    place = row[used] * len(VALUE_ORDER) + ranks[used]
-    order = np.argsort(place, kind="stable")
-    place = place[order]
-    first = np.flatnonzero(np.diff(place, prepend=-1))
-    count = np.add.reduceat(counts[used][order], first).astype(np.float64)
-    place = place[first]
-    known, at = np.unique(place // len(VALUE_ORDER), return_inverse=True)
-    low, high = low[known], high[known]
-    lower, upper = bounds(VALUE_ORDER[place % len(VALUE_ORDER)], low[at], high[at])
-    start = np.searchsorted(at, np.arange(len(known) + 1))
-    values = Ragged(at, start, count, running(count, start, at), lower, upper, low, high)
     counts = apportioned(values, axes(values, heights, "symlog"))
     highest = counts.max(axis=1, keepdims=True).astype(np.float64)
     scaled = np.ceil(counts * (255 / np.maximum(highest, 1.0)))
     lines[known] = np.minimum(scaled, 255).astype(np.uint8)
     return lines
+
+
+def histograms_of(found: Sparse, bins: int) -> tuple[_Ints, _Floats, _Ints]:
+    """The `Summary.histogram` of each summary that has one.
+
+    Returns:
+        The rows with any finite value and known counts, int64[n]; float64[n, bins + 1], their
+        edges; and int64[n, bins], their counts.
+
+    Example:
+        >>> from nnx_inspector.stats.encoding import sparse
+        >>> from nnx_inspector.stats.summary import empty
+        >>> [len(part) for part in histograms_of(sparse([empty()]), 3)]
+        [0, 0, 0]
+    """
+    known, values = values_of(found)
+    if not len(known):
+        return known, np.zeros((0, bins + 1)), np.zeros((0, bins), np.int64)
+    edges = axes(values, bins, "linear")
+    return known, edges, apportioned(values, edges)
+
+
+def values_of(found: Sparse) -> tuple[_Ints, Ragged]:
+    """The rows with any finite value and known counts, int64[n], and their finite values by bin."""
+    low, high, unknown = found.low, found.high, found.saturated
+    row, bins, counts = spread(found.rows, found.bins, found.counts, low, high)
+    ranks = RANKS[bins]
+    used = (ranks >= 0) & ~unknown[row]
+    place = row[used] * len(VALUE_ORDER) + ranks[used]
+    order = np.argsort(place, kind="stable")
+    place = place[order]
+    first = np.flatnonzero(np.diff(place, prepend=-1))
+    count = np.add.reduceat(counts[used][order], first) if len(first) else np.zeros(0)
+    place = place[first]
+    known, at = np.unique(place // len(VALUE_ORDER), return_inverse=True)
+    low, high = low[known], high[known]
+    lower, upper = bounds(VALUE_ORDER[place % len(VALUE_ORDER)], low[at], high[at])
+    start = np.searchsorted(at, np.arange(len(known) + 1))
+    below = running(count.astype(np.float64), start, at)
+    return known, Ragged(at, start, count.astype(np.float64), below, lower, upper, low, high)

@@ -21,6 +21,7 @@ ROOMS = (
     "hooks",
     "program",
     "findings",
+    "trackers",
     "records",
     "perturbations",
     "lenses",
@@ -47,6 +48,7 @@ WITHOUT_JAX = {
         "precision",
         "paths",
     },
+    "trackers": None,
     "screen": None,
 }
 """The files that open, judge and show a recording; None stands for a whole room."""

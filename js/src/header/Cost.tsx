@@ -17,6 +17,13 @@ export function Cost({ cost }: { cost: Costs }) {
         <Item key={what} name={`waited for ${what}`} value={seconds(time)} hint="Until the first was ready, with its compilation" />
       ))}
       <Item name="measured step" value={ratio} hint={stepHint(plain, inspected)} />
+      {cost.tracker_seconds !== null && (
+        <Item
+          name="tracker"
+          value={seconds(cost.tracker_seconds)}
+          hint="CPU time that a thread takes to write a pass, and the metrics and findings beside it, to the tracker of insp.watch(to=...): the mean so far"
+        />
+      )}
       <Item
         name="compiled"
         value={count(cost.compilations)}

@@ -188,7 +188,7 @@ export interface Effect {
   readonly moved: Readonly<Record<string, number | null>>;
 }
 
-/** The cost of inspection. Seconds are medians of recent steps, by their ends on the device: of plain steps, and of measured steps that are otherwise like them (both perturbed, or neither). None if there are no such steps. The last three say how long the user waited: for the tree, for the first pass, and for the first measured step of a loop, with its compilation; None while unknown. */
+/** The cost of inspection. Seconds are medians of recent steps, by their ends on the device: of plain steps, and of measured steps that are otherwise like them (both perturbed, or neither). None if there are no such steps. Three say how long the user waited: for the tree, for the first pass, and for the first measured step of a loop, with its compilation; None while unknown. The last has the CPU seconds that writing a pass to the user's tracker takes a thread. */
 export interface Cost {
   readonly plain_seconds: number | null;
   readonly inspected_seconds: number | null;
@@ -199,6 +199,7 @@ export interface Cost {
   readonly tree_seconds: number | null;
   readonly pass_seconds: number | null;
   readonly step_seconds: number | null;
+  readonly tracker_seconds: number | null;
 }
 
 /** Something the user should know; `level` is "info", "warning" or "error". */
@@ -1032,7 +1033,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   SiteEffect: { "str": "site", "float?": "change" },
   EffectAlone: { "int": "perturbation", "float?": "loss_change output_change kl top1_changed" },
   Effect: { "str": "source", "float?{}": "clean perturbed moved", "float?": "output_change kl top1_changed", "SiteEffect[]": "sites", "EffectAlone[]": "alone" },
-  Cost: { "float?": "plain_seconds inspected_seconds tree_seconds pass_seconds step_seconds", "int": "compilations bytes_sent frames_dropped errors" },
+  Cost: { "float?": "plain_seconds inspected_seconds tree_seconds pass_seconds step_seconds tracker_seconds", "int": "compilations bytes_sent frames_dropped errors" },
   Notice: { "str": "level text", "str?": "site" },
   Waiting: { "str": "what", "float": "seconds" },
   Recorded: { "running|stalled|ended|gone": "run", "str": "text", "str[]": "missing", "bool": "steers", "int": "every" },

@@ -64,6 +64,16 @@ it("has the speed and the cost in its menu", async () => {
   expect(find(ids.cost)?.textContent).toContain("measured step1.50×");
 });
 
+it("says in its menu what writing to a tracker costs, if there is one", async () => {
+  stream.emit(state({ cost: { ...state().cost!, tracker_seconds: null } }));
+  await settle();
+  await opened(find, ids.menu);
+  expect(find(ids.cost)?.textContent).not.toContain("tracker");
+  stream.emit(state({ cost: { ...state().cost!, tracker_seconds: 0.25 } }));
+  await settle();
+  expect(find(ids.cost)?.textContent).toMatch(/tracker250\sms/);
+});
+
 it("opens the view beside the notebook, and says how to where that is not possible", async () => {
   find(ids.openBeside)!.click();
   await settle();

@@ -31,7 +31,7 @@ export function state(more: Partial<State> = {}): State {
     listening: "during", compiling: 0, effect: null, no_effect: "", progress, notices: [], python: "", closed: false, waiting: [], recorded: null,
     cost: {
       plain_seconds: null, inspected_seconds: null, compilations: 0, bytes_sent: 0, frames_dropped: 0, errors: 0,
-      tree_seconds: null, pass_seconds: null, step_seconds: null,
+      tree_seconds: null, pass_seconds: null, step_seconds: null, tracker_seconds: null,
     },
     ...more,
   }; // prettier-ignore

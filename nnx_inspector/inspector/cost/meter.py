@@ -29,6 +29,7 @@ class Meter:
     Attributes:
         compilations: each of them, and why.
         waited: how long the user waited for each first thing; see `protocol.Cost`.
+        tracker: gives the CPU seconds that a pass takes to write to the user's tracker.
         errors: the number of steps whose time could not be taken.
     """
 
@@ -42,6 +43,7 @@ class Meter:
         self._ended_at: float | None = None  # the last step of the loop
         self.compilations = Compilations(step)
         self.waited: dict[str, float] = {}
+        self.tracker: Callable[[], float | None] = lambda: None
 
     def loop_begins(self) -> None:
         """Begin a loop, whose steps may differ from those of the loop before."""
@@ -85,6 +87,7 @@ class Meter:
             "plain_seconds": plain,
             "inspected_seconds": measured,
             "compilations": self.compilations.count,
+            "tracker_seconds": self.tracker(),
             **self.waited,
         }
 

@@ -19,6 +19,7 @@ from flax import nnx
 
 from nnx_inspector.errors import warn, warn_beside
 from nnx_inspector.findings.facts import facts_of_modules, reader_of
+from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.hooks.sites import Only, require_module
 from nnx_inspector.inspector.script.control import Control
 from nnx_inspector.live.attendance import Attendance
@@ -43,6 +44,9 @@ from nnx_inspector.recordings.layers import MODULES, Site, Stack, columns_of_row
 from nnx_inspector.recordings.load import resumed
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.rows import rows_of
+from nnx_inspector.trackers.kinds import tracker_of
+from nnx_inspector.trackers.tracker import Tracker
+from nnx_inspector.trackers.writing import Writing
 
 
 @contextmanager
@@ -57,6 +61,7 @@ def watch(
     tree: int | None = None,
     start: int = 0,
     control: bool | Mapping[str, Known] = False,
+    to: Any = None,
 ) -> Iterator[Recording]:
     """Record the passes that this thread makes through a model, which stays jitted and unchanged.
 
@@ -85,12 +90,17 @@ def watch(
             send what a site returns.
             `Zero` and `Scale` on outputs can be added. Other perturbations are declared here, by
             site, and are off at first. What was done is in the recording.
+        to: what gets each measured pass, the metrics and the findings too, in a thread: a
+            SummaryWriter (tensorboardX, torch), a W&B, Aim or MLflow run, or a function that is
+            called with each `Pass`. If it raises, blocks or is slower than the loop, it loses a
+            part, and a warning says so. It is not closed. In a job, process 0 writes.
 
     Yields:
         The recording. It may be read at any time and is complete when the region is left.
 
     Raises:
-        TypeError: `model` is not an `nnx.Module`, or a declared perturbation is none.
+        TypeError: `model` is not an `nnx.Module`, a declared perturbation is none, or `to` is none
+            of the trackers.
         ValueError: `every` is less than 1, `only` matches no site, `tree` or `start` is not a
             number of this kind, or `control` is given without `save`.
         InspectorError: others may write into the folder of `control`.
@@ -111,6 +121,7 @@ def watch(
     """
     how: Any = dict(every=every, only=only, gradients=gradients, save=save, tree=tree)
     how |= dict(start=check_start(start), control=control, parameters=parameters)
+    how |= dict(to=tracker_of(to))
     yield from closed_at_exit(_watched(model, **how))
 
 
@@ -125,6 +136,7 @@ def _watched(
     tree: int | None,
     start: int,
     control: bool | Mapping[str, Known],
+    to: Tracker | None,
 ) -> Iterator[Recording]:
     require_module(model)
     if control is not False and save is None:
@@ -135,11 +147,15 @@ def _watched(
     known, failed = facts_of_modules(model), list[str]()
     recording = resumed(saves, known) if saves is not None and start else Recording()
     attendance, uncalled = Attendance(session, every, start, in_region=True), None
+    writing: Writing | None = None
     try:
         try:
             if saves is not None:
                 recording.attach(saves, failed.append)
             recording.learn(known)
+            if to is not None and jax.process_index() == 0:
+                find = functools.partial(diagnose, recording)
+                writing = Writing(to, recording, find, failed.append)
             recorder = _Recorder(recording, start)
             with contextlib.ExitStack() as steering:
                 if control is not False and jax.process_count() > 1:
@@ -153,7 +169,8 @@ def _watched(
                     steering.callback(recorder.control.close)
                 with Region(recorder, session, check_every(every)):
                     yield recording
-            if save is not None and jax.process_index() and session.company is None:
+            given = save is not None or to is not None
+            if given and jax.process_index() and session.company is None:
                 failed.append(NOT_SAVED.format(jax.process_index()))
             count = session.inbox.count
             attendance.note(count)
@@ -170,6 +187,8 @@ def _watched(
             raise
         finally:
             session.close()
+            if writing is not None:
+                writing.end()
             recording.detach()
     except BaseException as error:
         for text in (*failed, *losses_of(session), *others_of(session)):
@@ -188,8 +207,9 @@ NOT_STEERED = (
     "change at the same step. In insp.watch, what process 0 switches acts in all of them."
 )
 NOT_SAVED = (
-    "Process {} of this job wrote no file, because process 0 does. If each process trains a model "
-    "of its own, write its recording yourself: recording.attach(path)."
+    "Process {} of this job wrote no file, and nothing to a tracker, because process 0 does. If "
+    "each process trains a model of its own, write its recording yourself: "
+    "recording.attach(path), recording.subscribe(f)."
 )
 _Learnt = tuple[Facts, dict[str, int], tuple[Site, ...]]
 _learnt: weakref.WeakKeyDictionary[WatchedCall, _Learnt] = weakref.WeakKeyDictionary()

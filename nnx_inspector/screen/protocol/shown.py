@@ -229,9 +229,9 @@ class Effect(Struct):
 class Cost(Struct):
     """The cost of inspection. Seconds are medians of recent steps, by their ends on the device: of
     plain steps, and of measured steps that are otherwise like them (both perturbed, or neither).
-    None if there are no such steps. The last three say how long the user waited: for the tree, for
-    the first pass, and for the first measured step of a loop, with its compilation; None while
-    unknown.
+    None if there are no such steps. Three say how long the user waited: for the tree, for the first
+    pass, and for the first measured step of a loop, with its compilation; None while unknown. The
+    last has the CPU seconds that writing a pass to the user's tracker takes a thread.
     """
 
     plain_seconds: float | None
@@ -243,6 +243,7 @@ class Cost(Struct):
     tree_seconds: float | None = None
     pass_seconds: float | None = None
     step_seconds: float | None = None
+    tracker_seconds: float | None = None
 
 
 class Notice(Struct):

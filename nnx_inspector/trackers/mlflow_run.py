@@ -1,0 +1,50 @@
+"""A run of MLflow, which groups names by their slashes. It has no histograms.
+
+Findings are text files among the run's artifacts. The run is known by its id: which run is active
+depends on the thread.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from nnx_inspector.trackers.read import Histogram, Scalar
+from nnx_inspector.trackers.tracker import Names, Tracker, joined
+
+AT_A_TIME: Final = 1000
+"""The most metrics that MLflow takes at a time."""
+
+
+class MlflowRun(Tracker):
+    """Writes to an MLflow run, given its id."""
+
+    takes_histograms = False
+
+    def __init__(self, run_id: str):
+        super().__init__(f"The MLflow run {run_id!r}")
+        self.lacks = f"{self.name} takes no histograms, because MLflow has none."
+        self._run = run_id
+        self._names = Names(r"[^-/\w. ]")
+        self._mlflow: Any = importlib.import_module("mlflow")  # there already: a run is one of its
+        self._client = self._mlflow.MlflowClient()
+
+    def log(
+        self,
+        step: int,
+        scalars: Sequence[Scalar] = (),
+        histograms: Sequence[Histogram] = (),
+        text: tuple[str, str] | None = None,
+    ) -> None:
+        now, of = int(1000 * time.time()), self._mlflow.entities.Metric
+        found = [
+            of(self._names.of(joined(group, site, statistic)), value, now, step)
+            for group, site, statistic, value in scalars
+        ]
+        for start in range(0, len(found), AT_A_TIME):
+            self._client.log_batch(self._run, metrics=found[start : start + AT_A_TIME])
+        if text is not None:
+            title, said = text
+            self._client.log_text(self._run, said, f"{self._names.of(title)}.txt")
