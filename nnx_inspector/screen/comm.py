@@ -23,8 +23,9 @@ from nnx_inspector.screen import protocol
 from nnx_inspector.screen.assets import asset, packed_module
 from nnx_inspector.screen.ear.hearing import ear
 
-CREDITS = 4
-"""The most frames that are sent but not yet drawn; the browser acknowledges every second one."""
+CREDITS = 8
+"""The most frames that are sent but not yet drawn; the browser acknowledges every second one. At 30
+a second an answer may take 0.2 seconds."""
 SHORTEST = 1 / 40
 """The shortest mean interval between frames, in seconds."""
 LONGEST_REPLY = 4000

@@ -44,7 +44,7 @@ NOTICES = 20
 SLOW = 0.5
 """The shortest time between two histories (or curves) while a loop runs, in seconds."""
 LONG = 0.05
-"""Seconds that making a frame may take before a pause follows it."""
+"""Seconds of a processor that making a frame may take before a pause follows it."""
 RESTS = 3
 """The length of that pause, in multiples of the time that the frame took."""
 HELD = 4
@@ -216,13 +216,13 @@ class Presenter:
             return
         if not self.screen.greeted and self._layout is not None:
             self._send(self._layout)  # again: a view that is still loading has missed it
-        began = time.monotonic()
+        began = time.thread_time()  # not by the clock: on a busy machine a thread waits its turn
         if self._behind is not None and self._behind_of == passes[-1].number:
             self._send_pass(self._behind(), self.selected, {}, held=True)
         self._send_pass(passes[-1], self.selected, snapshot["metrics"], held=False)
-        now = time.monotonic()
-        if now - began > LONG:  # thousands of rows: let the loop, which waits for this, go on
-            self._rests_until = now + RESTS * (now - began)
+        now, took = time.monotonic(), time.thread_time() - began
+        if took > LONG:  # thousands of rows: let the loop, which waits for this, go on
+            self._rests_until = now + RESTS * took
         self._slow(recording, force=force)
         if force or now - self._stated_at >= STATED:
             self.state_changed()

@@ -48,6 +48,18 @@ def test_slow_passes_are_all_sent(monkeypatch, every):
     assert page.screen.dropped == 0
 
 
+def test_at_30_a_second_an_answer_may_take_a_fifth_of_a_second(monkeypatch):
+    page, answers = Drawn(monkeypatch, draws=False), list[tuple[float, int]]()
+    for i in range(300):
+        page.now = 100.0 + i / 30
+        while answers and answers[0][0] <= page.now:
+            page.screen._received(None, {"type": "ack", "seq": answers.pop(0)[1]}, None)
+        assert page.screen.ready_for_frame()
+        if (number := page.screen.next_seq()) % 2 == 0:  # every second one is acknowledged
+            answers.append((page.now + 0.2, number))
+    assert page.screen.dropped == 0
+
+
 def test_after_a_pause_no_more_come_than_before(monkeypatch):
     page = Drawn(monkeypatch, draws=True)
     page.screen.next_seq()
