@@ -197,6 +197,9 @@ def _histories_of_parameters(
     passes = evenly([p for p in recording.passes if p.piece(paths[0], "parameter")], columns)
     steps = np.array([p.step for p in passes], np.float64)
     ratios = np.array([[p.update_ratio(path) for p in passes] for path in paths])
+    # a pass without any, such as one that was made again under a perturbation, is no step
+    moved = ~np.isnan(ratios).all(axis=0)
+    steps, ratios = steps[moved], ratios[:, moved]
     of = {"layout": layout, "site": at, "parameters": tuple(paths), "inside": not own}
     updates = protocol.Updates(steps=len(steps), **of)
     yield updates, protocol.buffer_of(steps, np.where(np.isfinite(ratios), ratios, np.nan))

@@ -5,6 +5,7 @@ One JupyterLab for all: its views are given the size of a docked one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,7 @@ from browser.axe import violations
 from browser.lab import Lab
 from browser.notebook import Notebook
 from browser.test_screen import look
-from browser.view import View
+from browser.view import MENUS, SIZE, View
 from playwright.sync_api import expect
 
 pytestmark = pytest.mark.browser
@@ -38,33 +39,78 @@ class Odd(nnx.Module):
 
 class Many(nnx.Module):
     def __init__(self):
-        for i in range(300):
+        for i in range(3_000):
             setattr(self, f"w{i}", nnx.Param(jnp.full((2,), 1.0 + i)))
 
     def __call__(self, x):
-        return x * self.w0[...] + self.w299[...]
+        return x * self.w0[...] + self.w2999[...]
+
+class Three(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.arange(1.0, 4.0))
+
+    def __call__(self, x):
+        return x * self.w[...]
 """
 ODD = """
 insp = nni.Inspector(Odd(nnx.Rngs(0)), jnp.ones((5, 4)))
 insp.perturb("layers/" + LONG, nni.Zero()); insp.run(jnp.ones((5, 4)))
 insp.selected = "layers/" + LONG
 """
-MANY = "alone = nni.Inspector(Many(), jnp.ones((5, 2)))"
+MANY = """
+from nnx_inspector.records.record import Parameter, Record
 
-SIZE = """
-(root, [width, height]) => {
-  root.style.width = `${width}px`;
-  root.querySelector('.nni-view').style.height = `${height}px`;
-  return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-}
+def loss(model, x):
+    return (model(x) ** 2).mean()
+
+(_, measured), _ = nni.value_and_grad(loss, parameters=True)(Three(), jnp.ones((5, 3)))
+w = measured.parameters["w"]
+held = {f"w{i}": Parameter(w.value, None if i == 1 else w.gradient) for i in range(3_000)}
+alone = nni.Inspector(Many(), jnp.ones((5, 2)))
+alone.push(Record(measured._calls, {}, held, eager="made by hand"))
 """
+OWN = """
+model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+
+@nnx.jit
+def descend(model, x):
+    grads = nnx.grad(lambda model: (model(x) ** 2).mean())(model)
+    params = nnx.state(model, nnx.Param)
+    nnx.update(model, jax.tree.map(lambda w, g: w - 0.1 * jnp.sign(g), params, grads))
+
+x = jnp.linspace(-1, 2, 20).reshape(5, 4)
+insp = nni.Inspector(model, x)
+for _ in insp.watch(range(3), every=1):
+    before = np.float64(model.kernel[...]), np.float64(model.bias[...])
+    descend(model, x)
+after = np.float64(model.kernel[...]), np.float64(model.bias[...])
+ratios = [float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(after, before)]
+insp.perturb("", nni.Scale(0.5)); insp.perturb("", nni.Noise(0.5))
+insp.metrics(loss=1.0); insp.metrics(loss=0.5)
+"""
+
+
+CONTROL = re.compile(
+    r"^\s*- '?(button|checkbox|combobox|textbox|searchbox|slider|spinbutton|switch|tab|separator"
+    r"|treegrid|img|link|progressbar)\b(?: \"((?:[^\"\\]|\\.)*)\")?"
+)
+"""A line of Playwright's picture of what a screen reader is given: the role, and the name."""
+
+
+def nameless(view: View) -> list[str]:
+    """The controls and pictures without a name that can be read out."""
+    lines = view.root.aria_snapshot().splitlines()
+    found = [(line, CONTROL.match(line)) for line in lines]
+    controls = [(line, one[2] or "") for line, one in found if one]
+    assert len(controls) > 20
+    return [line for line, name in controls if not re.search(r"\w", name)]
 
 
 @pytest.fixture(scope="module")
 def notebook(lab: Lab) -> Iterator[Notebook]:
-    with lab.notebook("bad.ipynb", [MODELS, ODD, MANY], width=1500) as notebook:
+    with lab.notebook("bad.ipynb", [MODELS, ODD, MANY, OWN], width=1500) as notebook:
         notebook.evaluate("app.shell.collapseLeft()")
-        for index in range(3):
+        for index in range(4):
             notebook.run(index, seconds=240)
         yield notebook
         assert notebook.errors == []
@@ -87,15 +133,63 @@ def test_odd_names_stay_in_their_places_and_are_no_markup(notebook: Notebook):
     assert notebook.page.locator("img[src=x]").count() == 0
 
 
-def test_a_model_without_modules_and_with_300_parameters(notebook: Notebook):
+def test_a_model_without_modules_and_with_3000_parameters(notebook: Notebook):
+    """One of them has no gradient."""
     view = View(notebook.cell(2))
     view.root.evaluate(SIZE, [420, 850])
     assert view.rows() == [""]
     view.select("")
     view.tab("overview")
-    expect(view.root.get_by_test_id("nni-parameter")).not_to_have_count(0)
+    expect(view.root.get_by_test_id("nni-parameter")).to_have_count(16)
+    expect(view.root.locator(".nni-notes")).to_contain_text(
+        "2\u202f984 more parameters of this module are left out."
+    )
+    view.part("nni-hist-weight-gradient").wait_for()
+    view.part("nni-parameter-choice").select_option("w1")
+    expect(view.root.get_by_test_id("nni-hist-weight-gradient")).to_have_count(0)
+    view.part("nni-hist-weight").wait_for()
     for panel in view.every_panel():
         assert look(view)["wide"] == [], panel
+
+
+def test_an_optimizer_of_ones_own(notebook: Notebook):
+    """The screen shows how far it moved the parameters, and gives every control a name."""
+    view = View(notebook.cell(3))
+    for width in (420, 1000):
+        view.root.evaluate(SIZE, [width, 850])
+        view.tab("overview")
+        shown = view.root.locator(".nni-ratio .nni-key span").all_inner_texts()
+        told = dict(one.split() for one in shown)
+        ratios = dict(zip(("kernel", "bias"), notebook.ask("ratios"), strict=True))
+        assert told.keys() == ratios.keys()
+        for name, ratio in ratios.items():
+            assert float(told[name]) == pytest.approx(ratio, rel=5e-3)
+        for panel in view.every_panel():
+            assert nameless(view) == [], panel
+        for menu in MENUS:
+            view.open(menu)
+            assert nameless(view) == [], menu
+            notebook.page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize("family", ["monospace", "serif"])
+def test_another_font_of_the_host(notebook: Notebook, family: str):
+    view = View(notebook.cell(1))
+    root, names = "document.documentElement.style", ("ui", "code", "content")
+    try:
+        for name in names:
+            notebook.page.evaluate(f"{root}.setProperty('--jp-{name}-font-family', '{family}')")
+        font = "root => getComputedStyle(root.querySelector('.nni-row')).fontFamily"
+        assert view.root.evaluate(font) == family
+        for width in (420, 1000):
+            view.root.evaluate(SIZE, [width, 850])
+            for panel in view.every_panel():
+                found = look(view)
+                where = f"{panel}, {width} px"
+                assert (found["wide"], found["cut"]) == ([], []), where
+    finally:
+        for name in names:
+            notebook.page.evaluate(f"{root}.removeProperty('--jp-{name}-font-family')")
 
 
 def test_colours_of_the_system_leave_everything_to_be_seen(notebook: Notebook):

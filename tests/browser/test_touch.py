@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 from browser.lab import Lab
 from browser.notebook import Notebook
-from browser.test_bad_input import SIZE
 from browser.test_screen import look
-from browser.view import GROUPS, View
+from browser.view import GROUPS, MENUS, SIZE, View
 from playwright.sync_api import expect
 
 pytestmark = pytest.mark.browser
@@ -67,8 +66,6 @@ root => {
 }
 """
 """The controls in sight, of an open menu alone, that a finger beside their centre misses."""
-
-MENUS = ("nni-menu", "nni-time-menu", "nni-tree-menu", "nni-site-menu", "nni-perturb")
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,18 @@ GROUPS = {
 }
 """The group of each panel."""
 
+MENUS = ("nni-menu", "nni-time-menu", "nni-tree-menu", "nni-site-menu", "nni-perturb")
+"""The buttons of the menus."""
+
+SIZE = """
+(root, [width, height]) => {
+  root.style.width = `${width}px`;
+  root.querySelector('.nni-view').style.height = `${height}px`;
+  return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+}
+"""
+"""Gives the root of a view a size: [width, height], in pixels."""
+
 SHOWN = tuple(name for name in STATISTICS if name != "seen")
 """The statistics of the table; the histogram says how many values it has seen."""
 

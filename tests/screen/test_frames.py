@@ -90,14 +90,24 @@ def test_a_module_without_parameters_shows_those_inside_that_moved_most() -> Non
         assert len(message.parameters) == MOST_MOVED
         assert list(message.parameters[:2]) == most
         for path, row in zip(message.parameters, rows, strict=True):
-            np.testing.assert_array_equal(row, ratios[path])
+            np.testing.assert_array_equal(
+                row, np.where(np.isinf(ratios[path]), NAN, ratios[path])[:2]
+            )
 
 
 def test_a_module_with_parameters_shows_its_own() -> None:
-    found = updates_of(moved(**{"a/b/p": [0.5], "a/own": [NAN]}), "a")
+    found = updates_of(moved(**{"a/b/p": [0.5], "a/own": [0.25]}), "a")
     assert found is not None
     assert found[0].parameters == ("a/own",)
     assert not found[0].inside
+
+
+def test_a_pass_without_updates_is_no_step() -> None:
+    """Such as one that was made again under a perturbation, of the step that stays on screen."""
+    found = updates_of(moved(**{"a/p": [0.5, NAN, 0.0, INF], "a/q": [NAN, NAN, 0.25, NAN]}), "a")
+    assert found is not None
+    np.testing.assert_array_equal(found[1], [[0.5, 0.0, NAN], [NAN, 0.25, NAN]])
+    assert found[0].steps == 3
 
 
 def test_where_no_update_was_seen_none_is_shown() -> None:
