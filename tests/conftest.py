@@ -86,6 +86,7 @@ WHOLE = {
     "test_interrupts",
     "test_docs",
     "test_rooms",
+    "test_flawed_metrics",
     "test_kinds",
     "test_reports",
     "test_load",

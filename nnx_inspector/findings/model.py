@@ -488,6 +488,8 @@ def _why_a_metric(judged: Judged, step: int) -> str:
     made = "a mean over nothing (an empty batch, all of it masked), the log of 0, or an overflow"
     then = "a NaN in the loss makes every parameter NaN with the next update"
     here = [one for one in judged.passes if one.step == step]
+    if any(one.perturbed for one in here):
+        return f"a perturbation was on in step {step}, which may have made it; {then}"
     if any("nan" in one.nonfinite for one in here):
         return f"values of the model held NaN in step {step} too, and the finding on them says more"
     if here:

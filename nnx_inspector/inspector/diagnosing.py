@@ -53,6 +53,7 @@ class Diagnosing:
         self._worker = Worker("nnx_inspector.diagnosing", weakly(self._failed))
         self.wait = self._worker.wait
         core.view.presented, core.found = weakly(self._presented), weakly(self._seen)
+        core.metrics.flawed = weakly(self._flawed)
         core.closing.callback(self._worker.close)
 
     def found(self) -> list[Finding]:
@@ -129,6 +130,10 @@ class Diagnosing:
 
     def _presented(self, forced: bool) -> None:
         self.look(now=forced)
+
+    def _flawed(self) -> None:
+        if self._core.view.shown or self._core.view.on_screen:
+            self.look()
 
     def _failed(self, error: Exception) -> None:
         text = f"The diagnosis failed: {raised(error)}"

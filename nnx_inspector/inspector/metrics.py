@@ -35,6 +35,8 @@ class Metrics:
     Attributes:
         latest: the newest number of each metric.
         step: the step of the newest metric.
+        flawed: called once for each metric, when a first number of it that is not finite is
+            recorded, which may be long before the next measured step.
     """
 
     def __init__(self, recording: Recording, notice: Callable[[str, str], None]):
@@ -42,6 +44,8 @@ class Metrics:
         self._notice = notice
         self._waiting: deque[tuple[int, str, Any]] = deque()
         self._told: set[str] = set()
+        self._flawed: set[str] = set()
+        self.flawed: Callable[[], object] = lambda: None
         self.latest: dict[str, float] = {}
         self.step = -1
         self.errors = 0
@@ -92,6 +96,9 @@ class Metrics:
             number = float(value)
             self._recording.add_metrics(step, {name: number})
             self.latest[name] = number
+            if not math.isfinite(number) and name not in self._flawed:
+                self._flawed.add(name)
+                self.flawed()
 
 
 def require_named(unnamed: tuple[Any, ...]) -> None:

@@ -6,6 +6,7 @@ tracker that raises, blocks or is closed loses its own part, and the recording n
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -62,6 +63,9 @@ class Writing:
     def _of_metrics(self, step: int, values: dict[str, float]) -> None:
         began = time.thread_time()
         self._tracker.of_metrics(step, values)
+        flawed = not all(map(math.isfinite, values.values()))
+        if flawed and time.monotonic() >= self._rests_until:  # no pass may come for long
+            self._tell_findings()
         self._seconds += time.thread_time() - began
 
     def _tell_findings(self) -> None:

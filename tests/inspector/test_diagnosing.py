@@ -41,6 +41,7 @@ def diagnosing(monkeypatch, diagnose, keep=lambda message: None, notice=print):
         recording=None,
         closing=closing,
         meter=meter,
+        metrics=types.SimpleNamespace(),
         step=0,
         looping=False,
     )
@@ -160,6 +161,20 @@ def test_and_in_a_watched_loop(insp):
         step(insp.model, x)
     insp._diagnosing.wait()
     assert insp._core.view._kept["findings"].findings[0].rule == "nonfinite"
+
+
+def test_a_metric_that_is_not_finite_is_told_before_the_next_measured_step(insp):
+    step, told = nnx.jit(lambda model, x: model(x).sum()), []
+    insp._core.view.tick = lambda: None  # an unmeasured step sends nothing else
+    for i, x in enumerate(insp.watch([jnp.ones((4, 3))] * 4, every=100)):
+        step(insp.model, x)
+        insp.metrics(loss=float("nan") if i == 2 else 1.0)
+        if i == 3:  # the metrics of a step are taken when it ends
+            insp._diagnosing.wait()
+            told += insp._core.view._kept["findings"].findings
+    (row,) = [row for row in told if row.rule == "metrics"]
+    assert row.step == 2
+    assert "'loss' was NaN in 1 of 3 values, first at step 2" in row.what
 
 
 def test_another_thread_takes_no_pass_out_of_a_step_that_may_still_run():

@@ -143,6 +143,22 @@ def test_a_finding_is_written_once_with_its_step(run: Run) -> None:
     assert wanted <= {*at}
 
 
+def test_a_finding_on_a_metric_does_not_wait_for_the_next_pass() -> None:
+    run, to, had = Run("nni.watch"), SummaryWriter(), threading.Event()
+    tell = to.add_text
+
+    def add_text(*args: Any) -> None:
+        tell(*args)
+        had.set()
+
+    to.add_text = add_text  # type: ignore[method-assign]
+    with nni.watch(run.model, every=100, to=to) as recording:
+        run._step()
+        recording.add_metrics(7, {"loss": float("nan")})
+        assert had.wait(IN_TIME), "no pass comes any more"
+    assert [(title, step) for title, _, step in to.texts] == [("findings/metrics/_root_", 7)]
+
+
 class Broken(SummaryWriter):
     """Raises from some step on."""
 
