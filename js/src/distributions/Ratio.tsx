@@ -40,7 +40,7 @@ export function Ratio({ store, site, index, steps, hold }: Props) {
       <h4 class="nni-q-weight" title="The norm of the change that a step makes, divided by the norm of the weights">
         <span class="nni-card-title">update ÷ weight{updates.header.inside && ", most moved inside"}</span>
         <span class="nni-card-figure">
-          {at === null ? "" : `step ${updates.steps[place] ?? ""} · `}
+          {at === null && updates.steps[place] === steps.shown ? "" : `step ${updates.steps[place] ?? ""} · `}
           usual: {tick(USUAL[0])} … {tick(USUAL[1])}
         </span>
       </h4>

@@ -11,6 +11,7 @@ import { Python } from "../python/Python";
 import type { Store } from "../store";
 import { ids } from "../ui/testids";
 import { Beside, Bigs } from "./Beside";
+import { greatest } from "./cells";
 import { Legend } from "./Legend";
 import { isEdited, maskOf } from "./mask";
 import { Sliders } from "./Options";
@@ -72,10 +73,29 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
       <div class="nni-axes">
         <Sliders values={values} array={array} shown={shown} inputs={store.inputs} examples={false} />
       </div>
+      <Greatest store={store} />
       <Examples store={store} />
       <Source values={values} />
       <Python text={store.state.value?.recorded ? expressionOfRun(arrays, array) : expression(arrays, array, shown, values.index.value)} testid={ids.valuesExpression} line={store.inputs.line} />
     </section>
+  );
+}
+
+/** The examples with the greatest gradient, where each is a row of its own: those that make the loss large. */
+function Greatest({ store: { values, inputs } }: { store: Store }) {
+  const [array, shown, cells] = [values.array.value!, values.shown.value!, values.cells.value];
+  const rows = array.axes[shown.rows] === "batch" && cells?.header.counts[1] === array.shape[shown.rows] && cells?.header.counts[2] === array.shape[shown.columns];
+  const found = rows && values.arrays.value!.part === "gradient" ? greatest(cells!, 3) : [];
+  if (found.length < 2) return null;
+  return (
+    <p class="nni-key">
+      greatest gradient:
+      {found.map((row) => (
+        <button key={row} type="button" class="nni-link" onClick={() => inputs.choose(row)}>
+          example {row}
+        </button>
+      ))}
+    </p>
   );
 }
 

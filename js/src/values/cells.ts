@@ -43,6 +43,15 @@ export function decodeValues(header: Values, buffer: DataView | undefined): Read
   return { header, mean, low: plane("low"), high: plane("high"), bad: bad[0] && bad[1] && bad[2] ? [bad[0], bad[1], bad[2]] : null };
 }
 
+/** The rows whose cells have the greatest norm, greatest first; [] where a cell stands for several values, or for one that is not finite. */
+export function greatest({ header: { block, counts }, mean }: Cells, most: number): number[] {
+  if (block.some((n) => n > 1) || counts[0] !== 1) return [];
+  const norms = Array.from({ length: counts[1]! }, (_, row) => Math.hypot(...mean.subarray(row * counts[2]!, (row + 1) * counts[2]!)));
+  if (!norms.every(Number.isFinite)) return [];
+  const rows = norms.flatMap((norm, row) => (norm > 0 ? [row] : []));
+  return rows.sort((a, b) => norms[b]! - norms[a]!).slice(0, most);
+}
+
 /** Every digit, in a form that Python reads; complex numbers as "real imaginary". */
 function exactTexts(header: Values, bytes: ArrayBuffer, count: number, step: number): string[] {
   const planes = header.planes.map((_, i) => {

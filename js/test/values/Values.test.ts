@@ -1,10 +1,10 @@
 // The panel "Values": which view suits, what is asked for, what is read from cells, and its keys.
-import { beforeEach, describe, expect, it } from "vitest";
+import { beforeEach, describe, expect, it, vi } from "vitest";
 import type { Ask } from "../../src/kernel/bridge";
 import type { Arrays, HeldArray, Values } from "../../src/kernel/protocol";
 import { VERSION } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
-import { cellAt, decodeValues, isBad, rangeOf, type Cells } from "../../src/values/cells";
+import { cellAt, decodeValues, greatest, isBad, rangeOf, type Cells } from "../../src/values/cells";
 import { colours, shade } from "../../src/charts/colour";
 import { blockFor, covers, moved, possible, request, shownAs, slid, suits, wholeBox, withAxis, zoomed } from "../../src/values/layout";
 import { keysOf } from "../../src/attention/Looks";
@@ -140,6 +140,14 @@ describe("cells", () => {
     expect(rangeOf(cells({ counts: [1, 1, 2] }, [NaN, NaN]), true)).toEqual({ low: 0, high: 1, signed: false });
     const flat = rangeOf(cells({ counts: [1, 1, 2] }, [2, 2]), true);
     expect(flat.high).toBeGreaterThan(flat.low);
+  });
+
+  it("say which rows have the greatest norm, if each is one finite value", () => {
+    const of = { counts: [1, 4, 2], ends: [1, 4, 2] };
+    expect(greatest(cells(of, [1, -1, 0, 3, 0, 0, -2, 2]), 3)).toEqual([1, 3, 0]);
+    expect(greatest(cells(of, [1, -1, 0, 3, 0, 0, -2, 2]), 2)).toEqual([1, 3]);
+    expect(greatest(cells(of, [1, NaN, 0, 3, 0, 0, -2, 2]), 3)).toEqual([]);
+    expect(greatest(cells({ ...of, block: [1, 1, 2] }, [1, -1, 0, 3, 0, 0, -2, 2]), 3)).toEqual([]);
   });
 
   it("that are exact keep all digits of wide integers and both parts of complex numbers", () => {
@@ -361,6 +369,30 @@ describe("the panel", () => {
     press("Escape");
     await settle();
     expect(find(ids.valueExact)!.dataset["value"]).toBe("");
+    end();
+  });
+
+  it("names the examples with the greatest gradient, and a click looks at one; of outputs it names none", async () => {
+    const { control, stream, el, find, end } = await started();
+    await openTab(find, "values");
+    await settle();
+    const links = (): HTMLElement[] => [...el.querySelectorAll<HTMLElement>(".nni-values .nni-key button")];
+    const shown = async (part: Arrays["part"]): Promise<void> => {
+      stream.emit(arrays([MATRIX], { part, parts: ["output", "gradient"] }));
+      stream.emit(header({ ends: [1, 8, 6], counts: [1, 8, 6] }), float32(Array.from({ length: 48 }, (_, i) => (i === 13 ? -9 : i / 48))));
+      await settle();
+    };
+    await shown("output");
+    expect(links()).toEqual([]);
+    const part = find(ids.valuesPart) as HTMLSelectElement;
+    part.value = "gradient";
+    part.dispatchEvent(new Event("change", { bubbles: true }));
+    await settle();
+    await shown("gradient");
+    expect(links().map((one) => one.textContent)).toEqual(["example 2", "example 7", "example 6"]);
+    links()[0]!.click();
+    await vi.waitUntil(() => control.of("choose_example").length > 0);
+    expect(control.of("choose_example")).toMatchObject([{ example: 2 }]);
     end();
   });
 });
