@@ -191,7 +191,9 @@ def run_loop(
         try:
             loop()
         except Exception as error:  # noqa: BLE001 - no caller to raise to: reported
-            if not _leaving.is_set():
+            # at its end Python 3.12 refuses new threads, some moments before `_leave`
+            refused = isinstance(error, RuntimeError) and not threading.main_thread().is_alive()
+            if not refused and not _leaving.is_set():
                 failed(error)
 
     thread = threading.Thread(target=work, name=name, daemon=True)
