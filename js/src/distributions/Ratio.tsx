@@ -37,8 +37,8 @@ export function Ratio({ store, site, index, steps, hold }: Props) {
   };
   return (
     <figure class="nni-ratio" data-testid={ids.ratio}>
-      <h4 class="nni-q-weight" title="The norm of the change that a step makes, divided by the norm of the weights">
-        <span class="nni-card-title">update ÷ weight{updates.header.inside && ", most moved inside"}</span>
+      <h4 class="nni-q-weight" title={`The norm of the change that a step makes, divided by the norm of the weights${updates.header.inside ? ", where it is largest inside this module" : ""}`}>
+        <span class="nni-card-title">update ÷ weight{updates.header.inside && " inside"}</span>
         <span class="nni-card-figure">
           {at === null && updates.steps[place] === steps.shown ? "" : `step ${updates.steps[place] ?? ""} · `}
           usual: {tick(USUAL[0])} … {tick(USUAL[1])}

@@ -124,7 +124,7 @@ describe("update ÷ weight", () => {
   it("is of the parameters inside where the module has none, by their paths from it", async () => {
     updates(["blocks/0/norm/scale", "blocks/0/kernel"], [[1], [0.02], [0.01]], true);
     await settle();
-    expect(view.find(ids.ratio)!.querySelector("h4")!.textContent).toContain("update ÷ weight, most moved inside");
+    expect(view.find(ids.ratio)!.querySelector("h4")!.textContent).toContain("update ÷ weight inside");
     expect([...view.find(ids.ratio)!.querySelectorAll(".nni-key span")].map((one) => one.textContent!.trim())).toEqual(["norm/scale 0.02", "kernel 0.01"]);
   });
 
