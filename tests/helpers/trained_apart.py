@@ -102,7 +102,7 @@ def halves() -> Train:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "data": {},
+    "data": {"told": True},
     "tensor": {"layout": "tensor", "every": (3,)},
     "explicit": {"kind": "explicit", "every": (1,)},
     "halves": {"make": halves, "every": (3,)},
@@ -137,17 +137,29 @@ def made(mesh: Any, layout: str, model: Any) -> tuple[Any, Any, jax.Array]:
 
 
 def trained(
-    mesh: Any, step: Train, *, every: int, layout: str = "data", model: Any = Net
+    mesh: Any,
+    step: Train,
+    *,
+    every: int,
+    layout: str = "data",
+    model: Any = Net,
+    told: bool = False,
 ) -> dict[str, Any]:
-    """The losses and the parameters of a loop, and its record; 0 does not watch it."""
+    """The losses and the parameters of a loop, and its record; 0 does not watch it. With `told`,
+    process 0 alone writes to a tracker.
+    """
     net, optimizer, x = made(mesh, layout, model)
-    losses, recording = list[float](), None
+    losses, recording, had = list[float](), None, list[Any]()
+    to = had.append if told else None
     with contextlib.ExitStack() as stack:
         if every:
-            recording = stack.enter_context(nni.watch(net, every=every))
+            recording = stack.enter_context(nni.watch(net, every=every, to=to))
         for _ in range(STEPS):
             losses.append(float(step(net, optimizer, x)))
             compiled()
+    if told and recording is not None:
+        assert len(recording) > 0
+        assert [one.step for one in had] == ([] if jax.process_index() else recording.steps)
     everywhere = None if mesh is None else NamedSharding(mesh, P())
     state = jax.jit(lambda state: state, out_shardings=everywhere)(nnx.state(net))
     values = {"/".join(map(str, path)): x[...] for path, x in nnx.to_flat_state(state)}

@@ -46,4 +46,4 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_it_reads_back_what_it_was_given(kind: str, python: str, tmp_path: pathlib.Path) -> None:
     said = done(python, str(LOOP), kind, str(tmp_path), cwd=tmp_path).splitlines()[-1].split()
     assert said[0] == kind
-    assert [int(count) for count in said[1:]] == [82, 0 if kind == "mlflow" else 14, 1]
+    assert [int(count) for count in said[1:]] == [57, 0 if kind == "mlflow" else 14, 1]
