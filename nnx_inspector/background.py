@@ -80,9 +80,9 @@ class Worker:
         return self._thread is not None or bool(self._jobs)
 
     def do(self, job: Job) -> bool:
-        """Queue a job; returns False if the worker is closed, or Python ends."""
+        """Queue a job; returns False if the worker is closed."""
         with self._lock:
-            if self.closed or _leaving.is_set():
+            if self.closed:
                 return False
             self._jobs.append(job)
             self._start()
@@ -95,10 +95,8 @@ class Worker:
         """
         if self._thread is None and self._jobs:
             thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            _running.add(self)
             with _starting:
-                if _leaving.is_set():  # since Python 3.12 there are no new threads then
-                    return
-                _running.add(self)
                 thread.start()
             self._thread = self._thread or thread
 
@@ -191,13 +189,15 @@ def run_loop(
         try:
             loop()
         except Exception as error:  # noqa: BLE001 - no caller to raise to: reported
-            # at its end Python 3.12 refuses new threads, some moments before `_leave`
+            # at its end Python 3.12 refuses new threads, some moments before `_leave_loops`
             refused = isinstance(error, RuntimeError) and not threading.main_thread().is_alive()
             if not refused and not _leaving.is_set():
                 failed(error)
 
     thread = threading.Thread(target=work, name=name, daemon=True)
     _loops.add(thread)
+    atexit.unregister(_leave_loops)
+    atexit.register(_leave_loops)  # the last is called first: before jax and `live` let go
     with _starting:
         thread.start()
     return thread
@@ -287,24 +287,31 @@ _starting = threading.Lock()
 new one, which then never tells that it has started (Python 3.11)."""
 
 
-@atexit.register
-def _leave() -> None:
-    try:
-        with _starting:
-            _leaving.set()
-        loops = [thread for thread in list(_loops) if thread.is_alive()]
+def _leave_loops() -> None:
+    _leaving.set()
+    loops = [thread for thread in list(_loops) if thread.is_alive()]
+    with _starting:
         for thread in loops:
             _raise_in(thread, SystemExit)
-        for thread in loops:
-            thread.join(PATIENCE)
-            if thread.is_alive():
-                print(STILL_BUSY, file=sys.stderr, flush=True)
-                thread.join()
-        for worker in list(_running):
-            worker.close()
-            if not worker.wait(PATIENCE):
-                print(STILL_BUSY, file=sys.stderr, flush=True)
-                worker.join()
+    for thread in loops:
+        _wait_for(thread)
+
+
+@atexit.register
+def _leave() -> None:
+    for worker in list(_running):
+        thread = worker._thread
+        worker.close()
+        if thread is not None:
+            _wait_for(thread)
+
+
+def _wait_for(thread: threading.Thread) -> None:
+    try:
+        thread.join(PATIENCE)
+        if thread.is_alive():
+            print(STILL_BUSY, file=sys.stderr, flush=True)
+            thread.join()
     except KeyboardInterrupt:
         os._exit(130)  # the thread may never come out of XLA, and Python cannot end around it
 

@@ -193,6 +193,7 @@ def train():
             step(model, x).block_until_ready()
             if i == 20:
                 under_way.set()
+        print("has run to its end")
     finally:
         print("left")
 
