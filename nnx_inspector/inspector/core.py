@@ -59,6 +59,12 @@ from nnx_inspector.screen.presenter import Presenter
 from nnx_inspector.screen.requests import Answer
 
 
+def _summaries_of(record: Record, stacks: Mapping[str, int], *, parameters: bool) -> dict[str, Any]:
+    held = record.parameters if parameters else {}
+    of_parameters = {path: one.recorded() for path, one in held.items()}
+    return {**record.merged(), **layers_of(record, stacks), **of_parameters}
+
+
 class Core:
     """The state of one inspector.
 
@@ -436,9 +442,11 @@ class Core:
                 how: Any = {"ratios": ratios_of(record.parameters), "measured": measured}
                 gauges = gauges_of(record, self.stacks)
                 figures = self._observer.figures(gauges, states or {}, follow=False, **how)
-            summaries = self._summaries(record)
+            # no method of this core: what is shown behind may not keep it alive
+            read = functools.partial(_summaries_of, stacks=self.stacks, parameters=self.parameters)
+            summaries = read(record)
             self.record_pass(self.step, summaries, kind=kind, setting=setting, figures=figures)
-            before = None if clean is None else functools.partial(self._summaries, clean)
+            before = None if clean is None else functools.partial(read, clean)
             self.view.show_behind(before, self.recording.passes[-1])
             if metrics:
                 self.metrics.add(self.step, metrics)
@@ -449,11 +457,6 @@ class Core:
                     kind=kind, running=False, step=self.step, total=None, rate=None
                 )
         self.view.present(force=True)
-
-    def _summaries(self, record: Record) -> dict[str, Any]:
-        held = record.parameters if self.parameters else {}
-        of_parameters = {path: one.recorded() for path, one in held.items()}
-        return {**record.merged(), **layers_of(record, self.stacks), **of_parameters}
 
     def push(self, record: Record, step: int | None, metrics: Mapping[str, Any]) -> None:
         if not isinstance(record, Record):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -629,6 +629,20 @@ def test_close_frees_both_widgets_and_a_dropped_inspector_is_freed(model, browse
     assert held_by_ipywidgets() == before
 
 
+def test_an_inspector_that_is_dropped_while_it_perturbs_and_records_is_freed(model, tmp_path):
+    dropped = nni.Inspector(model, X, display=False)
+    dropped.save(tmp_path / "run.nni")
+    dropped.perturb("", nni.Scale(0.5))
+    dropped.run(X)
+    for thread in threading.enumerate():  # one that works for it keeps it alive meanwhile
+        if thread.name.startswith("nnx_inspector."):
+            thread.join(60)
+    alive = weakref.ref(dropped._core)
+    del dropped
+    gc.collect()
+    assert alive() is None
+
+
 def test_two_inspectors_on_one_model(model, browser):
     first, second = nni.Inspector(model, X), nni.Inspector(model, X)
     handle = first.perturb("b", nni.Zero())

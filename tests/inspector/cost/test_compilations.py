@@ -14,6 +14,12 @@ import nnx_inspector as nni
 from nnx_inspector.inspector.cost.compilations import OFTEN, RECENT, in_words
 
 
+@pytest.fixture(autouse=True)
+def no_inspectors_of_other_tests():
+    """Those that were dropped listen until they are collected."""
+    gc.collect()
+
+
 @pytest.fixture
 def insp():
     one = nni.Inspector(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 3)), display=False)
