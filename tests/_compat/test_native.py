@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nnx_inspector._compat import native
 from nnx_inspector._compat.native import has_functions, serves_here
 from nnx_inspector.perturbations.slots import SCALE, apply
+from nnx_inspector.program.editing.functions import UNIT, Moved
 from nnx_inspector.program.editing.packed import Small, joined, taken_apart
 from nnx_inspector.stats.measure_gauges import gauge, sampled
 from nnx_inspector.stats.summarize import summarize
@@ -134,6 +135,36 @@ def test_it_joins_rows_as_jax_does_bit_for_bit(wide: bool, monkeypatch: pytest.M
         for one, other in zip(taken_apart(layout, [np.asarray(in_c)]), several, strict=True):
             assert one.dtype == other.dtype
             assert one.tobytes() == np.asarray(other).tobytes()
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (300, 7), (1031,), (0, 3)])
+@pytest.mark.parametrize("rows", [0, 1])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "float64", "complex64", "float8_e4m3fn"]
+)
+def test_how_far_a_parameter_is_moved_is_what_numpy_finds(
+    dtype: str, shape: tuple[int, ...], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    shape = (4, *shape) if rows else shape
+
+    def drawn(size: float) -> Any:
+        parts = rng.normal(size=(2, *shape)) * size
+        return parts[0] + 1j * parts[1] if dtype == "complex64" else parts[0]
+
+    with jax.enable_x64(dtype == "float64"):
+        before = jnp.asarray(drawn(1.0), dtype)
+        after = jnp.asarray(np.asarray(before) + drawn(1e-2), dtype)
+        found = jax.jit(Moved(rows))(before, after)
+        wide = np.complex128 if dtype == "complex64" else np.float64
+        a, b = np.asarray(before).astype(wide), np.asarray(after).astype(wide)
+        over = tuple(range(rows, a.ndim))
+        squares = [(np.abs(x) ** 2).sum(over) for x in ((b - a) / UNIT, a)]
+        np.testing.assert_allclose(found, np.stack(squares, axis=-1), rtol=1e-6)
+        monkeypatch.setattr(native, "serves", lambda _: False)
+        program = jax.jit(Moved(rows).__call__).lower(before, after)
+        assert "nnx_inspector_moved" not in program.as_text()
+        np.testing.assert_allclose(program.compile()(before, after), found, rtol=3e-6)
 
 
 def test_what_is_exported_calls_no_function_of_ours() -> None:

@@ -193,7 +193,7 @@ def see_moves(self: Body, result_of: Callable[[list[int]], Mapping[int, Any]]) -
     seen: dict[str, Any] = {}
     for path, n in here:
         if n in after and path not in seen:
-            measure = Moved(0 if path in self.of.stacked else None)
+            measure = Moved(int(path in self.of.stacked))
             atoms = self.read([self.found.jaxpr.invars[n], after[n]])
             seen[path] = self.slot(self.measured(measure, atoms, self.home))
     self.of.moved |= {(id(mark), p) for mark, p, _ in every if p in seen}

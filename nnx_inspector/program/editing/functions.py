@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector._compat.native import computed_once
+from nnx_inspector._compat.native import Type, by_rows, computed_once
 from nnx_inspector._compat.sharding import (
     counted_once,
     left_to_the_compiler,
@@ -158,29 +158,44 @@ class Beginning:
 @dataclasses.dataclass(frozen=True)
 class Moved:
     """How far a parameter is moved: the sums of squares of the change, in units of `UNIT`, and of
-    the value before, of each entry of an axis or of the whole, float32[..., 2].
+    the value before, of the whole or of each entry of the first axes, float32[..., 2].
+
+    Attributes:
+        rows: how many leading axes have an entry each.
     """
 
-    axis: int | None = None
+    rows: int = 0
 
     def __call__(self, before: jax.Array, after: jax.Array) -> jax.Array:
-        return left_to_the_compiler(self._sums, before, after)
-
-    def _sums(self, before: jax.Array, after: jax.Array) -> jax.Array:
-        wide, of = jnp.promote_types(before.dtype, jnp.float32), jnp.finfo(after.dtype)
-        if of.bits < 32:  # else XLA takes the value that it has not rounded yet
-            after = jax.lax.reduce_precision(after, of.nexp, of.nmant)
-        change = (after.astype(wide) - before.astype(wide)).astype(jnp.float32) / UNIT
-        over = tuple(i for i in range(before.ndim) if i != self.axis)
-        squares = [jnp.square(change), jnp.square(before.astype(jnp.float32))]
-        if jax.device_count() > 1:  # one exchange for both
-            return jnp.moveaxis(jnp.stack(squares).sum(tuple(i + 1 for i in over)), 0, -1)
-        # a reduction with two results adds one value after the other on a CPU
-        return jnp.stack([x.sum(over) for x in squares], axis=-1)
+        find = lambda *xs: _moved(*map(_real, xs), rows=self.rows)[0]  # noqa: E731
+        return left_to_the_compiler(find, before, after)
 
 
 UNIT: Final = 2.0**-30
 """The squares of a small change are not too small for float32 in this unit."""
+
+
+def _real(x: jax.Array) -> jax.Array:
+    """The same in a dtype of which the function in C reads differences and squares exactly."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return jnp.stack([x.real, x.imag], axis=-1)
+    exact = x.dtype.name in ("float64", "float32", "float16", "bfloat16")
+    return x if exact else x.astype(jnp.float32)
+
+
+def _squares(before: jax.Array, after: jax.Array) -> list[jax.Array]:
+    wide, of = jnp.promote_types(before.dtype, jnp.float32), jnp.finfo(after.dtype)
+    if of.bits < 32:  # else XLA takes the value that it has not rounded yet
+        after = jax.lax.reduce_precision(after, of.nexp, of.nmant)
+    change = (after.astype(wide) - before.astype(wide)).astype(jnp.float32) / UNIT
+    squares = [jnp.square(change), jnp.square(before.astype(jnp.float32))]
+    if jax.device_count() > 1:  # one exchange for both
+        return [jnp.stack(squares).sum(tuple(range(1, before.ndim + 1)))]
+    # a reduction with two results adds one value after the other on a CPU
+    return [jnp.stack([x.sum() for x in squares])]
+
+
+_moved = by_rows("nnx_inspector_moved", _squares, lambda *_: [Type((2,), np.dtype(np.float32))])
 
 
 @dataclasses.dataclass(frozen=True)
