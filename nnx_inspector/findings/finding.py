@@ -1,4 +1,4 @@
-"""`Finding`: one thing that is wrong, and the order of findings.
+"""`Finding`: one thing that is wrong; `Findings`: all of them, and their order.
 
 Invariant: a finding never changes. Does not know the rules.
 """
@@ -6,7 +6,8 @@ Invariant: a finding never changes. Does not know the rules.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from nnx_inspector.errors import printable
@@ -67,6 +68,56 @@ class Finding:
         because = f" Because of this: {follows}." if follows else ""
         over = "" if self.gone is None else f" It is gone since step {self.gone}."
         return f"{self.what}: {self.advice}.{because}{over}"
+
+
+MOST_FINDINGS: Final = 20
+LONGEST_CELL: Final = 60
+LONGEST_MESSAGE: Final = 900
+
+
+class Findings(list[Finding]):
+    """Findings, worst first."""
+
+    def to_markdown(self) -> str:
+        """The findings with their evidence, for an issue or a program that reads.
+
+        Of more than 20 findings it counts the rest, and it cuts what is longer than 900 characters.
+
+        Example:
+            >>> Findings().to_markdown()
+            'No rule finds anything wrong.'
+        """
+        if not self:
+            return "No rule finds anything wrong."
+        parts = [_in_markdown(number, one) for number, one in enumerate(self[:MOST_FINDINGS], 1)]
+        if (more := len(self) - MOST_FINDINGS) > 0:
+            parts.append(f"{more} more finding{'s' * (more > 1)}.")
+        return "\n\n".join(parts)
+
+
+def _in_markdown(number: int, one: Finding) -> str:
+    evidence = [f"{name.replace('_', ' ')} {value:.6g}" for name, value in one.evidence.items()]
+    lines = [
+        f"**{one.severity}: {one.rule} at {cell(one.site) or 'the model'}**",
+        cell(one.message, LONGEST_MESSAGE),
+    ]
+    if evidence:
+        lines.append(cell(f"Evidence: {', '.join(evidence)}.", LONGEST_MESSAGE))
+    return f"{number}. " + "\n\n   ".join(lines)
+
+
+def listed(lines: Iterable[str]) -> str:
+    """A list in Markdown."""
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def cell(text: str, longest: int = LONGEST_CELL) -> str:
+    """Text in one line of Markdown, with its middle left out where it is longer than that."""
+    text = "".join(x if x.isprintable() else " " for x in printable(text))
+    if len(text) > longest:
+        half = (longest - 3) // 2
+        text = f"{text[:half]}...{text[-half:]}"
+    return re.sub(r"([\\`*_|<>\[\]#])", r"\\\1", text)
 
 
 def inside(clause: str) -> str:

@@ -22,6 +22,7 @@ from nnx_inspector.findings.finding import (
     GOING_FORWARD,
     SEVERITIES,
     Finding,
+    Findings,
     Severity,
     inside,
 )
@@ -32,7 +33,7 @@ from nnx_inspector.findings.nonfinite import nonfinite
 from nnx_inspector.findings.precision import overflow, update_ratio
 from nnx_inspector.recordings.recording import Recording
 
-__all__ = ["Finding", "Severity", "diagnose"]
+__all__ = ["Finding", "Findings", "Severity", "diagnose"]
 
 _RULES: Final[tuple[Callable[[Judged], Iterator[Finding]], ...]] = (
     uncalled,
@@ -68,7 +69,7 @@ passes show, or say themselves until when it lasted.
 """
 
 
-def diagnose(recording: Recording) -> list[Finding]:
+def diagnose(recording: Recording) -> Findings:
     """List what the rules find wrong in a recording.
 
     Args:
@@ -78,7 +79,8 @@ def diagnose(recording: Recording) -> list[Finding]:
     Returns:
         The findings, worst first, and among those of equal severity the earliest first; those that
         are `gone` come last. A finding that another one explains is listed in its `effects` and
-        message instead. The list is empty if the rules find nothing wrong.
+        message instead. The list is empty if the rules find nothing wrong. `to_markdown()` writes
+        it for an issue or a program that reads.
 
     Example:
         >>> from nnx_inspector.stats.summary import empty
@@ -95,7 +97,7 @@ def diagnose(recording: Recording) -> list[Finding]:
     judged = Judged(recording.passes, recording.facts, recording.tallies())
     found = [_dated(finding) for rule in _RULES for finding in rule(judged)]
     aged = [_aged(judged, finding) for finding in by_cause(judged, found)]
-    return sorted(aged, key=lambda finding: _rank(judged, finding))
+    return Findings(sorted(aged, key=lambda finding: _rank(judged, finding)))
 
 
 def _aged(judged: Judged, finding: Finding) -> Finding:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, raised
-from nnx_inspector.findings.findings import Finding, diagnose
+from nnx_inspector.findings.findings import Finding, Findings, diagnose
 from nnx_inspector.findings.nonfinite import BUT, USUALLY, finite_sites
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.cost.compilations import recompilation
@@ -56,19 +56,19 @@ class Diagnosing:
         core.metrics.flawed = weakly(self._flawed)
         core.closing.callback(self._worker.close)
 
-    def found(self) -> list[Finding]:
+    def found(self) -> Findings:
         """The present findings, worst first."""
         self._loops.take_up()
         return self._with_compilations(map(self._explained, diagnose(self._core.recording)))
 
-    def _seen(self) -> list[Finding]:
+    def _seen(self) -> Findings:
         return self._with_compilations(diagnose(self._core.recording))
 
-    def _with_compilations(self, rest: Iterable[Finding]) -> list[Finding]:
+    def _with_compilations(self, rest: Iterable[Finding]) -> Findings:
         core, found = self._core, [*rest]
         again = recompilation(core.meter.compilations.all(), core.step + (not core.looping))
         errors = sum(one.severity == "error" and one.gone is None for one in found)
-        return found if again is None else [*found[:errors], again, *found[errors:]]
+        return Findings(found if again is None else [*found[:errors], again, *found[errors:]])
 
     def _explained(self, finding: Finding) -> Finding:
         """A finding of a NaN, with the operation that makes it, or those that may have made it.

@@ -13,10 +13,10 @@ import jax
 from flax import nnx
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.findings.findings import Finding
+from nnx_inspector.findings.finding import Findings, cell
 from nnx_inspector.hooks.sites import Only, of_operation, parse_key, site_key
 from nnx_inspector.inspector.core import Core
-from nnx_inspector.inspector.cost.compilations import Compilation
+from nnx_inspector.inspector.cost.compilations import Compilation, compilations_table
 from nnx_inspector.inspector.diagnosing import Diagnosing, first_nan_in
 from nnx_inspector.inspector.export import write_html
 from nnx_inspector.inspector.panels import compare_with, parameters_at, units_at
@@ -37,6 +37,7 @@ from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import Displayed, InspectorWidget
 from nnx_inspector.screen.comparison import At
+from nnx_inspector.screen.export.markdown import ROWS, report
 from nnx_inspector.screen.export.page import MAX_BYTES
 from nnx_inspector.stats.summary import Summary
 
@@ -76,7 +77,7 @@ class Readings(Displayed):
         return self._core.recording
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> Findings:
         """The problems found in this run, worst first."""
         self._rerun.first()
         return self._diagnosing.found()
@@ -253,6 +254,36 @@ class Readings(Displayed):
         self._rerun.first()
         self._rerun.wait_unless_looping()  # for the effect
         return write_html(self._core, path, self.findings, max_bytes=max_bytes)
+
+    def report(self, *, rows: int = ROWS) -> str:
+        r"""The run as one page of Markdown, for a colleague, an issue or a program that reads: what
+        was run, what is wrong with the evidence, metrics, the figures of the newest pass, and what
+        was compiled.
+
+        Args:
+            rows: the most rows of each table, 1 to 60. The page has at most 64 kB.
+
+        Raises:
+            ValueError: `rows` is not from 1 to 60.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from flax import nnx
+            >>> import nnx_inspector as nni
+            >>> insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
+            >>> print(insp.report().splitlines()[2])
+            - model: Linear, 9 parameters, output float32\[4,3\]
+            >>> insp.close()
+        """
+        on = (one for one in self._core.handles.all() if one.enabled)
+        return report(
+            self.recording,
+            self.findings,
+            title=f"Report of {type(self.model).__name__}",
+            rows=rows,
+            about=[f"perturbed now: {cell(f'{one.perturbation} at {one.site!r}')}" for one in on],
+            tables={"Compiled functions": compilations_table(self.compilations)},
+        )
 
     def values(
         self, site: str, *, part: Part = "output", call: int | None = None, clean: bool = False

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nnx_inspector.background import weakly
 from nnx_inspector.errors import InspectorError, raised
 from nnx_inspector.files import write_whole
-from nnx_inspector.findings.finding import Finding
+from nnx_inspector.findings.finding import Findings
 from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.recordings.follow import Following
 from nnx_inspector.recordings.layers import MODULES, Site, rows_of_columns, with_recorded
@@ -37,6 +37,7 @@ from nnx_inspector.screen.control.clicks import Clicks
 from nnx_inspector.screen.control.folder import send, values_of
 from nnx_inspector.screen.control.steered import Steered
 from nnx_inspector.screen.control.values import SiteValues
+from nnx_inspector.screen.export.markdown import ROWS, report
 from nnx_inspector.screen.export.page import MAX_BYTES, page_of
 from nnx_inspector.screen.export.replay import Told, detailed_of
 from nnx_inspector.screen.frames import findings_message, metrics_at
@@ -159,7 +160,7 @@ class Run(Displayed):
         return self._following.recording
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> Findings:
         """The problems found in this run by now, worst first."""
         return diagnose(self.recording)
 
@@ -302,6 +303,15 @@ class Run(Displayed):
         file, size = write_whole(path, [page.encode()])
         os.close(file)
         return size
+
+    def report(self, *, rows: int = ROWS) -> str:
+        """The run as one page of Markdown, for a colleague, an issue or a program that reads.
+
+        Args:
+            rows: the most rows of each table, 1 to 60. The page has at most 64 kB.
+        """
+        title = f"Report of {os.path.basename(self._path)}"
+        return report(self.recording, self.findings, title=title, rows=rows)
 
     def close(self) -> None:
         """Stop following, and free the widget. The recording stays readable."""

@@ -184,6 +184,19 @@ def compilations_message(found: Sequence[Compilation], *, request: int) -> proto
     )
 
 
+def compilations_table(found: Sequence[Compilation]) -> list[list[str]]:
+    """A table of the user's functions: how often each was compiled, how long, and why at last."""
+    of: dict[tuple[str, str], list[Compilation]] = {}
+    for one in found:
+        if one.defined:
+            of.setdefault((one.function, one.defined), []).append(one)
+    rows = [["function", "defined", "compiled", "seconds", "the last time because"]]
+    for (function, defined), those in of.items():
+        where, seconds = os.path.basename(defined), sum(one.seconds for one in those)
+        rows.append([function, where, f"{len(those)}", f"{seconds:.2g}", those[-1].why])
+    return rows
+
+
 def in_words(changes: Sequence[str]) -> str:
     """The differences of a call's arguments, as a clause.
 
