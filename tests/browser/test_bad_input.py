@@ -79,14 +79,14 @@ def descend(model, x):
     nnx.update(model, jax.tree.map(lambda w, g: w - 0.1 * jnp.sign(g), params, grads))
 
 x = jnp.linspace(-1, 2, 20).reshape(5, 4)
-insp = nni.Inspector(model, x)
-for _ in insp.watch(range(3), every=1):
+own = nni.Inspector(model, x)
+for _ in own.watch(range(3), every=1):
     before = np.float64(model.kernel[...]), np.float64(model.bias[...])
     descend(model, x)
 after = np.float64(model.kernel[...]), np.float64(model.bias[...])
 ratios = [float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(after, before)]
-insp.perturb("", nni.Scale(0.5)); insp.perturb("", nni.Noise(0.5))
-insp.metrics(loss=1.0); insp.metrics(loss=0.5)
+own.perturb("", nni.Scale(0.5)); own.perturb("", nni.Noise(0.5))
+own.metrics(loss=1.0); own.metrics(loss=0.5)
 """
 
 
