@@ -169,7 +169,7 @@ def adjust(number, *, enabled=True, strength=None):
     ("message", "text"),
     [
         (perturb("Zero"), "nni.Zero()"),
-        (perturb("Scale"), "nni.Scale(factor=1.0)"),
+        (perturb("Scale"), "nni.Scale(factor=0.5)"),
         (perturb("Scale", 0.0), "nni.Scale(factor=0.0)"),
         (perturb("Shift", -1.5, "input"), "nni.Shift(offset=1.0, strength=-1.5, at='input')"),
         (perturb("Noise"), "nni.Noise(std=0.1)"),
@@ -428,7 +428,13 @@ def test_how_changes_reach_a_loop(silent, kind):
     screen.heard_elsewhere = lambda: told.append(screen.listening(None))
 
     def receive():
-        hello = {"type": "hello", "version": 2, "streams": True, "page": "", "said": next(said)}
+        hello = {
+            "type": "hello",
+            "version": protocol.VERSION,
+            "streams": True,
+            "page": "",
+            "said": next(said),
+        }
         screen._received(None, hello if kind == "hello" else {"type": "ack", "seq": 0}, [])
 
     here = threading.get_ident()
@@ -450,7 +456,13 @@ def test_a_hello_that_waited_behind_cells_is_not_answered_any_more(silent):
     screen.asked = lambda: heard.append
 
     def receive(page, said):
-        hello = {"type": "hello", "version": 2, "streams": True, "page": page, "said": said}
+        hello = {
+            "type": "hello",
+            "version": protocol.VERSION,
+            "streams": True,
+            "page": page,
+            "said": said,
+        }
         screen._received(None, hello, [])
 
     elsewhere(lambda: receive("a", 2))  # through the subshell, while cells run
