@@ -148,6 +148,24 @@ def passes_frame(
     return frame
 
 
+def casts_frame(one: Pass | None) -> pd.DataFrame:
+    """Rows for each summary of a pass: two for each dtype."""
+    import pandas as pd
+
+    columns = ["site", "quantity", "dtype", "scaled", "to_zero", "subnormal", "overflow"]
+    if one is None:
+        return pd.DataFrame(columns=columns)
+    keys, found = one.keys, decoded(one.packed)
+    parts: list[Any] = []
+    for name, cast in table.CASTS.items():
+        for scaled in (False, True):
+            shares: Any = pd.DataFrame(keys, columns=columns[:2])
+            shares[columns[2:4]] = name, scaled
+            shares[columns[4:]] = table.casts_of(found, cast, scaled=scaled)
+            parts.append(shares)
+    return pd.concat(parts, ignore_index=True)
+
+
 def table_frame(columns: Mapping[str, npt.NDArray[Any]]) -> pd.DataFrame:
     """A table as a pandas frame."""
     import pandas as pd
@@ -219,6 +237,40 @@ class Series:
                 row of the stack covers the same values: do not add both up.
         """
         return passes_frame(self.passes, layers=layers, seams=self.seams)
+
+    def casts_frame(self, *, step: int | None = None) -> pd.DataFrame:
+        """What would become of all that was measured in lower precision, as a tidy pandas frame.
+
+        Columns: `site, quantity, dtype, scaled`, and the shares of the finite values that would be
+        rounded to 0 (`to_zero`; those that are 0 do not count), that would be subnormal, each of
+        whose halvings loses a bit, and that would overflow. The dtypes are bfloat16, float16,
+        float8_e4m3fn and float8_e5m2, each without and with one scale for the array that makes its
+        largest value the dtype's largest. The shares are those of the histogram: where it counts a
+        sample, or where a limit cuts one of its bins, they are estimates.
+
+        Args:
+            step: that of the pass; by default the newest one.
+
+        Raises:
+            KeyError: no pass has this step.
+
+        Example:
+            >>> from nnx_inspector.recordings.recording import Recording
+            >>> from nnx_inspector.stats.summarize import summarize
+            >>> recording = Recording()
+            >>> recording.append(0, {"head": {"output": summarize(np.array([1e-9, 1e-6, 1.0]))}})
+            >>> frame = recording.casts_frame()
+            >>> float(frame[frame["dtype"] == "float16"]["to_zero"].iloc[0])
+            0.3333333333333333
+        """
+        passes = [one for one in self.passes if step is None or one.step == step]
+        if step is not None and not passes:
+            steps = [one.step for one in self.passes]
+            said = f"It has {len(steps)} passes, of the steps {steps[0]} to {steps[-1]}" * bool(
+                steps
+            )
+            raise KeyError(f"No pass of step {step} is in the recording. {said or 'It is empty'}.")
+        return casts_frame(passes[-1] if passes else None)
 
     def metrics_frame(self) -> pd.DataFrame:
         """The metrics as a tidy pandas frame: columns `step, name, value`, name by name."""

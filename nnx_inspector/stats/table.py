@@ -8,6 +8,7 @@ Imports NumPy only.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Final
 
@@ -28,6 +29,7 @@ from nnx_inspector.stats.bins import (
     apportioned,
     axes,
     bounds,
+    rebinned,
     running,
     spread,
 )
@@ -125,6 +127,73 @@ def histograms_of(found: Sparse, bins: int) -> tuple[_Ints, _Floats, _Ints]:
         return known, np.zeros((0, bins + 1)), np.zeros((0, bins), np.int64)
     edges = axes(values, bins, "linear")
     return known, edges, apportioned(values, edges)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cast:
+    """A dtype that values may be rounded to, to the nearest, as jax rounds.
+
+    Attributes:
+        zero: half its smallest number: smaller values become 0.
+        normal: its smallest normal number: below it, each halving loses a bit.
+        beyond: its largest number and half a step: values from there on become Inf, or NaN.
+        largest: its largest number.
+    """
+
+    zero: float
+    normal: float
+    beyond: float
+    largest: float
+
+
+_FAINTEST: Final = 2.0**-129
+CASTS: Final = {
+    "bfloat16": Cast(2.0**-134, 2.0**-126, (2 - 2.0**-8) * 2.0**127, (2 - 2.0**-7) * 2.0**127),
+    "float16": Cast(2.0**-25, 2.0**-14, 65520.0, 65504.0),
+    "float8_e4m3fn": Cast(2.0**-10, 2.0**-6, 464.0, 448.0),
+    "float8_e5m2": Cast(2.0**-17, 2.0**-14, 61440.0, 57344.0),
+}
+
+
+def casts_of(found: Sparse, cast: Cast, *, scaled: bool = False) -> _Floats:
+    """What would become of the finite values of each summary in another dtype, float64[rows, 3].
+
+    Args:
+        scaled: whether all values of an array are multiplied first by one number that makes the
+            largest of them the largest of the dtype.
+
+    Returns:
+        The shares of the finite values that would be rounded to 0 though they are not, that would
+        be subnormal, and that would overflow. All are NaN for a row without finite values or with
+        unknown counts. A limit that cuts a bin of the histogram, an eighth of a power of two,
+        divides it evenly. Values below 2**-129, which the histogram has in one bin with the zeros,
+        count as rounded to 0.
+
+    Example:
+        >>> from nnx_inspector.stats.encoding import sparse
+        >>> from nnx_inspector.stats.summarize import summarize
+        >>> found = sparse([summarize(np.array([0.0, 1e-9, 1e-6, 1.0, 7e4]))])
+        >>> casts_of(found, CASTS["float16"]).tolist()
+        [[0.2, 0.2, 0.2]]
+    """
+    out = np.full((len(found.kinds), 3), np.nan)
+    known, values = values_of(found)
+    if not len(known):
+        return out
+    with np.errstate(over="ignore", invalid="ignore"):
+        most = np.maximum(np.abs(values.low), np.abs(values.high))
+        factor = np.where(most > 0, most / cast.largest, 1.0) if scaled else np.ones(len(most))
+        limits = np.array([cast.zero, cast.normal, cast.beyond])[None, :] * factor[:, None]
+    limits = np.maximum(limits, _FAINTEST)
+    ends = 2 * np.maximum(limits[:, 2:], most[:, None])
+    mirrored = np.nextafter(-limits[:, ::-1], 0.0)  # a value at a limit is on its outer side
+    edges = np.concatenate([-ends, mirrored, limits, ends], axis=1)
+    counts = rebinned(values, edges)  # of seven intervals, the middle one around 0
+    zeros = figures_of(found)[known, STATISTICS.index("zeros")]
+    parts = counts[:, 3] - zeros, counts[:, 2] + counts[:, 4], counts[:, 0] + counts[:, 6]
+    shares, total = np.stack(parts, axis=1), values.below[values.start[1:] - 1]
+    out[known] = np.maximum(shares, 0.0) / total[:, None]
+    return out
 
 
 def values_of(found: Sparse) -> tuple[_Ints, Ragged]:

@@ -222,6 +222,30 @@ def test_frame_values_equal_the_summaries() -> None:
             assert (row["min"], row["max"]) == (finite.min(), finite.max())
 
 
+def test_lower_precision_has_a_row_for_each_dtype_with_and_without_a_scale() -> None:
+    recording = Recording()
+    assert recording.casts_frame().empty
+    small = np.array([0.0, 1e-9, 1e-6, 1.0, 7e4])
+    for step, factor in ((0, 1.0), (5, 1e3)):
+        values = {"output": summarize(small * factor), "gradient": summarize(small)}
+        recording.append(step, {"head": values})
+    found = recording.casts_frame(step=0)
+    assert len(found) == 2 * 4 * 2
+    half = found[(found["dtype"] == "float16") & (found["quantity"] == "output")]
+    plain, scaled = half.to_dict("records")
+    shares = "to_zero", "subnormal", "overflow"
+    assert [plain[name] for name in shares] == [0.2, 0.2, 0.2]
+    assert (plain["site"], plain["scaled"], scaled["scaled"]) == ("head", False, True)
+    assert [scaled[name] for name in shares] == [0.2, 0.2, 0.0]
+    newest = recording.casts_frame()
+    assert newest[(newest["dtype"] == "float16") & ~newest["scaled"]]["overflow"].tolist() == [
+        0.2,
+        0.2,
+    ]
+    with pytest.raises(KeyError, match=r"No pass of step 3 .* 2 passes, of the steps 0 to 5"):
+        recording.casts_frame(step=3)
+
+
 def test_eight_threads_append_while_others_read() -> None:
     recording, pool = Recording(max_steps=50), [summary_of(normal(i)) for i in range(4)]
     errors: list[BaseException] = []

@@ -1,5 +1,6 @@
 """Figures and sparklines of many summaries at once, against those of each Summary."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from nnx_inspector.stats.bins import (
 )
 from nnx_inspector.stats.encoding import decoded, encoded, sparse
 from nnx_inspector.stats.summary import Summary, empty, opaque
-from nnx_inspector.stats.table import figures_of, sparklines_of
+from nnx_inspector.stats.table import CASTS, casts_of, figures_of, sparklines_of
 
 APART = [ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN, OPAQUE_BIN]
 EXTREMES = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-40, 2.0**-126, 3e38, -3e38, np.nan, np.inf, -np.inf]
@@ -108,3 +109,69 @@ def test_of_counts_that_stopped_only_the_extremes_are_known():
     assert table["mean"][0] == 3.5
     assert not sparklines_of(parts, 8)[1].any()
     assert sparklines_of(parts, 8)[0].any()
+
+
+FAINTEST = 2.0**-129
+
+
+def shares_by_casting(values, name, scaled):
+    """What NumPy finds, and how many values are in the bins that a limit cuts."""
+    cast, dtype = CASTS[name], np.dtype(getattr(ml_dtypes, name, name))
+    x = np.asarray(values, np.float32).astype(np.float64)
+    x = x[np.isfinite(x)]
+    factor = np.abs(x).max() / cast.largest if scaled and x.any() else 1.0
+    limits = np.maximum(np.array([cast.zero, cast.normal, cast.beyond]) * factor, FAINTEST)
+    size = np.abs(x)
+    found = [
+        ((size < limits[0]) & (size > 0)).sum(),
+        ((size >= limits[0]) & (size < limits[1])).sum(),
+        (size >= limits[2]).sum(),
+    ]
+    if not scaled:  # the limits are those of the dtype
+        with np.errstate(over="ignore"):
+            done = x.astype(np.float32).astype(dtype).astype(np.float64)
+        ties = (size == cast.zero) | (size == cast.beyond)
+        assert ((done == 0) & ~ties)[size >= FAINTEST].sum() == (
+            (size < limits[0]) & (size >= FAINTEST)
+        ).sum()
+        assert (~np.isfinite(done) & ~ties).sum() == ((size >= limits[2]) & ~ties).sum()
+    of = size[size > 0]
+    eighths = np.floor(np.log2(of)) * 8 + np.floor(of / 2 ** np.floor(np.log2(of)) * 8)
+    cut = [
+        0 if np.log2(limit) % 1 == 0 else (eighths == np.floor(np.log2(limit)) * 8
+        + np.floor(limit / 2 ** np.floor(np.log2(limit)) * 8)).sum()
+        for limit in limits
+    ]  # fmt: skip
+    return np.array(found), np.array([cut[0], cut[0] + cut[1], cut[2]]), len(x)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("name", CASTS)
+def test_what_another_dtype_would_make_of_values(name, scaled):
+    info, cast = ml_dtypes.finfo(getattr(ml_dtypes, name, name)), CASTS[name]
+    assert (float(info.max), float(info.smallest_normal)) == (cast.largest, cast.normal)
+    assert float(info.smallest_subnormal) / 2 == cast.zero
+    rng = np.random.default_rng(0)
+    limits = np.array([cast.zero, cast.normal, min(cast.beyond, 3.3e38)])
+    arrays = [
+        rng.normal(size=4000) * np.exp(8 * rng.normal(size=4000)),
+        np.concatenate([np.zeros(50), rng.normal(size=1000) * 1e-7]),
+        rng.normal(size=100) * 1e5,
+        np.concatenate([limits, -limits, limits / 1.5, -limits / 1.5, [np.nan, np.inf, 0, -0.0]]),
+        rng.uniform(0.5, 2.0, 500) * cast.normal * rng.choice([-1, 1], 500),
+        [0.0, -0.0],
+        [3.0],
+    ]
+    table = casts_of(sparse([summarized(x) for x in arrays]), cast, scaled=scaled)
+    assert not np.isnan(table).any()
+    for x, shares in zip(arrays, table, strict=True):
+        found, cut, many = shares_by_casting(x, name, scaled)
+        assert (np.abs(shares * many - found) <= cut + 1e-6 * many).all(), (shares * many, found)
+
+
+def test_what_has_no_finite_values_has_no_shares():
+    rows = [empty(), summarized([np.nan, np.inf]), opaque("key<fry>[3]", 3), summarized([1.0])]
+    table = casts_of(sparse(rows), CASTS["float16"])
+    assert np.isnan(table[:3]).all()
+    assert table[3].tolist() == [0, 0, 0]
+    assert casts_of(sparse([]), CASTS["float16"]).shape == (0, 3)
