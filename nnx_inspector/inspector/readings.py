@@ -276,10 +276,12 @@ class Readings(Displayed):
             >>> insp.close()
         """
         on = (one for one in self._core.handles.all() if one.enabled)
+        layout = self._core.view.layout
         return report(
             self.recording,
             self.findings,
             title=f"Report of {type(self.model).__name__}",
+            sites=() if layout is None else layout.sites,
             rows=rows,
             about=[f"perturbed now: {cell(f'{one.perturbation} at {one.site!r}')}" for one in on],
             tables={"Compiled functions": compilations_table(self.compilations)},

@@ -310,8 +310,14 @@ class Run(Displayed):
         Args:
             rows: the most rows of each table, 1 to 60. The page has at most 64 kB.
         """
-        title = f"Report of {os.path.basename(self._path)}"
-        return report(self.recording, self.findings, title=title, rows=rows)
+        recording, layout = self.recording, self._view.layout
+        return report(
+            recording,
+            self.findings,
+            title=f"Report of {os.path.basename(self._path)}",
+            sites=() if layout is None else layout.sites,
+            rows=rows,
+        )
 
     def close(self) -> None:
         """Stop following, and free the widget. The recording stays readable."""

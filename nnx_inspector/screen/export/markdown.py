@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from nnx_inspector.findings.finding import Finding, Findings, cell, listed
-from nnx_inspector.recordings.layers import MODULES, Site, layer_of, leaf_of, rows_of_columns
+from nnx_inspector.recordings.layers import Site, layer_of, leaf_of
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.encoding import decoded
@@ -37,6 +37,7 @@ def report(
     findings: Sequence[Finding],
     *,
     title: str,
+    sites: Sequence[Site] = (),
     rows: int = ROWS,
     about: Iterable[str] = (),
     tables: Mapping[str, Sequence[Sequence[str]]] | None = None,
@@ -44,6 +45,7 @@ def report(
     """A page with what was run, what is wrong, and the figures of the newest pass.
 
     Args:
+        sites: the rows of the tree, the root first.
         rows: the most rows of each table.
         about: more lines of what was run.
         tables: title -> more tables, each with its heads as the first row.
@@ -54,7 +56,7 @@ def report(
     if not 1 <= rows <= MOST_ROWS:
         raise ValueError(f"report takes 1 to {MOST_ROWS} rows for each table, got rows={rows!r}.")
     newest = recording.passes[-1] if len(recording) else None
-    known = _known(recording)
+    known = {row.key: row for row in sites}
     figures = {} if newest is None else _figures(newest)
     named = {one.site for found in findings for one in (found, *found.effects)}
     parts = [
@@ -73,16 +75,6 @@ def report(
     return "\n\n".join(parts) + "\n"
 
 
-def _known(recording: Recording) -> dict[str, Site]:
-    table = recording.table(MODULES)
-    if table is None:
-        return {}
-    try:
-        return {row.key: row for row in rows_of_columns(table)}
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        return {}  # the file is another's, or was changed
-
-
 def _run(recording: Recording, root: Site | None) -> list[str]:
     passes, steps = recording.passes, recording.steps
     facts = recording.facts
@@ -90,8 +82,8 @@ def _run(recording: Recording, root: Site | None) -> list[str]:
     if not kind and facts is not None:
         kind = next((one.type for one in facts.sites if not one.site), "")
     said = [f"model: {cell(kind) or 'not known'}"]
-    if root is not None:
-        said[0] += f", {root.parameters:,} parameters, output {cell(root.output) or 'not known'}"
+    if root is not None and root.output:
+        said[0] += f", {root.parameters:,} parameters, output {cell(root.output)}"
     if steps:
         said.append(f"measured: {len(steps)} passes, of the steps {steps[0]} to {steps[-1]}")
         if recording.thinned:
