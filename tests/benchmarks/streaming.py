@@ -44,7 +44,7 @@ insp
 """
 STREAM = """
 pushed = 0
-summaries = insp._core._summaries(record)
+summaries = record.merged()
 def stream(rate, seconds, each):
     global pushed
     due = time.monotonic()
