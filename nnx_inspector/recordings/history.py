@@ -241,12 +241,13 @@ class Series:
     def casts_frame(self, *, step: int | None = None) -> pd.DataFrame:
         """What would become of all that was measured in lower precision, as a tidy pandas frame.
 
-        Columns: `site, quantity, dtype, scaled`, and the shares of the finite values that would be
-        rounded to 0 (`to_zero`; those that are 0 do not count), that would be subnormal, each of
-        whose halvings loses a bit, and that would overflow. The dtypes are bfloat16, float16,
-        float8_e4m3fn and float8_e5m2, each without and with one scale for the array that makes its
-        largest value the dtype's largest. The shares are those of the histogram: where it counts a
-        sample, or where a limit cuts one of its bins, they are estimates.
+        Columns: `site, quantity, dtype, scaled`, and three shares of the finite values. `to_zero`
+        are the nonzero values that would be rounded to 0. `subnormal` are those that would lose
+        precision because they are too small. `overflow` are those that are too large. The dtypes
+        are bfloat16, float16, float8_e4m3fn and float8_e5m2. Each has a row as it is, and a row
+        with the array scaled so that its largest value is the largest of the dtype. All shares come
+        from the histogram, so they are estimates where it counts a sample, or where a limit falls
+        within one of its bins.
 
         Args:
             step: that of the pass; by default the newest one.

@@ -58,7 +58,7 @@ class Histogram(NamedTuple):
     """The finite values of a site, parameter or gradient.
 
     Attributes:
-        group, site: as those of a `Scalar`.
+        group, site: as in `Scalar`.
         edges: float64[65], even.
         counts: int64[64].
         low, high: the smallest and the largest value.

@@ -175,7 +175,7 @@ MlflowRun.__module__ = "mlflow.tracking.fluent"
 
 @contextmanager
 def packages() -> Iterator[dict[str, Any]]:
-    """Put doubles of the packages in the place of those that may be installed."""
+    """Replace the packages, installed or not, by doubles."""
     wandb, aim, mlflow = (types.ModuleType(name) for name in ("wandb", "aim", "mlflow"))
     wandb.Histogram, wandb.run = _WandbHistogram, None  # type: ignore[attr-defined]
     aim.Distribution, aim.Text = _Distribution, _AimText  # type: ignore[attr-defined]

@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from flax import nnx
+from tracked import Net, X, train_step
 from trackers import SummaryWriter
 
 import nnx_inspector as nni
@@ -21,24 +21,6 @@ from nnx_inspector.trackers.read import Reader
 
 IN_TIME = 120.0
 STEPS = 7
-X = jnp.asarray(np.random.default_rng(0).normal(size=(16, 4)), jnp.float32)
-
-
-class Net(nnx.Module):
-    def __init__(self) -> None:
-        rngs = nnx.Rngs(0)
-        self.encoder = nnx.Linear(4, 8, rngs=rngs)
-        self.head = nnx.Linear(8, 1, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.head(nnx.relu(self.encoder(x)))
-
-
-@nnx.jit
-def train_step(model: Net, optimizer: Any, x: jax.Array) -> jax.Array:
-    loss, grads = nnx.value_and_grad(lambda model: ((model(x) - 1) ** 2).mean())(model)
-    optimizer.update(model, grads)
-    return loss
 
 
 class Run:

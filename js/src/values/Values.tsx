@@ -81,7 +81,7 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
   );
 }
 
-/** The examples with the greatest gradient, where each is a row of its own: those that make the loss large. */
+/** The examples with the greatest gradient, which make the loss large; only where each example is a row. */
 function Greatest({ store: { values, inputs } }: { store: Store }) {
   const [array, shown, cells] = [values.array.value!, values.shown.value!, values.cells.value];
   const rows = array.axes[shown.rows] === "batch" && cells?.header.counts[1] === array.shape[shown.rows] && cells?.header.counts[2] === array.shape[shown.columns];

@@ -77,10 +77,7 @@ def report(
 
 def _run(recording: Recording, root: Site | None) -> list[str]:
     passes, steps = recording.passes, recording.steps
-    facts = recording.facts
-    kind = root.kind if root is not None else ""
-    if not kind and facts is not None:
-        kind = next((one.type for one in facts.sites if not one.site), "")
+    kind = "" if root is None else root.kind
     said = [f"model: {cell(kind) or 'not known'}"]
     if root is not None and root.output:
         said[0] += f", {root.parameters:,} parameters, output {cell(root.output)}"
