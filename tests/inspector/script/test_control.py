@@ -228,13 +228,14 @@ def test_a_file_or_a_link_in_place_of_the_folder_is_refused(tmp_path):
 
 def test_a_folder_that_vanishes_ends_the_requests_alone(tmp_path, monkeypatch):
     monkeypatch.setattr("nnx_inspector.inspector.script.control.PAUSE", 0.01)
-    looked, taken = threading.Event(), control.taken
+    failed, taken = threading.Event(), control.taken
 
     def look(*args):
         try:
             yield from taken(*args)
-        finally:
-            looked.set()
+        except OSError:
+            failed.set()
+            raise
 
     monkeypatch.setattr(control, "taken", look)
 
@@ -242,8 +243,7 @@ def test_a_folder_that_vanishes_ends_the_requests_alone(tmp_path, monkeypatch):
         model = TwoLayers(nnx.Rngs(0))
         with nni.watch(model, every=1, save=tmp_path / "run.nni", control=True) as recording:
             os.rmdir(folder.folder_of(tmp_path / "run.nni"))
-            looked.clear()
-            assert looked.wait(60)
+            assert failed.wait(60)
             for _ in range(3):
                 forward(model, X)
         return recording
