@@ -35,15 +35,15 @@ _UNCHECKED = _RESULTS | _PROGRAMS
 _OURS = _UNCHECKED | _PROMOTION
 
 
-hooks = jax.make_user_context(default_value=None)
-"""The part of every jit cache key that says which layers are open. It is compared by identity:
+hooks_key = jax.make_user_context(default_value=None)
+"""The part of every jit cache key that says which hooks are open. It is compared by identity:
 jaxlib crashes if several threads use a cache whose keys compare in Python.
 """
 
 
-def replace_hooks(key: Any) -> None:
-    """Give `hooks` another value in this thread, until the context ends that has set it."""
-    hooks(key).__enter__()  # the end of that context undoes this one too
+def replace_hooks_key(key: Any) -> None:
+    """Give `hooks_key` another value in this thread, until the context ends that has set it."""
+    hooks_key(key).__enter__()  # the end of that context undoes this one too
 
 
 @contextlib.contextmanager
@@ -61,9 +61,9 @@ def results_unchecked() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ours() -> Iterator[None]:
-    """For arithmetic of our own, also within a trace: traced once, whatever layers are open."""
-    with _holding(_OURS), contextlib.nullcontext() if hooks.value is None else hooks(None):
+def internal_config() -> Iterator[None]:
+    """For arithmetic of our own, also within a trace: traced once, whatever hooks are open."""
+    with _holding(_OURS), contextlib.nullcontext() if hooks_key.value is None else hooks_key(None):
         yield
 
 

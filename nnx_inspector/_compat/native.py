@@ -23,7 +23,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 
 Type = jax.ShapeDtypeStruct
 CENSUS: Final = "nnx_inspector_census"
@@ -108,7 +108,7 @@ def in_the_width(program: Callable[..., Any]) -> Callable[..., Any]:
 
     def lowered(*args: Any, **how: Any) -> Any:
         wide = any(x.dtype.itemsize >= 8 for x in args) or jax.config.read("jax_enable_x64")
-        with ours(), jax.enable_x64(wide):
+        with internal_config(), jax.enable_x64(wide):
             return program(*args, **how)
 
     return lowered

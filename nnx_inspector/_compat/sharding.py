@@ -20,7 +20,7 @@ from nnx_inspector._compat import jaxprs, jit
 T = TypeVar("T")
 
 
-def left_to_the_compiler(f: Callable[..., T], *operands: Any) -> T:
+def auto_sharded(f: Callable[..., T], *operands: Any) -> T:
     """`f(*operands)`, with mesh axes that are explicit in their types left to the compiler.
 
     jax has no sharding rule for a histogram, and none for most indexing; XLA needs none.
@@ -37,24 +37,24 @@ def left_to_the_compiler(f: Callable[..., T], *operands: Any) -> T:
 
 
 def automatic(f: Callable[..., T]) -> Callable[..., T]:
-    """A version of `f` that is `left_to_the_compiler`; keyword arguments are static."""
+    """A version of `f` that is `auto_sharded`; keyword arguments are static."""
 
     @functools.wraps(f)
     def run(*operands: Any, **static: Any) -> T:
-        return left_to_the_compiler(functools.partial(f, **static), *operands)
+        return auto_sharded(functools.partial(f, **static), *operands)
 
     return run
 
 
 def keeping_sharding(f: Callable[..., jax.Array], x: jax.Array, *others: Any) -> jax.Array:
-    """`f(x, *others)`, which lies on the devices as `x` does, as `left_to_the_compiler`.
+    """`f(x, *others)`, which lies on the devices as `x` does, as `auto_sharded`.
 
     In the type of an explicit mesh, zeros or a mean lie elsewhere than the array that they are to
     replace, which a `cond` or a `where` does not take.
 
     Args:
         f: a function that returns an array of the shape of `x`.
-        others: pytrees; see `left_to_the_compiler`.
+        others: pytrees; see `auto_sharded`.
     """
     sharding: Any = jax.typeof(x).sharding
     if not _explicit(sharding.mesh):
@@ -95,7 +95,7 @@ def _explicit_mesh(operands: Any) -> Any:
 
 def entry(x: Any, index: Any) -> Any:
     """`x[index]`, a small array, where a row may lie on any device."""
-    return left_to_the_compiler(lambda x, index: x[index], x, index)
+    return auto_sharded(lambda x, index: x[index], x, index)
 
 
 def _explicit(mesh: Any) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax._src import api, config, pjit
 
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.redirect import Swapped, Undone, put
 from nnx_inspector.errors import comes_from_a_handler
@@ -44,7 +44,7 @@ class Latest:
         if small is None:
             return None
         those = [small]
-        with contextlib.suppress(RuntimeError), ours():  # the device may have no room
+        with contextlib.suppress(RuntimeError), internal_config():  # the device may have no room
             those.append(jax.device_put(small, small.sharding, may_alias=False))
         return functools.partial(wait_for, *those)
 

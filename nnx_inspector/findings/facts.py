@@ -18,7 +18,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import Configuration
-from nnx_inspector.hooks.layers import unwatched
+from nnx_inspector.hooks.hook import unwatched
 from nnx_inspector.hooks.sites import (
     CALL,
     ModuleSite,

@@ -1,8 +1,8 @@
-"""Composes the open layers around each call of a module, in order, if they select the call.
+"""Composes the open hooks around each call of a module, in order, if they select the call.
 
-`wrapping` sends the calls here, `layers` knows the open layers, and `Scope` knows the modules'
+`wrapping` sends the calls here, `hook` knows the open hooks, and `Scope` knows the modules'
 paths. Invariant: a call that cannot be attributed is counted and reported, never guessed. Does not
-know what a layer does with a call.
+know what a hook does with a call.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import Any
 import jax
 from flax import nnx
 
-from nnx_inspector import headroom
+from nnx_inspector import recursion_limit
 from nnx_inspector._compat import jit, started
 from nnx_inspector.arrays import shape_of
 from nnx_inspector.hooks import linen, wrapping
-from nnx_inspector.hooks.inside import names as inside
-from nnx_inspector.hooks.inside.attention import FIXED
-from nnx_inspector.hooks.inside.gates import gates_of
-from nnx_inspector.hooks.layers import (
+from nnx_inspector.hooks.hook import (
     EVERY,
     PERTURBATION,
     TAP_INPUT,
     TAP_OUTPUT,
     Added,
     Context,
-    Layer,
-    open_layers,
+    Hook,
+    open_hooks,
     opened,
     see_operations,
 )
+from nnx_inspector.hooks.inside import names as inside
+from nnx_inspector.hooks.inside.attention import FIXED
+from nnx_inspector.hooks.inside.gates import gates_of
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Path, Selection, methods, site_key
 from nnx_inspector.hooks.variables import weights_at_first
@@ -67,15 +67,15 @@ _thread = _Thread()
 _compiled_inside: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def hooking(*layers: Layer) -> tuple[Opening, ...]:
-    """What opens layers around every module call of this thread, inside those already open."""
-    return (wrapping.Installed(_HOOKS), Added(layers)) if layers else ()
+def hooking(*hooks: Hook) -> tuple[Opening, ...]:
+    """What opens hooks around every module call of this thread, inside those already open."""
+    return (wrapping.Installed(_HOOKS), Added(hooks)) if hooks else ()
 
 
 @contextlib.contextmanager
-def hooked(*layers: Layer) -> Iterator[None]:
-    """Open layers around every module call of this thread, inside those already open."""
-    with held(*hooking(*layers)):
+def hooked(*hooks: Hook) -> Iterator[None]:
+    """Open hooks around every module call of this thread, inside those already open."""
+    with held(*hooking(*hooks)):
         yield
 
 
@@ -88,10 +88,10 @@ def installing() -> Opening:
 
 
 class Tagged:
-    """While it is open, this thread's modules are taken apart as if a layer of this scope were
+    """While it is open, this thread's modules are taken apart as if a hook of this scope were
     open, without opening one.
 
-    What is jitted meanwhile gets the arguments that it will get under that layer.
+    What is jitted meanwhile gets the arguments that it will get under that hook.
     """
 
     def __init__(self, scope: Scope):
@@ -121,7 +121,7 @@ def executables_called(*, reported: int = 0) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """A call on its way through the layers.
+    """A call on its way through the hooks.
 
     `owner` is the module whose path is known; `below` is the rest of the path, () for a method of
     the owner. `selected` is the object or type that a filter by type examines.
@@ -138,7 +138,7 @@ class _Call:
 
 
 def _in_linen(owner: Any, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a ToNNX, and send the calls of its Linen modules through the layers too."""
+    """Call a ToNNX, and send the calls of its Linen modules through the hooks too."""
     paths = [(scope.token, scope.path_of(owner)) for scope in _scopes()]
     key = tuple((token, path) for token, path in paths if path is not None)
     with linen.told(owner, linen.Listener(call_inside, _foreign, key)):
@@ -150,8 +150,8 @@ def _foreign(owner: Any, module: Any) -> None:
     for scope in _scopes():
         if scope.path_of(owner) is not None:
             scope.count_unattributed(name)
-    for layer in open_layers():
-        told, scope = layer.unattributed, layer.scope
+    for hook in open_hooks():
+        told, scope = hook.unattributed, hook.scope
         if told is not None and scope is not None and scope.path_of(owner) is not None:
             told(name)
 
@@ -165,7 +165,7 @@ def call_inside(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a method of a Linen submodule through the layers.
+    """Run a method of a Linen submodule through the hooks.
 
     Args:
         owner: the NNX module inside which it is called.
@@ -176,14 +176,14 @@ def call_inside(
 
 
 def _sown(module: Any, name: str, kind: str, variable_type: Any, value: Any) -> Any:
-    """Run a value that the user's module passes to `sow` or `perturb` through the layers."""
+    """Run a value that the user's module passes to `sow` or `perturb` through the hooks."""
     if name in methods(type(module)):
         return value  # nnx.capture(method_outputs=...) sows method outputs, which are seen anyway
     below: Path = (name,)
     method = kind if any(_has_module(scope, module, name) for scope in _scopes()) else CALL
     type_name = variable_type if isinstance(variable_type, str) else variable_type.__name__
     call = _Call(module, below, module, method, lambda: value, kind, type_name, variable_type)
-    return _wrapped_in_layers(call, (TAP_OUTPUT, PERTURBATION, TAP_INPUT))()
+    return _wrapped_in_hooks(call, (TAP_OUTPUT, PERTURBATION, TAP_INPUT))()
 
 
 def _has_module(scope: Scope, module: Any, name: str) -> bool:
@@ -199,7 +199,7 @@ def _called(
     kwargs: dict[str, Any],
     call: _Call | None = None,
 ) -> Any:
-    """Run a method through the layers; `call` describes it if it is not an NNX module's own."""
+    """Run a method through the hooks; `call` describes it if it is not an NNX module's own."""
     ranks = EVERY
     if call is None:
         started.raise_kept()
@@ -223,11 +223,11 @@ def _called(
     if outermost:
         for scope in _scopes():
             scope.renew()
-        needs_scope = any(layer.scope is None for layer in open_layers())
+        needs_scope = any(hook.scope is None for hook in open_hooks())
         _thread.outermost = Scope({(): call.owner}, _OUTERMOST) if needs_scope else None
         _thread.calls = {}
     names = around = None
-    if see_operations(open_layers()):
+    if see_operations(open_hooks()):
         better = gates_of(call.module, call.method)
         closed = functools.partial(opened, ())
         names = inside.Names(functools.partial(_operation, call), better, closed)
@@ -245,10 +245,10 @@ def _called(
                 for scope in scopes:
                     scope.note_unattributed(call.owner)
         if names is None:
-            return _wrapped_in_layers(call, ranks)(*args, **kwargs)
+            return _wrapped_in_hooks(call, ranks)(*args, **kwargs)
         with inside.apart():
             named = dataclasses.replace(call, original=_naming(names, call))
-            out = _wrapped_in_layers(named, ranks)(*args, **kwargs)
+            out = _wrapped_in_hooks(named, ranks)(*args, **kwargs)
         if around is not None:
             around.trails.put(out, names.left)
         return out
@@ -281,7 +281,7 @@ def _naming(names: inside.Names, call: _Call) -> Callable[..., Any]:
 def _operation(
     call: _Call, name: str, primitive: str, run: Callable[..., Any]
 ) -> Callable[..., Any] | None:
-    """An operation within a call, through the layers that select it; None if none does."""
+    """An operation within a call, through the hooks that select it; None if none does."""
     method = f"{call.method if call.method != CALL else ''}@{name}"
     for scope in _scopes():
         path = scope.path_of(call.owner)
@@ -290,7 +290,7 @@ def _operation(
     one = dataclasses.replace(
         call, method=method, original=run, kind="operation", type_name=primitive
     )
-    chain = _wrapped_in_layers(one, EVERY)
+    chain = _wrapped_in_hooks(one, EVERY)
     return None if chain is run else chain
 
 
@@ -298,13 +298,13 @@ _AHEAD = 32  # the limit is raised for this many module calls at a time
 
 
 def _borrow(depth: int) -> None:
-    """Raise Python's recursion limit by the calls that the layers add to the user's calls.
+    """Raise Python's recursion limit by the calls that the hooks add to the user's calls.
 
-    A module call takes a few calls in `wrapping` and this file, and a few for each layer. The
-    innermost call also needs room for what a layer does with its values.
+    A module call takes a few calls in `wrapping` and this file, and a few for each hook. The
+    innermost call also needs room for what a hook does with its values.
     """
-    ahead = _AHEAD * (5 + 4 * len(open_layers())) + (300 if depth == 1 else 0)
-    headroom.borrow(ahead)
+    ahead = _AHEAD * (5 + 4 * len(open_hooks())) + (300 if depth == 1 else 0)
+    recursion_limit.borrow(ahead)
     _thread.borrowed += ahead
     _thread.roomy = depth - 1 + _AHEAD
 
@@ -312,7 +312,7 @@ def _borrow(depth: int) -> None:
 def _return() -> None:
     borrowed, _thread.borrowed, _thread.roomy = _thread.borrowed, 0, 0
     if borrowed:
-        headroom.borrow(-borrowed)
+        recursion_limit.borrow(-borrowed)
 
 
 def _is_within(name: str, function: Any, module: Any) -> bool:
@@ -328,13 +328,13 @@ def _is_within(name: str, function: Any, module: Any) -> bool:
     return any(a is not None and a == b for a, b in paths)
 
 
-def _wrapped_in_layers(call: _Call, ranks: tuple[int, ...]) -> Callable[..., Any]:
-    layers = open_layers()
+def _wrapped_in_hooks(call: _Call, ranks: tuple[int, ...]) -> Callable[..., Any]:
+    hooks = open_hooks()
     chain = _in_python(call.original)
     # by rank; of equal ranks the context entered first is outermost
-    for number in sorted(reversed(range(len(layers))), key=lambda number: -layers[number].rank):
-        if layers[number].rank in ranks:
-            chain = _around(number, layers[number], chain, call)
+    for number in sorted(reversed(range(len(hooks))), key=lambda number: -hooks[number].rank):
+        if hooks[number].rank in ranks:
+            chain = _around(number, hooks[number], chain, call)
     return chain
 
 
@@ -350,9 +350,9 @@ def _in_python(method: Callable[..., Any]) -> Callable[..., Any]:
     return bound
 
 
-def _wrap_in_python(layer: Layer) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function that a layer's `wrap` runs, and its leading arguments."""
-    wrap = layer.wrap
+def _wrap_in_python(hook: Hook) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function that a hook's `wrap` runs, and its leading arguments."""
+    wrap = hook.wrap
     if isinstance(wrap, types.FunctionType):
         return wrap, ()
     if isinstance(wrap, types.MethodType):
@@ -361,24 +361,22 @@ def _wrap_in_python(layer: Layer) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return (function, (wrap,)) if isinstance(function, types.FunctionType) else (wrap, ())
 
 
-def _around(
-    number: int, layer: Layer, inner: Callable[..., Any], call: _Call
-) -> Callable[..., Any]:
-    if call.kind == "operation" and not see_operations((layer,)):
+def _around(number: int, hook: Hook, inner: Callable[..., Any], call: _Call) -> Callable[..., Any]:
+    if call.kind == "operation" and not see_operations((hook,)):
         return inner
-    scope = layer.scope if layer.scope is not None else _thread.outermost
+    scope = hook.scope if hook.scope is not None else _thread.outermost
     path = scope.path_of(call.owner) if scope is not None else None
-    if layer.scope is not None and path is None:
-        looks_alike = type(call.owner) in layer.scope.types and call.module is call.owner
-        if layer.unattributed is not None and looks_alike:
-            layer.unattributed(type(call.owner).__name__)
+    if hook.scope is not None and path is None:
+        looks_alike = type(call.owner) in hook.scope.types and call.module is call.owner
+        if hook.unattributed is not None and looks_alike:
+            hook.unattributed(type(call.owner).__name__)
         return inner
     if path is not None:
         path = (*path, *call.below)
-    if layer.only is not None and not _selects(layer.only, path, call):
+    if hook.only is not None and not _selects(hook.only, path, call):
         return inner
-    layer.matched.add(call.method)
-    wrap, first = _wrap_in_python(layer)
+    hook.matched.add(call.method)
+    wrap, first = _wrap_in_python(hook)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         counter = (number, path if path is not None else id(call.module), call.method)
@@ -408,10 +406,10 @@ _OUTERMOST = "outermost"
 
 def _scopes() -> Iterator[Scope]:
     seen: set[int] = set()
-    for layer in open_layers():
-        if layer.scope is not None and id(layer.scope) not in seen:
-            seen.add(id(layer.scope))
-            yield layer.scope
+    for hook in open_hooks():
+        if hook.scope is not None and id(hook.scope) not in seen:
+            seen.add(id(hook.scope))
+            yield hook.scope
     if _thread.outermost is not None:
         yield _thread.outermost
 
@@ -419,7 +417,7 @@ def _scopes() -> Iterator[Scope]:
 def _tag_of(module: Any) -> Any:
     tagging = _thread.tagging
     own = tagging[-1] if tagging and not jit.is_tracing() else None
-    if own is None and not open_layers():
+    if own is None and not open_hooks():
         return None
     tag = {}
     for scope in _scopes() if own is None else (own, *_scopes()):
@@ -430,7 +428,7 @@ def _tag_of(module: Any) -> Any:
 
 
 def _arrived(module: Any, tag: Any, moved: bool) -> None:
-    if not open_layers():
+    if not open_hooks():
         return
     paths = None if tag is None else dict(tag)
     for scope in _scopes():
@@ -441,17 +439,17 @@ def _arrived(module: Any, tag: Any, moved: bool) -> None:
 
 
 def _compiled(executable: Any) -> None:
-    if open_layers():
-        _compiled_inside[executable] = open_layers()
+    if open_hooks():
+        _compiled_inside[executable] = open_hooks()
 
 
 def _executed(executable: Any) -> None:
-    if open_layers() and _compiled_inside.get(executable) != open_layers():
+    if open_hooks() and _compiled_inside.get(executable) != open_hooks():
         _thread.executables += 1
 
 
 _HOOKS = wrapping.Hooks(
-    active=lambda: bool(open_layers()),
+    active=lambda: bool(open_hooks()),
     call=_called,
     sown=_sown,
     tag_of=_tag_of,

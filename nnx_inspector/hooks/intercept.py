@@ -17,7 +17,7 @@ from flax import nnx
 
 from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.hooks.dispatch import executables_called, hooked
-from nnx_inspector.hooks.layers import INTERCEPTOR, TAP_OUTPUT, Context, Interceptor, Layer
+from nnx_inspector.hooks.hook import INTERCEPTOR, TAP_OUTPUT, Context, Hook, Interceptor
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import Only, Selection, nothing_selected, site_keys
 
@@ -66,8 +66,8 @@ def intercept_methods(
     scope = None if model is None else scope_of(model)
     selection = None if only is None else Selection(only, default_methods="*")
     wrap = interceptor if _is_hashable(interceptor) else _Unhashable(interceptor)
-    layer = Layer(wrap, INTERCEPTOR, selection, scope)
-    with open_layer(layer, model):
+    hook = Hook(wrap, INTERCEPTOR, selection, scope)
+    with open_hook(hook, model):
         yield
 
 
@@ -142,30 +142,30 @@ def _outside() -> int:
 
 
 @contextlib.contextmanager
-def open_layer(layer: Layer, model: nnx.Module | None) -> Iterator[None]:
-    """Open one layer; raises ValueError if its selection matches no site, at once or on leaving."""
-    if layer.only is None:
-        with telling_what_was_not_seen(layer.scope), hooked(layer):
+def open_hook(hook: Hook, model: nnx.Module | None) -> Iterator[None]:
+    """Open one hook; raises ValueError if its selection matches no site, at once or on leaving."""
+    if hook.only is None:
+        with telling_what_was_not_seen(hook.scope), hooked(hook):
             yield
         return
     known = False
     if model is not None:
-        layer.only.require_match(model)
-        known = layer.only.matches_any(model)
+        hook.only.require_match(model)
+        known = hook.only.matches_any(model)
     called: list[_CalledModel] = []
-    remember = Layer(_Remember(layer.only, called), TAP_OUTPUT, None, layer.scope)
-    with telling_what_was_not_seen(layer.scope), hooked(remember, layer):
+    remember = Hook(_Remember(hook.only, called), TAP_OUTPUT, None, hook.scope)
+    with telling_what_was_not_seen(hook.scope), hooked(remember, hook):
         yield
-    if layer.matched:
-        _matched.add(hash(layer))  # later its calls may be in cached programs and go unseen
+    if hook.matched:
+        _matched.add(hash(hook))  # later its calls may be in cached programs and go unseen
         return
-    known = known or any(one.matches for one in called) or hash(layer) in _matched
+    known = known or any(one.matches for one in called) or hash(hook) in _matched
     if called and not known:
-        raise ValueError(nothing_selected(layer.only, called[0].keys))
+        raise ValueError(nothing_selected(hook.only, called[0].keys))
 
 
 _matched: set[int] = set()
-"""Hashes of layers that once matched something; the selection of an equal layer is not a typo."""
+"""Hashes of hooks that once matched something; the selection of an equal hook is not a typo."""
 
 
 @dataclasses.dataclass(frozen=True)

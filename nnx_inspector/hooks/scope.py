@@ -16,7 +16,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.flax_graphs import graph_nodes, links_within
-from nnx_inspector.hooks.lookalikes import Held, Merged, counterparts
+from nnx_inspector.hooks.merged_copies import Held, Merged, counterparts
 from nnx_inspector.hooks.sites import Path, iter_modules, require_module
 
 CLONE: Path = ("", "clone")

@@ -61,7 +61,7 @@ class Commands(Requests):
         for worker in self.workers:
             core.closing.callback(worker.close)
         core.closing.callback(weakly(pages.forget))
-        core.closing.callback(opening.shelf.clear)
+        core.closing.callback(opening.cache.clear)
 
     def meant(self, message: Any) -> tuple[Any, str]:
         """See `Requests`."""

@@ -36,13 +36,13 @@ from nnx_inspector.inspector.metrics import Metrics
 from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.call import Call
+from nnx_inspector.inspector.passes.pass_request import PassRequest, Shown
 from nnx_inspector.inspector.passes.programs import OwnedPasses
-from nnx_inspector.inspector.passes.trials import Shown, Trial
 from nnx_inspector.inspector.values.kept import KeptValues
 from nnx_inspector.inspector.values.opening import Opening, attentions
 from nnx_inspector.live.figures import Observer, gauges_of, ratios_of
 from nnx_inspector.perturbations.perturbed import without_layers
-from nnx_inspector.perturbations.slots import CLEAN, Setting
+from nnx_inspector.perturbations.places import CLEAN, Setting
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace, trace_of
 from nnx_inspector.program.stage import Staged, Tracing
@@ -80,7 +80,7 @@ class Core:
         model: the same model, with the state that passes use.
         example: the last forward pass that was requested.
         stepped: the last pass of a loss that was requested.
-        trial: the last pass that was requested.
+        request: the last pass that was requested.
         shown: the last pass that was made for the screen.
         trace: the calls of the example.
         stacks: its stacked sites, with how many of their layers have sites of their own.
@@ -92,9 +92,9 @@ class Core:
         pending: whether there is a change that the loop has not adopted yet.
         studying: held while a sweep or a study runs.
         opening: opens the arrays of a site.
-        examined: the batch of a pass, read once per pass.
+        batch: the batch of a pass, read once per pass.
         embedded: the inputs of a program that its embeddings receive, found once per program.
-        apart: the sites of a program without words, see `examined.apart`.
+        apart: the sites of a program without words, see `batch.apart`.
         positions: by site, the figures of a text that the screen has shown of this batch.
         opened: the values that the screen has shown.
         compared: the comparisons of two passes that the screen has shown, by their numbers.
@@ -106,13 +106,17 @@ class Core:
     """
 
     def __init__(
-        self, model: nnx.Module, selection: Selection, example: Trial, inputs: Inputs | None = None
+        self,
+        model: nnx.Module,
+        selection: Selection,
+        example: PassRequest,
+        inputs: Inputs | None = None,
     ):
         began = time.monotonic()
         self.watched = self.model = model
         self.inputs = inputs or Inputs()
-        self.entry, self.example, self.trial = example.entry, example, example
-        self.stepped: Trial | None = None
+        self.entry, self.example, self.request = example.entry, example, example
+        self.stepped: PassRequest | None = None
         self._passes: dict[Selection, OwnedPasses] = {}
         self._waiting: dict[str, tuple[str, float]] = {}
         self.given = selection
@@ -133,7 +137,7 @@ class Core:
         self.parts: tuple[object, ...] = ()
         self.recording = Recording()
         self.opening = Opening()
-        self.examined: tuple[Trial, protocol.Inputs] | None = None
+        self.batch: tuple[PassRequest, protocol.Inputs] | None = None
         self.embedded: tuple[Tracing, dict[int, dict[str, bool]]] | None = None
         self.apart = weakref.WeakKeyDictionary[Tracing, tuple[str, ...]]()
         self.positions: dict[str, Answer] = {}
@@ -240,17 +244,17 @@ class Core:
 
     def call(self) -> Call:
         """The last requested pass, with the present model and modes."""
-        return self.trial.call(self.model, self.modes.switches())
+        return self.request.call(self.model, self.modes.switches())
 
-    def keep(self, trial: Trial) -> None:
+    def keep(self, request: PassRequest) -> None:
         """Take a pass for the last one, and for the last of its kind."""
-        self.trial = trial
-        if trial.loss_fn is None:
-            self.example = trial
+        self.request = request
+        if request.loss_fn is None:
+            self.example = request
         else:
-            self.stepped = trial
+            self.stepped = request
 
-    def made(self, which: str) -> Trial:
+    def made(self, which: str) -> PassRequest:
         """The last forward pass ("run"), or the last step.
 
         Raises:
@@ -258,10 +262,10 @@ class Core:
         """
         if self.looping:
             raise InspectorError("A loop is running. Another batch can be chosen after it.")
-        trial = self.example if which == "run" else self.stepped
-        if trial is None:
+        request = self.example if which == "run" else self.stepped
+        if request is None:
             raise InspectorError("There was no step yet: insp.step(loss_fn, batch) makes one.")
-        return trial
+        return request
 
     def example_call(self) -> Call:
         """The forward pass of the example, with the present model and modes."""

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.live.attendance import Expected
-from nnx_inspector.perturbations.slots import (
+from nnx_inspector.live.diagnostics import Expected
+from nnx_inspector.perturbations.places import (
     OFF,
     PARAMETER,
     Data,

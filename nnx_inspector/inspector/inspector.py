@@ -24,19 +24,19 @@ from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.inspector.metrics import require_named
 from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.page import Pages
+from nnx_inspector.inspector.passes.batch import show_inputs
 from nnx_inspector.inspector.passes.entry import entry_of, others_in_words, saying_if_ensemble
-from nnx_inspector.inspector.passes.examined import show_inputs
 from nnx_inspector.inspector.passes.operations import selected
+from nnx_inspector.inspector.passes.pass_request import PassRequest
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.passes.sweeps import Sweeps
-from nnx_inspector.inspector.passes.trials import Trial
 from nnx_inspector.inspector.passes.update import renewed
 from nnx_inspector.inspector.readings import Readings
 from nnx_inspector.inspector.studies.studies import Studies, require_site, study
 from nnx_inspector.inspector.targets import Targets
 from nnx_inspector.lenses.examples import TopExamples
 from nnx_inspector.live.steps import Region, Watching, check_start
-from nnx_inspector.perturbations.slots import Known
+from nnx_inspector.perturbations.places import Known
 from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen.inputs import Decode, Names, inputs_of, passing_on
@@ -127,7 +127,7 @@ class Inspector(Readings):
             entry, model, args, kwargs = entry_of(f, args, kwargs)
             selection = Selection(entry.selecting(only))
             selection.require_match(model)
-            example = Trial(args, kwargs, entry=entry)
+            example = PassRequest(args, kwargs, entry=entry)
             with saying_if_ensemble(model), uncollected():
                 self._core = core = Core(model, selection, example, inputs)
         core.parameters = parameters
@@ -173,7 +173,9 @@ class Inspector(Readings):
         """
         core = self._core.require_open()
         given = args or kwargs
-        return self._rerun.run(Trial(args, kwargs, entry=core.entry) if given else core.example)
+        return self._rerun.run(
+            PassRequest(args, kwargs, entry=core.entry) if given else core.example
+        )
 
     def update(self, *new: Any) -> None:
         """Give the inspector the model's new state; the user's own objects stay as they are.
@@ -231,7 +233,7 @@ class Inspector(Readings):
             What `loss_fn` returns in the perturbed pass.
         """
         core = self._core.require_open()
-        return self._rerun.run(Trial.of_a_loss(loss_fn, args, kwargs, entry=core.entry))
+        return self._rerun.run(PassRequest.of_a_loss(loss_fn, args, kwargs, entry=core.entry))
 
     def push(self, record: Record, *, step: int | None = None, **metrics: Any) -> None:
         """Put a record of your own (from `nni.capture` or `nni.value_and_grad`) on screen.

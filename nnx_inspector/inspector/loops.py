@@ -23,19 +23,19 @@ from flax import nnx
 from nnx_inspector._compat.started import wait_for
 from nnx_inspector.background import weakly
 from nnx_inspector.errors import InspectorError, comes_from_a_handler, raised, warn
-from nnx_inspector.hooks.layers import open_layers
+from nnx_inspector.hooks.hook import open_hooks
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.passes.alike import Alike
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.reports import Reports
-from nnx_inspector.live.attendance import Attendance
 from nnx_inspector.live.beginning import ended
+from nnx_inspector.live.diagnostics import Diagnostics
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session, StepEnd
 from nnx_inspector.live.steps import Region, Step, batches_of, check_every, check_tree, iterate
-from nnx_inspector.perturbations.slots import Setting
+from nnx_inspector.perturbations.places import Setting
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.recordings.layers import Stack
 from nnx_inspector.screen import protocol
@@ -245,7 +245,7 @@ class Loops:
             if self._first:
                 in_region = self._region is not None
                 how: Any = dict(before=0 if in_region else session.inbox.count, in_region=in_region)
-                self._reports.begin(Attendance(session, self._every, core.step, **how))
+                self._reports.begin(Diagnostics(session, self._every, core.step, **how))
             if core.pending and session.company is None:
                 self._take_over(session, core.handles.setting())
             measured = self._between_passes or core.step % self._every == 0
@@ -266,7 +266,7 @@ class Loops:
     def _may_run_bare(self, session: Session) -> bool:
         """Whether the loop goes on while the program that measures a step is compiled."""
         compiled = self._ahead is session and not session.arming
-        if compiled or self._perturbed or not self._spare or open_layers():
+        if compiled or self._perturbed or not self._spare or open_hooks():
             return False
         self._spare -= 1
         return True

@@ -223,7 +223,7 @@ def _message_of(core: Core, record: Record, site: str, *, number: int, axis: int
         id=number,
         site=site,
         each=int(np.max(one.size, initial=0)),
-        source=core.trial.name.lower(),
+        source=core.request.name.lower(),
         units=shown.shape[1],
         more=figures.shape[1] - shown.shape[1],
         why="",

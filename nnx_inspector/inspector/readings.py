@@ -20,7 +20,7 @@ from nnx_inspector.inspector.cost.compilations import Compilation, compilations_
 from nnx_inspector.inspector.diagnosing import Diagnosing, first_nan_in
 from nnx_inspector.inspector.export import write_html
 from nnx_inspector.inspector.panels import compare_with, parameters_at, units_at
-from nnx_inspector.inspector.passes.examined import arguments_of
+from nnx_inspector.inspector.passes.batch import arguments_of
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.studies.studies import Studies, study
 from nnx_inspector.inspector.values.opening import Opening, Part, opened_tree
@@ -28,7 +28,7 @@ from nnx_inspector.inspector.values.reading import look_of, positions_of
 from nnx_inspector.lenses.attribution import Attribution, Method
 from nnx_inspector.lenses.lens import Lens
 from nnx_inspector.lenses.logits import LogitAttribution
-from nnx_inspector.lenses.reading import Norm, Unembed
+from nnx_inspector.lenses.unembedding import Norm, Unembed
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.analysis.operation import Operation
 from nnx_inspector.program.analysis.trace import Trace

@@ -2,7 +2,7 @@
 perturbation does not act, that a site is not seen; and its figures, to a tracker of the user's.
 
 Invariant: each report is shown once in a loop, and warned of once, in the loop's own thread. The
-recorder's thread may gather them. What is certain is decided by `live.attendance`.
+recorder's thread may gather them. What is certain is decided by `live.diagnostics`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import jax
 from nnx_inspector.background import weakly
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
-from nnx_inspector.live.attendance import Attendance
+from nnx_inspector.live.diagnostics import Diagnostics
+from nnx_inspector.live.dropped import losses_of, others_of
 from nnx_inspector.live.inbox import Taken
-from nnx_inspector.live.losses import losses_of, others_of
 from nnx_inspector.live.session import Session
 from nnx_inspector.recordings.layers import NOT_TOLD_APART, layer_key
 from nnx_inspector.trackers.tracker import Tracker
@@ -33,15 +33,15 @@ class Reports:
 
     def __init__(self, core: Core):
         self._core = core
-        self._attendance: Attendance | None = None
+        self._attendance: Diagnostics | None = None
         self._told: set[int] = set()
         self._warnings: list[str] = []
         self._unseen: dict[str, str] = {}
         self.to: Tracker | None = None
         self._writing: Writing | None = None
 
-    def begin(self, attendance: Attendance) -> None:
-        self._attendance, self._told, self._warnings = attendance, set(), []
+    def begin(self, diagnostics: Diagnostics) -> None:
+        self._attendance, self._told, self._warnings = diagnostics, set(), []
         core, self._writing = self._core, None
         if self.to is not None and not (jax.process_index() and core.spread):
             how = core.found, weakly(self._not_written)
@@ -102,29 +102,29 @@ class Reports:
         *,
         step: int | None,
     ) -> None:
-        attendance, core = self._attendance, self._core
-        if attendance is None:
+        diagnostics, core = self._attendance, self._core
+        if diagnostics is None:
             return
         over = step is None
-        attendance.note(count)
+        diagnostics.note(count)
         if step is None:
             step = core.step
         else:
-            attendance.step(step)
+            diagnostics.step(step)
         texts = dict[int, str]()
-        uncalled = attendance.uncalled(over=over)
-        if uncalled is not None or attendance.called:
+        uncalled = diagnostics.uncalled(over=over)
+        if uncalled is not None or diagnostics.called:
             core.recording.miss(uncalled)
         if uncalled is not None:
             texts[MODEL] = f"{uncalled.what}: {uncalled.advice}."
-        idle = attendance.idle(core.handles.expected(taken), session.reached(), passes)
+        idle = diagnostics.idle(core.handles.expected(taken), session.reached(), passes)
         core.handles.tell_idle(idle)
         on = {handle.id: handle for handle in taken}
-        for number, why in attendance.certainly_idle(idle, step, over=over).items():
+        for number, why in diagnostics.certainly_idle(idle, step, over=over).items():
             if number in on:
                 kind = on[number].perturbation.kind_name
                 texts[number] = f"{kind} on {on[number].site!r} is not acting: {why}."
-        for number, why in attendance.misfits.items():
+        for number, why in diagnostics.misfits.items():
             texts[number] = f"{why}, so it changes nothing in such a call."
         for number, text in texts.items():
             if number not in self._told:

@@ -17,7 +17,7 @@ from nnx_inspector.perturbations.apply import check_applies, parameter_keys
 from nnx_inspector.perturbations.base import OfPart
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import chosen_layer
-from nnx_inspector.perturbations.slots import Known, is_live, place_of, require_known
+from nnx_inspector.perturbations.places import Known, is_live, place_of, require_known
 
 
 class Targets:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector._compat.sharding import entry, keeping_sharding, left_to_the_compiler
+from nnx_inspector._compat.sharding import auto_sharded, entry, keeping_sharding
 from nnx_inspector.hooks.sites import closest, parse_key
 from nnx_inspector.lenses.lens import place_names, token_at
 from nnx_inspector.lenses.observed import Observed, and_operations, arrays_in, logits_in, observed
@@ -238,7 +238,7 @@ def _meet(pull: Callable[[Any], Any], value: Any, x: Any) -> Any:
         error, size = (abs(each).reshape(len(x), -1).max(1) for each in (weighted - scaled, scaled))
         return ~jnp.less_equal(error, 16 * jnp.finfo(x.dtype).eps * size).all()
 
-    return left_to_the_compiler(differ, of_all, weighted, powers)
+    return auto_sharded(differ, of_all, weighted, powers)
 
 
 def _along(picked: Any, x: Any, start: Any, method: Method, steps: int) -> Any:
@@ -369,10 +369,10 @@ def _logit(out: Any, chosen: Any, position: int) -> tuple[Callable[[Any], jax.Ar
 
     shape = (*logits.shape[:1], *logits.shape[-1:])
     given = token_at(chosen, shape, what="The logit that output= chooses")
-    classes: Any = left_to_the_compiler(largest, logits) if given is None else given
+    classes: Any = auto_sharded(largest, logits) if given is None else given
 
     def pick(out: Any) -> jax.Array:
-        return left_to_the_compiler(chosen_of, logits_in(out), classes)
+        return auto_sharded(chosen_of, logits_in(out), classes)
 
     def chosen_of(logits: Any, classes: Any) -> jax.Array:
         return jnp.take_along_axis(at_position(logits), jnp.expand_dims(classes, -1), -1)[:, 0]

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import add_note
 from nnx_inspector.hooks.sites import Selection
+from nnx_inspector.lenses.example_search import Enter, Stream
 from nnx_inspector.lenses.extremes import LEAST, MOST, NOBODY, RANDOM, Extremes
 from nnx_inspector.lenses.observed import model_of
-from nnx_inspector.lenses.stream import Enter, Stream
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.function import as_function
 from nnx_inspector.progress import Progress, Report, shown

@@ -20,20 +20,20 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector._compat.sharding import keeping_sharding, left_to_the_compiler
+from nnx_inspector._compat.sharding import auto_sharded, keeping_sharding
 from nnx_inspector.hooks.sites import Only
+from nnx_inspector.lenses.downstream import LINEAR, Downstream, Held, Value
 from nnx_inspector.lenses.observed import Observed, and_operations, logits_in, observed, rows_of
-from nnx_inspector.lenses.reading import (
+from nnx_inspector.lenses.unembedding import (
     Norm,
-    Reading,
     Stream,
     Unembed,
+    Unembedding,
     last_stream,
     no_matrix,
     reading_of,
     streams_of,
 )
-from nnx_inspector.lenses.rest import LINEAR, Held, Place, Rest
 from nnx_inspector.program.marks import INPUT
 from nnx_inspector.stats.summarize import in_words
 
@@ -44,6 +44,8 @@ _Floats = npt.NDArray[np.floating[Any]]
 _Ints = npt.NDArray[np.integer[Any]]
 Decode = Callable[[int], str] | Sequence[str] | Mapping[int, str]
 """Turns a token's number into text."""
+Readout = Unembedding | Downstream
+"""What turns the residual stream into logits."""
 _ROUNDING = 0.01
 """How far a sum of probabilities may be from 1."""
 
@@ -213,32 +215,37 @@ def lens(
 
 
 def readings(
-    one: Observed, reading: Reading, place: Place, last: jax.Array, distribution: bool
-) -> list[Reading | Rest]:
+    one: Observed, reading: Unembedding, place: Value, last: jax.Array, distribution: bool
+) -> list[Readout]:
     """The ways in which logits may be read from the stream at a place, the preferred one first."""
     takes_it = reading.stream[-1:] in ((), last.shape[-1:])
-    found: list[Reading | Rest] = [reading] if reading.unembed and takes_it else []
-    rest = Rest(one, *place, distribution)
+    found: list[Readout] = [reading] if reading.unembed and takes_it else []
+    rest = Downstream(one, *place, distribution)
     return [*found, rest] if reading.proposed and rest.possible else found
 
 
-def names_of(read: Reading | Rest) -> tuple[str, str]:
+def names_of(read: Readout) -> tuple[str, str]:
     """The names of the unembedding and the norm of a reading."""
-    return (read.words, "") if isinstance(read, Rest) else (read.unembed, read.norm)
+    return (read.words, "") if isinstance(read, Downstream) else (read.unembed, read.norm)
 
 
 def explaining(
-    one: Observed, reads: Sequence[Reading | Rest], last: jax.Array, own: Any, *, required: bool
-) -> tuple[Reading | Rest, float | None]:
+    one: Observed,
+    reads: Sequence[Readout],
+    last: jax.Array,
+    own: Any,
+    *,
+    required: bool,
+) -> tuple[Readout, float | None]:
     """The first reading that turns its last stream into the model's own logits, and how far off it
     is.
 
     Raises:
         ValueError: none does, and one is required; or nothing makes logits.
     """
-    found: list[tuple[Reading | Rest, float | None]] = []
+    found: list[tuple[Readout, float | None]] = []
     for read in reads:
-        if isinstance(read, Rest) and not makes_logits(read, last, own):
+        if isinstance(read, Downstream) and not makes_logits(read, last, own):
             continue
         gap = gap_between(jax.jit(read)(last), own)
         found.append((read, gap))
@@ -247,12 +254,12 @@ def explaining(
     if not found:
         raise ValueError(no_matrix(one))
     if required:
-        place = next((read for read in reads if isinstance(read, Rest)), None)
+        place = next((read for read in reads if isinstance(read, Downstream)), None)
         raise ValueError(_unexplained(one, place, found[0], own))
     return found[0]
 
 
-def makes_logits(rest: Rest, last: jax.Array, own: Any) -> bool:
+def makes_logits(rest: Downstream, last: jax.Array, own: Any) -> bool:
     """Whether a matrix makes logits from what enters at a place."""
     held = Held(own.shape[-1])
 
@@ -265,7 +272,10 @@ def makes_logits(rest: Rest, last: jax.Array, own: Any) -> bool:
 
 
 def _unexplained(
-    one: Observed, rest: Rest | None, best: tuple[Reading | Rest, float | None], own: Any
+    one: Observed,
+    rest: Downstream | None,
+    best: tuple[Readout, float | None],
+    own: Any,
 ) -> str:
     unembed, norm = names_of(best[0])
     how = " after ".join(filter(None, (unembed, norm)))
@@ -280,13 +290,13 @@ def _unexplained(
     )
 
 
-def _read(reading: Reading | Rest, k: int) -> Any:
+def _read(reading: Readout, k: int) -> Any:
     @jax.jit
     def read(stack: Any, last: Any, wanted: Any) -> Any:
-        chosen = left_to_the_compiler(largest, reading(last)) if wanted is None else wanted
+        chosen = auto_sharded(largest, reading(last)) if wanted is None else wanted
 
         def one(x: Any) -> Any:
-            return left_to_the_compiler(ranked, reading(x), chosen)
+            return auto_sharded(ranked, reading(x), chosen)
 
         tokens, top, probability, rank = jax.lax.map(one, stack)
         return tokens, top, chosen, probability, rank
@@ -404,7 +414,7 @@ def gap_between(last: jax.Array, own: jax.Array | None) -> float | None:
         gap = jnp.abs(jnp.where(known, last - own, 0)).max()
         return jnp.where(known.any(), gap, jnp.nan)
 
-    return float(left_to_the_compiler(largest, last, own))
+    return float(auto_sharded(largest, last, own))
 
 
 def fits(gap: float | None, own: jax.Array | None) -> bool:

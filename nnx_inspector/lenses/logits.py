@@ -19,11 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector._compat.sharding import keeping_sharding, left_to_the_compiler
+from nnx_inspector._compat.sharding import auto_sharded, keeping_sharding
 from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
-from nnx_inspector.lenses.addends import Addend
+from nnx_inspector.lenses.downstream import LINEAR, Held
 from nnx_inspector.lenses.lens import (
     Decode,
+    Readout,
     as_logits,
     explaining,
     names_of,
@@ -33,16 +34,16 @@ from nnx_inspector.lenses.lens import (
     token_at,
 )
 from nnx_inspector.lenses.observed import Observed, and_operations, logits_in, observed, rows_of
-from nnx_inspector.lenses.reading import (
+from nnx_inspector.lenses.residual_terms import ResidualTerm
+from nnx_inspector.lenses.unembedding import (
     Norm,
-    Reading,
     Unembed,
+    Unembedding,
     last_stream,
     no_matrix,
     reading_of,
     selects,
 )
-from nnx_inspector.lenses.rest import LINEAR, Held, Rest
 from nnx_inspector.program.marks import INPUT, OUTPUT
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ _End = tuple[str, str, int, tuple[int, ...]]
 """The site, the part, the number of the array, and its shape, of the final stream."""
 
 
-def _addends(one: Observed, reading: Reading) -> tuple[_End, tuple[Addend, ...]]:
+def _addends(one: Observed, reading: Unembedding) -> tuple[_End, tuple[ResidualTerm, ...]]:
     """Where the final stream is, and its addends."""
     ends: list[_End] = []
     first = reading.norm or reading.unembed
@@ -229,7 +230,7 @@ def _adds_nothing(chosen: Selection, one: Observed) -> str:
     )
 
 
-def _divide(read: Reading | Rest, distribution: bool) -> Any:
+def _divide(read: Readout, distribution: bool) -> Any:
     @jax.jit
     def divide(stream: Any, terms: Sequence[Any], wanted: Any, other: Any) -> Any:
         stream = stream.astype(jnp.float32)
@@ -248,7 +249,7 @@ def _divide(read: Reading | Rest, distribution: bool) -> Any:
         last = logits if out is None or distribution else out.astype(jnp.float32)
         if last.shape != logits.shape:  # what comes after it is of another form
             last = logits
-        token = left_to_the_compiler(_largest, last) if wanted is None else wanted
+        token = auto_sharded(_largest, last) if wanted is None else wanted
         onehot = keeping_sharding(_onehot, logits, token, other)
         direction = pull(onehot)[0]
         summed = (*range(logits.ndim - 1, stream.ndim - 1), -1)  # of a pooling, the positions too
@@ -264,7 +265,7 @@ def _divide(read: Reading | Rest, distribution: bool) -> Any:
             return jnp.stack([*found, rest, before - whole]), logit, logit - before
 
         args = stream, direction, terms, onehot, (logits, last)
-        contributions, logit, beyond = left_to_the_compiler(added, *args)
+        contributions, logit, beyond = auto_sharded(added, *args)
         return contributions, token, logit, None if last is logits else beyond
 
     return divide
@@ -281,7 +282,7 @@ def _onehot(logits: jax.Array, token: jax.Array, other: jax.Array | None) -> jax
     return found[0] - sum(found[1:], jnp.zeros_like(found[0]))
 
 
-def _not_linear(read: Reading | Rest) -> str:
+def _not_linear(read: Readout) -> str:
     unembed, norm = names_of(read)
     return (
         f"What {' after '.join(filter(None, (unembed, norm)))!r} does to the residual stream is "

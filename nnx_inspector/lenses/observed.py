@@ -21,7 +21,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector.arrays import is_array, require_examples
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.layers import unwatched
+from nnx_inspector.hooks.hook import unwatched
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import (
     Selection,
@@ -31,11 +31,11 @@ from nnx_inspector.hooks.sites import (
     parse_key,
     site_key,
 )
-from nnx_inspector.lenses.addends import Walk
+from nnx_inspector.lenses.residual_terms import Walk
 from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Function, as_function, roots_of
-from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.rewrite import evaluate
@@ -207,10 +207,10 @@ def observed(
             f"outside jit, grad and vmap."
         )
     model = model_of(function, args, kwargs, what)
-    layers = marking_layers(Selection(only), inputs=True)
+    hooks = marking_hooks(Selection(only), inputs=True)
     with unchecked(), unwatched():
         try:
-            with staged(function, args, kwargs, layers, roots={(): model}, known=known) as stage:
+            with staged(function, args, kwargs, hooks, roots={(): model}, known=known) as stage:
                 require_staged(stage)
                 require_examples(stage.arrays, what)
                 one = Observed(model, stage, _calls(stage))

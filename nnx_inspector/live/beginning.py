@@ -18,9 +18,9 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.flax_graphs import hold
-from nnx_inspector.hooks.layers import Context
+from nnx_inspector.hooks.hook import Context
 from nnx_inspector.hooks.sites import Path, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.program.structure import is_observable, is_whole
@@ -71,7 +71,7 @@ def path_within(context: Context, path: Path) -> str:
     return f"{context.path}/{inner}" if context.path else inner
 
 
-@ours()
+@internal_config()
 def ended(model: nnx.Module, facts: Facts | None, step: int) -> Facts:
     """The facts about the parameters that are not finite after the last step of a loop.
 

@@ -24,15 +24,15 @@ from flax import nnx
 from jax.core import ShapedArray
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.launching.rules import noting_rules, rule_here
-from nnx_inspector.hooks.layers import Context, open_layers, opened, restore_layers
+from nnx_inspector.hooks.hook import Context, open_hooks, opened, restore_hooks
 from nnx_inspector.hooks.sites import CALL, parse_key, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.live.beginning import Held, arguments_of, held_by_call, path_within, reading
 from nnx_inspector.live.messages import Begun, listeners
 from nnx_inspector.perturbations.apply import parameter_rules
-from nnx_inspector.perturbations.slots import (
+from nnx_inspector.perturbations.places import (
     PARAMETER,
     ROW,
     Place,
@@ -120,7 +120,7 @@ class Watch:
     """The hook of a session. It holds only names, numbers and places: equal hooks share programs.
 
     `inside` marks the hook for calls within a pass: a block that is jitted by itself has one
-    program there, and another one where it is called directly, as a pass of its own. `aside` has no
+    program there, and another one where it is called directly, as a pass of its own. `salt` has no
     effect but another key for jit's caches; see `live.programs.passing`.
     """
 
@@ -131,7 +131,7 @@ class Watch:
     places: tuple[Place, ...]
     parameters: bool | frozenset[str] = True
     inside: bool = False
-    aside: int = 0
+    salt: int = 0
 
     @staticmethod
     def owner_of(session: int) -> Any:
@@ -148,9 +148,9 @@ class Watch:
             return next_fun(*args, **kwargs)
         run = run_here(self.session) if self.inside else None
         if run is None:
-            if self.aside:  # jax was to start the next program, and this call is none
-                restore_layers()
-                return dataclasses.replace(self, aside=0)(next_fun, args, kwargs, context)
+            if self.salt:  # jax was to start the next program, and this call is none
+                restore_hooks()
+                return dataclasses.replace(self, salt=0)(next_fun, args, kwargs, context)
             inside = dataclasses.replace(self, inside=True)
             with self._replaced_by(inside):
                 with opened(()):
@@ -258,7 +258,7 @@ class Watch:
             found.unseen[site] = why
 
     def _replaced_by(self, hook: Watch) -> Any:
-        layers = open_layers()
+        layers = open_hooks()
         inner = (dataclasses.replace(x, wrap=hook) if x.wrap == self else x for x in layers)
         return opened(tuple(inner))
 
@@ -333,7 +333,7 @@ def _acted(x: Any, one: Any, *, name: str) -> Any:
     return one.apply_at(x, name)
 
 
-@ours()
+@internal_config()
 def _of_member(on: Any, rows: Sequence[int], number: Any, count: int) -> Any:
     return on & (number == rows[0] % count)
 

@@ -13,7 +13,7 @@ from collections.abc import Set
 from typing import Any, Protocol
 
 from nnx_inspector.live.inbox import Inbox
-from nnx_inspector.perturbations.slots import Place, Setting
+from nnx_inspector.perturbations.places import Place, Setting
 from nnx_inspector.program.function import WatchedCall
 
 GRADIENT = "gradient"

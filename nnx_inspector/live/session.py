@@ -23,7 +23,7 @@ from nnx_inspector._compat.started import Following
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import comes_from_a_handler
 from nnx_inspector.hooks.dispatch import Tagged, hooking
-from nnx_inspector.hooks.layers import TAP_OUTPUT, Layer
+from nnx_inspector.hooks.hook import TAP_OUTPUT, Hook
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sites, site_key
 from nnx_inspector.live.figures import Observer, Summaries, of_one_step, told_gauges, update_ratios
@@ -36,7 +36,7 @@ from nnx_inspector.live.programs.recompile import JitCalls, Listening
 from nnx_inspector.live.programs.variants import Chosen, Variants
 from nnx_inspector.live.programs.whose import Whose
 from nnx_inspector.opening import Opening, held
-from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, has_room
+from nnx_inspector.perturbations.places import CLEAN, Place, Setting, has_room
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.layers import Stack, leaf_of, one_of, told_apart
 from nnx_inspector.recordings.passes import QUANTITIES
@@ -297,8 +297,8 @@ class Session:
         """Sample every `every`-th of the next passes, 0 for none; see `Inbox.every`."""
         self.inbox.every = every
 
-    def hook(self, places: tuple[Place, ...]) -> Layer:
-        """The watching layer, with room for these places."""
+    def hook(self, places: tuple[Place, ...]) -> Hook:
+        """The watching hook, with room for these places."""
         self._scope.renew()
         if self._scope.readings != self._readings:
             self._read_keys()
@@ -306,7 +306,7 @@ class Session:
         some = self.measured is not None or self.selection.terms != (None,)
         those = self.parameters and (parameters_of(keys, self._unmeasured) if some else True)
         watch = Watch(self.number, keys, self._unmeasured, self.gradients, places, those)
-        return Layer(watch, TAP_OUTPUT, self.selection, self._scope, watches=True)
+        return Hook(watch, TAP_OUTPUT, self.selection, self._scope, watches=True)
 
     @property
     def lacks_room(self) -> bool:
@@ -338,10 +338,10 @@ class Session:
             return True
         self._wanted, hook = places, self.hook(places)
 
-        def instead(layer: Layer) -> Layer:
-            if not self.is_mine(layer):
-                return layer
-            inside = cast(Watch, layer.wrap).inside
+        def instead(old: Hook) -> Hook:
+            if not self.is_mine(old):
+                return old
+            inside = cast(Watch, old.wrap).inside
             wrap = dataclasses.replace(cast(Watch, hook.wrap), inside=inside)
             return dataclasses.replace(hook, wrap=wrap)
 
@@ -392,8 +392,8 @@ class Session:
         self.errors.append(f"compiling ahead: {type(error).__name__}: {error}")
         self.on_armed()
 
-    def is_mine(self, layer: Layer) -> bool:
-        return isinstance(layer.wrap, Watch) and layer.wrap.session == self.number
+    def is_mine(self, hook: Hook) -> bool:
+        return isinstance(hook.wrap, Watch) and hook.wrap.session == self.number
 
     def opening(self) -> tuple[Opening, ...]:
         """While these are open, every pass is watched that this thread makes, with room for the

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from nnx_inspector.hooks.layers import Layer
+from nnx_inspector.hooks.hook import Hook
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Only, Selection, module_sites
-from nnx_inspector.perturbations import perturbed, slots
+from nnx_inspector.perturbations import perturbed, places
 from nnx_inspector.perturbations.base import OfPart, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import (
@@ -30,7 +30,7 @@ from nnx_inspector.perturbations.perturbed import (
     check_layers,
     why_unseen,
 )
-from nnx_inspector.perturbations.slots import (
+from nnx_inspector.perturbations.places import (
     Live,
     Place,
     Setting,
@@ -40,25 +40,25 @@ from nnx_inspector.perturbations.slots import (
 )
 from nnx_inspector.perturbations.substitute import ParameterRule, perturbed_parameters
 from nnx_inspector.perturbations.values import Perturbation, Scale
-from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import OUTPUT
-from nnx_inspector.program.stage import LayersOf, Staged
+from nnx_inspector.program.stage import HooksOf, Staged
 from nnx_inspector.program.survey import Marked, Survey
 
 
-def layers_for(selection: Selection, received: Iterable[str]) -> LayersOf:
-    """The layers that mark the selected outputs, and the inputs of the given sites."""
+def hooks_for(selection: Selection, received: Iterable[str]) -> HooksOf:
+    """The hooks that mark the selected outputs, and the inputs of the given sites."""
     sites = list(dict.fromkeys(received))
     inputs = Selection(sites) if sites else None
 
-    def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
-        of_outputs = marking_layers(selection, inputs=False)(scope, owner)
+    def hooks(scope: Scope, owner: Any) -> Sequence[Hook]:
+        of_outputs = marking_hooks(selection, inputs=False)(scope, owner)
         if inputs is None:
             return of_outputs
-        _, of_inputs = marking_layers(inputs, inputs=True)(scope, owner)
+        _, of_inputs = marking_hooks(inputs, inputs=True)(scope, owner)
         return [*of_outputs, of_inputs]
 
-    return layers
+    return hooks
 
 
 def at_marks(
@@ -225,7 +225,7 @@ class _Switched(ParameterPerturbation):
         return self._data.kind_name
 
     def apply(self, x: jax.Array, name: str) -> jax.Array:
-        return slots.applied(self.place, self.on, self.leaves, x, name)
+        return places.applied(self.place, self.on, self.leaves, x, name)
 
     def why_not(self, x: Any) -> Any:
         return self._data.why_not(x)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from jax.tree_util import GetAttrKey
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.arrays import is_array, own_attribute, shape_of
 
@@ -44,7 +44,7 @@ def kind(*, compared: bool = False, checked: bool = False) -> Callable[[type[T]]
     def decorate(cls: type[T]) -> type[T]:
         for name in ("apply", "apply_at"):
             if name in vars(cls) and not checked:
-                setattr(cls, name, ours()(vars(cls)[name]))
+                setattr(cls, name, internal_config()(vars(cls)[name]))
         return _as_pytree(dataclasses.dataclass(frozen=True, eq=compared)(cls))
 
     return decorate
@@ -280,7 +280,7 @@ class OfPart(Kind):
         named |= {} if self.example is None else {"example": int(self.example)}
         return f".only({', '.join(f'{name}={value}' for name, value in named.items())})"
 
-    @ours()
+    @internal_config()
     def where(self, shape: tuple[int, ...]) -> jax.Array:
         """True where an array of this shape is perturbed; it broadcasts to the shape."""
         on = jnp.ones((1,) * len(shape), jnp.bool_)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.jaxprs import open_jaxpr, sub_jaxprs
 from nnx_inspector.arrays import is_array, shape_of
 from nnx_inspector.program.marks import CHANGE, OUTPUT, mark
@@ -111,7 +111,7 @@ class OutputChange:
     top1_changed: float | None = None
 
 
-@ours()
+@internal_config()
 def output_change(clean: Any, perturbed: Any, *, logits: Logits = None) -> OutputChange:
     """Compare two results of one call on the host, in float64.
 
@@ -138,20 +138,20 @@ def output_change(clean: Any, perturbed: Any, *, logits: Logits = None) -> Outpu
     )
 
 
-@ours()
+@internal_config()
 def relative_change(clean: Any, perturbed: Any) -> float | None:
     """`OutputChange.relative` of two pytrees, on the host in float64."""
     pairs = _pairs(np, clean, perturbed)
     return _known(_relative, pairs) if pairs else None
 
 
-@ours()
+@internal_config()
 def kl_divergence(clean: Any, perturbed: Any) -> float | None:
     """`OutputChange.kl` of two arrays of logits `[..., classes]`, on the host in float64."""
     return _known(lambda xp, pairs: _kl(xp, *pairs[0]), _pairs(np, clean, perturbed), of=_no_logits)
 
 
-@ours()
+@internal_config()
 def top1_changed(clean: Any, perturbed: Any) -> float | None:
     """`OutputChange.top1_changed` of two arrays of logits `[..., classes]`, on the host."""
     return _known(
@@ -179,20 +179,20 @@ def _known(measure: Any, pairs: Any, *, of: Callable[[Any], bool] = _nothing) ->
 # -------------------------------------------------------------- in a program
 
 
-@ours()
+@internal_config()
 def relative_change_in_trace(clean: Any, perturbed: Any) -> jax.Array:
     """`OutputChange.relative` as a scalar of at least float32; NaN stands for None."""
     pairs = _pairs(jnp, clean, perturbed)
     return _relative(jnp, pairs) if pairs else jnp.float32(jnp.nan)
 
 
-@ours()
+@internal_config()
 def kl_divergence_in_trace(clean: Any, perturbed: Any) -> jax.Array:
     """`OutputChange.kl` as a scalar of at least float32."""
     return _kl(jnp, _wide(jnp, clean), _wide(jnp, perturbed))
 
 
-@ours()
+@internal_config()
 def top1_changed_in_trace(clean: Any, perturbed: Any) -> jax.Array:
     """`OutputChange.top1_changed` as a scalar of at least float32."""
     return _top1(jnp, _wide(jnp, clean), _wide(jnp, perturbed))

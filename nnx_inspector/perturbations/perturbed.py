@@ -17,19 +17,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.sites import Only, Selection, of_operation
 from nnx_inspector.perturbations.base import Kind, Perturbation, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.slots import loud, nothing_to_perturb, refusal, switched
+from nnx_inspector.perturbations.places import loud, nothing_to_perturb, refusal, switched
 from nnx_inspector.perturbations.substitute import (
     ParameterRule,
     perturbed_parameters,
     with_own_parameters,
 )
 from nnx_inspector.program.function import as_function
-from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import INPUT, OUTPUT, mapped_first
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import Staged, staged
@@ -131,8 +131,8 @@ def perturbed(f: Any) -> Callable[..., Any]:
         rules = _rules(perturbations)
         inputs = any(rule.of(INPUT) for rule in rules)
         patterns = [rule.pattern for rule in rules if rule.of(OUTPUT) or rule.of(INPUT)]
-        layers = marking_layers(Selection(patterns or None), inputs=inputs)
-        with staged(function, args, kwargs, layers, may_run=True) as stage:
+        hooks = marking_hooks(Selection(patterns or None), inputs=inputs)
+        with staged(function, args, kwargs, hooks, may_run=True) as stage:
             require_staged(stage)
             if not stage.eager:
                 _check(stage, rules)
@@ -236,7 +236,7 @@ def _checked_at(stage: Staged) -> Callable[[Perturbation, Marked], None]:
     return lambda one, mark: check_fits(one, mark, stage)
 
 
-@ours()
+@internal_config()
 def _is_on(act: Act, site: str, rows: Rows) -> Any:
     """Whether an act is active in this iteration of the enclosing scans."""
     on = act.on[tuple(row for row, _ in rows)] if jnp.ndim(act.on) else act.on

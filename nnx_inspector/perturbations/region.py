@@ -26,16 +26,16 @@ from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.interpreter import interpreted, kept_apart
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.dispatch import hooked
-from nnx_inspector.hooks.inside import kernels
-from nnx_inspector.hooks.intercept import open_layer
-from nnx_inspector.hooks.layers import (
+from nnx_inspector.hooks.hook import (
     PERTURBATION,
     TAP_OUTPUT,
     Context,
-    Layer,
-    open_layers,
+    Hook,
+    open_hooks,
     opened,
 )
+from nnx_inspector.hooks.inside import kernels
+from nnx_inspector.hooks.intercept import open_hook
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import Only, Selection, module_sites
@@ -43,7 +43,7 @@ from nnx_inspector.opening import held
 from nnx_inspector.perturbations.base import OfPart, Perturbation
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import Act, Rows, arrays_of, at_marks, chosen_layer
-from nnx_inspector.perturbations.slots import (
+from nnx_inspector.perturbations.places import (
     data_of,
     nothing_to_perturb,
     placed_alike,
@@ -269,7 +269,7 @@ class _InLayer:
             with opened(()):
                 return evaluate(found, values, plan=plan)[0]
 
-        inside = tuple(layer for layer in open_layers() if layer.wrap != self)
+        inside = tuple(hook for hook in open_hooks() if hook.wrap != self)
         with opened(inside), interpreted(entered):
             return next_fun(*args, **kwargs)
 
@@ -395,14 +395,14 @@ def _opened(
     scope: Scope | None,
     model: nnx.Module | None,
 ) -> Iterator[None]:
-    """Open the layers of a region."""
+    """Open the hooks of a region."""
     if not rows:
-        with open_layer(Layer(_Perturb(numbers), PERTURBATION, selection, scope), model):
+        with open_hook(Hook(_Perturb(numbers), PERTURBATION, selection, scope), model):
             yield
         return
-    outermost = Layer(_InLayer(numbers, rows, selection), TAP_OUTPUT, Selection("**:*"), scope)
-    mark = Layer(_Mark(numbers.token, at), PERTURBATION, selection, scope)
-    with hooked(outermost), open_layer(mark, model):
+    outermost = Hook(_InLayer(numbers, rows, selection), TAP_OUTPUT, Selection("**:*"), scope)
+    mark = Hook(_Mark(numbers.token, at), PERTURBATION, selection, scope)
+    with hooked(outermost), open_hook(mark, model):
         yield
 
 

@@ -24,7 +24,7 @@ from nnx_inspector.hooks.sites import Path, Selection, nothing_selected, site_ke
 from nnx_inspector.hooks.variables import contents, variables_by_path
 from nnx_inspector.perturbations.base import Refusal
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.slots import loud, misfit, refusal
+from nnx_inspector.perturbations.places import loud, misfit, refusal
 from nnx_inspector.program.analysis.equations import ROW, bodies_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.stage import Staged, array_names

@@ -1,7 +1,7 @@
 """`sweep`: the effect of perturbing each site alone, measured by one compiled program.
 
-The pass is traced once, with a gate at each site (`gates`), and vmapped over which gate is open,
-in chunks that fit in memory. Invariant: the model, its RNG streams, statistics and optimizer do
+The pass is traced once, with a mask at each site (`sweep_masks`), and vmapped over which mask is
+on, in chunks that fit in memory. Invariant: the model, its RNG streams, statistics and optimizer do
 not change, and each row equals a pass of `perturbed` with that site alone.
 """
 
@@ -21,10 +21,10 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import unchecked
-from nnx_inspector._compat.sharding import left_to_the_compiler
+from nnx_inspector._compat.sharding import auto_sharded
 from nnx_inspector.arrays import is_array, require_examples
 from nnx_inspector.errors import InspectorError, add_note
-from nnx_inspector.hooks.layers import TAP_OUTPUT, Context, Layer, unwatched, without
+from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook, unwatched, without
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Only, Selection, require_module
 from nnx_inspector.perturbations.effects import (
@@ -34,13 +34,13 @@ from nnx_inspector.perturbations.effects import (
     relative_change_in_trace,
     top1_changed_in_trace,
 )
-from nnx_inspector.perturbations.gates import NONE, Gates, Open, default_of, gates_of
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
+from nnx_inspector.perturbations.sweep_masks import NONE, On, SweepMasks, default_of, masks_of
 from nnx_inspector.perturbations.values import Perturbation, Zero
 from nnx_inspector.program.analysis.cost import available_bytes, peak_bytes
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Function
-from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import INPUT, mark_tree
 from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.rewrite import evaluate
@@ -181,11 +181,11 @@ def swept(
         ):
             require_staged(stage)
             require_examples(stage.arrays, "sweep")
-            gates = gates_of(stage, selection.terms, kind, layers=layers, units=units)
-            report(0, len(gates.names))
+            masks = masks_of(stage, selection.terms, kind, layers=layers, units=units)
+            report(0, len(masks.names))
             if perturbation is None and units is None:
-                kind = default_of(stage, gates.first, RESULT)
-            one = _Pass(stage, gates, kind, logits, of_a_loss, root)
+                kind = default_of(stage, masks.first, RESULT)
+            one = _Pass(stage, masks, kind, logits, of_a_loss, root)
             program = _compiled(one, chunk)
         return _frame(program, report, kind.kind_name)
 
@@ -244,21 +244,21 @@ class _MarkResult:
 
 
 def _marking(selection: Selection, root: str, *, inputs: bool) -> Any:
-    of_sites = marking_layers(selection, inputs=inputs)
+    of_sites = marking_hooks(selection, inputs=inputs)
 
-    def layers(scope: Scope, owner: Any) -> list[Layer]:
-        result = Layer(_MarkResult(owner), TAP_OUTPUT, Selection(["", root]), scope)
+    def hooks(scope: Scope, owner: Any) -> list[Hook]:
+        result = Hook(_MarkResult(owner), TAP_OUTPUT, Selection(["", root]), scope)
         return [result, *of_sites(scope, owner)]
 
-    return layers
+    return hooks
 
 
 @dataclasses.dataclass(frozen=True)
 class _Pass:
-    """One pass with one gate open, and its measures."""
+    """One pass with one mask on, and its measures."""
 
     stage: Staged
-    gates: Gates
+    masks: SweepMasks
     perturbation: Perturbation
     logits: Logits
     of_a_loss: bool
@@ -276,12 +276,12 @@ class _Pass:
     def _scalars(self, out: list[Any]) -> dict[str, Any]:
         return _scalars(self.stage.finish(out, update=False)) if self.of_a_loss else {}
 
-    def run(self, is_open: Open, data: tuple[Any, ...]) -> tuple[Any, Any, Any]:
-        """The scalars of `names`, what the model returned, and whether the open gate was passed."""
+    def run(self, is_on: On, data: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+        """The scalars of `names`, the result, and whether the call passed the mask that is on."""
         inputs, consts, leaves = data
         one = jax.tree.unflatten(jax.tree.structure(self.perturbation), leaves)
         survey = dataclasses.replace(self.stage.survey, consts=tuple(consts))
-        perturb = self.gates.perturb(self.stage, one, is_open)
+        perturb = self.masks.perturb(self.stage, one, is_on)
         keep = Keep(values=True, parts=(RESULT,))
         plan = Plan(summarise=False, perturb=perturb, keep=keep)
         out, seen = evaluate(survey, inputs, plan=plan)
@@ -295,7 +295,7 @@ class _Pass:
             ]
         else:
             results = [[x for x in out[: self.stage.outputs] if is_number(x.dtype)]]
-        return scalars, results, self.gates.reached(survey, seen, is_open)
+        return scalars, results, self.masks.reached(survey, seen, is_on)
 
     @property
     def _results(self) -> list[Marked]:
@@ -323,17 +323,17 @@ class _Pass:
                 found["top1_changed"] = top1_changed_in_trace(*pair)
         return found
 
-    def program(self, is_open: Open, is_first: Any, clean: Any, data: Any) -> Any:
-        """One chunk: a pass for each row of `is_open`.
+    def program(self, is_on: On, is_first: Any, clean: Any, data: Any) -> Any:
+        """One chunk: a pass for each row of `is_on`.
 
         The first pass of the first chunk is the clean one; its results are passed to the other
         chunks.
         """
-        if len(next(iter(is_open.values()))) == 1:  # some primitives have no batching rule
-            made = self.run({site: gate[0] for site, gate in is_open.items()}, data)
+        if len(next(iter(is_on.values()))) == 1:  # some primitives have no batching rule
+            made = self.run({site: mask[0] for site, mask in is_on.items()}, data)
             made = jax.tree.map(lambda x: jnp.asarray(x)[None], made)
         else:
-            made = jax.vmap(self.run, in_axes=(0, None))(is_open, data)
+            made = jax.vmap(self.run, in_axes=(0, None))(is_on, data)
         scalars, results, reached = made
         size = len(reached)
 
@@ -342,7 +342,7 @@ class _Pass:
             changes = jax.vmap(self.changes, in_axes=(None, 0), axis_size=size)(clean, results)
             return clean, changes
 
-        clean, changes = left_to_the_compiler(compared, clean, results, is_first)
+        clean, changes = auto_sharded(compared, clean, results, is_first)
         return scalars, changes, reached, clean
 
 
@@ -376,24 +376,24 @@ class _Program:
     """A compiled program of `chunk` passes."""
 
     compiled: Any
-    gates: Gates
+    masks: SweepMasks
     names: tuple[str, ...]
     chunk: int
     clean: Any
     data: Any
 
     def chunks(self) -> Iterator[list[dict[str, float]]]:
-        """The measures of the clean pass and then of each gate, chunk by chunk."""
-        numbers = np.arange(NONE, len(self.gates.names))
+        """The measures of the clean pass and then of each mask, chunk by chunk."""
+        numbers = np.arange(NONE, len(self.masks.names))
         clean, is_first = self.clean, True
         where = self.compiled.input_shardings[0][2]
         for start in range(0, len(numbers), self.chunk):
             part = numbers[start : start + self.chunk]
             filled = np.pad(part, (0, self.chunk - len(part)), constant_values=NONE)
-            is_open = self.gates.only(filled)
+            is_on = self.masks.only(filled)
             clean = jax.tree.map(jax.device_put, clean, where)
-            with without(lambda layer: True):  # the program contains their hooks
-                *found, clean = self.compiled(is_open, np.bool_(is_first), clean, self.data)
+            with without(lambda hook: True):  # the program contains their hooks
+                *found, clean = self.compiled(is_on, np.bool_(is_first), clean, self.data)
             scalars, changes, reached = jax.device_get(found)
             is_first = False
             yield [
@@ -406,10 +406,10 @@ class _Program:
 
 def _compiled(one: _Pass, chunk: int | None) -> _Program:
     """The program, with as many passes at once as were asked for or fit in memory."""
-    data, count = one.data, len(one.gates.names) + 1
-    alone = {site: gate[0] for site, gate in one.gates.only(np.array([NONE])).items()}
+    data, count = one.data, len(one.masks.names) + 1
+    alone = {site: mask[0] for site, mask in one.masks.only(np.array([NONE])).items()}
     jaxpr, (_, results, _) = jax.make_jaxpr(one.run, return_shape=True)(alone, data)
-    check = functools.partial(left_to_the_compiler, one.changes)
+    check = functools.partial(auto_sharded, one.changes)
     jax.eval_shape(check, results, results)  # raises for bad logits, before compiling
     clean = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), results)
     arrays = [x for x in jax.tree.leaves(data) if isinstance(x, jax.Array)]
@@ -420,9 +420,9 @@ def _compiled(one: _Pass, chunk: int | None) -> _Program:
         chunk = _even(count, min(LARGEST_CHUNK, most // max(1, peak_bytes(jaxpr))))
     chunk = min(chunk, count)
     while True:
-        is_open = one.gates.only(np.full(chunk, NONE))
+        is_on = one.masks.only(np.full(chunk, NONE))
         try:
-            lowered = jax.jit(one.program).lower(is_open, np.bool_(True), clean, data)
+            lowered = jax.jit(one.program).lower(is_on, np.bool_(True), clean, data)
         except Exception as error:
             if chunk > 1:
                 why = "sweep vmaps the call over its sites"
@@ -431,7 +431,7 @@ def _compiled(one: _Pass, chunk: int | None) -> _Program:
         compiled = lowered.compile()
         needed = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
         if asked is not None or chunk == 1 or needed <= budget:
-            return _Program(compiled, one.gates, one.names, chunk, clean, data)
+            return _Program(compiled, one.masks, one.names, chunk, clean, data)
         chunk = _even(count, chunk * budget // needed)  # the estimate was too low
 
 
@@ -447,10 +447,10 @@ def _even(count: int, most: int) -> int:
 def _frame(program: _Program, report: Report, kind: str) -> pd.DataFrame:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
-    gates = program.gates
+    masks = program.masks
     (clean, *each), stopped = _measured(program, report)
     rows: list[dict[str, Any]] = []
-    keys = {"site": gates.names, **({"unit": gates.units} if gates.units else {})}
+    keys = {"site": masks.names, **({"unit": masks.units} if masks.units else {})}
     of_output = [clean[name] for name in ("output_change", "kl") if name in clean]
     undefined = "" if program.names or not np.isnan(of_output).all() else _NO_CHANGE
     for number, figures in enumerate(each):
@@ -458,10 +458,10 @@ def _frame(program: _Program, report: Report, kind: str) -> pd.DataFrame:
         why = undefined if figures.pop("reached") else _NOT_REACHED
         change = {f"{n}_change": figures[n] - clean[n] for n in program.names}
         rows.append({**at, "why_not": why} if why else {**at, **figures, **change})
-    rows += [{"site": site, "why_not": why} for site, why in gates.refused.items()]
+    rows += [{"site": site, "why_not": why} for site, why in masks.refused.items()]
     figures = [c for name in program.names for c in (name, f"{name}_change")]
     figures += ["output_change", "kl", "top1_changed"]
-    types: Any = dict.fromkeys(figures, "float64") | ({"unit": "Int64"} if gates.units else {})
+    types: Any = dict.fromkeys(figures, "float64") | ({"unit": "Int64"} if masks.units else {})
     columns = [*keys, *figures, "why_not"]
     frame: Any = pd.DataFrame(sorted(rows, key=_rank), columns=columns).astype(types)
     frame.attrs = {
@@ -469,7 +469,7 @@ def _frame(program: _Program, report: Report, kind: str) -> pd.DataFrame:
         "perturbation": kind,
         "chunk": program.chunk,
         "stopped": stopped,
-        "unmeasured": list(dict.fromkeys(gates.names[len(each) :])),
+        "unmeasured": list(dict.fromkeys(masks.names[len(each) :])),
     }
     return frame
 
@@ -477,7 +477,7 @@ def _frame(program: _Program, report: Report, kind: str) -> pd.DataFrame:
 def _measured(program: _Program, report: Report) -> tuple[list[dict[str, float]], bool]:
     """The measures, the clean pass first, and whether the sweep was stopped before the end."""
     measured: list[dict[str, float]] = []
-    total = len(program.gates.names)
+    total = len(program.masks.names)
     try:
         for part in program.chunks():
             measured += part

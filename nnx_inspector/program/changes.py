@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.hooks.sites import Path, site_key
 from nnx_inspector.hooks.variables import Contents, differences
 from nnx_inspector.program.analysis.describe import value_in_words
@@ -112,7 +112,7 @@ def says_nothing(equation: Any, same: Callable[[Any, Any], bool]) -> bool:
     return same(*pair)
 
 
-@ours()
+@internal_config()
 def difference(old: jax.Array, new: jax.Array) -> jax.Array:
     """`new - old`, exact for integers (up to 32 bits: within the range of int32)."""
     old, new = jnp.asarray(old), jnp.asarray(new)  # outside jit it may be a Python number

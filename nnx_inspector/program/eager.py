@@ -24,9 +24,9 @@ import numpy as np
 from flax import errors
 
 from nnx_inspector._compat import interpreter, jaxprs, jit, sources
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.sharding import on_this_mesh
-from nnx_inspector.hooks.layers import opened
+from nnx_inspector.hooks.hook import opened
 from nnx_inspector.opening import held
 from nnx_inspector.program.analysis.identity import handed_on
 from nnx_inspector.program.changes import says_nothing
@@ -144,7 +144,7 @@ class EagerPass:
         atoms = [known[id(x)] for x in values]
         source = "" if primitive is mark else sources.source_of_caller()[0]
         equation = Equation(primitive, params, atoms, source=source)
-        # jax caches traces by the open layers: it would trace what measures again for each session
+        # jax caches traces by the open hooks: it would trace what measures again for each session
         with opened(()):
             program = self._program(primitive, params, [atom.aval for atom in atoms])
             self._unseen.update(program.found.unseen)
@@ -177,7 +177,7 @@ class EagerPass:
         """The seed of this run, whose value says which one it is."""
         if self.seed is None:
             return None
-        with ours():
+        with internal_config():
             return self.seed + (len(self._runs) + 1)
 
     def _program(self, primitive: Any, params: dict[str, Any], avals: list[Any]) -> _Program:

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector.arrays import own_attribute
-from nnx_inspector.hooks.layers import Context
+from nnx_inspector.hooks.hook import Context
 from nnx_inspector.hooks.pytrees import plain_key, rebuilt, with_arguments
 from nnx_inspector.hooks.sites import Path, method_name, require_module, ways_into
 from nnx_inspector.program.structure import is_node, is_whole

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.launching import launch
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import Rewritten, rewritten, with_presence
@@ -60,7 +60,7 @@ class _Launch:
     def inputs(self) -> list[Any]:
         pairs = zip(self.edited.new.keys, self.edited.new.given, strict=True)
         values = [self.given(key[1]) if key[0] == "given" else value for key, value in pairs]
-        with ours():
+        with internal_config():
             return jax.device_put(values)
 
     def take(self, arrays: list[Any], /) -> None:

@@ -18,10 +18,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.launching import launch
 from nnx_inspector._compat.sharding import entry
-from nnx_inspector.hooks.layers import Context
+from nnx_inspector.hooks.hook import Context
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
 from nnx_inspector.hooks.sites import parameter_names
 from nnx_inspector.program.members import members_in
@@ -44,7 +44,7 @@ mlir.register_lowering(mark, lambda ctx, *xs, **_: list(xs))  # type: ignore[arg
 def alone(primitive: Any, params: tuple[tuple[str, Any], ...], avals: tuple[Any, ...]) -> Any:
     """A program that is one equation."""
     how = primitive.get_bind_params(dict(params))
-    with ours():
+    with internal_config():
         return jax.make_jaxpr(lambda *xs: primitive.bind(*xs, **how))(*map(jaxprs.typed, avals))
 
 

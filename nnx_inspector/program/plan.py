@@ -13,12 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.errors import add_note
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.structure import describe
 from nnx_inspector.program.survey import Marked
-from nnx_inspector.stats.census import Sample
+from nnx_inspector.stats.array_stats import Sample
 from nnx_inspector.stats.summarize import merge_in_trace
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units, merge_units
@@ -114,7 +114,7 @@ class Seen:
     ticket: Any = None
 
 
-@ours()
+@internal_config()
 def merge_seen(a: Any, b: Any) -> Any:
     """The sum of two trees of `Seen` with equal structure."""
 

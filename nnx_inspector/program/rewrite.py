@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat import jaxprs, jit
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.sharding import placed
 from nnx_inspector.program.analysis.error_notes import note_equation
 from nnx_inspector.program.editing.bodies import ENTER, Edited, see_moves
@@ -226,5 +226,5 @@ def as_array(x: Any) -> Any:
     """A constant of the program, which jax holds in types of its own, as an array."""
     if isinstance(x, jax.Array) or type(x) is np.ndarray:
         return x
-    with ours():
+    with internal_config():
         return jnp.asarray(x)

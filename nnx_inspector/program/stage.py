@@ -1,4 +1,4 @@
-"""Traces a call over modules once, with our layers open, as a pure function of arrays.
+"""Traces a call over modules once, with our hooks open, as a pure function of arrays.
 
 A call whose code reads the values of arrays cannot be traced; the same pure function then runs
 eagerly at each `evaluate`. Invariant: what the call changes in the caller's modules (BatchNorm
@@ -21,8 +21,8 @@ from nnx_inspector._compat.configuration import jitted
 from nnx_inspector._compat.flax_graphs import graph_nodes, structure_of
 from nnx_inspector.errors import InspectorError, add_note
 from nnx_inspector.hooks.dispatch import hooked
+from nnx_inspector.hooks.hook import Hook, open_hooks, opened
 from nnx_inspector.hooks.intercept import warn_of_doubtful_calls
-from nnx_inspector.hooks.layers import Layer, open_layers, opened
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Path
@@ -130,8 +130,8 @@ class Staged:
         return self._finish(out, update)
 
 
-LayersOf = Callable[[Scope, Any], Sequence[Layer]]
-"""A function of a scope and an owner of marks that returns the layers to open."""
+HooksOf = Callable[[Scope, Any], Sequence[Hook]]
+"""A function of a scope and an owner of marks that returns the hooks to open."""
 
 
 @contextlib.contextmanager
@@ -139,13 +139,13 @@ def staged(
     function: Function,
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    layers: LayersOf,
+    hooks: HooksOf,
     *,
     roots: dict[Path, Any] | None = None,
     may_run: bool = False,
     known: Tracing | None = None,
 ) -> Iterator[Staged]:
-    """Trace `function(*args, **kwargs)` with `layers(scope, owner)` open, unless an equal call was
+    """Trace `function(*args, **kwargs)` with `hooks(scope, owner)` open, unless an equal call was
     traced.
 
     Nothing runs on a device. Within the context `finish` may update the modules. `roots` are the
@@ -156,10 +156,10 @@ def staged(
     arguments = Arguments.of((function.owner, tuple(args), kwargs))
     token = (_TAG, *sorted((str(p), id(m)) for p, m in roots.items()))
     scope = Scope(roots, token)
-    outer = open_layers()
+    outer = open_hooks()
     owner = (token, len(outer))  # differs from an enclosing one, even of the same model
     result: dict[str, Any] = {} if known is None else known.result
-    wanted = layers(scope, owner) if known is None else ()
+    wanted = hooks(scope, owner) if known is None else ()
 
     with jitted(), nnx.update_context(_TAG), hooked(*wanted):
         with nnx.split_context(_TAG) as splitting:
@@ -259,7 +259,7 @@ def staged(
             why,
             calls={} if known is None else known.calls,
         )
-        # jax caches traces by the open layers, and these belong to this call alone: it would trace
+        # jax caches traces by the open hooks, and these belong to this call alone: it would trace
         # and cache each jnp function used for measuring again for every model.
         with contextlib.nullcontext() if known is None else opened(outer):
             yield stage

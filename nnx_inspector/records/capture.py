@@ -18,7 +18,7 @@ from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.hooks.variables import unseen_references
 from nnx_inspector.program.editing.packed import Small
 from nnx_inspector.program.function import Function, as_function, name_of
-from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import CHANGE, OUTPUT
 from nnx_inspector.program.plan import Keep, Plan, Reduce, Seen
 from nnx_inspector.program.stage import Staged, staged
@@ -36,7 +36,7 @@ from nnx_inspector.records.donated import require_staged
 from nnx_inspector.records.nan_site import noting_where
 from nnx_inspector.records.parameters import Parameter, measure_parameters, updates_of
 from nnx_inspector.records.record import Call, Record
-from nnx_inspector.stats.census import Sample
+from nnx_inspector.stats.array_stats import Sample
 from nnx_inspector.stats.summary import Summary
 
 
@@ -99,8 +99,8 @@ def capture(
     selection, plan = Selection(only), Plan(keep=Keep(values, units), sample=sample)
 
     def captured(*args: Any, **kwargs: Any) -> tuple[Any, Record]:
-        layers = marking_layers(selection, inputs=inputs)
-        with staged(function, args, kwargs, layers, may_run=True) as stage:
+        hooks = marking_hooks(selection, inputs=inputs)
+        with staged(function, args, kwargs, hooks, may_run=True) as stage:
             require_staged(stage)
             _check_selection(selection, stage)
             run = functools.partial(stage.evaluate, stage.inputs, plan=plan)
@@ -177,8 +177,8 @@ def value_and_grad(
         owned = 0 if function.owner is None else 1
         chosen = {n - owned for n, _ in parts_of}
         args = tuple(numbers_as_arrays(a) if i in chosen else a for i, a in enumerate(args))
-        layers = marking_layers(selection, inputs=inputs)
-        with staged(function, args, kwargs, layers, may_run=True) as stage:
+        hooks = marking_hooks(selection, inputs=inputs)
+        with staged(function, args, kwargs, hooks, may_run=True) as stage:
             require_staged(stage)
             _check_selection(selection, stage)
             parts = [differentiable(stage, function, args, n, only) for n, only in parts_of]

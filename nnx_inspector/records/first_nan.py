@@ -20,7 +20,7 @@ from nnx_inspector.errors import InspectorError, warn
 from nnx_inspector.hooks.sites import Selection, site_key
 from nnx_inspector.program.analysis.operation import Operation
 from nnx_inspector.program.function import Function, as_function
-from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.records import nan_search as search
@@ -69,8 +69,8 @@ def first_nan(f: Any, *args: Any, gradients: bool = False) -> Callable[..., Oper
         )
 
     def searched(*args: Any, **kwargs: Any) -> Operation | None:
-        layers = marking_layers(Selection(None), inputs=True)
-        with unchecked(), staged(function, args, kwargs, layers) as stage:
+        hooks = marking_hooks(Selection(None), inputs=True)
+        with unchecked(), staged(function, args, kwargs, hooks) as stage:
             if any(map(jit.is_tracer, stage.inputs)):
                 raise InspectorError(
                     "first_nan reads the values of arrays: call it outside jit, grad and vmap, "

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat import jaxprs, sources
-from nnx_inspector._compat.configuration import ours, unchecked
+from nnx_inspector._compat.configuration import internal_config, unchecked
 from nnx_inspector.program.analysis.equations import Body, bodies_of, is_call, kind_of
 from nnx_inspector.program.analysis.operation import OF_NEGATIVES, Loops, Operand, Operation
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
@@ -151,7 +151,7 @@ class _Search:
     def _flags_of(self, values: Sequence[Any]) -> tuple[jax.Array, list[Any]]:
         """bool[values, 2]: which values have a NaN, and which an infinity; and the outputs."""
         env = self._evaluated(values, len(self._steps))
-        with ours():
+        with internal_config():
             found = jnp.stack([_flags(env[n]) for n in range(self._count)])
         return found, [env[n] for n in self.outputs]
 

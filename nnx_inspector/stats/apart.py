@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from nnx_inspector._compat.lowering.parts import added_up
-from nnx_inspector._compat.sharding import left_to_the_compiler
+from nnx_inspector._compat.sharding import auto_sharded
 
 
 @jax.tree_util.register_dataclass
@@ -46,7 +46,7 @@ def finished(those: Sequence[Apart]) -> list[Any]:
     def finish(words: list[jax.Array]) -> list[Any]:
         return [one.finish(x) for one, x in zip(those, added_up(words), strict=True)]
 
-    return left_to_the_compiler(finish, [one.words for one in those])
+    return auto_sharded(finish, [one.words for one in those])
 
 
 def all_finished(tree: Any) -> Any:

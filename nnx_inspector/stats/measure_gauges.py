@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.lowering.parts import Part, in_all_rows, over_parts
 from nnx_inspector._compat.native import Type, by_rows
-from nnx_inspector._compat.sharding import left_to_the_compiler, on_one_device
+from nnx_inspector._compat.sharding import auto_sharded, on_one_device
 from nnx_inspector.arrays import is_array
 from nnx_inspector.stats.apart import Apart
 from nnx_inspector.stats.arithmetic import added, in_rows, one_each, pair_of_parts, power_of_two
@@ -45,7 +45,7 @@ def is_gauged(x: Any) -> bool:
     return x.ndim >= 2 and x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-@ours()
+@internal_config()
 def gauge(x: jax.Array) -> jax.Array:
     """The gauge of an array, float32[LENGTH]: its last axis has the units, its first the examples.
 
@@ -65,14 +65,14 @@ def _examined_steps(shape: tuple[int, ...]) -> tuple[int, ...]:
     return first, *(step | 1 for step in between), last
 
 
-@ours()
+@internal_config()
 def gauge_apart(x: jax.Array) -> jax.Array | Apart:
     """As `gauge` within a program, but what several devices have found may be apart still."""
     if not is_gauged(x):
         return gauge(x)
     steps, limit = _examined_steps(x.shape), math.log2(float(jnp.finfo(x.dtype).max))
     look = lambda x: _examined(x, apart=True, steps=steps)[0]  # noqa: E731
-    words = left_to_the_compiler(look, jax.lax.stop_gradient(_readable(x)))
+    words = auto_sharded(look, jax.lax.stop_gradient(_readable(x)))
     return Apart(words, _Finish(x.shape[0], x.shape[-1], x.ndim, limit))
 
 
@@ -100,7 +100,7 @@ def _of_whole(found: jax.Array, examples: int, units: int) -> jax.Array:
 def _at_once(f: Callable[..., Any], *arrays: jax.Array, **how: Any) -> jax.Array:
     """`f`, differentiating nothing, on arrays that XLA places."""
     measure = lambda arrays: f(*arrays, rows=0, **how)[0]  # noqa: E731
-    return left_to_the_compiler(measure, jax.lax.stop_gradient(arrays))
+    return auto_sharded(measure, jax.lax.stop_gradient(arrays))
 
 
 def _readable(x: jax.Array) -> jax.Array:
@@ -239,7 +239,7 @@ def is_sampled(x: Any) -> bool:
     return x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-@ours()
+@internal_config()
 def sampled(x: jax.Array) -> jax.Array:
     """What is sent of a parameter (a floating-point array) besides its summary.
 
@@ -380,10 +380,10 @@ _sampled = by_rows(
 )
 
 
-@ours()
+@internal_config()
 def commonest(ids: jax.Array) -> jax.Array:
     """`OF_IDS` of an array of integers that is not empty, float32[4]; an id below 0 as it is."""
-    return left_to_the_compiler(_commonest, ids)
+    return auto_sharded(_commonest, ids)
 
 
 @jax.jit
@@ -397,7 +397,7 @@ def _commonest(ids: jax.Array) -> jax.Array:
     return jnp.stack([jnp.asarray(x, jnp.float32) for x in figures])
 
 
-@ours()
+@internal_config()
 def varied(tree: Any, *, each: bool = False) -> jax.Array:
     """Whether any array of a pytree (or each) differs along its first axis, as a `sampled` state.
 
@@ -416,17 +416,17 @@ def varied(tree: Any, *, each: bool = False) -> jax.Array:
 @jax.jit
 def _differs(x: jax.Array) -> jax.Array:
     if jax.device_count() == 1:
-        return left_to_the_compiler(lambda x: jnp.any(x != x[:1]), x)
+        return auto_sharded(lambda x: jnp.any(x != x[:1]), x)
 
     def differs(x: jax.Array) -> jax.Array:
         """By a sum, whose exchange XLA joins with the others."""
         each = jnp.any(x != x[:1], axis=tuple(range(1, x.ndim)))
         return each.sum(dtype=jnp.uint32) > 0
 
-    return left_to_the_compiler(differs, x)
+    return auto_sharded(differs, x)
 
 
-@ours()
+@internal_config()
 def samples_of(held: Any, arguments: Any) -> jax.Array:
     """A sample of each parameter, and whether the arguments vary; float32[..., STATE_LENGTH]."""
     return jnp.stack(on_one_device([*map(sampled, held), varied(arguments)]))

@@ -19,13 +19,13 @@ import numpy as np
 from jax import lax
 from jax.extend.core import AbstractToken, Token
 
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.jit import is_tracer
-from nnx_inspector._compat.sharding import left_to_the_compiler
+from nnx_inspector._compat.sharding import auto_sharded
 from nnx_inspector.stats.apart import Apart
 from nnx_inspector.stats.arithmetic import merged_about_mean, points_dtype, sum_dtype
+from nnx_inspector.stats.array_stats import Sample, census, census_apart, from_parts
 from nnx_inspector.stats.bins import BINS, FINITE_BINS, OPAQUE_BIN
-from nnx_inspector.stats.census import Sample, census, census_apart, from_parts
 from nnx_inspector.stats.summary import Summary
 
 jax.tree_util.register_dataclass(
@@ -37,7 +37,7 @@ _BY_NAME_ONLY: Final = frozenset(["int1", "uint1", "float6_e2m3fn", "float6_e3m2
 """Dtypes that jax names but XLA does not compile."""
 
 
-@ours()
+@internal_config()
 def summarize(x: Any, *, batch_rank: int = 0, sample: Sample = "auto") -> Summary:
     """Measure the counts, moments and histogram of an array.
 
@@ -76,7 +76,7 @@ def summarize(x: Any, *, batch_rank: int = 0, sample: Sample = "auto") -> Summar
     return _summarized(x, batch_rank, sample, _summarize)
 
 
-@ours()
+@internal_config()
 def summarize_apart(x: Any, *, batch_rank: int = 0, sample: Sample = "auto") -> Summary | Apart:
     """As `summarize` within a program, but what several devices have found may be apart still."""
     return _summarized(x, batch_rank, sample, _summarize_apart)
@@ -113,7 +113,7 @@ def _summarized(x: Any, batch_rank: int, sample: Sample, measure: Callable[..., 
     return measure(lax.stop_gradient(x), batch_rank=batch_rank, sample=sample)
 
 
-@ours()
+@internal_config()
 def merge_in_trace(a: Summary, b: Summary) -> Summary:
     """The summary of the values of both, row by row, for loops under jit; fit for a loop's carry.
 
@@ -142,7 +142,7 @@ def merge_in_trace(a: Summary, b: Summary) -> Summary:
     return _merge_both(a, b)
 
 
-@ours()
+@internal_config()
 def merge_rows(s: Summary) -> Summary:
     """A summary whose rows along the first axis are merged into one, inside jit.
 
@@ -209,14 +209,14 @@ def _uncounted(rows: tuple[int, ...], size: int, exact: np.dtype[Any], opaque: s
 @functools.partial(jax.jit, static_argnames=("batch_rank", "sample"))
 def _summarize(x: jax.Array, *, batch_rank: int, sample: Sample) -> Summary:
     measure = functools.partial(census, batch_rank=batch_rank, sample=sample)
-    bins, points, sums = left_to_the_compiler(measure, x)
+    bins, points, sums = auto_sharded(measure, x)
     return Summary(bins=bins, points=points, sums=sums)
 
 
 @functools.partial(jax.jit, static_argnames=("batch_rank", "sample"))
 def _summarize_apart(x: jax.Array, *, batch_rank: int, sample: Sample) -> Apart:
     measure = functools.partial(census_apart, batch_rank=batch_rank, sample=sample)
-    return Apart(left_to_the_compiler(measure, x), _Finish(points_dtype(x.dtype)))
+    return Apart(auto_sharded(measure, x), _Finish(points_dtype(x.dtype)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,7 +234,7 @@ _ADDED: Final = 2**16
 
 @jax.jit
 def _merge_rows(s: Summary) -> Summary:
-    return left_to_the_compiler(_merged, s)
+    return auto_sharded(_merged, s)
 
 
 @jax.jit
@@ -242,7 +242,7 @@ def _merge_both(a: Summary, b: Summary) -> Summary:
     def merged(a: Summary, b: Summary) -> Summary:
         return _merged(jax.tree.map(lambda *both: jnp.stack(both), a, b))
 
-    return left_to_the_compiler(merged, a, b)
+    return auto_sharded(merged, a, b)
 
 
 def _merged(s: Summary) -> Summary:

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
-from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.sharding import entry, left_to_the_compiler
+from nnx_inspector._compat.configuration import internal_config
+from nnx_inspector._compat.sharding import auto_sharded, entry
 from nnx_inspector.stats.arithmetic import (
     APART,
     added,
@@ -242,7 +242,7 @@ _FIGURES: Final = (
 )
 
 
-@ours()
+@internal_config()
 def measure_units(x: Any, *, axis: int = -1) -> Units:
     """Measure the counts, moments and extremes of each unit along an axis, over all other axes.
 
@@ -292,7 +292,7 @@ def measure_units(x: Any, *, axis: int = -1) -> Units:
     return _measured(lax.stop_gradient(jnp.asarray(x)), axis)
 
 
-@ours()
+@internal_config()
 def no_units(count: int, *, dtype: Any = np.float32) -> Units:
     """`count` units without values: the neutral element of `merge_units`.
 
@@ -309,7 +309,7 @@ def no_units(count: int, *, dtype: Any = np.float32) -> Units:
         )
 
 
-@ours()
+@internal_config()
 def merge_units(parts: Sequence[Units]) -> Units:
     """Merge the units of all parts (one or more), row by row. Works inside jit, scan and while
     loops.
@@ -346,7 +346,7 @@ def _wide_enough(exact: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _measured(x: jax.Array, axis: int) -> Units:
-    return left_to_the_compiler(functools.partial(_of_units, axis=axis), x)
+    return auto_sharded(functools.partial(_of_units, axis=axis), x)
 
 
 def _of_units(x: jax.Array, *, axis: int) -> Units:
@@ -435,7 +435,7 @@ def _merged(s: Units) -> Units:
     def flat(s: Units) -> Units:
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[-2:]), s)
 
-    return left_to_the_compiler(lambda s: _first_merged(flat(s)), s)
+    return auto_sharded(lambda s: _first_merged(flat(s)), s)
 
 
 @jax.jit
@@ -443,7 +443,7 @@ def _merged_parts(parts: list[Units]) -> Units:
     def stacked(parts: list[Units]) -> Units:
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
 
-    return left_to_the_compiler(lambda parts: _first_merged(stacked(parts)), parts)
+    return auto_sharded(lambda parts: _first_merged(stacked(parts)), parts)
 
 
 def _first_merged(s: Units) -> Units:

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import native
 from nnx_inspector._compat.native import has_functions, serves_here
-from nnx_inspector.perturbations.slots import SCALE, apply
+from nnx_inspector.perturbations.places import SCALE, apply
 from nnx_inspector.program.editing.functions import UNIT, Moved
 from nnx_inspector.program.editing.packed import Small, joined, taken_apart
 from nnx_inspector.stats.measure_gauges import gauge, sampled

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from nnx_inspector._compat import jit
-from nnx_inspector.hooks.layers import TAP_OUTPUT, Context, Layer
+from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.program.function import as_function
 from nnx_inspector.program.marks import OUTPUT, mark_tree
@@ -71,10 +71,10 @@ def rows_of(summary: Summary) -> list[Summary]:
 def read_step(step: Callable[..., Any], *args: Any, most_rows: int = 0) -> Read:
     """Trace a step, edit its program, and run that and the program itself."""
 
-    def layers(scope: Any, owner: Any) -> list[Layer]:
-        return [Layer(MarkCalls(owner), TAP_OUTPUT, Selection(None), scope)]
+    def hooks(scope: Any, owner: Any) -> list[Hook]:
+        return [Hook(MarkCalls(owner), TAP_OUTPUT, Selection(None), scope)]
 
-    with staged(as_function(step, "step"), args, {}, layers) as stage:
+    with staged(as_function(step, "step"), args, {}, hooks) as stage:
         before = stage.survey
         program = types.SimpleNamespace(jaxpr=before.jaxpr, consts=before.consts)
         found = survey(program, stage.owner, finished=True)

@@ -19,7 +19,7 @@ from leftovers import nothing_is_left_behind  # noqa: F401
 from looks import Log, doubted
 from models import batch, rngs
 
-from nnx_inspector.hooks import layers, wrapping
+from nnx_inspector.hooks import hook, wrapping
 from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.records.capture import capture
 
@@ -964,4 +964,4 @@ def test_capture_of_ours_works_inside_interception():
 def test_a_capture_that_fails_closes_its_hooks():
     with pytest.raises(models.ForwardError):
         capture(models.Fails(rngs()))(batch(4, 3))
-    assert layers.open_layers() == ()
+    assert hook.open_hooks() == ()

@@ -74,7 +74,7 @@ class Fake:
         """Nothing is remembered."""
 
     @property
-    def shelf(self):
+    def cache(self):
         return types.SimpleNamespace(clear=self.forget)
 
     def all(self):

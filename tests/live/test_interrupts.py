@@ -16,7 +16,7 @@ from interrupting import Interrupt
 from jax._src import api, pjit
 
 import nnx_inspector as nni
-from nnx_inspector.hooks.layers import open_layers
+from nnx_inspector.hooks.hook import open_hooks
 
 IN_TIME = 120.0
 STEPS = 4
@@ -81,7 +81,7 @@ class Loops:
 def open_now():
     """What is open in this thread, and what jax and flax have of ours."""
     return (
-        open_layers(),
+        open_hooks(),
         vars(nnx.Linear).get("__call__"),
         nnx.Module.sow.__code__,
         pjit._get_fastpath_data,
@@ -181,7 +181,7 @@ def test_an_interrupt_while_flax_writes_the_model_back_reaches_the_user(kind, tm
     loops.step = cut
     with pytest.raises(KeyboardInterrupt):
         loops.run()
-    assert open_layers() == ()
+    assert open_hooks() == ()
 
 
 def test_an_interrupt_within_a_write_leaves_a_file_with_all_passes(monkeypatch, tmp_path):
@@ -295,7 +295,7 @@ def test_what_a_handler_raises_within_a_callback_leaves_the_loop_at_once(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert len(steps) == 2
-    assert open_layers() == ()
+    assert open_hooks() == ()
 
 
 def test_an_error_of_our_own_in_a_callback_does_not_leave_the_loop(monkeypatch, tmp_path):
@@ -372,7 +372,7 @@ def test_a_generator_closed_in_another_thread_leaves_the_users_own_programs(ever
     traced.clear()
     step(model, x), other(x)
     assert traced == []
-    assert open_layers() == ()
+    assert open_hooks() == ()
     for _ in insp.watch([x] * 3, every=1):  # and the next loop is watched
         step(model, x)
     assert insp.recording.steps[-3:] == list(

@@ -16,7 +16,7 @@ import nnx_inspector as nni
 from nnx_inspector._compat import native
 from nnx_inspector.live import messages
 from nnx_inspector.live.session import Session
-from nnx_inspector.perturbations.slots import SCALE, ZERO
+from nnx_inspector.perturbations.places import SCALE, ZERO
 
 
 class Stack(nnx.Module):

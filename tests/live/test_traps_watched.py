@@ -20,7 +20,7 @@ from models import batch, rngs
 
 from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.live.session import Session
-from nnx_inspector.perturbations.slots import SCALE
+from nnx_inspector.perturbations.places import SCALE
 from nnx_inspector.records.capture import capture, value_and_grad
 
 

@@ -24,7 +24,7 @@ from nnx_inspector.perturbations.gradients import (
 )
 from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
 from nnx_inspector.perturbations.perturbed import chosen_layer, perturbed
-from nnx_inspector.perturbations.slots import Setting, place_of
+from nnx_inspector.perturbations.places import Setting, place_of
 from nnx_inspector.perturbations.values import (
     Apply,
     Cast,

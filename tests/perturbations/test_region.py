@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nnx_inspector as nni
-from nnx_inspector.perturbations import region, slots
+from nnx_inspector.perturbations import places, region
 from nnx_inspector.perturbations.apply import check_applies
-from nnx_inspector.perturbations.slots import OFF, SCALE, ZERO, apply, combine
+from nnx_inspector.perturbations.places import OFF, SCALE, ZERO, apply, combine
 from nnx_inspector.stats.measure_gauges import gauge
 from nnx_inspector.stats.summarize import summarize
 
@@ -116,7 +116,7 @@ def test_a_row_of_zeros_changes_no_bit(values):
 
 @pytest.mark.parametrize("in_c", [True, False])
 def test_a_perturbed_value_is_made_once(in_c, monkeypatch):
-    monkeypatch.setattr(slots, "serves_here", lambda: in_c)
+    monkeypatch.setattr(places, "serves_here", lambda: in_c)
 
     def program(x, rows):
         y = apply(x @ x, rows, 0)
@@ -150,7 +150,7 @@ def test_in_c_it_is_what_it_is_in_jax(row, monkeypatch):
         )
 
     found = everything()
-    monkeypatch.setattr(slots, "serves_here", lambda: False)
+    monkeypatch.setattr(places, "serves_here", lambda: False)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(everything()), strict=True):
         np.testing.assert_array_equal(one, other)
 

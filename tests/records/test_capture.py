@@ -19,7 +19,7 @@ from flax import nnx
 from models import ZOO, batch, rngs
 
 from nnx_inspector.errors import InspectorWarning
-from nnx_inspector.hooks import layers
+from nnx_inspector.hooks import hook
 from nnx_inspector.hooks.sites import module_sites
 from nnx_inspector.records.capture import capture, value_and_grad
 
@@ -565,7 +565,7 @@ def test_the_exception_of_the_forward_pass_is_the_users_and_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, nnx.state(model), before)
     assert {p: set(vars(m)) for p, m in nnx.iter_modules(model)} == attributes
     assert vars(models.Fails)["__call__"] is call
-    assert layers.open_layers() == ()
+    assert hook.open_hooks() == ()
     assert capture(models.MLP(rngs()))(batch(4, 3))[1]["up"].output.size == 16
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from oracle import check
 
 import nnx_inspector as nni
+from nnx_inspector.stats.array_stats import SAMPLE, strides
 from nnx_inspector.stats.bins import QUANTILE_ERROR, UNSEEN_BIN, bin_edges
-from nnx_inspector.stats.census import SAMPLE, strides
 from nnx_inspector.stats.encoding import checked, encoded, sparse
 from nnx_inspector.stats.summarize import merge_in_trace, merge_rows, summarize
 from nnx_inspector.stats.summary import Summary, merge

@@ -11,7 +11,7 @@ from counted import calls_in
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector import headroom
+from nnx_inspector import recursion_limit
 
 X = jnp.ones(2)
 
@@ -195,17 +195,17 @@ def test_a_sequential_too_deep_for_nnx_jit_ends_in_the_same_error():
 def test_a_limit_that_is_set_in_between_stays():
     before = sys.getrecursionlimit()
     try:
-        headroom.borrow(100)
+        recursion_limit.borrow(100)
         assert sys.getrecursionlimit() == before + 100
-        headroom.borrow(50)
+        recursion_limit.borrow(50)
         sys.setrecursionlimit(before + 7)
-        headroom.borrow(-100)
-        headroom.borrow(-50)
+        recursion_limit.borrow(-100)
+        recursion_limit.borrow(-50)
         assert sys.getrecursionlimit() == before + 7
         sys.setrecursionlimit(100_000)  # a limit beyond the C stack is the user's own risk
-        headroom.borrow(10)
+        recursion_limit.borrow(10)
         assert sys.getrecursionlimit() == 100_000
-        headroom.borrow(-10)
+        recursion_limit.borrow(-10)
         assert sys.getrecursionlimit() == 100_000
     finally:
         sys.setrecursionlimit(before)
@@ -214,9 +214,9 @@ def test_a_limit_that_is_set_in_between_stays():
 def test_a_small_stack_is_left_as_it_is():
     limit, before = sys.getrecursionlimit(), threading.stack_size(2**21)
     try:
-        headroom.borrow(500)
+        recursion_limit.borrow(500)
         assert sys.getrecursionlimit() == limit
-        headroom.borrow(-500)
+        recursion_limit.borrow(-500)
         assert threading.stack_size(2**21) == 2**21
     finally:
         threading.stack_size(before)
@@ -224,8 +224,8 @@ def test_a_small_stack_is_left_as_it_is():
 
 def test_the_limit_is_not_raised_above_what_the_stack_holds():
     before = sys.getrecursionlimit()
-    headroom.borrow(10**6)
+    recursion_limit.borrow(10**6)
     most = sys.getrecursionlimit()
-    headroom.borrow(-(10**6))
+    recursion_limit.borrow(-(10**6))
     assert before < most < 20_000
     assert sys.getrecursionlimit() == before

@@ -16,7 +16,7 @@ from compiled import Compiled
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector._compat.configuration import Configuration, ours
+from nnx_inspector._compat.configuration import Configuration, internal_config
 
 BATCH = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 
@@ -450,7 +450,7 @@ def test_a_background_loop_has_the_settings_of_who_began_it():
 
 def test_our_arithmetic_leaves_the_settings_as_they_were():
     with jax.debug_nans(True), jax.numpy_dtype_promotion("strict"):
-        with ours():
+        with internal_config():
             assert np.isnan(float(jnp.log(-1.0)))
             assert (jnp.int32(1) + jnp.float32(1)).dtype == jnp.float32
         with pytest.raises(FloatingPointError):

@@ -15,8 +15,8 @@ from looks import Log
 from models import batch, rngs
 
 from nnx_inspector.hooks.dispatch import hooked
+from nnx_inspector.hooks.hook import TAP_OUTPUT, Hook
 from nnx_inspector.hooks.intercept import intercept_methods
-from nnx_inspector.hooks.layers import TAP_OUTPUT, Layer
 from nnx_inspector.hooks.scope import scope_of
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.region import perturb
@@ -205,7 +205,7 @@ def test_interceptors_do_not_see_them_and_other_layers_do():
         seen.append((context.site, context.kind))
         return next_fun(*args, **kwargs)
 
-    layer = Layer(note, TAP_OUTPUT, None, scope_of(model))
+    layer = Hook(note, TAP_OUTPUT, None, scope_of(model))
     with hooked(layer), intercept_methods(log, model=model):
         model(batch(4, 3))
     assert "blocks/0/features" not in log.sites
@@ -230,7 +230,7 @@ def test_a_watched_step_sees_them():
 
 
 def test_a_site_that_only_a_call_reveals_can_be_perturbed_in_a_watched_step():
-    from nnx_inspector.perturbations.slots import row_of
+    from nnx_inspector.perturbations.places import row_of
     from nnx_inspector.perturbations.values import Scale
 
     model, x = models.Perturbs(rngs()), batch(4, 3)

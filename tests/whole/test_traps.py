@@ -23,7 +23,7 @@ from models import batch, rngs
 
 import nnx_inspector as nni
 from nnx_inspector._compat import jit
-from nnx_inspector.hooks import layers
+from nnx_inspector.hooks import hook
 from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.region import perturb
@@ -409,11 +409,11 @@ def test_fifty_equal_regions_grow_no_cache(of_model):
 
     region(0)
     gc.collect()
-    before = (len(traces), by_jax._cache_size(), len(layers._keys))
+    before = (len(traces), by_jax._cache_size(), len(hook._keys))
     for number in range(50):
         region(number)
     gc.collect()
-    assert (len(traces), by_jax._cache_size(), len(layers._keys)) == before
+    assert (len(traces), by_jax._cache_size(), len(hook._keys)) == before
 
 
 def test_both_branches_are_traced_and_an_interceptor_says_so_while_a_record_does_not():

@@ -22,7 +22,7 @@ from jax._src.interpreters import batching
 from jax._src.lax.control_flow import conditionals, loops
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.redirect import Undone, put
 
 Presence = Callable[[Any, Any], Any]
@@ -55,7 +55,7 @@ def _cond(rule: Any, presence: Presence) -> Any:
         present = [presence(one, v) for one, v in zip(branches, inputs, strict=True)]
         if all(one is None for one in present):
             return rule(axis_data, args, dims, branches=branches, **params)
-        with ours():
+        with internal_config():
             theirs = [jax.lax.eq(index, jax.lax.full_like(index, n)) for n in range(len(branches))]
         new = tuple(
             _among(inputs, one, branch) for one, branch in zip(present, branches, strict=True)
@@ -141,7 +141,7 @@ def ends_together(
 
     consts = [jaxprs.variable(v.aval) for v in jaxprs.open_jaxpr(test)[0].invars[:tests]]
     here = jaxprs.variable(condition)
-    with ours():
+    with internal_config():
         selects = jax.make_jaxpr(kept)(*[jaxprs.typed(v.aval) for v in (here, *own, *own)])
         last = jax.make_jaxpr(of_all)(*[jaxprs.typed(v.aval) for v in (*consts, *carry)])
     results = bare.outvars[: len(own)]

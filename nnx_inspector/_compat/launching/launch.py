@@ -25,7 +25,7 @@ from jax._src.ad_checkpoint import remat_p
 from jax._src.api_util import InternalFloatingPointError
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.configuration import forbids_nan, ours, results_unchecked
+from nnx_inspector._compat.configuration import forbids_nan, internal_config, results_unchecked
 from nnx_inspector._compat.launching import jitted
 from nnx_inspector._compat.launching.batched import swap_rules
 from nnx_inspector._compat.launching.rules import swap_rules_of_calls
@@ -196,7 +196,7 @@ def run_alone(program: Any, arrays: Sequence[Any], params: dict[str, Any]) -> li
         start = _alone[chosen.program]
 
     def run(program: Any, inputs: Sequence[Any], outputs: int) -> tuple[list[Any], list[Any]]:
-        with ours():
+        with internal_config():
             found = list(start(*inputs, *(_together(arrays) if outputs else arrays)))
         count = len(found) - outputs
         return found[:count], found[count:]

@@ -24,7 +24,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.native import devices_of, has_functions
 
 _TARGET: Final = "nnx_inspector_parts"
@@ -154,7 +154,7 @@ def _whole(
 ) -> tuple[list[Any], str]:
     """The types of what is found in an array, and a text that stands for how."""
     function = functools.partial(_on_whole, name, static, rows)
-    with ours(), jax.enable_x64(wide):
+    with internal_config(), jax.enable_x64(wide):
         traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, dtype))
     return list(traced.out_avals), hashlib.sha256(str(traced).encode()).hexdigest()[:16]
 
@@ -170,7 +170,7 @@ def _lower(ctx: Any, x: Any, *, name: str, static: Static, rows: int, apart: boo
     wide, devices = _is_wide(operand.dtype), devices_of(ctx)
     if devices < 2 or module.lowering_parameters.for_export:
         function = functools.partial(_on_whole, name, static, rows)
-        with ours(), jax.enable_x64(wide):
+        with internal_config(), jax.enable_x64(wide):
             return mlir.lower_fun(function, multiple_results=True)(ctx, x)
     _, how = _whole(name, static, rows, operand.shape, operand.dtype, wide)
     asked = _Asked(name, static, rows, apart, devices, wide, tuple(module.platforms))
@@ -291,7 +291,7 @@ def _module(run: Callable[..., Any], kinds: Sequence[Any], asked: _Asked) -> byt
     axes = [(_AXIS, asked.devices)]
     mesh = AbstractMesh((asked.devices,), (_AXIS,))
     context = sharding_impls.SPMDAxisContext(cast("Any", mesh), frozenset({_AXIS}))
-    with ours(), jax.enable_x64(asked.wide):
+    with internal_config(), jax.enable_x64(asked.wide):
         traced = jax.make_jaxpr(run, axis_env=axes)(*kinds)
         with core.extend_axis_env_nd(axes):
             module = build_mlir_module_helper(

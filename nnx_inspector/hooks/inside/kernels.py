@@ -3,7 +3,7 @@
 The kernel (cudnn's, which `jax.nn.dot_product_attention` calls) never holds the pattern, so the
 pattern is computed beside the kernel if it is selected. Invariant: nothing goes back into the
 kernel, and a call with operands that are not understood (pages, packed segments, a custom score)
-has no pattern. Does not know the layers.
+has no pattern. Does not know the hooks.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 While a selection with an `@` is open, a call runs under a rule that receives each of its own
 primitives, including those in functions that it jits, scans or rematerialises. A selected operation
-becomes a call of its own for the layers. Its name is, in this order, that of `checkpoint_name`, of
+becomes a call of its own for the hooks. Its name is, in this order, that of `checkpoint_name`, of
 the function that computes it (`softmax`, `relu`, a function jitted by the user), or of the
 primitive. A `jax.named_scope` precedes the name (`scores.mul`), and so does the function around a
 primitive (`softmax.exp`). `attention` names patterns alone: anything else of this name becomes
 `attention_`. If several operations have one name, the first keeps it and the next ones are numbered
 in the order of the program: `mul`, `mul[1]`. Invariant: an operation belongs to the innermost
 module call around it, and one that is not selected runs unchanged. Without such a selection nothing
-here runs. Does not know the layers.
+here runs. Does not know the hooks.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Names:
     Args:
         visit: receives each operation.
         better: better names for some operations.
-        closed: makes a context in which no layer is open.
+        closed: makes a context in which no hook is open.
     """
 
     def __init__(self, visit: Visit, better: Mapping[str, str], closed: Callable[[], Any]):

@@ -92,7 +92,7 @@ class Pages:
             modes_total=len(modes),
             step=step,
             since=since,
-            passed="" if shown is None else shown.trial.kind,
+            passed="" if shown is None else shown.request.kind,
             uncompared=uncompared,
         )
 

@@ -19,10 +19,10 @@ from nnx_inspector._compat.processes import spans
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle, Handles
-from nnx_inspector.inspector.passes.trials import Trial
+from nnx_inspector.inspector.passes.pass_request import PassRequest
 from nnx_inspector.live.programs.agreement import company_of
 from nnx_inspector.live.session import Session
-from nnx_inspector.perturbations.slots import Known, Setting, data_of
+from nnx_inspector.perturbations.places import Known, Setting, data_of
 from nnx_inspector.screen.python_text import read
 
 NOT_SENT = (
@@ -143,21 +143,21 @@ class Alike:
             handle.remove()
 
 
-def agree_on(core: Core, trial: Trial) -> None:
+def agree_on(core: Core, request: PassRequest) -> None:
     """Let a pass that was asked for begin: in a job, if all processes ask for the same.
 
     Raises:
         InspectorError: they do not, or the arguments were donated to a step.
     """
-    trial.require_there()
+    request.require_there()
     if jax.process_count() == 1:
         return
-    call = trial.call(core.model, core.modes.switches())
+    call = request.call(core.model, core.modes.switches())
     with call.configuration.held():
         if not spans(call.arrays):
             return
     opening = {"modes": str(call.switches), "perturbations": Alike(core, lambda *_: None).opens()}
-    asks = f"insp.{trial.kind}"
+    asks = f"insp.{request.kind}"
     company = company_of({"call": asks, **opening}, do=f"call {asks}", does="makes a pass")
     if company.apart:
         raise InspectorError(

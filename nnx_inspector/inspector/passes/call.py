@@ -17,7 +17,7 @@ from flax import nnx
 from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector.errors import add_note
 from nnx_inspector.hooks.content import key_of
-from nnx_inspector.hooks.layers import unwatched
+from nnx_inspector.hooks.hook import unwatched
 from nnx_inspector.hooks.pytrees import orders
 from nnx_inspector.inspector.nnx.switches import Switches, viewed
 from nnx_inspector.inspector.passes.entry import Entry

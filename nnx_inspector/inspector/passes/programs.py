@@ -24,18 +24,18 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import Configuration, unchecked
 from nnx_inspector.errors import add_note
 from nnx_inspector.findings.facts import facts_of_modules, facts_of_stage
-from nnx_inspector.hooks.layers import unwatched
+from nnx_inspector.hooks.hook import unwatched
 from nnx_inspector.hooks.sites import Path, Selection, module_sites
 from nnx_inspector.inspector.passes.call import Call, Form, Parts, blank
 from nnx_inspector.perturbations.apply import (
     are_random,
     at_marks,
     check_parts,
-    layers_for,
+    hooks_for,
     parameters_under,
 )
 from nnx_inspector.perturbations.effects import Differences, differences
-from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, rows_of
+from nnx_inspector.perturbations.places import CLEAN, Place, Setting, rows_of
 from nnx_inspector.perturbations.substitute import with_own_parameters
 from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.analysis.trace import staged_for_trace
@@ -155,9 +155,9 @@ def entered(
     places, parameters = setting
     call = form.call(leaves, arrays)
     received = (*received, *(s for place in places if place.at == INPUT for s in place.sites))
-    layers, roots = layers_for(selection, received), {(): call.model}
+    hooks, roots = hooks_for(selection, received), {(): call.model}
     known = known and known.receiving(received)
-    with staged(*call.function(), layers, roots=roots, may_run=True, known=known) as stage:
+    with staged(*call.function(), hooks, roots=roots, may_run=True, known=known) as stage:
         replaced = parameters_under(stage, parameters, of_parameters)
         perturb = at_marks(stage, keys, numbers, places, data)
         plan = Plan(perturb=perturb, numbered=are_random(places))

@@ -24,11 +24,11 @@ from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.alike import agree_on
+from nnx_inspector.inspector.passes.batch import show_inputs
 from nnx_inspector.inspector.passes.call import Call
-from nnx_inspector.inspector.passes.examined import show_inputs
-from nnx_inspector.inspector.passes.trials import Shown, Trial, each_alone, made
+from nnx_inspector.inspector.passes.pass_request import PassRequest, Shown, each_alone, made
 from nnx_inspector.perturbations.apply import Reach
-from nnx_inspector.perturbations.slots import PARAMETER, Setting
+from nnx_inspector.perturbations.places import PARAMETER, Setting
 from nnx_inspector.records import donated
 from nnx_inspector.records.donated import are_these, weak_arrays
 from nnx_inspector.records.nan_site import where
@@ -57,11 +57,11 @@ class Reruns:
         self.failed = False
         self._not_whole = ""  # why a measured pass of a loop has no effect
         self._halves = 0  # how often in a row the model was perhaps being updated
-        self._first: tuple[Trial, Call] | None = None  # the first pass, while it is wanted
+        self._first: tuple[PassRequest, Call] | None = None  # the first pass, while it is wanted
         self._asked = False  # whether anything has waited for it
         self._began: float | None = None  # when a pass was first wanted
         self._measured: Shown | None = None  # the pass with the newest effect
-        self._reach: tuple[Trial, Switches, Reach] | None = None
+        self._reach: tuple[PassRequest, Switches, Reach] | None = None
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
         self._apart = Worker("nnx_inspector.apart", weakly(self._not_apart))
         core.effect, core.modes.on_change = self.effect, self._modes_changed
@@ -69,7 +69,7 @@ class Reruns:
             core.closing.callback(close)
 
     def _call_of(self, shown: Shown) -> Call:
-        return shown.trial.call(self._core.model, shown.switches)
+        return shown.request.call(self._core.model, shown.switches)
 
     def begin(self, *, wait: bool = False) -> None:
         """Make the first pass, of the present values, in a thread; here with `wait`."""
@@ -107,28 +107,28 @@ class Reruns:
         core = self._core
         return not (len(core.recording) or core.looping or core.closed or core.spread)
 
-    def run(self, trial: Trial) -> Any:
+    def run(self, request: PassRequest) -> Any:
         """Make a requested pass, waiting for its program; returns what the function returns."""
         begun, self._first = self._first, None  # nothing waits for the first pass any more
         self._began = self._began or time.monotonic()
         try:
-            return self._run(trial)
+            return self._run(request)
         finally:
             if begun is not None and self._lacks_first:
                 self.refresh()
 
-    def _run(self, trial: Trial) -> Any:
-        agree_on(self._core, trial)
+    def _run(self, request: PassRequest) -> Any:
+        agree_on(self._core, request)
         setting, switches = self._core.handles.setting(), self._core.modes.switches()
 
         def make() -> tuple[Shown, Call]:
-            call = trial.call(self._core.model, switches)
+            call = request.call(self._core.model, switches)
             donated.require_there(call.parts.leaves)
-            return self._make(trial, call, setting), call
+            return self._make(request, call, setting), call
 
         shown, call = donated.undisturbed(make, "The model", self._core.model)
         with (core := self._core).lock:
-            core.keep(trial)
+            core.keep(request)
         self._took_place(shown, call)
         if forbids_nan() and (found := where(shown.outcome.perturbed.record)):
             call.raise_theirs(found)
@@ -136,15 +136,15 @@ class Reruns:
 
     def choose(self, which: str) -> None:
         """Make the last forward pass again ("run"), or the last step: all panels look at it."""
-        if (trial := self._core.made(which)) is not self._core.trial:
-            self._run(trial)
+        if (request := self._core.made(which)) is not self._core.request:
+            self._run(request)
 
     def reached(self) -> Reach:
         """The parts of the pass on screen that can be perturbed; traced once."""
-        trial, switches = self._core.trial, self._core.modes.switches()
-        if self._reach is None or self._reach[:2] != (trial, switches):
-            reach = self._core.programs.read(trial.call(self._core.model, switches), Reach)
-            self._reach = (trial, switches, reach)
+        request, switches = self._core.request, self._core.modes.switches()
+        if self._reach is None or self._reach[:2] != (request, switches):
+            reach = self._core.programs.read(request.call(self._core.model, switches), Reach)
+            self._reach = (request, switches, reach)
         return self._reach[2]
 
     def refresh(self, step: int | None = None) -> None:
@@ -154,7 +154,8 @@ class Reruns:
         Args:
             step: the step of a watched loop that has just been measured.
         """
-        trial, switches, before = self._core.trial, self._core.modes.switches(), self._core.shown
+        request, before = self._core.request, self._core.shown
+        switches = self._core.modes.switches()
         handles, passes, first = self._core.handles, self._core.programs, self._first
         looping, self.failed = self._core.looping, False
         self._not_whole = donated.elsewhere("The effect") if self._core.spread else ""
@@ -163,17 +164,17 @@ class Reruns:
         try:
             setting = handles.setting()
             old = handles.setting(armed=True)
-            call = trial.call(self._core.model, switches)
-            if first is not None and first[0] is trial and first[1].of_same(call):
+            call = request.call(self._core.model, switches)
+            if first is not None and first[0] is request and first[1].of_same(call):
                 call = first[1]  # with the model's values of the moment when it was wanted
-            trial.require_there()
+            request.require_there()
             donated.require_whole(call.parts.leaves, "The model", call.model)
             missing = passes.missing("pass", call, setting)
             # in other modes or for another call, equal places have no old program
             later = missing is not None and (setting.code != old.code or before is None)
             if later:
                 if before is None and not self._core.looping:
-                    self._first = trial, call  # its parts are taken
+                    self._first = request, call  # its parts are taken
                     self._began = self._began or time.monotonic()
                 self._compile(missing)
                 setting = old
@@ -181,12 +182,12 @@ class Reruns:
                 if not later:
                     handles.arm(setting)
                     if setting.active:  # the screen shows the loop, and the effect beside it
-                        self._measured = shown = self._make(trial, call, setting, step=step)
+                        self._measured = shown = self._make(request, call, setting, step=step)
                         if shown.outcome.differences is None:
                             self._want_comparison(call, setting)
-            elif not later or not (before is None or self._is_shown(trial, switches, setting)):
+            elif not later or not (before is None or self._is_shown(request, switches, setting)):
                 count = len(self._core.recording)
-                make = functools.partial(self._make, trial, call, setting)
+                make = functools.partial(self._make, request, call, setting)
                 shown = donated.undisturbed(make, "The model", call.model)
                 self._took_place(shown, call, instead_of=(before, count))
             self._halves = 0
@@ -201,7 +202,7 @@ class Reruns:
                 self._halves, self._not_whole = self._halves + 1, NEXT_STEP
                 return
             again = "" if before is None else " again"
-            self._fail(f"{trial.name} could not be run{again}", error)
+            self._fail(f"{request.name} could not be run{again}", error)
 
     def effect(self) -> tuple[protocol.Effect | None, str]:
         """The effect of the present perturbations, or None and the reason why there is none.
@@ -214,7 +215,7 @@ class Reruns:
             return None, NOTHING
         if (
             measured is not None
-            and measured.trial is self._core.trial
+            and measured.request is self._core.request
             and measured.switches == self._core.modes.switches()
             and measured.setting.does_as(wanted)
         ):
@@ -249,7 +250,7 @@ class Reruns:
         """Trace the example in the new modes, and run the last pass again."""
         core = self._core
         core.require_open()
-        runs = self._trace_again("in these modes") or core.trial is not core.example
+        runs = self._trace_again("in these modes") or core.request is not core.example
         if runs and not core.looping:
             self.refresh()
         core.show_modes(core.modes.switches())
@@ -306,16 +307,16 @@ class Reruns:
     def _measure(self) -> None:
         """Measure the effect of the present perturbations here, and compile what it needs."""
         core, setting = self._core, self._core.handles.setting()
-        trial, switches = core.trial, core.modes.switches()
-        trial.require_there()
+        request, switches = core.request, core.modes.switches()
+        request.require_there()
 
         def make() -> Shown:
-            call = trial.call(core.model, switches)
+            call = request.call(core.model, switches)
             donated.require_there(call.parts.leaves)
             compile_it = core.programs.missing("compare", call, setting)
             if compile_it is not None:
                 compile_it(lambda: False)
-            return self._make(trial, call, setting, step=max(core.step - core.looping, 0))
+            return self._make(request, call, setting, step=max(core.step - core.looping, 0))
 
         self._measured = donated.undisturbed(make, "The model", core.model)
 
@@ -323,7 +324,7 @@ class Reruns:
         self._first = self._reach = self._measured = None
 
     def _make(
-        self, trial: Trial, call: Call, setting: Setting, *, step: int | None = None
+        self, request: PassRequest, call: Call, setting: Setting, *, step: int | None = None
     ) -> Shown:
         self._core.show_modes(call.switches)
         looping = self._core.looping
@@ -332,7 +333,7 @@ class Reruns:
             weak_arrays(call.parts.leaves),
         )
         outcome = made(self._core.programs, call, setting)
-        return Shown(trial, call.switches, setting, outcome, at, looping, arrays)
+        return Shown(request, call.switches, setting, outcome, at, looping, arrays)
 
     def _took_place(
         self, shown: Shown, call: Call, *, instead_of: tuple[Shown | None, int] | None = None
@@ -345,7 +346,7 @@ class Reruns:
         """
         core = self._core
         with core.lock:
-            if core.trial is not shown.trial or core.closed:
+            if core.request is not shown.request or core.closed:
                 return
             now = core.shown, len(core.recording)
             if instead_of is not None and (now != instead_of or core.looping):
@@ -370,7 +371,7 @@ class Reruns:
         core.eager = found.record.eager
         core.show_modes(shown.switches)
         core.recording.learn(core.programs.facts(call))
-        kind, clean = shown.trial.kind, shown.outcome.clean
+        kind, clean = shown.request.kind, shown.outcome.clean
         clean, how = clean and clean.record, {"kind": kind, "setting": shown.setting}
         core.show_record(found.record, states=found.states, clean=clean, **how)
 
@@ -383,8 +384,8 @@ class Reruns:
             if not handle.enabled or handle.compiling:
                 continue
             if not of_parameters and called.isdisjoint(handle.sites):
-                found[handle.id] = f"{shown.trial.name.lower()} does not call it"
-            elif handle.perturbation.acts_on == "gradient" and shown.trial.loss_fn is None:
+                found[handle.id] = f"{shown.request.name.lower()} does not call it"
+            elif handle.perturbation.acts_on == "gradient" and shown.request.loss_fn is None:
                 found[handle.id] = (
                     "a forward pass computes no gradients; insp.step(loss_fn, batch) does"
                 )
@@ -407,9 +408,9 @@ class Reruns:
         """Whether nothing waits for the first pass any more."""
         return self._first is None
 
-    def _is_shown(self, trial: Trial, switches: Switches, setting: Setting) -> bool:
-        now, asked = self._core.shown, (trial, switches)
-        if now is None or (now.trial, now.switches) != asked:
+    def _is_shown(self, request: PassRequest, switches: Switches, setting: Setting) -> bool:
+        now, asked = self._core.shown, (request, switches)
+        if now is None or (now.request, now.switches) != asked:
             return False
         return now.setting.is_like(setting)
 
@@ -432,7 +433,7 @@ class Reruns:
             return self._core.view.state_changed()
         shown, switches, passes = self._core.shown, self._core.modes.switches(), self._core.programs
         if shown is None or not self._is_shown(
-            self._core.trial, switches, self._core.handles.setting()
+            self._core.request, switches, self._core.handles.setting()
         ):
             self.refresh()
         elif shown.outcome.differences is None and shown.setting.active:

@@ -63,9 +63,9 @@ class Sweeps:
         core = self._core
         core.require_open()
         Selection(only).require_match(core.model)
-        trial = core.trial
-        source = f"{trial.name.lower()}, at step {core.step}"
-        return Asked(core.call, source, trial.loss_fn is not None, only, perturbation, *how)
+        request = core.request
+        source = f"{request.name.lower()}, at step {core.step}"
+        return Asked(core.call, source, request.loss_fn is not None, only, perturbation, *how)
 
     def run(self, asked: Asked, progress: Progress) -> pd.DataFrame:
         """Sweep in this thread; the screen shows it too.

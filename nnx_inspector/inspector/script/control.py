@@ -23,7 +23,7 @@ from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import check_every
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import chosen_layer
-from nnx_inspector.perturbations.slots import Known, require_known
+from nnx_inspector.perturbations.places import Known, require_known
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.control.answers import CONTROL, Controlled

@@ -22,10 +22,10 @@ from nnx_inspector.findings.facts import facts_of_modules, reader_of
 from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.hooks.sites import Only, require_module
 from nnx_inspector.inspector.script.control import Control
-from nnx_inspector.live.attendance import Attendance
 from nnx_inspector.live.beginning import ended
+from nnx_inspector.live.diagnostics import Diagnostics
+from nnx_inspector.live.dropped import losses_of, others_of
 from nnx_inspector.live.inbox import Sent, Taken
-from nnx_inspector.live.losses import losses_of, others_of
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import (
     Region,
@@ -35,7 +35,7 @@ from nnx_inspector.live.steps import (
     check_tree,
     closed_at_exit,
 )
-from nnx_inspector.perturbations.slots import Known
+from nnx_inspector.perturbations.places import Known
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.program.function import WatchedCall
@@ -146,7 +146,7 @@ def _watched(
     saves = save if jax.process_index() == 0 else None  # of a job, the first process
     known, failed = facts_of_modules(model), list[str]()
     recording = resumed(saves, known) if saves is not None and start else Recording()
-    attendance, uncalled = Attendance(session, every, start, in_region=True), None
+    diagnostics, uncalled = Diagnostics(session, every, start, in_region=True), None
     writing: Writing | None = None
     try:
         try:
@@ -173,11 +173,11 @@ def _watched(
             if given and jax.process_index() and session.company is None:
                 failed.append(NOT_SAVED.format(jax.process_index()))
             count = session.inbox.count
-            attendance.note(count)
+            diagnostics.note(count)
             if count:
                 last = start + count - 1
                 recording.learn(ended(model, recording.facts_so_far, last))
-            uncalled = attendance.uncalled(over=True)
+            uncalled = diagnostics.uncalled(over=True)
             if uncalled is not None:
                 recording.miss(uncalled)
                 failed.append(f"{uncalled.what}: {uncalled.advice}.")

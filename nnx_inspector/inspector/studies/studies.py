@@ -19,8 +19,8 @@ import numpy as np
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import reply_text
 from nnx_inspector.inspector.core import Core
+from nnx_inspector.inspector.passes.batch import apart, arguments_of, forward, given
 from nnx_inspector.inspector.passes.call import Call
-from nnx_inspector.inspector.passes.examined import apart, arguments_of, forward, given
 from nnx_inspector.inspector.passes.job import Job
 from nnx_inspector.inspector.studies.messages import (
     attribution_message,
@@ -152,7 +152,7 @@ class Studies:
     def _require_classes(self) -> None:
         """Raise a ValueError if nothing indicates that the model's output is logits."""
         core = self._core
-        given = [(trial.args, trial.kwargs) for trial in (core.example, core.trial)]
+        given = [(request.args, request.kwargs) for request in (core.example, core.request)]
         arrays = [x for x in jax.tree.leaves(given) if is_array(x)]
         whole = any(getattr(x.dtype, "kind", "") in "iu" for x in arrays)
         if not whole and not core.inputs.has_any(arrays):
@@ -207,12 +207,12 @@ class Studies:
         with self._job.held():
             try:
                 self._show(self._empty(asked, running=True))
-                trial = forward(core) if data is None else core.example
-                source = f"{core.trial.name.lower()}, at step {core.step}"
-                if trial is None:
-                    trial, source = core.example, f"{core.example.name.lower()}: {NOT_ALONE}"
+                request = forward(core) if data is None else core.example
+                source = f"{core.request.name.lower()}, at step {core.step}"
+                if request is None:
+                    request, source = core.example, f"{core.example.name.lower()}: {NOT_ALONE}"
                 switches = core.modes.switches()
-                read_call = lambda: trial.call(core.model, switches).copied()  # noqa: E731
+                read_call = lambda: request.call(core.model, switches).copied()  # noqa: E731
                 call = undisturbed(read_call, "The model", core.model)
                 with shown(progress, asked.what) as bar, call.configuration.held():
                     result = make(call, self._job.reporting(tell, bar))
@@ -225,10 +225,10 @@ class Studies:
                     pictures = lambda those: core.inputs.pictures_in(read(those))[0]  # noqa: E731
                     found = _Found(result, source, -1, words, pictures)
                 else:
-                    of_it = trial.number == core.trial.number
-                    arguments = arguments_of(core) if of_it else given(core, trial)
+                    of_it = request.number == core.request.number
+                    arguments = arguments_of(core) if of_it else given(core, request)
                     words = lambda example: core.inputs.words(arguments, example)  # noqa: E731
-                    found = _Found(result, source, trial.number if of_it else -1, words)
+                    found = _Found(result, source, request.number if of_it else -1, words)
                 self._found[asked.what] = found
                 if asked.what == "lens":
                     self._found.pop("logits", None)  # its answers may be others

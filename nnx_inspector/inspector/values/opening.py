@@ -30,9 +30,9 @@ from nnx_inspector.inspector.values.axes import (
     names_of_parameter,
     names_of_value,
 )
+from nnx_inspector.inspector.values.cache import ArrayCache, Held, Moment, Opened, is_shown
 from nnx_inspector.inspector.values.programs import CallValues, ValuePasses
-from nnx_inspector.inspector.values.shelf import Held, Moment, Opened, Shelf, is_shown
-from nnx_inspector.perturbations.slots import Setting
+from nnx_inspector.perturbations.places import Setting
 from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.trace import trace_of
 from nnx_inspector.program.function import Arguments
@@ -50,7 +50,7 @@ class Look:
     Attributes:
         stacked: site's key -> how many layers its module holds.
         attends: site's key -> how many attentions its call computes.
-        trial: identifies the arguments: another trial has other arguments.
+        request: identifies the arguments: another request has other arguments.
         source: the name of the pass, in words.
         sequence: the number of tokens, if the batch is known to be one sequence; otherwise None.
     """
@@ -61,7 +61,7 @@ class Look:
     stacked: Mapping[str, int]
     attends: Mapping[str, int]
     passes: OwnedPasses
-    trial: Any
+    request: Any
     source: str
     sequence: int | None = None
 
@@ -77,7 +77,7 @@ class Opening:
     """Opens arrays, on any thread, one at a time."""
 
     def __init__(self) -> None:
-        self.shelf = Shelf()
+        self.cache = ArrayCache()
         self._passes = ValuePasses()
         self._attending: dict[Any, OwnedPasses] = {}
         self._lock = threading.Lock()
@@ -95,7 +95,7 @@ class Opening:
         """
         with self._lock:
             opened = self._open(look, site, part, clean)
-            self.shelf.put(opened)
+            self.cache.put(opened)
             return opened
 
     def _open(self, look: Look, site: str, part: Part, clean: bool) -> Opened:
@@ -115,12 +115,12 @@ class Opening:
         what = (
             site,
             part,
-            look.trial,
+            look.request,
             look.call.switches,
             _what_is_done(setting),
             look.passes.keys,
         )
-        found = self.shelf.find(what, parts.leaves)  # the trial stands for the arguments
+        found = self.cache.find(what, parts.leaves)  # the request stands for the arguments
         if found is not None:
             return found
         moment = Moment(what, parts.leaves)
@@ -192,7 +192,7 @@ class Opening:
                 or (part == "output" and _attends(value, call.loops + mapped, module)),
             )
             axes = names_of_value(value.shape, value.dtype, around)
-            out.append(Held(self.shelf.next_number(), number, name, value, axes))
+            out.append(Held(self.cache.next_number(), number, name, value, axes))
         return out
 
     # ------------------------------------------------------------- parameters
@@ -206,7 +206,7 @@ class Opening:
         require_whole(list(named.values()), "The values", look.call.model)
         if not named:
             raise InspectorError(f"{site!r} has no parameters and no other Variables.")
-        found = self.shelf.find((site, "parameter"), list(named.values()))
+        found = self.cache.find((site, "parameter"), list(named.values()))
         if found is not None:
             return found
         stacked = any(look.stacked.values())
@@ -219,7 +219,7 @@ class Opening:
                 *path, last = name.split("/")
                 owner = look.modules.get("/".join([*filter(None, [site]), *path]))
                 axes = names_of_parameter(value.shape, last, owner, stacked=stacked)
-                arrays.append(Held(self.shelf.next_number(), 0, name, value, axes))
+                arrays.append(Held(self.cache.next_number(), 0, name, value, axes))
         moment = Moment((site, "parameter"), list(named.values()))
         return Opened(moment, tuple(arrays), ({h.name: h.value for h in arrays},))
 

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector._compat.sharding import entry, left_to_the_compiler
+from nnx_inspector._compat.sharding import auto_sharded, entry
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.inspector.values.cache import Held
 from nnx_inspector.inspector.values.opening import Look, Opening
-from nnx_inspector.inspector.values.shelf import Held
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.screen import protocol
 
@@ -198,4 +198,4 @@ def _figures(x: Any, g: Any, *, index: tuple[Any, ...], axis: int, unit: int) ->
             found["gradient_times_activation"] = (slope * value).sum(1)
         return found
 
-    return jax.device_get(left_to_the_compiler(figures, x, g))
+    return jax.device_get(auto_sharded(figures, x, g))

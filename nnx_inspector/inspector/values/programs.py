@@ -30,7 +30,7 @@ from nnx_inspector.inspector.passes.programs import (
     inputs_of,
     under,
 )
-from nnx_inspector.perturbations.slots import Setting
+from nnx_inspector.perturbations.places import Setting
 from nnx_inspector.program.analysis.cost import available_bytes
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.marks import INPUT, OUTPUT

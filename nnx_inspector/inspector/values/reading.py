@@ -23,7 +23,7 @@ def read_values(
 ) -> Answer:
     if isinstance(request, protocol.ShowValues):
         return _arrays(request, opening, look_of(core)), None
-    return window_of(request, opening.shelf.get(request.array, request.norm_over), ON_DEVICE)
+    return window_of(request, opening.cache.get(request.array, request.norm_over), ON_DEVICE)
 
 
 def _arrays(request: protocol.ShowValues, opening: Opening, look: Look) -> protocol.Arrays:
@@ -92,20 +92,20 @@ def positions_message(core: Core, request: protocol.ShowPositions) -> Answer:
 
 
 def look_of(core: Core) -> Look:
-    shown, trial, switches = core.shown, core.trial, core.modes.switches()
+    shown, request, switches = core.shown, core.request, core.modes.switches()
     setting = core.handles.setting()
-    if shown is not None and not core.looping and shown.trial is trial:
+    if shown is not None and not core.looping and shown.request is request:
         switches, setting = shown.switches, shown.setting
     inputs = core.view.kept("inputs")
-    of = f"{trial.name}, with the parameters that the model had when this was read"
+    of = f"{request.name}, with the parameters that the model had when this was read"
     return Look(
-        call=trial.call(core.model, switches),
+        call=request.call(core.model, switches),
         setting=setting,
         modules={site.key: site.module for site in module_sites(core.model)},
         stacked={call.site: call.stacked for call in core.trace.calls},
         attends=attentions(core.trace.calls),
         passes=core.programs,
-        trial=trial,
+        request=request,
         source=f"{of}; a loop is running." if core.looping else f"{of}.",
         sequence=inputs.positions if inputs is not None and inputs.batch == 1 else None,
     )

@@ -88,7 +88,7 @@ class Loop:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class MarkPlace:
     """A mark of a program: the loops around it, and what was seen of it, if it has run; and how far
     each body around it moves parameters, the innermost first, with the number of loops around that.
     """
@@ -307,7 +307,7 @@ class Finished:
                 this program, and a mark: the iteration that is wanted, None for none.
             begun: what is known of the call, if the program stands for any.
         """
-        gradients: list[tuple[int, Place, Index]] = []
+        gradients: list[tuple[int, MarkPlace, Index]] = []
         for one, begins in zip(self._walk(self._found, seen), self._of, strict=True):
             index = which(begins, one.mark)
             if index is None or one.seen is None:
@@ -332,7 +332,7 @@ class Finished:
         moves: Moves = (),
         *,
         again: bool = False,
-    ) -> Iterator[Place]:
+    ) -> Iterator[MarkPlace]:
         """The marks of a survey, each with what was seen of it."""
         if seen and len(seen) > len(found.items):
             moves = ((seen[-1], len(loops)), *moves)
@@ -340,7 +340,7 @@ class Finished:
             here = seen[number] if seen else None
             if item.mark is not None:
                 if item.mark.part == GRADIENT or not again:
-                    yield Place(item.mark, loops, here, moves)
+                    yield MarkPlace(item.mark, loops, here, moves)
                 continue
             for i, child in enumerate(item.children):
                 inner = loops
@@ -351,7 +351,7 @@ class Finished:
                 below = here[i] if here else None
                 yield from self._walk(child, below, inner, moves, again=again or item.again)
 
-    def _attributed(self, places: Sequence[Place]) -> list[int | None]:
+    def _attributed(self, places: Sequence[MarkPlace]) -> list[int | None]:
         """For each mark the number of the place where its pass begins; None if it is not here."""
         of: dict[Any, list[int]] = {}
         found: list[int | None] = []
@@ -385,7 +385,7 @@ OUTSIDE = (
 )
 
 
-def _put_beginning(one: Place, at: Index, known: Begun | None, sent: Sent) -> None:
+def _put_beginning(one: MarkPlace, at: Index, known: Begun | None, sent: Sent) -> None:
     begun: Begun = known or one.mark.begun
     sent.calls.append(begun.call)
     sent.differentiated.update(differentiated(one.mark))
@@ -398,7 +398,7 @@ def _put_beginning(one: Place, at: Index, known: Begun | None, sent: Sent) -> No
             sent.states.setdefault(name, state)
 
 
-def _put_gradient(one: Place, at: Index, sent: Sent) -> None:
+def _put_gradient(one: MarkPlace, at: Index, sent: Sent) -> None:
     key, leaf, what = one.mark.site, one.mark.of[1], "parameter_gradient"
     if leaf != PARAMETER:
         key, what = leaf_key(key, leaf), GRADIENT
@@ -408,7 +408,7 @@ def _put_gradient(one: Place, at: Index, sent: Sent) -> None:
             sent.arrived[key, what].append(found)
 
 
-def _put(one: Place, at: Index, sent: Sent) -> None:
+def _put(one: MarkPlace, at: Index, sent: Sent) -> None:
     mark, seen = one.mark, one.seen
     assert seen is not None
     sent.members = max(sent.members, mark.members)
@@ -438,7 +438,7 @@ def _gauge_of(kept: Kept) -> Any:
     return kept.value[0] if isinstance(kept.value, tuple) else kept.value
 
 
-def _values_of(one: Place) -> list[Any]:
+def _values_of(one: MarkPlace) -> list[Any]:
     """The arrays of a call that are kept because somebody asked for them."""
     kept = one.seen.kept if one.mark.part == OUTPUT and one.seen is not None else ()
     return [each.value[1] for each in kept if isinstance(each.value, tuple)]

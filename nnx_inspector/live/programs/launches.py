@@ -17,18 +17,18 @@ from typing import Any, Protocol
 import jax
 from flax import nnx
 
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.errors import comes_from_a_handler
-from nnx_inspector.hooks.layers import Layer
+from nnx_inspector.hooks.hook import Hook
 from nnx_inspector.live.hook import run_here
 from nnx_inspector.live.inbox import Begun, Inbox, Message, Sent, Taken
 from nnx_inspector.live.messages import GRADIENT, Reached
 from nnx_inspector.live.programs.agreement import Company
 from nnx_inspector.live.programs.asked import Asked
+from nnx_inspector.live.programs.fast_path import key_of
 from nnx_inspector.live.programs.finished import Edited, Finished, Index, Pass, differentiated
-from nnx_inspector.live.programs.passing import key_of
 from nnx_inspector.live.programs.whose import Whose
-from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, rows_of
+from nnx_inspector.perturbations.places import CLEAN, Place, Setting, rows_of
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.survey import Marked
 
@@ -54,7 +54,7 @@ class Watched(Protocol):
     company: Company | None
     asked: Asked | None
 
-    def is_mine(self, layer: Layer) -> bool: ...
+    def is_mine(self, hook: Hook) -> bool: ...
 
     def count_other(self, type_name: str) -> None: ...
 
@@ -319,7 +319,7 @@ def _of_earlier(number: int, index: Index, begins: int | None, mark: Marked) -> 
     return index if mine else None
 
 
-@ours()
+@internal_config()
 def put(answers: list[Any]) -> list[jax.Array]:
     """The answers on the device; the user may forbid that jit puts them there."""
     return jax.device_put(answers)

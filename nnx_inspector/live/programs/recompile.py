@@ -1,8 +1,8 @@
 """The jitted calls of a watched step, so that they can be recompiled before they are made again.
 
-A call is noted, without its arrays, when jax has no program for it under a session's layer, or in a
+A call is noted, without its arrays, when jax has no program for it under a session's hook, or in a
 step that runs bare because the measured program is still missing. Compiling it again under other
-layers, with the jax settings that it was made with, fills the caches that the user's next call
+hooks, with the jax settings that it was made with, fills the caches that the user's next call
 uses. Invariant: no array is kept alive, and only calls of the session's steps are noted. A bare
 primitive outside jit is not covered: jax recompiles it in the caller's thread.
 """
@@ -16,15 +16,15 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from nnx_inspector._compat import started
-from nnx_inspector._compat.configuration import Configuration, hooks
+from nnx_inspector._compat.configuration import Configuration, hooks_key
 from nnx_inspector._compat.launching import jitted
 from nnx_inspector.hooks.dispatch import installing
-from nnx_inspector.hooks.layers import (
-    Layer,
+from nnx_inspector.hooks.hook import (
+    Hook,
     any_thread_is_behind,
-    open_layers,
+    open_hooks,
     opened,
-    settle_layers,
+    settle_hooks,
 )
 from nnx_inspector.opening import held
 
@@ -37,7 +37,7 @@ class Noted:
     """A jitted call, and what was open around it."""
 
     call: jitted.JitCall
-    layers: tuple[Layer, ...]
+    hooks: tuple[Hook, ...]
     configuration: Configuration
 
     def same(self, other: Noted) -> bool:
@@ -46,28 +46,28 @@ class Noted:
 
     def compile(
         self,
-        instead: Callable[[Layer], Layer] = lambda x: x,
+        instead: Callable[[Hook], Hook] = lambda x: x,
         *,
-        inside: tuple[Layer, ...] = (),
+        inside: tuple[Hook, ...] = (),
         change: jitted.Change = lambda _: None,
     ) -> None:
-        """Compile it inside more layers; `instead` maps layers to their replacements, and `change`
+        """Compile it inside more hooks; `instead` maps hooks to their replacements, and `change`
         the program to what is compiled; see `jitted.JitCall.compile`.
         """
-        layers = (*inside, *map(instead, self.layers))
-        installs = [installing()] if layers else []
-        with self.configuration.held(), held(*installs), opened(layers):
+        hooks = (*inside, *map(instead, self.hooks))
+        installs = [installing()] if hooks else []
+        with self.configuration.held(), held(*installs), opened(hooks):
             self.call.compile(change)
 
 
 class JitCalls:
-    """The different calls made under one session's layer. Any thread may use it.
+    """The different calls made under one session's hook. Any thread may use it.
 
     Args:
-        mine: whether a layer is the session's. None notes what the listening thread calls.
+        mine: whether a hook is the session's. None notes what the listening thread calls.
     """
 
-    def __init__(self, mine: Callable[[Layer], bool] | None):
+    def __init__(self, mine: Callable[[Hook], bool] | None):
         self._mine = mine
         self._thread: int | None = None
         self._noted: list[Noted] = []
@@ -79,15 +79,15 @@ class JitCalls:
         self._thread = threading.get_ident()
 
     def hear(self, program: Any, variant: Hashable, made: Callable[[], jitted.JitCall]) -> None:
-        """Note a call, if it is made under the session's layer; see `jitted.JitListener`."""
-        layers, mine = open_layers(), self._mine
-        under = bool(mine) and hooks.value is not None and any(map(mine, layers))
+        """Note a call, if it is made under the session's hook; see `jitted.JitListener`."""
+        hooks, mine = open_hooks(), self._mine
+        under = bool(mine) and hooks_key.value is not None and any(map(mine, hooks))
         if not (under if mine else self._thread == threading.get_ident()):
-            return  # under no layer: a program of our own
+            return  # under no hook: a program of our own
         with self._lock:
             if variant in self._known.get(program, ()):
                 return  # a step repeats the same call, which must cost next to nothing
-        new = Noted(made(), layers, Configuration.here())
+        new = Noted(made(), hooks, Configuration.here())
         with self._lock:
             kept = [one for one in self._noted if not one.same(new)]
             if len(kept) >= CALLS:
@@ -129,7 +129,7 @@ _lock = threading.RLock()
 
 def _let_go() -> None:
     """Give jax its own functions back, unless somebody listens, or a thread must be told that
-    another one has closed its layers: it is, before it runs a program that it has not run under
+    another one has closed its hooks: it is, before it runs a program that it has not run under
     them.
     """
     with _lock:
@@ -145,6 +145,6 @@ def _hear(program: Any, variant: Hashable, made: Callable[[], jitted.JitCall], /
 
 def _prepare() -> None:
     started.raise_kept()
-    settle_layers()
+    settle_hooks()
     if not _listening:
         _let_go()

@@ -15,20 +15,20 @@ from typing import Any
 
 import jax
 
-from nnx_inspector._compat.configuration import Configuration, hooks
+from nnx_inspector._compat.configuration import Configuration, hooks_key
 from nnx_inspector._compat.launching import jitted, launch
 from nnx_inspector.background import Worker, weakly
-from nnx_inspector.hooks.layers import open_layers, opened, without
+from nnx_inspector.hooks.hook import open_hooks, opened, without
 from nnx_inspector.live.calls import Call
 from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.messages import listeners
 from nnx_inspector.live.programs.asked import Asked
+from nnx_inspector.live.programs.fast_path import FastPath, Known, key_of
 from nnx_inspector.live.programs.finished import Edited, Finished
 from nnx_inspector.live.programs.launches import Launch, Passes, Watched, noting, put
-from nnx_inspector.live.programs.passing import Known, Passing, key_of
 from nnx_inspector.live.programs.recompile import Noted
 from nnx_inspector.live.programs.whose import OTHER, Calls
-from nnx_inspector.perturbations.slots import CLEAN, Setting
+from nnx_inspector.perturbations.places import CLEAN, Setting
 from nnx_inspector.program.rewrite import with_presence
 from nnx_inspector.program.survey import holds_marks
 
@@ -43,7 +43,7 @@ class Variants:
         self._bare: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._quiet: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._worker = Worker("nnx_inspector.variants", weakly(self._not_compiled))
-        self._passing = Passing(weakly(session.is_mine), weakly(self._passed))
+        self._passing = FastPath(weakly(session.is_mine), weakly(self._passed))
         self._setting, self._key = CLEAN, 0  # of the passes that jax starts itself
         self._passes = Passes()
 
@@ -106,7 +106,7 @@ class Variants:
     def escaped(self, name: str, /) -> None:
         """Count a program that was compiled ahead, even under our hooks: nothing edits it."""
         session = self._session()
-        if session is not None and hooks.value is not None:  # not one of our own
+        if session is not None and hooks_key.value is not None:  # not one of our own
             session.executables += 1
 
     def failed(self, error: Exception, /) -> None:
@@ -123,7 +123,7 @@ class Variants:
         alone: dict[str, Any] | None = None,
         call: jitted.JitStart | None = None,
     ) -> Launch | launch.Instead | None:
-        if alone is None and hooks.value is None:
+        if alone is None and hooks_key.value is None:
             return None  # a program of our own
         session = self._session()
         if session is None:
@@ -150,8 +150,8 @@ class Variants:
         """What a program says of the session's model, if anything, and whose calls it makes on
         these arrays, None if they are not known.
         """
-        layer = next(filter(session.is_mine, open_layers()), None)
-        watch: Any = None if layer is None else layer.wrap
+        hook = next(filter(session.is_mine, open_hooks()), None)
+        watch: Any = None if hook is None else hook.wrap
         unmeasured = () if watch is None else watch.unmeasured
         known, key = _finished.setdefault(program, {}), (session.number, unmeasured)
         if key not in known:
@@ -211,7 +211,7 @@ class Variants:
         """What runs in place of a jitted call of which nothing is measured."""
         self._passing.number = session.number
         if read is None:
-            if any(map(session.is_mine, open_layers())):  # else it is the user's own
+            if any(map(session.is_mine, open_hooks())):  # else it is the user's own
                 self._passing.learn(call.function, ())
             return None
         found, whose = read
@@ -258,11 +258,11 @@ class Variants:
         if call is None or found.is_single:
             asked.be_ready()
             return False
-        compile_it, layers, configuration = call.compiler(), open_layers(), Configuration.here()
+        compile_it, hooks, configuration = call.compiler(), open_hooks(), Configuration.here()
 
         def work() -> None:
             try:
-                with configuration.held(), opened(layers):
+                with configuration.held(), opened(hooks):
                     one = self._launch(session, found, edited, session.setting)
                     compile_it(edited.program, put(one.numbers()), edited.outputs)
             except Exception as error:  # noqa: BLE001 - it is the answer
@@ -334,8 +334,8 @@ class Variants:
     def _own(self, call: jitted.JitStart, session: Watched) -> Callable[..., Any] | None:
         """The user's own function, once a thread has compiled it."""
         if call.program not in self._bare:
-            layers = tuple(layer for layer in open_layers() if not session.is_mine(layer))
-            noted = Noted(call.made(), layers, Configuration.here())
+            hooks = tuple(hook for hook in open_hooks() if not session.is_mine(hook))
+            noted = Noted(call.made(), hooks, Configuration.here())
 
             def compiled() -> Callable[..., Any]:
                 noted.compile()
@@ -348,10 +348,10 @@ class Variants:
         """Whether a thread has compiled the program that is perturbed and measures nothing."""
         if call.program not in self._quiet:
             compile_it, program = call.compiler(), call.program
-            layers, configuration = open_layers(), Configuration.here()
+            hooks, configuration = open_hooks(), Configuration.here()
 
             def compiled() -> bool:
-                with configuration.held(), opened(layers):
+                with configuration.held(), opened(hooks):
                     edited = found.edited(program, measures=False)
                     one = self._launch(session, found, edited, session.setting)
                     compile_it(edited.program, put(one.numbers()))

@@ -1,4 +1,4 @@
-"""The layers that mark a program's calls for `trace`, and the history of the pass.
+"""The hooks that mark a program's calls for `trace`, and the history of the pass.
 
 Invariant: the parameters of a mark depend only on the call, so jax may reuse traces of functions.
 The history serves for a pass that raises, which leaves no program to read. Changes no arguments
@@ -18,9 +18,9 @@ from flax import nnx
 from nnx_inspector._compat import jaxprs, sources
 from nnx_inspector.errors import add_note
 from nnx_inspector.hooks import linen
+from nnx_inspector.hooks.hook import Context
 from nnx_inspector.hooks.inside.attention import FIXED, Trails, pattern_in
 from nnx_inspector.hooks.inside.kernels import is_understood
-from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.variables import byte_count, contents, held, parameter_arrays
 from nnx_inspector.program.analysis.cost import equation_flops, is_arithmetic
 from nnx_inspector.program.analysis.describe import in_words, value_in_words
@@ -399,7 +399,7 @@ class History:
         self.calls[number] = dataclasses.replace(self.calls[number], **fields)
 
     def close(self) -> None:
-        """Release the model and the exception: jit caches keep layers, which keep this object."""
+        """Release the model and the exception: jit caches keep hooks, which keep this object."""
         self._modules, self._error = Modules({}), None
 
 

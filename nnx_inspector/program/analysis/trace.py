@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnx_inspector._compat import sources
 from nnx_inspector.errors import add_note, printable
-from nnx_inspector.hooks.layers import TAP_INPUT, TAP_OUTPUT, Layer
+from nnx_inspector.hooks.hook import TAP_INPUT, TAP_OUTPUT, Hook
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import (
     CALL,
@@ -40,9 +40,9 @@ from nnx_inspector.program.analysis.calls import (
 )
 from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
 from nnx_inspector.program.function import Function, as_function, roots_of
-from nnx_inspector.program.mark_layers import MarkUnattributed
+from nnx_inspector.program.marking import MarkUnattributed
 from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.stage import LayersOf, Staged, Tracing, staged
+from nnx_inspector.program.stage import HooksOf, Staged, Tracing, staged
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -235,10 +235,10 @@ def staged_for_trace(
     with contextlib.ExitStack() as stack:
         stack.callback(history.close)
         stack.enter_context(held(tuple(roots.values())))  # the modules are asked one by one
-        layers = _layers(selection, history)
+        hooks = _hooks(selection, history)
         try:
             stage = stack.enter_context(
-                staged(function, args, kwargs, layers, roots=roots, may_run=True, known=known)
+                staged(function, args, kwargs, hooks, roots=roots, may_run=True, known=known)
             )
             if stage.eager and runs:
                 history.restart()
@@ -264,15 +264,15 @@ def _modules_of(roots: dict[Path, Any]) -> tuple[tuple[ModuleSite, ...], Modules
     return sites, Modules(parts)
 
 
-def _layers(selection: Selection, history: History, again: Any = None) -> LayersOf:
-    def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
+def _hooks(selection: Selection, history: History, again: Any = None) -> HooksOf:
+    def hooks(scope: Scope, owner: Any) -> Sequence[Hook]:
         owner = owner if again is None else (owner, again)
         return [
-            Layer(MarkCalls(owner, history), TAP_OUTPUT, selection, scope, MarkUnattributed(owner)),
-            Layer(MarkInputs(owner, history), TAP_INPUT, selection, scope),
+            Hook(MarkCalls(owner, history), TAP_OUTPUT, selection, scope, MarkUnattributed(owner)),
+            Hook(MarkInputs(owner, history), TAP_INPUT, selection, scope),
         ]
 
-    return layers
+    return hooks
 
 
 def _again(
@@ -291,8 +291,8 @@ def _again(
     """
     history = History(modules)
     try:
-        layers = _layers(selection, history, again=object())
-        with staged(function, args, kwargs, layers, roots=roots, may_run=True) as stage:
+        hooks = _hooks(selection, history, again=object())
+        with staged(function, args, kwargs, hooks, roots=roots, may_run=True) as stage:
             if stage.eager:
                 history.restart()
                 stage.evaluate(stage.inputs, plan=Plan(summarise=False))

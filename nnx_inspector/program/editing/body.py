@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.program.editing.functions import (
     Beginning,
     Change,
@@ -109,7 +109,7 @@ class Editor:
         around: Any = contextlib.nullcontext()
         if self.inside:
             around = jaxprs.inside_shard_map(self.inside)
-        with self.context_of(like), around, ours():
+        with self.context_of(like), around, internal_config():
             key = None
             if dataclasses.is_dataclass(type(f)):
                 key = f, avals, like and like.ctx, self.axes, self.checked

@@ -16,8 +16,8 @@ import numpy as np
 
 from nnx_inspector._compat.native import Type, by_rows, computed_once
 from nnx_inspector._compat.sharding import (
+    auto_sharded,
     counted_once,
-    left_to_the_compiler,
     on_this_mesh,
     varying_along,
     zeros_of,
@@ -27,7 +27,7 @@ from nnx_inspector.program.editing.slots import Always, Output, is_slot
 from nnx_inspector.program.marks import mapped_first, seeded
 from nnx_inspector.program.plan import Keep, Kept, merge_seen
 from nnx_inspector.stats.apart import Apart, all_finished, finished
-from nnx_inspector.stats.census import Sample
+from nnx_inspector.stats.array_stats import Sample
 from nnx_inspector.stats.measure_gauges import samples_of
 from nnx_inspector.stats.summarize import merge_rows, summarize, summarize_apart
 from nnx_inspector.stats.summary import Summary
@@ -168,7 +168,7 @@ class Moved:
 
     def __call__(self, before: jax.Array, after: jax.Array) -> jax.Array:
         find = lambda *xs: _moved(*map(_real, xs), rows=self.rows)[0]  # noqa: E731
-        return left_to_the_compiler(find, before, after)
+        return auto_sharded(find, before, after)
 
 
 UNIT: Final = 2.0**-30

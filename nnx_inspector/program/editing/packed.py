@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat import jaxprs, jit
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.native import Type, by_rows
 from nnx_inspector._compat.sharding import on_one_device
 from nnx_inspector.stats.bins import BINS
@@ -81,7 +81,7 @@ def is_joinable(tree: Any) -> bool:
     return not any(map(jaxprs.varying_axes, arrays))
 
 
-@ours()
+@internal_config()
 def joined(tree: Any) -> tuple[Layout, list[Any]]:
     """A tree of arrays, summaries and `Small` as a layout, and its arrays.
 
@@ -118,7 +118,7 @@ def joined(tree: Any) -> tuple[Layout, list[Any]]:
     return Layout(structure, tuple(found)), [words, *others]
 
 
-@ours()
+@internal_config()
 def taken_apart(layout: Layout, arrays: Any) -> Any:
     words, *others = arrays
     if isinstance(words, jax.Array) and not jit.is_tracer(words):

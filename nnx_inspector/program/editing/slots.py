@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 
 Ones = Callable[[tuple[int, ...]], Any]
 """Makes an array of ones where the other arrays are: on the host, or on the device."""
@@ -51,7 +51,7 @@ def read(seen: Any, arrays: Sequence[Any]) -> Any:
 
     @functools.cache
     def ones(shape: tuple[int, ...]) -> Any:
-        with ours():
+        with internal_config():
             return xp.ones(shape, np.uint32)
 
     return jax.tree.map(lambda x: x.read(arrays, ones), seen, is_leaf=is_slot)

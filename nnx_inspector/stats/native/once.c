@@ -1,4 +1,4 @@
-/* Passing an array on: what `computed_once` in `_compat/native.py` describes. */
+/* FastPath an array on: what `computed_once` in `_compat/native.py` describes. */
 
 #include "xla.h"
 

@@ -17,7 +17,7 @@ from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.call import NONE, Call
 from nnx_inspector.inspector.passes.programs import MOST_KEPT, OwnedPasses
-from nnx_inspector.perturbations.slots import CLEAN, Setting
+from nnx_inspector.perturbations.places import CLEAN, Setting
 
 
 class Told(nnx.Module):

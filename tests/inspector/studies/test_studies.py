@@ -15,7 +15,7 @@ from helpers.language import LAYERS, LENGTH, TOKENS, VOCABULARY, Language
 import nnx_inspector as nni
 from nnx_inspector.inspector.export import KEPT
 from nnx_inspector.inspector.studies.studies import study
-from nnx_inspector.lenses import stream
+from nnx_inspector.lenses import example_search
 from nnx_inspector.screen import protocol
 
 WORDS = [f"w{i}" for i in range(VOCABULARY)]
@@ -345,7 +345,7 @@ def test_a_second_search_compiles_nothing_and_sees_the_new_weights():
     with Compiled() as compiled:
         second = search()
     assert not compiled.kinds
-    stream._kept.clear()
+    example_search._kept.clear()
     expected = nni.top_examples(model, [TOKENS] * 3, "head", k=2, progress=False)
     np.testing.assert_allclose(second.most.values, expected.most.values, rtol=1e-5)
     assert not np.allclose(second.most.values, first.most.values)

@@ -10,7 +10,7 @@ from flax import nnx
 
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.inspector.values import shelf
+from nnx_inspector.inspector.values import cache
 from nnx_inspector.inspector.values.blocks import ON_DEVICE
 from nnx_inspector.inspector.values.reading import look_of
 from nnx_inspector.screen.values import blocks
@@ -351,8 +351,8 @@ def test_a_donated_model_is_told_and_kept_values_stay(net):
     with pytest.raises(
         InspectorError, match=r"bias was donated .* since it was read. Read it again"
     ):
-        net._opening.shelf.get(number)
-    assert net._opening.shelf.get(kept.arrays[0].number).shape == (5, 4)
+        net._opening.cache.get(number)
+    assert net._opening.cache.get(kept.arrays[0].number).shape == (5, 4)
 
 
 def test_a_watched_loop_is_not_disturbed(net):
@@ -378,27 +378,27 @@ def test_a_watched_loop_is_not_disturbed(net):
 # ------------------------------------------------------------- what is kept
 
 
-def test_the_shelf_keeps_the_last_sets_within_its_bounds(net, monkeypatch):
+def test_the_cache_keeps_the_last_sets_within_its_bounds(net, monkeypatch):
     sites = [("first", "output"), ("second", "output"), ("first", "input")]
     numbers = [opened(net, *what).arrays[0].number for what in sites]
-    assert [net._opening.shelf.get(n).ndim for n in numbers] == [2, 2, 2]
-    monkeypatch.setattr(shelf, "MOST_BYTES", 100)
+    assert [net._opening.cache.get(n).ndim for n in numbers] == [2, 2, 2]
+    monkeypatch.setattr(cache, "MOST_BYTES", 100)
     newest = opened(net, "", "input").arrays[0].number  # 60 bytes: no room for another
-    assert net._opening.shelf.get(newest).shape == (5, 3)
+    assert net._opening.cache.get(newest).shape == (5, 3)
     for number in numbers:
         with pytest.raises(InspectorError, match="no longer kept: others were opened since"):
-            net._opening.shelf.get(number)
-    monkeypatch.setattr(shelf, "MOST_BYTES", 1)
+            net._opening.cache.get(number)
+    monkeypatch.setattr(cache, "MOST_BYTES", 1)
     assert opened(net, "first").arrays[0].value.shape == (5, 4)  # the newest, whatever its size
 
 
 def test_norms_are_made_once_and_are_numpys(net):
     held = opened(net, "first").arrays[0]
-    found = net._opening.shelf.get(held.number, 1)
+    found = net._opening.cache.get(held.number, 1)
     np.testing.assert_allclose(found, np.linalg.norm(held.value, axis=1), rtol=1e-6)
-    assert net._opening.shelf.get(held.number, 1) is found
+    assert net._opening.cache.get(held.number, 1) is found
     with pytest.raises(ValueError, match="no axis 2"):
-        net._opening.shelf.get(held.number, 2)
+        net._opening.cache.get(held.number, 2)
 
 
 def test_closing_frees_what_was_opened():
@@ -406,7 +406,7 @@ def test_closing_frees_what_was_opened():
     number = opened(insp, "first").arrays[0].number
     insp.close()
     with pytest.raises(InspectorError):
-        insp._opening.shelf.get(number)
+        insp._opening.cache.get(number)
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from flax import nnx
 from looks import doubling, passing
 
 from nnx_inspector.hooks.dispatch import hooked
-from nnx_inspector.hooks.layers import INTERCEPTOR, Layer
+from nnx_inspector.hooks.hook import INTERCEPTOR, Hook
 from nnx_inspector.live.programs import recompile as jitcalls
 from nnx_inspector.live.programs.recompile import JitCalls, Listening
 from nnx_inspector.opening import held
@@ -30,7 +30,7 @@ class Net(nnx.Module):
         return self.drop(self.norm(self.linear(x)))
 
 
-BEFORE, AFTER = Layer(passing, INTERCEPTOR), Layer(doubling, INTERCEPTOR)
+BEFORE, AFTER = Hook(passing, INTERCEPTOR), Hook(doubling, INTERCEPTOR)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from nnx_inspector.hooks.sites import module_sites
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.entry import Entry
-from nnx_inspector.inspector.passes.trials import Trial
+from nnx_inspector.inspector.passes.pass_request import PassRequest
 from nnx_inspector.inspector.values.reading import look_of
 from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.function import argument_name, is_input
@@ -40,30 +40,30 @@ def show_inputs(core: Core, value: Any = None) -> None:
         core: the core of the inspector.
         value: what the pass returned; None before it.
     """
-    before, trial = core.view.kept("inputs"), core.trial
-    arrays = [x for x in jax.tree.leaves((trial.args, trial.kwargs)) if is_input(x)]
+    before, request = core.view.kept("inputs"), core.request
+    arrays = [x for x in jax.tree.leaves((request.args, request.kwargs)) if is_input(x)]
     if before is None and not core.inputs.has_any(arrays):
         return
     try:
         require_here(arrays, "The batch")
-        known = core.examined
-        if known is None or known[0] is not trial:
+        known = core.batch
+        if known is None or known[0] is not request:
             arguments = arguments_of(core)
             batch = core.inputs.message(arguments)
-            which: Any = {"number": trial.number, "kind": trial.kind}
-            which["apart"] = apart(core, trial, arguments)
-            core.examined = known = trial, dataclasses.replace(batch, **which)
+            which: Any = {"number": request.number, "kind": request.kind}
+            which["apart"] = apart(core, request, arguments)
+            core.batch = known = request, dataclasses.replace(batch, **which)
         outputs = [x for x in jax.tree.leaves(value) if isinstance(x, jax.Array)]
         message = core.inputs.predicting(known[1], outputs)
     except Exception as error:  # noqa: BLE001 - the pass went well, and the screen says so
         why = f"The batch could not be read: {reply_text(error)}"
         message = dataclasses.replace(core.inputs.message([]), problem=why)
-    other = core.stepped if trial.loss_fn is None else core.example
+    other = core.stepped if request.loss_fn is None else core.example
     if other is not None and _is_there(other):
         message = dataclasses.replace(message, other=other.kind)
     if before is not None and before.example < message.batch:
         message = dataclasses.replace(message, example=before.example)
-    if core.trial is not trial:
+    if core.request is not request:
         return  # another pass was requested meanwhile, and shows its own batch
     if message.problem and message.problem != getattr(before, "problem", ""):
         core.notice("warning", message.problem)
@@ -72,25 +72,25 @@ def show_inputs(core: Core, value: Any = None) -> None:
         core.view.keep(message)
 
 
-def _is_there(trial: Trial) -> bool:
+def _is_there(request: PassRequest) -> bool:
     """Whether a pass can be made again: its arguments may have been donated to a step."""
     try:
-        trial.require_there()
+        request.require_there()
     except InspectorError:
         return False
     return True
 
 
-def forward(core: Core) -> Trial | None:
+def forward(core: Core) -> PassRequest | None:
     """The last requested pass as a forward pass: of a step, the model's call with its batch.
 
     The arrays that the step gives to the model take the places of those of the example, whose
     other arguments stay. None if they do not fit there: the model is called several times, in a
     loop, or with other arrays. Values of its number are of the same batch as the pass.
     """
-    trial, example = core.trial, core.example
-    if trial.loss_fn is None:
-        return trial
+    request, example = core.request, core.example
+    if request.loss_fn is None:
+        return request
     if core.entry.f is not None:
         return None
     try:
@@ -108,13 +108,13 @@ def forward(core: Core) -> Trial | None:
             return None
         leaves[place] = value
     args, kwargs = tree.unflatten(leaves)
-    how = {"configuration": trial.configuration, "number": trial.number}
+    how = {"configuration": request.configuration, "number": request.number}
     return dataclasses.replace(example, args=args, kwargs=kwargs, **how)
 
 
 def arguments_of(core: Core) -> list[Argument]:
     """The arrays among the arguments of the last pass, ids as an embedding receives them."""
-    arguments = given(core, core.trial)
+    arguments = given(core, core.request)
     found, _ = core.inputs.tokens_in(arguments)
     if found is None or not found.changed:
         return arguments
@@ -128,7 +128,7 @@ def arguments_of(core: Core) -> list[Argument]:
     return [received if one is found else one for one in arguments]
 
 
-def apart(core: Core, trial: Trial, arguments: list[Argument]) -> tuple[str, ...]:
+def apart(core: Core, request: PassRequest, arguments: list[Argument]) -> tuple[str, ...]:
     """The sites whose positions may be those of another argument than the tokens.
 
     Where another sequence is as long as the tokens, the program is traced once more with one token
@@ -144,7 +144,7 @@ def apart(core: Core, trial: Trial, arguments: list[Argument]) -> tuple[str, ...
     others = [i for i, one in enumerate(arguments) if one is not found and _has(one, length)]
     if not any(_is_sequence(arguments[i]) for i in others):
         return ()
-    call = trial.call(core.model, core.modes.switches())
+    call = request.call(core.model, core.modes.switches())
     tracing = core.programs.tracing(call)
     if tracing is None:
         return ("*",)
@@ -215,18 +215,18 @@ def _unchanged(core: Core, one: Tracing, shorter: Tracing, length: int) -> tuple
     return tuple(found)
 
 
-def given(core: Core, trial: Trial) -> list[Argument]:
+def given(core: Core, request: PassRequest) -> list[Argument]:
     """The arrays among the arguments of a pass, as given."""
-    flat: Any = jax.tree_util.tree_flatten_with_path((trial.args, trial.kwargs))[0]
+    flat: Any = jax.tree_util.tree_flatten_with_path((request.args, request.kwargs))[0]
     found = [(path, x) for path, x in flat if is_input(x)]
-    embedded = _embedded(core, trial, len(found)) if core.inputs.decode is not None else None
+    embedded = _embedded(core, request, len(found)) if core.inputs.decode is not None else None
     arguments: list[Argument] = []
     for number, (path, x) in enumerate(found):
         first = plain_key(path[1])
         place = first if plain_key(path[0]) == 0 else None
         head = str(first)
         if isinstance(place, int):
-            head = _name_of(trial, core, place)
+            head = _name_of(request, core, place)
         keys = [head, *(str(plain_key(key)) for key in path[2:])]
         sites = {} if embedded is None else embedded.get(number, {})
         changed = next((site for site, same in sites.items() if not same), "")
@@ -235,18 +235,18 @@ def given(core: Core, trial: Trial) -> list[Argument]:
     return arguments
 
 
-def _name_of(trial: Trial, core: Core, place: int) -> str:
+def _name_of(request: PassRequest, core: Core, place: int) -> str:
     """The name of a positional argument, or its position if it has no name."""
-    entry = trial.entry if trial.loss_fn is None else Entry(f=trial.loss_fn)
+    entry = request.entry if request.loss_fn is None else Entry(f=request.loss_fn)
     after = entry.f is not None and isinstance(entry.place, int) and place >= entry.place
     name = argument_name(entry.f or getattr(core.model, entry.method), place + after)
     return str(place) if name == str(place + after) else name
 
 
-def _embedded(core: Core, trial: Trial, count: int) -> dict[int, dict[str, bool]] | None:
+def _embedded(core: Core, request: PassRequest, count: int) -> dict[int, dict[str, bool]] | None:
     """The numbers of the arrays that embeddings receive, and how; None if unknown."""
     sites = [site.key for site in module_sites(core.model) if isinstance(site.module, nnx.Embed)]
-    call = trial.call(core.model, core.modes.switches())
+    call = request.call(core.model, core.modes.switches())
     tracing = core.programs.tracing(call) if sites else None
     if tracing is None:
         return None

@@ -37,12 +37,12 @@ FIXED, LINEAR, OTHER = range(3)
 """How a value depends on the stream: not at all, as a linear function plus a constant, or else."""
 
 
-Place = tuple[str, str, int]
+Value = tuple[str, str, int]
 """A site, what it receives or returns, and the number of the array in that."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rest:
+class Downstream:
     """The pass from a place on, as a function of the array there.
 
     Attributes:

@@ -13,7 +13,7 @@ from nnx_inspector.perturbations.gradients import (
     StopGradient,
 )
 from nnx_inspector.perturbations.parameters import ParameterNoise, ParameterPerturbation, PruneMask
-from nnx_inspector.perturbations.slots import CLEAN, Setting, applied, data_of, place_of
+from nnx_inspector.perturbations.places import CLEAN, Setting, applied, data_of, place_of
 from nnx_inspector.perturbations.values import (
     Apply,
     Cast,

@@ -17,7 +17,7 @@ from nnx_inspector.live.messages import GRADIENT, Reached
 from nnx_inspector.live.programs.whose import SPLIT_INSIDE, TWINS
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.base import OfPart
-from nnx_inspector.perturbations.slots import Known, Place, misfit, refusal
+from nnx_inspector.perturbations.places import Known, Place, misfit, refusal
 from nnx_inspector.recordings.facts import Uncalled
 
 MEASURED = 3
@@ -97,7 +97,7 @@ class Seen:
         )
 
 
-class Attendance:
+class Diagnostics:
     """What was seen in the measured steps (passes) of one loop.
 
     Args:

@@ -1,7 +1,7 @@
-"""The layers around calls that are open in this thread, and their part in jit cache keys.
+"""The hooks around calls that are open in this thread, and their part in jit cache keys.
 
-Invariant: a function that was jitted before honours the open layers, because a key for them is
-part of every jit cache key; equal layers share one key. Does not run a layer.
+Invariant: a function that was jitted before honours the open hooks, because a key for them is
+part of every jit cache key; equal hooks share one key. Does not run a hook.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nnx_inspector._compat import started
-from nnx_inspector._compat.configuration import hooks, replace_hooks
+from nnx_inspector._compat.configuration import hooks_key, replace_hooks_key
 from nnx_inspector.hooks.inside.names import FunctionsNamed
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Selection
 from nnx_inspector.opening import Opening, held
 
 TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT = range(4)
-"""Where a layer sits around a call: smaller numbers are further out."""
+"""Where a hook sits around a call: smaller numbers are further out."""
 
 EVERY = (TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT)
 
@@ -38,7 +38,7 @@ class Context:
         call: the number of earlier calls of this site within the outermost call. Under jit calls
             are counted while tracing.
         kind: `"method"`; `"linen"` for a method of a Linen module inside `nnx.bridge.ToNNX`;
-            `"operation"` for an operation within a call. Internal layers also see `"sow"` and
+            `"operation"` for an operation within a call. Internal hooks also see `"sow"` and
             `"perturb"`, for a value that the user's module passes to NNX, under its Variable's
             path.
         type_name: the class name of the module, or the type name of the sown Variable.
@@ -64,7 +64,7 @@ Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Con
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
+class Hook:
     """What one open context adds to the calls that it selects.
 
     Attributes:
@@ -87,18 +87,18 @@ class Layer:
 
 
 class _Here:
-    """The layers of one thread.
+    """The hooks of one thread.
 
     Attributes:
-        layers: those that are open.
-        replaced: those before `replace_layers`, and what to call once they are open again.
+        hooks: those that are open.
+        replaced: those before `change_hooks`, and what to call once they are open again.
         closed: those that another thread has closed since this one last looked.
     """
 
     def __init__(self) -> None:
-        self.layers: tuple[Layer, ...] = ()
-        self.replaced: tuple[tuple[Layer, ...], Callable[[], None]] | None = None
-        self.closed: tuple[Layer, ...] = ()
+        self.hooks: tuple[Hook, ...] = ()
+        self.replaced: tuple[tuple[Hook, ...], Callable[[], None]] | None = None
+        self.closed: tuple[Hook, ...] = ()
 
 
 class _Thread(threading.local):
@@ -108,23 +108,23 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _behind: weakref.WeakSet[_Here] = weakref.WeakSet()
-"""The threads some of whose layers another thread has closed."""
+"""The threads some of whose hooks another thread has closed."""
 
 
-def see_operations(layers: Sequence[Layer]) -> bool:
-    return any(layer.only is not None and layer.only.inside for layer in layers)
+def see_operations(hooks: Sequence[Hook]) -> bool:
+    return any(hook.only is not None and hook.only.inside for hook in hooks)
 
 
-def open_layers() -> tuple[Layer, ...]:
-    """The layers that are open in this thread, in the order of opening."""
+def open_hooks() -> tuple[Hook, ...]:
+    """The hooks that are open in this thread, in the order of opening."""
     here = _thread.here
     if here.closed:
-        settle_layers()
-    return here.layers
+        settle_hooks()
+    return here.hooks
 
 
-def settle_layers() -> None:
-    """Let this thread go on without the layers that another thread has closed."""
+def settle_hooks() -> None:
+    """Let this thread go on without the hooks that another thread has closed."""
     here = _thread.here
     closed = here.closed
     if closed:
@@ -135,158 +135,158 @@ def settle_layers() -> None:
 
 
 def any_thread_is_behind() -> bool:
-    """Whether another thread has closed layers of a thread that has not settled that yet."""
+    """Whether another thread has closed hooks of a thread that has not settled that yet."""
     return bool(_behind)
 
 
-started.closed_elsewhere.append(settle_layers)
+started.closed_elsewhere.append(settle_hooks)
 
 
 @contextlib.contextmanager
-def without(unwanted: Callable[[Layer], bool]) -> Iterator[None]:
-    """Close some of the open layers for a while, for a pass of this package."""
-    with opened(tuple(layer for layer in open_layers() if not unwanted(layer))):
+def without(unwanted: Callable[[Hook], bool]) -> Iterator[None]:
+    """Close some of the open hooks for a while, for a pass of this package."""
+    with opened(tuple(hook for hook in open_hooks() if not unwanted(hook))):
         yield
 
 
 def unwatched() -> contextlib.AbstractContextManager[None]:
     """Hide the calls inside from watched loops, which neither see nor perturb them."""
-    return without(lambda layer: layer.watches)
+    return without(lambda hook: hook.watches)
 
 
 class Added:
-    """Opens these layers too. Of several each closes its own, in whatever order: the steps of two
+    """Opens these hooks too. Of several each closes its own, in whatever order: the steps of two
     loops may overlap. Another thread may close them: the thread in which they are open lets them go
     when it next starts a program or calls a module, or jax traces one.
     """
 
-    def __init__(self, layers: tuple[Layer, ...]):
-        self._layers = layers
+    def __init__(self, hooks: tuple[Hook, ...]):
+        self._hooks = hooks
         self._here: _Here | None = None
-        self._named = FunctionsNamed() if see_operations(layers) else None
+        self._named = FunctionsNamed() if see_operations(hooks) else None
 
     def open(self) -> None:
-        restore_layers()
+        restore_hooks()
         self._here = _thread.here
         if self._named is not None:
             self._named.open()
-        _set((*open_layers(), *self._layers))
+        _set((*open_hooks(), *self._hooks))
 
     def close(self) -> None:
         here = self._here
         if here is None:
             return
         if here is _thread.here:
-            _close(here, self._layers)
-        elif any(_is_among(one, self._layers) for one in _all_of(here)):
-            for layers in (here.layers, here.replaced[0] if here.replaced else ()):
-                _retire(layers)
-            here.closed = (*here.closed, *self._layers)
+            _close(here, self._hooks)
+        elif any(_is_among(one, self._hooks) for one in _all_of(here)):
+            for hooks in (here.hooks, here.replaced[0] if here.replaced else ()):
+                _retire(hooks)
+            here.closed = (*here.closed, *self._hooks)
             _behind.add(here)
         if self._named is not None:
             self._named.close()
 
 
-def _close(here: _Here, layers: tuple[Layer, ...]) -> None:
-    restore_layers()
-    _set(tuple(one for one in here.layers if not _is_among(one, layers)))
+def _close(here: _Here, hooks: tuple[Hook, ...]) -> None:
+    restore_hooks()
+    _set(tuple(one for one in here.hooks if not _is_among(one, hooks)))
 
 
-def _all_of(here: _Here) -> tuple[Layer, ...]:
-    return here.layers if here.replaced is None else here.replaced[0]
+def _all_of(here: _Here) -> tuple[Hook, ...]:
+    return here.hooks if here.replaced is None else here.replaced[0]
 
 
-def _is_among(one: Layer, layers: tuple[Layer, ...]) -> bool:
-    return any(one is other for other in layers)
+def _is_among(one: Hook, hooks: tuple[Hook, ...]) -> bool:
+    return any(one is other for other in hooks)
 
 
 class _Opened:
-    def __init__(self, layers: tuple[Layer, ...]):
-        self._layers = layers
-        self._outer: tuple[Layer, ...] | None = None
+    def __init__(self, hooks: tuple[Hook, ...]):
+        self._hooks = hooks
+        self._outer: tuple[Hook, ...] | None = None
         self._key: Any = None
         self._named: Opening | None = None
 
     def open(self) -> None:
-        here, layers = _thread.here, self._layers
+        here, hooks = _thread.here, self._hooks
         if here.replaced is not None:
-            before = dict(zip(here.layers, here.replaced[0], strict=True))
-            layers = tuple(before.get(layer, layer) for layer in layers)
-            restore_layers()
-        self._outer, self._key = open_layers(), hooks.value
-        if see_operations(layers):
+            before = dict(zip(here.hooks, here.replaced[0], strict=True))
+            hooks = tuple(before.get(hook, hook) for hook in hooks)
+            restore_hooks()
+        self._outer, self._key = open_hooks(), hooks_key.value
+        if see_operations(hooks):
             self._named = FunctionsNamed()
             self._named.open()
-        _set(layers)
+        _set(hooks)
 
     def close(self) -> None:
         if self._outer is not None:
-            restore_layers()
-            replace_hooks(self._key)  # within `ours()` it is not that of the layers
-            _thread.here.layers = self._outer
+            restore_hooks()
+            replace_hooks_key(self._key)  # within `internal_config()` it is not that of the hooks
+            _thread.here.hooks = self._outer
             self._outer = None
         if self._named is not None:
             self._named.close()
 
 
 @contextlib.contextmanager
-def opened(layers: tuple[Layer, ...]) -> Iterator[None]:
-    """Make these the open layers, in place of those open before: within a call, or a thread."""
-    with held(_Opened(layers)):
+def opened(hooks: tuple[Hook, ...]) -> Iterator[None]:
+    """Make these the open hooks, in place of those open before: within a call, or a thread."""
+    with held(_Opened(hooks)):
         yield
 
 
-def replace_layers(change: Callable[[Layer], Layer], restored: Callable[[], None]) -> None:
-    """Change the layers that are open in this thread, until others are opened or these are closed.
+def change_hooks(change: Callable[[Hook], Hook], restored: Callable[[], None]) -> None:
+    """Change the hooks that are open in this thread, until others are opened or these are closed.
 
     Args:
-        change: returns the layer in place of one that is open.
-        restored: called when the layers are again those before.
+        change: returns the hook in place of one that is open.
+        restored: called when the hooks are again those before.
     """
-    restore_layers()
-    here, before = _thread.here, open_layers()
+    restore_hooks()
+    here, before = _thread.here, open_hooks()
     here.replaced = before, restored
     _set(tuple(map(change, before)))
 
 
-def restore_layers() -> None:
-    """Undo `replace_layers` in this thread."""
+def restore_hooks() -> None:
+    """Undo `change_hooks` in this thread."""
     here = _thread.here
     if here.replaced is not None:
-        layers, restored = here.replaced
-        _set(layers)
+        hooks, restored = here.replaced
+        _set(hooks)
         restored()
         here.replaced = None
 
 
-def _set(layers: tuple[Layer, ...]) -> None:
-    replace_hooks(_key_of(layers))
-    _thread.here.layers = layers
+def _set(hooks: tuple[Hook, ...]) -> None:
+    replace_hooks_key(_key_of(hooks))
+    _thread.here.hooks = hooks
 
 
 class _Key:
-    """Stands for layers in jit cache keys: equal layers, which act alike, share it while a cache
+    """Stands for hooks in jit cache keys: equal hooks, which act alike, share it while a cache
     holds it.
     """
 
 
-_keys: weakref.WeakValueDictionary[tuple[Layer, ...], _Key] = weakref.WeakValueDictionary()
+_keys: weakref.WeakValueDictionary[tuple[Hook, ...], _Key] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def _key_of(layers: tuple[Layer, ...]) -> _Key | None:
-    if not layers:
+def _key_of(hooks: tuple[Hook, ...]) -> _Key | None:
+    if not hooks:
         return None
     with _lock:
-        key = _keys.get(layers)
+        key = _keys.get(hooks)
         if key is None:
-            key = _keys[layers] = _Key()
+            key = _keys[hooks] = _Key()
         return key
 
 
-def _retire(layers: tuple[Layer, ...]) -> None:
-    """Give equal layers another key from now on: what a thread compiles under this one, after
-    another thread has closed its layers, is the user's own program.
+def _retire(hooks: tuple[Hook, ...]) -> None:
+    """Give equal hooks another key from now on: what a thread compiles under this one, after
+    another thread has closed its hooks, is the user's own program.
     """
     with _lock:
-        _keys.pop(layers, None)
+        _keys.pop(hooks, None)

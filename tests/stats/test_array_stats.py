@@ -15,8 +15,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from oracle import CLASSES, FLOATS, check, device, values
 
 from nnx_inspector._compat import native
-from nnx_inspector.stats import census as module
-from nnx_inspector.stats.census import census, strides
+from nnx_inspector.stats import array_stats as module
+from nnx_inspector.stats.array_stats import census, strides
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
 

@@ -21,7 +21,7 @@ from flax import nnx
 from jax import lax
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.sharding import keeping_sharding, left_to_the_compiler
+from nnx_inspector._compat.sharding import auto_sharded, keeping_sharding
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.content import key_of
@@ -216,7 +216,7 @@ class Stream:
             else:
                 together = [jnp.stack(each) for each in zip(*batches, strict=True)]
                 x = lax.map(lambda arrays: values(held, arrays), together)
-            return left_to_the_compiler(merged, found, x, numbers, salt)
+            return auto_sharded(merged, found, x, numbers, salt)
 
         held = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
         _kept[key] = stage.tracing, known or run

@@ -26,14 +26,14 @@ from nnx_inspector.inspector.passes.call import ITSELF, Call
 from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.inspector.passes.programs import OwnedPasses, Result
 from nnx_inspector.perturbations.effects import Differences
-from nnx_inspector.perturbations.slots import Setting
+from nnx_inspector.perturbations.places import Setting
 from nnx_inspector.records.donated import WeakArrays, are_there, require_there
 from nnx_inspector.screen import protocol
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The results of a trial.
+    """The results of a pass.
 
     Attributes:
         clean: the clean pass; None if nothing was perturbed.
@@ -78,13 +78,13 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trial:
+class PassRequest:
     """One forward pass of the model; with a loss function, one forward and backward pass.
 
     Attributes:
         args: the arguments without the model.
         entry: how the model is called without a loss function.
-        number: tells trials apart.
+        number: tells requests apart.
     """
 
     args: tuple[Any, ...]
@@ -97,7 +97,7 @@ class Trial:
     @classmethod
     def of_a_loss(
         cls, loss_fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, entry: Entry
-    ) -> Trial:
+    ) -> PassRequest:
         """The forward and backward pass of a call of `Inspector.step`."""
         if not callable(loss_fn):
             raise TypeError(
@@ -187,7 +187,7 @@ class Shown:
         arrays: the model's arrays at that time.
     """
 
-    trial: Trial
+    request: PassRequest
     switches: Switches
     setting: Setting
     outcome: Outcome
@@ -198,7 +198,7 @@ class Shown:
     def source(self, step: int, *, looping: bool) -> str:
         """The name of the pass in words, if the run is now at `step`."""
         words = "the example"
-        if self.trial.loss_fn is not None:
+        if self.request.loss_fn is not None:
             words = "the batch of the last insp.step" if self.looping else "the last step"
         if looping or step != self.step:
             return f"{words}, at step {self.step}"

@@ -1,4 +1,4 @@
-"""The layers that mark the values passing through the selected sites of a model.
+"""The hooks that mark the values passing through the selected sites of a model.
 
 Invariant: a mark is the identity; marking changes no value. Does not decide what happens at one.
 """
@@ -9,14 +9,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from nnx_inspector.hooks.layers import TAP_INPUT, TAP_OUTPUT, Context, Layer
+from nnx_inspector.hooks.hook import TAP_INPUT, TAP_OUTPUT, Context, Hook
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.hooks.variables import held
 from nnx_inspector.program.changes import mark_changes
 from nnx_inspector.program.marks import INPUT, OUTPUT, mark_arguments, mark_tree
 from nnx_inspector.program.members import within
-from nnx_inspector.program.stage import LayersOf
+from nnx_inspector.program.stage import HooksOf
 from nnx_inspector.program.survey import UNATTRIBUTED
 
 
@@ -59,14 +59,14 @@ class MarkInput:
         return next_fun(*args, **kwargs)
 
 
-def marking_layers(selection: Selection, *, inputs: bool) -> LayersOf:
-    """The layers that mark the outputs (and inputs) of the selected sites of a scope."""
+def marking_hooks(selection: Selection, *, inputs: bool) -> HooksOf:
+    """The hooks that mark the outputs (and inputs) of the selected sites of a scope."""
 
-    def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
+    def hooks(scope: Scope, owner: Any) -> Sequence[Hook]:
         unattributed = MarkUnattributed(owner)
-        out = [Layer(MarkOutput(owner), TAP_OUTPUT, selection, scope, unattributed)]
+        out = [Hook(MarkOutput(owner), TAP_OUTPUT, selection, scope, unattributed)]
         if inputs:
-            out.append(Layer(MarkInput(owner), TAP_INPUT, selection, scope))
+            out.append(Hook(MarkInput(owner), TAP_INPUT, selection, scope))
         return out
 
-    return layers
+    return hooks

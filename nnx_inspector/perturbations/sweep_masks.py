@@ -1,9 +1,9 @@
-"""A gate for each selected site of a traced call, and for each layer of a stacked site.
+"""A mask for each selected site of a traced call, and for each layer of a stacked site.
 
-Which gates are open is data, one array for each site, so a program can be vmapped over it (and
-equal modules stay equal code, which XLA compiles once). Invariant: with one gate open the call is
+Which masks are on is data, one array for each site, so a program can be vmapped over it (and
+equal modules stay equal code, which XLA compiles once). Invariant: with one mask on the call is
 that of `perturbed` with that site's perturbation; with none open it is the plain call. The
-perturbation behind a closed gate, even a NaN, affects nothing. Measures nothing.
+perturbation behind a mask that is off, even a NaN, affects nothing. Measures nothing.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from nnx_inspector.program.survey import Marked, Survey, why_divided
 from nnx_inspector.stats.summarize import in_words
 
 NONE = -1
-"""The gate number that means no gate."""
-Open = Mapping[str, Any]
-"""For each site with gates, whether each is open: bool, shaped like the loops around the site, and
-its units if they have gates."""
+"""The mask number that means no mask."""
+On = Mapping[str, Any]
+"""For each site with masks, whether each is on: bool, shaped like the loops around the site, and
+its units if they have masks."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Gates:
-    """The gates of one traced call.
+class SweepMasks:
+    """The masks of one traced call.
 
     Attributes:
-        names: the site of each gate; `"blocks[1]"` for one layer of a stacked site.
-        refused: the sites without a gate, each with the reason.
-        part: the part (output or input) of the marks that the gates act on.
-        first: for each site the number of its first gate, and the lengths of the scans around it
-            (empty if the site has one gate for all its calls), and then the number of its units.
-        axis: the axis of the units with a gate each; None if a gate is for all of them.
-        units: the unit of each gate; empty without an axis.
+        names: the site of each mask; `"blocks[1]"` for one layer of a stacked site.
+        refused: the sites without a mask, each with the reason.
+        part: the part (output or input) of the marks that the masks act on.
+        first: for each site the number of its first mask, and the lengths of the scans around it
+            (empty if the site has one mask for all its calls), and then the number of its units.
+        axis: the axis of the units with a mask each; None if a mask is for all of them.
+        units: the unit of each mask; empty without an axis.
     """
 
     names: tuple[str, ...]
@@ -55,54 +55,54 @@ class Gates:
     axis: int | None = None
     units: tuple[int, ...] = ()
 
-    def only(self, numbers: np.ndarray) -> Open:
-        """For each number, along a leading axis: that gate open and all others closed."""
-        gates: dict[str, Any] = {}
+    def only(self, numbers: np.ndarray) -> On:
+        """For each number, along a leading axis: that mask on and all others off."""
+        masks: dict[str, Any] = {}
         for site, (first, lengths) in self.first.items():
             own = first + np.arange(math.prod(lengths)).reshape(lengths)
-            gates[site] = np.asarray(numbers).reshape(-1, *(1,) * len(lengths)) == own
-        return gates
+            masks[site] = np.asarray(numbers).reshape(-1, *(1,) * len(lengths)) == own
+        return masks
 
-    def perturb(self, stage: Staged, one: Perturbation, gates: Open) -> Any:
-        """The function for `Plan.perturb` that applies `one` at the open gates."""
+    def perturb(self, stage: Staged, one: Perturbation, masks: On) -> Any:
+        """The function for `Plan.perturb` that applies `one` at the masks that are on."""
 
         def acts(mark: Marked) -> list[Act]:
             acts_here = mark.part == self.part and mark.site in self.first
-            return [Act(one, on=gates[mark.site], axis=self.axis)] if acts_here else []
+            return [Act(one, on=masks[mark.site], axis=self.axis)] if acts_here else []
 
         return at_marks(stage.calls, acts, lambda one, mark: check_fits(one, mark, stage))
 
-    def reached(self, found: Survey, seen: list[Any], gates: Open) -> Any:
-        """Whether the call passed an open gate, bool[]: a branch may not have been taken."""
+    def reached(self, found: Survey, seen: list[Any], masks: On) -> Any:
+        """Whether the call passed a mask that is on, bool[]: a branch may not have been taken."""
         counts: dict[str, Any] = dict.fromkeys(self.first, 0)
         for mark, _, one in found.walk(seen):
             if one is not None and mark.part == self.part and mark.site in self.first:
                 counts[mark.site] += one.ran if self._loops(mark.site) else one.ran.sum()
-        is_open = {s: g if self.axis is None else g.any(-1) for s, g in gates.items()}
-        through = [((n > 0) & is_open[site]).any() for site, n in counts.items()]
+        is_on = {s: g if self.axis is None else g.any(-1) for s, g in masks.items()}
+        through = [((n > 0) & is_on[site]).any() for site, n in counts.items()]
         return jnp.stack(through).any()
 
     def _loops(self, site: str) -> int:
-        """The number of scans around a site whose iterations have a gate each."""
+        """The number of scans around a site whose iterations have a mask each."""
         return len(self.first[site][1]) - (self.axis is not None)
 
 
-def gates_of(
+def masks_of(
     stage: Staged,
     terms: Sequence[Any],
     one: Perturbation,
     *,
     layers: bool,
     units: int | None = None,
-) -> Gates:
-    """The gates for the selected sites.
+) -> SweepMasks:
+    """The masks for the selected sites.
 
     Args:
         stage: the traced call, with the marks of the selected sites.
         terms: the terms of the selection; each glob must meet a site that the call reaches.
-        layers: whether each layer of a stacked site, and each step of a scan, has a gate of its
+        layers: whether each layer of a stacked site, and each step of a scan, has a mask of its
             own.
-        units: the axis whose units have a gate each, or None.
+        units: the axis whose units have a mask each, or None.
 
     Raises:
         TypeError, ValueError: `one` has no meaning at any of the sites, or none has the axis.
@@ -150,7 +150,7 @@ def gates_of(
         raise error
     if not names:
         raise ValueError(why_unseen(next(iter(lost)), stage))
-    return Gates(tuple(names), refused, one.at, first, units, tuple(numbers))
+    return SweepMasks(tuple(names), refused, one.at, first, units, tuple(numbers))
 
 
 def _count(found: Sequence[Marked], axis: int) -> int:

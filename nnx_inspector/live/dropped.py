@@ -15,7 +15,7 @@ def losses_of(session: Session, *, over: bool = True) -> Iterator[str]:
     """What was lost of the model since the last call, as warnings; each loss is reported once.
 
     Args:
-        over: whether the loop has ended. Until then `Attendance` says that it calls two trees.
+        over: whether the loop has ended. Until then `Diagnostics` says that it calls two trees.
     """
     late, session.inbox.late = session.inbox.late, 0
     if late:

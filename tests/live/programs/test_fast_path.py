@@ -13,9 +13,9 @@ from flax import nnx
 from jax._src import pjit
 
 import nnx_inspector as nni
-from nnx_inspector.hooks.layers import open_layers
+from nnx_inspector.hooks.hook import open_hooks
 from nnx_inspector.inspector.script.watch import _Recorder
-from nnx_inspector.live.programs import passing
+from nnx_inspector.live.programs import fast_path
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import Region
 from nnx_inspector.recordings.recording import Recording
@@ -64,7 +64,7 @@ def _misses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def is_aside() -> bool:
-    return any(getattr(layer.wrap, "aside", 0) for layer in open_layers())
+    return any(getattr(layer.wrap, "salt", 0) for layer in open_hooks())
 
 
 class Watched:
@@ -116,7 +116,7 @@ def test_a_pass_that_is_not_measured_is_started_by_jax_itself(misses: list[str])
                 assert is_aside() == (number % 6 != 5), number
     check(watched, wanted)
     assert watched.session.inbox.count == 26
-    assert not open_layers()
+    assert not open_hooks()
 
 
 def test_functions_of_several_passes_and_helpers_of_none():
@@ -153,7 +153,7 @@ def test_a_function_whose_programs_begin_different_numbers_of_passes():
             begun += deep
             assert watched.session.inbox.count == begun, number
     assert list(watched.means()) == list(range(0, begun, 5))
-    assert watched.session.number in passing._irregular
+    assert watched.session.number in fast_path._irregular
 
 
 def test_other_shapes_and_calls_without_jit_between():
@@ -188,7 +188,7 @@ def test_layers_that_are_opened_inside_close_as_they_were():
             else:
                 watched.run(step, model, x)
             assert watched.session.inbox.count == number + 1
-            assert len(open_layers()) == 1
+            assert len(open_hooks()) == 1
     check(watched, wanted)
     assert seen
 
@@ -271,11 +271,11 @@ def test_a_perturbation_that_stays_is_started_by_jax_itself(misses: list[str]):
 
 
 def test_many_values_of_a_slider_are_not_kept():
-    assert passing.key_of([np.zeros(2**14, np.uint8)])
-    assert passing.key_of([np.zeros(2**14 + 1, np.uint8)]) == 0
-    first = passing.key_of([np.array(1.0)])
-    assert first == passing.key_of([np.array(1.0)]) != passing.key_of([np.array(2.0)])
-    assert first not in (0, passing.key_of())
+    assert fast_path.key_of([np.zeros(2**14, np.uint8)])
+    assert fast_path.key_of([np.zeros(2**14 + 1, np.uint8)]) == 0
+    first = fast_path.key_of([np.array(1.0)])
+    assert first == fast_path.key_of([np.array(1.0)]) != fast_path.key_of([np.array(2.0)])
+    assert first not in (0, fast_path.key_of())
 
 
 def test_an_error_in_a_step_and_the_end_of_a_loop_leave_nothing_open(misses: list[str]):
@@ -290,7 +290,7 @@ def test_an_error_in_a_step_and_the_end_of_a_loop_leave_nothing_open(misses: lis
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert not open_layers()
+    assert not open_hooks()
     step(model, batch(0))
     misses.clear()
     step(model, batch(1))

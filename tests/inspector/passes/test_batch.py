@@ -8,7 +8,7 @@ from flax import nnx
 
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.inspector.passes.examined import arguments_of
+from nnx_inspector.inspector.passes.batch import arguments_of
 from nnx_inspector.inspector.studies.studies import study
 from nnx_inspector.screen import protocol
 
@@ -105,7 +105,7 @@ def test_a_decode_that_fails_is_a_notice_and_the_pass_goes_on(model):
 
 def test_a_keyword_of_the_model_stays_one(model):
     insp = nni.Inspector(model, IDS, decode=True, display=False)
-    assert insp._core.trial.kwargs == {"decode": True}
+    assert insp._core.request.kwargs == {"decode": True}
     assert insp._core.view.kept("inputs") is None
     insp.close()
 

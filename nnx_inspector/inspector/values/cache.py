@@ -46,7 +46,7 @@ class Moment:
     """The sources that some arrays were computed from, without keeping them alive.
 
     Args:
-        what: sources that are hashable or compared by identity: the trial, the modes, the place.
+        what: sources that are hashable or compared by identity: the request, the modes, the place.
         arrays: the leaves of the model and of the arguments.
     """
 
@@ -92,7 +92,7 @@ class Opened:
         return derived + sum(held.value.nbytes for held in self.arrays)
 
 
-class Shelf:
+class ArrayCache:
     """The sets of opened arrays. Any thread may use it."""
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ class _Frame:
         return _Frame(bare, made, outer, equation, body)
 
 
-Addend = tuple[str, int]
+ResidualTerm = tuple[str, int]
 """A site, and the number of the array among those that it returns."""
 
 
@@ -48,7 +48,7 @@ class _Sum:
     entered.
     """
 
-    addends: tuple[Addend, ...] = ()
+    addends: tuple[ResidualTerm, ...] = ()
     carries: tuple[tuple[int, int], ...] = ()
     residual: bool = False
     received: frozenset[str] = frozenset()
@@ -69,7 +69,7 @@ class Walk:
     jaxpr: Any
     owner: Any
 
-    def of_mark(self, site: str, part: str, array: int) -> tuple[Addend, ...]:
+    def of_mark(self, site: str, part: str, array: int) -> tuple[ResidualTerm, ...]:
         """The addends of an array that a site's last call receives or returns."""
         return self._sum_of(site, part, array).addends
 

@@ -23,7 +23,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat import jaxprs, jit
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.native import APPLY, call, in_the_width, lower_for_a_cpu, serves_here
 from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.errors import InspectorError
@@ -166,7 +166,7 @@ def loud(one: Perturbation | ParameterPerturbation) -> Callable[[jax.Array, str]
     return changed
 
 
-@ours()
+@internal_config()
 def _no_number(dtype: Any) -> jax.Array:
     """What jax fills in for an element that does not exist: NaN for floats."""
     return jnp.take(jnp.zeros(1, dtype), 1, mode="fill")
@@ -355,7 +355,7 @@ def combine(perturbations: Iterable[Live]) -> tuple[float, float]:
     return (mode, strength) if mode != OFF else (float(OFF), 0.0)
 
 
-@ours()
+@internal_config()
 def apply(x: Any, rows: Any, index: int) -> Any:
     """`x` perturbed by one of some rows, float32[..., 2]; keeps shape and dtype.
 

@@ -2,10 +2,10 @@
 
 Whether a pass is measured is decided in Python when its program is started. jax then looks for the
 program in Python too, argument by argument: 2 ms for a model of 300 arrays, in each pass. While
-none of the next passes is measured, a session's layer is put `aside`: it has another key for jit's
+none of the next passes is measured, a session's hook gets a `salt`: another key for jit's
 caches, and what they hold under that key starts from C++, the user's own programs or perturbed ones
 that always get the same numbers. After each of them its passes are counted. Invariant: whoever
-opens or closes a layer finds those that were open before; one key stands for one perturbation.
+opens or closes a hook finds those that were open before; one key stands for one perturbation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from nnx_inspector._compat import started
-from nnx_inspector.hooks.layers import Layer, open_layers, replace_layers, restore_layers
+from nnx_inspector.hooks.hook import Hook, change_hooks, open_hooks, restore_hooks
 from nnx_inspector.live.calls import Call
 
 LARGEST = 2**14
@@ -54,11 +54,11 @@ def key_of(numbers: Sequence[np.ndarray] = ()) -> int:
     return _keys[found] if found in _keys else _keys.setdefault(found, next(_counter))
 
 
-class Passing:
+class FastPath:
     """The passes of one session in one thread that jax starts without asking.
 
     Args:
-        is_mine: whether a layer is the session's.
+        is_mine: whether a hook is the session's.
         passed: called with what a program has done that jax has started; returns whether the next
             one may be passed over too.
 
@@ -68,7 +68,7 @@ class Passing:
         number: the number of the session.
     """
 
-    def __init__(self, is_mine: Callable[[Layer], bool], passed: Callable[[Known], bool]):
+    def __init__(self, is_mine: Callable[[Hook], bool], passed: Callable[[Known], bool]):
         self._is_mine, self._passed = is_mine, passed
         self._thread: int | None = None
         self._key = self._spoilt = 0
@@ -93,11 +93,11 @@ class Passing:
 
     def start(self, key: int) -> None:
         """Let jax start the next programs of this thread under a key, if it can."""
-        layers = open_layers()
+        hooks = open_hooks()
         regular = key and self.number not in _irregular
-        if regular and layers and all(map(self._is_mine, layers)):
+        if regular and hooks and all(map(self._is_mine, hooks)):
             self._thread, self._key = threading.get_ident(), key
-            replace_layers(lambda layer: _with_key(layer, key), self._stopped)
+            change_hooks(lambda hook: _with_key(hook, key), self._stopped)
             started.call_after(self._after)
 
     def fits(self, key: int) -> bool:
@@ -121,7 +121,7 @@ class Passing:
     def stop(self) -> None:
         """Let each program be chosen again."""
         if self._thread == threading.get_ident():  # else that thread will stop after its program
-            restore_layers()
+            restore_hooks()
 
     def _stopped(self) -> None:
         self._thread = None
@@ -141,6 +141,6 @@ class Passing:
             self.stop()
 
 
-def _with_key(layer: Layer, key: int) -> Layer:
-    wrap: Any = layer.wrap
-    return dataclasses.replace(layer, wrap=dataclasses.replace(wrap, aside=key))
+def _with_key(hook: Hook, key: int) -> Hook:
+    wrap: Any = hook.wrap
+    return dataclasses.replace(hook, wrap=dataclasses.replace(wrap, salt=key))

@@ -44,7 +44,7 @@ UNREAD = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
+class Unembedding:
     """How logits are read from the residual stream.
 
     Attributes:
@@ -80,7 +80,7 @@ class Reading:
         return module(x) if method == CALL else getattr(module, method)(x)
 
 
-def reading_of(one: Observed, unembed: Unembed, norm: Norm) -> Reading:
+def reading_of(one: Observed, unembed: Unembed, norm: Norm) -> Unembedding:
     """The reading of a pass, by the chosen unembedding and norm, or by proposals for None.
 
     Raises:
@@ -104,7 +104,7 @@ def reading_of(one: Observed, unembed: Unembed, norm: Norm) -> Reading:
             f"that one call runs together. Pass a function that calls one of them."
         )
     received = () if receiver is None else receiver.received
-    return Reading(
+    return Unembedding(
         one.model,
         "" if unembed is None else FUNCTION if last is None else last.site,
         "" if not norm else FUNCTION if first is None else first.site,
@@ -290,7 +290,7 @@ class Stream:
         return (self.calls.returned if self.part == OUTPUT else self.calls.received)[self.array]
 
 
-def last_stream(one: Observed, reading: Reading) -> Stream | None:
+def last_stream(one: Observed, reading: Unembedding) -> Stream | None:
     """What the last of the repeated blocks returns; None without such blocks."""
     try:
         return streams_of(one, reading, None)[-1]
@@ -298,7 +298,7 @@ def last_stream(one: Observed, reading: Reading) -> Stream | None:
         return None
 
 
-def streams_of(one: Observed, reading: Reading, sites: Any) -> list[Stream]:
+def streams_of(one: Observed, reading: Unembedding, sites: Any) -> list[Stream]:
     """The sites that return the residual stream, in the order of the pass.
 
     Args:
@@ -321,7 +321,7 @@ def streams_of(one: Observed, reading: Reading, sites: Any) -> list[Stream]:
         raise
 
 
-def _streams(one: Observed, reading: Reading, sites: Any, size: int | None) -> list[Stream]:
+def _streams(one: Observed, reading: Unembedding, sites: Any, size: int | None) -> list[Stream]:
     found: list[Stream] = []
     chosen = None if sites is None else Selection(sites)
     for site, calls in sorted(one.calls.items(), key=lambda item: item[1].last):
@@ -457,7 +457,7 @@ def selects(selection: Selection, one: Observed, site: str) -> bool:
     return selection.matches(path, method, module_at(one.model, path))
 
 
-def _repeated(one: Observed, found: Sequence[Stream], reading: Reading) -> list[Stream]:
+def _repeated(one: Observed, found: Sequence[Stream], reading: Unembedding) -> list[Stream]:
     """The outermost blocks that repeat, the last such group before the norm."""
     end = one.calls[reading.norm].last if reading.norm in one.calls else math.inf
     groups: dict[str, list[Stream]] = {}
