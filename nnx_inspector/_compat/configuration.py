@@ -35,6 +35,9 @@ _UNCHECKED = _RESULTS | _PROGRAMS
 _OURS = _UNCHECKED | _PROMOTION
 
 
+# A jitted function that was traced before the hooks were opened would otherwise run its old
+# program, without them. A user context is the only public part of jit's cache keys: with another
+# value, jax looks for another program, and finds the old one again when the value is back.
 hooks_key = jax.make_user_context(default_value=None)
 """The part of every jit cache key that says which hooks are open. It is compared by identity:
 jaxlib crashes if several threads use a cache whose keys compare in Python.
@@ -43,6 +46,8 @@ jaxlib crashes if several threads use a cache whose keys compare in Python.
 
 def replace_hooks_key(key: Any) -> None:
     """Give `hooks_key` another value in this thread, until the context ends that has set it."""
+    # A context that is left in another order than it was entered would put back a value that is out
+    # of date. So the hooks keep one context, the first, and only change the value in it.
     hooks_key(key).__enter__()  # the end of that context undoes this one too
 
 

@@ -84,6 +84,8 @@ def graph_nodes(root: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
     stack: list[tuple[tuple[Any, ...], Any]] = [((), root)]
     while stack:
         path, node = stack.pop()
+        # This is what `nnx.iter_graph` uses, which also lists every array and attribute. It can go
+        # when flax has an iterator over modules and Variables alone.
         found = graphlib.get_node_impl(node)
         if not isinstance(found, graphlib.PytreeNodeImpl):
             again = id(node) in met
@@ -178,6 +180,8 @@ def hold(variable: Variable[Any], value: Any) -> None:
     if isinstance(variable, HijaxVariable):
         variable.set_raw_value(value)
     else:
+        # Without it, a pass of ours could not lend a Variable the value of an enclosing trace: flax
+        # raises TraceContextError. It can go when flax has a context for that.
         object.__setattr__(variable, "_raw_value", value)
 
 
@@ -229,6 +233,10 @@ def swap_graph_node(
             graphlib.GRAPH_REGISTRY[cls] = original
 
     undone(undo)
+    # flax takes a module apart by what is registered for its class, and has no hook there. A copy
+    # that is merged within a transform is another object: the tag is how it is known as the module
+    # that it was split from. Without it, modules within `nnx.scan`, `nnx.vmap` and `nnx.jit` would
+    # have no path. It can go when a graphdef says which module it was made of.
     graphlib.GRAPH_REGISTRY[cls], _tagging[id(swapped)] = swapped, original
 
 
@@ -259,6 +267,10 @@ def _compared_in_code(frame: types.FrameType | None) -> bool:
     code = frame.f_code
     if code.co_filename == _TREE_UTIL or "flatten_up_to" in code.co_names:
         return True
+    # jax compares treedefs both to find a program in its caches, where copies of two models must
+    # differ, and to check that a loop returns what it was given, where they must not. The
+    # instruction that asks is the only difference. It can go when jax's caches get a key of their
+    # own from a pytree.
     return code.co_code[frame.f_lasti] == _COMPARE
 
 
@@ -311,6 +323,9 @@ def swap_pytree_nodes(
         arrived(node, tags[0] if tags else None, moved)
         return node
 
+    # The same for a module as a pytree, which jax takes apart by these three functions. They are
+    # registered with jax once for each class, and cannot be registered again: so their code is
+    # redirected.
     redirect(unflatten, unflattened, original_unflatten, undone)
     for function in flattens:
         original = copy_of(function)
@@ -339,6 +354,8 @@ def outermost_linen_interceptor(interceptor: Callable[..., Any]) -> Iterator[Non
     """As `linen.intercept_methods`, but around the open interceptors instead of inside them."""
     from flax.linen import module
 
+    # Linen puts a new interceptor inside those that are open. The user's own would then see our
+    # calls. It can go when `linen.intercept_methods` takes a position.
     stack = module._global_interceptor_stack._storage
     stack.insert(0, interceptor)
     try:
@@ -367,4 +384,6 @@ def swap_linen_jit_key(
         cls.from_module = original
 
     undone(undo)
+    # `linen.jit` keeps its programs by the module's hash, and would run one without our hooks. It
+    # can go when it takes jax's user contexts into its key, as `jax.jit` does.
     cls.from_module = classmethod(from_module)  # type: ignore[assignment]

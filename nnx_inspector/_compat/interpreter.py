@@ -65,6 +65,9 @@ class _Interpreted(core.Trace):
     def __init__(self, outer: Any, rule: Any):
         super().__init__()
         self._outer, self._rule = outer, rule
+        # A trace that was unknown to flax would make each change of a Variable an error ("Cannot
+        # mutate from a different trace level"), and unknown to jit, it would make each call a cache
+        # miss.
         self._weakref = outer._weakref  # NNX and jit's cache keys identify a trace by it
         self.requires_low = outer.requires_low
 
@@ -84,6 +87,9 @@ class _Interpreted(core.Trace):
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any
     ) -> Any:
+        # Under a derivative the rule of a custom_jvp replaces the function, so what runs in it
+        # cannot be shown. On plain arrays no rule is asked, and the function runs like any other
+        # code.
         if any(map(is_tracer, tracers)):
             with core.set_current_trace(self._outer), _apart(primitive):
                 return self._outer.process_custom_jvp_call(primitive, fun, jvp, tracers, **params)
@@ -116,6 +122,10 @@ class _Interpreted(core.Trace):
             return list(results[0])
 
         with core.set_current_trace(self._outer):
+            # jax runs a shard_map on arrays device by device, in a way of its own that no trace
+            # sees. Staged into a jaxpr it is one equation, as within a jit. Without it, an eager
+            # call on a mesh would show nothing inside. It can go when jax compiles an eager
+            # shard_map.
             jaxpr = jax.make_jaxpr(stage)(*tracers)
             inner, consts = open_jaxpr(jaxpr)
             if len(inner.eqns) != 1:
@@ -163,6 +173,8 @@ class _Operations(_Interpreted):
 
         def body() -> Any:
             jaxpr = jax.make_jaxpr(fun.call_wrapped)(*tracers)
+            # A function that jax calls may run once: it stores the structure of its results, and
+            # raises if there is one already. The trace here is an additional run.
             for store in fun.stores:
                 if store is not None:
                     store.reset()

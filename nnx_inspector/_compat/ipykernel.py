@@ -31,6 +31,9 @@ def reads_shell_by(kernel: Any) -> Literal["thread", "queue", "other"]:
 
     "other" is a kernel in which messages cannot be seen while a cell runs.
     """
+    # Names within ipykernel, which differ between 6.17 (Colab) and 7.2. A kernel without one of
+    # them is left alone: its clicks wait for the cell's end, and the screen says so. It can go when
+    # ipykernel delivers comm messages while a cell runs, as subshells do.
     needs = ("session", "shell_stream", "iopub_socket", "get_parent", "_topic")
     if any(getattr(kernel, name, None) is None for name in needs):
         return "other"
@@ -53,6 +56,9 @@ def take_before(kernel: Any, take: Callable[[Any], bool]) -> None:
 
     def install() -> None:
         usual = stream._recv_callback
+        # A stream has one receiver. Ours looks at each message and hands it on, in the thread that
+        # reads the socket, so none overtakes another. Without it, a click would wait for the end of
+        # the cell.
         stream.on_recv(lambda frames: None if take(frames) else usual(frames), copy=False)
 
     kernel.shell_channel_thread.io_loop.add_callback(install)
@@ -84,6 +90,8 @@ def queue_arrived(kernel: Any) -> None:
 
     stream = kernel.shell_stream
     if not stream.closed() and stream.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        # An interrupt between reading it and queueing it would lose it: an execute request that
+        # never ends.
         with _interrupted_later():
             stream.flush(zmq.POLLIN)
 

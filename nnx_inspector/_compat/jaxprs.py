@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,6 +29,8 @@ def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
 def sub_jaxprs(equation: Any) -> Iterator[Any]:
     """The jaxprs among an equation's parameters, in order."""
 
+    # jax.core.jaxprs_in_params does this for its own class of jaxprs. In jax 0.10 a jaxpr may be
+    # closed or bare, also in a tuple, and both kinds stand in the parameters of the same equation.
     def is_jaxpr(value: Any) -> bool:
         return hasattr(value, "eqns") and hasattr(value, "invars")
 
@@ -63,6 +63,8 @@ def retraced(jaxpr: Any, run: Callable[..., Any]) -> Any:
         where = a.sharding if a.sharding.mesh.explicit_axes else None
         return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where, weak_type=a.weak_type)
 
+    # A jaxpr that jax evaluates must be of the class that its primitive expects, with the same
+    # types of inputs. Tracing anew is the one public way to get both right in every version of jax.
     new = jax.make_jaxpr(run)(*map(form, avals))
     return new if type(new) is type(jaxpr) else new.jaxpr if not new.consts else jaxpr
 
@@ -75,6 +77,9 @@ def edited(
     Its effects are those of the jaxpr, except the ones that none of the equations has.
     """
     bare, _ = open_jaxpr(jaxpr)
+    # `Jaxpr.replace` is what jax's own passes use. An effect that no equation has is an error in
+    # some of them, and debug names of the wrong number are one in all. It can go when jax has a
+    # public builder of jaxprs.
     effects = {e for e in bare.effects if any(e in one.effects for one in equations)}
     about, names = bare.debug_info.with_unknown_names(), bare.debug_info.arg_names
     if names is not None:
@@ -95,29 +100,12 @@ def is_simple(jaxpr: Any) -> bool:
     return all(type(v.aval).__name__ == "ShapedArray" for v in (*bare.constvars, *bare.invars))
 
 
-def with_inputs(
-    params: dict[str, Any], jaxpr: Any, inputs: int, *, outputs: int = 0
-) -> dict[str, Any]:
-    """A jit's parameters for a jaxpr that takes so many more inputs before the others, and returns
-    so many more outputs after the others.
-    """
-    from jax._src.named_sharding import UNSPECIFIED
-
-    return {
-        **params,
-        "jaxpr": jaxpr,
-        "in_shardings": (UNSPECIFIED,) * inputs + tuple(params["in_shardings"]),
-        "in_layouts": (None,) * inputs + tuple(params["in_layouts"]),
-        "donated_invars": (False,) * inputs + tuple(params["donated_invars"]),
-        "out_shardings": tuple(params["out_shardings"]) + (UNSPECIFIED,) * outputs,
-        "out_layouts": tuple(params["out_layouts"]) + (None,) * outputs,
-    }
-
-
 def variable(aval: Any) -> Any:
     """A new variable of a type, for an input of a jaxpr or an output of an equation."""
     from jax._src import core
 
+    # Variables are compared by identity, so new ones never meet those of a program. jax.extend.core
+    # has the class without a public way to make one.
     return core.Var(aval)
 
 
@@ -150,125 +138,9 @@ def stacked(aval: Any, length: int) -> Any:
     """The type of what a scan of so many iterations makes of an output of each."""
     from jax._src import core
 
+    # On an explicit mesh the type also says how the new axis lies on the devices, which is more
+    # than a shape and a dtype.
     return core.unmapped_aval(length, 0, aval)
-
-
-def scan_with(
-    params: dict[str, Any], jaxpr: Any, *, consts: int = 0, carry: int = 0, outputs: int = 0
-) -> dict[str, Any]:
-    """A scan's parameters for a jaxpr with so many more constants, carried values and outputs.
-
-    Operands, and inputs of the jaxpr: more constants, constants, carry, more carry, rows. Results,
-    and outputs of the jaxpr: carry, more carry, outputs, more outputs. jax 0.10 counts them, and
-    jax 0.12 has them as the leaves of a tree.
-    """
-    if "num_consts" in params:
-        consts, carry = params["num_consts"] + consts, params["num_carry"] + carry
-        return {**params, "jaxpr": jaxpr, "num_consts": consts, "num_carry": carry}
-    pack, more = _flattree().pack, _flattree().nones
-    before, carried, rows = params["ft_in"].unpack()
-    carried_out, ys = params["ft_out"].unpack()
-    return {
-        **params,
-        "jaxpr": jaxpr,
-        "ft_in": pack(((more(consts), before), (carried, more(carry)), rows)),
-        "ft_out": pack(((carried_out, more(carry)), (ys, more(outputs)))),
-    }
-
-
-def while_with(
-    params: dict[str, Any], jaxpr: Any, *, consts: int = 0, carry: int = 0
-) -> dict[str, Any]:
-    """A while loop's parameters for a body with so many more constants and carried values.
-
-    Operands: the test's constants, more constants of the body, its constants, carry, more carry.
-    Inputs of the body: the same without the test's. Results, and outputs of the body: carry, more
-    carry. The test does not read what is carried in addition.
-    """
-    inputs = open_jaxpr(jaxpr)[0].invars
-    test, _ = open_jaxpr(params["cond_jaxpr"])
-    more = [variable(v.aval) for v in inputs[len(inputs) - carry :]]
-    changed = closed_like(params["cond_jaxpr"], test.replace(invars=[*test.invars, *more]))
-    return {
-        **params,
-        "body_jaxpr": jaxpr,
-        "body_nconsts": params["body_nconsts"] + consts,
-        "cond_jaxpr": changed,
-    }
-
-
-def remat_with(params: dict[str, Any], jaxpr: Any, *, inputs: int = 0) -> dict[str, Any]:
-    """A remat's parameters for a jaxpr that takes so many more inputs before the others. It may
-    return more outputs after the others.
-    """
-    once = params["prevent_cse"]  # for all operands, or for each
-    once = once if isinstance(once, bool) else ((False,) * inputs + tuple(once))
-    return {**params, "jaxpr": jaxpr, "prevent_cse": once}
-
-
-def shard_map_with(
-    params: dict[str, Any],
-    jaxpr: Any,
-    *,
-    inputs: int = 0,
-    outputs: int = 0,
-    axes: tuple[str, ...] = (),
-) -> tuple[dict[str, Any], list[Any]]:
-    """A shard_map's parameters for a jaxpr that takes so many more inputs before the others and
-    returns so many more outputs after the others, and the types of these outside. To be called in
-    the `context_of` the equation.
-
-    Every device gets all of an additional input. It returns an additional output as its part of the
-    first dimension, along these axes: a row, if that has length 1. On an explicit mesh, and where
-    jax checks what varies between devices, the type inside is another than outside.
-    """
-    from jax._src import core
-
-    bare, _ = open_jaxpr(jaxpr)
-    whole, rows = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axes)
-    changed = {
-        **params,
-        "jaxpr": jaxpr,
-        "in_specs": _joined((whole,) * inputs, params["in_specs"]),
-        "out_specs": _joined(params["out_specs"], (rows,) * outputs),
-    }
-    last = bare.outvars[len(bare.outvars) - outputs :]
-    mesh, is_checked = params["mesh"], params["check_vma"]
-    return changed, [core.unshard_aval(mesh, is_checked, rows, v.aval) for v in last]
-
-
-@contextlib.contextmanager
-def inside_shard_map(params: dict[str, Any]) -> Iterator[None]:
-    """A context in which what is traced fits into the jaxpr of a shard_map with these parameters.
-
-    jax traces the body like this: its axes have names, its mesh is manual along them, and types
-    say along which axes a value varies if that is checked. The `context_of` an equation has only
-    the mesh, and without the last one `pcast` makes a value that varies and has the wrong type.
-    """
-    from jax._src import config, core
-    from jax._src.mesh import use_abstract_mesh
-
-    mesh, manual = params["mesh"], params["newly_manual_axes"]
-    known = manual | set(mesh.manual_axes)
-    axes = [(name, size) for name, size in mesh.shape.items() if name in known]
-    kinds = dict.fromkeys(manual, jax.sharding.AxisType.Manual)
-    inner = mesh.abstract_mesh.update_axis_types(kinds)
-    checked = config._check_vma(params["check_vma"])
-    with core.extend_axis_env_nd(axes), use_abstract_mesh(inner), checked:
-        yield
-
-
-def _joined(*parts: Any) -> Any:
-    """Specs of a shard_map in one: a tuple, or a tree if one of them is a tree of jax 0.12."""
-    if all(isinstance(part, tuple) for part in parts):
-        return tuple(x for part in parts for x in part)
-    tree = _flattree()
-    return tree.pack(tuple(tree.flatten_list(list(part)) for part in parts))
-
-
-def _flattree() -> Any:
-    """The module of the trees that jax 0.12 has in parameters."""
-    return importlib.import_module("jax._src.flattree")
 
 
 def closed_call(jaxpr: Any) -> tuple[Any, dict[str, Any]]:
@@ -280,22 +152,11 @@ def closed_call(jaxpr: Any) -> tuple[Any, dict[str, Any]]:
     """
     from jax._src import core
 
+    # A changed custom_jvp_call or remat under its own name would be differentiated by the rule of
+    # the old jaxpr. `closed_call` has no rule of its own: jax goes through its equations.
     if not hasattr(jaxpr, "jaxpr"):  # of jax 0.10, without constants
         jaxpr = core.ClosedJaxpr(jaxpr, ())
     return core.closed_call_p, {"call_jaxpr": jaxpr}
-
-
-def bind_whole(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """Run a jaxpr under a trace as one equation, a jit.
-
-    To evaluate it would bind each equation anew, which takes as long as to trace them. jax has no
-    public way to stage a jaxpr, so the parameters are copied from an empty jit made here.
-    """
-    bare = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-    (empty,) = open_jaxpr(jax.make_jaxpr(jax.jit(lambda: ()))())[0].eqns
-    whole = closed_like(empty.params["jaxpr"], bare)
-    params = with_inputs(empty.params, whole, len(bare.invars), outputs=len(bare.outvars))
-    return list(empty.primitive.bind(*consts, *values, **params))
 
 
 def is_dropped(variable: Any) -> bool:
@@ -309,6 +170,8 @@ def literal(value: np.ndarray | np.generic) -> Any:
     """A constant as an equation's operand."""
     from jax._src import core
 
+    # A constant of a jaxpr is either this or one more input. An input would be a new argument of
+    # each program around it.
     return core.Literal(value, core.typeof(value))
 
 
@@ -316,6 +179,8 @@ def scopes() -> tuple[str, ...]:
     """The names of the `jax.named_scope`s that are open in this trace, outermost first."""
     from jax._src import source_info_util
 
+    # The name stack is what XProf shows. jax writes it into each equation, and has no public way to
+    # read it. Without it, an operation within a `jax.named_scope` would lose that part of its name.
     stack = source_info_util.current_name_stack().stack
     return tuple(one.name for one in stack if isinstance(one, source_info_util.Scope))
 
@@ -329,6 +194,8 @@ def writes(jaxpr: Any) -> set[str]:
     found: set[str] = set()
     for equation in open_jaxpr(jaxpr)[0].eqns:
         name = equation.primitive.name
+        # jax keeps these as effects, but does not say whether they are reads or writes. A program
+        # that only reads may run twice; one that writes may not.
         if name in ("swap", "addupdate"):
             found.add("ref")
         elif name == "set_variable":
@@ -336,16 +203,6 @@ def writes(jaxpr: Any) -> set[str]:
         for inner in sub_jaxprs(equation):
             found |= writes(inner)
     return found
-
-
-def is_inlined(params: dict[str, Any]) -> bool:
-    """Whether jax dissolves a jitted function where it is called, so no equation has its name."""
-    return getattr(params["inline"], "value", params["inline"]) in (True, "jax_early")
-
-
-def is_recomputation(equation: Any) -> bool:
-    """Whether an equation is the second pass of a remat, within a backward pass."""
-    return bool(equation.params.get("differentiated")) and equation.primitive.name in REMAT
 
 
 def needed_inputs(jaxpr: Any, outputs: int, each_its_own: Any) -> list[bool]:
@@ -364,35 +221,20 @@ def needed_inputs(jaxpr: Any, outputs: int, each_its_own: Any) -> list[bool]:
             equations.append(one.replace(invars=[i], outvars=[o]))
     bare = bare.replace(eqns=equations)
     wanted = [i < outputs for i in range(len(bare.outvars))]
+    # jax's own removal of dead code, also through scans and branches. It takes a primitive of
+    # several results as one, and a mark has one for each leaf: so the marks are cut into single
+    # ones first. Otherwise each input that is marked would seem to be needed.
     _, used = partial_eval.dce_jaxpr(bare, wanted)
     return list(used)
-
-
-def devices_of(equation: Any) -> int:
-    """The number of devices (along the axes it makes manual) that run a shard_map's function."""
-    mesh, axes = equation.params["mesh"], equation.params["newly_manual_axes"]
-    return math.prod(mesh.shape[axis] for axis in axes)
-
-
-def jit_shardings(equation: Any) -> tuple[list[Any], list[Any]]:
-    """The shardings that a jit gives its operands and its results, each a Sharding or None."""
-
-    def given(shardings: Any) -> list[Any]:
-        return [s if isinstance(s, jax.sharding.Sharding) else None for s in shardings]
-
-    return given(equation.params["in_shardings"]), given(equation.params["out_shardings"])
-
-
-def manual_axes(equation: Any) -> tuple[str, ...]:
-    """The axes that a shard_map makes manual, in the mesh's order."""
-    mesh, manual = equation.params["mesh"], equation.params["newly_manual_axes"]
-    return tuple(axis for axis in mesh.axis_names if axis in manual)
 
 
 def varying_axes(x: Any) -> frozenset[str]:
     """The manual axes along which an array differs between devices; none without `check_vma`."""
     if isinstance(x, (np.ndarray, np.generic)):
         return frozenset()
+    # Within a shard_map, the type says along which axes devices hold different values, and jax
+    # refuses a scan or a cond whose carry changes that. What we add to a carry must therefore have
+    # the very same type.
     kind = getattr(x, "aval", x).manual_axis_type
     return frozenset() if kind is None else kind.varying
 
@@ -408,6 +250,8 @@ def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     params = equation.primitive.get_bind_params(equation.params)
     stack = source_info_util.current_name_stack() + equation.source_info.name_stack
     traceback = equation.source_info.traceback
+    # `eval_jaxpr` does the same for a whole jaxpr. Without it, an error in the user's model would
+    # point at this file, and profiles and `jax_debug_nans` would name our function.
     with source_info_util.user_context(traceback, name_stack=stack), equation.ctx.manager:
         try:
             out = equation.primitive.bind(*values, **params)
@@ -441,22 +285,6 @@ def context_of(equation: Any) -> contextlib.AbstractContextManager[None]:
     return equation.ctx.manager
 
 
-def scan_parts(
-    params: dict[str, Any], values: Sequence[Any]
-) -> tuple[list[Any], list[Any], list[Any]]:
-    """A scan's operands as (consts, carry, xs): jax 0.10 has counts for them, jax 0.12 a tree."""
-    if "num_consts" in params:
-        consts, carry = params["num_consts"], params["num_carry"]
-        return (
-            list(values[:consts]),
-            list(values[consts : consts + carry]),
-            list(values[consts + carry :]),
-        )
-    parts = params["ft_in"].update(list(values)).unpack()
-    consts, carry, xs = (list(part) for part in parts)
-    return consts, carry, xs
-
-
 def no_tangent(x: Any) -> Any:
     """The tangent of a value that nothing differentiates."""
     aval: Any = jax.typeof(x)
@@ -481,6 +309,8 @@ def register_linearization(primitive: Any, linearize: Callable[..., Linearized])
     """
     from jax._src.interpreters import ad as private
 
+    # There is no version to ask for: the change came within a release. The names that jax's code
+    # uses tell which form of a rule it will call.
     fields = private.LinearizeTrace.process_primitive.__code__.co_names
     structured = "structured_residuals" in fields
 

@@ -22,16 +22,25 @@ from nnx_inspector._compat.sources import source_of_caller
 
 def trace_state() -> Any:
     """An opaque value; two are equal exactly if the same jax trace was current."""
+    # The `nnx` convention compares traces by identity, as flax does for its Variables. The default
+    # one, of `jax.extend`, would take two traces of the same kind for one.
     return jex.get_opaque_trace_state(convention="nnx")
 
 
 def trace_is_over(state: Any) -> bool:
     """Whether the trace of a `trace_state()` is gone: no later state will equal it."""
+    # jax gives no way to ask. Without it, notes about a trace would be kept for good, or be taken
+    # for those of a later trace at the same address. It can go when jax lets a trace state be
+    # asked.
     return state._trace_ref() is None
 
 
 def outermost_program() -> Any:
     """The trace of the whole program that is being traced (`jit`, not an eager `grad`), or None."""
+    # jax knows the innermost trace only, and each trace its parent: a `grad` within a jit is above
+    # the jit's. Which program a value ends up in decides whose call it is. Without it, the model of
+    # an eager `grad` would be taken for one within a program. It can go when jax names the program
+    # of a trace.
     trace, found = core.trace_ctx.trace, None
     while trace is not None:
         found = trace if isinstance(trace, partial_eval.DynamicJaxprTrace) else found
@@ -44,6 +53,8 @@ def is_of_here(x: Any) -> bool:
     trace = core.trace_ctx.trace
     while hasattr(trace, "_outer"):  # `interpreter` traces nothing itself
         trace = trace._outer
+    # jax checks this only when a leaked tracer is used, by an error that names no site. Without it,
+    # a value kept from an earlier trace would raise in the user's step.
     return getattr(x, "_trace", None) is trace
 
 
@@ -65,6 +76,11 @@ class Origin:
 def origin_of(x: Any) -> Origin:
     """What an array or a tracer is outside `vmap`, `grad` and the like, up to the next program."""
     while is_tracer(x):
+        # Each transformation wraps a value in a tracer of its own: a BatchTracer has it as `val`, a
+        # JVPTracer as `primal`. Flax copies a model's Variables into a transform, and these wrapped
+        # values are all that connects the copies with the parameters outside. Without it, a module
+        # that was merged within `nnx.vmap` or `nnx.grad` could not be told from a teacher of equal
+        # shapes. It can go when jax can say what a tracer stands for.
         if isinstance(x, partial_eval.DynamicJaxprTracer):
             return Origin(x.val, _without_hold(x._trace), x.parent is None)
         inner = getattr(x, "primal", None)
@@ -100,6 +116,9 @@ def vmaps_here() -> list[Any]:
 
     Those around a jitted or scanned function, or around `interpreter.interpreted`, are not here.
     """
+    # jax has no list of the `vmap`s around a line. What is measured under one has an axis less than
+    # what the user sees, and the members of an ensemble are told apart by it. It can go when jax
+    # lists the axes that are mapped, also those without a name.
     trace, found = core.trace_ctx.trace, list[Any]()
     while isinstance(trace, (batching.BatchTrace, ad.JVPTrace, ad.LinearizeTrace)):
         if isinstance(trace, batching.BatchTrace):
@@ -139,6 +158,9 @@ def compilation_events(listener: Callable[[str, float, str], None]) -> Callable[
 
     def on_event(event: str, seconds: float, fun_name: str = "", **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
+            # The events are those of jax.monitoring, which is public; their names are not. A test
+            # makes both happen and fails if a name changes. Without them, `insp.compilations` would
+            # be empty.
             listener("compile", seconds, fun_name.removeprefix("jit(").removesuffix(")"))
         elif event == "/jax/core/compile/jaxpr_trace_duration":
             listener("trace", seconds, fun_name)
@@ -272,6 +294,8 @@ def _miss_of(text: str) -> Miss:
 
 def is_tracing() -> bool:
     """Whether values computed here and now may be traced into a program."""
+    # jax has no public name for this. Without it, our own passes would begin within the user's
+    # trace, and become part of their program.
     return not core.trace_state_clean()
 
 
@@ -279,6 +303,9 @@ def trace_context() -> Hashable:
     """Everything besides its arguments that a trace depends on: settings, mesh, open layers."""
     from jax._src import config
 
+    # The tuple that jax itself has in each cache key. A list of settings of our own would miss
+    # those that a later version of jax adds, and a program would then be used under settings that
+    # it was not made for. It can go when jax makes the tuple public.
     return config.trace_context()
 
 
@@ -295,6 +322,11 @@ def local_settings() -> tuple[tuple[Any, Any], ...]:
 
     found: list[tuple[Any, Any]] = []
     for state in (*config.config_states.values(), *_unnamed_settings()):
+        # A context manager such as `jax.default_matmul_precision` sets a value for one thread, and
+        # jax has no way to take these values along to another thread. Without it, what a thread of
+        # ours compiles ahead would have other settings than the user's call, which would then
+        # compile it once more, in the middle of training. It can go when jax's contexts can be
+        # copied, as those of contextvars.
         if isinstance(state, config.config_ext.Config):
             value = state.get_local()
             if value is not config.config_ext.unset:
@@ -320,6 +352,8 @@ def with_local_settings(local: tuple[tuple[Any, Any], ...]) -> Iterator[None]:
     unset = config.config_ext.unset
     with contextlib.ExitStack() as stack:
         for state, value in local:
+            # Some settings tell C++ code of their value by a hook, which `swap_local` does not
+            # call.
             before = state.swap_local(value)
             hook = getattr(state, "_update_thread_local_hook", None)
             if hook is not None:

@@ -78,6 +78,9 @@ def devices_of(context: Any) -> int:
     """Among how many devices XLA divides a program that is being lowered: 1 where each device has a
     program of its own, as in a shard_map over all axes; 0 if it is not known.
     """
+    # A C function gets one device's whole array, and XLA, which does not know what it does, would
+    # gather a sharded array for it: on a mesh, gigabytes. jax knows the number of devices only
+    # while it lowers a program. It can go when an ffi call can say how it may be divided.
     where = context.module_context.axis_context
     if isinstance(where, sharding_impls.SPMDAxisContext):
         return int(where.manual_axes == frozenset(where.mesh.axis_names))
@@ -141,6 +144,9 @@ def lower_for_a_cpu(
             return mlir.lower_fun(f, multiple_results=several)(ctx, *args, **how)
         return (with_c if serves(devices) else without)(ctx, *args, **how)
 
+    # A lowering by platform keeps one traced program for all of them: the choice is made where XLA
+    # compiles it, also in a program that a CPU and a GPU share. `jax.lax.platform_dependent` would
+    # trace both branches at each place, which doubles what is compiled.
     mlir.register_lowering(primitive, rule, platform="cpu")
 
 

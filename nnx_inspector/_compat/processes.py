@@ -40,6 +40,8 @@ class Coordinator:
         A name serves once: a process that comes when the others have given up returns at once.
         """
         try:
+            # A barrier of the coordinator needs no device. One made of a collective would hang for
+            # good if a process is late, and could not be told apart from a slow program.
             self.client.wait_at_barrier(name, int(1000 * seconds))
         except jax.errors.JaxRuntimeError:
             return False

@@ -89,6 +89,10 @@ def redirect(
             function.__dict__.pop("__wrapped__", None)
 
     undone(undo)
+    # Python calls whatever code a function object has, so everyone who holds the function gets the
+    # new one. The target is a constant of the code, not a global, so that the function's own
+    # globals and closure stay. Without it, a method that a model kept before the hooks would go
+    # unseen. It can go when flax calls modules through one place.
     function.__code__ = _template.__code__.replace(
         co_consts=tuple(target if c == _TARGET else c for c in _template.__code__.co_consts),
         co_freevars=code.co_freevars,  # as many as the function's closure has
@@ -167,6 +171,9 @@ class Swapped:
 def picklers() -> list[type]:
     """The classes of picklers that are loaded now and derive from those of Python."""
     found: dict[type, None] = {}
+    # A pickler that takes classes along by value would take our wrappers too. Which ones exist is
+    # not known: dill, cloudpickle and the copies of it in joblib, Ray and Dask. All derive from
+    # these.
     stack: list[Any] = [_pickle.Pickler, vars(pickle)["_Pickler"]]
     while stack:
         new = [cls for cls in type.__subclasses__(stack.pop()) if cls not in found]

@@ -71,6 +71,10 @@ def _automatic(f: Callable[..., T], operands: Any, mesh: Any, spec: PartitionSpe
         return f(*jax.tree.unflatten(treedef, every))
 
     where = NamedSharding(mesh, spec)
+    # On an explicit mesh, every operation needs a rule that says how its result lies on the
+    # devices; the ones we use most (a bincount, a gather at computed places) have none and raise a
+    # ShardingTypeError in the user's step. `auto_axes` leaves the inner part to XLA, as a mesh
+    # without explicit axes does. It can go when jax has these rules.
     run: Any = jax.sharding.auto_axes(inner, axes=_explicit(mesh), out_sharding=where)
     with _devices_of(arrays.values()):
         return run(arrays)
@@ -108,6 +112,9 @@ def on_this_mesh(tree: Any) -> Any:
     current = jax.sharding.get_abstract_mesh()
 
     def moved(x: Any) -> Any:
+        # Within `auto_axes` the types of arrays name a mesh whose axes are automatic, and jax
+        # refuses to combine them with arrays that were made outside. Without it, the numbers of a
+        # perturbation raise there. It can go when jax converts scalars by itself.
         mesh = jax.typeof(x).sharding.mesh
         return x if mesh.empty or mesh == current else jax.sharding.reshard(x, PartitionSpec())
 

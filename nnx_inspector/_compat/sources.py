@@ -65,6 +65,8 @@ def place_of_equation(equation: Any) -> tuple[str, str]:
     """As `source_of_equation`, and the name of the function around that line; "" for a lambda."""
     from jax._src import source_info_util
 
+    # jax keeps the stack of each equation as code objects and instruction numbers. Its own function
+    # for the line looks each frame up in Python, and the stack of a deep model is long.
     traceback = equation.source_info.traceback
     codes, instructions = traceback.raw_frames() if traceback else ((), ())
     files, names = (map(operator.attrgetter(f"co_{part}"), codes) for part in ("filename", "name"))
@@ -80,6 +82,8 @@ def place_of_equation(equation: Any) -> tuple[str, str]:
 
 def is_backward(equation: Any) -> bool:
     """Whether an equation is the transpose of another one."""
+    # A jaxpr does not say which of its equations are the backward pass. jax writes it into the name
+    # stack for profiles. It can go when an equation says which transformation made it.
     return "transpose(" in str(equation.source_info.name_stack)
 
 

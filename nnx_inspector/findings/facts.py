@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector.hooks.hook import unwatched
 from nnx_inspector.hooks.sites import (
@@ -259,7 +259,7 @@ class _Program:
                 if equation.params["owner"] == self.owner:
                     self._mark(equation, uses, leaving, made, conditional)
                 continue
-            if not jaxprs.is_recomputation(equation):
+            if not eqn_params.is_recomputation(equation):
                 for body in bodies_of(equation):
                     self.enter(body.jaxpr, conditional=conditional or body.conditional)
 

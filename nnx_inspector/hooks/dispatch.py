@@ -20,7 +20,8 @@ import jax
 from flax import nnx
 
 from nnx_inspector import recursion_limit
-from nnx_inspector._compat import jit, started
+from nnx_inspector._compat import jit
+from nnx_inspector._compat.launching import started
 from nnx_inspector.arrays import shape_of
 from nnx_inspector.hooks import linen, wrapping
 from nnx_inspector.hooks.hook import (

@@ -13,8 +13,8 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from nnx_inspector._compat import started
 from nnx_inspector._compat.configuration import hooks_key, replace_hooks_key
+from nnx_inspector._compat.launching import started
 from nnx_inspector.hooks.inside.names import FunctionsNamed
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Selection

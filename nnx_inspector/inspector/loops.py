@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import jax
 from flax import nnx
 
-from nnx_inspector._compat.started import wait_for
+from nnx_inspector._compat.launching.started import wait_for
 from nnx_inspector.background import weakly
 from nnx_inspector.errors import InspectorError, comes_from_a_handler, raised, warn
 from nnx_inspector.hooks.hook import open_hooks

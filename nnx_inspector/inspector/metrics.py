@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.started import is_awaited
+from nnx_inspector._compat.launching.started import is_awaited
 from nnx_inspector.errors import warn
 from nnx_inspector.inspector.passes.programs import Result
 from nnx_inspector.perturbations.effects import Differences, OutputChange, output_change

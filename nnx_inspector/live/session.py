@@ -18,8 +18,8 @@ from typing import Any, Protocol, cast
 import jax
 from flax import nnx
 
+from nnx_inspector._compat.launching.started import Following
 from nnx_inspector._compat.processes import spans
-from nnx_inspector._compat.started import Following
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import comes_from_a_handler
 from nnx_inspector.hooks.dispatch import Tagged, hooking

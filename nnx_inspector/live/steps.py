@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
-from nnx_inspector._compat.started import Following, Keeping, Latest, raise_kept
+from nnx_inspector._compat.launching.started import Following, Keeping, Latest, raise_kept
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, comes_from_a_handler
 from nnx_inspector.hooks.dispatch import installing

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector._compat import jaxprs, jit
+from nnx_inspector._compat import eqn_params, jaxprs, jit
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.sharding import placed
 from nnx_inspector.program.analysis.error_notes import note_equation
@@ -68,7 +68,7 @@ class Rewritten:
         """
         values = [*(self.given if given is None else given), *args]
         if not apart and jit.outermost_program() is not None:
-            out = jaxprs.bind_whole(self.jaxpr, self.consts, values)
+            out = eqn_params.bind_whole(self.jaxpr, self.consts, values)
         else:
             out = _bound(self.jaxpr, self.consts, values, self._note)
         out = list(map(as_array, out))
@@ -216,7 +216,7 @@ def _is_edited(equation: Any) -> bool:
 
 def _run_apart(equation: Any, operands: Sequence[Any]) -> list[Any]:
     (inner,) = jaxprs.sub_jaxprs(equation)
-    before, after = jaxprs.jit_shardings(equation)
+    before, after = eqn_params.jit_shardings(equation)
     bare, consts = jaxprs.open_jaxpr(inner)
     with jaxprs.context_of(equation):
         return placed(_bound(bare, consts, placed(operands, before), None), after)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector.program.analysis.equations import CUSTOM, bodies_of, kind_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.changes import says_nothing
@@ -280,7 +280,7 @@ def item_of(
         None,
         tuple(children),
         -length if bodies[0].backwards else length,
-        again=jaxprs.is_recomputation(equation),
+        again=eqn_params.is_recomputation(equation),
     )
 
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector._compat import jaxprs, sources
+from nnx_inspector._compat import eqn_params, jaxprs, sources
 from nnx_inspector._compat.configuration import internal_config, unchecked
 from nnx_inspector.program.analysis.equations import Body, bodies_of, is_call, kind_of
 from nnx_inspector.program.analysis.operation import OF_NEGATIVES, Loops, Operand, Operation
@@ -389,7 +389,7 @@ def _iterations(
     """A loop's iterations: number, constants, carry (renewed by the caller), elements."""
     *tests, body = bodies_of(equation)
     if kind == "scan":
-        consts, carry, xs = jaxprs.scan_parts(equation.params, operands)
+        consts, carry, xs = eqn_params.scan_parts(equation.params, operands)
         order = range(body.times or 0)
         for i in reversed(order) if body.backwards else order:
             yield i, consts, carry, [x[i] for x in xs]

@@ -19,7 +19,7 @@ from flax.nnx import graphlib
 from jax.interpreters import ad
 from models import batch, rngs
 
-from nnx_inspector._compat import flax_graphs, interpreter, jaxprs, jit, sources
+from nnx_inspector._compat import eqn_params, flax_graphs, interpreter, jaxprs, jit, sources
 
 
 def equation(f, *args, name):
@@ -281,7 +281,7 @@ def test_scan_parts_are_constants_carry_and_rows():
         return jax.lax.scan(lambda c, x: (c * constant + x, c), carry, rows)
 
     found = equation(f, constant, jnp.float32(3.0), jnp.ones(4), name="scan")
-    consts, carry, xs = jaxprs.scan_parts(found.params, ["constant", "carry", "rows"])
+    consts, carry, xs = eqn_params.scan_parts(found.params, ["constant", "carry", "rows"])
     assert (consts, carry, xs) == (["constant"], ["carry"], ["rows"])
 
 
@@ -349,8 +349,8 @@ def test_only_the_second_pass_of_a_remat_is_a_recomputation():
 
     forward = equation(f, 1.0, name="remat2")
     assert forward.primitive.name in jaxprs.REMAT
-    assert not jaxprs.is_recomputation(forward)
-    assert jaxprs.is_recomputation(equation(jax.grad(f), 1.0, name="remat2"))
+    assert not eqn_params.is_recomputation(forward)
+    assert eqn_params.is_recomputation(equation(jax.grad(f), 1.0, name="remat2"))
 
 
 def test_the_devices_of_a_shard_map_are_those_of_its_axes():
@@ -358,9 +358,9 @@ def test_the_devices_of_a_shard_map_are_those_of_its_axes():
     spec = jax.sharding.PartitionSpec("data")
     f = jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)
     found = equation(f, jnp.ones(4), name="shard_map")
-    assert jaxprs.devices_of(found) == 1
+    assert eqn_params.devices_of(found) == 1
     wide = types.SimpleNamespace(shape={"data": 4, "model": 2})
-    assert jaxprs.devices_of(types.SimpleNamespace(params={**found.params, "mesh": wide})) == 4
+    assert eqn_params.devices_of(types.SimpleNamespace(params={**found.params, "mesh": wide})) == 4
 
 
 @pytest.mark.parametrize("axes", [("data",), ("model",), ("data", "model")])
@@ -368,7 +368,7 @@ def test_the_manual_axes_of_a_shard_map_are_in_the_order_of_the_mesh(axes):
     mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     spec = jax.sharding.PartitionSpec()
     f = jax.shard_map(jnp.sin, mesh=mesh, axis_names={*axes[::-1]}, in_specs=spec, out_specs=spec)
-    assert jaxprs.manual_axes(equation(f, jnp.ones(4), name="shard_map")) == axes
+    assert eqn_params.manual_axes(equation(f, jnp.ones(4), name="shard_map")) == axes
 
 
 def test_the_axes_along_which_an_array_varies_are_known_within_shard_map():
@@ -391,7 +391,7 @@ def test_the_shardings_of_a_jit_are_those_that_were_given():
     at = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     f = jax.jit(lambda x, y: (x, y), in_shardings=(at, None), out_shardings=(None, at))
     found = equation(f, jnp.ones(4), jnp.ones(4), name="jit")
-    assert jaxprs.jit_shardings(found) == ([at, None], [None, at])
+    assert eqn_params.jit_shardings(found) == ([at, None], [None, at])
 
 
 def test_the_context_of_an_equation_has_the_mesh_that_it_was_traced_in():

@@ -14,7 +14,7 @@ from jax._src import core
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat import eqn_params, jaxprs
 
 X = jnp.arange(1.0, 4.0)
 
@@ -74,9 +74,9 @@ def test_a_scan_with_more_constants_carry_and_outputs(reverse: bool):
     k, c, x = types(body)
     factor, total = jaxprs.variable(k), jaxprs.variable(c)
     new = traced(run, body, [k, k, c, c, x])
-    params = jaxprs.scan_with(scan.params, new, consts=1, carry=1, outputs=1)
+    params = eqn_params.scan_with(scan.params, new, consts=1, carry=1, outputs=1)
     ys = [jaxprs.variable(jaxprs.stacked(v.aval, 3)) for v in jaxprs.open_jaxpr(new)[0].outvars[3:]]
-    consts, carry, rows = jaxprs.scan_parts(scan.params, scan.invars)
+    consts, carry, rows = eqn_params.scan_parts(scan.params, scan.invars)
     one = with_equation(
         program,
         scan,
@@ -109,7 +109,7 @@ def test_a_scan_that_is_the_transposed_one_of_another_with_more_outputs():
     one = with_equation(
         program,
         scan,
-        jaxprs.scan_with(scan.params, new, outputs=1),
+        eqn_params.scan_with(scan.params, new, outputs=1),
         inputs=[],
         operands=scan.invars,
         results=[*scan.outvars, jaxprs.variable(jaxprs.stacked(extra, 3))],
@@ -138,7 +138,7 @@ def test_a_while_loop_with_more_constants_and_carry():
     one = with_equation(
         program,
         loop,
-        jaxprs.while_with(loop.params, new, consts=1, carry=1),
+        eqn_params.while_with(loop.params, new, consts=1, carry=1),
         inputs=[factor, total],
         operands=[n, factor, own, *carry, total],
         results=[*loop.outvars, jaxprs.variable(x)],
@@ -167,7 +167,7 @@ def test_a_remat_with_more_inputs_and_outputs(prevent_cse: Any, differentiated: 
     one = with_equation(
         program,
         remat,
-        jaxprs.remat_with(remat.params, new, inputs=1),
+        eqn_params.remat_with(remat.params, new, inputs=1),
         inputs=[factor],
         operands=[factor, *remat.invars],
         results=[*remat.outvars, jaxprs.variable(extra)],
@@ -201,11 +201,11 @@ def test_a_shard_map_with_more_inputs_and_a_row_of_each_device(kind: Any, is_che
                 row = jax.lax.pcast(row, ("b",), to="varying")
             return out, row
 
-        with jaxprs.inside_shard_map(one.params):
+        with eqn_params.inside_shard_map(one.params):
             (factor,) = jax.make_jaxpr(lambda: jnp.zeros((), jnp.float32))().out_avals
             new = traced(run, body, [factor, inner])
         with jaxprs.context_of(one):
-            params, after = jaxprs.shard_map_with(
+            params, after = eqn_params.shard_map_with(
                 one.params, new, inputs=1, outputs=1, axes=("a", "b")
             )
         more = [jaxprs.variable(jax.typeof(jnp.float32(10)))]

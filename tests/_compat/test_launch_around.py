@@ -83,7 +83,7 @@ def test_two_threads_take_their_own_programs_at_the_same_time():
 def test_two_takings_share_a_launch():
     first, second = Watch(lambda name: name == "in"), Watch(lambda name: name != "in", k=3)
     f = jax.jit(twice)
-    with configuration.hooks(object()), held(Taking(first), Taking(second)):
+    with configuration.hooks_key(object()), held(Taking(first), Taking(second)):
         same(f(X), 6 * X)
         close(second.sums(), ("out", 6 * SUM))
         close(first.sums(), ("in", SUM))
@@ -93,7 +93,7 @@ def test_takings_open_and_close_in_any_order():
     f = jax.jit(twice)
     one, two = Watch(lambda name: name == "in"), Watch(lambda name: name == "out")
     a, b = Taking(one), Taking(two)
-    with configuration.hooks(object()):
+    with configuration.hooks_key(object()):
         a.open()
         b.open()
         f(X)
@@ -111,7 +111,7 @@ def test_takings_open_and_close_in_any_order():
 def test_it_opens_and_closes_among_those_who_hear_jitted_calls():
     f, heard = jax.jit(twice), []
     taking = Taking(watch := Watch())
-    with configuration.hooks(object()):
+    with configuration.hooks_key(object()):
         taking.open()
         undo = jitted.swap_jit_misses(lambda *_: heard.append(1))
         f(X)
@@ -127,7 +127,7 @@ def test_an_interrupt_at_any_line_leaves_jax_as_it_was():
     f = jax.jit(twice)
 
     def steps() -> None:
-        with configuration.hooks(object()), held(Taking(Watch()), Taking(Watch())):
+        with configuration.hooks_key(object()), held(Taking(Watch()), Taking(Watch())):
             f(X)
 
     with Interrupt() as whole:

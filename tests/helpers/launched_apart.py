@@ -32,7 +32,7 @@ def main() -> None:
     def mapped(x: Any) -> Any:
         return mark("part", x) * knob("k")
 
-    with configuration.hooks(object()), held(Taking(watch := Watch(k=3))):
+    with configuration.hooks_key(object()), held(Taking(watch := Watch(k=3))):
         for f in (jax.jit(jax.grad(loss)), jax.grad(jax.jit(loss)), jax.jit(mapped)):
             out = f(x)
         assert not watch.errors

@@ -20,7 +20,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.launching.batched import ends_together
 
 MARK, LINK, KNOB = Primitive("test_mark"), Primitive("test_link"), Primitive("test_knob")
@@ -230,19 +230,16 @@ def _inside(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
     if how.present is not None:
         how = dataclasses.replace(how, present=jaxprs.variable(how.present.aval))
     if name in jaxprs.JITS:
-        return _with(new, e, operands, _edited(p["jaxpr"], how), lambda b, i, o: jaxprs.with_inputs(
-            p, b, i, outputs=o
-        ))  # fmt: skip
+        wider = lambda b, i, o: eqn_params.with_inputs(p, b, i, outputs=o)  # noqa: E731
+        return _with(new, e, operands, _edited(p["jaxpr"], how), wider)
     if name in jaxprs.REMAT:
-        how = dataclasses.replace(how, again=how.again or jaxprs.is_recomputation(e))
-        return _with(new, e, operands, _edited(p["jaxpr"], how), lambda b, i, o: jaxprs.remat_with(
-            p, b, inputs=i
-        ))  # fmt: skip
+        how = dataclasses.replace(how, again=how.again or eqn_params.is_recomputation(e))
+        wider = lambda b, i, o: eqn_params.remat_with(p, b, inputs=i)  # noqa: E731
+        return _with(new, e, operands, _edited(p["jaxpr"], how), wider)
     if name == "scan":
         stacked = lambda v: jaxprs.stacked(v.aval, p["length"])  # noqa: E731
-        return _with(new, e, operands, _edited(p["jaxpr"], how), lambda b, i, o: jaxprs.scan_with(
-            p, b, consts=i, outputs=o
-        ), stacked)  # fmt: skip
+        wider = lambda b, i, o: eqn_params.scan_with(p, b, consts=i, outputs=o)  # noqa: E731
+        return _with(new, e, operands, _edited(p["jaxpr"], how), wider, stacked)
     if name == "cond":
         return _cond(new, e, operands, how)
     if name == "while":
@@ -329,7 +326,7 @@ def _while(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
         invars=[*bare.invars, *before], eqns=[*bare.eqns, *adding], outvars=[*own, *totals]
     )
     changed = changed if bare is body.jaxpr else body.jaxpr.replace(jaxpr=changed)
-    params = jaxprs.while_with(e.params, changed, consts=len(body.knobs), carry=len(before))
+    params = eqn_params.while_with(e.params, changed, consts=len(body.knobs), carry=len(before))
     tests = e.params["cond_nconsts"]
     sums = [jaxprs.variable(v.aval) for v in body.sums]
     new.names += body.names
@@ -341,11 +338,11 @@ def _while(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
 
 
 def _shard_map(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
-    axes = jaxprs.manual_axes(e)
-    with jaxprs.inside_shard_map(e.params):
+    axes = eqn_params.manual_axes(e)
+    with eqn_params.inside_shard_map(e.params):
         body = _edited(e.params["jaxpr"], dataclasses.replace(how, axes=axes))
     with jaxprs.context_of(e):
-        params, after = jaxprs.shard_map_with(
+        params, after = eqn_params.shard_map_with(
             e.params, body.jaxpr, inputs=len(body.knobs), outputs=len(body.sums), axes=axes
         )
         rows = [*map(jaxprs.variable, after)]

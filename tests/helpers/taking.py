@@ -26,7 +26,7 @@ SUM = 10.0
 @contextlib.contextmanager
 def taken(watch: Watch) -> Iterator[Watch]:
     """As a session does: under a key of its own in jit's caches."""
-    with configuration.hooks(object()), held(Taking(watch)):
+    with configuration.hooks_key(object()), held(Taking(watch)):
         yield watch
 
 

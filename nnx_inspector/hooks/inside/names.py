@@ -25,7 +25,7 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from nnx_inspector._compat import interpreter, jaxprs
+from nnx_inspector._compat import eqn_params, interpreter, jaxprs
 from nnx_inspector._compat.redirect import copy_of, redirect
 from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trails, pattern_in
@@ -200,7 +200,7 @@ def _bind_entered(bind: Any, given: Any, entered: Any, values: Any = None) -> An
 def _given(primitive: str, params: dict[str, Any], known: list[Any]) -> list[Any]:
     """The trails of the inputs of a primitive's function, from those of its operands."""
     if primitive == "scan":
-        consts, carry, rows = jaxprs.scan_parts(params, known)
+        consts, carry, rows = eqn_params.scan_parts(params, known)
         return [*consts, *(None for _ in carry), *(t if t is FIXED else None for t in rows)]
     if primitive == "while":
         return known[params["cond_nconsts"] :][: params["body_nconsts"]]
@@ -220,7 +220,7 @@ def _call(bind: Callable[..., Any]) -> Callable[..., Any]:
 
 def _function(primitive: str, params: dict[str, Any]) -> str | None:
     """The name of the function that a primitive calls; None if it has none of its own."""
-    if primitive in _DERIVED or (primitive in jaxprs.JITS and not jaxprs.is_inlined(params)):
+    if primitive in _DERIVED or (primitive in jaxprs.JITS and not eqn_params.is_inlined(params)):
         return re.sub(r"\W", "", str(params.get("name", ""))) or None
     return None
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nnx_inspector._compat import started
+from nnx_inspector._compat.launching import started
 from nnx_inspector.hooks.hook import Hook, change_hooks, open_hooks, restore_hooks
 from nnx_inspector.live.calls import Call
 

@@ -15,9 +15,8 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from nnx_inspector._compat import started
 from nnx_inspector._compat.configuration import Configuration, hooks_key
-from nnx_inspector._compat.launching import jitted
+from nnx_inspector._compat.launching import jitted, started
 from nnx_inspector.hooks.dispatch import installing
 from nnx_inspector.hooks.hook import (
     Hook,

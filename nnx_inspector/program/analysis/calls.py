@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from nnx_inspector._compat import jaxprs, sources
+from nnx_inspector._compat import eqn_params, jaxprs, sources
 from nnx_inspector.errors import add_note
 from nnx_inspector.hooks import linen
 from nnx_inspector.hooks.hook import Context
@@ -296,7 +296,7 @@ class _Walk:
 
     def _control(self, equation: Any, bodies: Sequence[Body], where: _Where) -> None:
         source = _source_of(equation) or where.source
-        again = where.again or jaxprs.is_recomputation(equation)
+        again = where.again or eqn_params.is_recomputation(equation)
         branches: list[float | None] = []
         for body in bodies:
             times = where.times

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector.program.analysis.equations import Body, bodies_of
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
 
@@ -210,7 +210,7 @@ class _Follow:
             here.rename(equation)
             return results
         everything = frozenset().union(*stems)
-        bodies = () if jaxprs.is_recomputation(equation) else bodies_of(equation)
+        bodies = () if eqn_params.is_recomputation(equation) else bodies_of(equation)
         if not any(body.results for body in bodies):  # it is not known how values come out
             through = [everything, *(s for b in bodies for s in self._enter(b, stems, here))]
             return [frozenset().union(*through)] * len(equation.outvars)

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat import eqn_params, jaxprs
 
 ROW = "row"
 """The part of an array that one iteration of a scan gets: an entry along the first axis."""
@@ -92,7 +92,7 @@ def _call(equation: Any) -> tuple[Body, ...]:
 def _scan(equation: Any) -> tuple[Body, ...]:
     (jaxpr,), length = jaxprs.sub_jaxprs(equation), equation.params["length"]
     inputs, outputs = _counts(jaxpr)
-    consts, carry, xs = map(len, jaxprs.scan_parts(equation.params, range(inputs)))
+    consts, carry, xs = map(len, eqn_params.scan_parts(equation.params, range(inputs)))
     taken = (*(None,) * (consts + carry), *(ROW,) * xs)
     given = (*(None,) * carry, *(ROW,) * (outputs - carry))
     body = _whole(
@@ -118,7 +118,7 @@ def _cond(equation: Any) -> tuple[Body, ...]:
 
 def _shard_map(equation: Any) -> tuple[Body, ...]:
     (jaxpr,), params = jaxprs.sub_jaxprs(equation), equation.params
-    body = _whole(jaxpr, times=jaxprs.devices_of(equation))
+    body = _whole(jaxpr, times=eqn_params.devices_of(equation))
     specs = tuple(params["in_specs"]), tuple(params["out_specs"])
     return (dataclasses.replace(body, taken=specs[0], given=specs[1]),)
 

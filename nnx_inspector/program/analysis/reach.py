@@ -16,7 +16,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector.program.analysis.equations import Body, bodies_of
 from nnx_inspector.program.marks import OUTPUT, mark
 from nnx_inspector.recordings.facts import BACKWARDS, CARRIED, CHOICE, FIRST, INNER, Flow, Role
@@ -123,7 +123,7 @@ class _Walk:
         self, equation: Any, stems: list[_Stems], path: tuple[int, ...], where: _Where
     ) -> list[_Stems]:
         everything = _NONE.union(*stems)
-        bodies = () if jaxprs.is_recomputation(equation) else bodies_of(equation)
+        bodies = () if eqn_params.is_recomputation(equation) else bodies_of(equation)
         if not bodies:
             floats = any(_is_float(v) for v in equation.invars)
             return [

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.launching.batched import ends_together
 from nnx_inspector.program.analysis.equations import Body as Form
 from nnx_inspector.program.analysis.equations import bodies_of
@@ -80,7 +80,9 @@ def _whole(self: Body, equation: Any, operands: list[Any], inner: Body, new: Any
 def _jit(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     inner = self.body(item.children[0], equation)
     new = _jaxpr(inner, equation.params["jaxpr"])
-    params = jaxprs.with_inputs(equation.params, new, len(inner.places), outputs=len(inner.fields))
+    params = eqn_params.with_inputs(
+        equation.params, new, len(inner.places), outputs=len(inner.fields)
+    )
     params["name"] = Edited(params["name"])
     return [_whole(self, equation.replace(params=params), operands, inner, new)]
 
@@ -91,7 +93,7 @@ def _remat(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     inner = self.body(item.children[0], equation)
     self.of.again = before
     new = _jaxpr(inner, equation.params["jaxpr"])
-    params = jaxprs.remat_with(equation.params, new, inputs=len(inner.places))
+    params = eqn_params.remat_with(equation.params, new, inputs=len(inner.places))
     seen = _whole(self, equation.replace(params=params), operands, inner, new)
     backward = any(mark.part == GRADIENT for mark in item.children[0].marks)
     return [seen] if backward or not item.again else []
@@ -157,7 +159,7 @@ def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     new = jaxprs.closed_like(new, bare.replace(invars=inputs))
     more_of = {"consts": len(inner.places), "carry": len(more)}
     more_of["outputs"] = 0 if thins else len(fields)
-    params = jaxprs.scan_with(equation.params, new, **more_of)
+    params = eqn_params.scan_with(equation.params, new, **more_of)
     first, results = form.consts + form.carry, equation.outvars
     passed = [jaxprs.variable(x.aval) for x, _, _ in more]
     stacked = passed[1:]
@@ -256,7 +258,7 @@ def _while(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     bare = bare.replace(invars=[*bare.invars, *carried])
     new = jaxprs.closed_like(new, bare)
     avals = [v.aval for v in carried]
-    params = jaxprs.while_with(equation.params, new, consts=len(inner.places), carry=len(avals))
+    params = eqn_params.while_with(equation.params, new, consts=len(inner.places), carry=len(avals))
     zeros, _ = self.traced(Zeros(tuple(avals)), [], equation)
     given = [*operands[: test.consts], *self.given_to(inner), *operands[test.consts :], *zeros]
     effects = _effects(new, equation.params["cond_jaxpr"])
@@ -299,7 +301,7 @@ def _cond(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
 
 def _shard_map(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     """Each device measures its own part; the rows of the devices are merged outside."""
-    axes, of = jaxprs.manual_axes(equation), self.of
+    axes, of = eqn_params.manual_axes(equation), self.of
     before = of.axes, of.inside, of.plan
     of.axes, of.inside = (*of.axes, *axes), equation.params
     of.plan = dataclasses.replace(of.plan, keep=NOTHING)  # a device may not see all units
@@ -308,7 +310,7 @@ def _shard_map(self: Body, item: Item, equation: Any, operands: list[Any]) -> An
     new = _jaxpr(inner, equation.params["jaxpr"])
     given, count = self.given_to(inner), len(inner.fields)
     with jaxprs.context_of(equation):
-        params, avals = jaxprs.shard_map_with(
+        params, avals = eqn_params.shard_map_with(
             equation.params, new, inputs=len(given), outputs=count, axes=axes
         )
     rows = list(map(jaxprs.variable, avals))

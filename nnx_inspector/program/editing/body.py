@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.program.editing.functions import (
     Beginning,
@@ -108,7 +108,7 @@ class Editor:
         avals = tuple(atom.aval for atom in atoms)
         around: Any = contextlib.nullcontext()
         if self.inside:
-            around = jaxprs.inside_shard_map(self.inside)
+            around = eqn_params.inside_shard_map(self.inside)
         with self.context_of(like), around, internal_config():
             key = None
             if dataclasses.is_dataclass(type(f)):

@@ -9,7 +9,7 @@ import pytest
 from held import Held
 from jax._src import api
 
-from nnx_inspector._compat import started
+from nnx_inspector._compat.launching import started
 from nnx_inspector.opening import held as opened
 
 

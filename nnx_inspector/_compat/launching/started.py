@@ -198,6 +198,9 @@ def _listening_after(hook: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _swap_unraisable(undone: Undone) -> None:
+    # Ctrl-C may come while XLA or the collector calls Python code. Python prints such an error and
+    # goes on: the loop would not stop. There is one hook for the process; it passes on what is not
+    # ours.
     otherwise = sys.unraisablehook
 
     def hook(one: Any) -> None:
@@ -218,6 +221,10 @@ closed_elsewhere: list[Callable[[], None]] = []
 
 def _listen() -> None:
     """Note the results of programs that this thread starts."""
+    # jax keeps one function for each thread that it calls after a program, also from C++. It is
+    # there for `jax_debug_nans`; ours calls that one too. Without it, a program in jax's fast path
+    # could not be counted, and a loop would wait for nothing and run ahead of its figures. It can
+    # go when jax has a listener for programs.
     before = api._post_hook_state.get_local()
     if before is not _started:
         _thread.here.before = before
