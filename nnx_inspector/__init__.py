@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from nnx_inspector.perturbations.values import Scale as Scale
     from nnx_inspector.perturbations.values import Shift as Shift
     from nnx_inspector.perturbations.values import Zero as Zero
+    from nnx_inspector.profiling.profile import profile as profile
+    from nnx_inspector.profiling.scopes import named_scopes as named_scopes
     from nnx_inspector.program.analysis.trace import trace as trace
     from nnx_inspector.recordings.compare import compare as compare
     from nnx_inspector.recordings.load import load as load

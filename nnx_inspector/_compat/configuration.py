@@ -89,6 +89,16 @@ def _holding(wanted: dict[str, tuple[Any, Any]]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def named_programs() -> Iterator[None]:
+    """For programs whose names are read: a cache on disk gives no program with other names."""
+    from jax._src import config
+
+    # jax has no public context for it, and the setting itself would be that of every thread
+    with config.compilation_cache_include_metadata_in_key(True):
+        yield
+
+
 def forbids_nan() -> bool:
     """Whether the user wants an error if their code produces a NaN or an Inf."""
     return any(getattr(jax.config, name) for name in _RESULTS)

@@ -84,7 +84,12 @@ def is_backward(equation: Any) -> bool:
     """Whether an equation is the transpose of another one."""
     # A jaxpr does not say which of its equations are the backward pass. jax writes it into the name
     # stack for profiles. It can go when an equation says which transformation made it.
-    return "transpose(" in str(equation.source_info.name_stack)
+    return "transpose(" in names_of(equation)
+
+
+def names_of(equation: Any) -> str:
+    """The `jax.named_scope`s and derivatives around an equation within its jaxpr, joined by `/`."""
+    return str(equation.source_info.name_stack)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ Invariant: nothing here changes the model, the perturbations or the recording.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
     import plotly.graph_objects as go
 
+    from nnx_inspector.profiling.result import Profile
     from nnx_inspector.stats.bins import Scale
 
 
@@ -286,6 +287,45 @@ class Readings(Displayed):
             about=[f"perturbed now: {cell(f'{one.perturbation} at {one.site!r}')}" for one in on],
             tables={"Compiled functions": compilations_table(self.compilations)},
         )
+
+    def profile(
+        self,
+        step: Callable[..., Any],
+        /,
+        *args: Any,
+        runs: int = 3,
+        folder: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> Profile:
+        """Measure where the time and the memory of your training step go, by module.
+
+        The step runs on copies of its arguments, so the model, the optimizer and donated arrays
+        stay as they are. It runs as it is, without perturbations.
+
+        Args:
+            step, args, runs, folder, kwargs: as in `nni.profile`.
+
+        Raises:
+            As `nni.profile`, and InspectorError while a loop runs.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from flax import nnx
+            >>> import nnx_inspector as nni
+            >>> model, x = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2))
+            >>> insp = nni.Inspector(model, x)
+            >>> step = nnx.jit(nnx.grad(lambda model, x: (model(x) ** 2).mean()))
+            >>> [row.site for row in insp.profile(step, model, x).rows]
+            ['', '(outside modules)', '(idle)']
+            >>> insp.close()
+        """
+        from nnx_inspector.profiling.profile import profile
+
+        core = self._core.require_open()
+        core.require_here("The step")
+        if core.looping:
+            raise InspectorError("A loop is running. Profile its step before or after it.")
+        return profile(self.model, step, *args, runs=runs, folder=folder, **kwargs)
 
     def values(
         self, site: str, *, part: Part = "output", call: int | None = None, clean: bool = False

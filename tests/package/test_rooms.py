@@ -25,6 +25,7 @@ ROOMS = (
     "records",
     "perturbations",
     "lenses",
+    "profiling",
     "live",
     "screen",
     "inspector",

@@ -161,7 +161,7 @@ def peak_bytes(jaxpr: Any) -> int:
     total = most = 0
     for number, equation in enumerate(bare.eqns):
         for v in equation.outvars:
-            alive[v] = _bytes(v.aval)
+            alive[v] = bytes_of(v.aval)
             total += alive[v]
         inside = max((peak_bytes(inner) for inner in jaxprs.sub_jaxprs(equation)), default=0)
         most = max(most, total + inside)
@@ -171,7 +171,7 @@ def peak_bytes(jaxpr: Any) -> int:
     return most
 
 
-def _bytes(aval: Any) -> int:
+def bytes_of(aval: Any) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize if is_array(aval) else 0
 
 

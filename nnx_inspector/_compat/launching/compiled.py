@@ -1,0 +1,90 @@
+"""The executables that jax has compiled programs to, noted where it first runs them.
+
+Invariant: a program runs as it would have run. What is noted keeps no program alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from jax._src import pjit
+from jax._src.interpreters.mlir import sanitize_name
+
+from nnx_inspector._compat.redirect import Swapped, Undone, put
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Executable:
+    """A program that ran.
+
+    Attributes:
+        name: that of its module, as a trace has it.
+    """
+
+    name: str
+    _compiled: Any
+
+    def text(self) -> str:
+        """The program as XLA has compiled it."""
+        return self._compiled.as_text()
+
+    def memory(self) -> Any:
+        """XLA's account of its memory; None where the platform has none."""
+        return self._compiled.memory_analysis()
+
+
+class _Thread(threading.local):
+    begun: Any = None
+
+
+_thread = _Thread()
+
+
+def begun_last() -> Any:
+    """The jaxpr of the program that this thread has begun last while `noting`; it may have failed.
+    None if it is gone, or if there was none.
+    """
+    return None if _thread.begun is None else _thread.begun()
+
+
+known: weakref.WeakKeyDictionary[Any, Executable] = weakref.WeakKeyDictionary()
+"""jaxpr -> its executable, of programs that ran while `noting`; the newest last."""
+
+
+def _swap(undone: Undone) -> None:
+    # Both ways in which jax runs a program for the first time lead here: a jitted call, and the
+    # `impl` of the jit primitive. There is no public way from a call to the executable that it
+    # runs: `jit(f).lower().compile()` would compile it once more. It can go when there is one.
+    original = pjit._pjit_call_impl_python
+
+    def noted(*args: Any, **params: Any) -> Any:
+        _thread.begun = weakref.ref(params["jaxpr"])
+        found = original(*args, **params)
+        known[params["jaxpr"]] = Executable(_name_of(params["name"]), found[1])
+        return found
+
+    put(pjit, "_pjit_call_impl_python", noted, undone)
+
+
+_swapped = Swapped(_swap)
+
+
+def _name_of(function: str) -> str:
+    """The name that XLA gives the module of a jitted function."""
+    return sanitize_name(f"jit_{function}").rstrip("_")
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[None]:
+    """Note the programs that run meanwhile, in any thread, and were not in jax's fast path yet."""
+    holder = object()
+    try:
+        _swapped.hold(holder)
+        yield
+    finally:
+        _swapped.let_go(holder)

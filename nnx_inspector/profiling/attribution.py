@@ -1,0 +1,208 @@
+"""Which module, and which part of a step, each operation of a compiled program belongs to.
+
+jax's names say which module an operation comes from, and whether it is of the backward pass. What
+has neither and is computed from the backward pass is the update; its module is the one whose
+gradient it reads. Invariant: the parts of an operation sum to 1. What XLA has made without a name
+belongs to the operation that it reads, or that reads it. Runs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+from nnx_inspector.profiling import hlo
+from nnx_inspector.profiling.scopes import path_in
+
+Phase = Literal["forward", "backward", "update"]
+PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "update")
+Owner = tuple[str | None, Phase]
+"""A module's path, None outside the model, and the part of the step."""
+Parts = Mapping[Owner, float]
+"""The parts of one operation by their owners; they sum to 1."""
+
+OUTSIDE: Final[Owner] = (None, "forward")
+WAITING: Final = frozenset({"while", "call", "conditional", "async-done", "async-start"})
+"""Operations that may only wait for others."""
+_NOTHING_RUNS: Final = frozenset(["parameter", "constant", "tuple", "get-tuple-element", "bitcast"])
+_FREE: Final = _NOTHING_RUNS | {"broadcast", "reshape", "iota", "copy"}
+"""What costs next to nothing within a fusion."""
+_COSTLY: Final = frozenset(
+    """
+    exponential exponential-minus-one log log-plus-one tanh logistic power divide sqrt rsqrt cbrt
+    sine cosine tan erf atan2
+    """.split()  # noqa: SIM905
+)
+_ENTERED: Final = frozenset(["fusion", "call", "while", "conditional", "async-start"])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flow:
+    """What a value is computed from.
+
+    Attributes:
+        after: whether the backward pass is before it.
+        sources: the modules whose gradients it is computed from, as far as its own array goes.
+        parts: of a tuple, the same for each of its arrays.
+    """
+
+    after: bool = False
+    sources: frozenset[str | None] = frozenset()
+    parts: tuple[_Flow, ...] = ()
+
+
+_NOTHING: Final = _Flow()
+
+
+def phase_in(op_name: str) -> Phase | None:
+    """The part of a step that a name tells: None if it says nothing of derivatives."""
+    op_name = op_name.partition(";")[0]
+    if "transpose(" in op_name:
+        return "backward"
+    return "forward" if "jvp(" in op_name or path_in(op_name) is not None else None
+
+
+def owners_of(module: hlo.Module) -> dict[str, Parts]:
+    """By the name of each instruction of a program, to whom its time belongs."""
+    walk = _Walk(module)
+    walk.enter(module.entry, ())
+    return walk.parts
+
+
+def has_derivative(module: hlo.Module) -> bool:
+    """Whether any instruction of a program belongs to a module, or to a derivative."""
+    every = (one.op_name for those in module.computations.values() for one in those)
+    return any(phase_in(name) is not None for name in every)
+
+
+class _Walk:
+    def __init__(self, module: hlo.Module):
+        self.module = module
+        self.parts: dict[str, Parts] = {}
+        self._entered: dict[str, _Flow] = {}
+        self._weights: dict[str, dict[Owner, float]] = {}
+        self._sizes: dict[str, int] = {}
+
+    def enter(self, name: str, given: Sequence[_Flow]) -> _Flow:
+        """Follow the values of a computation; returns what its result is computed from."""
+        if name in self._entered or name not in self.module.computations:
+            return self._entered.get(name, _joined(given))
+        self._entered[name] = _NOTHING
+        flows: dict[str, _Flow] = {}
+        owners: dict[str, Owner | None] = {}
+        inside = self.module.computations[name]
+        result = _NOTHING
+        self._sizes.update((one.name, one.elements) for one in inside)
+        for one in inside:
+            operands = [flows.get(operand, _NOTHING) for operand in one.operands]
+            flows[one.name], owners[one.name] = self._step(one, operands, given, owners)
+            if one.root:
+                result = flows[one.name]
+        self._settle(inside, owners)
+        weights: dict[Owner, float] = {}
+        for one in inside:
+            parts = self._parts_of(one, owners[one.name] or OUTSIDE)
+            self.parts[one.name] = parts
+            weight = self._weight(one)
+            for owner, part in parts.items() if weight else ():
+                weights[owner] = weights.get(owner, 0.0) + weight * part
+        self._weights[name] = weights
+        self._entered[name] = result
+        return result
+
+    def _step(
+        self,
+        one: hlo.Instruction,
+        operands: Sequence[_Flow],
+        given: Sequence[_Flow],
+        owners: Mapping[str, Owner | None],
+    ) -> tuple[_Flow, Owner | None]:
+        """What an instruction's result is computed from, and to whom it belongs; None if that is
+        not known yet.
+        """
+        if one.opcode == "parameter":
+            return (given[one.index] if one.index < len(given) else _NOTHING), None
+        if one.opcode == "tuple":
+            return dataclasses.replace(_joined(operands), parts=tuple(operands)), None
+        if one.opcode == "get-tuple-element" and operands:
+            parts = operands[0].parts
+            return (parts[one.index] if one.index < len(parts) else operands[0]), None
+        inner = None
+        if one.opcode in _ENTERED:
+            for called in one.called:
+                inner = self.enter(called, operands)
+        path, phase = path_in(one.op_name), phase_in(one.op_name)
+        flow = _joined(operands, one)
+        if phase == "backward":
+            sources = frozenset({path}) if path is not None else flow.sources
+            return _Flow(True, sources, inner.parts if inner else ()), (path, phase)
+        if phase == "forward":
+            return _Flow(False, frozenset(), inner.parts if inner else ()), (path, phase)
+        if inner is not None and inner.after:
+            flow = dataclasses.replace(inner, after=True)
+        if not one.op_name:
+            known = (owners.get(operand) for operand in one.operands)
+            return flow, next((owner for owner in known if owner is not None), None)
+        if not flow.after:
+            return flow, OUTSIDE
+        (source, *others) = flow.sources or {None}
+        return flow, (None if others else source, "update")
+
+    def _settle(self, inside: Sequence[hlo.Instruction], owners: dict[str, Owner | None]) -> None:
+        """Give what XLA has made at the beginning to the first that reads it, and to the update
+        what it alone reads, such as a moment that decays.
+        """
+        readers: dict[str, list[Owner | None]] = {}
+        for one in reversed(inside):
+            reading = readers.get(one.name, [])
+            if owners[one.name] is None and reading and one.opcode not in _NOTHING_RUNS:
+                owners[one.name] = reading[-1]
+            elif owners[one.name] == OUTSIDE and phase_in(one.op_name) is None and reading:
+                phases = {"" if owner is None else owner[1] for owner in reading}
+                sites = {owner[0] for owner in reading if owner is not None}
+                if phases == {"update"}:
+                    owners[one.name] = (sites.pop() if len(sites) == 1 else None, "update")
+            for operand in one.operands:
+                readers.setdefault(operand, []).append(owners[one.name])
+
+    def _parts_of(self, one: hlo.Instruction, owner: Owner) -> Parts:
+        """To whom an instruction belongs; a fusion belongs to its parts, by their arithmetic."""
+        inner = [self._weights.get(c, {}) for c in one.called if one.opcode in ("fusion", "call")]
+        total = sum(sum(weights.values()) for weights in inner)
+        if not total:
+            return {owner: 1.0}
+        found: dict[Owner, float] = {}
+        for weights in inner:
+            for (path, phase), weight in weights.items():
+                of: Owner = path, phase
+                if phase == "forward" and owner[1] != "forward":  # XLA computes it once more
+                    of = owner if path is None else (path, "backward")
+                found[of] = found.get(of, 0.0) + weight / total
+        return found
+
+    def _weight(self, one: hlo.Instruction) -> float:
+        """The arithmetic of one instruction within a fusion, roughly."""
+        if one.opcode in _FREE:
+            return 0.0
+        sizes = [one.elements, *(self._sizes.get(operand, 0) for operand in one.operands)]
+        if one.opcode in ("dot", "convolution"):
+            return 2 * math.sqrt(math.prod(map(float, sizes[:3])))
+        if one.opcode.startswith("reduce"):
+            return float(max(sizes))
+        return sizes[0] * (8.0 if one.opcode in _COSTLY else 1.0)
+
+
+def _joined(flows: Iterable[_Flow], one: hlo.Instruction | None = None) -> _Flow:
+    """What a value is computed from that is computed from these.
+
+    A number that scales all gradients, such as that of a clipped norm, joins no sources.
+    """
+    flows = list(flows)
+    after = any(flow.after for flow in flows)
+    found = [flow.sources for flow in flows if flow.sources]
+    if one is not None and len(found) > 1 and one.elements > 1:
+        fewest = min(map(len, found))
+        found = [sources for sources in found if len(sources) == fewest]
+    return _Flow(after, frozenset().union(*found) if found else frozenset())

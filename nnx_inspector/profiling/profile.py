@@ -1,0 +1,419 @@
+"""`profile`: the cost of a training step by module, from runs of the user's own function.
+
+The step runs on copies of its arguments, so that donation and updates change nothing of the user's.
+It is compiled with the names of modules, run, and run again under jax's profiler. Invariant: the
+times of the rows add up to that of the run. An error of the step is raised as it is, with a note.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, cast
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.flax_graphs import graph_nodes
+from nnx_inspector._compat.launching.compiled import Executable, known
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.scope import scope_of
+from nnx_inspector.hooks.sites import iter_modules, require_module, site_key
+from nnx_inspector.profiling import hlo, traces
+from nnx_inspector.profiling.accounting import Account, Of, account_of
+from nnx_inspector.profiling.attribution import PHASES, Owner, Parts, has_derivative, owners_of
+from nnx_inspector.profiling.memory import Peak, note_memory, peak_of
+from nnx_inspector.profiling.result import IDLE, OUTSIDE, ModuleCost, Profile
+from nnx_inspector.profiling.scopes import naming
+from nnx_inspector.profiling.timeline import Event, shares
+from nnx_inspector.program.function import Arguments
+
+RUNS: Final = 3
+
+
+def profile(
+    model: nnx.Module,
+    step: Callable[..., Any],
+    /,
+    *args: Any,
+    runs: int = RUNS,
+    folder: str | os.PathLike[str] | None = None,
+    **kwargs: Any,
+) -> Profile:
+    """Measure where the time and the memory of a training step go, by module.
+
+    The step is compiled once more, with the names of modules in its program. Then it runs `runs`
+    times as it is, and as often under `jax.profiler`. Each run gets copies of the arguments: the
+    model, the optimizer and donated arrays stay as they are. What the step takes from around it,
+    and not as an argument, is changed as by your own calls.
+
+    Args:
+        model: the model that the step calls, itself or through its state.
+        step: your step, jitted or not: with `nnx.jit`, `jax.jit`, donated arguments, or a state
+            that it returns.
+        args: its arguments, such as `model, optimizer, batch`.
+        runs: how many runs are traced; the fastest is shown, which others have disturbed least.
+        folder: where the trace stays, for XProf and Perfetto. By default it is deleted.
+        kwargs: its keyword arguments.
+
+    Raises:
+        TypeError: `model` is not an `nnx.Module`, or `step` cannot be called.
+        ValueError: `runs` is less than 1.
+        InspectorError: the step calls none of the model's modules, another trace is running, or
+            the trace has no operations.
+        Exception: any exception of the step. One that says that memory is exhausted gets a note
+            with the modules that need most.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> model = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.relu)
+        >>> step = nnx.jit(nnx.grad(lambda model, x: (model(x) ** 2).mean()))
+        >>> found = nni.profile(model, step, model, jnp.ones((128, 64)))
+        >>> frame = found.to_frame()
+        >>> columns = ["forward_ms", "backward_ms", "update_ms"]
+        >>> bool(abs(frame[columns].to_numpy().sum() - found.step_ms) < 1e-6)
+        True
+    """
+    require_module(model, "profile")
+    if not callable(step):
+        raise TypeError(f"profile takes a function as the step, got {type(step).__name__}.")
+    if runs < 1:
+        raise ValueError(f"runs must be at least 1, got {runs}.")
+    given, kept = _Given(model, step, args, kwargs), None if folder is None else os.fspath(folder)
+    with given.failing("compiled and run for the first time"):
+        given.run()
+    untraced = [given.run() for _ in range(runs)]
+    with given.failing("traced"):
+        data = traces.record(given.run_marked, times=runs, folder=kept)
+    every = traces.runs_in(data)
+    run = min(every, key=lambda run: run.end - run.start)  # least disturbed by others
+    programs = _programs_of(run)
+    if not any(one.named for one in programs.values()):
+        raise InspectorError(
+            f"The step calls no module of the {type(model).__name__}, so nothing can be divided "
+            f"between them. Pass the model that it calls as the first argument of profile, and the "
+            f"step's own arguments after it. A function that was compiled ahead of time, or a tree "
+            f"of another structure, has no names of modules: pass the jitted function itself."
+        )
+    times, idle = _times(run, programs)
+    return _profile_of(
+        model,
+        times,
+        idle,
+        programs,
+        step_ms=(run.end - run.start) / 1e6,
+        untraced_ms=1e3 * min(untraced),
+        runs=len(every),
+        folder=kept,
+    )
+
+
+class _Given:
+    """A step and its arguments, which are copied for each run."""
+
+    def __init__(self, model: nnx.Module, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self._model, self._step = model, step
+        self._arguments = Arguments.of((args, kwargs))
+        self._own = self._arguments.take(self._arguments.nodes)
+        self._graphdef, self._state = nnx.split(self._own, graph=True)
+
+    def run(self) -> float:
+        """Run the step on copies; returns its seconds."""
+        with self._copied() as call:
+            begin = time.perf_counter()
+            call()
+            return time.perf_counter() - begin
+
+    def run_marked(self) -> None:
+        """Run the step on copies, within an event of the trace."""
+        with self._copied() as call, jax.profiler.TraceAnnotation(traces.RUN):
+            call()
+
+    @contextlib.contextmanager
+    def _copied(self) -> Iterator[Callable[[], None]]:
+        nodes = nnx.merge(self._graphdef, jax.tree.map(_copy, self._state))
+        arrays = [_copy(x) for x in self._arguments.take(self._arguments.arrays)]
+        args, kwargs = self._arguments.rebuild(nodes, arrays)
+        jax.block_until_ready((arrays, nnx.state(nodes)))
+        scope = scope_of(self._model, candidates=True)
+        scope.follow(_nodes_of(self._own), _nodes_of(nodes))
+
+        def call() -> None:
+            out = self._step(*args, **kwargs)
+            jax.block_until_ready((_arrays(out), _arrays(nnx.state(nodes))))
+
+        with naming(scope):
+            yield call
+
+    @contextlib.contextmanager
+    def failing(self, when: str) -> Iterator[None]:
+        """Say of an error when it was raised, and of exhausted memory who needs most."""
+        try:
+            yield
+        except InspectorError:
+            raise
+        except Exception as error:
+            note_memory(error, when)
+            raise
+
+
+def _copy(x: Any) -> Any:
+    if isinstance(x, jax.Ref):
+        x = x[...]
+    return x.copy() if isinstance(x, jax.Array) else x
+
+
+def _arrays(tree: Any) -> list[Any]:
+    every = jax.tree.leaves(tree)
+    return [x for x in every if isinstance(x, jax.Array) and not x.is_deleted()]
+
+
+def _nodes_of(nodes: Any) -> list[Any]:
+    return [node for _, node, again in graph_nodes(nodes) if not again]
+
+
+# ---------------------------------------------------------------- whose time it is
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Program:
+    """A compiled program that ran in a step.
+
+    Attributes:
+        parts: by operation, to whom it belongs; empty if its text is not known.
+        account: what it computes and keeps; None if its jaxpr is not known.
+        named: whether it has a module's operations.
+        derives: whether it has a module's operations, or those of a derivative.
+        times: how often it ran.
+    """
+
+    parts: Mapping[str, Parts]
+    account: Account | None
+    executable: Executable | None
+    module: hlo.Module | None
+    named: bool
+    derives: bool
+    times: int
+
+
+def _programs_of(run: traces.Run) -> dict[str, _Program]:
+    """The programs of a run by name, each the one of its name whose operations the trace has."""
+    counts: dict[str, dict[str, int]] = {}
+    for event in run.events:
+        name, operation = _key(event)
+        of = counts.setdefault(name, {})
+        of[operation] = of.get(operation, 0) + 1
+    found: dict[str, _Program] = {}
+    for name, seen in counts.items():
+        best: tuple[int, Any, Executable, hlo.Module] | None = None
+        for jaxpr, executable in known.items():
+            if executable.name != name:
+                continue
+            module = hlo.parse(executable.text())
+            names = {one.name for those in module.computations.values() for one in those}
+            fits = len(names & seen.keys())
+            if best is None or fits >= best[0]:  # of several that fit, the newest
+                best = fits, jaxpr, executable, module
+        found[name] = _program(seen, *best[1:]) if best else _unknown(seen)
+    return found
+
+
+def _unknown(seen: Mapping[str, int]) -> _Program:
+    return _Program({}, None, None, None, named=False, derives=False, times=min(seen.values()))
+
+
+def _program(
+    seen: Mapping[str, int], jaxpr: Any, executable: Executable, module: hlo.Module
+) -> _Program:
+    parts = owners_of(module)
+    outermost = [one.name for one in module.computations[module.entry] if one.name in seen]
+    return _Program(
+        parts,
+        account_of(jaxpr),
+        executable,
+        module,
+        named=any(path is not None for of in parts.values() for path, _ in of),
+        derives=has_derivative(module),
+        times=min((seen[name] for name in outermost), default=1),
+    )
+
+
+def _key(event: Event) -> tuple[str, str]:
+    key: Any = event.key
+    return key
+
+
+def _times(run: traces.Run, programs: Mapping[str, _Program]) -> tuple[dict[Owner, float], float]:
+    """The milliseconds of each owner in a run, and those in which nothing ran.
+
+    A program without a module or a derivative that starts after the backward pass has begun is an
+    update, as of an optimizer outside jit.
+    """
+    backward = [e.start for e in run.events if _is_backward(programs[_key(e)[0]], _key(e)[1])]
+    begun = min(backward, default=math.inf)
+    late = {name for name, one in programs.items() if not (one.named or one.derives)}
+    late -= {_key(event)[0] for event in run.events if event.start < begun}
+    divided, idle = shares(run.events, run.start, run.end)
+    found: dict[Owner, float] = {}
+    for key, time_ns in divided.items():
+        name, operation = cast(tuple[str, str], key)
+        otherwise = (None, "update") if name in late else (None, "forward")
+        parts = {otherwise: 1.0}
+        if name not in late:
+            parts = programs[name].parts.get(operation, parts)
+        for owner, part in parts.items():
+            found[owner] = found.get(owner, 0.0) + time_ns * part / 1e6
+    return found, idle / 1e6
+
+
+def _is_backward(program: _Program, operation: str) -> bool:
+    return any(phase == "backward" for _, phase in program.parts.get(operation, ()))
+
+
+# ------------------------------------------------------------------- the result
+
+
+def _profile_of(
+    model: nnx.Module,
+    times: Mapping[Owner, float],
+    idle: float,
+    programs: Mapping[str, _Program],
+    **of_the_run: Any,
+) -> Profile:
+    flops, kept, notes = _accounts(programs)
+    dtype = _main_dtype(programs)
+    possible = matmul_rate(dtype) if dtype else math.nan
+    largest = max(
+        (one for one in programs.values() if one.executable is not None),
+        key=lambda one: sum(len(of) for of in one.parts.values()),
+        default=None,
+    )
+    peak = Peak()
+    if largest is not None and largest.executable is not None and largest.module is not None:
+        peak = peak_of(largest.executable, largest.module, largest.parts)
+    notes += peak.notes
+    types = {site_key(path): type(module).__name__ for path, module in iter_modules(model)}
+    met = {path for path, _ in times} | flops.keys() | kept.keys() | peak.by_module.keys()
+    within = {"", *(above for path in met if path for above in _around(path))}
+    sites = [site for site in types if site in met | within]
+    sites += sorted(path for path in met if path is not None and path not in types)
+    rows: list[ModuleCost] = []
+    for site in (*sites, None):
+        own = {phase: times.get((site, phase), 0.0) for phase in PHASES}
+        mine = flops.get(site, 0.0)
+        seconds = (own["forward"] + own["backward"]) / 1e3
+        rate = math.nan if mine is None or not seconds or not mine else mine / seconds
+        rows.append(
+            ModuleCost(
+                site=OUTSIDE if site is None else site,
+                type=types.get(site or "", "") if site is not None else "",
+                forward_ms=own["forward"],
+                backward_ms=own["backward"],
+                update_ms=own["update"],
+                total_ms=_total(times, site),
+                kept_bytes=kept.get(site, 0.0),
+                peak_bytes=peak.by_module.get(site, 0.0 if peak.by_module else math.nan),
+                flops=math.nan if mine is None else mine,
+                flops_of_possible=rate / possible,
+            )
+        )
+    rows.append(ModuleCost(site=IDLE, forward_ms=idle, total_ms=idle))
+    return Profile(
+        rows=tuple(rows),
+        peak_bytes=peak.bytes,
+        argument_bytes=peak.arguments,
+        possible_flops=possible,
+        dtype=dtype,
+        device=jax.devices()[0].device_kind,
+        notes=tuple(notes),
+        **of_the_run,
+    )
+
+
+def _accounts(
+    programs: Mapping[str, _Program],
+) -> tuple[dict[Of, float | None], dict[Of, float], tuple[str, ...]]:
+    """The FLOPs of each module, and the bytes that it keeps; and what is not known of them."""
+    flops: dict[Of, float | None] = {}
+    kept: dict[Of, float] = {}
+    notes: list[str] = []
+    for name, one in programs.items():
+        account = one.account
+        if account is None:
+            if one.derives:
+                notes.append(f"What {name!r} computes and keeps is not known: it was not noted.")
+            continue
+        for of, count in account.flops.items():
+            known = flops.get(of, 0.0)
+            flops[of] = None if known is None or count is None else known + count * one.times
+        for of, size in account.kept.items():
+            kept[of] = kept.get(of, 0.0) + size
+        if account.backward and not account.forward:
+            notes.append(
+                f"kept: {name!r} has the backward pass alone, so what it keeps for that is not "
+                f"known. Put the loss and its gradient into one jitted function."
+            )
+            kept = dict.fromkeys((*kept, *account.flops), math.nan)
+    return flops, kept, tuple(notes)
+
+
+def _main_dtype(programs: Mapping[str, _Program]) -> str:
+    """The dtype of the operands of most matrix products, by their FLOPs; "" without any."""
+    found: dict[str, float] = {}
+    for one in programs.values():
+        for dtype, flops in one.account.products.items() if one.account else ():
+            found[dtype] = found.get(dtype, 0.0) + flops * one.times
+    return max(found, key=lambda dtype: found[dtype], default="")
+
+
+LONG_ENOUGH, LARGEST = 0.01, 8192
+"""A product of matrices is large enough if it takes so many seconds, or has so many rows."""
+
+
+@functools.lru_cache
+def matmul_rate(dtype: str) -> float:
+    """The floating-point operations per second of a large matrix product on the default device.
+
+    It is measured: a data sheet says nothing of this machine's clock, its cores, or the precision
+    that jax uses.
+    """
+    rows, most = 512, 0.0
+    product = jax.jit(jnp.matmul)
+    with ours():
+        while True:
+            x = jnp.ones((rows, rows), dtype)
+            product(x, x).block_until_ready()
+            seconds: list[float] = []
+            for _ in range(5):
+                begin = time.perf_counter()
+                product(x, x).block_until_ready()
+                seconds.append(time.perf_counter() - begin)
+            most = max(most, 2 * rows**3 / min(seconds))
+            if min(seconds) >= LONG_ENOUGH or rows >= LARGEST:
+                return most
+            rows *= 2
+
+
+def _around(path: str) -> list[str]:
+    """The paths of the modules around one, without the model's."""
+    segments = path.split("/")
+    return ["/".join(segments[:n]) for n in range(1, len(segments))]
+
+
+def _total(times: Mapping[Owner, float], site: str | None) -> float:
+    """The time of a module and all modules in it."""
+    inside = f"{site}/" if site else ""
+    return math.fsum(
+        time
+        for (path, _), time in times.items()
+        if path == site or (site is not None and path is not None and path.startswith(inside))
+    )

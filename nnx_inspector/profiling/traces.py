@@ -1,0 +1,138 @@
+"""A trace of jax's profiler: made, and read into the operations of each run of a step.
+
+The events of operations have the statistics `hlo_op` and `hlo_module`: on a CPU those of XLA's
+threads, on a GPU the kernels of each stream. Invariant: the trace ends and its folder is deleted,
+whatever is raised. Attributes nothing to a module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import jax
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.profiling.attribution import WAITING
+from nnx_inspector.profiling.timeline import Event
+
+RUN: Final = "nnx_inspector run"
+"""The name of the event around each run."""
+_END: Final = "end: "
+"""Begins the name of the event when a CPU's operation ends that other threads have gone on with.
+Its statistic `_c` is the `_p` of the operation's own event."""
+_Key = tuple[str, str]
+_DERIVED: Final = ("Steps", "XLA Modules", "XLA TraceMe", "Framework")
+"""The beginnings of the names of lines that only sum up others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a step, in nanoseconds.
+
+    Attributes:
+        events: its operations; the key of each is `(program, operation)`.
+    """
+
+    start: float
+    end: float
+    events: tuple[Event, ...]
+
+
+def record(run: Callable[[], None], *, times: int, folder: str | None) -> Any:
+    """Run something so many times under jax's profiler; returns jax's `ProfileData`.
+
+    Args:
+        folder: where the trace stays for XProf and Perfetto; None deletes it.
+
+    Raises:
+        InspectorError: a trace is running already, or jax has written none.
+    """
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # it slows down Python, of which nothing is read
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nnx-inspector-"))
+        before = set(_files(folder))
+        with _traced(folder, options):
+            for _ in range(times):
+                run()
+        new = [path for path in _files(folder) if path not in before]
+        if not new:
+            raise InspectorError(f"jax's profiler has written no trace to {folder!r}.")
+        return jax.profiler.ProfileData.from_file(str(new[-1]))
+
+
+def _files(folder: str) -> list[pathlib.Path]:
+    return sorted(pathlib.Path(folder).rglob("*.xplane.pb"))
+
+
+@contextlib.contextmanager
+def _traced(folder: str, options: Any) -> Iterator[None]:
+    try:
+        jax.profiler.start_trace(folder, profiler_options=options)
+    except RuntimeError as error:
+        raise InspectorError(
+            f"The step cannot be traced: {error} End the other trace (jax.profiler.stop_trace(), "
+            f"or its with block) and profile again."
+        ) from error
+    try:
+        yield
+    finally:
+        jax.profiler.stop_trace()
+
+
+def runs_in(data: Any) -> list[Run]:
+    """The runs in a trace, in the order of time.
+
+    Args:
+        data: jax's `ProfileData`.
+
+    Raises:
+        InspectorError: it has no runs, or none has an operation of a compiled program.
+    """
+    spans: list[tuple[float, float]] = []
+    found: dict[bool, list[tuple[float, float, _Key, Any]]] = {True: [], False: []}
+    ends: dict[Any, float] = {}
+    for plane in data.planes:
+        is_device = plane.name.startswith("/device:")
+        for line in plane.lines:
+            if is_device and line.name.startswith(_DERIVED):
+                continue
+            for event in line.events:
+                start, end = event.start_ns, event.start_ns + event.duration_ns
+                if event.name == RUN:
+                    spans.append((start, end))
+                    continue
+                of = dict(event.stats)
+                if "hlo_op" in of and "hlo_module" in of:
+                    key = str(of["hlo_module"]).partition("(")[0], str(of["hlo_op"])
+                    found[is_device].append((start, end, key, of.get("_p")))
+                elif event.name.startswith(_END):
+                    ends[of.get("_c")] = end
+    ends.pop(None, None)
+    those = found[True] or found[False]  # beside a device's own the host has what it starts there
+    events = [
+        Event(start, max(end, ends.get(number, end)), key, waits=_waits(key[1]))
+        for start, end, key, number in those
+    ]
+    runs = [
+        Run(start, end, tuple(one for one in events if one.start < end and one.end > start))
+        for start, end in sorted(spans)
+    ]
+    if not any(run.events for run in runs):
+        raise InspectorError(
+            f"The trace has no events of operations ({len(runs)} runs, {len(events)} events), so "
+            f"nothing is known of the time within a step. The step may start no program of jax, or "
+            f"jax's profiler does not see those of this device ({jax.default_backend()})."
+        )
+    return runs
+
+
+def _waits(operation: str) -> bool:
+    return re.sub(r"[.\d]+$", "", operation) in WAITING
