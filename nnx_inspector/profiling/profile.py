@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.flax_graphs import graph_nodes
 from nnx_inspector._compat.launching.compiled import Executable, known
 from nnx_inspector.errors import InspectorError
@@ -388,7 +388,7 @@ def matmul_rate(dtype: str) -> float:
     """
     rows, most = 512, 0.0
     product = jax.jit(jnp.matmul)
-    with ours():
+    with internal_config():
         while True:
             x = jnp.ones((rows, rows), dtype)
             product(x, x).block_until_ready()

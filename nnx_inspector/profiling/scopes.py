@@ -20,7 +20,7 @@ from flax import nnx
 from nnx_inspector._compat.configuration import named_programs
 from nnx_inspector._compat.launching.compiled import noting
 from nnx_inspector.hooks.dispatch import hooked
-from nnx_inspector.hooks.layers import TAP_OUTPUT, Context, Layer
+from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook
 from nnx_inspector.hooks.scope import Scope, scope_of
 
 _ROOT: Final = "."
@@ -67,7 +67,7 @@ class _Named:
 @contextlib.contextmanager
 def naming(scope: Scope) -> Iterator[None]:
     """Name the calls of a scope's modules in what this thread traces and compiles."""
-    with named_programs(), noting(), hooked(Layer(_Named(), TAP_OUTPUT, None, scope)):
+    with named_programs(), noting(), hooked(Hook(_Named(), TAP_OUTPUT, None, scope)):
         yield
 
 
