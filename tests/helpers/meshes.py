@@ -20,7 +20,7 @@ asked = parser.parse_args()
 count = f"--xla_force_host_platform_device_count={asked.devices}"
 os.environ["XLA_FLAGS"] = f"{count} {UNOPTIMIZED}"
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ.setdefault("NPROC", "64")  # see limits.md: the threads of XLA's exchanges
+os.environ.setdefault("NPROC", "64")  # see elsewhere.md: the threads of XLA's exchanges
 
 import contextlib  # noqa: E402
 import dataclasses  # noqa: E402

@@ -10,6 +10,7 @@ import contextlib
 import doctest
 import importlib
 import io
+import itertools
 import pathlib
 import re
 import tomllib
@@ -28,6 +29,8 @@ MODULES = sorted(
     if ">>> " in path.read_text()
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONTINUES = "<!-- continues guide.md -->"
+"""In a page whose code uses the model of the guide."""
 RUN, SHOWN = {"python"}, {"text"}
 """Languages of blocks that run, and of blocks that are not code (output, diagrams)."""
 
@@ -73,7 +76,8 @@ def test_the_code_of_a_page_runs(
     monkeypatch.chdir(tmp_path)  # keep files that a page writes out of the checkout
     namespace: dict[str, Any] = {"__name__": "page"}
     said = io.StringIO()
-    for block in blocks(path):
+    before = [path.with_name("guide.md")] if CONTINUES in path.read_text() else []
+    for block in itertools.chain(*map(blocks, [*before, path])):
         if block.language in RUN and not block.reason:
             code = "\n" * (block.line - 1) + block.text  # so that a traceback shows the page's line
             said = io.StringIO()
@@ -143,7 +147,9 @@ def test_what_a_page_names_exists(path: pathlib.Path):
 
 
 def test_the_words_of_the_guide_are_on_screen():
-    page = (SITE / "docs" / "guide.md").read_text().partition("| words | meaning |\n|---|---|\n")[2]
+    page = (
+        (SITE / "docs" / "screen.md").read_text().partition("| words | meaning |\n|---|---|\n")[2]
+    )
     words = re.findall(r"^\| ([^|]+) \|", page.partition("\n\n")[0], flags=re.MULTILINE)
     screen = "".join(path.read_text() for path in (ROOT / "js" / "src").rglob("*.tsx"))
     assert len(words) >= 8

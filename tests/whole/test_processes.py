@@ -41,7 +41,7 @@ def job(*names: str, count: int = 2, killed: int = -1, **more: str) -> dict[str,
     where = os.pathsep.join([str(PROGRAM.parents[2]), str(PROGRAM.parent)])
     flags = f"--xla_force_host_platform_device_count=2 {UNOPTIMIZED}"
     environment = {**os.environ, "PYTHONPATH": where, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    environment["NPROC"] = "64"  # see limits.md: the threads of XLA's exchanges
+    environment["NPROC"] = "64"  # see elsewhere.md: the threads of XLA's exchanges
     environment |= {"RUN_KILLS": str(killed), **more}
     with contextlib.ExitStack() as stack:
         # files: a process that waits for a reader of its pipe would hold up the others

@@ -160,7 +160,7 @@ def flag(name, value):
 @contextlib.contextmanager
 def transfers_forbidden():
     """All transfers but those to the host: on a GPU each figure that `USES` reads is one, and the
-    user's own (see limits.md); on a CPU jax never forbids them.
+    user's own (see one-call.md); on a CPU jax never forbids them.
     """
     with jax.transfer_guard("disallow"), jax.transfer_guard_device_to_host("allow"):
         yield
@@ -266,7 +266,7 @@ def test_nothing_that_jax_may_forbid_is_done_by_us(use, tmp_path):
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("setting", ALIKE)
 def test_a_setting_changes_no_figure(setting, use, tmp_path):
-    if (setting, use) == ("no jit", "watched"):  # see limits.md
+    if (setting, use) == ("no jit", "watched"):  # see loops.md
         with pytest.raises(nni.InspectorWarning, match="None of the 2 measured steps"):
             check(ALIKE[setting], use, tmp_path)
         return

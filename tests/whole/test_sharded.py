@@ -45,7 +45,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         cwd=PROGRAM.parent.parent,
-        # limits.md says why NPROC: the threads of XLA's exchanges
+        # elsewhere.md says why NPROC: the threads of XLA's exchanges
         env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[2]), "NPROC": "64"},
     )
 
