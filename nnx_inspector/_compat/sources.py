@@ -92,6 +92,14 @@ def names_of(equation: Any) -> str:
     return str(equation.source_info.name_stack)
 
 
+def scopes_of(equation: Any) -> tuple[str, ...]:
+    """The names of the `jax.named_scope`s around an equation in its function, outermost first."""
+    from jax._src import source_info_util
+
+    stack = equation.source_info.name_stack.stack
+    return tuple(one.name for one in stack if isinstance(one, source_info_util.Scope))
+
+
 @functools.cache
 def _traces_a_function(filename: str, name: str) -> bool:
     return name.startswith("trace_to_jaxpr") and filename.startswith(_JAX)

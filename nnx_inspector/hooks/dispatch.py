@@ -39,6 +39,7 @@ from nnx_inspector.hooks.hook import (
 from nnx_inspector.hooks.inside import names as inside
 from nnx_inspector.hooks.inside.attention import FIXED
 from nnx_inspector.hooks.inside.gates import gates_of
+from nnx_inspector.hooks.inside.scopes import OF_CALL, scope_of
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Path, Selection, methods, site_key
 from nnx_inspector.hooks.variables import weights_at_first
@@ -245,9 +246,12 @@ def _called(
             if all(scope.path_of(call.owner) is None for scope in scopes):
                 for scope in scopes:
                     scope.note_unattributed(call.owner)
+        # another method that is no site of its own belongs to the call that calls it
+        apart = jax.named_scope(OF_CALL) if call.method == CALL else contextlib.nullcontext()
         if names is None:
-            return _wrapped_in_hooks(call, ranks)(*args, **kwargs)
-        with inside.apart():
+            with apart:
+                return _wrapped_in_hooks(call, ranks)(*args, **kwargs)
+        with inside.apart(), apart:
             named = dataclasses.replace(call, original=_naming(names, call))
             out = _wrapped_in_hooks(named, ranks)(*args, **kwargs)
         if around is not None:
@@ -378,6 +382,8 @@ def _around(number: int, hook: Hook, inner: Callable[..., Any], call: _Call) -> 
         return inner
     hook.matched.add(call.method)
     wrap, first = _wrap_in_python(hook)
+    marks = hook.rank == TAP_OUTPUT and call.kind in ("method", "linen")
+    owner = getattr(hook.wrap, "owner", None) if marks else None
 
     def run(*args: Any, **kwargs: Any) -> Any:
         counter = (number, path if path is not None else id(call.module), call.method)
@@ -387,7 +393,10 @@ def _around(number: int, hook: Hook, inner: Callable[..., Any], call: _Call) -> 
         context = Context(
             call.module, call.method, call.original, key, before, call.kind, call.type_name
         )
-        return wrap(*first, inner, args, kwargs, context)
+        if owner is None or key is None:
+            return wrap(*first, inner, args, kwargs, context)
+        with jax.named_scope(scope_of(owner, context.site or "")):
+            return wrap(*first, inner, args, kwargs, context)
 
     return run
 

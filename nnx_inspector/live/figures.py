@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from nnx_inspector.live.inbox import Sent
 from nnx_inspector.program.editing.functions import UNIT
 from nnx_inspector.recordings.facts import UNKNOWN, Figures
 from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES, Stack, holder_of, layer_key
 from nnx_inspector.records.record import Parameter, Record
+from nnx_inspector.stats.choices.rows import CHOICE_FIGURES, merged_rows
 from nnx_inspector.stats.gauges import (
     IDS,
     LENGTH,
@@ -46,6 +48,8 @@ Arrived = Mapping[tuple[str, str], Sequence[Summary]]
 Summaries = Mapping[str, Mapping[str, Summary | None]]
 """Site, layer or parameter -> quantity -> its summary in a pass."""
 _NO_SUMMARIES: Summaries = {}
+_NO_ROWS: Gauges = {}
+_NO_CHOICES = np.zeros((0, len(CHOICE_FIGURES)), np.float32)
 _UNKNOWN = np.full(STATE_LENGTH, np.nan, np.float32)
 """The state of a parameter that no pass has sent."""
 
@@ -74,17 +78,42 @@ def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]
     return out
 
 
-def told_gauges(
-    told: Mapping[str, Sequence[Any]], stacks: Mapping[str, Stack]
-) -> dict[str, list[Any]]:
-    """The gauges of a watched pass, including single layers."""
-    out: dict[str, list[Any]] = {site: list(vectors) for site, vectors in told.items()}
-    for site, vectors in told.items():
-        stack = stacks.get(site)
-        if stack is None or not all(stack.has_rows_in(v.shape[:-1]) for v in vectors):
+def told_in(
+    passes: Iterable[Sent], stacks: Mapping[str, Stack]
+) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    """The gauges, and the rows of softmaxes that choose, of watched passes, including single
+    layers.
+    """
+    gauges, choices = dict[str, list[Any]](), dict[str, list[Any]]()
+    for one in passes:
+        for into, told, axes in ((gauges, one.gauges, 1), (choices, one.choices, 2)):
+            for site, arrays in _with_layers(told, stacks, axes).items():
+                into.setdefault(site, []).extend(arrays)
+    return gauges, choices
+
+
+def _with_layers(
+    told: Mapping[str, Sequence[Any]], stacks: Mapping[str, Stack], axes: int
+) -> dict[str, Sequence[Any]]:
+    """What sites and single layers have told; each array has so many axes behind those of rows."""
+    out = dict(told)
+    for site, arrays in told.items():
+        stack = stacks.get(site if axes == 1 else site.rpartition("@")[0])
+        if stack is None or not all(stack.has_rows_in(x.shape[:-axes]) for x in arrays):
             continue
         for layer in range(stack.layers):
-            out[layer_key(site, layer)] = [v[layer] for v in vectors]
+            out[layer_key(site, layer)] = [x[layer] for x in arrays]
+    return out
+
+
+def choices_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]:
+    """The rows of a record's softmaxes that choose, including single layers of stacks."""
+    out: dict[str, list[Any]] = {}
+    for site, arrays in record.choices.items():
+        out.setdefault(site, []).extend(arrays)
+        for found in (x for x in arrays if x.ndim > 2):
+            for layer in range(min(stacks.get(site.rpartition("@")[0], 0), len(found))):
+                out.setdefault(layer_key(site, layer), []).append(found[layer])
     return out
 
 
@@ -143,6 +172,7 @@ class Observer:
         self,
         gauges: Gauges,
         states: States,
+        choices: Gauges = _NO_ROWS,
         *,
         follow: bool = True,
         differentiated: Set[str] | None = None,
@@ -152,8 +182,10 @@ class Observer:
         """The figures of a pass.
 
         Args:
-            gauges: see `gauges_of` and `told_gauges`.
+            gauges: see `gauges_of` and `told_in`.
             states: the states of its parameters.
+            choices: site of a softmax that chooses -> the rows of its calls; see
+                `stats.choices.rows`.
             follow: whether to compare the parameters with the pass before; False for a pass outside
                 the loop, which is not part of its history.
             differentiated: the paths of the parameters with respect to which the pass is
@@ -191,12 +223,15 @@ class Observer:
         unknown = np.full((len(others), len(PARAMETER_FIGURES)), np.nan, np.float32)
         rows_of_parameters = np.concatenate([rows_of_parameters, unknown])
         figure_of(rows_of_parameters, "update")[:] = [ratios.get(p, np.nan) for p in paths]
+        chosen = {site: merged_rows(arrays) for site, arrays in choices.items() if arrays}
         return Figures(
             sites=self._shared(names[i] for i in numbers),
             rows=rows,
             masks=masks,
             parameters=self._shared(paths),
             parameter_rows=rows_of_parameters,
+            choices=self._shared(site for site, own in chosen.items() for _ in own),
+            choice_rows=np.concatenate([_NO_CHOICES, *chosen.values()]),
             varied=UNKNOWN if told is None else int(np.any(np.asarray(told)[..., AT])),
         )
 

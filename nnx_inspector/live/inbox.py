@@ -33,6 +33,7 @@ class Sent:
     Attributes:
         arrived: its summaries; their rows are the iterations of the scans around the site.
         gauges: site -> the gauge of each call, `[..., LENGTH]`.
+        choices: site of a softmax that chooses -> the rows of each call, `[..., n, LENGTH]`.
         states: parameter's path -> its state.
         moves: parameter's path -> the sums of squares of its update and of its value; see `Moved`.
         differentiated: the paths of the parameters with respect to which it is differentiated.
@@ -43,6 +44,7 @@ class Sent:
 
     arrived: Arrived = dataclasses.field(default_factory=lambda: defaultdict(list))
     gauges: dict[str, list[Any]] = dataclasses.field(default_factory=lambda: {})
+    choices: dict[str, list[Any]] = dataclasses.field(default_factory=lambda: {})
     states: dict[str, Any] = dataclasses.field(default_factory=lambda: {})
     moves: dict[str, Any] = dataclasses.field(default_factory=lambda: {})
     differentiated: set[str] = dataclasses.field(default_factory=set[str])

@@ -26,7 +26,7 @@ from nnx_inspector.hooks.dispatch import Tagged, hooking
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Hook
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sites, site_key
-from nnx_inspector.live.figures import Observer, Summaries, of_one_step, told_gauges, update_ratios
+from nnx_inspector.live.figures import Observer, Summaries, of_one_step, told_in, update_ratios
 from nnx_inspector.live.hook import Watch, parameters_of
 from nnx_inspector.live.inbox import Arrived, Inbox, Message, Taken
 from nnx_inspector.live.messages import Reached, listeners
@@ -463,16 +463,14 @@ class Session:
 
     def figures_in(self, passes: list[Taken], measured: Summaries) -> Figures:
         """The figures of some passes that the rules need, with what was measured in them."""
-        gauges: dict[str, list[Any]] = {}
+        gauges, choices = told_in([one.sent for one in passes], self.stacks)
         states: dict[str, Any] = {}
         differentiated = {path for one in passes for path in one.sent.differentiated}
         for one in passes:
             states = {**one.sent.states, **states}  # the first pass takes precedence
-            for site, vectors in told_gauges(one.sent.gauges, self.stacks).items():
-                gauges.setdefault(site, []).extend(vectors)
         moves = {path: sums for one in reversed(passes) for path, sums in one.sent.moves.items()}
         how: Any = {"differentiated": differentiated, "ratios": update_ratios(moves, self.stacks)}
-        return self._observer.figures(gauges, states, measured=measured, **how)
+        return self._observer.figures(gauges, states, choices, measured=measured, **how)
 
     def take_passes(self) -> list[Taken]:
         """Like `take`, but each pass separately."""

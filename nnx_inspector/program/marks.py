@@ -28,9 +28,10 @@ from nnx_inspector.program.members import members_in
 from nnx_inspector.program.structure import Structure, is_whole, structure_of
 
 OUTPUT, INPUT, CHANGE, GRADIENT, BEGIN = "output", "input", "change", "gradient", "begin"
+CHOICE = "choice"
 """The part of a call that a mark observes: what the call returns, what it receives, a Variable
-before and after the call (the first two operands), the gradient of an array that it returns, or the
-place where the call begins."""
+before and after the call (the first two operands), the gradient of an array that it returns, the
+place where the call begins, or a softmax that chooses (see `program.choices`)."""
 
 PARAMETER = "(parameter)"
 """Stands for the name of an array in what says of which array a gradient is: of a parameter."""

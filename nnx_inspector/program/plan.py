@@ -141,6 +141,7 @@ class Plan:
         keep: what to keep besides summaries.
         sample: see `summarize`.
         unmeasured: the sites that are only perturbed.
+        choices: whether softmaxes that choose are measured, if values are summarised.
     """
 
     summarise: bool = True
@@ -149,3 +150,4 @@ class Plan:
     keep: Keep = NOTHING
     sample: Sample = "auto"
     unmeasured: tuple[str, ...] = ()
+    choices: bool = True

@@ -26,6 +26,8 @@ from nnx_inspector.hooks.intercept import warn_of_doubtful_calls
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Path
+from nnx_inspector.hooks.variables import is_weight
+from nnx_inspector.program.choices.places import with_choices
 from nnx_inspector.program.eager import (
     EagerPass,
     can_run,
@@ -208,7 +210,8 @@ def staged(
                 remember(key, why)
                 scope.forget()
             else:
-                found = survey(jaxpr, owner)
+                marked = with_choices(jaxpr, owner, weights=_weights(own, spans))
+                found = survey(marked, owner)
                 numbers, written = call_numbers(found.marks), jaxprs.writes(jaxpr)
                 known = Tracing(found, owner, numbers, result, written)
                 warn_of_doubtful_calls(scope, "They are listed as unseen.")
@@ -263,6 +266,12 @@ def staged(
         # and cache each jnp function used for measuring again for every model.
         with contextlib.nullcontext() if known is None else opened(outer):
             yield stage
+
+
+def _weights(nodes: Mapping[Path, Any], spans: Mapping[int, tuple[int, ...]]) -> set[int]:
+    """The numbers of the inputs that are parameters."""
+    own = (v for v in nodes.values() if isinstance(v, nnx.Variable) and is_weight(v))
+    return {number for v in own for number in spans.get(id(v), ())}
 
 
 def _form_of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -18,7 +18,16 @@ from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector.program.analysis.equations import CUSTOM, bodies_of, kind_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.changes import says_nothing
-from nnx_inspector.program.marks import BEGIN, GRADIENT, INPUT, OUTPUT, given, mark, values_of
+from nnx_inspector.program.marks import (
+    BEGIN,
+    CHOICE,
+    GRADIENT,
+    INPUT,
+    OUTPUT,
+    given,
+    mark,
+    values_of,
+)
 from nnx_inspector.program.members import Members
 from nnx_inspector.program.structure import Structure
 from nnx_inspector.stats.summarize import in_words
@@ -37,7 +46,7 @@ class Marked:
     it; `avals` and `mapped` then belong to one member. `of` is the number of the call, and says
     of which array a gradient is; an `inner` gradient is differentiated again by the program.
     `begun` is what is known of a call that begins, whose `moved` operands the program is
-    differentiated by. `reached` says what perturbs the values.
+    differentiated by. `reached` says what perturbs the values, and `choice` measures a softmax.
     """
 
     site: str
@@ -53,6 +62,7 @@ class Marked:
     begun: Any = None
     moved: tuple[int, ...] = ()
     reached: frozenset[Any] = frozenset()
+    choice: Any = None
 
     @property
     def differentiable(self) -> tuple[bool, ...]:
@@ -69,7 +79,7 @@ class Item:
     """One equation that holds marks: the mark itself, or an equation with jaxprs inside.
 
     Attributes:
-        kind: "mark", "given", or the kind of the equation, see `equations.kind_of`.
+        kind: "mark", "choice", "given", or the kind of the equation, see `equations.kind_of`.
         children: the surveys of its jaxprs; that of a while loop's condition has no items.
         length: the number of iterations of a scan, negative for a reversed one; of a given value,
             how many scans it depends on.
@@ -250,7 +260,10 @@ def item_of(
             begun=params.get("begun"),
             moved=params.get("moved", ()),
             reached=params.get("reached", frozenset()),
+            choice=params.get("choice"),
         )
+        if marked.part == CHOICE:
+            return Item("choice", marked)
         # the layers of a loop have rows already, and only one axis of rows has sites
         members = None if loops else members_of(equation)
         return Item("mark", marked if members is None else _of_members(marked, members))
@@ -324,6 +337,41 @@ def without_jaxprs(found: Survey) -> Survey:
         for number, item in found.items.items()
     }
     return dataclasses.replace(found, jaxpr=None, consts=(), items=items)
+
+
+def without_calls(
+    found: Survey,
+    of: Iterator[int | None],
+    others: Set[int],
+    left: Set[Any],
+    *,
+    again: bool = False,
+) -> Survey:
+    """A survey without the marks of some calls, and what these calls are given.
+
+    Args:
+        of: the number of the place where its call begins, for each mark that a walk finds but those
+            of a second pass of a remat.
+        others: those of the calls.
+        left: the numbers by which marks know the calls.
+    """
+    items: dict[int, Item] = {}
+    for number, item in found.items.items():
+        if item.mark is not None:
+            counts = item.mark.part == GRADIENT or not again
+            if (next(of) in others) if counts else (_call_of(item.mark) in left):
+                continue
+        elif item.kind == "given" and item.call in left:
+            continue
+        inner = {"again": again or item.again}
+        children = tuple(without_calls(one, of, others, left, **inner) for one in item.children)
+        if item.mark is not None or item.kind == "given" or any(one.items for one in children):
+            items[number] = dataclasses.replace(item, children=children)
+    return dataclasses.replace(found, items=items)
+
+
+def _call_of(mark: Marked) -> Any:
+    return mark.of[0] if isinstance(mark.of, tuple) else mark.of
 
 
 def depths_of(found: Survey, depth: int = 0) -> dict[Any, int]:

@@ -19,7 +19,15 @@ import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.format import column, text_columns, texts_in
-from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES
+from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
+from nnx_inspector.stats.gauges import (
+    BYTES,
+    MASKS,
+    PARAMETER_FIGURES,
+    SITE_FIGURES,
+    all_masks,
+    all_parameter_figures,
+)
 
 Array = npt.NDArray[Any]
 UNKNOWN: Final = -1
@@ -296,6 +304,8 @@ class Figures:
         sites: site keys, including single layers of stacks (`"blocks[3]"`).
         rows, masks: float32[sites, SITE_FIGURES], and uint8[sites, MASKS, BYTES].
         parameters, parameter_rows: paths, and float32[parameters, PARAMETER_FIGURES].
+        choices, choice_rows: sites of softmaxes that choose (`"attn@attention"`), one for each head
+            or expert in order, and float32[choices, CHOICE_FIGURES].
         varied: whether what the model received differed between examples (1) or not (0).
     """
 
@@ -310,18 +320,31 @@ class Figures:
     parameter_rows: Array = dataclasses.field(
         default_factory=lambda: np.zeros((0, len(PARAMETER_FIGURES)), np.float32)
     )
+    choices: tuple[str, ...] = ()
+    choice_rows: Array = dataclasses.field(
+        default_factory=lambda: np.zeros((0, len(CHOICE_FIGURES)), np.float32)
+    )
     varied: int = UNKNOWN
 
     @property
     def nbytes(self) -> int:
         """The memory that it takes, in bytes, without the names that it shares with passes."""
-        return 400 + self.rows.nbytes + self.masks.nbytes + self.parameter_rows.nbytes
+        arrays = self.rows, self.masks, self.parameter_rows, self.choice_rows
+        return 400 + sum(x.nbytes for x in arrays)
 
     def figure(self, site: str, name: str) -> float:
         """One figure of a site, NaN if there is none."""
         if site not in self.sites:
             return float("nan")
         return float(self.rows[self.sites.index(site), SITE_FIGURES.index(name)])
+
+    @functools.cached_property
+    def of_choices(self) -> Mapping[str, Array]:
+        """Site of a softmax that chooses -> its rows, one for each head or expert."""
+        found: dict[str, list[int]] = {}
+        for number, site in enumerate(self.choices):
+            found.setdefault(site, []).append(number)
+        return {site: self.choice_rows[numbers] for site, numbers in found.items()}
 
     def of_parameters(self, name: str) -> dict[str, float]:
         """One figure of each parameter, by its path."""
@@ -337,8 +360,44 @@ class Figures:
         )
 
 
+def _of_choices(rows: Array) -> Array:
+    """All figures of softmaxes that choose but the greatest logit, which may have any sign."""
+    return np.delete(rows, CHOICE_FIGURES.index("logit"), axis=1)
+
+
 _COUNTS: Final = [SITE_FIGURES.index(name) for name in ("examples", "units", "looked", "positions")]
 _LOOKED, _UNITS = SITE_FIGURES.index("looked"), SITE_FIGURES.index("units")
+
+
+def figures_in(columns: Mapping[str, Any], named: Callable[[Any], list[str]]) -> Figures:
+    """The figures of a pass, from the columns of a file; `named` gives the names of some numbers.
+
+    Raises:
+        ValueError: a column is missing, or does not fit the others.
+    """
+    of = lambda name: tuple(named(column(columns, name, "uint32")))  # noqa: E731
+    sites, parameters = of("site"), of("parameter")
+    rows = column(columns, "rows", "float32", (len(sites), len(SITE_FIGURES)))
+    masks = all_masks(column(columns, "masks", "uint8", (len(sites), None, BYTES)))
+    if masks.shape[1] != len(MASKS):
+        raise ValueError(f"column 'masks' has {masks.shape[1]} masks, not {len(MASKS)}")
+    states = all_parameter_figures(column(columns, "states", "float32", (len(parameters), None)))
+    if states.shape[1] != len(PARAMETER_FIGURES):
+        raise ValueError(f"column 'states' has {states.shape[1]} figures of a parameter")
+    [varied] = column(columns, "varied", "int64", (1,)).tolist()
+    found = Figures(
+        sites=sites,
+        rows=rows.copy(),  # a view would keep the whole section in memory
+        masks=masks.copy(),
+        parameters=parameters,
+        parameter_rows=states.copy(),
+        varied=varied,
+    )
+    if "choice" not in columns:  # an older file, or a model without such softmaxes
+        return found
+    choices = of("choice")
+    chosen = column(columns, "choices", "float32", (len(choices), len(CHOICE_FIGURES)))
+    return dataclasses.replace(found, choices=choices, choice_rows=chosen.copy())
 
 
 def flaw_in(figures: Figures) -> str:
@@ -351,7 +410,8 @@ def flaw_in(figures: Figures) -> str:
     looked, there = figures.rows[:, _LOOKED], figures.rows[:, _UNITS]
     if (looked > there).any() or (looked > 8 * BYTES).any():
         return "more units were examined than there are"
-    if (figures.rows < 0).any() or (figures.parameter_rows < 0).any():
+    negative = figures.rows < 0, figures.parameter_rows < 0, _of_choices(figures.choice_rows) < 0
+    if any(one.any() for one in negative):
         return "a figure is negative"
     if len(set(figures.sites)) < len(figures.sites) or len(set(figures.parameters)) < len(
         figures.parameters

@@ -25,6 +25,7 @@ from nnx_inspector.stats.bins import (
     spread,
     tabulated,
 )
+from nnx_inspector.stats.choices.rows import HEAD_FIGURES, choice_figure, is_expert
 from nnx_inspector.stats.encoding import Packed, Sparse, decoded, ranges
 from nnx_inspector.stats.summary import STATISTICS, Summary
 
@@ -166,6 +167,22 @@ def casts_frame(one: Pass | None) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def choices_frame(passes: Sequence[Pass], name: str, figures: Sequence[str]) -> pd.DataFrame:
+    """A row for each head or expert of each of these passes; `name` says what they are called."""
+    import pandas as pd
+
+    rows = [
+        (one.step, one.number, site, number, *row)
+        for one in passes
+        if one.figures is not None
+        for site, own in one.figures.of_choices.items()
+        if is_expert(site) == (name == "expert")
+        for number, row in enumerate(np.stack([choice_figure(own, f) for f in figures], 1).tolist())
+    ]
+    frame: Any = pd.DataFrame(rows, columns=["step", "pass", "site", name, *figures])
+    return frame.astype(dict.fromkeys(("step", "pass", name), "int64"))
+
+
 def table_frame(columns: Mapping[str, npt.NDArray[Any]]) -> pd.DataFrame:
     """A table as a pandas frame."""
     import pandas as pd
@@ -272,6 +289,39 @@ class Series:
             )
             raise KeyError(f"No pass of step {step} is in the recording. {said or 'It is empty'}.")
         return casts_frame(passes[-1] if passes else None)
+
+    def heads_frame(self) -> pd.DataFrame:
+        """What each head of each attention did in each pass, as a tidy pandas frame.
+
+        Columns: `step, pass, site, head`, and the following. All but `logit` are means over queries
+        with at least two keys that no mask excludes; of many, over 64 evenly spaced queries of 16
+        examples.
+
+        - `entropy` of the probabilities in nats, before a dropout.
+        - `evenness`, the entropy as a share of the logarithm of the number of allowed keys, which
+          is the most that it can be: 1 if a head looks at all keys alike, 0 if at one key.
+        - `distance` between a query and its keys in positions, weighted by probability; NaN if
+          there are not as many queries as keys.
+        - `first`, the probability of the first key.
+        - `logit`, the greatest of all logits that enter the softmax, of keys that no mask excludes.
+        - `keys`, the number of allowed keys.
+
+        A site is the call that computes the attention, `"attn@attention"`. Attention that a fused
+        kernel computes, or a while loop, has no rows, nor has a call that runs eagerly.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from flax import nnx
+            >>> import nnx_inspector as nni
+            >>> attn = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
+            >>> insp = nni.Inspector(attn, jnp.ones((1, 4, 8)), display=False)
+            >>> insp.run()
+            >>> insp.recording.heads_frame()[["site", "head", "evenness", "keys"]].round(2)
+                     site  head  evenness  keys
+            0  @attention     0       1.0   4.0
+            1  @attention     1       1.0   4.0
+        """
+        return choices_frame(self.passes, "head", HEAD_FIGURES)
 
     def metrics_frame(self) -> pd.DataFrame:
         """The metrics as a tidy pandas frame: columns `step, name, value`, name by name."""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from nnx_inspector.errors import InspectorError, warn
 from nnx_inspector.recordings import save as saving
 from nnx_inspector.recordings.curves import Tally
-from nnx_inspector.recordings.facts import Facts, Figures, flaw_in
+from nnx_inspector.recordings.facts import Facts, Figures, figures_in, flaw_in
 from nnx_inspector.recordings.format import (
     Columns,
     DamagedError,
@@ -44,14 +44,6 @@ from nnx_inspector.recordings.passes import (
 )
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.encoding import Packed, checked, renewed
-from nnx_inspector.stats.gauges import (
-    BYTES,
-    MASKS,
-    PARAMETER_FIGURES,
-    SITE_FIGURES,
-    all_masks,
-    all_parameter_figures,
-)
 
 _SPARE: Final = 8 * 2**20
 """Bytes of memory that loading may take beyond twice the file's size: enough for tiny summaries."""
@@ -413,28 +405,11 @@ class Opened:
         self._require_room(0)
 
     def _take_figures(self, columns: Columns) -> None:
-        sites = self._named(column(columns, "site", "uint32"))
-        parameters = self._named(column(columns, "parameter", "uint32"))
-        rows = column(columns, "rows", "float32", (len(sites), len(SITE_FIGURES)))
-        masks = all_masks(column(columns, "masks", "uint8", (len(sites), None, BYTES)))
-        if masks.shape[1] != len(MASKS):
-            raise ValueError(f"column 'masks' has {masks.shape[1]} masks, not {len(MASKS)}")
-        states = column(columns, "states", "float32", (len(parameters), None))
-        states = all_parameter_figures(states)
-        if states.shape[1] != len(PARAMETER_FIGURES):
-            raise ValueError(f"column 'states' has {states.shape[1]} figures of a parameter")
-        [varied] = column(columns, "varied", "int64", (1,)).tolist()
-        self._figures = Figures(
-            sites=tuple(sites),
-            rows=rows.copy(),  # a view would keep the whole section in memory
-            masks=masks.copy(),
-            parameters=tuple(parameters),
-            parameter_rows=states.copy(),
-            varied=varied,
-        )
-        if flaw := flaw_in(self._figures):
+        self._figures = figures = figures_in(columns, self._named)
+        if flaw := flaw_in(figures):
             raise ValueError(flaw)
-        self._require_room(self._figures.nbytes + 8 * (len(sites) + len(parameters)))
+        names = len(figures.sites) + len(figures.parameters) + len(figures.choices)
+        self._require_room(figures.nbytes + 8 * names)
 
     def _points(self, columns: Columns) -> None:
         recording = self.recording

@@ -178,7 +178,7 @@ class Sections(Writer):
 
     def _of_figures(self, figures: Figures) -> bytes:
         """The figures that the rules need of the pass that follows."""
-        names = self._named(dict.fromkeys((*figures.sites, *figures.parameters)))
+        names = self._named(dict.fromkeys((*figures.sites, *figures.parameters, *figures.choices)))
         columns: Columns = {
             "site": self._numbers(figures.sites),
             "rows": np.ascontiguousarray(figures.rows),
@@ -187,6 +187,8 @@ class Sections(Writer):
             "states": np.ascontiguousarray(figures.parameter_rows),
             "varied": np.array([figures.varied], np.int64),
         }
+        if (rows := figures.choice_rows).size:
+            columns |= {"choice": self._numbers(figures.choices), "choices": rows}
         return names + self.section(FIGURES, columns, optional=True)
 
     def of_points(self, step: int, values: Mapping[str, float]) -> bytes:

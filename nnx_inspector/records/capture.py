@@ -19,7 +19,7 @@ from nnx_inspector.hooks.variables import unseen_references
 from nnx_inspector.program.editing.packed import Small
 from nnx_inspector.program.function import Function, as_function, name_of
 from nnx_inspector.program.marking import marking_hooks
-from nnx_inspector.program.marks import CHANGE, OUTPUT
+from nnx_inspector.program.marks import CHANGE, CHOICE, OUTPUT
 from nnx_inspector.program.plan import Keep, Plan, Reduce, Seen
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
@@ -230,8 +230,12 @@ def record_of(
     calls: dict[str, list[Call]] = {}
     waiting: dict[str, list[_Passed]] = {}
     changes: dict[str, list[_Passed]] = {}
+    choices: dict[str, list[Any]] = {}
     for mark, _, here, back in stage.survey.walk(seen, cotangents):
         if here is None:
+            continue
+        if mark.part == CHOICE:
+            choices.setdefault(mark.site, []).extend(kept.value for kept in here.kept)
             continue
         every = back or [None] * len(mark.avals)
         gradients = [None if g is None or not g.summaries else g.summaries[0] for g in every]
@@ -264,4 +268,4 @@ def record_of(
             f"part of the model that was passed, but copies of it, trees with other parameters, or "
             f"made during the call"
         )
-    return Record(calls, unseen, parameters, eager=stage.eager)
+    return Record(calls, unseen, parameters, choices, eager=stage.eager)

@@ -19,7 +19,7 @@ from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import split_escaped
 from nnx_inspector.hooks.sites import closest, of_operation
-from nnx_inspector.program.editing.packed import apart, is_joinable, joined, taken_apart
+from nnx_inspector.program.editing.packed import Small, apart, is_joinable, joined, taken_apart
 from nnx_inspector.recordings.layers import layer_key
 from nnx_inspector.records.call import Call, concrete, named_summaries
 from nnx_inspector.stats.summary import STATISTICS, Summary, merge
@@ -236,13 +236,15 @@ class Record(Mapping[str, Entry]):
         calls: Mapping[str, Sequence[Call]],
         unseen: Mapping[str, str],
         parameters: Mapping[str, Parameter] | None = None,
+        choices: Mapping[str, Sequence[Any]] | None = None,
         *,
         eager: str = "",
     ):
         self.unseen = dict(unseen)
         self.eager = eager
         self._keys = tuple(calls)
-        tree = (tuple(map(tuple, calls.values())), dict(parameters or {}))
+        rows = {site: [Small(x) for x in found] for site, found in (choices or {}).items()}
+        tree = (tuple(map(tuple, calls.values())), dict(parameters or {}), rows)
         # It leaves its program as one array, because each costs the host time.
         if not eager and is_joinable(tree):
             self._layout, self._children = joined(tree)
@@ -250,14 +252,14 @@ class Record(Mapping[str, Entry]):
             self._layout, self._children = None, apart(tree)
 
     @property
-    def _held(self) -> tuple[dict[str, tuple[Call, ...]], dict[str, Parameter]]:
+    def _held(self) -> tuple[dict[str, tuple[Call, ...]], dict[str, Parameter], dict[str, Any]]:
         known = self.__dict__.get("_known")
         if known is None:
             tree = self._children
             if self._layout is not None:
                 tree = taken_apart(self._layout, self._children)
-            calls, parameters = tree
-            known = dict(zip(self._keys, calls, strict=True)), parameters
+            calls, *others = tree
+            known = dict(zip(self._keys, calls, strict=True)), *others
             if not any(map(is_tracer, jax.tree.leaves(self._children))):
                 self._known = known  # tracers belong to the trace in which they were cut out
         return known
@@ -270,6 +272,13 @@ class Record(Mapping[str, Entry]):
     def parameters(self) -> dict[str, Parameter]:
         """The model's parameters by path (`"blocks/0/attn/kernel"`), if asked for."""
         return self._held[1]
+
+    @property
+    def choices(self) -> dict[str, list[Any]]:
+        """The softmaxes that choose, by site (`"attn@attention"`): for each call of it a row for
+        each head of the attention; see `stats.choices.rows`.
+        """
+        return self._held[2]
 
     def __getitem__(self, key: str) -> Entry:
         if key in self._calls:

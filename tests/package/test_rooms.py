@@ -34,7 +34,7 @@ ROOMS = (
 
 WITHOUT_JAX = {
     "": {"background", "errors", "files", "progress"},
-    "stats": {"bins", "encoding", "gauges", "moments", "summary", "table"},
+    "stats": {"bins", "choices.rows", "encoding", "gauges", "moments", "summary", "table"},
     "recordings": None,
     "findings": {
         "backward",

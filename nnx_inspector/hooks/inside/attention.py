@@ -336,12 +336,14 @@ class Pattern:
         parts: the parts of its axes, in order.
         order: the number of the part in each place of `[batch ..., head, query, key]`.
         shape: the shape in that order.
+        starts: the places in `order` at which the parts of heads, of queries and of keys begin.
     """
 
     operand: int
     parts: tuple[_Part, ...]
     order: tuple[int, ...]
     shape: tuple[int, ...]
+    starts: tuple[int, int, int] = (0, 0, 0)
 
     def replaced(self, values: Sequence[Any], run: Callable[[Any], Any]) -> list[Any]:
         """The operands, with `run(pattern)` for the pattern as `[batch ..., head, query, key]`."""
@@ -427,7 +429,8 @@ def _pattern(
     shape = [p.size for p in lead if p in axes or p in shares]
     shape += [_size([*heads, *groups])] if heads or groups else []
     order = [parts.index(p) for p in (*lead, *heads, *groups, *query, *keys)]
-    return Pattern(operand, parts, tuple(order), (*shape, _size(query), _size(keys)))
+    starts = (len(lead), len(order) - len(keys) - len(query), len(order) - len(keys))
+    return Pattern(operand, parts, tuple(order), (*shape, _size(query), _size(keys)), starts)
 
 
 def _order_in(trail: Trail) -> Callable[[_Part], tuple[int, tuple[int, ...]]]:

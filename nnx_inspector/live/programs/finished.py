@@ -24,8 +24,9 @@ from nnx_inspector.live.inbox import Sent
 from nnx_inspector.live.messages import GRADIENT, Begun
 from nnx_inspector.live.programs.asked import Asked, KeptCall
 from nnx_inspector.live.programs.whose import Trees
+from nnx_inspector.program.choices.places import with_choices
 from nnx_inspector.program.editing.bodies import PASSES
-from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, PARAMETER
+from nnx_inspector.program.marks import BEGIN, CHOICE, INPUT, OUTPUT, PARAMETER
 from nnx_inspector.program.plan import Keep, Kept, Plan, Seen
 from nnx_inspector.program.rewrite import rewritten
 from nnx_inspector.program.survey import (
@@ -36,6 +37,7 @@ from nnx_inspector.program.survey import (
     depths_of,
     stride_of,
     survey,
+    without_calls,
     without_jaxprs,
 )
 from nnx_inspector.recordings.layers import leaf_key, leaf_of
@@ -180,12 +182,13 @@ class Finished:
         return Finished(program, self._owner, self._unmeasured, self, others)
 
     def _survey(self, program: Any) -> Survey:
+        program = with_choices(program, self._owner, finished=True)
         found, whole = survey(program, self._owner, finished=True), self._whole
         if whole is None:
             return found
         kept = {one.mark.of for i, one in enumerate(whole.begins) if i not in self._others}
         left = {one.mark.of for one in whole.begins} - kept
-        return _without(found, iter(whole._of), self._others, left)
+        return without_calls(found, iter(whole._of), self._others, left)
 
     def knows(self, measures: bool) -> bool:
         return measures in self._edited
@@ -319,6 +322,9 @@ class Finished:
                     sent.moves.setdefault(path, np.asarray(sums)[at[:depth]])
             elif one.mark.part == GRADIENT:
                 gradients.append((one.mark.of[0][1], one, at))
+            elif one.mark.part == CHOICE:
+                found = [np.asarray(kept.value)[at] for kept in one.seen.kept]
+                sent.choices.setdefault(one.mark.site, []).extend(found)
             else:
                 _put(one, at, sent)
         for _, one, at in sorted(gradients, key=lambda x: x[0]):  # jax reverses the calls
@@ -464,37 +470,3 @@ def _is_chosen(found: Survey) -> bool:
         or any(map(_is_chosen, item.children))
         for item in found.items.values()
     )
-
-
-def _without(
-    found: Survey,
-    of: Iterator[int | None],
-    others: Set[int],
-    left: Set[Any],
-    *,
-    again: bool = False,
-) -> Survey:
-    """A survey without the marks of some calls, and what these calls are given.
-
-    Args:
-        of: for each mark that `_walk` finds, the number of the place where its call begins.
-        others: those of the calls.
-        left: the numbers by which marks know the calls.
-    """
-    items: dict[int, Item] = {}
-    for number, item in found.items.items():
-        if item.mark is not None:
-            counts = item.mark.part == GRADIENT or not again
-            if (next(of) in others) if counts else (_call_of(item.mark) in left):
-                continue
-        elif item.kind == "given" and item.call in left:
-            continue
-        inner = {"again": again or item.again}
-        children = tuple(_without(one, of, others, left, **inner) for one in item.children)
-        if item.mark is not None or item.kind == "given" or any(one.items for one in children):
-            items[number] = dataclasses.replace(item, children=children)
-    return dataclasses.replace(found, items=items)
-
-
-def _call_of(mark: Marked) -> Any:
-    return mark.of[0] if isinstance(mark.of, tuple) else mark.of

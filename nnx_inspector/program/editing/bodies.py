@@ -34,7 +34,7 @@ from nnx_inspector.program.editing.functions import (
 from nnx_inspector.program.editing.slots import Always, Output, Slot, each_slot
 from nnx_inspector.program.editing.updates import inputs_of_calls
 from nnx_inspector.program.marks import GRADIENT
-from nnx_inspector.program.plan import NOTHING
+from nnx_inspector.program.plan import NOTHING, Kept, Seen
 from nnx_inspector.program.survey import Item, stride_of
 
 PASSES = 64
@@ -68,6 +68,18 @@ def _given(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     (result,) = equation.outvars
     self.put(result, self.given(equation))
     return []
+
+
+def _choice(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+    """A softmax that chooses: its figures are those of each head, or of each expert."""
+    marked, plan = item.mark, self.of.plan
+    assert marked is not None
+    for result, operand in zip(equation.outvars, operands, strict=True):
+        self.put(result, operand)
+    is_measured = plan.summarise and plan.choices and not self.of.again
+    if not is_measured or marked.site.rpartition("@")[0] in plan.unmeasured:
+        return Seen([], Always(()))
+    return Seen([], Always(()), [Kept(self.slot(self.measured(marked.choice, operands, equation)))])
 
 
 def _whole(self: Body, equation: Any, operands: list[Any], inner: Body, new: Any) -> Any:
@@ -231,7 +243,7 @@ def _while(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     of, plan = self.of, self.of.plan
     passes = plan.summarise and not of.gated and item.children[1].begins
     if not passes:
-        of.plan = dataclasses.replace(plan, keep=plan.keep.additive())
+        of.plan = dataclasses.replace(plan, keep=plan.keep.additive(), choices=False)
     seeds, of.seeds = of.seeds, None  # reverse mode does not go through a while loop
     inner = self.body(item.children[1], equation)
     see_moves(inner, lambda inputs: _carried(inner, form, inputs))
@@ -304,7 +316,8 @@ def _shard_map(self: Body, item: Item, equation: Any, operands: list[Any]) -> An
     axes, of = eqn_params.manual_axes(equation), self.of
     before = of.axes, of.inside, of.plan
     of.axes, of.inside = (*of.axes, *axes), equation.params
-    of.plan = dataclasses.replace(of.plan, keep=NOTHING)  # a device may not see all units
+    # a device may not see all units
+    of.plan = dataclasses.replace(of.plan, keep=NOTHING, choices=False)
     inner = self.body(item.children[0], equation)
     of.axes, of.inside, of.plan = before
     new = _jaxpr(inner, equation.params["jaxpr"])
@@ -328,6 +341,7 @@ def _shard_map(self: Body, item: Item, equation: Any, operands: list[Any]) -> An
 
 ENTER: Mapping[str, Enter] = {
     "mark": Body.mark,
+    "choice": _choice,
     "given": _given,
     "jit": _jit,
     "remat": _remat,

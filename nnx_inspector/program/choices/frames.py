@@ -1,0 +1,114 @@
+"""The functions of a traced program, each with what is known where it is called.
+
+A value can be followed from a function into the one that calls it, and marks can be put beside the
+equation that makes it. Invariant: where a mark cannot be taken out again, none is put.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.sources import scopes_of
+from nnx_inspector.program.analysis.equations import CUSTOM, Body, bodies_of, kind_of
+
+_ENTERED = ("jit", "remat", "inline", "scan", "cond")
+
+
+@dataclasses.dataclass(eq=False)
+class Frame:
+    """A function of a program.
+
+    Attributes:
+        jaxpr: the function, as its equation holds it.
+        enters: whether marks in it can be taken out, each value as it is.
+        scopes: the names of the scopes around its equation, outermost first.
+        outer: the function that calls it, by which equation, and how values enter and leave.
+        inner: the functions that it calls, by the number of the equation.
+        more: equations to be put behind others, by the number of those.
+    """
+
+    jaxpr: Any
+    enters: bool = True
+    scopes: tuple[str, ...] = ()
+    outer: Frame | None = None
+    equation: Any = None
+    body: Body | None = None
+    inner: dict[int, list[Frame]] = dataclasses.field(default_factory=lambda: {})
+    more: dict[int, list[Any]] = dataclasses.field(default_factory=lambda: {})
+
+    def __post_init__(self) -> None:
+        self.bare, _ = jaxprs.open_jaxpr(self.jaxpr)
+        self.made = {v: (n, e) for n, e in enumerate(self.bare.eqns) for v in e.outvars}
+
+    def functions(self, number: int, equation: Any, *, finished: bool) -> list[Frame]:
+        """The functions that an equation calls in a forward pass, which become `inner`."""
+        if jaxprs.is_recomputation(equation):
+            return []
+        kind, name = kind_of(equation), equation.primitive.name
+        enters = kind in _ENTERED or (finished and name in CUSTOM)
+        scopes = (*self.scopes, *scopes_of(equation))
+        found = [
+            Frame(body.jaxpr, self.enters and enters, scopes, self, equation, body)
+            for body in bodies_of(equation)
+            if not body.tests and body.operands is not None and body.results is not None
+        ]
+        if found:
+            self.inner[number] = found
+        return found
+
+    def origin(self, variable: Any) -> tuple[Frame, Any]:
+        """The function in which a value is made, and its variable there."""
+        frame = self
+        while True:
+            outer, body = frame.outer, frame.body
+            if outer is None or body is None or variable in frame.made:
+                return frame, variable
+            inputs = list(frame.bare.invars)
+            number = inputs.index(variable) if variable in inputs else -1
+            carried = body.consts <= number < body.consts + body.carry
+            if number < 0 or carried or body.taken[number] is not None:
+                return frame, variable
+            assert body.operands is not None
+            operand = frame.equation.invars[body.operands[number]]
+            if jaxprs.is_literal(operand):
+                return frame, variable
+            frame, variable = outer, operand
+
+    def maker(self, variable: Any) -> tuple[int, Any] | None:
+        """The number of the equation that makes a value here, and the equation."""
+        return self.made.get(variable)
+
+    def within(self, number: int, variable: Any) -> tuple[Frame, Any] | None:
+        """The function that makes a result of one of this one's equations, and its variable there;
+        None if there is no such one.
+        """
+        found = self.inner.get(number, [])
+        _, equation = self.made[variable]
+        if len(found) != 1 or found[0].body is None:
+            return None
+        (inner,), at = found, equation.outvars.index(variable)
+        results, given = found[0].body.results or (), found[0].body.given
+        for atom, result, part in zip(inner.bare.outvars, results, given, strict=True):
+            if result == at and part is None and not jaxprs.is_literal(atom):
+                return inner, atom
+        return None
+
+    def rebuilt(self) -> Any:
+        """The function with the equations that were added; the same object if there are none."""
+        equations: list[Any] = []
+        changed = bool(self.more)
+        for number, equation in enumerate(self.bare.eqns):
+            inner = self.inner.get(number, [])
+            new = {id(one.jaxpr): made for one in inner if (made := one.rebuilt()) is not one.jaxpr}
+            if new:
+                changed = True
+                params = jaxprs.with_jaxprs(
+                    equation.params, lambda jaxpr, new=new: new.get(id(jaxpr), jaxpr)
+                )
+                equation = equation.replace(params=params)
+            equations += [equation, *self.more.get(number, ())]
+        if not changed:
+            return self.jaxpr
+        return jaxprs.edited(self.jaxpr, equations=equations, outputs=self.bare.outvars)

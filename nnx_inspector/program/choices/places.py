@@ -1,0 +1,146 @@
+"""Puts a mark beside each softmax of a traced program that chooses.
+
+Invariant: the program computes what it computed before, and a program without such a softmax is
+returned as it is. Equations of a backward pass are left out, and so is what a loop of unknown
+length computes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.sources import is_backward, scopes_of
+from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trails, pattern_in
+from nnx_inspector.hooks.inside.scopes import site_in
+from nnx_inspector.program.choices.attentions import Softmaxes, heads_of, level
+from nnx_inspector.program.choices.frames import Frame
+from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT, alone, mark
+
+_IDENTITIES = frozenset(f"nnx_inspector_{name}" for name in ("mark", "held", "seeded", "link"))
+_NEEDED = frozenset(["exp", "exp2"])
+
+_known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def with_choices(
+    jaxpr: Any, owner: Any, *, weights: Collection[int] = (), finished: bool = False
+) -> Any:
+    """The program with a mark beside the softmaxes that choose, within an owner's sites.
+
+    Args:
+        weights: the numbers of the inputs that are parameters of the model. Those of a finished
+            program are also known by the marks where calls begin.
+        finished: see `survey`.
+    """
+    if not _may_choose(jaxpr):
+        return jaxpr
+    return _Search(jaxpr, owner, weights, finished=finished).found()
+
+
+def _may_choose(jaxpr: Any) -> bool:
+    """Whether a program has an exponential at all."""
+    bare, _ = jaxprs.open_jaxpr(jaxpr)
+    if bare not in _known:
+        _known[bare] = any(
+            one.primitive.name in _NEEDED or any(map(_may_choose, jaxprs.sub_jaxprs(one)))
+            for one in bare.eqns
+        )
+    return _known[bare]
+
+
+class _Search:
+    def __init__(self, jaxpr: Any, owner: Any, weights: Collection[int], *, finished: bool):
+        self.owner, self.finished = owner, finished
+        self.trails = Trails()
+        self.softmaxes = Softmaxes(self.trails)
+        self.counts = Counter[str]()
+        self.whole = Frame(jaxpr)
+        for number, variable in enumerate(self.whole.bare.invars):
+            if number in weights:
+                self.trails.put(variable, FIXED)
+        self.look(self.whole)
+
+    def found(self) -> Any:
+        return self.whole.rebuilt()
+
+    def look(self, frame: Frame) -> None:
+        for number, equation in enumerate(frame.bare.eqns):
+            name = equation.primitive.name
+            if name in _IDENTITIES:
+                self._pass_on(equation)
+            elif not is_backward(equation):
+                inner = frame.functions(number, equation, finished=self.finished)
+                if inner:
+                    for one in inner:
+                        self._enter(one)
+                    continue
+                self._attention(frame, equation)
+                self.trails.follow(name, equation.params, equation.invars, equation.outvars)
+
+    def _pass_on(self, equation: Any) -> None:
+        params = equation.params
+        if equation.primitive is mark and params["part"] == BEGIN and "begun" in params:
+            for v in equation.invars[1 : 1 + len(params["begun"].paths)]:
+                if not jaxprs.is_literal(v):
+                    self.trails.put(v, FIXED)
+        if equation.primitive is mark and params["part"] == OUTPUT:
+            self.counts.pop(params["site"], None)  # another call of it begins with the first again
+        for given, received in zip(equation.invars, equation.outvars, strict=False):
+            self.trails.put(received, self.trails.of(given))
+
+    def _enter(self, frame: Frame) -> None:
+        body, equation = frame.body, frame.equation
+        assert body is not None
+        assert body.operands is not None
+        assert body.results is not None
+        for v, number, part in zip(frame.bare.invars, body.operands, body.taken, strict=True):
+            trail = self.trails.of(equation.invars[number])
+            self.trails.put(v, trail if part is None or trail is FIXED else None)
+        self.look(frame)
+        for atom, number, part in zip(frame.bare.outvars, body.results, body.given, strict=True):
+            if number is not None and part is None:
+                self.trails.put(equation.outvars[number], self.trails.of(atom))
+
+    def _attention(self, frame: Frame, equation: Any) -> None:
+        found = pattern_in(equation.primitive.name, equation.params, equation.invars, self.trails)
+        if found is None:
+            return
+        made = self.softmaxes.probabilities(frame, equation.invars[found.operand])
+        logits = None if made is None else self.softmaxes.logits(*made)
+        if made is None or logits is None:
+            return
+        *of_logits, base = logits
+        both = level(made, (of_logits[0], of_logits[1]))
+        trail = self.trails.of(made[1])
+        how = None if trail is None else heads_of(found, trail, base)
+        if both is not None and how is not None:
+            self._put(*both, how, PATTERN)
+
+    def _put(self, frame: Frame, probabilities: Any, logits: Any, how: Any, name: str) -> None:
+        where = frame.maker(probabilities)
+        if where is None or probabilities.aval.shape != logits.aval.shape:
+            return
+        number, equation = where
+        site = site_in(self.owner, (*frame.scopes, *scopes_of(equation)))
+        if site is None:
+            return
+        count = self.counts[site]
+        self.counts[site] += 1
+        key = f"{site}@{name}" + f"[{count}]" * bool(count)
+        params = {"owner": self.owner, "site": key, "part": CHOICE, "structure": None}
+        operands = [probabilities, logits]
+        one = alone(mark, tuple({**params, "choice": how}.items()), tuple(v.aval for v in operands))
+        (new,) = jaxprs.open_jaxpr(one)[0].eqns
+        results = [jaxprs.variable(v.aval) for v in operands]
+        frame.more.setdefault(number, []).append(
+            new.replace(
+                invars=operands,
+                outvars=results,
+                ctx=equation.ctx,
+                source_info=equation.source_info,
+            )
+        )

@@ -1,0 +1,98 @@
+"""Measures a softmax that chooses, where a program computes it.
+
+Figures are computed in float32 from the logits; the probabilities only say which of them a mask
+leaves. Invariant: a masked key counts nowhere, and a query with one allowed key, which has nothing
+to choose, is not looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.sharding import left_to_the_compiler
+from nnx_inspector.stats.choices.rows import CHOICE_FIGURES, MASKED, MOST_EXAMPLES, MOST_QUERIES
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """Measures each head of an attention: float32[heads, LENGTH] of probabilities and logits.
+
+    Attributes:
+        parts: the sizes of the parts of the axes, in order: an axis may hold several.
+        order: the parts in the order of `shape`.
+        shape: how many examples, heads, queries and keys there are.
+        base: the natural logarithm of the base: of `exp2` that of 2.
+    """
+
+    parts: tuple[int, ...]
+    order: tuple[int, ...]
+    shape: tuple[int, int, int, int]
+    base: float = 1.0
+
+    @ours()
+    def __call__(self, probabilities: jax.Array, logits: jax.Array) -> jax.Array:
+        given = jax.lax.stop_gradient((probabilities, logits))
+        return left_to_the_compiler(self._measured, *given)
+
+    def _measured(self, p: jax.Array, x: jax.Array) -> jax.Array:
+        least = math.log(float(jnp.finfo(p.dtype).tiny)) + 1
+        p, x = (self._turned(each) for each in (p, x))
+        x = x.astype(jnp.float32) * self.base
+        largest = jnp.where(p > 0, x, -jnp.inf).max(axis=(0, 2, 3))
+        p, x = (_sample(each) for each in (p, x))
+        _, _, queries, keys = self.shape
+        at = np.arange(queries - 1, -1, -_step(queries, MOST_QUERIES))[::-1]
+        most = jnp.where(p > 0, x, -jnp.inf).max(axis=-1, keepdims=True)
+        below = jnp.where(x > -jnp.inf, x - most, -jnp.inf)
+        share = jnp.where(p > 0, jnp.exp(below), 0.0)
+        total = share.sum(axis=-1)
+        # a key whose probability is too small for a number is allowed too
+        small = (below - jnp.log(total)[..., None] < least) & (below > -MASKED)
+        allowed = (p > 0) | small
+        count = allowed.sum(axis=-1).astype(jnp.float32)
+        product = jnp.where(allowed, share * below, 0.0).sum(axis=-1)
+        chooses = count > 1
+        unit = jnp.where(chooses, total, 1.0)
+        entropy = jnp.maximum(jnp.log(unit) - product / unit, 0.0)
+        apart = np.abs(at[:, None] - np.arange(keys)).astype(np.float32)
+        figures = {
+            "entropy": entropy,
+            "evenness": entropy / jnp.log(jnp.where(chooses, count, 2.0)),
+            "first": share[..., 0] / unit,
+            "keys": count,
+        }
+        if queries == keys:
+            figures["distance"] = (share * apart).sum(axis=-1) / unit
+        looked = chooses.sum(axis=(0, 2)).astype(jnp.float32)
+        means = {
+            name: jnp.where(chooses, each, 0.0).sum(axis=(0, 2)) / jnp.where(looked > 0, looked, 1)
+            for name, each in figures.items()
+        }
+        means["logit"] = largest
+        return _rows(looked, means)
+
+    def _turned(self, x: jax.Array) -> jax.Array:
+        return x.reshape(self.parts).transpose(self.order).reshape(self.shape)
+
+
+def _step(length: int, most: int) -> int:
+    return -(-length // most)
+
+
+def _sample(x: jax.Array) -> jax.Array:
+    """Evenly spaced examples, and queries up to the last one."""
+    examples, _, queries, _ = x.shape
+    step = _step(queries, MOST_QUERIES)
+    return x[:: _step(examples, MOST_EXAMPLES), :, (queries - 1) % step :: step]
+
+
+def _rows(looked: jax.Array, figures: dict[str, jax.Array]) -> jax.Array:
+    unknown = jnp.full(looked.shape, jnp.nan, jnp.float32)
+    columns = [looked, *(figures.get(name, unknown) for name in CHOICE_FIGURES)]
+    return jnp.stack([jnp.asarray(x, jnp.float32) for x in columns], axis=-1)
