@@ -18,10 +18,11 @@ from nnx_inspector.stats.choices.measure import Heads
 Place = tuple[Frame, Any]
 """A function, and a variable that it makes or receives."""
 
-_MOVES = jaxprs.PLACING | frozenset(
-    ["reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "nnx_inspector_mark"]
-    + ["convert_element_type", "optimization_barrier", "stop_gradient"]
-)
+_MOVED = """
+    convert_element_type copy copy_p expand_dims nnx_inspector_mark optimization_barrier reshape
+    squeeze stop_gradient transpose
+"""
+_MOVES = jaxprs.PLACING.union(_MOVED.split())
 """What only moves elements, or rounds them."""
 _SHIFTS = _MOVES | {"broadcast_in_dim", "max", "select_n", "pmax"}
 """What may be between the largest logit and where it is subtracted."""

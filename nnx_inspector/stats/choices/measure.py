@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.sharding import left_to_the_compiler
+from nnx_inspector._compat.configuration import internal_config
+from nnx_inspector._compat.sharding import auto_sharded
 from nnx_inspector.stats.choices.rows import CHOICE_FIGURES, MASKED, MOST_EXAMPLES, MOST_QUERIES
 
 
@@ -35,10 +35,10 @@ class Heads:
     shape: tuple[int, int, int, int]
     base: float = 1.0
 
-    @ours()
+    @internal_config()
     def __call__(self, probabilities: jax.Array, logits: jax.Array) -> jax.Array:
         given = jax.lax.stop_gradient((probabilities, logits))
-        return left_to_the_compiler(self._measured, *given)
+        return auto_sharded(self._measured, *given)
 
     def _measured(self, p: jax.Array, x: jax.Array) -> jax.Array:
         least = math.log(float(jnp.finfo(p.dtype).tiny)) + 1
