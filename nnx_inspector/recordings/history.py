@@ -307,7 +307,7 @@ class Series:
         - `keys`, the number of allowed keys.
 
         A site is the call that computes the attention, `"attn@attention"`. Attention that a fused
-        kernel computes, or a while loop, has no rows, nor has a call that runs eagerly.
+        kernel computes, or a while loop, has no rows, nor has a call of a loop that nothing jits.
 
         Example:
             >>> import jax.numpy as jnp

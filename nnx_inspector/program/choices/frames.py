@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.sources import scopes_of
 from nnx_inspector.program.analysis.equations import CUSTOM, Body, bodies_of, kind_of
 
@@ -44,7 +44,7 @@ class Frame:
 
     def functions(self, number: int, equation: Any, *, finished: bool) -> list[Frame]:
         """The functions that an equation calls in a forward pass, which become `inner`."""
-        if jaxprs.is_recomputation(equation):
+        if eqn_params.is_recomputation(equation):
             return []
         kind, name = kind_of(equation), equation.primitive.name
         enters = kind in _ENTERED or (finished and name in CUSTOM)
