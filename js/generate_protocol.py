@@ -164,7 +164,8 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
     site = p.Site(
         key="", name="CNN", kind="CNN", parent=-1, depth=0, inputs="float32[8,28,28,1]",
         output="float32[8,10]", parameters=1234, flops=1.5e6, calls=1, stacked=0, aliases=(),
-        source="model.py:12", perturbable=True, unseen="",
+        source="model.py:12", perturbable=True, unseen="", step_ms=12.5, kept_bytes=4096.0,
+        of_possible=0.25,
     )  # fmt: skip
     hostile = dataclasses.replace(
         site, key="blocks/<img src=x onerror=alert(1)>", name="<b>0</b>", kind="Dense «ü»", parent=0,

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +57,9 @@ from nnx_inspector.screen import protocol
 from nnx_inspector.screen.inputs import Inputs
 from nnx_inspector.screen.presenter import Presenter
 from nnx_inspector.screen.requests import Answer
+
+if TYPE_CHECKING:
+    from nnx_inspector.profiling.result import Profile
 
 
 def _summaries_of(record: Record, stacks: Mapping[str, int], *, parameters: bool) -> dict[str, Any]:
@@ -151,6 +154,8 @@ class Core:
         self._warned: dict[str, bool] = {}  # text -> whether the warning was given
         self.view = Presenter(self._snapshot)
         self._observer = Observer()
+        self._profile: Profile | None = None
+        self._unseen: Mapping[str, str] = {}
         self.found: Callable[[], list[Any]] = list
         self.closing = contextlib.ExitStack()
         self.closing.callback(self.view.close)
@@ -310,7 +315,9 @@ class Core:
 
     def show_layout(self, unseen: Mapping[str, str]) -> None:
         """Show the rows again, with the reasons why a running program cannot show some of them."""
+        self._unseen = unseen
         rows, number = rows_of(self.trace, unseen=unseen), self.view.layouts + 1
+        rows = rows if self._profile is None else self._profile.shown_in(rows)
         attending = tuple(site for site, n in attentions(self.trace.calls).items() if n)
         layout = protocol.Layout(
             layout=number,
@@ -322,6 +329,13 @@ class Core:
         self.view.set_layout(layout)
         if self.recording.attached:
             self.recording.keep_table(MODULES, columns_of_rows(rows))
+
+    def show_profile(self, found: Profile) -> None:
+        """Show the figures of a step by module in the rows."""
+        with self.lock:
+            self._profile = found
+            self.show_layout(self._unseen)
+        self.view.present(force=True)
 
     @property
     def _embeds(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from nnx_inspector.errors import printable
+from nnx_inspector.recordings.layers import Site
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -104,6 +105,25 @@ class Profile:
             if row.site == site:
                 return row
         raise KeyError(f"{site!r} has no row. There are {[row.site for row in self.rows]}.")
+
+    def shown_in(self, rows: Sequence[Site]) -> tuple[Site, ...]:
+        """The rows of the tree with the figures of each module with those in it, as FLOPs."""
+        return tuple(
+            dataclasses.replace(row, **self._with_submodules(row.key)) if row.layer < 0 else row
+            for row in rows
+        )
+
+    def _with_submodules(self, site: str) -> dict[str, float | None]:
+        inside = [row for row in self.rows if row.site == site or _is_within(row.site, site)]
+        mine = [row for row in inside if row.site == site]
+        if not mine:
+            return {}
+        seconds = math.fsum(row.forward_ms + row.backward_ms for row in inside) / 1e3
+        flops = math.fsum(row.flops for row in inside)
+        share = flops / seconds / self.possible_flops if seconds else math.nan
+        found = (mine[0].total_ms, math.fsum(row.kept_bytes for row in inside), share)
+        names = ("step_ms", "kept_bytes", "of_possible")
+        return {n: None if math.isnan(x) else x for n, x in zip(names, found, strict=True)}
 
     def to_frame(self) -> pd.DataFrame:
         """A tidy pandas DataFrame with a row for each of `rows`, and their fields as columns.
@@ -209,6 +229,11 @@ class Profile:
             lines.append(f"possible: {rate}, measured with a large matrix product in {self.dtype}")
         lines += [f"{hidden} rows are not shown; to_frame() has all"] * (hidden > 0)
         return [*lines, *self.notes]
+
+
+def _is_within(site: str, other: str) -> bool:
+    """Whether a module is in another one."""
+    return site.startswith(f"{other}/" if other else "") and site != other and site[:1] != "("
 
 
 def _said(row: ModuleCost) -> list[tuple[str, str]]:

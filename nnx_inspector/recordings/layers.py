@@ -135,7 +135,9 @@ class Site:
     `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says
     what the row leaves out; "" if nothing. `array` is the name of the array whose statistics the
     row shows, if the call returns several; "" if it returns one. The others have rows of their own
-    (`single`).
+    (`single`). What follows is of the last `insp.profile`, None if it is not known: the time of the
+    module with those in it, what it keeps for the backward pass, and the share of the FLOPs that
+    are possible.
     """
 
     key: str
@@ -157,6 +159,9 @@ class Site:
     note: str = ""
     array: str = ""
     single: bool = False
+    step_ms: float | None = None
+    kept_bytes: float | None = None
+    of_possible: float | None = None
 
 
 MODULES: Final = "modules"
@@ -164,11 +169,11 @@ MODULES: Final = "modules"
 
 
 def columns_of_rows(rows: Sequence[Site]) -> dict[str, npt.NDArray[Any]]:
-    """The rows as a table: text, int64, and float64 for FLOPs (NaN: unknown); aliases are JSON."""
+    """The rows as a table: text, int64, float64 (NaN: unknown); aliases are JSON."""
     found: dict[str, npt.NDArray[Any]] = {}
     for field in dataclasses.fields(Site):
         values = [getattr(row, field.name) for row in rows]
-        if field.name == "flops":
+        if field.type == "float | None":
             found[field.name] = np.array([np.nan if x is None else x for x in values], np.float64)
         elif field.name == "aliases":
             found[field.name] = np.array([json.dumps(x) if x else "" for x in values], object)
@@ -185,9 +190,11 @@ def rows_of_columns(columns: Mapping[str, npt.NDArray[Any]]) -> tuple[Site, ...]
         ValueError, TypeError, OverflowError, RecursionError: these are not the columns of rows, or
             a parent does not precede its row.
     """
-    fields = {field.name: str(field.type) for field in dataclasses.fields(Site)}
-    if missing := fields.keys() - columns.keys():
+    every = dataclasses.fields(Site)
+    needed = {field.name for field in every if field.default is dataclasses.MISSING}
+    if missing := needed - columns.keys():
         raise ValueError(f"The table of modules lacks {', '.join(sorted(missing))}.")
+    fields = {field.name: str(field.type) for field in every if field.name in columns}
     read = {"int": int, "bool": bool, "str": str, "float | None": _known, "tuple[str, ...]": _texts}
     lists = {name: [read[kind](x) for x in columns[name].tolist()] for name, kind in fields.items()}
     rows = tuple(
@@ -265,8 +272,8 @@ def _above(key: str) -> list[tuple[str, str]]:
     return [*below, (path, f"[{layer[1]}]"), *((up, f"{name}[{layer[1]}]") for up, name in plain)]
 
 
-def _known(flops: Any) -> float | None:
-    return None if np.isnan(flops) else float(flops)
+def _known(number: Any) -> float | None:
+    return None if np.isnan(number) else float(number)
 
 
 def _texts(aliases: Any) -> tuple[str, ...]:

@@ -209,6 +209,17 @@ def test_an_inspector_profiles_its_model_between_loops():
     insp = nni.Inspector(model, X, display=False)
     found = insp.profile(train_step, model, optimizer, X, runs=1)
     check(found)
+    layout = insp._core.view.layout
+    assert layout is not None
+    shown = {row.key: row for row in layout.sites}
+    assert {key: row.step_ms for key, row in shown.items()} == {
+        key: found[key].total_ms for key in ("", "large", "small")
+    }
+    # those of a module have those in it, as its FLOPs do
+    assert shown[""].kept_bytes == sum(found[site].kept_bytes for site in ("", "large", "small"))
+    times = [found[site].forward_ms + found[site].backward_ms for site in ("", "large", "small")]
+    flops = sum(found[site].flops for site in ("", "large", "small"))
+    assert shown[""].of_possible == pytest.approx(1e3 * flops / sum(times) / found.possible_flops)
     for x in insp.watch([X] * 2, every=1):
         train_step(model, optimizer, x)
         with pytest.raises(nni.InspectorError, match="before or after"):

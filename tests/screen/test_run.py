@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -175,6 +176,15 @@ def test_rows_survive_a_table(name):
     rows = insp._core.view.layout.sites
     assert rows_of_columns(columns_of_rows(rows)) == rows
     insp.close()
+
+
+def test_rows_of_a_file_without_the_newest_columns_are_read():
+    rows = with_recorded((), ["a"], {})
+    table = columns_of_rows([dataclasses.replace(row, step_ms=1.5, kept_bytes=8.0) for row in rows])
+    assert [row.step_ms for row in rows_of_columns(table)] == [1.5, 1.5]
+    for name in ("step_ms", "kept_bytes", "of_possible"):
+        del table[name]
+    assert rows_of_columns(table) == rows
 
 
 KEYS = [

@@ -18,7 +18,7 @@ export const CLEAN = -2;
 export type Quantity = (typeof QUANTITIES)[number];
 export type Statistic = (typeof STATISTICS)[number];
 
-/** One row of the tree. `parent` is the index of another row, -1 for the root. `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says what the row leaves out; "" if nothing. `array` is the name of the array whose statistics the row shows, if the call returns several; "" if it returns one. The others have rows of their own (`single`). */
+/** One row of the tree. `parent` is the index of another row, -1 for the root. `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says what the row leaves out; "" if nothing. `array` is the name of the array whose statistics the row shows, if the call returns several; "" if it returns one. The others have rows of their own (`single`). What follows is of the last `insp.profile`, None if it is not known: the time of the module with those in it, what it keeps for the backward pass, and the share of the FLOPs that are possible. */
 export interface Site {
   readonly key: string;
   readonly name: string;
@@ -39,6 +39,9 @@ export interface Site {
   readonly note: string;
   readonly array: string;
   readonly single: boolean;
+  readonly step_ms: number | null;
+  readonly kept_bytes: number | null;
+  readonly of_possible: number | null;
 }
 
 /** The sites that later frames refer to by index. Buffer: none. `attending` are the keys of those whose call computes an attention. `sequences` is whether the model reads sequences, which is where a lens can work. */
@@ -1025,7 +1028,7 @@ export type ToKernel = Hello | Ack | Select | ChooseExample | ChooseBatch | Pert
 /** Shape -> the fields of that shape, of each struct within a message. A shape is a scalar, a
  * struct or a|b, then `?` null, `[]` list, `{}` map. */
 export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
-  Site: { "str": "key name kind inputs output source unseen note array", "int": "parent depth parameters calls stacked layer", "float?": "flops", "str[]": "aliases", "bool": "perturbable single" },
+  Site: { "str": "key name kind inputs output source unseen note array", "int": "parent depth parameters calls stacked layer", "float?": "flops step_ms kept_bytes of_possible", "str[]": "aliases", "bool": "perturbable single" },
   Progress: { "str": "kind", "bool": "running", "int": "step", "int?": "total", "float?": "rate" },
   Histogram: { "int": "site quantity bytes" },
   FrameParameter: { "str": "path name", "float?": "update_ratio", "int[]": "bytes" },

@@ -69,6 +69,9 @@ export const COLUMNS: readonly Column[] = [
   { id: "shape", title: "output", name: "Output shape, for the example", width: { letter: 6.7, most: 160, kept: 94 }, least: 46, text: (site) => site.output },
   { id: "parameters", title: "params", name: "Parameters", width: "64px", least: 64, value: (site) => site.parameters, show: compact },
   { id: "flops", title: "FLOPs", name: "FLOPs", width: "64px", least: 64, value: (site) => site.flops ?? NaN, show: compact },
+  { id: "ms", title: "time, ms", name: "Time of a step with submodules, by insp.profile", ...number, value: (site) => site.step_ms ?? NaN },
+  { id: "kept", title: "kept", name: "Bytes kept for the backward pass, with submodules", ...number, value: (site) => site.kept_bytes ?? NaN, show: compact },
+  { id: "possible", title: "of poss.", name: "FLOPs, of those possible in that time", ...number, value: (site) => site.of_possible ?? NaN, show: percent },
   { id: "calls", title: "calls", name: "Calls in one pass", width: "48px", least: 48, value: (site) => site.calls, show: count },
   { id: "spark", title: "activations", name: "Activations, as a sparkline", width: "72px", least: 72 },
   { id: "mean", title: "mean", name: "Activation mean", ...number, value: figure(OUTPUT, "mean"), comparison: "difference" },
@@ -87,10 +90,10 @@ export const COLUMNS: readonly Column[] = [
 ]; // prettier-ignore
 
 /** The columns that a layout has, unless others were chosen. That of the update is there once one was seen; while
- * something is perturbed, how far it moved stands in its place. */
-export function atFirst(layout: Layout, perturbed: boolean, updates: boolean): ReadonlySet<string> {
+ * something is perturbed, how far it moved stands in its place. After `insp.profile` there is the time. */
+export function atFirst(layout: Layout, perturbed: boolean, updates: boolean, profiled: boolean): ReadonlySet<string> {
   const more = { narrow: [], medium: ["type", "shape"], side: [], wide: ["shape"] }[layout];
-  return new Set([...more, "spark", "gradient", ...(perturbed ? ["moved"] : updates ? ["update"] : [])]);
+  return new Set([...more, "spark", "gradient", profiled ? "ms" : "", ...(perturbed ? ["moved"] : updates ? ["update"] : [])]);
 }
 
 /** The least width of the module's own column, which gets the width that remains: of the longest name two badges and

@@ -120,9 +120,11 @@ export class TreeView {
     else this.sort.value = now.rising === first ? { by: id, rising: !first } : null;
   }
 
+  private readonly profiled = computed(() => this.from.sites.value?.list.some((site) => site.step_ms !== null) ?? false);
+
   /** The columns in a view of this layout. */
   columnsFor(layout: Layout): readonly Column[] {
-    const usual = atFirst(layout, this.from.effects.value && this.from.perturbed.value.size > 0, this.updates.value);
+    const usual = atFirst(layout, this.from.effects.value && this.from.perturbed.value.size > 0, this.updates.value, this.profiled.value);
     return COLUMNS.filter(({ id }) => this.choices.value.get(id) ?? usual.has(id));
   }
 

@@ -7,7 +7,8 @@ export function site(key: string, parent: number, more: Partial<Site> = {}): Sit
   return {
     key, name, parent, kind: "Linear", depth: key === "" ? 0 : key.split("/").length, inputs: "float32[2]",
     output: "float32[2]", parameters: 6, flops: 12, calls: 1, stacked: 1, aliases: [], source: "model.py:1",
-    perturbable: true, unseen: "", layer: -1, note: "", array: "", single: false, ...more,
+    perturbable: true, unseen: "", layer: -1, note: "", array: "", single: false,
+    step_ms: null, kept_bytes: null, of_possible: null, ...more,
   }; // prettier-ignore
 }
 

@@ -222,6 +222,24 @@ it("columns follow the width, what is perturbed, and what was chosen", () => {
   expect((["narrow", "wide"] as const).map(columns)).toEqual(["type gradient update", "type shape gradient update"]);
 });
 
+it("the time of a step has a column once it was profiled; other costs are chosen, and sorted by", () => {
+  const columns = (): string[] => store.tree.columnsFor("narrow").map((c) => c.id);
+  expect(columns()).not.toContain("ms");
+  const cost = (at: number, step_ms: number, kept_bytes: number | null): void => void (sites[at] = { ...sites[at], step_ms, kept_bytes, of_possible: 0.5 });
+  const sites = [...LIST];
+  cost(1, 1.25, 4096);
+  cost(3, 2.5, null);
+  store.receive(layout(sites, 2), undefined);
+  expect(columns()).toContain("ms");
+  store.tree.sortBy("ms");
+  expect(rows().slice(0, 2)).toEqual(["head", "blocks"]);
+  const shown = ["ms", "kept", "possible"].map((id) => {
+    const column = COLUMNS.find((c) => c.id === id)!;
+    return sites.slice(1, 4).map((one) => column.show!(column.value!(one, null, 0, new Map())));
+  });
+  expect(shown).toEqual([["1.250", "–", "2.500"], ["4.1\u202fk", "–", "–"], ["50\u202f%", "–", "50\u202f%"]]);
+});
+
 it("a site has moved as far as the effect says, and one that it does not name has no figure", () => {
   const moved = { blocks: 0.25, head: null };
   store.receive(state({ perturbations: [perturbation(1, "head")], effect: effect({ moved }) }), undefined);
