@@ -22,7 +22,7 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 CAUSES_FIRST: Final = (
     "uncalled", "nonfinite", "metrics", "overflow", "unused", "mode", "dtype", "dead-units",
     "saturated-units", "constant", "collapse", "exploding-gradient", "vanishing-gradient",
-    "no-gradient", "update-ratio", "padding", "recompilation",
+    "no-gradient", "skipped-steps", "update-ratio", "padding", "recompilation",
 )  # fmt: skip
 """The rules, each before those that it may cause: the model, forward, backward, the update."""
 

@@ -31,6 +31,8 @@ from nnx_inspector.findings.judged import LAST, Judged
 from nnx_inspector.findings.model import dtype, metrics, mode, padding, sinusoids, uncalled, unused
 from nnx_inspector.findings.nonfinite import nonfinite
 from nnx_inspector.findings.precision import overflow, update_ratio
+from nnx_inspector.findings.update.rate import halted
+from nnx_inspector.findings.update.state import skipped_steps
 from nnx_inspector.recordings.recording import Recording
 
 __all__ = ["Finding", "Findings", "Severity", "diagnose"]
@@ -50,6 +52,8 @@ _RULES: Final[tuple[Callable[[Judged], Iterator[Finding]], ...]] = (
     exploding_gradient,
     vanishing_gradient,
     no_gradient,
+    skipped_steps,
+    halted,
     update_ratio,
     padding,
     sinusoids,

@@ -18,6 +18,7 @@ import numpy as np
 
 from nnx_inspector.findings.finding import Finding, Severity, counted, quantity_of, were
 from nnx_inspector.findings.judged import Judged
+from nnx_inspector.findings.update.state import said_of_state
 from nnx_inspector.recordings.facts import UNKNOWN, ParameterFacts
 from nnx_inspector.recordings.layers import layer_key, layer_of, leaf_of
 from nnx_inspector.recordings.passes import Pass
@@ -424,7 +425,7 @@ def _with_parameters(judged: Judged, held: _Held, reaching: Pass | None) -> Iter
             f"{'At the beginning' if item.kind == 'watch' else 'In a pass'} of step {item.step}"
             f"{during}, {counted(held.found)} {were(held.found)} not finite{shown}"
         ),
-        advice=_made(held.found, before, item),
+        advice=_made(held.found, before, judged.whole(item)),
     )
 
 
@@ -461,11 +462,14 @@ def _made(found: Sequence[ParameterFacts], before: Pass | None, item: Pass | Non
         return f"{clean}, so the statistic itself overflowed, or was divided by 0"
     if not graded:
         return f"{clean}, so its gradients (none was measured) or its update made it"
+    made = f"{clean}, so the update of step {first} made it"
+    if item is not None and (state := said_of_state(item.states, found)):
+        return made + state
     return (
-        f"{clean}, so the update of step {first} made it: usually the optimizer (a division by 0, "
-        f"as with eps=0; an overflow of its state, as of squares in float16; a schedule that "
-        f"returns NaN), or a term of the loss that reads the parameters themselves, such as their "
-        f"norm at 0; if the gradients that optimizer.update received were finite, the optimizer did"
+        f"{made}: usually the optimizer (a division by 0, as with eps=0; an overflow of its state, "
+        f"as of squares in float16; a schedule that returns NaN; watch(..., optimizer=) shows it), "
+        f"or a term of the loss that reads the parameters themselves, such as their norm at 0; if "
+        f"the gradients that optimizer.update received were finite, the optimizer did"
     )
 
 

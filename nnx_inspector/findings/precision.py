@@ -22,6 +22,7 @@ import numpy as np
 from nnx_inspector.findings.evidence import STILL
 from nnx_inspector.findings.finding import Finding, Severity, and_others, named
 from nnx_inspector.findings.judged import Judged
+from nnx_inspector.findings.update.rate import halted
 from nnx_inspector.recordings.facts import Figures, ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.stats.bins import MANTISSA, bin_edges, bin_of
@@ -346,7 +347,7 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
                 "updates are too small for the weights' dtype; usually the learning rate is far "
                 "too low, or weights in bfloat16 need a copy in float32",
             )
-        elif not judged.any_moved:
+        elif not judged.any_moved and next(halted(judged), None) is None:
             yield _update(
                 judged,
                 intervals[0],

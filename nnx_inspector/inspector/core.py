@@ -19,13 +19,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector._compat.flax_graphs import links_within
 from nnx_inspector._compat.processes import spans
-from nnx_inspector.arrays import is_array
 from nnx_inspector.background import Worker, run_loop, weakly
 from nnx_inspector.errors import InspectorError, raised, warn
 from nnx_inspector.findings.facts import facts_of_modules
@@ -39,7 +37,7 @@ from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.pass_request import PassRequest, Shown
 from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.inspector.values.kept import KeptValues
-from nnx_inspector.inspector.values.opening import Opening, attentions
+from nnx_inspector.inspector.values.opening import Opening, attentions, embeds
 from nnx_inspector.live.figures import Observer, choices_of, gauges_of, ratios_of
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.perturbations.places import CLEAN, Setting
@@ -78,6 +76,7 @@ class Core:
         entry: how the model is called in a pass without a loss.
         given: the sites that the user selected.
         parameters: whether parameters are measured.
+        states: the arrays of optimizers that loops measure, with the type of each.
         selection: the sites that are shown.
         watched: the model that loops watch, as the user gave it.
         model: the same model, with the state that passes use.
@@ -135,7 +134,7 @@ class Core:
         self.recorder = Worker("nnx_inspector.recording", weakly(self._not_recorded))
         self.studying = threading.Lock()
         self.closed = self.looping = self.pending = False
-        self.parameters = True
+        self.parameters, self.states = True, dict[str, str]()
         self.step = 0
         self.parts: tuple[object, ...] = ()
         self.recording = Recording()
@@ -303,7 +302,7 @@ class Core:
 
     def take_trace(self, found: Trace) -> None:
         """Show the sites of a trace from now on."""
-        # the traced model may be a view with other modes; the rows are the model's own modules
+        # the trace may be of a view with other modes; the rows are the model's own modules
         modules = found.modules
         if all(site.module is not self.model for site in modules):
             own = {site.path: site for site in module_sites(self.model)}
@@ -316,15 +315,15 @@ class Core:
     def show_layout(self, unseen: Mapping[str, str]) -> None:
         """Show the rows again, with the reasons why a running program cannot show some of them."""
         self._unseen = unseen
-        rows, number = rows_of(self.trace, unseen=unseen), self.view.layouts + 1
+        rows = rows_of(self.trace, unseen=unseen, states=self.states)
         rows = rows if self._profile is None else self._profile.shown_in(rows)
         attending = tuple(site for site, n in attentions(self.trace.calls).items() if n)
         layout = protocol.Layout(
-            layout=number,
+            layout=self.view.layouts + 1,
             model=type(self.model).__name__,
             sites=rows,
             attending=attending,
-            sequences=bool(attending) or self._embeds,
+            sequences=bool(attending) or embeds(self.trace, self.example),
         )
         self.view.set_layout(layout)
         if self.recording.attached:
@@ -337,14 +336,11 @@ class Core:
             self.show_layout(self._unseen)
         self.view.present(force=True)
 
-    @property
-    def _embeds(self) -> bool:
-        """Whether the model looks up ids: it holds an embedding, or the example has rows of ids."""
-        modules = any(isinstance(site.module, nnx.Embed) for site in self.trace.modules)
-        arrays = [
-            x for x in jax.tree.leaves((self.example.args, self.example.kwargs)) if is_array(x)
-        ]
-        return modules or any(x.ndim == 2 and jnp.issubdtype(x.dtype, jnp.integer) for x in arrays)
+    def show_states(self, states: Mapping[str, str]) -> None:
+        """Show rows for these arrays of optimizers too, by key and type."""
+        if not states.items() <= self.states.items():
+            self.states |= states
+            self.show_layout(self._unseen)
 
     def show_modes(self, switches: Switches) -> None:
         """Show which modes are switched, and whether passes are traced."""

@@ -125,7 +125,8 @@ class Diagnosing:
         return (
             f"{GONE}; these operations {can}: "
             f"{'; '.join([*found[:MOST], *more])}. nni.first_nan(loss_fn, gradients=True)"
-            f"(model, batch) tells which one did, given the model as it was before that step"
+            f"(model, batch) tells which one did, given the model as it was before that step; if "
+            f"it returns None, the update of that step made it (nni.watch(..., optimizer=))"
         )
 
     def _presented(self, forced: bool) -> None:

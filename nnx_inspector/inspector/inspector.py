@@ -263,6 +263,7 @@ class Inspector(Readings):
         tree: int | None = None,
         start: int | None = None,
         to: Any = None,
+        optimizer: Any = None,
     ) -> Generator[Any, Any, None] | Region:
         """Iterate over `batches` and watch your own training step, jitted and unchanged.
 
@@ -285,9 +286,10 @@ class Inspector(Readings):
             start: the number of the first step, for instance that of the checkpoint which a run
                 goes on from. By default steps are counted on from the last loop of this inspector.
             to: the experiment tracker, or function, that gets what is measured; see `nni.watch`.
+            optimizer: the optimizers whose state is measured too; see `nni.watch`.
 
         Raises:
-            TypeError: `batches` cannot be iterated over, or `to` is not taken.
+            TypeError: `batches` cannot be iterated over, or `to` or `optimizer` is not taken.
             ValueError: `every` is less than 1, `only` matches no site, or `tree` or `start` is not
                 a number.
             InspectorError: a loop is being watched already.
@@ -295,7 +297,7 @@ class Inspector(Readings):
         self._core.require_open()
         start = None if start is None else check_start(start)
         how: Any = dict(every=every, only=only, gradients=gradients, tree=tree, start=start)
-        how |= dict(to=tracker_of(to))
+        how |= dict(to=tracker_of(to), optimizer=optimizer)
         return self._loops.watch(batches, **how)
 
     def tick(self) -> None:

@@ -33,6 +33,7 @@ from nnx_inspector.inspector.reports import Reports
 from nnx_inspector.live.beginning import ended
 from nnx_inspector.live.diagnostics import Diagnostics
 from nnx_inspector.live.inbox import Taken
+from nnx_inspector.live.optimizer import measure_states
 from nnx_inspector.live.session import Session, StepEnd
 from nnx_inspector.live.steps import Region, Step, batches_of, check_every, check_tree, iterate
 from nnx_inspector.perturbations.places import Setting
@@ -60,11 +61,10 @@ class Loops:
         self._session: Session | None = None
         self._ready: Session | None = None  # whose program is compiled
         self._ahead: Session | None = None  # whose program was compiled ahead, or is being
-        self._spare = 0  # the number of measured steps that may still run bare
         self._region: Region | None = None
         self._loop: object = None
         self._reports = Reports(core)
-        self._every, self._start = 1, 0
+        self._every, self._start, self._spare = 1, 0, 0  # measured steps that may still run bare
         self._taken: tuple[Handle, ...] = ()
         self._first = self._perturbed = self._some = False  # the last: whether any step has ended
         self._given: int | None = None  # the number of the first step, if the user chose it
@@ -84,6 +84,7 @@ class Loops:
         tree: int | None,
         start: int | None,
         to: Tracker | None,
+        optimizer: Any,
     ) -> Generator[T, Any, None] | Region:
         every, tree, given = check_every(every), check_tree(tree), batches
         batches = batches_of(given)
@@ -96,10 +97,10 @@ class Loops:
         self._every, self._given, self._reports.to = every, start, to
         self._rerun.follow()
         session = self._session_for(only, gradients, tree)
-        trace = self._core.trace
-        modules = {site.key for site in trace.modules}
-        session.besides = tuple(c.site for c in trace.calls if c.site not in modules)
+        modules = {site.key for site in self._core.trace.modules}
+        session.besides = tuple(c.site for c in self._core.trace.calls if c.site not in modules)
         session.stacks = self._stacks()
+        self._core.show_states(measure_states(session, optimizer))
         if batches is None:
             self._region = Region(self, session, every)
             return self._region

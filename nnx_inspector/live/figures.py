@@ -15,7 +15,13 @@ import numpy as np
 from nnx_inspector.live.inbox import Sent
 from nnx_inspector.program.editing.functions import UNIT
 from nnx_inspector.recordings.facts import UNKNOWN, Figures
-from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES, Stack, holder_of, layer_key
+from nnx_inspector.recordings.layers import (
+    PARAMETER_QUANTITIES,
+    STATE,
+    Stack,
+    holder_of,
+    layer_key,
+)
 from nnx_inspector.records.record import Parameter, Record
 from nnx_inspector.stats.choices.rows import CHOICE_FIGURES, merged_rows
 from nnx_inspector.stats.gauges import (
@@ -50,6 +56,7 @@ Summaries = Mapping[str, Mapping[str, Summary | None]]
 _NO_SUMMARIES: Summaries = {}
 _NO_ROWS: Gauges = {}
 _NO_CHOICES = np.zeros((0, len(CHOICE_FIGURES)), np.float32)
+_ONCE = ("parameter", STATE)
 _UNKNOWN = np.full(STATE_LENGTH, np.nan, np.float32)
 """The state of a parameter that no pass has sent."""
 
@@ -118,12 +125,12 @@ def choices_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]
 
 
 def of_one_step(passes: Iterable[Arrived]) -> list[Arrived]:
-    """What the passes of one step sent, with each parameter's value only once: the value that the
-    first call read.
+    """What the passes of one step sent, with each parameter's value and each state only once: as
+    the first call read it.
     """
     out, known = list[Arrived](), set[tuple[str, str]]()
     for one in passes:
-        values = {key: found[:1] for key, found in one.items() if key[1] == "parameter"}
+        values = {key: found[:1] for key, found in one.items() if key[1] in _ONCE}
         kept = {key: found for key, found in one.items() if key not in values}
         out.append({**kept, **{key: found for key, found in values.items() if key not in known}})
         known |= values.keys()

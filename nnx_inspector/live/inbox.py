@@ -106,12 +106,14 @@ class Inbox:
         every: passes 0, `every`, 2 * `every` and so on are sampled; 0 samples none.
         late: how many messages arrived after their pass was taken.
         next_begins: called before a pass begins or is passed over; it must not raise.
+        begins: called with the number of each sampled pass when it begins; it must not raise.
     """
 
     def __init__(self) -> None:
         self.every = 1
         self.late = 0
         self.next_begins: Callable[[], None] = lambda: None
+        self.begins: Callable[[int], None] = lambda number: None
         self._lock = threading.RLock()  # an interrupt may leave a Condition with its lock
         self._changed = threading.Condition(self._lock)
         self._now = UnderWay()
@@ -129,16 +131,18 @@ class Inbox:
         with self._lock:
             now = self._now.after(call, setting, self.every)
             number, sampled = now.begun - 1, now.measures(call, self.every)
+            joins = now.begun == self._now.begun and number in self._messages
             if sampled:
                 # the last lines count: an interrupt before them begins no pass, and after it the
                 # next one has this number
-                joins = now.begun == self._now.begun and number in self._messages
                 before = self._awaiting[number] if joins else Counter[str]()
                 self._settings[number], self._awaiting[number] = setting, before + Counter(awaits)
                 self._messages[number] = self._messages[number] if joins else []
                 self._changed.notify_all()
             self._now = now
-            return Begun(number, sampled, setting)
+        if sampled and not joins:
+            self.begins(number)
+        return Begun(number, sampled, setting)
 
     def is_due(self, calls: Sequence[Call], setting: Any) -> bool:
         """Whether one of the next calls is sampled."""

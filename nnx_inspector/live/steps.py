@@ -88,6 +88,7 @@ class Watching(TypedDict, total=False):
     tree: int | None
     start: int | None
     to: Any
+    optimizer: Any
 
 
 def check_every(every: Any) -> int:

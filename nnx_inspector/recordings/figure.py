@@ -32,6 +32,7 @@ _COLOURS: Final = {
     "input": "118, 131, 143",
     "parameter": "118, 131, 143",
     "parameter_gradient": "205, 100, 20",
+    "state": "118, 131, 143",
 }
 _GRADIENT_OF: Final[dict[Quantity, Quantity]] = {
     "output": "gradient",
@@ -72,9 +73,9 @@ def figure(
     Args:
         recording: the recording to draw.
         site: a site key, as in `recording.sites`, or the path of a parameter, as in
-            `recording.parameters`.
-        quantity: "output" (of a parameter its value), "gradient", "input" or
-            "parameter_gradient".
+            `recording.parameters`, or an array of an optimizer, as in `recording.states`.
+        quantity: "output" (of a parameter its value, of an optimizer its "state"), "gradient",
+            "input" or "parameter_gradient".
         scale: the axis of the histograms: "symlog" (as in the heatmap: equal steps of the
             logarithm, linear around zero) or "linear".
 
@@ -97,6 +98,8 @@ def figure(
         raise ValueError(f"scale must be 'symlog' or 'linear', got {scale!r}.")
     if quantity == "output" and site in recording.parameters and site not in recording.sites:
         quantity = "parameter"
+    if quantity == "output" and site in recording.states and site not in recording.sites:
+        quantity = "state"
     newest, other = _newest(recording, site, quantity), _GRADIENT_OF.get(quantity, quantity)
     gradient = _newest_or_none(recording, site, other) if other != quantity else None
     steps = _steps(recording, site, quantity)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.recordings.layers import layer_of
+from nnx_inspector.recordings.layers import STATE, layer_of
 from nnx_inspector.recordings.passes import Pass, Quantity
 from nnx_inspector.stats import table
 from nnx_inspector.stats.bins import (
@@ -210,6 +210,13 @@ class Series:
         def seams(self) -> tuple[int, ...]: ...
         def curves(self) -> dict[str, _Floats]: ...
         def _check(self, site: str, quantity: str) -> None: ...
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The keys of the arrays of optimizers in its passes: `"optimizer/mu/head/kernel"`."""
+        layouts = {id(one.layout): one.layout for one in self.passes}.values()
+        keys = (key for one in layouts for key, quantity in one.keys if quantity == STATE)
+        return tuple(dict.fromkeys(keys))
 
     def series(self, site: str, quantity: Quantity = "output") -> tuple[list[int], list[Summary]]:
         """The steps and summaries of all passes that measured this, oldest first."""

@@ -18,7 +18,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,11 @@ _OPERATION: Final = re.compile(r"((?:[^\\@]|\\.)*)(@.*)?", re.DOTALL)
 
 PARAMETER_QUANTITIES: Final = ("parameter", "parameter_gradient")
 """The quantities of a pass that are measured of parameters, under their paths."""
+STATE: Final[Literal["state"]] = "state"
+"""The quantity that is measured of an optimizer's arrays; their keys begin with `OPTIMIZER`."""
+OPTIMIZER: Final = "optimizer"
+BESIDE_SITES: Final = (*PARAMETER_QUANTITIES, STATE)
+"""The quantities that are not of sites."""
 
 Summaries = dict[str, dict[str, Summary]]
 """Site -> quantity -> summary."""
@@ -230,6 +235,27 @@ def with_recorded(
         kind = "array" if leaf_of(key)[1] else types.get(key, "")
         known[key] = len(found)
         found.append(_bare(key, kind, name, known[above], found[known[above]].depth + 1))
+    return tuple(found)
+
+
+def with_states(
+    rows: Sequence[Site], states: Mapping[str, str], unseen: Mapping[str, str] | None = None
+) -> tuple[Site, ...]:
+    """These rows, and one for each array of optimizers, by its key and type, below a row for each
+    kind of state; `unseen` says why one cannot be read.
+    """
+    if not states:
+        return tuple(rows)
+    groups = {key.split("/", 2)[1]: None for key in states if key.count("/") > 1}
+    kinds = {OPTIMIZER: OPTIMIZER} | dict.fromkeys((f"{OPTIMIZER}/{g}" for g in groups), STATE)
+    keys = {**kinds, **dict.fromkeys(states, STATE)}
+    known = {row.key for row in rows}
+    found: list[Site] = []
+    for row in with_recorded(rows, keys, keys):
+        if row.key in keys and row.key not in known:
+            why = (unseen or {}).get(row.key, "")
+            row = dataclasses.replace(row, output=states.get(row.key, ""), single=True, unseen=why)
+        found.append(row)
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 
 from nnx_inspector.recordings.facts import Figures
-from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES, leaf_of
+from nnx_inspector.recordings.layers import BESIDE_SITES, STATE, leaf_of
 from nnx_inspector.stats.bins import NAN_BIN, NEGINF_BIN, POSINF_BIN
 from nnx_inspector.stats.encoding import (
     HEAD_BYTES,
@@ -100,9 +100,10 @@ def step_number(step: Any) -> int:
     return number
 
 
-Quantity = Literal["output", "gradient", "input", "parameter", "parameter_gradient"]
+Quantity = Literal["output", "gradient", "input", "parameter", "parameter_gradient", "state"]
 """What was measured at a site: its output, the gradient of its output, or its input; or, under the
-path of a parameter, its value when the pass began, or its gradient."""
+path of a parameter, its value when the pass began, or its gradient; or an array of an optimizer
+when the pass began."""
 
 QUANTITIES: Final[tuple[str, ...]] = get_args(Quantity)
 
@@ -147,7 +148,7 @@ class Layout:
 
 @functools.lru_cache(maxsize=16)
 def _of_sites(keys: tuple[tuple[str, str], ...]) -> Layout:
-    return Layout.of(tuple(key for key in keys if key[1] not in PARAMETER_QUANTITIES))
+    return Layout.of(tuple(key for key in keys if key[1] not in BESIDE_SITES))
 
 
 @functools.lru_cache(maxsize=600)  # the findings read the same ones after each pass
@@ -211,7 +212,7 @@ class Pass:
 
     @property
     def of_sites(self) -> Pass:
-        """This pass without what was measured of parameters."""
+        """This pass without what was measured of parameters and optimizers."""
         layout = _of_sites(self.keys)
         if len(layout.keys) == len(self.keys):
             return self
@@ -219,8 +220,14 @@ class Pass:
             packed = self.packed.first(len(layout.keys))
         else:
             packed = Packed.of([self.packed.piece(self.layout.at[key]) for key in layout.keys])
-        found = frozenset(one for one in self.found if one[0] not in PARAMETER_QUANTITIES)
+        found = frozenset(one for one in self.found if one[0] not in BESIDE_SITES)
         return dataclasses.replace(self, layout=layout, packed=packed, found=found)
+
+    @property
+    def states(self) -> dict[str, Summary]:
+        """The arrays of optimizers when the pass began, by their keys."""
+        found = decoded(self.packed)
+        return {key: found.summary(i) for i, (key, q) in enumerate(self.keys) if q == STATE}
 
     def update_ratio(self, path: str) -> float:
         """The norm of the change that the step made to a parameter, divided by the norm of its

@@ -20,7 +20,7 @@ from nnx_inspector.recordings.curves import Curves, Tally, scalar, surplus
 from nnx_inspector.recordings.facts import Facts, Figures, Learnt, Uncalled, joined, read
 from nnx_inspector.recordings.format import Columns
 from nnx_inspector.recordings.history import Series, table_frame
-from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES
+from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES, STATE
 from nnx_inspector.recordings.passes import (
     Layout,
     Mark,
@@ -82,8 +82,7 @@ class Recording(Saved, Series):
         self._incomplete: tuple[Pass, ...] = ()
         self._bytes = 0
         self._begun = 0  # how many passes a file says that it had
-        self._sites: dict[str, None] = {}
-        self._parameters: dict[str, None] = {}
+        self._sites, self._parameters = dict[str, None](), dict[str, None]()
         self._layouts: dict[tuple[tuple[str, str], ...], Layout] = {}
         self._firsts: set[tuple[bool, str, str]] = set()
         self._curves = Curves(_POINTS_PER_PASS * max_steps, max_bytes // 4)
@@ -186,7 +185,9 @@ class Recording(Saved, Series):
             layout = item.layout
             if layout.keys not in self._layouts:
                 for key, what in layout.keys:
-                    (self._parameters if what in PARAMETER_QUANTITIES else self._sites)[key] = None
+                    if what != STATE:  # those are read from passes
+                        of_sites = what not in PARAMETER_QUANTITIES
+                        (self._sites if of_sites else self._parameters)[key] = None
                 self._layouts[layout.keys] = layout
                 self._bytes += layout.nbytes
             self._firsts |= item.firsts
@@ -486,7 +487,7 @@ class Recording(Saved, Series):
 
     def _check(self, site: str, quantity: str) -> None:
         check_quantity(quantity, site)
-        check_site(site, (*self.sites, *self.parameters))
+        check_site(site, (*self.sites, *self.parameters, *self.states))
 
     def curves(self) -> dict[str, npt.NDArray[np.float64]]:
         """The metrics by name, each float64[n, 2]: step and value, in the order of arrival."""

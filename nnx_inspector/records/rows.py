@@ -17,7 +17,7 @@ from nnx_inspector.hooks.variables import contents, held
 from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
-from nnx_inspector.recordings.layers import Site, layer_key, leaf_key, leaf_of
+from nnx_inspector.recordings.layers import Site, layer_key, leaf_key, leaf_of, with_states
 
 VMAPPED = (
     "its layers or members run side by side, in a loop or a program of their own, and are measured "
@@ -113,10 +113,16 @@ class _Place:
     callable: bool = True
 
 
-def rows_of(trace: Trace, *, unseen: Mapping[str, str]) -> tuple[Site, ...]:
-    """The rows of a model, parents first; layers of stacked modules follow after all others.
+def rows_of(
+    trace: Trace, *, unseen: Mapping[str, str], states: Mapping[str, str] | None = None
+) -> tuple[Site, ...]:
+    """The rows of a model, parents first; layers of stacked modules follow after all others, and
+    then the arrays of optimizers.
 
-    `unseen` has sites that a running program cannot show, with the reason.
+    Args:
+        trace: the calls of the model.
+        unseen: the sites that a running program cannot show, with the reason.
+        states: the dtype and shape of each array of an optimizer, by its key.
     """
     calls: dict[str, list[TracedCall]] = {}
     for call in trace.calls:
@@ -129,7 +135,7 @@ def rows_of(trace: Trace, *, unseen: Mapping[str, str]) -> tuple[Site, ...]:
         of, known[place.segments] = calls.get(place.key, []), len(rows)
         rows.append(_row(place, of, known, why, rows))
         rows += _arrays(rows[-1], len(rows) - 1, of)
-    return with_layers(rows, stacks_of(trace), unseen)
+    return with_states(with_layers(rows, stacks_of(trace), unseen), states or {}, unseen)
 
 
 def _places(trace: Trace) -> list[_Place]:

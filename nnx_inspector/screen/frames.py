@@ -15,7 +15,7 @@ import numpy as np
 
 from nnx_inspector.findings.finding import Finding
 from nnx_inspector.recordings.history import evenly
-from nnx_inspector.recordings.layers import holder_of, name_below
+from nnx_inspector.recordings.layers import STATE, holder_of, name_below
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
@@ -36,7 +36,7 @@ def table_of(keys: Sequence[str], one: Pass | None) -> tuple[np.ndarray, np.ndar
     if one is None:
         return table, sparks
     rows = {key: i for i, key in enumerate(keys)}
-    columns = {quantity: j for j, quantity in enumerate(protocol.QUANTITIES)}
+    columns = {quantity: j for j, quantity in enumerate(protocol.QUANTITIES)} | {STATE: 0}
     at = [
         (i, rows[s], columns[q])
         for i, (s, q) in enumerate(one.layout.keys)
@@ -47,6 +47,12 @@ def table_of(keys: Sequence[str], one: Pass | None) -> tuple[np.ndarray, np.ndar
     table[row, column] = figures_of(found)[part]
     sparks[row, column] = sparklines_of(found, protocol.SPARK)[part]
     return table, sparks
+
+
+def piece_of(one: Pass, site: str, quantity: str) -> bytes | None:
+    """The bytes of what a row shows as a quantity: an optimizer's state in place of an output."""
+    found = one.piece(site, quantity)
+    return one.piece(site, STATE) if found is None and quantity == "output" else found
 
 
 def parameters_of(keys: Sequence[str], paths: Iterable[str]) -> dict[int, list[str]]:
@@ -140,7 +146,7 @@ def frame_of(
     counts: list[bytes] = []
     at = keys.index(selected) if selected in keys else -1
     for j, quantity in enumerate(protocol.QUANTITIES):
-        piece = one.piece(selected, quantity) if at >= 0 else None
+        piece = piece_of(one, selected, quantity) if at >= 0 else None
         if piece is not None and not np.isnan(table[at, j, protocol.STATISTICS.index("size")]):
             counts.append(piece[HEAD_BYTES:])
             headers.append(protocol.Histogram(site=at, quantity=j, bytes=len(counts[-1])))
@@ -168,7 +174,8 @@ def histories_of(
     out: list[tuple[protocol.History | protocol.Updates, bytes]] = []
     if selected not in keys:
         return out
-    for j, quantity in enumerate(protocol.QUANTITIES if selected in recording.sites else ()):
+    quantities = protocol.QUANTITIES if selected in recording.sites else ()
+    for j, quantity in enumerate(quantities or (STATE,) * (selected in recording.states)):
         arrays = recording.history(selected, quantity, columns=columns)  # type: ignore[arg-type]
         if len(arrays.steps):
             message = protocol.History(

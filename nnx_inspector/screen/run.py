@@ -25,7 +25,13 @@ from nnx_inspector.files import write_whole
 from nnx_inspector.findings.finding import Findings
 from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.recordings.follow import Following
-from nnx_inspector.recordings.layers import MODULES, Site, rows_of_columns, with_recorded
+from nnx_inspector.recordings.layers import (
+    MODULES,
+    Site,
+    rows_of_columns,
+    with_recorded,
+    with_states,
+)
 from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.passes import Quantity
 from nnx_inspector.recordings.recording import Recording
@@ -390,7 +396,8 @@ class Run(Displayed):
         """Show the rows of the file, if there are others than before."""
         recording = self._following.recording
         table, sites, facts = recording.table(MODULES), recording.sites, recording.facts
-        now = table, len(sites), self._following.replaced
+        states = dict.fromkeys(recording.states, "")
+        now = table, len(sites) + len(states), self._following.replaced
         if now[0] is self._shown[0] and now[1:] == self._shown[1:]:
             return
         self._shown = now
@@ -402,7 +409,7 @@ class Run(Displayed):
                 text = f"The modules of the file cannot be shown: {error}"
                 self._view.notice(protocol.Notice(level="warning", text=text, site=None))
         types = {} if facts is None else {one.site: one.type for one in facts.sites}
-        rows = with_recorded(known, sites, types)
+        rows = with_states(with_recorded(known, sites, types), states)
         number = self._view.layouts + 1
         self._view.set_layout(protocol.Layout(layout=number, model=rows[0].kind, sites=rows))
 

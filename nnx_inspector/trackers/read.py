@@ -23,6 +23,7 @@ GROUPS: Final = {
     "input": "inputs",
     "parameter": "parameters",
     "parameter_gradient": "parameter_gradients",
+    "state": "states",
 }
 """Quantity -> the group of its names, which is the first part of them."""
 METRICS, FINDINGS, OURS = "metrics", "findings", "nni"
@@ -36,6 +37,7 @@ STATISTICS_OF: Final = {
     "inputs": ("mean", "std", "max_abs", "zeros"),
     "parameters": ("mean", "std", "max_abs"),
     "parameter_gradients": ("norm", "std", "max_abs", "zeros"),
+    "states": ("mean", "std", "max_abs", "zeros"),
 }
 """What is written of a group, beside counts of NaN and Inf. A tracker takes longer to write one
 number than we to compute all, so no two of them tell the same.

@@ -48,6 +48,8 @@ WITHOUT_JAX = {
         "nonfinite",
         "precision",
         "paths",
+        "rate",
+        "state",
     },
     "trackers": None,
     "screen": None,

@@ -2,7 +2,7 @@
 // Invariant: the line of the site is 44 pixels high; a path that is too long loses its leading segments,
 // and facts drop as a whole, from the right.
 import { statistic } from "../kernel/decode";
-import { label } from "../kernel/sites";
+import { isState, label } from "../kernel/sites";
 import type { Site } from "../kernel/protocol";
 import { PerturbMenu } from "../perturb/PerturbMenu";
 import type { Store } from "../store";
@@ -60,8 +60,8 @@ function factsOf(store: Store, site: Site, index: number): readonly string[] {
   const measured = (site.calls === 1 && site.stacked <= 1 && frame ? statistic(frame, index, 0, "size") : NaN) || values;
   return [
     `${site.kind} → ${shortType(site.output) || "nothing"}${measured === values || Number.isNaN(values) ? "" : " of the example"}`,
-    `${count(site.parameters)} parameters`,
-    Number.isNaN(measured) ? "" : `${bytes(measured * each)} of activations`,
+    isState(site) ? "" : `${count(site.parameters)} parameters`,
+    Number.isNaN(measured) ? "" : `${bytes(measured * each)} of ${isState(site) ? "state" : "activations"}`,
     site.flops === null ? "" : `${compact(site.flops)} FLOPs`,
     site.calls > 1 ? `${count(site.calls)} calls` : "",
     site.stacked > 1 ? `${count(site.stacked)} layers` : "",

@@ -3,6 +3,7 @@ import { useMemo } from "preact/hooks";
 import { histogramKey, parameterKey, statistic, type FrameData, type HistoryData, type Measured, type ParameterOfFrame } from "../kernel/decode";
 import { CLEAN, type Site, type Statistic } from "../kernel/protocol";
 import { EACH } from "../kernel/quantities";
+import { isState } from "../kernel/sites";
 import type { Store } from "../store";
 import type { Distribution, Figures } from "./Card";
 
@@ -14,12 +15,13 @@ export function useMeasured(store: Store, index: number): readonly Distribution[
   const [frame, behind, histories] = [store.frame.value, store.behind.value, store.histories.value];
   return useMemo(() => {
     const of = (one: FrameData, q: number): Figures => (name: Statistic) => statistic(one, index, q, name);
-    return EACH.map(({ quantity, index: q }) => {
+    const state = isState(store.sites.value?.list[index]);
+    return EACH.slice(0, state ? 1 : 2).map(({ quantity, index: q }) => {
       const history = histories.get(q);
       const here = history?.header.site === index && history.header.steps > 0 ? history : undefined;
       return {
         name: quantity,
-        title: TITLES[quantity],
+        title: state ? "state" : TITLES[quantity],
         tone: quantity,
         figures: frame && of(frame, q),
         pairs: frame?.histograms.get(histogramKey(index, q)),

@@ -61,6 +61,9 @@ export function isOperation(key: string): boolean {
   return /^(\\.|[^\\@])*@/s.test(key);
 }
 
+/** Whether a row shows an array of an optimizer, which no call returns. */
+export const isState = (site: Site | undefined): boolean => site?.kind === "state";
+
 /** The readable form of a site's key; the root's key is empty. */
 export function label(key: string): string {
   return key === "" ? "(model)" : key;

@@ -16,7 +16,7 @@ export function openAtFirst(sites: Sites): Set<string> {
   let level = sites.roots;
   let shown = level.length;
   while (level.length > 0) {
-    const opened = level.filter((i) => sites.children[i].length > 0 && !isLong(sites, i) && sites.list[i].layer < 0);
+    const opened = level.filter((i) => sites.children[i].length > 0 && !isLong(sites, i) && sites.list[i].layer < 0 && sites.list[i].kind !== "optimizer");
     const next = opened.flatMap((i) => sites.children[i]);
     if (shown + next.length > OPEN_AT_FIRST && open.size > 0) break;
     for (const i of opened) open.add(sites.list[i].key);

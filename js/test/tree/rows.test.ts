@@ -31,6 +31,11 @@ describe("rows", () => {
     expect(ancestors(sites, 3)).toEqual(["blocks", ""]);
   });
 
+  it("of optimizers are closed at first", () => {
+    const of = toSites(layout([site("", -1), site("head", 0), { ...site("optimizer", 0), kind: "optimizer" }, site("optimizer/mu", 2)]));
+    expect(visibleRows(of, openAtFirst(of), null)).toEqual([0, 1, 2]);
+  });
+
   it("of a big model open as far as stays readable, fast", () => {
     const many: Site[] = [site("", -1)];
     for (let i = 0; i < 1000; i++) {

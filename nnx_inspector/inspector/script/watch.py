@@ -26,6 +26,7 @@ from nnx_inspector.live.beginning import ended
 from nnx_inspector.live.diagnostics import Diagnostics
 from nnx_inspector.live.dropped import losses_of, others_of
 from nnx_inspector.live.inbox import Sent, Taken
+from nnx_inspector.live.optimizer import measure_states
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import (
     Region,
@@ -62,6 +63,7 @@ def watch(
     start: int = 0,
     control: bool | Mapping[str, Known] = False,
     to: Any = None,
+    optimizer: Any = None,
 ) -> Iterator[Recording]:
     """Record the passes that this thread makes through a model, which stays jitted and unchanged.
 
@@ -94,13 +96,16 @@ def watch(
             SummaryWriter (tensorboardX, torch), a W&B, Aim or MLflow run, or a function that is
             called with each `Pass`. If it raises, blocks or is slower than the loop, it loses a
             part, and a warning says so. It is not closed. In a job, process 0 writes.
+        optimizer: the optimizer whose state is measured when a pass begins: an `nnx.Optimizer` (or
+            any object of NNX), a function that returns the state which the loop carries, `lambda:
+            opt_state`, or a dict of several by name. `recording.states` lists its arrays.
 
     Yields:
         The recording. It may be read at any time and is complete when the region is left.
 
     Raises:
-        TypeError: `model` is not an `nnx.Module`, a declared perturbation is none, or `to` is none
-            of the trackers.
+        TypeError: `model` is not an `nnx.Module`, a declared perturbation is none, `to` is none
+            of the trackers, or `optimizer` is a state that the loop replaces.
         ValueError: `every` is less than 1, `only` matches no site, `tree` or `start` is not a
             number of this kind, or `control` is given without `save`.
         InspectorError: others may write into the folder of `control`.
@@ -121,7 +126,7 @@ def watch(
     """
     how: Any = dict(every=every, only=only, gradients=gradients, save=save, tree=tree)
     how |= dict(start=check_start(start), control=control, parameters=parameters)
-    how |= dict(to=tracker_of(to))
+    how |= dict(to=tracker_of(to), optimizer=optimizer)
     yield from closed_at_exit(_watched(model, **how))
 
 
@@ -137,12 +142,14 @@ def _watched(
     start: int,
     control: bool | Mapping[str, Known],
     to: Tracker | None,
+    optimizer: Any,
 ) -> Iterator[Recording]:
     require_module(model)
     if control is not False and save is None:
         raise ValueError("control needs a recording: nni.watch(model, save=path, control=True).")
     how: Any = {"gradients": gradients, "parameters": parameters, "tree": check_tree(tree)}
     session = Session(model, only=only, **how)
+    measure_states(session, optimizer)
     saves = save if jax.process_index() == 0 else None  # of a job, the first process
     known, failed = facts_of_modules(model), list[str]()
     recording = resumed(saves, known) if saves is not None and start else Recording()

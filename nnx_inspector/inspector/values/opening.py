@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector._compat.sharding import automatic
+from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import escaped_glob
 from nnx_inspector.hooks.inside.attention import is_pattern
@@ -24,6 +25,7 @@ from nnx_inspector.hooks.sites import Path, Selection, of_operation, parse_key, 
 from nnx_inspector.hooks.variables import contents_at
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.programs import OwnedPasses
+from nnx_inspector.inspector.passes.trials import Trial
 from nnx_inspector.inspector.values.axes import (
     CONVOLUTIONS,
     Around,
@@ -34,7 +36,7 @@ from nnx_inspector.inspector.values.cache import ArrayCache, Held, Moment, Opene
 from nnx_inspector.inspector.values.programs import CallValues, ValuePasses
 from nnx_inspector.perturbations.places import Setting
 from nnx_inspector.program.analysis.calls import TracedCall
-from nnx_inspector.program.analysis.trace import trace_of
+from nnx_inspector.program.analysis.trace import Trace, trace_of
 from nnx_inspector.program.function import Arguments
 from nnx_inspector.records.donated import require_here, require_whole
 
@@ -232,6 +234,13 @@ def attentions(calls: Sequence[TracedCall]) -> dict[str, int]:
         if site is not None:
             found[site] += 1
     return found
+
+
+def embeds(trace: Trace, example: Trial) -> bool:
+    """Whether a model looks up ids: it holds an embedding, or the example has rows of ids."""
+    modules = any(isinstance(site.module, nnx.Embed) for site in trace.modules)
+    arrays = [x for x in jax.tree.leaves((example.args, example.kwargs)) if is_array(x)]
+    return modules or any(x.ndim == 2 and jnp.issubdtype(x.dtype, jnp.integer) for x in arrays)
 
 
 def opened_tree(opened: Opened, site: str, call: int | None) -> Any:

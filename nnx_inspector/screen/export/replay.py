@@ -29,6 +29,7 @@ from nnx_inspector.screen.frames import (
     metrics_at,
     parameters_of,
     passes_message,
+    piece_of,
     table_of,
 )
 from nnx_inspector.stats.encoding import HEAD_BYTES
@@ -263,7 +264,7 @@ def _frames(
         for path, i in places.items():
             ratios[at, i] = one.update_ratio(path)
         for i, (site, quantity) in enumerate(pairs):
-            piece, known = one.piece(site, quantity), True
+            piece, known = piece_of(one, site, quantity), True
             if quantity in protocol.QUANTITIES:
                 column = protocol.QUANTITIES.index(quantity)
                 known = not np.isnan(tables[at, rows[site], column, size])

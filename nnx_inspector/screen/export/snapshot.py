@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.recordings.layers import STATE
+from nnx_inspector.recordings.passes import Pass, Quantity
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.frames import metrics_at, table_of
@@ -25,7 +26,11 @@ MOST_ROWS: Final = 120
 LONGEST: Final = 80
 """The most characters of one text."""
 _BARS: Final = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
-_MEASURED: Final = {"output": "activation", "gradient": "gradient"}
+_MEASURED: Final[dict[Quantity, str]] = {
+    "output": "activation",
+    "gradient": "gradient",
+    "state": "state",
+}
 _QUANTILES: Final = (0.01, 0.25, 0.5, 0.75, 0.99)
 
 Element = ElementTree.Element
@@ -163,11 +168,11 @@ def _detail(layout: protocol.Layout, selected: str, newest: Pass | None) -> Iter
     table, sparks = table_of([selected], newest)
     heads = ["", *protocol.STATISTICS, *(f"q{round(100 * q):02d}" for q in _QUANTILES), ""]
     rows = [_row(heads, "th")]
-    for quantity in protocol.QUANTITIES:
+    for quantity in _MEASURED:
         part = None if newest is None else newest.summary(selected, quantity)
         if part is None:
             continue
-        at = protocol.QUANTITIES.index(quantity)
+        at = protocol.QUANTITIES.index("output" if quantity == STATE else quantity)
         figures = [
             _count(x) if name in _COUNTS else _real(x)
             for name, x in zip(protocol.STATISTICS, table[0, at], strict=True)
