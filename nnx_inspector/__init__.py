@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from nnx_inspector.records.capture import capture as capture
     from nnx_inspector.records.capture import value_and_grad as value_and_grad
     from nnx_inspector.records.first_nan import first_nan as first_nan
+    from nnx_inspector.records.propagation.measure import propagation as propagation
     from nnx_inspector.records.weights import compare_weights as compare_weights
     from nnx_inspector.screen.run import open as open
 
