@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.layers import opened
+from nnx_inspector.hooks.hook import opened
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import contents
@@ -203,7 +203,7 @@ class _Read:
             sent.arrived[key, STATE].append(one)
 
 
-@ours()
+@internal_config()
 def _message(keys: tuple[str, ...], arrays: list[jax.Array]) -> Message:
     with opened(()):  # it is no program of the user's
         found = _measured(arrays)

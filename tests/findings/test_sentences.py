@@ -179,6 +179,25 @@ SENTENCES = [
         passes="the measured steps",
     ),
     of(
+        "update-ratio",
+        "From step #step#<first> on, <what> with a gradient <moved> in each of #passes# measured "
+        "steps<known>",
+        what="the parameters of float32 whose gradient is not 0",
+        moved="the largest norm(update) / norm(value) of all parameters in these steps",
+        passes="the measured steps from then on",
+        known="the largest rate in the optimizer's state in these steps",
+    ),
+    of(
+        "skipped-steps",
+        "From step #step# to step #last#, the optimizer skipped #skipped# of #steps# steps, because "
+        "their gradients were not finite (<key>)<ending>",
+        step="the first measured step",
+        last="the step before the newest measured one",
+        skipped="how much `total_notfinite` has grown",
+        steps="the steps between these",
+        ending="`notfinite_count` in the newest pass, or the first pass after the last skipped step",
+    ),
+    of(
         "padding",
         "At step #step# id #id# filled #part#% of the #positions# positions that <site> received",
         id="the commonest id",

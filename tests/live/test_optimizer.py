@@ -347,8 +347,10 @@ def test_what_cannot_be_read_anew_is_refused(name):
 
 def test_an_optimizer_without_a_state_has_none_and_a_model_is_refused():
     for given in (lambda: (), nnx.Optimizer(Plain(), optax.sgd(0.1), wrt=nnx.Param)):
-        with nni.watch(Plain(), optimizer=given) as recording:
-            pass
+        model = Plain()
+        with nni.watch(model, every=1, optimizer=given) as recording:
+            model(batches(1)[0])
+        assert len(recording) == 1
         assert recording.states == ()
     model = Plain()
     with pytest.raises(

@@ -277,7 +277,7 @@ def bombs() -> dict[str, list[crafted.Part]]:
         "too many firsts": [NAMES, head(firsts=np.zeros((900, 3), np.uint8))],
         "a site without a name": passed(BLOB, site=u32(2)),
         "a site twice": passed(BLOB, BLOB, site=u32(0, 0)),
-        "no such quantity": passed(BLOB, quantity=np.array([5], np.uint8)),
+        "no such quantity": passed(BLOB, quantity=np.array([6], np.uint8)),
         "fewer sites than summaries": passed(BLOB, BLOB, site=u32(0)),
         "a step beyond 2**53": passed(BLOB, **{"pass": i64(0, 2**60, 0, 0, 0, -1)}),
         "a negative number": passed(BLOB, **{"pass": i64(-1, 0, 0, 0, 0, -1)}),

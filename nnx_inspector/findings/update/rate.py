@@ -18,6 +18,9 @@ from nnx_inspector.findings.update.state import states_in
 from nnx_inspector.recordings.facts import Figures, ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 
+NOTHING: Final = 1e-7
+"""Below this part of a parameter's size an update is the rounding of one that is 0: XLA may compute
+the end of a schedule, a difference, to 1e-9 of its beginning."""
 SEEN: Final = 1e-6
 """An update of this part of a parameter's size is not lost to the rounding of float32, 6e-8."""
 USUAL: Final = 1e-3
@@ -27,21 +30,23 @@ RATES: Final = ("learning_rate", "step_size")
 
 
 def halted(judged: Judged) -> Iterator[Finding]:
-    """From some step on, no parameter moves although its gradient is not 0."""
+    """From some step on, no parameter moves although its gradient is not 0.
+
+    What moves by less than rounding does not move.
+    """
     passes = [p for p in judged.passes if p.kind == "watch" and not p.perturbed]
-    each = [(p, _moves(judged, p)) for p in passes]
-    each = [(p, moves) for p, moves in each if moves is not None]
-    at = next((i for i in range(len(each), 0, -1) if each[i - 1][1]), 0)
+    each = [(p, moved) for p in passes if (moved := _moved(judged, p)) is not None]
+    at = next((i for i in range(len(each), 0, -1) if each[i - 1][1] > NOTHING), 0)
     still = [p for p, _ in each[at:]]
     if len(still) < STILL or not all(_same(judged, p) for p in still[1:]):
         return
     longest, run = 0, 0
-    for _, moves in each[:at]:
-        run = 0 if moves else run + 1
+    for _, moved in each[:at]:
+        run = 0 if moved > NOTHING else run + 1
         longest = max(longest, run)
     rate = _rate(judged, still)
     if rate is not None:
-        known = f"; {rate!r} was 0 then"
+        known = f"; {rate[0]!r} was {'at most ' * (rate[1] > 0)}{rate[1]:.2g} then"
     elif at and len(still) > 2 * longest and _would_move(judged, [p for p, _ in each[:at]], still):
         known = ""
     elif not at and (key := _fed(judged, still)):
@@ -50,15 +55,17 @@ def halted(judged: Judged) -> Iterator[Finding]:
         return
     count = len(_with_gradient(judged, still[-1]))
     what = f"the {count} parameters" if count > 1 else "the parameter"
+    most = max(moved for _, moved in each[at:])
+    moves = f"moved by at most {most:.2g} times their size" if most else "did not move"
     began = "From step {} on" if at else "From step {}, the first measured, on"
     yield Finding(
         rule="update-ratio",
         site="",
         step=still[0].step,
         severity="warning",
-        evidence={"ratio": 0.0, "limit": SEEN, "passes": len(still), "parameters": count},
+        evidence={"ratio": most, "limit": NOTHING, "passes": len(still), "parameters": count},
         what=(
-            f"{began.format(still[0].step)}, {what} with a gradient did not move in any of "
+            f"{began.format(still[0].step)}, {what} with a gradient {moves} in each of "
             f"{len(still)} measured steps{known}"
         ),
         advice=(
@@ -79,35 +86,39 @@ def _with_gradient(judged: Judged, one: Pass) -> list[ParameterFacts]:
     return [p for p in found if p.dtype == "float32" and figures.parameter(p.path, "gradient") > 0]
 
 
-def _moves(judged: Judged, one: Pass) -> bool | None:
-    """Whether a step moves any parameter; None if no update or no gradient was seen."""
+def _moved(judged: Judged, one: Pass) -> float | None:
+    """How far a step moves the parameter that it moves most, relative to its size; None if no
+    update or no gradient was seen.
+    """
     held = _with_gradient(judged, one)
     if one.figures is None or not held:
         return None
     every = one.figures.of_parameters("update")
     known = [every[p.path] for p in held if not math.isnan(every.get(p.path, math.nan))]
-    moved = [x for x in every.values() if x > 0]
-    return bool(moved) if len(known) == len(held) else None
+    most = max((x for x in every.values() if not math.isnan(x)), default=0.0)
+    return most if len(known) == len(held) else None
 
 
 def _same(judged: Judged, one: Pass) -> bool:
-    """Whether no parameter has changed since the pass before."""
+    """Whether no parameter has changed since the pass before, but for rounding."""
     figures = one.figures
     return figures is not None and all(
-        figures.parameter(p.path, "same") == 1 for p in _with_gradient(judged, one)
+        figures.parameter(p.path, "same") == 1 or figures.parameter(p.path, "change") <= SEEN
+        for p in _with_gradient(judged, one)
     )
 
 
-def _rate(judged: Judged, still: Sequence[Pass]) -> str | None:
-    """The state that says that the rate is 0 in all of these passes but the first, which began
-    before its own step set it.
+def _rate(judged: Judged, still: Sequence[Pass]) -> tuple[str, float] | None:
+    """The state that says that the rate is 0, but for rounding, in all of these passes but the
+    first, which began before its own step set it; and the largest rate in them.
     """
     numbers = {p.number for p in still[1:]}
     for name in RATES:
         for key, each in states_in(judged, name):
-            values = [one.max for p, one in each if p.number in numbers]
-            if len(values) == len(numbers) and not any(values):
-                return key
+            values = [abs(one.max) for p, one in each if p.number in numbers]
+            most = max((abs(one.max) for _, one in each), default=0.0)
+            if len(values) == len(numbers) and max(values) <= NOTHING * most:
+                return key, max(values)
     return None
 
 

@@ -24,8 +24,8 @@ from nnx_inspector.hooks.inside.attention import is_pattern
 from nnx_inspector.hooks.sites import Path, Selection, of_operation, parse_key, site_key
 from nnx_inspector.hooks.variables import contents_at
 from nnx_inspector.inspector.passes.call import Call
+from nnx_inspector.inspector.passes.pass_request import PassRequest
 from nnx_inspector.inspector.passes.programs import OwnedPasses
-from nnx_inspector.inspector.passes.trials import Trial
 from nnx_inspector.inspector.values.axes import (
     CONVOLUTIONS,
     Around,
@@ -236,7 +236,7 @@ def attentions(calls: Sequence[TracedCall]) -> dict[str, int]:
     return found
 
 
-def embeds(trace: Trace, example: Trial) -> bool:
+def embeds(trace: Trace, example: PassRequest) -> bool:
     """Whether a model looks up ids: it holds an embedding, or the example has rows of ids."""
     modules = any(isinstance(site.module, nnx.Embed) for site in trace.modules)
     arrays = [x for x in jax.tree.leaves((example.args, example.kwargs)) if is_array(x)]

@@ -7,14 +7,15 @@ light and a dark page. Invariant: every point is a figure of the result, and wha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.records.propagation.result import FLAT, HEALTHY, TOO_DEEP, Propagation
+from nnx_inspector.records.propagation.limits import FLAT, HEALTHY, TOO_DEEP
 
 if TYPE_CHECKING:
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
     import plotly.graph_objects as go  # pyright: ignore[reportMissingTypeStubs]
 
 _INK, _GRID = "#777777", "rgba(128, 128, 128, 0.25)"  # readable on white and on black
@@ -27,7 +28,24 @@ _FLAT: Final = "flat under muP (Yang & Hu 2021)"
 _Floats = npt.NDArray[np.float64]
 
 
-def figure(found: Propagation) -> go.Figure:
+class Propagated(Protocol):
+    """What is drawn; see `Propagation`."""
+
+    @property
+    def sites(self) -> tuple[str, ...]: ...
+    @property
+    def widths(self) -> tuple[int | None, ...]: ...
+    @property
+    def steps(self) -> tuple[int, ...]: ...
+    @property
+    def forward(self) -> _Floats: ...
+    @property
+    def backward(self) -> _Floats: ...
+    def medians(self, which: _Floats) -> _Floats: ...
+    def slopes(self) -> pd.DataFrame: ...
+
+
+def figure(found: Propagated) -> go.Figure:
     import plotly.graph_objects as go  # pyright: ignore[reportMissingTypeStubs]
     from plotly.subplots import make_subplots  # pyright: ignore
 
@@ -64,9 +82,7 @@ def _after(step: int) -> str:
     return " at initialisation" if step == 0 else f" after {step} step{'s' * (step > 1)}"
 
 
-def _by_depth(
-    drawn: Any, go: Any, row: int, found: Propagation, of: _Floats, *, back: bool
-) -> None:
+def _by_depth(drawn: Any, go: Any, row: int, found: Propagated, of: _Floats, *, back: bool) -> None:
     medians = found.medians(of[:, :, None, :])[:, 0]
     depth = np.arange(len(found.sites))
     first = medians[:, -1 if back else 0]
@@ -105,7 +121,7 @@ def _by_depth(
     drawn.update_xaxes(title_text="depth: sites in the order of their calls", row=row, col=1)
 
 
-def _by_width(drawn: Any, go: Any, row: int, found: Propagation, t: int) -> None:
+def _by_width(drawn: Any, go: Any, row: int, found: Propagated, t: int) -> None:
     medians, slopes = found.medians(found.forward)[:, t], found.slopes()
     flat = slopes[slopes["step"] == found.steps[t]]["forward"].tolist()
     for i, (site, slope) in enumerate(zip(found.sites, flat, strict=True)):
