@@ -189,13 +189,13 @@ SENTENCES = [
     ),
     of(
         "skipped-steps",
-        "From step #step# to step #last#, the optimizer skipped #skipped# of #steps# steps, because "
-        "their gradients were not finite (<key>)<ending>",
+        "From step #step# to step #last#, the optimizer skipped #skipped# of #steps# steps, "
+        "because their gradients were not finite (<key>)<ending>",
         step="the first measured step",
         last="the step before the newest measured one",
         skipped="how much `total_notfinite` has grown",
         steps="the steps between these",
-        ending="`notfinite_count` in the newest pass, or the first pass after the last skipped step",
+        ending="`notfinite_count` in the newest pass, or the first pass after the last skip",
     ),
     of(
         "padding",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.records.propagation.limits import FLAT, HEALTHY, TOO_DEEP
+from nnx_inspector.records.propagation.limits import FLAT, HEALTHY, TOO_DEEP, hidden
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 _INK, _GRID = "#777777", "rgba(128, 128, 128, 0.25)"  # readable on white and on black
 _GREEN: Final = "rgba(60, 160, 90, 0.18)"
 _LINES: Final = ("#1f82c4", "#cd6414", "#3c9c5a", "#a05cc4", "#b8860b", "#c43c5c", "#4c8c8c")
-_BAND: Final = "within 10 times the first layer (Glorot & Bengio 2010; constant: He et al. 2015)"
+_BAND: Final = (
+    "within 10 times the first layer, of gradients the last before the head (Glorot & Bengio 2010; "
+    "constant: He et al. 2015)"
+)
 _LIMIT: Final = "20 times, too deep to train beyond (Schoenholz et al. 2017)"
 _FLAT: Final = "flat under muP (Yang & Hu 2021)"
 
@@ -57,7 +60,9 @@ def figure(found: Propagated) -> go.Figure:
         for what in ("deviation of activations", "deviation of gradients")
     ]
     titles += [f"activations by width{_after(found.steps[t])}: {_FLAT}" for t in shown * several]
-    drawn: Any = make_subplots(rows=len(titles), cols=1, subplot_titles=titles)
+    drawn: Any = make_subplots(
+        rows=len(titles), cols=1, subplot_titles=titles, vertical_spacing=0.3 / len(titles)
+    )
     row = 0
     for t in shown:
         for of, back in ((found.forward, False), (found.backward, True)):
@@ -71,7 +76,7 @@ def figure(found: Propagated) -> go.Figure:
         font={"color": _INK},
         paper_bgcolor="rgba(0, 0, 0, 0)",
         plot_bgcolor="rgba(0, 0, 0, 0)",
-        legend={"orientation": "h", "y": -0.04, "yanchor": "top"},
+        legend={"orientation": "h", "y": -0.2 / len(titles), "yanchor": "top"},
     )
     for axes in (drawn.update_xaxes, drawn.update_yaxes):
         axes(gridcolor=_GRID, zeroline=False, linecolor=_GRID)
@@ -85,7 +90,7 @@ def _after(step: int) -> str:
 def _by_depth(drawn: Any, go: Any, row: int, found: Propagated, of: _Floats, *, back: bool) -> None:
     medians = found.medians(of[:, :, None, :])[:, 0]
     depth = np.arange(len(found.sites))
-    first = medians[:, -1 if back else 0]
+    first = medians[:, hidden(found.sites) - 1 if back else 0]
     base = float(np.median(first[first > 0])) if (first > 0).any() else 1.0
     for name, factor, dash in ((_BAND, HEALTHY, None), (_LIMIT, TOO_DEEP, "dot")):
         edges = np.concatenate(
@@ -118,7 +123,9 @@ def _by_depth(drawn: Any, go: Any, row: int, found: Propagated, of: _Floats, *, 
         )
         drawn.add_trace(trace, row, 1)
     drawn.update_yaxes(type="log", exponentformat="power", title_text="deviation", row=row, col=1)
-    drawn.update_xaxes(title_text="depth: sites in the order of their calls", row=row, col=1)
+    every = max(1, len(depth) // 12)
+    title = "depth: sites in the order of their calls"
+    drawn.update_xaxes(title_text=title, dtick=every, row=row, col=1)
 
 
 def _by_width(drawn: Any, go: Any, row: int, found: Propagated, t: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 HEALTHY: Final = 10.0
@@ -16,6 +17,11 @@ FLAT: Final = 0.15
 """Yang and Hu 2021, "Tensor programs IV": in muP the size of activations does not depend on the
 width, a slope of 0; in the standard parametrisation it grows like the root of the width (0.5) or
 faster after a few steps. A few seeds and widths give slopes to about this error."""
+
+
+def hidden(sites: Sequence[str]) -> int:
+    """How many of the sites are judged by depth: all but the head."""
+    return len(sites) - 1 if len(sites) > 2 else len(sites)
 
 
 def in_words(factor: float) -> str:

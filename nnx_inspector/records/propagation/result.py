@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.records.propagation.figure import figure
-from nnx_inspector.records.propagation.limits import FLAT, in_words
+from nnx_inspector.records.propagation.limits import FLAT, hidden, in_words
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -68,6 +68,9 @@ class Propagation:
         """How the deviation changes from the first site to the last, and that of the gradient on
         its way back from the last to the first, at each width and step.
 
+        Of three sites or more the last is left out: a head with few outputs makes gradients smaller
+        by the root of outputs / inputs, and in muP its output is small at first, both by design.
+
         Columns: `width` (if there are widths), `step`, `forward` and `backward` (in words: steady,
         falls, grows, vanishes, explodes), `forward_factor` and `backward_factor` (over all layers),
         `forward_per_layer` and `backward_per_layer` (their geometric means).
@@ -76,7 +79,8 @@ class Propagation:
 
         rows: list[dict[str, Any]] = []
         out, back = self.medians(self.forward), self.medians(self.backward)
-        layers = max(len(self.sites) - 1, 1)
+        count = hidden(self.sites)
+        out, back, layers = out[..., :count], back[..., :count], max(count - 1, 1)
         for w, width in enumerate(self.widths):
             for t, step in enumerate(self.steps):
                 factors = {
