@@ -25,7 +25,7 @@ from nnx_inspector.hooks.hook import Hook, open_hooks, opened
 from nnx_inspector.hooks.intercept import warn_of_doubtful_calls
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.scope import Scope
-from nnx_inspector.hooks.sites import Path
+from nnx_inspector.hooks.sites import Path, site_key
 from nnx_inspector.hooks.variables import is_weight
 from nnx_inspector.program.choices.places import with_choices
 from nnx_inspector.program.eager import (
@@ -210,7 +210,7 @@ def staged(
                 remember(key, why)
                 scope.forget()
             else:
-                marked = with_choices(jaxpr, owner, weights=_weights(own, spans))
+                marked = with_choices(jaxpr, owner, **_weights(own, spans))
                 found = survey(marked, owner)
                 numbers, written = call_numbers(found.marks), jaxprs.writes(jaxpr)
                 known = Tracing(found, owner, numbers, result, written)
@@ -268,10 +268,13 @@ def staged(
             yield stage
 
 
-def _weights(nodes: Mapping[Path, Any], spans: Mapping[int, tuple[int, ...]]) -> set[int]:
-    """The numbers of the inputs that are parameters."""
-    own = (v for v in nodes.values() if isinstance(v, nnx.Variable) and is_weight(v))
-    return {number for v in own for number in spans.get(id(v), ())}
+def _weights(nodes: Mapping[Path, Any], spans: Mapping[int, tuple[int, ...]]) -> dict[str, Any]:
+    """The numbers of the inputs that are parameters, and the shape of each by its path."""
+    own = {path: v for path, v in nodes.items() if isinstance(v, nnx.Variable) and is_weight(v)}
+    numbers = {number for v in own.values() for number in spans.get(id(v), ())}
+    values = ((path, v.get_raw_value()) for path, v in own.items())
+    shapes = {site_key(path[1:]): x.shape for path, x in values if isinstance(x, jax.Array)}
+    return {"weights": numbers, "shapes": shapes}
 
 
 def _form_of(

@@ -25,7 +25,12 @@ from nnx_inspector.stats.bins import (
     spread,
     tabulated,
 )
-from nnx_inspector.stats.choices.rows import HEAD_FIGURES, choice_figure, is_expert
+from nnx_inspector.stats.choices.rows import (
+    EXPERT_FIGURES,
+    HEAD_FIGURES,
+    choice_figure,
+    is_expert,
+)
 from nnx_inspector.stats.encoding import Packed, Sparse, decoded, ranges
 from nnx_inspector.stats.summary import STATISTICS, Summary
 
@@ -329,6 +334,24 @@ class Series:
             1  @attention     1       1.0   4.0
         """
         return choices_frame(self.passes, "head", HEAD_FIGURES)
+
+    def experts_frame(self) -> pd.DataFrame:
+        """What each expert of each router was given in each pass, as a tidy pandas frame.
+
+        Columns: `step, pass, site, expert`, and the following.
+
+        - `load`, the share of the tokens that choose the expert; of all experts together, as many
+          as a token chooses.
+        - `dropped`, the share of these choices that the capacity of the expert leaves out; NaN, as
+          no program says so for certain.
+        - `entropy` of the router's softmax over all experts in nats, the mean over tokens; NaN if
+          it has none.
+        - `evenness`, the same as a share of the logarithm of the number of experts.
+        - `logit`, the greatest that the expert got; NaN if the choice is made by probabilities.
+
+        A site is the call that chooses, `"moe@experts"`.
+        """
+        return choices_frame(self.passes, "expert", EXPERT_FIGURES)
 
     def metrics_frame(self) -> pd.DataFrame:
         """The metrics as a tidy pandas frame: columns `step, name, value`, name by name."""

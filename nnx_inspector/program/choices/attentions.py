@@ -57,8 +57,10 @@ class Softmaxes:
             frame, variable = within
         return None
 
-    def logits(self, frame: Frame, variable: Any) -> tuple[Frame, Any, float] | None:
-        """What these probabilities are the softmax of, and the logarithm of the base."""
+    def logits(self, frame: Frame, variable: Any) -> tuple[Frame, Any, bool, float] | None:
+        """What these probabilities are the softmax of, whether these are the logits themselves, and
+        the logarithm of the base.
+        """
         base = 1.0
         for _ in range(_STEPS):
             frame, variable = frame.origin(variable)
@@ -81,18 +83,21 @@ class Softmaxes:
             variable = min(before, key=lambda v: ranks.index(self.kind(v)))
         return None
 
-    def _before_shift(self, frame: Frame, variable: Any) -> Place:
-        """The logits from which their largest one was subtracted."""
+    def _before_shift(self, frame: Frame, variable: Any) -> tuple[Frame, Any, bool]:
+        """The logits from which their largest one was subtracted, and whether they are the logits:
+        if something else is subtracted, they may be those less something.
+        """
         found = frame.maker(variable)
         if found is not None and found[1].primitive.name == "sub":
             logits, shift = found[1].invars
-            if self.kind(logits) == "scores" and self._is_largest(frame, shift, logits):
-                return frame.origin(logits)
-        return frame, variable
+            if self.kind(logits) != "scores" or not self._is_largest(frame, shift, logits):
+                return frame, variable, False
+            return *frame.origin(logits), True
+        return frame, variable, True
 
     def _is_largest(self, frame: Frame, shift: Any, logits: Any) -> bool:
         """Whether a value is the largest of these logits, or of those that a mask leaves."""
-        waiting, wanted = [(frame, shift)], self._root(frame, logits)
+        waiting, wanted = [(frame, shift)], self._unmasked(frame, logits)
         for _ in range(_STEPS):
             if not waiting:
                 return False
@@ -108,25 +113,23 @@ class Softmaxes:
             if within is not None:
                 waiting.append(within)
             elif equation.primitive.name == "reduce_max":
-                if self._comes_from(here, equation.invars[0], wanted):
-                    return True
+                return bool(wanted & self._unmasked(here, equation.invars[0]))
             elif equation.primitive.name in _SHIFTS:
                 waiting += [(here, v) for v in equation.invars]
         return False
 
-    def _comes_from(self, frame: Frame, variable: Any, wanted: Place) -> bool:
-        """Whether a value is another one, but for the elements that a mask replaces."""
-        waiting = [(frame, variable)]
-        for _ in range(_STEPS):
-            if not waiting:
-                return False
+    def _unmasked(self, frame: Frame, variable: Any) -> set[Place]:
+        """The logits that a value is made of, where masks replace some of them."""
+        waiting, found = [(frame, variable)], set[Place]()
+        while waiting and len(found) < _STEPS:
             here, one = self._root(*waiting.pop())
-            if (here, one) == wanted:
-                return True
-            found = None if jaxprs.is_literal(one) else here.maker(one)
-            if found is not None and found[1].primitive.name == "select_n":
-                waiting += [(here, v) for v in found[1].invars[1:]]
-        return False
+            if jaxprs.is_literal(one) or (here, one) in found:
+                continue
+            found.add((here, one))
+            made = here.maker(one)
+            if made is not None and made[1].primitive.name == "select_n":
+                waiting += [(here, v) for v in made[1].invars[1:]]
+        return found
 
     def _root(self, frame: Frame, variable: Any) -> Place:
         """The value that this one is made of by moving its elements alone."""
@@ -174,7 +177,7 @@ def _outwards(place: Place) -> list[Place]:
     return found
 
 
-def heads_of(pattern: Pattern, trail: Trail, base: float) -> Heads | None:
+def heads_of(pattern: Pattern, trail: Trail, base: float, *, exact: bool) -> Heads | None:
     """How to measure probabilities whose trail is known, by the roles in their pattern.
 
     None if a part of an axis has several roles, as after heads were mixed or split.
@@ -205,4 +208,4 @@ def heads_of(pattern: Pattern, trail: Trail, base: float) -> Heads | None:
     sizes, shape = tuple(part.size for part in parts), [1, 1, 1, 1]
     for size, (role, _) in zip(sizes, ranks, strict=True):
         shape[role] *= size
-    return Heads(sizes, tuple(order), (shape[0], shape[1], shape[2], shape[3]), base)
+    return Heads(sizes, tuple(order), (shape[0], shape[1], shape[2], shape[3]), base, exact)

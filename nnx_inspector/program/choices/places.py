@@ -9,40 +9,49 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.sources import is_backward, scopes_of
-from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trails, pattern_in
+from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trail, Trails, pattern_in
 from nnx_inspector.hooks.inside.scopes import site_in
 from nnx_inspector.program.choices.attentions import Softmaxes, heads_of, level
 from nnx_inspector.program.choices.frames import Frame
+from nnx_inspector.program.choices.routers import CHOOSES, router_at
 from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT, alone, mark
+from nnx_inspector.stats.choices.rows import EXPERTS
 
 _IDENTITIES = frozenset(f"nnx_inspector_{name}" for name in ("mark", "held", "seeded", "link"))
-_NEEDED = frozenset(["exp", "exp2"])
+_NEEDED = frozenset(["exp", "exp2", *CHOOSES])
+_NONE: Mapping[str, Sequence[int]] = {}
 
 _known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def with_choices(
-    jaxpr: Any, owner: Any, *, weights: Collection[int] = (), finished: bool = False
+    jaxpr: Any,
+    owner: Any,
+    *,
+    weights: Collection[int] = (),
+    shapes: Mapping[str, Sequence[int]] = _NONE,
+    finished: bool = False,
 ) -> Any:
     """The program with a mark beside the softmaxes that choose, within an owner's sites.
 
     Args:
         weights: the numbers of the inputs that are parameters of the model. Those of a finished
             program are also known by the marks where calls begin.
+        shapes: the path of each parameter -> its shape, in the same way.
         finished: see `survey`.
     """
     if not _may_choose(jaxpr):
         return jaxpr
-    return _Search(jaxpr, owner, weights, finished=finished).found()
+    return _Search(jaxpr, owner, weights, shapes, finished=finished).found()
 
 
 def _may_choose(jaxpr: Any) -> bool:
-    """Whether a program has an exponential at all."""
+    """Whether a program has an exponential, or a choice, at all."""
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     if bare not in _known:
         _known[bare] = any(
@@ -53,16 +62,29 @@ def _may_choose(jaxpr: Any) -> bool:
 
 
 class _Search:
-    def __init__(self, jaxpr: Any, owner: Any, weights: Collection[int], *, finished: bool):
+    def __init__(
+        self,
+        jaxpr: Any,
+        owner: Any,
+        weights: Collection[int],
+        shapes: Mapping[str, Sequence[int]],
+        *,
+        finished: bool,
+    ):
         self.owner, self.finished = owner, finished
+        self.shapes = dict(shapes)
+        self.routers: list[tuple[Frame, Any, Trail]] = []
         self.trails = Trails()
         self.softmaxes = Softmaxes(self.trails)
-        self.counts = Counter[str]()
+        self.counts = Counter[tuple[str, str]]()
         self.whole = Frame(jaxpr)
         for number, variable in enumerate(self.whole.bare.invars):
             if number in weights:
                 self.trails.put(variable, FIXED)
         self.look(self.whole)
+        self.counts.clear()
+        for router in self.routers:  # only now it is known what becomes of the choice
+            self._router(*router)
 
     def found(self) -> Any:
         return self.whole.rebuilt()
@@ -79,16 +101,22 @@ class _Search:
                         self._enter(one)
                     continue
                 self._attention(frame, equation)
+                if name in CHOOSES and (trail := self.trails.of(equation.invars[0])) is not None:
+                    self.routers.append((frame, equation, trail))
                 self.trails.follow(name, equation.params, equation.invars, equation.outvars)
 
     def _pass_on(self, equation: Any) -> None:
         params = equation.params
         if equation.primitive is mark and params["part"] == BEGIN and "begun" in params:
-            for v in equation.invars[1 : 1 + len(params["begun"].paths)]:
+            paths = params["begun"].paths
+            for path, v in zip(paths, equation.invars[1:], strict=False):
                 if not jaxprs.is_literal(v):
+                    self.shapes[path] = v.aval.shape
                     self.trails.put(v, FIXED)
         if equation.primitive is mark and params["part"] == OUTPUT:
-            self.counts.pop(params["site"], None)  # another call of it begins with the first again
+            self.counts.pop(
+                (params["site"], PATTERN), None
+            )  # another call of it begins with the first again
         for given, received in zip(equation.invars, equation.outvars, strict=False):
             self.trails.put(received, self.trails.of(given))
 
@@ -113,29 +141,39 @@ class _Search:
         logits = None if made is None else self.softmaxes.logits(*made)
         if made is None or logits is None:
             return
-        *of_logits, base = logits
+        *of_logits, exact, base = logits
         both = level(made, (of_logits[0], of_logits[1]))
         trail = self.trails.of(made[1])
-        how = None if trail is None else heads_of(found, trail, base)
-        if both is not None and how is not None:
-            self._put(*both, how, PATTERN)
-
-    def _put(self, frame: Frame, probabilities: Any, logits: Any, how: Any, name: str) -> None:
-        where = frame.maker(probabilities)
-        if where is None or probabilities.aval.shape != logits.aval.shape:
+        how = None if trail is None else heads_of(found, trail, base, exact=exact)
+        if both is None or how is None:
             return
-        number, equation = where
-        site = site_in(self.owner, (*frame.scopes, *scopes_of(equation)))
+        (here, *operands), maker = both, both[0].maker(both[1])
+        if maker is not None and operands[0].aval.shape == operands[1].aval.shape:
+            self._put(here, maker[1], operands, how, PATTERN)
+
+    def _router(self, frame: Frame, equation: Any, trail: Trail) -> None:
+        site = self._site_of(frame, equation)
+        if site is not None and frame.enters:
+            how = router_at(frame, equation, site, self.shapes, trail)
+            if how is not None:
+                self._put(frame, equation, [equation.invars[0], equation.outvars[-1]], how, EXPERTS)
+
+    def _site_of(self, frame: Frame, equation: Any) -> str | None:
+        return site_in(self.owner, (*frame.scopes, *scopes_of(equation)))
+
+    def _put(self, frame: Frame, equation: Any, operands: list[Any], how: Any, name: str) -> None:
+        """Put a mark on these values behind an equation."""
+        site = self._site_of(frame, equation)
         if site is None:
             return
-        count = self.counts[site]
-        self.counts[site] += 1
+        count = self.counts[site, name]
+        self.counts[site, name] += 1
         key = f"{site}@{name}" + f"[{count}]" * bool(count)
         params = {"owner": self.owner, "site": key, "part": CHOICE, "structure": None}
-        operands = [probabilities, logits]
         one = alone(mark, tuple({**params, "choice": how}.items()), tuple(v.aval for v in operands))
         (new,) = jaxprs.open_jaxpr(one)[0].eqns
         results = [jaxprs.variable(v.aval) for v in operands]
+        number = next(n for n, one in enumerate(frame.bare.eqns) if one is equation)
         frame.more.setdefault(number, []).append(
             new.replace(
                 invars=operands,

@@ -28,12 +28,14 @@ class Heads:
         order: the parts in the order of `shape`.
         shape: how many examples, heads, queries and keys there are.
         base: the natural logarithm of the base: of `exp2` that of 2.
+        exact: whether the logits are known, and not only up to a number for each query.
     """
 
     parts: tuple[int, ...]
     order: tuple[int, ...]
     shape: tuple[int, int, int, int]
     base: float = 1.0
+    exact: bool = True
 
     @internal_config()
     def __call__(self, probabilities: jax.Array, logits: jax.Array) -> jax.Array:
@@ -74,11 +76,53 @@ class Heads:
             name: jnp.where(chooses, each, 0.0).sum(axis=(0, 2)) / jnp.where(looked > 0, looked, 1)
             for name, each in figures.items()
         }
-        means["logit"] = largest
+        if self.exact:
+            means["logit"] = largest
         return _rows(looked, means)
 
     def _turned(self, x: jax.Array) -> jax.Array:
         return x.reshape(self.parts).transpose(self.order).reshape(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """Measures each expert of a router: float32[experts, LENGTH] of what the choice is made by, and
+    of the numbers of the chosen experts.
+
+    Attributes:
+        axis: that of the experts.
+        of: what the choice is made by: "pattern" for probabilities, "scores" for logits, "" for
+            something else, whose entropy is not known.
+    """
+
+    axis: int
+    of: str
+
+    @internal_config()
+    def __call__(self, values: jax.Array, chosen: jax.Array) -> jax.Array:
+        given = jax.lax.stop_gradient((values, chosen))
+        return auto_sharded(self._measured, *given)
+
+    def _measured(self, values: jax.Array, chosen: jax.Array) -> jax.Array:
+        many = values.shape[self.axis]
+        x = jnp.moveaxis(values, self.axis, -1).reshape(-1, many).astype(jnp.float32)
+        hits = chosen.reshape(-1, 1) == jnp.arange(many, dtype=chosen.dtype)
+        looked = jnp.full(many, len(x), jnp.float32)
+        figures = {
+            "load": hits.sum(axis=0).astype(jnp.float32) / len(x),
+            "keys": jnp.full(many, many, jnp.float32),
+        }
+        if self.of == "scores":
+            figures["logit"] = x.max(axis=0)
+            share = jax.nn.softmax(x)
+        else:
+            share = x / x.sum(axis=-1, keepdims=True)
+        if self.of:
+            terms = jnp.where(share > 0, share * jnp.log(jnp.where(share > 0, share, 1.0)), 0.0)
+            entropy = jnp.maximum(-terms.sum(axis=-1), 0.0).mean()
+            figures["entropy"] = jnp.full(many, entropy)
+            figures["evenness"] = figures["entropy"] / math.log(many)
+        return _rows(looked, figures)
 
 
 def _step(length: int, most: int) -> int:
