@@ -367,11 +367,21 @@ def _is_late_alright(finding: Finding) -> bool:
 _OF_PARAMETERS: Final = ("no-gradient", "update-ratio")
 """The rules whose site is a module that holds parameters."""
 
+
+def _of_experts(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """What an expert receives that is never chosen are zeros."""
+    whole = cause.site.rpartition("/")[0]
+    return "left it out" in effect.advice and (
+        is_within(effect.site, cause.site) or is_within(effect.site, whole)
+    )
+
+
 _EXPLAINS: Final[dict[str, Explains]] = {
     "nonfinite": _of_nonfinite,
     "overflow": _of_overflow,
     "mode": _of_mode,
     "dtype": _of_dtype,
+    "dead-experts": _of_experts,
     **dict.fromkeys(GOING_FORWARD, _of_forward),
     "vanishing-gradient": _of_vanishing,
     "exploding-gradient": _of_exploding,

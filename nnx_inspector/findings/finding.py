@@ -20,7 +20,8 @@ Severity = Literal["error", "warning", "info"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
 CAUSES_FIRST: Final = (
-    "uncalled", "nonfinite", "metrics", "overflow", "unused", "mode", "dtype", "dead-units",
+    "uncalled", "nonfinite", "metrics", "overflow", "unused", "mode", "dtype", "dead-experts",
+    "attention", "dead-units",
     "saturated-units", "constant", "collapse", "exploding-gradient", "vanishing-gradient",
     "no-gradient", "skipped-steps", "update-ratio", "padding", "recompilation",
 )  # fmt: skip

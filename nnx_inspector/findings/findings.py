@@ -17,6 +17,12 @@ from nnx_inspector.findings.backward import (
     vanishing_gradient,
 )
 from nnx_inspector.findings.causes import by_cause
+from nnx_inspector.findings.choices.experts import dead_experts
+from nnx_inspector.findings.choices.heads import (
+    attention_collapse,
+    attention_logits,
+    attention_sink,
+)
 from nnx_inspector.findings.finding import (
     CAUSES_FIRST,
     GOING_FORWARD,
@@ -45,6 +51,10 @@ _RULES: Final[tuple[Callable[[Judged], Iterator[Finding]], ...]] = (
     unused,
     mode,
     dtype,
+    dead_experts,
+    attention_logits,
+    attention_collapse,
+    attention_sink,
     dead_units,
     saturated_units,
     constant,

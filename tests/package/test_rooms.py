@@ -34,15 +34,17 @@ ROOMS = (
 
 WITHOUT_JAX = {
     "": {"background", "errors", "files", "progress"},
-    "stats": {"bins", "choices.rows", "encoding", "gauges", "moments", "summary", "table"},
+    "stats": {"bins", "encoding", "gauges", "moments", "rows", "summary", "table"},
     "recordings": None,
     "findings": {
         "backward",
         "causes",
         "evidence",
+        "experts",
         "finding",
         "findings",
         "forward",
+        "heads",
         "judged",
         "model",
         "nonfinite",

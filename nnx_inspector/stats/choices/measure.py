@@ -110,7 +110,7 @@ class Experts:
         looked = jnp.full(many, len(x), jnp.float32)
         figures = {
             "load": hits.sum(axis=0).astype(jnp.float32) / len(x),
-            "keys": jnp.full(many, many, jnp.float32),
+            "keys": looked,
         }
         if self.of == "scores":
             figures["logit"] = x.max(axis=0)

@@ -18,9 +18,10 @@ CHOICE_FIGURES: Final = (
 )  # fmt: skip
 """The entropy of the probabilities in nats, and as a share of the logarithm of the number of
 allowed keys (or experts), which is the most that it can be; the distance between query and key,
-weighted by probability; the probability of the first key; the greatest logit; the number of allowed
-keys, or of experts; the share of the tokens that choose the expert; the share of these choices that
-are dropped. All but the last three and the greatest logit are means over queries or tokens."""
+weighted by probability; the probability of the first key; the greatest logit; the number of
+allowed keys, or of a router's tokens; the share of the tokens that choose the expert; the share of
+these choices that are dropped. All but the last three and the greatest logit are means over queries
+or tokens."""
 LENGTH: Final = 1 + len(CHOICE_FIGURES)
 LARGEST: Final = ("logit",)
 """The figures of which several calls have the largest; of the others, the mean."""
