@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.findings.finding import Finding, named
+from nnx_inspector.findings.finding import Finding, and_others, named
 from nnx_inspector.findings.judged import FEW, LAST, Judged
 from nnx_inspector.stats.choices.rows import choice_figure, is_expert
 
@@ -63,8 +63,7 @@ def attention_logits(judged: Judged) -> Iterator[Finding]:
         what=(
             f"the logits of {named(_call_of(site))} reach {logit:.4g} (head {head}), in each of "
             f"the last {len(passes)} passes"
-            + f" (also at {len(found) - 1} more)"
-            * (len(found) > 1)
+            + and_others([named(_call_of(one[1])) for one in found if one[1] != site])
         ),
         advice=(
             "the softmax is then one-hot and its gradient 0, and bfloat16 rounds such logits to "
@@ -99,8 +98,8 @@ def attention_collapse(judged: Judged) -> Iterator[Finding]:
         evidence={"heads": every, "sharp": sharp, "evenness": mean, "logit": logit, "passes": seen},
         what=(
             f"{sharp} of the {every} heads look at one key each: at {named(_call_of(site))} the "
-            f"entropy is {mean:.2%} of the most that it can be, with logits up to {logit:.4g}, in each of the "
-            f"last {seen} passes"
+            f"entropy is {mean:.2%} of the most that it can be, with logits up to {logit:.4g}, in "
+            f"each of the last {seen} passes"
         ),
         advice=(
             "usually the entropy collapse of a training that becomes unstable; lower the learning "
