@@ -327,7 +327,7 @@ class Series:
             >>> import nnx_inspector as nni
             >>> attn = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
             >>> insp = nni.Inspector(attn, jnp.ones((1, 4, 8)), display=False)
-            >>> insp.run()
+            >>> y = insp.run()
             >>> insp.recording.heads_frame()[["site", "head", "evenness", "keys"]].round(2)
                      site  head  evenness  keys
             0  @attention     0       1.0   4.0
