@@ -21,7 +21,7 @@ from nnx_inspector.findings.evidence import (
 )
 from nnx_inspector.findings.finding import Finding, named
 from nnx_inspector.findings.judged import Judged
-from nnx_inspector.findings.precision import stuck_parameters
+from nnx_inspector.findings.precision.lost import lost_updates
 from nnx_inspector.recordings.facts import ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 
@@ -189,8 +189,8 @@ def no_gradient(judged: Judged) -> Iterator[Finding]:
     if (whole := _nothing_reached(judged)) is not None:
         yield whole
         return
-    stuck = stuck_parameters(judged)
-    rounded = {p.path for p, _ in stuck.parts} if stuck else set[str]()
+    lost = lost_updates(judged)
+    rounded = {p.path for p, _ in lost.parts} if lost else set[str]()
     for one, why, step in _without(judged):
         if why in ("zero", "still") and multiplies_zeros(judged, one.site):
             continue

@@ -23,7 +23,7 @@ CAUSES_FIRST: Final = (
     "uncalled", "nonfinite", "metrics", "overflow", "unused", "mode", "dtype", "dead-experts",
     "attention", "dead-units",
     "saturated-units", "constant", "collapse", "exploding-gradient", "vanishing-gradient",
-    "no-gradient", "skipped-steps", "update-ratio", "padding", "recompilation",
+    "underflow", "no-gradient", "skipped-steps", "update-ratio", "padding", "recompilation",
 )  # fmt: skip
 """The rules, each before those that it may cause: the model, forward, backward, the update."""
 

@@ -36,7 +36,8 @@ from nnx_inspector.findings.forward import collapse, constant, dead_units, satur
 from nnx_inspector.findings.judged import LAST, Judged
 from nnx_inspector.findings.model import dtype, metrics, mode, padding, sinusoids, uncalled, unused
 from nnx_inspector.findings.nonfinite import nonfinite
-from nnx_inspector.findings.precision import overflow, update_ratio
+from nnx_inspector.findings.precision.ranges import overflow, underflow
+from nnx_inspector.findings.precision.updates import update_ratio
 from nnx_inspector.findings.update.rate import halted
 from nnx_inspector.findings.update.state import skipped_steps
 from nnx_inspector.recordings.recording import Recording
@@ -61,6 +62,7 @@ _RULES: Final[tuple[Callable[[Judged], Iterator[Finding]], ...]] = (
     collapse,
     exploding_gradient,
     vanishing_gradient,
+    underflow,
     no_gradient,
     skipped_steps,
     halted,
@@ -72,6 +74,7 @@ _RULES: Final[tuple[Callable[[Judged], Iterator[Finding]], ...]] = (
 _OF_A_STEP: Final = {
     "nonfinite": nonfinite,
     "overflow": overflow,
+    "underflow": underflow,
     "constant": constant,
     "collapse": collapse,
     "exploding-gradient": exploding_gradient,

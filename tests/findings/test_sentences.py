@@ -89,6 +89,15 @@ SENTENCES = [
         zeros="share of the output equal to 0",
     ),
     of(
+        "underflow",
+        "At step #step# #part#% of the nonzero values of the <quantity> of <site> are below "
+        "#limit#, next to the smallest number of its dtype, float16, and #zeros#% are 0<others>",
+        step="the step of the newest pass",
+        part="share of the nonzero values whose size is below 2^-22",
+        limit="2^-22, four times the smallest number of float16",
+        zeros="share of the values equal to 0",
+    ),
+    of(
         "unused",
         "From step #step# on, <site> <how><others>; the #elements# parameters of <again> do "
         "nothing here",
@@ -165,6 +174,16 @@ SENTENCES = [
         "From step #step# on, a step changed the weights by at most #largest# times their size "
         "(a median over <of>); about 1e-3 is usual",
         largest=LARGEST,
+    ),
+    of(
+        "update-ratio",
+        "From step #step# to step #last#, in the median over #count# measured steps, #part#% of "
+        "the elements of <path> (<dtype>) to which something was added stayed what they were"
+        "<others>",
+        last="the newest measured step that shows its update",
+        count="the measured steps that show their update",
+        part="of the elements whose update, as optax computes it, is not 0, the share that is "
+        "equal before and after a step",
     ),
     of(
         "update-ratio",
