@@ -82,6 +82,8 @@ def typescript(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
         "HISTORY_QUANTILES",
         "UNIT_FIGURES",
         "POSITION_FIGURES",
+        "CASTS",
+        "CAST_FIGURES",
     ):
         items = ", ".join(
             f'"{v}"' if isinstance(v, str) else repr(v) for v in getattr(protocol, name)
@@ -256,6 +258,17 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
                              step=None, why="first call"),
         ), more=2, operations=31, operation_seconds=0.5, inspector=3, inspector_seconds=2.25,
     )  # fmt: skip
+    casts = p.Casts(
+        version=p.VERSION,
+        id=15,
+        site="",
+        step=7,
+        total=3,
+        rows=(
+            p.CastRow(site="blocks/0", name="activations"),
+            p.CastRow(site="", name="<b> gradient"),
+        ),
+    )
     code = p.Code(
         version=p.VERSION, id=13, site="head", kind="Linear", documentation="A <b>linear</b> layer.",
         excerpts=(p.Excerpt(file="model.py", function="CNN.__call__", first=11, line=12,
@@ -355,7 +368,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
             p.Updates(
                 version=p.VERSION, layout=1, site=1, parameters=("blocks/0/kernel",), steps=2
             ),
-            p.buffer_of(np.array([5.0, 7.0]), ramp(1, 2)),
+            p.buffer_of(np.array([5.0, 7.0]), ramp(1, 2), 1 - ramp(1, 2)),
         ),
         "history": (
             history,
@@ -369,6 +382,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         "units": (units, p.buffer_of(ramp(len(p.UNIT_FIGURES), 10))),
         "code": (code, None),
         "compilations": (compilations, None),
+        "casts": (casts, p.buffer_of(ramp(2, len(p.CASTS), len(p.CAST_FIGURES)))),
         "sweep": (sweep, None),
         "weights": (p.Weights(version=p.VERSION, name="step <b>7</b>", rows=weights, total=9), None),
         "other": (p.Other(version=p.VERSION, name="run <b>7</b>.nni", step=40, number=1), None),

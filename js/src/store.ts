@@ -282,6 +282,7 @@ export class Store implements Receiver {
       case "units":
       case "code":
       case "compilations":
+      case "casts":
         return this.looks.receive(message, buffer);
       case "inputs":
         return this.inputs.take(message);

@@ -35,7 +35,7 @@ FUNCTIONS: Final = (
     "nnx_inspector_join",
     "nnx_inspector_gauge",
     "nnx_inspector_state",
-    "nnx_inspector_moved",
+    "nnx_inspector_update",
 )
 _SUFFIX: Final = {"linux": "linux.so", "darwin": "macos.dylib", "win32": "windows.dll"}
 _MACHINE: Final = {"amd64": "x86_64", "arm64": "aarch64"}

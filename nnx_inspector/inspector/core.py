@@ -38,7 +38,7 @@ from nnx_inspector.inspector.passes.pass_request import PassRequest, Shown
 from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.inspector.values.kept import KeptValues
 from nnx_inspector.inspector.values.opening import Opening, attentions, embeds
-from nnx_inspector.live.figures import Observer, choices_of, gauges_of, ratios_of
+from nnx_inspector.live.figures import Observer, choices_of, gauges_of, updates_in
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.perturbations.places import CLEAN, Setting
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
@@ -453,7 +453,7 @@ class Core:
         with self.lock:
             figures, measured = None, {p: x.recorded() for p, x in record.parameters.items()}
             if states is not None or measured or record.choices:
-                how: Any = {"ratios": ratios_of(record.parameters), "measured": measured}
+                how: Any = {"updates": updates_in(record.parameters), "measured": measured}
                 rows = gauges_of(record, self.stacks), states or {}, choices_of(record, self.stacks)
                 figures = self._observer.figures(*rows, follow=False, **how)
             # no method of this core: what is shown behind may not keep it alive

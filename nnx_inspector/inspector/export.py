@@ -63,7 +63,7 @@ def told_by(core: Core, kept: Sequence[Any]) -> Told:
         "compare": dict(core.compared),
     }
     code_of = lambda site: look(core, protocol.Look(id=0, what="code", site=site))  # noqa: E731
-    answers["code"] = _each(detailed, code_of)
+    answers |= {"code": _each(detailed, code_of), "casts": _casts(core)}
     kept = [one for one in kept if one is not None]
     if any(isinstance(one, protocol.Weights) and one.name for one in kept):
         shown = ["values"]
@@ -125,7 +125,12 @@ class Brief:
             new = [site for site in detailed if site not in self._made[what]]
             self._made[what].update(_each(new, make))
         answers = {what: {s: self._made[what][s] for s in detailed} for what in made}
+        answers["casts"] = _casts(core)
         return _told(layout, state, kept, answers, detailed)
+
+
+def _casts(core: Core) -> dict[str, Answer]:
+    return _each([""], lambda _: look(core, protocol.Look(id=0, what="casts", site="")))
 
 
 def _each(sites: Sequence[str], made: Callable[[str], Answer]) -> dict[str, Answer]:

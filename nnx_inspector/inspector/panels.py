@@ -37,6 +37,7 @@ from nnx_inspector.records.record import Record
 from nnx_inspector.records.weights import frame_of, weights_apart
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comparison import At, recording_of, weights_message
+from nnx_inspector.screen.frames import casts_message
 from nnx_inspector.screen.requests import Answer
 from nnx_inspector.screen.source import documentation_of, excerpts_of
 from nnx_inspector.stats.gauges import OFF_AT
@@ -56,6 +57,8 @@ def look(core: Core, request: protocol.Look) -> Answer:
         InspectorError: it has no such figures, or the model's arrays were donated to a step.
     """
     core.known(request.site)
+    if request.what == "casts":
+        return casts_message(core.recording, core.view.keys, request)
     if request.what == "compilations":
         found = core.meter.compilations.all()
         return compilations_message(found, request=request.id), None

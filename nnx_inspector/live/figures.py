@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from nnx_inspector.stats.gauges import (
     IDS,
     LENGTH,
     OF_IDS,
+    OF_UPDATE,
     PARAMETER_FIGURES,
     STATE_HEAD,
     STATE_LENGTH,
@@ -48,7 +49,9 @@ Gauges = Mapping[str, Sequence[Any]]
 States = Mapping[str, Any]
 """Path of a parameter -> its state, `[STATE_LENGTH]`."""
 _NO_STACKS: Mapping[str, Stack] = {}
-_NO_RATIOS: Mapping[str, float] = {}
+Update = tuple[float, float]
+"""`OF_UPDATE` of a parameter."""
+_NO_UPDATES: Mapping[str, Update] = {}
 Arrived = Mapping[tuple[str, str], Sequence[Summary]]
 """(site, quantity) -> a summary for each call."""
 Summaries = Mapping[str, Mapping[str, Summary | None]]
@@ -57,6 +60,7 @@ _NO_SUMMARIES: Summaries = {}
 _NO_ROWS: Gauges = {}
 _NO_CHOICES = np.zeros((0, len(CHOICE_FIGURES)), np.float32)
 _ONCE = ("parameter", STATE)
+_NO_UPDATE: Final[Update] = (math.nan, math.nan)
 _UNKNOWN = np.full(STATE_LENGTH, np.nan, np.float32)
 """The state of a parameter that no pass has sent."""
 
@@ -137,31 +141,38 @@ def of_one_step(passes: Iterable[Arrived]) -> list[Arrived]:
     return out
 
 
-def update_ratios(
+def updates_of(
     moves: Mapping[str, Any], stacks: Mapping[str, Stack] = _NO_STACKS
-) -> dict[str, float]:
-    """The update ratio of each parameter, also of single layers, by the sums of squares of its
-    update and of its value; Inf if only the value was 0.
+) -> dict[str, Update]:
+    """The update ratio of each parameter, also of single layers, and how much of its update is
+    lost: `OF_UPDATE`, by what `Moved` finds.
     """
-    out: dict[str, float] = {}
+    out: dict[str, Update] = {}
     for path, sums in moves.items():
-        rows = np.asarray(sums, np.float64).reshape(-1, 2)
-        out[path] = _ratio(rows.sum(axis=0))
+        rows = np.asarray(sums, np.float64).reshape(-1, 4)
+        out[path] = _of_update(rows.sum(axis=0))
         stack = stacks.get(holder_of(path, stacks) or "") if len(rows) > 1 else None
         if stack is not None and stack.length == len(rows):
-            out |= {layer_key(path, i): _ratio(rows[i]) for i in range(stack.layers)}
+            out |= {layer_key(path, i): _of_update(rows[i]) for i in range(stack.layers)}
     return out
 
 
-def ratios_of(parameters: Mapping[str, Parameter]) -> dict[str, float]:
-    """The same of the parameters of a record, as far as an optimizer was given."""
+def updates_in(parameters: Mapping[str, Parameter]) -> dict[str, Update]:
+    """The same of the parameters of a record, as far as an optimizer was given: of an update that
+    is not made, it is not known what is lost.
+    """
     found = ((path, one.update, one.value.merged().norm) for path, one in parameters.items())
     sizes = ((path, update.merged().norm, norm) for path, update, norm in found if update)
-    return {p: _ratio(np.square([size / UNIT, norm])) for p, size, norm in sizes}
+    return {p: (_ratio(*np.square([size / UNIT, norm])), math.nan) for p, size, norm in sizes}
 
 
-def _ratio(sums: Any) -> float:
-    change, value = np.sqrt(sums).tolist()
+def _of_update(sums: Any) -> Update:
+    change, value, meant, lost = sums.tolist()
+    return _ratio(change, value), lost / meant if meant else math.nan
+
+
+def _ratio(change: float, value: float) -> float:
+    change, value = math.sqrt(change), math.sqrt(value)
     if not (math.isfinite(change) and math.isfinite(value)):
         return math.nan
     return change * UNIT / value if value else math.inf if change else 0.0
@@ -183,7 +194,7 @@ class Observer:
         *,
         follow: bool = True,
         differentiated: Set[str] | None = None,
-        ratios: Mapping[str, float] = _NO_RATIOS,
+        updates: Mapping[str, Update] = _NO_UPDATES,
         measured: Summaries = _NO_SUMMARIES,
     ) -> Figures:
         """The figures of a pass.
@@ -197,7 +208,7 @@ class Observer:
                 the loop, which is not part of its history.
             differentiated: the paths of the parameters with respect to which the pass is
                 differentiated; None for those whose gradient was measured.
-            ratios: the update ratios of parameters, where updates were seen.
+            updates: what is known of the updates of parameters, where they were seen.
             measured: what was measured of all elements of a parameter, which the samples in
                 `states` only estimate.
         """
@@ -225,11 +236,13 @@ class Observer:
         if follow:
             self._follow(list(states), now, np.array(before), rows_of_parameters)
             self._before.update(zip(states, now, strict=True))
-        others = [path for path in ratios if path not in states]  # layers of stacks
+        others = [path for path in updates if path not in states]  # layers of stacks
         paths = [*states, *others]
         unknown = np.full((len(others), len(PARAMETER_FIGURES)), np.nan, np.float32)
         rows_of_parameters = np.concatenate([rows_of_parameters, unknown])
-        figure_of(rows_of_parameters, "update")[:] = [ratios.get(p, np.nan) for p in paths]
+        found = np.array([updates.get(p, _NO_UPDATE) for p in paths]).reshape(-1, len(OF_UPDATE))
+        for name, column in zip(OF_UPDATE, found.T, strict=True):
+            figure_of(rows_of_parameters, name)[:] = column
         chosen = {site: merged_rows(arrays) for site, arrays in choices.items() if arrays}
         return Figures(
             sites=self._shared(names[i] for i in numbers),

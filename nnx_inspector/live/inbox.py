@@ -35,7 +35,7 @@ class Sent:
         gauges: site -> the gauge of each call, `[..., LENGTH]`.
         choices: site of a softmax that chooses -> the rows of each call, `[..., n, LENGTH]`.
         states: parameter's path -> its state.
-        moves: parameter's path -> the sums of squares of its update and of its value; see `Moved`.
+        moves: parameter's path -> what `Moved` finds of its update.
         differentiated: the paths of the parameters with respect to which it is differentiated.
         calls: the outermost calls in shapes, None for a call that cannot be described.
         members: how many members of an ensemble the pass runs; 0 for none.

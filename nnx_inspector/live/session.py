@@ -26,7 +26,7 @@ from nnx_inspector.hooks.dispatch import Tagged, hooking
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Hook
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sites, site_key
-from nnx_inspector.live.figures import Observer, Summaries, of_one_step, told_in, update_ratios
+from nnx_inspector.live.figures import Observer, Summaries, of_one_step, told_in, updates_of
 from nnx_inspector.live.hook import Watch, parameters_of
 from nnx_inspector.live.inbox import Arrived, Inbox, Message, Taken
 from nnx_inspector.live.messages import Reached, listeners
@@ -469,7 +469,7 @@ class Session:
         for one in passes:
             states = {**one.sent.states, **states}  # the first pass takes precedence
         moves = {path: sums for one in reversed(passes) for path, sums in one.sent.moves.items()}
-        how: Any = {"differentiated": differentiated, "ratios": update_ratios(moves, self.stacks)}
+        how: Any = {"differentiated": differentiated, "updates": updates_of(moves, self.stacks)}
         return self._observer.figures(gauges, states, choices, measured=measured, **how)
 
     def take_passes(self) -> list[Taken]:

@@ -140,11 +140,14 @@ def passes_frame(
     ]
     heads = [(p.step, p.number, p.kind, p.perturbed, *key) for p, key, _ in chosen]
     figures = figures_of([blob for _, _, blob in chosen]).tolist()
-    ratios = [p.update_ratio(key[0]) if key[1] == "parameter" else np.nan for p, key, _ in chosen]
-    rows = [(*h, *row, ratio) for h, row, ratio in zip(heads, figures, ratios, strict=True)]
+    updates = [
+        (p.update_ratio(key[0]), p.update_lost(key[0])) if key[1] == "parameter" else (np.nan,) * 2
+        for p, key, _ in chosen
+    ]
+    rows = [(*h, *row, *update) for h, row, update in zip(heads, figures, updates, strict=True)]
     quantiles = [f"q{round(100 * q):02d}" for q in HISTORY_QUANTILES]
     heads_of = "step", "pass", "kind", "perturbed", "site", "quantity"
-    names = (*heads_of, *STATISTICS, *quantiles, "update_ratio")
+    names = (*heads_of, *STATISTICS, *quantiles, "update_ratio", "update_lost")
     types = dict.fromkeys(("step", "pass"), "int64") | {"perturbed": "bool"}
     types |= dict.fromkeys(_COUNTED, "Int64")
     types |= {n: "float64" for n in names[6:] if n not in _COUNTED}
@@ -258,8 +261,10 @@ class Series:
 
         Columns: `step, pass, kind, perturbed, site, quantity`, statistics (counts as Int64; the
         unknown is missing), quantiles within 6.25 %, `q01, q05, q25, q50, q75, q95, q99`, and of a
-        "parameter" `update_ratio`: the norm of the step's change divided by that of the value (NaN:
-        not seen). `attrs["seams"]` has the numbers (`pass`) with which a restarted run went on.
+        "parameter" `update_ratio`, the norm of the step's change divided by that of the value, and
+        `update_lost`: of the elements to which the step added something other than 0, the share
+        that stayed what they were, because the parameter's dtype rounds that off (both NaN: not
+        seen). `attrs["seams"]` has the numbers (`pass`) with which a restarted run went on.
 
         Args:
             layers: whether to add rows for single layers of stacked modules (`"blocks[3]"`). The

@@ -235,10 +235,16 @@ class Pass:
         """
         return float("nan") if self.figures is None else self.figures.parameter(path, "update")
 
-    @property
-    def update_ratios(self) -> dict[str, float]:
-        """`update_ratio` of each parameter of which anything was measured."""
-        return {} if self.figures is None else self.figures.of_parameters("update")
+    def updates(self, name: str) -> dict[str, float]:
+        """One of `OF_UPDATE` of each parameter of which anything was measured."""
+        return {} if self.figures is None else self.figures.of_parameters(name)
+
+    def update_lost(self, path: str) -> float:
+        """Of the elements of a parameter to which the step added something other than 0, the share
+        that stayed what they were because the dtype rounds that off; NaN if there were none, or if
+        it was not seen what was added.
+        """
+        return float("nan") if self.figures is None else self.figures.parameter(path, "lost")
 
     def has_values(self, site: str) -> bool:
         """Whether it measured the output of a site, and that has any values."""

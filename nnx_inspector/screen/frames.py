@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.findings.finding import Finding
 from nnx_inspector.recordings.history import evenly
 from nnx_inspector.recordings.layers import STATE, holder_of, name_below
@@ -20,7 +21,7 @@ from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.stats.encoding import HEAD_BYTES, Packed, decoded
-from nnx_inspector.stats.table import figures_of, sparklines_of
+from nnx_inspector.stats.table import CASTS, casts_of, figures_of, sparklines_of
 
 MOST_MOVED = 5
 """How many of the parameters within a module are shown over the steps: there are as many dashes."""
@@ -84,12 +85,11 @@ class Weights:
         of = parameters_of(keys, paths)
         rows = np.full((len(keys), len(protocol.ROW_FIGURES)), np.nan)
         sizes = [one.norms(quantity) for quantity in protocol.PARAMETER_QUANTITIES] if of else []
-        ratios = one.update_ratios
+        seen = one.updates("update"), one.updates("lost")
         for row, mine in of.items():
-            known = (ratios.get(path, math.nan) for path in mine)
-            seen = [ratio for ratio in known if not math.isnan(ratio)]
+            of_updates = (_largest(known.get(path, math.nan) for path in mine) for known in seen)
             norms = ([of_all[path] for path in mine if path in of_all] for of_all in sizes)
-            rows[row] = max(seen, default=math.nan), *(_norm(some) for some in norms)
+            rows[row] = *of_updates, *(_norm(some) for some in norms)
         return Weights(one, of, rows)
 
     def figures(self, row: int) -> np.ndarray:
@@ -127,6 +127,10 @@ class Weights:
 
 
 _OF_PARAMETER = len(protocol.PARAMETER_QUANTITIES), len(protocol.STATISTICS)
+
+
+def _largest(figures: Iterable[float]) -> float:
+    return max((x for x in figures if not math.isnan(x)), default=math.nan)
 
 
 def _norm(norms: Sequence[float]) -> float:
@@ -203,13 +207,16 @@ def _histories_of_parameters(
                 yield message, protocol.buffer_of(*arrays)
     passes = evenly([p for p in recording.passes if p.piece(paths[0], "parameter")], columns)
     steps = np.array([p.step for p in passes], np.float64)
-    ratios = np.array([[p.update_ratio(path) for p in passes] for path in paths])
+    ratios, lost = (
+        np.array([[figure(p, path) for p in passes] for path in paths])
+        for figure in (Pass.update_ratio, Pass.update_lost)
+    )
     # a pass without any, such as one that was made again under a perturbation, is no step
     moved = ~np.isnan(ratios).all(axis=0)
-    steps, ratios = steps[moved], ratios[:, moved]
+    steps, ratios, lost = steps[moved], ratios[:, moved], lost[:, moved]
     of = {"layout": layout, "site": at, "parameters": tuple(paths), "inside": not own}
     updates = protocol.Updates(steps=len(steps), **of)
-    yield updates, protocol.buffer_of(steps, np.where(np.isfinite(ratios), ratios, np.nan))
+    yield updates, protocol.buffer_of(steps, np.where(np.isfinite(ratios), ratios, np.nan), lost)
 
 
 def _moved_most(recording: Recording, site: str) -> list[str]:
@@ -217,12 +224,47 @@ def _moved_most(recording: Recording, site: str) -> list[str]:
     for one in reversed(recording.passes[-NEWEST:]):
         inside = {
             path: ratio
-            for path, ratio in one.update_ratios.items()
+            for path, ratio in one.updates("update").items()
             if math.isfinite(ratio) and (not site or path.startswith(f"{site}/"))
         }
         if inside:
             return sorted(inside, key=inside.__getitem__, reverse=True)[:MOST_MOVED]
     return []
+
+
+_WORDS = {
+    "output": "activations", "gradient": "gradient", "input": "input", "parameter": "",
+    "parameter_gradient": " gradient",
+}  # fmt: skip
+
+
+def casts_message(
+    recording: Recording, keys: Sequence[str], request: protocol.Look
+) -> tuple[protocol.Casts, bytes]:
+    """What lower precision would make of the newest pass.
+
+    Raises:
+        InspectorError: there is no pass.
+    """
+    if not len(recording):
+        raise InspectorError("no pass was measured yet.")
+    one, known = recording.passes[-1], set(keys)
+    found = decoded(one.packed)
+    each = [
+        np.concatenate([casts_of(found, x), casts_of(found, x, scaled=True)[:, :2]], axis=1)
+        for x in CASTS.values()
+    ]
+    shares = np.stack(each, axis=1)
+    lost = np.nan_to_num(shares[:, :, 0] + shares[:, :, 2], nan=-1.0).max(axis=1)
+    order = np.argsort(-lost, kind="stable")[: protocol.MOST_CASTS]
+    rows: list[protocol.CastRow] = []
+    for key, quantity in (one.keys[i] for i in order.tolist()):
+        of_parameter = quantity in protocol.PARAMETER_QUANTITIES
+        site = (holder_of(key, known) or "") if of_parameter else key
+        name = name_below(key, site) if of_parameter else ""
+        rows.append(protocol.CastRow(site=site, name=f"{name}{_WORDS[quantity]}"))
+    head: Any = {"id": request.id, "site": request.site, "step": one.step, "total": len(one.keys)}
+    return protocol.Casts(rows=tuple(rows), **head), protocol.buffer_of(shares[order])
 
 
 def curves_of(recording: Recording, *, points: int = 600) -> tuple[protocol.Curves, bytes]:

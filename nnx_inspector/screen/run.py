@@ -46,7 +46,7 @@ from nnx_inspector.screen.control.values import SiteValues
 from nnx_inspector.screen.export.markdown import ROWS, report
 from nnx_inspector.screen.export.page import MAX_BYTES, page_of
 from nnx_inspector.screen.export.replay import Told, detailed_of
-from nnx_inspector.screen.frames import findings_message, metrics_at
+from nnx_inspector.screen.frames import casts_message, findings_message, metrics_at
 from nnx_inspector.screen.presenter import Presenter
 from nnx_inspector.screen.python_text import made
 
@@ -467,14 +467,16 @@ class Run(Displayed):
         }
 
     def _told(self, layout: protocol.Layout, state: protocol.State, kept: Sequence[Any]) -> Told:
-        saved = time.strftime("%Y-%m-%d %H:%M")
+        saved, recording = time.strftime("%Y-%m-%d %H:%M"), self._following.recording
+        casts = protocol.Look(id=0, what="casts", site="")
         return Told(
             layout=layout,
             state=state,
             kept=tuple(kept),
+            answers={"casts": {"": casts_message(recording, self._view.keys, casts)}},
             detailed=detailed_of(layout, state.selected),
             missing=(*MISSING, "compare"),
-            note=f"{self._following.recording.name}, saved {saved}, with {{passes}}.",
+            note=f"{recording.name}, saved {saved}, with {{passes}}.",
         )
 
 

@@ -104,9 +104,10 @@ class Reader:
             for name in (*STATISTICS_OF[group], *("nan", "inf") * (key in self._flawed)):
                 if not math.isnan(of[name]):
                     found.append(Scalar(group, at, name, of[name]))
-            ratio = item.update_ratio(site) if quantity == "parameter" else np.nan
-            if math.isfinite(ratio):  # a value of 0 has none
-                found.append(Scalar(group, at, "update_ratio", ratio))
+            if quantity == "parameter":
+                update = {"ratio": item.update_ratio(site), "lost": item.update_lost(site)}
+                seen = {name: x for name, x in update.items() if math.isfinite(x)}
+                found += [Scalar(group, at, f"update_{name}", x) for name, x in seen.items()]
         return found
 
     def histograms(self, item: Pass) -> list[Histogram]:

@@ -160,10 +160,10 @@ def test_how_far_a_parameter_is_moved_is_what_numpy_finds(
         a, b = np.asarray(before).astype(wide), np.asarray(after).astype(wide)
         over = tuple(range(rows, a.ndim))
         squares = [(np.abs(x) ** 2).sum(over) for x in ((b - a) / UNIT, a)]
-        np.testing.assert_allclose(found, np.stack(squares, axis=-1), rtol=1e-6)
+        np.testing.assert_allclose(found[..., :2], np.stack(squares, axis=-1), rtol=1e-6)
         monkeypatch.setattr(native, "serves", lambda _: False)
         program = jax.jit(Moved(rows).__call__).lower(before, after)
-        assert "nnx_inspector_moved" not in program.as_text()
+        assert "nnx_inspector_update" not in program.as_text()
         np.testing.assert_allclose(program.compile()(before, after), found, rtol=3e-6)
 
 

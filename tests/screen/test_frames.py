@@ -64,6 +64,7 @@ def moved(**ratios: list[float]) -> Recording:
     for step in range(len(next(iter(ratios.values())))):
         rows = np.full((len(ratios), len(PARAMETER_FIGURES)), np.nan, np.float32)
         rows[:, PARAMETER_FIGURES.index("update")] = [one[step] for one in ratios.values()]
+        rows[:, PARAMETER_FIGURES.index("lost")] = rows[:, PARAMETER_FIGURES.index("update")] / 2
         figures = Figures(parameters=tuple(ratios), parameter_rows=rows)
         recording.append(step, dict.fromkeys(ratios, value), figures=figures)
     return recording
@@ -74,8 +75,9 @@ def updates_of(recording: Recording, site: str) -> tuple[Any, np.ndarray] | None
     keys = ("", "a", "a/b", "ab")
     for message, buffer in histories_of(recording, keys=keys, selected=site, layout=1):
         if isinstance(message, protocol.Updates):
-            ratios = np.frombuffer(buffer)[message.steps :]
-            return message, ratios.reshape(-1, message.steps)
+            ratios, lost = np.frombuffer(buffer)[message.steps :].reshape(2, -1, message.steps)
+            np.testing.assert_array_equal(lost[~np.isnan(ratios)], ratios[~np.isnan(ratios)] / 2)
+            return message, ratios
     return None
 
 

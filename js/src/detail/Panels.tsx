@@ -4,6 +4,7 @@
 // (arrows, Home, End), and 1 to 5 for the groups.
 import type { FunctionComponent } from "preact";
 import { AttentionPanel } from "../attention/Attention";
+import { CastsPanel } from "../casts/CastsPanel";
 import { CodePanel } from "../code/CodePanel";
 import { CompareOptions, ComparePanel } from "../compare/ComparePanel";
 import { Flow, FlowOptions } from "../flow/Flow";
@@ -51,6 +52,7 @@ const ALL: readonly Panel[] = [
   { name: "nnx", title: "State", View: NnxPanel },
   { name: "sweep", title: "Sweep", View: SweepPanel, Options: SweepOptions },
   { name: "compare", title: "Compare", View: ComparePanel, Options: CompareOptions },
+  { name: "precision", title: "Precision", View: CastsPanel },
 ];
 
 export function Panels(props: PanelProps) {

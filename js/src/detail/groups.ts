@@ -17,6 +17,7 @@ export const GROUP_OF: Readonly<Record<string, Group>> = {
   examples: "Units",
   sweep: "Test",
   compare: "Test",
+  precision: "Test",
   attribution: "Explain",
   lens: "Explain",
   flow: "Structure",

@@ -8,7 +8,7 @@ import { paintMarks, stepAt, xOf, type Steps } from "../charts/overSteps";
 import type { UpdatesData } from "../kernel/decode";
 import type { Site } from "../kernel/protocol";
 import type { Store } from "../store";
-import { NOT_MEASURED, tick } from "../ui/format";
+import { NOT_MEASURED, percent, tick } from "../ui/format";
 import { ids } from "../ui/testids";
 
 /** The ratios with which most networks learn. */
@@ -30,7 +30,7 @@ export function Ratio({ store, site, index, steps, hold }: Props) {
   if (!updates || updates.header.site !== index || !updates.ratios.some((one) => one.some((ratio) => !Number.isNaN(ratio)))) return null;
   const shown = at ?? steps.shown ?? steps.newest;
   const place = placeOf(updates, shown);
-  const figures = updates.header.parameters.map((path, i) => `${below(path, site.key)} ${ratioText(updates.ratios[i]![place] ?? NaN)}`);
+  const figures = updates.header.parameters.map((path, i) => `${below(path, site.key)} ${ratioText(updates.ratios[i]![place] ?? NaN)}${lostText(updates.lost[i]![place])}`);
   const under = (event: PointerEvent): number => {
     const box = (event.currentTarget as Element).getBoundingClientRect();
     return stepAt(steps, (event.clientX - box.left - GUTTER) / (box.width - GUTTER));
@@ -76,6 +76,11 @@ function below(path: string, site: string): string {
 
 function ratioText(ratio: number): string {
   return Number.isNaN(ratio) ? NOT_MEASURED : tick(ratio);
+}
+
+/** How much of an update the parameter's dtype rounds to nothing. */
+function lostText(lost: number | undefined): string {
+  return lost! > 0 ? `, ${percent(lost)} of it lost in rounding` : "";
 }
 
 /** The place of a step among those with ratios, or of the last one before it. */

@@ -2,6 +2,8 @@
 // Invariant: it honours the view's byteOffset and copies only if float64 would be unaligned. A buffer
 // whose length does not fit its header is a `ProtocolError`, never a short read.
 import {
+  CASTS,
+  CAST_FIGURES,
   HISTORY_BINS,
   HISTORY_QUANTILES,
   PARAMETER_QUANTITIES,
@@ -10,6 +12,7 @@ import {
   SPARK,
   STATISTICS,
   UNIT_FIGURES,
+  type Casts,
   type Curves,
   type Frame,
   type FrameParameter,
@@ -50,6 +53,8 @@ export interface UpdatesData {
   readonly steps: Float64Array;
   /** For each parameter, the ratio at each step; NaN where it is unknown. */
   readonly ratios: readonly Float64Array[];
+  /** Alike, the share of the update that the parameter's dtype rounds to nothing. */
+  readonly lost: readonly Float64Array[];
 }
 
 export interface HistoryData {
@@ -69,6 +74,12 @@ export interface CurveData {
   /** How many values the recording has of it, and how many of these are NaN or Inf. */
   readonly recorded: number;
   readonly notFinite: number;
+}
+
+export interface CastsData {
+  readonly header: Casts;
+  /** [rows, CASTS, CAST_FIGURES] */
+  readonly shares: Float64Array;
 }
 
 export type UnitFigure = (typeof UNIT_FIGURES)[number];
@@ -185,8 +196,9 @@ export function decodeHistory(header: History, buffer: DataView | undefined): Hi
 }
 
 export function decodeUpdates(header: Updates, buffer: DataView | undefined): UpdatesData {
-  const reader = new Reader(header.type, buffer, header.steps * (1 + header.parameters.length));
-  return { header, steps: reader.floats(header.steps), ratios: header.parameters.map(() => reader.floats(header.steps)) };
+  const reader = new Reader(header.type, buffer, header.steps * (1 + 2 * header.parameters.length));
+  const each = (): Float64Array[] => header.parameters.map(() => reader.floats(header.steps));
+  return { header, steps: reader.floats(header.steps), ratios: each(), lost: each() };
 }
 
 export function decodeCurves(header: Curves, buffer: DataView | undefined): CurveData[] {
@@ -195,6 +207,11 @@ export function decodeCurves(header: Curves, buffer: DataView | undefined): Curv
   }
   const reader = new Reader(header.type, buffer, 2 * sum(header.points));
   return header.names.map((name, i) => ({ name, points: reader.floats(header.points[i] * 2), recorded: header.recorded[i], notFinite: header.not_finite[i] }));
+}
+
+export function decodeCasts(header: Casts, buffer: DataView | undefined): CastsData {
+  const count = header.rows.length * CASTS.length * CAST_FIGURES.length;
+  return { header, shares: new Reader(header.type, buffer, count).floats(count) };
 }
 
 export function decodeUnits(header: UnitFigures, buffer: DataView | undefined): UnitsData {

@@ -1,15 +1,15 @@
-// The units and code of the selected site, and what was compiled, requested on demand.
+// The units and code of the selected site, what was compiled and what lower precision would do, requested on demand.
 // Invariants: at most one request of each kind is under way, and the newest one follows it; an answer
 // for a site that is no longer wanted is ignored; the longer the kernel took, the longer the next
 // request waits, so that watching does not hold up a loop.
 import { signal, type Signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import type { Kernel } from "./bridge";
-import { decodeUnits, type UnitsData } from "./decode";
-import type { Code, Compilations, Look, UnitFigures } from "./protocol";
+import { decodeCasts, decodeUnits, type CastsData, type UnitsData } from "./decode";
+import type { Casts, Code, Compilations, Look, UnitFigures } from "./protocol";
 
 type What = Look["what"];
-type Answer = UnitFigures | Code | Compilations;
+type Answer = UnitFigures | Code | Compilations | Casts;
 
 interface Seen<T> {
   readonly site: string;
@@ -36,6 +36,7 @@ export class Looks {
   readonly units = signal<Seen<UnitsData> | null>(null);
   readonly code = signal<Seen<Code> | null>(null);
   readonly compilations = signal<Seen<Compilations> | null>(null);
+  readonly casts = signal<Seen<CastsData> | null>(null);
 
   private readonly wishes = new Map<What, Wish>();
 
@@ -67,13 +68,8 @@ export class Looks {
     const what: What = message.type;
     const wish = this.wishes.get(what);
     if (wish?.site !== message.site || (message.type === "units" && message.axis !== wish.axis)) return;
-    if (message.type === "units") {
-      this.units.value = { site: message.site, data: decodeUnits(message, buffer), error: "" };
-    } else if (message.type === "compilations") {
-      this.compilations.value = { site: message.site, data: message, error: "" };
-    } else {
-      this.code.value = { site: message.site, data: message, error: "" };
-    }
+    const data = message.type === "units" ? decodeUnits(message, buffer) : message.type === "casts" ? decodeCasts(message, buffer) : message;
+    (this[what] as Signal<Seen<unknown> | null>).value = { site: message.site, data, error: "" };
   }
 
   private send(what: What, wish: Wish): void {

@@ -4,11 +4,13 @@
 export const VERSION = 7;
 export const QUANTITIES = ["output", "gradient"] as const;
 export const PARAMETER_QUANTITIES = ["parameter", "parameter_gradient"] as const;
-export const ROW_FIGURES = ["update_ratio", "parameter_norm", "parameter_gradient_norm"] as const;
+export const ROW_FIGURES = ["update_ratio", "update_lost", "parameter_norm", "parameter_gradient_norm"] as const;
 export const STATISTICS = ["size", "mean", "std", "min", "max", "norm", "zeros", "nan", "posinf", "neginf", "seen"] as const;
 export const HISTORY_QUANTILES = [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99] as const;
 export const UNIT_FIGURES = ["mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite", "dead"] as const;
 export const POSITION_FIGURES = ["norm", "unit", "gradient", "gradient_times_activation"] as const;
+export const CASTS = ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"] as const;
+export const CAST_FIGURES = ["to_zero", "subnormal", "overflow", "scaled_to_zero", "scaled_subnormal"] as const;
 export const SPARK = 32;
 export const HISTORY_BINS = 48;
 export const MOST_UNITS = 16384;
@@ -107,7 +109,7 @@ export interface History {
   readonly parameter: string;
 }
 
-/** The update ratios of the parameters of one site over the steps; see `FrameParameter`. Buffer, float64: steps [steps], then [parameters, steps], NaN where it is unknown. `inside`: the site holds none itself, and these are the ones within it that moved most. */
+/** The update ratios of the parameters of one site over the steps; see `FrameParameter`. Buffer, float64: steps [steps], then ratios [parameters, steps], then the shares of updates that round to nothing, alike; NaN where it is unknown. `inside`: the site holds none itself, and these are the ones within it that moved most. */
 export interface Updates {
   readonly type: "updates";
   readonly version: number;
@@ -447,6 +449,23 @@ export interface Compilations {
   readonly operation_seconds: number;
   readonly inspector: number;
   readonly inspector_seconds: number;
+}
+
+/** What a pass measured: a site's output or gradient, or a parameter that the site holds, or its gradient, in words. */
+export interface CastRow {
+  readonly site: string;
+  readonly name: string;
+}
+
+/** What lower precision would make of all that the newest pass measured, for a `Look`. Buffer: float64 [rows, CASTS, CAST_FIGURES], NaN if it is unknown. The rows are the first MOST_CASTS of `total`, those first that would lose most in any dtype. */
+export interface Casts {
+  readonly type: "casts";
+  readonly version: number;
+  readonly id: number;
+  readonly site: string;
+  readonly step: number;
+  readonly rows: readonly CastRow[];
+  readonly total: number;
 }
 
 /** Lines of a file from `first` on; `line` is the line of a call, in `function`. */
@@ -890,11 +909,11 @@ export interface OpenBeside {
   readonly id: number;
 }
 
-/** Browser to kernel: send the units or code of a site, or what was compiled (of no site). They come before the reply, with the number of this request. Units are those along `axis`. */
+/** Browser to kernel: send the units or code of a site, or (of no site) what was compiled, or what lower precision would make of the newest pass. They come before the reply, with the number of this request. Units are those along `axis`. */
 export interface Look {
   readonly type: "look";
   readonly id: number;
-  readonly what: "units" | "code" | "compilations";
+  readonly what: "units" | "code" | "compilations" | "casts";
   readonly site: string;
   readonly axis: number;
 }
@@ -1021,7 +1040,7 @@ export interface StopStudy {
   readonly id: number;
 }
 
-export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | UnitFigures | Compilations | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Updates | Curves | Passes | State | Findings | Reply | Arrays | Values;
+export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | UnitFigures | Compilations | Casts | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Updates | Curves | Passes | State | Findings | Reply | Arrays | Values;
 
 export type ToKernel = Hello | Ack | Select | ChooseExample | ChooseBatch | Perturb | Adjust | Remove | SwitchAll | SetEvery | MeasureNext | ReadSite | ShowNnx | SwitchMode | SetMask | OpenBeside | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
 
@@ -1051,6 +1070,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   NnxKind: { "str": "type", "int": "variables elements bytes" },
   NnxMode: { "str": "module type name own in_force documentation", "bool?": "value", "bool": "flag switched" },
   CompilationRow: { "str": "function defined called why", "float": "seconds", "int?": "step" },
+  CastRow: { "str": "site name" },
   Excerpt: { "str": "file function text", "int": "first line" },
   SweepRow: { "str": "site why_not", "float?": "loss_change output_change kl top1_changed" },
   LensCell: { "str[]": "words", "float?[]": "probabilities", "float?": "probability", "int": "rank" },
@@ -1076,6 +1096,7 @@ export const TO_BROWSER: Readonly<Record<string, Readonly<Record<string, string>
   nnx: { "int": "version id nodes_total variables_total modes_total step", "str": "site passed uncompared", "NnxNode[]": "nodes", "NnxVariable[]": "variables", "NnxKind[]": "kinds", "NnxMode[]": "modes", "int?": "since" },
   units: { "int": "version id each units more axis", "str": "site source why behind", "str[]": "axes" },
   compilations: { "int": "version id more operations inspector", "str": "site", "CompilationRow[]": "rows", "float": "operation_seconds inspector_seconds" },
+  casts: { "int": "version id step total", "str": "site", "CastRow[]": "rows" },
   code: { "int": "version id", "str": "site kind documentation why", "Excerpt[]": "excerpts", "str[]": "sown" },
   sweep: { "int": "version done total measured", "bool": "running stopped", "str": "sites perturbation source error", "str[]": "measures", "float?": "loss", "SweepRow[]": "rows" },
   lens: { "int": "version batch example more", "bool": "running", "str": "error source unembed norm", "str[]": "words answers", "int[]": "tokens", "float?": "gap", "LensRow[]": "rows" },
@@ -1113,7 +1134,7 @@ export const TO_KERNEL: Readonly<Record<string, Readonly<Record<string, string>>
   switch_mode: { "int": "id", "str": "module name", "bool?": "value" },
   set_mask: { "int": "id units axis columns", "int?": "perturbation", "str": "site mask" },
   open_beside: { "int": "id" },
-  look: { "int": "id axis", "units|code|compilations": "what", "str": "site" },
+  look: { "int": "id axis", "units|code|compilations|casts": "what", "str": "site" },
   start_sweep: { "int": "id", "str": "sites kind", "float?": "strength", "output|input": "at" },
   stop_sweep: { "int": "id" },
   show_pass: { "int": "id number", "str": "site" },

@@ -82,6 +82,7 @@ export const COLUMNS: readonly Column[] = [
   { id: "zeros", title: "zeros", name: "Activation zeros, in percent", ...number, value: (_, frame, i) => zerosOf(frame, i), show: percent, comparison: "points" },
   { id: "gradient", title: "‖gradient‖", name: "Gradient norm", ...number, value: figure(GRADIENT, "norm"), comparison: "ratio", bad: notFiniteGradient },
   { id: "update", title: "Δw ÷ w", name: "Norm of the update, divided by the norm of the weights", ...number, value: rowOf("update_ratio"), comparison: "ratio" },
+  { id: "lost", title: "Δw lost", name: "Update that the parameter's dtype rounds to nothing, in percent of its elements", ...number, value: rowOf("update_lost"), show: percent, comparison: "points" },
   { id: "weights", title: "‖w‖", name: "Norm of the parameters", ...number, value: rowOf("parameter_norm"), comparison: "ratio" },
   { id: "weight-gradient", title: "‖∇w‖", name: "Norm of the parameters' gradient", ...number, value: rowOf("parameter_gradient_norm"), comparison: "ratio" },
   { id: "moved", title: "moved", name: "Change of the output by the perturbations, in percent of its norm", width: "60px", least: 60, value: (site, _, __, moved) => moved.get(site.key) ?? NaN, show: percent, meter: true },

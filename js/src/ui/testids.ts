@@ -40,6 +40,7 @@
 // nni-lens [value: layers], nni-lens-cell [value: the word, data-rank], nni-logit-bar [data-site, value],
 // nni-attribution [value: places], nni-excited [data-site: most, least or random, value]
 // nni-compare-state [data-state: busy, now, before], nni-compare-again, nni-compare-other (buttons),
+// nni-cast [data-site], its shares [value]; nni-cast-dtype, nni-cast-scale (select)   the panel "Precision"
 // nni-weight-row [data-site: the parameter, value: relative change, data-distance]
 // nni-compare-quantity, nni-compare-by-<measure>, nni-compare-row [data-site, value, data-distance]
 // nni-python [value]                the last click as Python; nni-snippet [value] of one part;
@@ -172,6 +173,9 @@ export const ids = {
   compareBy: (measure: string) => `nni-compare-by-${measure}`,
   compareRow: "nni-compare-row",
   weightRow: "nni-weight-row",
+  cast: "nni-cast",
+  castDtype: "nni-cast-dtype",
+  castScale: "nni-cast-scale",
   python: "nni-python",
   snippet: "nni-snippet",
   copyPython: "nni-copy-python",

@@ -109,7 +109,8 @@ describe("a step whose update was not seen", () => {
 
 describe("update ÷ weight", () => {
   const updates = (parameters: string[], rows: number[][], inside = false): void => {
-    const data = Float64Array.from(rows.flat());
+    const lost = parameters.map((_, i) => rows[0]!.map(() => i / 2));
+    const data = Float64Array.from([...rows, ...lost].flat());
     view.stream.emit({ type: "updates", version: VERSION, layout: 1, site: 2, parameters, inside, steps: rows[0]!.length }, new DataView(data.buffer));
   };
 
@@ -117,7 +118,7 @@ describe("update ÷ weight", () => {
     updates(["blocks/0/kernel", "blocks/0/bias"], [[0, 1], [0.5, 0.002], [NaN, 0]]);
     await settle();
     expect(view.find(ids.ratio)!.querySelector(".nni-card-figure")!.textContent!.trim()).toBe("usual: 3e−4 … 0.003");
-    expect([...view.find(ids.ratio)!.querySelectorAll(".nni-key span")].map((one) => one.textContent!.trim())).toEqual(["kernel 0.002", "bias 0"]);
+    expect([...view.find(ids.ratio)!.querySelectorAll(".nni-key span")].map((one) => one.textContent!.trim())).toEqual(["kernel 0.002", "bias 0, 50 % of it lost in rounding"]);
     expect([...view.find(ids.ratio)!.querySelectorAll(".nni-key span")].map((one) => one.getAttribute("title"))).toEqual(["blocks/0/kernel", "blocks/0/bias"]);
   });
 
@@ -125,7 +126,7 @@ describe("update ÷ weight", () => {
     updates(["blocks/0/norm/scale", "blocks/0/kernel"], [[1], [0.02], [0.01]], true);
     await settle();
     expect(view.find(ids.ratio)!.querySelector("h4")!.textContent).toContain("update ÷ weight inside");
-    expect([...view.find(ids.ratio)!.querySelectorAll(".nni-key span")].map((one) => one.textContent!.trim())).toEqual(["norm/scale 0.02", "kernel 0.01"]);
+    expect([...view.find(ids.ratio)!.querySelectorAll(".nni-key span")].map((one) => one.textContent!.trim())).toEqual(["norm/scale 0.02", "kernel 0.01, 50 % of it lost in rounding"]);
   });
 
   it("is not there where no ratio is known", async () => {

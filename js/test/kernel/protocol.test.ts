@@ -52,7 +52,7 @@ describe("golden messages", () => {
     expect([...first.measured[0]!.pairs]).toEqual([8, 6, 1016, 10]);
     expect([second.name, second.update_ratio, second.measured[0]!.figures.mean, second.measured[1]]).toEqual(["<b>", null, 23 / 8, null]);
     expect([...second.measured[0]!.pairs]).toEqual([3064, 2]);
-    expect(rowFigure(frame, 1, "parameter_norm")).toBe(4 / 8);
+    expect(rowFigure(frame, 1, "parameter_norm")).toBe(6 / 8);
     const tables = whole.subarray(0, frame.table.byteLength + frame.rows.byteLength);
     expect(bytes(frame.table, frame.rows).equals(tables)).toBe(true);
     const after = tables.length + 2 * 2 * STATISTICS.length * 8;
@@ -70,7 +70,8 @@ describe("golden messages", () => {
   it("updates decode and re-encode", () => {
     const u = decodeUpdates(toBrowser(read("updates")) as Updates, buffer("updates"));
     expect([...u.ratios[0]]).toEqual([0, 1 / 8]);
-    expect(bytes(u.steps, ...u.ratios).equals(readFileSync(join(folder, "updates.bin")))).toBe(true);
+    expect([...u.lost[0]]).toEqual([1, 7 / 8]);
+    expect(bytes(u.steps, ...u.ratios, ...u.lost).equals(readFileSync(join(folder, "updates.bin")))).toBe(true);
   });
 
   it("curves decode and re-encode", () => {

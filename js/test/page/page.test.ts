@@ -120,7 +120,7 @@ describe("what a page carries", () => {
     expect(of(0).parameters[0].measured[1]!.figures.mean).toBe((STATISTICS.length + 1) * COUNT);
     expect([of(1).parameters[0].update_ratio, of(1).parameters[0].measured[1]]).toEqual([null, null]);
     expect([of(0).header.more, of(2).header.more, of(2).parameters]).toEqual([2, 0, []]);
-    expect(rowFigure(of(1), 2, "parameter_norm")).toBe((2 * ROW_FIGURES.length + 1) * COUNT + 1);
+    expect(rowFigure(of(1), 2, "parameter_norm")).toBe((2 * ROW_FIGURES.length + ROW_FIGURES.indexOf("parameter_norm")) * COUNT + 1);
     expect(decodeFrame(...recorded.frame(0, 4, { seq: 1, held: true, progress })).parameters).toEqual([]);
   });
 

@@ -32,7 +32,7 @@ from nnx_inspector.program.editing.functions import (
     Zeros,
 )
 from nnx_inspector.program.editing.slots import Always, Output, Slot, each_slot
-from nnx_inspector.program.editing.updates import inputs_of_calls
+from nnx_inspector.program.editing.updates import added_to, inputs_of_calls
 from nnx_inspector.program.marks import GRADIENT
 from nnx_inspector.program.plan import NOTHING, Kept, Seen
 from nnx_inspector.program.survey import Item, stride_of
@@ -197,18 +197,20 @@ def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
 
 def see_moves(self: Body, result_of: Callable[[list[int]], Mapping[int, Any]]) -> None:
     """See how far the parameters of the calls inside are moved: from the input that each comes from
-    to what `result_of` says takes its place.
+    to what `result_of` says takes its place; and how much of what is added to them is lost.
     """
     if not self.of.plan.summarise or self.of.presence:
         return
     every = list(inputs_of_calls(self.found))
     here = [(p, n) for mark, p, n in every if (id(mark), p) not in self.of.moved]
     after = result_of(sorted({n for _, n in here})) if here else {}
+    added = added_to(self.found.jaxpr, after) if after else {}
     seen: dict[str, Any] = {}
     for path, n in here:
         if n in after and path not in seen:
             measure = Moved(int(path in self.of.stacked))
-            atoms = self.read([self.found.jaxpr.invars[n], after[n]])
+            meant = [added[n]] if n in added else []
+            atoms = self.read([self.found.jaxpr.invars[n], after[n], *meant])
             seen[path] = self.slot(self.measured(measure, atoms, self.home))
     self.of.moved |= {(id(mark), p) for mark, p, _ in every if p in seen}
     if seen:

@@ -158,7 +158,9 @@ class Beginning:
 @dataclasses.dataclass(frozen=True)
 class Moved:
     """How far a parameter is moved: the sums of squares of the change, in units of `UNIT`, and of
-    the value before, of the whole or of each entry of the first axes, float32[..., 2].
+    the value before; how many elements something other than 0 is added to; and how many of those
+    stay what they were. Of the whole or of each entry of the first axes, float32[..., 4]. The
+    counts are NaN where it is not known what is added.
 
     Attributes:
         rows: how many leading axes have an entry each.
@@ -166,36 +168,52 @@ class Moved:
 
     rows: int = 0
 
-    def __call__(self, before: jax.Array, after: jax.Array) -> jax.Array:
-        find = lambda *xs: _moved(*map(_real, xs), rows=self.rows)[0]  # noqa: E731
-        return auto_sharded(find, before, after)
+    def __call__(
+        self, before: jax.Array, after: jax.Array, added: jax.Array | None = None
+    ) -> jax.Array:
+        xs = [_real(before), _real(after)]
+        if added is not None and before.dtype.name in _EXACT:
+            xs.append(added.astype(before.dtype) if before.dtype.itemsize == 8 else _real(added))
+        find = lambda *xs: _moved(*xs, rows=self.rows)[0]  # noqa: E731
+        return auto_sharded(find, *xs)
 
 
 UNIT: Final = 2.0**-30
 """The squares of a small change are not too small for float32 in this unit."""
+_EXACT: Final = ("float64", "float32", "float16", "bfloat16")
+_COUNTED: Final = 2**24
+"""Up to here, adding ones in float32 counts."""
 
 
 def _real(x: jax.Array) -> jax.Array:
     """The same in a dtype of which the function in C reads differences and squares exactly."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return jnp.stack([x.real, x.imag], axis=-1)
-    exact = x.dtype.name in ("float64", "float32", "float16", "bfloat16")
-    return x if exact else x.astype(jnp.float32)
+    return x if x.dtype.name in _EXACT else x.astype(jnp.float32)
 
 
-def _squares(before: jax.Array, after: jax.Array) -> list[jax.Array]:
+def _squares(before: jax.Array, after: jax.Array, *added: jax.Array) -> list[jax.Array]:
     wide, of = jnp.promote_types(before.dtype, jnp.float32), jnp.finfo(after.dtype)
     if of.bits < 32:  # else XLA takes the value that it has not rounded yet
         after = jax.lax.reduce_precision(after, of.nexp, of.nmant)
-    change = (after.astype(wide) - before.astype(wide)).astype(jnp.float32) / UNIT
-    squares = [jnp.square(change), jnp.square(before.astype(jnp.float32))]
-    if jax.device_count() > 1:  # one exchange for both
-        return [jnp.stack(squares).sum(tuple(range(1, before.ndim + 1)))]
-    # a reduction with two results adds one value after the other on a CPU
-    return [jnp.stack([x.sum() for x in squares])]
+    change = after.astype(wide) - before.astype(wide)
+    squares = [
+        jnp.square(change.astype(jnp.float32) / UNIT),
+        jnp.square(before.astype(jnp.float32)),
+    ]
+    parts = [x != 0 for x in added]
+    parts += [x & (after == before) & jnp.isfinite(after) for x in parts]
+    ones = jnp.float32 if before.size < _COUNTED else jnp.uint32
+    if jax.device_count() > 1 and ones == jnp.float32:  # one exchange for all of them
+        every = jnp.stack([*squares, *(x.astype(ones) for x in parts)])
+        sums = every.sum(tuple(range(1, every.ndim)))
+    else:  # a reduction with several results adds one value after the other on a CPU
+        counts = [x.sum(dtype=ones).astype(jnp.float32) for x in parts]
+        sums = jnp.stack([*(x.sum() for x in squares), *counts])
+    return [jnp.pad(sums, (0, 4 - len(sums)), constant_values=jnp.nan)]
 
 
-_moved = by_rows("nnx_inspector_moved", _squares, lambda *_: [Type((2,), np.dtype(np.float32))])
+_moved = by_rows("nnx_inspector_update", _squares, lambda *_: [Type((4,), np.dtype(np.float32))])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ sure: what an iteration returns takes the place of what it got. At the end of th
 result that is the input with something added, as of every optimizer, and perhaps chosen by a mask,
 clipped, or shrunk by a number near 1. If several results are, it is the one with its name. If none
 is, as of a copy in float32 that the parameters are cast from, it is what nnx.jit gives back to the
-Variable. Invariant: where that does not say which, or nothing moves, no update is seen. Changes no
-equation.
+Variable. What is added is the update that is meant, which the dtype may round to nothing.
+Invariant: where that does not say which, or nothing moves, no update is seen. Changes no equation.
 """
 
 from __future__ import annotations
@@ -104,6 +104,29 @@ def results_of(bare: Any, inputs: Sequence[int]) -> dict[int, Any]:
     return found
 
 
+def added_to(bare: Any, results: Mapping[int, Any]) -> dict[int, Any]:
+    """For inputs of a program and what takes their place, what is added to each (or subtracted), if
+    that is all that makes one of the other: not if it is clipped, or chosen by a mask.
+    """
+    made = {v: equation for equation in bare.eqns for v in equation.outvars}
+    carried = _Carried().each(bare)
+    found: dict[int, Any] = {}
+    for n, atom in results.items():
+        equation = made.get(atom)
+        while equation is not None and equation.primitive.name in _SAME:
+            atom = equation.invars[equation.outvars.index(atom)]
+            equation = None if jaxprs.is_literal(atom) else made.get(atom)
+        if equation is None or equation.primitive.name not in ("add", "sub"):
+            continue
+        mine = [not jaxprs.is_literal(x) and n in carried.get(x, ()) for x in equation.invars]
+        if mine[0] == mine[1] or (mine[1] and equation.primitive.name == "sub"):
+            continue
+        (other,) = (x for x, is_mine in zip(equation.invars, mine, strict=True) if not is_mine)
+        if not jaxprs.is_literal(other) and other.aval.shape == bare.invars[n].aval.shape:
+            found[n] = other
+    return found
+
+
 def _by_name(bare: Any, n: int, results: Sequence[int]) -> int | None:
     """The only one of some results whose name is that of an input: the longest common end, in the
     order of those that share it.
@@ -170,6 +193,11 @@ class _Carried:
         return self._known[id(bare)][1]
 
     def _read(self, bare: Any) -> list[Carried]:
+        known = self.each(bare)
+        return [_NOTHING if jaxprs.is_literal(x) else known.get(x, _NOTHING) for x in bare.outvars]
+
+    def each(self, bare: Any) -> dict[Any, Carried]:
+        """Which inputs each variable of a program carries."""
         known: dict[Any, Carried] = {v: {n: True} for n, v in enumerate(bare.invars)}
         made: dict[Any, Any] = {}
 
@@ -183,7 +211,7 @@ class _Carried:
                 known.update(
                     zip(equation.outvars, self._through(equation, operands, made), strict=True)
                 )
-        return list(map(read, bare.outvars))
+        return known
 
     def _through(
         self, equation: Any, operands: Sequence[Carried], made: Mapping[Any, Any]

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Protocol
 
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.control.folder import REQUESTS
 from nnx_inspector.screen.control.values import SiteValues
+from nnx_inspector.screen.frames import casts_message
 from nnx_inspector.screen.presenter import Presenter
 from nnx_inspector.screen.requests import Answer, Requests
 from nnx_inspector.screen.values.blocks import norms
@@ -35,6 +37,8 @@ class Elsewhere(Protocol):
     @property
     def steers(self) -> bool: ...
     @property
+    def recording(self) -> Recording: ...
+    @property
     def selected(self) -> str: ...
     @selected.setter
     def selected(self, site: str) -> None: ...
@@ -48,6 +52,7 @@ class Clicks(Requests):
     refusal: ClassVar[str] = NEEDS_MODEL
     later: ClassVar[Mapping[type, str]] = {
         protocol.Compare: "comparing",
+        protocol.Look: "comparing",
         protocol.ShowValues: "values",
         protocol.ReadValues: "windows",
         **dict.fromkeys(REQUESTS, "steering"),
@@ -58,6 +63,11 @@ class Clicks(Requests):
         self._run = run
         self._numbers = itertools.count(1)
         self._arrays: dict[int, Any] = {}  # those on screen, by their numbers
+
+    def _look(self, message: protocol.Look, _: Any) -> Answer:
+        if message.what != "casts":
+            raise InspectorError(NEEDS_MODEL)
+        return casts_message(self._run.recording, self._view.keys, message)
 
     def _show_values(self, message: protocol.ShowValues, _: Any) -> Answer:
         if not self._run.steers:
@@ -83,6 +93,7 @@ Clicks.table = {
     protocol.Select: lambda c, m, _: setattr(c._run, "selected", m.site),
     protocol.ShowPass: lambda c, m, _: c._view.show_pass(m.number, m.site),
     protocol.Compare: Clicks.compare,
+    protocol.Look: Clicks._look,
     protocol.ShowValues: Clicks._show_values,
     protocol.ReadValues: Clicks._read_values,
     **dict.fromkeys(REQUESTS, lambda c, m, _: (c._run.ask(m), None)[1]),

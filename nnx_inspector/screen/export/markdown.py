@@ -29,6 +29,7 @@ ROWS: Final = 30
 MOST_ROWS: Final = 60
 _PACKAGES: Final = ("nnx_inspector", "flax", "jax", "jaxlib", "numpy", "optax")
 _SITE: Final = ("mean", "std", "min", "max", "zeros %", "NaN", "Inf", "gradient norm")
+_OF_UPDATE: Final = ("update ÷ value", "update lost %")
 _Figures = Mapping[tuple[str, str], Mapping[Any, float]]
 
 
@@ -160,16 +161,16 @@ def _sites(figures: _Figures, known: Mapping[str, Site], named: set[str]) -> lis
 
 def _parameters(one: Pass, figures: _Figures) -> list[list[str]]:
     """Those that the step moved most first."""
-    ratios = one.update_ratios
+    ratios = one.updates("update")
     paths = [path for path, quantity in figures if quantity == "parameter"]
     paths = [path for path in paths if layer_of(path) is None]
     known = {path: ratios.get(path, math.nan) for path in paths}
     paths.sort(key=lambda path: -known[path] if known[path] == known[path] else math.inf)
-    rows = [["parameter", "values", "mean", "std", "norm", "gradient norm", "update ÷ value"]]
+    rows = [["parameter", "values", "mean", "std", "norm", "gradient norm", *_OF_UPDATE]]
     for path in paths:
         of, gradient = figures[path, "parameter"], figures.get((path, "parameter_gradient"), {})
         values = [_number(of[name]) for name in ("size", "mean", "std", "norm")]
-        last = gradient.get("norm", math.nan), known[path]
+        last = gradient.get("norm", math.nan), known[path], 100 * one.update_lost(path)
         rows.append([path, *values, *map(_number, last)])
     return rows
 

@@ -63,6 +63,28 @@ class Compilations(Shown, type="compilations"):
     inspector_seconds: float
 
 
+class CastRow(Struct):
+    """What a pass measured: a site's output or gradient, or a parameter that the site holds, or its
+    gradient, in words.
+    """
+
+    site: str
+    name: str
+
+
+class Casts(Shown, type="casts"):
+    """What lower precision would make of all that the newest pass measured, for a `Look`. Buffer:
+    float64 [rows, CASTS, CAST_FIGURES], NaN if it is unknown. The rows are the first MOST_CASTS of
+    `total`, those first that would lose most in any dtype.
+    """
+
+    id: int
+    site: str
+    step: int
+    rows: tuple[CastRow, ...]
+    total: int
+
+
 class Excerpt(Struct):
     """Lines of a file from `first` on; `line` is the line of a call, in `function`."""
 

@@ -134,12 +134,12 @@ class OpenBeside(Request, type="open_beside"):
 
 
 class Look(Request, type="look"):
-    """Browser to kernel: send the units or code of a site, or what was compiled
-    (of no site). They come before the reply, with the number of this request. Units are those along
-    `axis`.
+    """Browser to kernel: send the units or code of a site, or (of no site) what was compiled, or
+    what lower precision would make of the newest pass. They come before the reply, with the number
+    of this request. Units are those along `axis`.
     """
 
-    what: Literal["units", "code", "compilations"]
+    what: Literal["units", "code", "compilations", "casts"]
     site: str
     axis: int = -1
 

@@ -99,8 +99,9 @@ class History(Shown, type="history"):
 
 class Updates(Shown, type="updates"):
     """The update ratios of the parameters of one site over the steps; see `FrameParameter`. Buffer,
-    float64: steps [steps], then [parameters, steps], NaN where it is unknown. `inside`: the site
-    holds none itself, and these are the ones within it that moved most.
+    float64: steps [steps], then ratios [parameters, steps], then the shares of updates that round
+    to nothing, alike; NaN where it is unknown. `inside`: the site holds none itself, and these are
+    the ones within it that moved most.
     """
 
     layout: int

@@ -7,6 +7,7 @@ from typing import Final, Literal
 from nnx_inspector.recordings.history import HISTORY_BINS as HISTORY_BINS
 from nnx_inspector.recordings.history import HISTORY_QUANTILES as HISTORY_QUANTILES
 from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES as PARAMETER_QUANTITIES
+from nnx_inspector.stats import table
 from nnx_inspector.stats.summary import STATISTICS as STATISTICS
 
 VERSION: Final = 7
@@ -14,9 +15,10 @@ VERSION: Final = 7
 QUANTITIES: Final = ("output", "gradient")
 """The measured quantities of a site; the second axis of `Frame`'s table."""
 
-ROW_FIGURES: Final = ("update_ratio", "parameter_norm", "parameter_gradient_norm")
+ROW_FIGURES: Final = ("update_ratio", "update_lost", "parameter_norm", "parameter_gradient_norm")
 """The figures of a row's own parameters: the largest ratio of an update's norm to the parameter's,
-and the norm of all of them, and of their gradients."""
+the largest share of an update that the parameter's dtype rounds to nothing, and the norm of all of
+them, and of their gradients."""
 MOST_PARAMETERS: Final = 16
 """The most parameters of one site in a `Frame`; `more` counts the others."""
 
@@ -62,6 +64,15 @@ CLEAN: Final = -2
 
 UNIT_FIGURES: Final = ("mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite", "dead")
 """The figures of each unit, "dead" as 1 or 0; the first axis of the buffer of `UnitFigures`."""
+
+CASTS: Final = tuple(table.CASTS)
+"""The dtypes of a `Casts`."""
+CAST_FIGURES: Final = ("to_zero", "subnormal", "overflow", "scaled_to_zero", "scaled_subnormal")
+"""Shares of the finite values, in each dtype: those that would be rounded to 0, lose precision
+because they are too small, or be too large; and the first two with the array scaled to the dtype's
+largest number."""
+MOST_CASTS: Final = 2000
+"""The most rows of a `Casts`; `total` counts them all."""
 
 POSITION_FIGURES: Final = ("norm", "unit", "gradient", "gradient_times_activation")
 """The figures of a site at one position: the norm over its units, the value of one unit, the norm
