@@ -2,8 +2,8 @@
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { decodeCurves, decodeFrame, decodeHistory, decodeUpdates } from "../src/kernel/decode";
-import { TO_BROWSER, VERSION, type Curves, type Frame, type History, type Nnx, type Updates } from "../src/kernel/protocol";
+import { decodeCasts, decodeCurves, decodeFrame, decodeHistory, decodeUpdates } from "../src/kernel/decode";
+import { TO_BROWSER, VERSION, type Casts, type Curves, type Frame, type History, type Nnx, type Updates } from "../src/kernel/protocol";
 import { ProtocolError, toBrowser } from "../src/kernel/validate";
 import { GROUPS } from "../src/detail/groups";
 import { ids } from "../src/ui/testids";
@@ -206,8 +206,9 @@ describe("messages that do not fit", () => {
     ["history", decodeHistory],
     ["updates", decodeUpdates],
     ["curves", decodeCurves],
+    ["casts", decodeCasts],
   ] as const)("%s with a buffer of any other length is refused", (name, decode) => {
-    const header = toBrowser(golden(name)) as Frame & History & Updates & Curves;
+    const header = toBrowser(golden(name)) as Frame & History & Updates & Curves & Casts;
     const whole = readFileSync(join(folder, `${name}.bin`)).length;
     (decode as (h: unknown, b: DataView | undefined) => unknown)(header, new DataView(new ArrayBuffer(whole)));
     for (const size of [0, 1, 7, 8, whole - 8, whole - 1, whole + 1, whole + 8, 2 * whole + 3]) {

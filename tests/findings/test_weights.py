@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -258,8 +257,7 @@ def test_the_figures_of_the_rules_are_those_of_all_elements() -> None:
             np.testing.assert_allclose(figures.parameter(path, "graded"), part, rtol=1e-5)
 
 
-def test_bfloat16_that_rounds_updates_off_says_that_it_looked_at_samples() -> None:
+def test_bfloat16_that_rounds_updates_off_is_judged_by_all_elements() -> None:
     found, _ = trained(MLP(jnp.bfloat16), optax.adam(1e-6), steps=8)
-    said = [one.what for one in of_rule(found, "update-ratio")]
-    assert said
-    assert all(re.search(r"sampled elements|median over the parameters", text) for text in said)
+    (one,) = of_rule(found, "update-ratio")
+    assert "of the elements of 'a/kernel' (bfloat16) to which something was added" in one.what

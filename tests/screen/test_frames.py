@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
 from recorded import summary_of
 
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.frames import MOST_MOVED, curves_of, histories_of
+from nnx_inspector.screen.frames import MOST_MOVED, casts_message, curves_of, histories_of
 from nnx_inspector.stats.gauges import PARAMETER_FIGURES
 
 NAN, INF = float("nan"), float("inf")
@@ -114,3 +116,48 @@ def test_a_pass_without_updates_is_no_step() -> None:
 
 def test_where_no_update_was_seen_none_is_shown() -> None:
     assert updates_of(moved(**{"a/b/p": [NAN] * 3}), "") is None
+
+
+# ----------------------------------------------------------------- in other dtypes
+
+LOOK = protocol.Look(id=3, what="casts", site="")
+DTYPES = (bfloat16, np.float16, float8_e4m3fn, float8_e5m2)
+
+
+def test_what_other_dtypes_would_make_of_a_pass_is_what_numpy_rounds() -> None:
+    """The worst come first, and a parameter stands at the module that holds it."""
+    random = np.random.default_rng(0)
+    values = {
+        ("a", "output"): random.normal(size=400),
+        ("a", "gradient"): random.normal(size=400) * 1e-8,
+        ("a/kernel", "parameter"): random.normal(size=400) * 1e-3,
+        ("a/kernel", "parameter_gradient"): random.normal(size=400) * 1e5,
+    }
+    values = {key: x.astype(np.float32) for key, x in values.items()}
+    recording, summaries = Recording(), dict[str, dict[str, Any]]()
+    for (site, quantity), x in values.items():
+        summaries.setdefault(site, {})[quantity] = summary_of(x)
+    recording.append(4, summaries)
+    message, buffer = casts_message(recording, ["", "a"], LOOK)
+    assert (message.id, message.site, message.step, message.total) == (3, "", 4, 4)
+    assert {(one.site, one.name) for one in message.rows} == {
+        ("a", name) for name in ("activations", "gradient", "kernel", "kernel gradient")
+    }
+    keys = dict(zip(("activations", "gradient", "kernel", "kernel gradient"), values, strict=True))
+    shape = len(values), len(protocol.CASTS), len(protocol.CAST_FIGURES)
+    shares = np.frombuffer(buffer, "<f8").reshape(shape)
+    lost = (shares[:, :, 0] + shares[:, :, 2]).max(axis=1)
+    assert (np.diff(lost) <= 0).all()
+    for row, of in zip(message.rows, shares, strict=True):
+        x = values[keys[row.name]]
+        for dtype, found in zip(DTYPES, of, strict=True):
+            with np.errstate(over="ignore", invalid="ignore"):
+                cast = x.astype(dtype).astype(np.float64)
+            beyond = ~np.isfinite(cast)
+            np.testing.assert_allclose(found[0], (cast == 0).mean())
+            np.testing.assert_allclose(found[2], beyond.mean(), atol=0.02)  # within one bin
+
+
+def test_without_a_pass_there_is_nothing_to_cast() -> None:
+    with pytest.raises(InspectorError, match="no pass was measured yet"):
+        casts_message(Recording(), [""], LOOK)
