@@ -25,32 +25,24 @@ import numpy as np
 HERE = pathlib.Path(__file__).resolve().parent
 FILES = ("shown", "flow", "nnx", "panels", "compared", "values", "inputs", "requests")
 """Those with messages, in the order in which they are written."""
-SCALARS = {str: ("str", "string"), int: ("int", "number"), float: ("float", "number")}
-SCALARS[bool] = ("bool", "boolean")
+SCALARS = {str: "string", int: "number", float: "number", bool: "boolean"}
 
 
-def describe(hint: Any) -> tuple[str, str]:
-    """A field's type as a shape for `validate.ts`, and as TypeScript.
-
-    Shapes: a scalar, a struct's name or words (`a|b`, at least two), then any of `?`
-    (or null), `[]` (list of), `{}` (map of).
-    """
+def describe(hint: Any) -> str:
+    """A field's type as TypeScript."""
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
-        words = typing.get_args(hint)
-        return "|".join(words), " | ".join(f'"{word}"' for word in words)
+        return " | ".join(f'"{word}"' for word in typing.get_args(hint))
     if origin in (typing.Union, types.UnionType):
         (inner,) = [h for h in typing.get_args(hint) if h is not type(None)]
-        shape, script = describe(inner)
-        return f"{shape}?", f"{script} | null"
+        return f"{describe(inner)} | null"
     if origin is tuple:
-        shape, script = describe(typing.get_args(hint)[0])
-        return f"{shape}[]", f"readonly ({script})[]" if " " in script else f"readonly {script}[]"
+        script = describe(typing.get_args(hint)[0])
+        return f"readonly ({script})[]" if " " in script else f"readonly {script}[]"
     if origin is dict:
-        shape, script = describe(typing.get_args(hint)[1])
-        return f"{shape}{{}}", f"Readonly<Record<string, {script}>>"
+        return f"Readonly<Record<string, {describe(typing.get_args(hint)[1])}>>"
     if dataclasses.is_dataclass(hint):
-        return hint.__name__, hint.__name__
+        return hint.__name__
     return SCALARS[hint]
 
 
@@ -69,7 +61,7 @@ def structs(protocol: types.ModuleType) -> list[type]:
 
 def typescript(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
     lines = [
-        "// The messages between kernel and browser, as types, constants and a table of shapes.",
+        "// The messages between kernel and browser, as types and constants.",
         "// Generated from nnx_inspector/screen/protocol by generate_protocol.py: never edit by hand.",
         "",
         f"export const VERSION = {protocol.VERSION};",
@@ -98,7 +90,6 @@ def typescript(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
         "export type Quantity = (typeof QUANTITIES)[number];",
         "export type Statistic = (typeof STATISTICS)[number];",
     ]
-    table: dict[str, str] = {}
     for cls in structs(protocol):
         hints = typing.get_type_hints(cls)
         fields = {f.name: describe(hints[f.name]) for f in dataclasses.fields(cls)}
@@ -106,34 +97,10 @@ def typescript(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
         lines += ["", f"/** {doc} */", f"export interface {cls.__name__} {{"]
         if hasattr(cls, "type"):
             lines.append(f'  readonly type: "{cls.type}";')
-        lines += [f"  readonly {name}: {script};" for name, (_, script) in fields.items()]
+        lines += [f"  readonly {name}: {script};" for name, script in fields.items()]
         lines.append("}")
-        of: dict[str, list[str]] = {}
-        for name, (shape, _) in fields.items():
-            of.setdefault(shape, []).append(name)
-        entries = ", ".join(f'"{shape}": "{" ".join(names)}"' for shape, names in of.items())
-        table[cls.__name__] = f"{{ {entries} }}"
     for name, group in (("ToBrowser", protocol.TO_BROWSER), ("ToKernel", protocol.TO_KERNEL)):
         lines += ["", f"export type {name} = {' | '.join(c.__name__ for c in group)};"]
-    shapes = "Readonly<Record<string, Readonly<Record<string, string>>>>"
-    groups = {"TO_BROWSER": protocol.TO_BROWSER, "TO_KERNEL": protocol.TO_KERNEL}
-    messages = {c.__name__ for group in groups.values() for c in group}
-    within = {name: text for name, text in table.items() if name not in {*messages, "Offer"}}
-    lines += [
-        "",
-        "/** Shape -> the fields of that shape, of each struct within a message. A shape is a scalar, a",
-        " * struct or a|b, then `?` null, `[]` list, `{}` map. */",
-        f"export const SHAPES: {shapes} = {{",
-        *(f"  {name}: {text}," for name, text in within.items()),
-        "};",
-    ]
-    for name, group in groups.items():
-        lines += [
-            "",
-            "/** The same of each type of message. */",
-            f"export const {name}: {shapes} = {{",
-        ]
-        lines += [*(f"  {c.type}: {table[c.__name__]}," for c in group), "};"]
     lines += ["", "/** What a click can add, in the order of the menu. Python can do more. */"]
     lines.append("export const OFFERS: readonly Offer[] = [")
     for offer in menu:

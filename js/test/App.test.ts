@@ -173,11 +173,11 @@ describe("the host's shortcuts", () => {
   });
 });
 
-it("a message that does not fit is refused in words and leaves the screen alone", async () => {
+it("a message with a buffer that does not fit is refused in words and leaves the screen alone", async () => {
   await start();
-  stream.emit(state({ effect: effect({ clean: null as never }) }));
+  stream.emit({ ...frame(1)[0] }, new DataView(new ArrayBuffer(7)));
   await settle();
-  expect(find(ids.notice)?.textContent).toContain("state.effect.clean must be an object, got null.");
+  expect(find(ids.notice)?.textContent).toContain("Frame 1 has 0 sites, its layout 5.");
   expect(all(ids.row)).toHaveLength(5);
 });
 

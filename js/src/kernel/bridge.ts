@@ -7,7 +7,7 @@
 // control) to a hello that came through the subshell moves the route there.
 import { signal, type ReadonlySignal, type Signal } from "@preact/signals";
 import { VERSION, type Arrays, type ToBrowser, type ToKernel, type Values } from "./protocol";
-import { toBrowser } from "./validate";
+import { toBrowser } from "./versions";
 
 /** The part of anywidget's `model` that is used here. */
 export interface Model {

@@ -21,7 +21,7 @@ import {
   type UnitFigures,
   type Updates,
 } from "./protocol";
-import { ProtocolError } from "./validate";
+import { ProtocolError } from "./versions";
 
 export interface FrameData {
   readonly header: Frame;

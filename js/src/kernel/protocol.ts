@@ -1,4 +1,4 @@
-// The messages between kernel and browser, as types, constants and a table of shapes.
+// The messages between kernel and browser, as types and constants.
 // Generated from nnx_inspector/screen/protocol by generate_protocol.py: never edit by hand.
 
 export const VERSION = 7;
@@ -1043,111 +1043,6 @@ export interface StopStudy {
 export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | UnitFigures | Compilations | Casts | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Updates | Curves | Passes | State | Findings | Reply | Arrays | Values;
 
 export type ToKernel = Hello | Ack | Select | ChooseExample | ChooseBatch | Perturb | Adjust | Remove | SwitchAll | SetEvery | MeasureNext | ReadSite | ShowNnx | SwitchMode | SetMask | OpenBeside | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
-
-/** Shape -> the fields of that shape, of each struct within a message. A shape is a scalar, a
- * struct or a|b, then `?` null, `[]` list, `{}` map. */
-export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
-  Site: { "str": "key name kind inputs output source unseen note array", "int": "parent depth parameters calls stacked layer", "float?": "flops step_ms kept_bytes of_possible", "str[]": "aliases", "bool": "perturbable single" },
-  Progress: { "str": "kind", "bool": "running", "int": "step", "int?": "total", "float?": "rate" },
-  Histogram: { "int": "site quantity bytes" },
-  FrameParameter: { "str": "path name", "float?": "update_ratio", "int[]": "bytes" },
-  Perturbation: { "int": "id reach units units_off axis columns", "str": "site kind expression strength_name mask python not_acting", "str[]": "sites", "output|input|parameter": "at", "value|gradient|parameter": "acts_on", "float?": "strength", "float": "low high", "bool": "enabled pending compiling" },
-  SiteEffect: { "str": "site", "float?": "change" },
-  EffectAlone: { "int": "perturbation", "float?": "loss_change output_change kl top1_changed" },
-  Effect: { "str": "source", "float?{}": "clean perturbed moved", "float?": "output_change kl top1_changed", "SiteEffect[]": "sites", "EffectAlone[]": "alone" },
-  Cost: { "float?": "plain_seconds inspected_seconds tree_seconds pass_seconds step_seconds tracker_seconds", "int": "compilations bytes_sent frames_dropped errors" },
-  Notice: { "str": "level text", "str?": "site" },
-  Waiting: { "str": "what", "float": "seconds" },
-  Recorded: { "running|stalled|ended|gone": "run", "str": "text", "str[]": "missing", "bool": "steers", "int": "every" },
-  FindingRow: { "str": "rule site what advice", "int": "step", "error|warning|info": "severity", "str[]": "effects", "int?": "gone" },
-  FlowNode: { "module|input|output|join|outside": "role", "str": "site name kind output", "int": "calls", "int?": "times", "bool": "conditional" },
-  FlowEdge: { "int": "producer consumer", "str[]": "shapes", "bool": "loop" },
-  FlowAbsent: { "str": "site why" },
-  NnxAttribute: { "str": "name text" },
-  NnxNode: { "str": "path name type", "int": "depth reference attributes_total", "str?": "module first", "str[]": "also", "NnxAttribute[]": "attributes" },
-  NnxChange: { "bool": "same", "float?": "distance relative", "str": "before after" },
-  NnxVariable: { "str": "path module type shape dtype sharding metadata value", "int": "bytes reference", "array|traced|deleted|shape|reference|other": "held", "bool?": "committed", "str?": "first", "str[]": "also", "NnxChange?": "change passed" },
-  NnxKind: { "str": "type", "int": "variables elements bytes" },
-  NnxMode: { "str": "module type name own in_force documentation", "bool?": "value", "bool": "flag switched" },
-  CompilationRow: { "str": "function defined called why", "float": "seconds", "int?": "step" },
-  CastRow: { "str": "site name" },
-  Excerpt: { "str": "file function text", "int": "first line" },
-  SweepRow: { "str": "site why_not", "float?": "loss_change output_change kl top1_changed" },
-  LensCell: { "str[]": "words", "float?[]": "probabilities", "float?": "probability", "int": "rank" },
-  LensRow: { "str": "site", "LensCell[]": "cells" },
-  LogitBar: { "str": "site", "float?": "value" },
-  ExciteRow: { "most|least|random": "which", "int": "rank example at", "int[]": "place", "float?": "value", "str[]": "words" },
-  ComparedRow: { "str": "site quantity shapes", "both|here|pinned": "where", "float?": "total_variation quantile_distance mean_difference std_difference rms_difference", "bool": "constant", "int?": "nan nan_pinned" },
-  WeightRow: { "str": "parameter array change", "both|here|pinned": "where", "float?": "distance relative_change total_variation" },
-  HeldArray: { "int": "number call bytes", "str": "name dtype", "int[]": "shape", "str[]": "axes" },
-  Example: { "str[]": "words", "str": "label prediction" },
-  Pictures: { "str": "path shown pixels", "int": "count rows columns height width channels" },
-};
-
-/** The same of each type of message. */
-export const TO_BROWSER: Readonly<Record<string, Readonly<Record<string, string>>>> = {
-  other: { "int": "version number", "str": "name", "int?": "step" },
-  compared: { "int": "version id number pinned total", "ComparedRow[]": "rows" },
-  weights: { "int": "version total", "str": "name", "WeightRow[]": "rows" },
-  flow: { "int": "version layout id", "str": "site", "FlowNode[]": "nodes", "FlowEdge[]": "edges", "FlowAbsent[]": "absent" },
-  layout_library: { "int": "version" },
-  inputs: { "int": "version number example batch positions", "str": "tokens problem", "Example[]": "examples", "Pictures?": "pictures", "str[]": "apart", "run|step": "kind", "run|step|": "other" },
-  positions: { "int": "version id example unit units positions", "str": "site source", "int?": "axis along", "str[]": "axes figures" },
-  nnx: { "int": "version id nodes_total variables_total modes_total step", "str": "site passed uncompared", "NnxNode[]": "nodes", "NnxVariable[]": "variables", "NnxKind[]": "kinds", "NnxMode[]": "modes", "int?": "since" },
-  units: { "int": "version id each units more axis", "str": "site source why behind", "str[]": "axes" },
-  compilations: { "int": "version id more operations inspector", "str": "site", "CompilationRow[]": "rows", "float": "operation_seconds inspector_seconds" },
-  casts: { "int": "version id step total", "str": "site", "CastRow[]": "rows" },
-  code: { "int": "version id", "str": "site kind documentation why", "Excerpt[]": "excerpts", "str[]": "sown" },
-  sweep: { "int": "version done total measured", "bool": "running stopped", "str": "sites perturbation source error", "str[]": "measures", "float?": "loss", "SweepRow[]": "rows" },
-  lens: { "int": "version batch example more", "bool": "running", "str": "error source unembed norm", "str[]": "words answers", "int[]": "tokens", "float?": "gap", "LensRow[]": "rows" },
-  logits: { "int": "version batch example position token", "bool": "running", "str": "error source word", "float?": "logit", "LogitBar[]": "bars" },
-  attribution: { "int": "version batch example blocks", "bool": "running", "str": "error source of method word", "float?": "output difference", "int[]": "shape", "float?[]": "scores", "str[]": "words" },
-  examples: { "int": "version batch done total axis unit units count nan", "bool": "running stopped constant", "str": "error source site", "str[]": "notes", "int[]": "extent", "ExciteRow[]": "rows", "Pictures?": "pictures" },
-  layout: { "int": "version layout", "str": "model", "Site[]": "sites", "str[]": "attending", "bool": "sequences" },
-  frame: { "int": "version seq layout step more number", "bool": "perturbed held", "float?{}": "metrics", "Histogram[]": "histograms", "FrameParameter[]": "parameters", "Progress": "progress" },
-  history: { "int": "version layout site quantity steps", "str": "parameter" },
-  updates: { "int": "version layout site steps", "str[]": "parameters", "bool": "inside" },
-  curves: { "int": "version", "str[]": "names", "int[]": "points recorded not_finite" },
-  passes: { "int": "version passes thinned", "str[]": "kinds" },
-  state: { "int": "version seq compiling", "str": "selected no_effect python", "Perturbation[]": "perturbations", "bool": "training_perturbed closed", "during|steps|thread|after": "listening", "Effect?": "effect", "Progress": "progress", "Cost?": "cost", "Notice[]": "notices", "Waiting[]": "waiting", "Recorded?": "recorded" },
-  findings: { "int": "version more", "FindingRow[]": "findings" },
-  reply: { "int": "id", "bool": "ok", "str": "error" },
-  arrays: { "int": "version request", "str": "site source", "output|input|gradient|parameter|attention": "part", "bool": "clean perturbed", "str[]": "parts notes", "HeldArray[]": "arrays" },
-  values: { "int": "version request array norm_over", "int[]": "index axes starts ends block counts", "value|real|imag|abs": "component", "bool": "exact", "str[]": "planes", "float32|float64|int64|uint64": "encoding" },
-};
-
-/** The same of each type of message. */
-export const TO_KERNEL: Readonly<Record<string, Readonly<Record<string, string>>>> = {
-  hello: { "int": "version said", "bool": "streams", "str": "page" },
-  ack: { "int": "seq" },
-  select: { "int": "id", "str": "site" },
-  choose_example: { "int": "id example" },
-  choose_batch: { "int": "id", "run|step": "which" },
-  perturb: { "int": "id axis", "str": "site kind", "float?": "strength", "output|input": "at", "int[]": "units" },
-  adjust: { "int": "id perturbation", "bool": "enabled", "float?": "strength" },
-  remove: { "int": "id perturbation" },
-  switch_all: { "int": "id", "bool": "enabled" },
-  set_every: { "int": "id every" },
-  measure_next: { "int": "id" },
-  read_site: { "int": "id", "str": "site", "int?": "example" },
-  show_nnx: { "int": "id", "str": "site" },
-  switch_mode: { "int": "id", "str": "module name", "bool?": "value" },
-  set_mask: { "int": "id units axis columns", "int?": "perturbation", "str": "site mask" },
-  open_beside: { "int": "id" },
-  look: { "int": "id axis", "units|code|compilations|casts": "what", "str": "site" },
-  start_sweep: { "int": "id", "str": "sites kind", "float?": "strength", "output|input": "at" },
-  stop_sweep: { "int": "id" },
-  show_pass: { "int": "id number", "str": "site" },
-  compare: { "int": "id number pinned" },
-  show_values: { "int": "id", "str": "site", "output|input|gradient|parameter|attention": "part", "bool": "clean" },
-  read_values: { "int": "id array norm_over", "int[]": "index axes starts ends most", "value|real|imag|abs": "component", "bool": "exact" },
-  show_flow: { "int": "id", "str": "site" },
-  show_operations: { "int": "id", "str": "site", "bool": "shown" },
-  get_layout_library: { "int": "id" },
-  show_positions: { "int": "id example unit", "str": "site", "int?": "axis" },
-  study: { "int": "id example position unit axis", "lens|logits|attribution|examples": "what", "bool": "again", "str": "site unembed norm", "int?": "token", "gradient|gradient_times_input|integrated_gradients": "method" },
-  stop_study: { "int": "id" },
-};
 
 /** What a click can add, in the order of the menu. Python can do more. */
 export const OFFERS: readonly Offer[] = [

@@ -2,7 +2,7 @@
 // bytes lie plane by plane. Invariant: data that does not fit its index is a ProtocolError, never a
 // short read; the messages read from it are those that the kernel would have sent.
 import { PARAMETER_QUANTITIES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, VERSION, type Frame, type FrameParameter, type Histogram, type Layout, type Progress, type State } from "../kernel/protocol"; // prettier-ignore
-import { ProtocolError, toBrowser } from "../kernel/validate";
+import { ProtocolError, toBrowser } from "../kernel/versions";
 import type { Part } from "../values/state";
 
 export type Message = readonly [header: unknown, buffer: DataView | undefined];

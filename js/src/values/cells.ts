@@ -1,7 +1,7 @@
 // The buffer of a `values` message -> planes, and the facts of one cell.
 // Invariant: a cell with a value that is not finite is marked as such; 64-bit integers stay exact.
 import type { Values } from "../kernel/protocol";
-import { ProtocolError } from "../kernel/validate";
+import { ProtocolError } from "../kernel/versions";
 
 export interface Cells {
   /** Where the cells lie, in elements along tiles, rows and columns. */
