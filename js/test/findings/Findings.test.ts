@@ -114,10 +114,3 @@ it("shows texts as text, and a site that is not in the tree without a link", asy
   expect([...find(ids.finding)!.querySelectorAll("button, img, script")].map((e) => e.textContent)).toEqual(["Go to step 3"]);
 });
 
-it("refuses a malformed one, and keeps what it had", async () => {
-  await tell([finding()]);
-  stream.emit({ type: "findings", version: VERSION, findings: [{ ...finding(), severity: "fatal" }], more: 0 });
-  await settle();
-  expect(button().dataset["value"]).toBe("1");
-  expect(find(ids.notice)?.textContent).toContain("severity");
-});
