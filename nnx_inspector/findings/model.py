@@ -350,7 +350,9 @@ def padding(judged: Judged) -> Iterator[Finding]:
         part, number, distinct, positions = (figures.parameter(one.path, n) for n in OF_IDS)
         if not (part > PADDED and distinct >= SEGMENTS):
             continue
-        which = "one negative id" if math.isnan(number) else f"id {number:.0f}"
+        which, token = "one negative id", ">= 0"
+        if not math.isnan(number):
+            which, token = f"id {number:.0f}", f"!= {number:.0f}"
         yield Finding(
             rule="padding",
             site=one.site,
@@ -362,9 +364,8 @@ def padding(judged: Judged) -> Iterator[Finding]:
                 f"that {named(one.site)} received"
             ),
             advice=(
-                "usually padding; figures of sites, units and perturbations count these positions "
-                "like all others, so they mostly describe the padding; pass a batch with less of "
-                "it to see the rest"
+                "usually padding, which most figures then describe; leave it out of them: "
+                f"nni.Inspector(..., where=lambda tokens, *_: tokens {token})"
             ),
         )
         return

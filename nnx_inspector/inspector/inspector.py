@@ -6,6 +6,7 @@ it is counted and shown. Measures, draws and formats nothing itself.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable
@@ -38,6 +39,7 @@ from nnx_inspector.lenses.examples import TopExamples
 from nnx_inspector.live.steps import Region, Watching, check_start
 from nnx_inspector.perturbations.places import Known
 from nnx_inspector.perturbations.values import Perturbation
+from nnx_inspector.program.editing.counting import where_of
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen.inputs import Decode, Names, inputs_of, passing_on
 from nnx_inspector.screen.presenter import runs_by_itself
@@ -76,6 +78,7 @@ class Inspector(Readings):
         labels: the names of the classes, for the examples and the predictions. Values of another
             kind (`decode=True`, `labels=y`) are keywords of the call, as are all others.
         parameters: whether passes and steps measure the parameters, their gradients and updates.
+        where: which positions count, in all that is measured; see `nni.capture`.
         display: whether to show the widget at once when running in a notebook.
         kwargs: keyword arguments of the example.
 
@@ -116,6 +119,7 @@ class Inspector(Readings):
         images: str | int | Any = None,
         labels: Names | Any = None,
         parameters: bool | Any = True,
+        where: Any = None,
         display: bool = True,
         **kwargs: Any,
     ):
@@ -125,6 +129,7 @@ class Inspector(Readings):
         kwargs |= others
         with passing_on(others):
             entry, model, args, kwargs = entry_of(f, args, kwargs)
+            entry = dataclasses.replace(entry, where=where_of(where))
             selection = Selection(entry.selecting(only))
             selection.require_match(model)
             example = PassRequest(args, kwargs, entry=entry)

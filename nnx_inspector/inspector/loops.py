@@ -112,6 +112,7 @@ class Loops:
         key = (core.selection, gradients, None if only is None else Selection(only), tree)
         if key not in self._sessions:
             how |= {"parameters": core.parameters, "only": core.selection.terms}
+            how["where"] = core.entry.where
             session = self._sessions[key] = Session(core.watched, **how)
             session.on_armed = weakly(self._armed)
         return self._sessions[key]  # reused, because its programs are compiled

@@ -26,6 +26,7 @@ from jax.core import ShapedArray
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.launching.rules import noting_rules, rule_here
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.hook import Context, open_hooks, opened, restore_hooks
 from nnx_inspector.hooks.sites import CALL, parse_key, site_key
 from nnx_inspector.hooks.variables import contents
@@ -43,6 +44,7 @@ from nnx_inspector.perturbations.places import (
 )
 from nnx_inspector.perturbations.substitute import parameters_within
 from nnx_inspector.program.analysis.error_notes import note_site
+from nnx_inspector.program.editing.counting import Where, call_begins, counting
 from nnx_inspector.program.function import call_in_shapes
 from nnx_inspector.program.marks import (
     BEGIN,
@@ -132,6 +134,7 @@ class Watch:
     parameters: bool | frozenset[str] = True
     inside: bool = False
     salt: int = 0
+    where: Where | None = None
 
     @staticmethod
     def owner_of(session: int) -> Any:
@@ -160,9 +163,10 @@ class Watch:
                 # a set has another order in each process of a job, and all make one program
                 mine = {path: one for path, one in those.items() if path in run.begun.weights}
                 perturbed = self._parameters(run, context)
-                with _running(self.session, run), reading(mine, named), perturbed:
-                    return inside(next_fun, args, kwargs, context)
-        how: dict[str, Any] = {"owner": self.owner, "site": site}
+                whole = self._counting(args, kwargs, context)
+                with _running(self.session, run), reading(mine, named), perturbed, whole as of:
+                    return inside(next_fun, of[0], of[1], context)
+        how: dict[str, Any] = {"owner": self.owner, "site": site, **counting(self.owner)}
         start, run.entered = len(run.bound) if run.entered else 0, True
         if _takes_ids(context) or any(p.at == INPUT and site in p.sites for p in self.places):
             number = run.count(site, INPUT)
@@ -183,6 +187,20 @@ class Watch:
         del run.bound[start:]
         run.bound.extend(filter(jit.is_tracer, jax.tree.leaves(out, is_leaf=is_whole)))
         return out
+
+    def _counting(self, args: Any, kwargs: Any, context: Context) -> Any:
+        """The context of a call that begins, in which it is known which of its positions count; it
+        gives the call's arguments.
+        """
+        if self.where is None:
+            return contextlib.nullcontext((args, kwargs))
+        try:
+            mask = self.where.mask(args, kwargs, context)
+        except InspectorError as error:
+            found, mask = listeners.get(self.session), None
+            if found is not None and not context.path:
+                found.notes.append(f"{error} All positions are measured.")
+        return call_begins(mask, self.owner, args, kwargs, context)
 
     def _has(self, path: str) -> bool:
         """Whether a parameter is measured: all, none, or those of some modules."""

@@ -40,6 +40,7 @@ class Sent:
         calls: the outermost calls in shapes, None for a call that cannot be described.
         members: how many members of an ensemble the pass runs; 0 for none.
         values: what each call of the site returned that somebody asked for.
+        is_empty: whether no position counted of a value of which only some do.
     """
 
     arrived: Arrived = dataclasses.field(default_factory=lambda: defaultdict(list))
@@ -51,6 +52,7 @@ class Sent:
     calls: list[Any] = dataclasses.field(default_factory=lambda: [])
     members: int = 0
     values: list[Any] = dataclasses.field(default_factory=lambda: [])
+    is_empty: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

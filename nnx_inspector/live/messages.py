@@ -30,6 +30,7 @@ class Listener(Protocol):
     inbox: Inbox
     setting: Setting
     errors: list[str]
+    notes: list[str]
     ran: dict[int, Reached]
     unseen: dict[str, str]
 

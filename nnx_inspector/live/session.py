@@ -37,6 +37,7 @@ from nnx_inspector.live.programs.variants import Chosen, Variants
 from nnx_inspector.live.programs.whose import Whose
 from nnx_inspector.opening import Opening, held
 from nnx_inspector.perturbations.places import CLEAN, Place, Setting, has_room
+from nnx_inspector.program.editing.counting import Where
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.layers import Stack, leaf_of, one_of, told_apart
 from nnx_inspector.recordings.passes import QUANTITIES
@@ -121,6 +122,7 @@ class Session:
         measured: the selected sites that are measured; the others can only be perturbed.
         parameters: whether parameters, their gradients and updates are measured.
         tree: which of several trees of the model's structure is the model; see `Whose`.
+        where: which positions of a pass count.
 
     Attributes:
         besides: sites that only a call reveals (a sown value, a Linen submodule) and that may be
@@ -141,6 +143,7 @@ class Session:
         measured: Only = None,
         parameters: bool = True,
         tree: int | None = None,
+        where: Where | None = None,
     ):
         self.number, self._tree = 0, tree
         self._has_number, self._may_share = False, True  # its programs with other sessions
@@ -148,12 +151,11 @@ class Session:
         self.selection = Selection(only)
         self.selection.require_match(model)
         self.measured = None if measured is None else Selection(measured)
-        if self.measured is not None:
-            self.measured.require_match(model)
+        _ = self.measured and self.measured.require_match(model)
         if not self.selection.matches((), CALL, model):  # but a pass is the model's call
             self.measured = self.measured or self.selection
             self.selection = Selection((*self.selection.terms, ""))
-        self.gradients, self.parameters = gradients, parameters
+        self.gradients, self.parameters, self.where = gradients, parameters, where
         self.besides: tuple[str, ...] = ()
         self.stacks: Mapping[str, Stack] = {}
         self.keys: list[str] = []
@@ -276,9 +278,8 @@ class Session:
         only = self.measured
         if only is not None:
             wanted = self._selected(only)
-            self._unmeasured = tuple(
-                key for key in self.keys if key not in wanted and not only.matches_key(key)
-            )
+            others = (key for key in self.keys if key not in wanted)
+            self._unmeasured = tuple(key for key in others if not only.matches_key(key))
 
     def _selected(self, only: Selection) -> set[str]:
         return {
@@ -305,7 +306,8 @@ class Session:
         keys = tuple(self.keys)
         some = self.measured is not None or self.selection.terms != (None,)
         those = self.parameters and (parameters_of(keys, self._unmeasured) if some else True)
-        watch = Watch(self.number, keys, self._unmeasured, self.gradients, places, those)
+        of = self.number, keys, self._unmeasured, self.gradients, places, those
+        watch = Watch(*of, where=self.where)
         return Hook(watch, TAP_OUTPUT, self.selection, self._scope, watches=True)
 
     @property

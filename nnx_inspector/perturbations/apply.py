@@ -40,19 +40,20 @@ from nnx_inspector.perturbations.places import (
 )
 from nnx_inspector.perturbations.substitute import ParameterRule, perturbed_parameters
 from nnx_inspector.perturbations.values import Perturbation, Scale
+from nnx_inspector.program.editing.counting import Where
 from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.stage import HooksOf, Staged
 from nnx_inspector.program.survey import Marked, Survey
 
 
-def hooks_for(selection: Selection, received: Iterable[str]) -> HooksOf:
+def hooks_for(selection: Selection, received: Iterable[str], where: Where | None = None) -> HooksOf:
     """The hooks that mark the selected outputs, and the inputs of the given sites."""
     sites = list(dict.fromkeys(received))
     inputs = Selection(sites) if sites else None
 
     def hooks(scope: Scope, owner: Any) -> Sequence[Hook]:
-        of_outputs = marking_hooks(selection, inputs=False)(scope, owner)
+        of_outputs = marking_hooks(selection, inputs=False, where=where)(scope, owner)
         if inputs is None:
             return of_outputs
         _, of_inputs = marking_hooks(inputs, inputs=True)(scope, owner)

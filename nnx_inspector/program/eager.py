@@ -30,6 +30,8 @@ from nnx_inspector.hooks.hook import opened
 from nnx_inspector.opening import held
 from nnx_inspector.program.analysis.identity import handed_on
 from nnx_inspector.program.changes import says_nothing
+from nnx_inspector.program.editing.counting import known_mask
+from nnx_inspector.program.editing.editor import WHERE
 from nnx_inspector.program.launched import Block
 from nnx_inspector.program.marks import GRADIENT, alone, mark
 from nnx_inspector.program.plan import Plan, Seen
@@ -250,12 +252,17 @@ class _Program:
 
     def run(self, values: Sequence[Any], seed: Any) -> tuple[list[Any], list[Any]]:
         """Its results, and what its marks see."""
-        if self._alone or any(map(jit.is_tracer, (*values, seed))):
-            return self._run(values, seed)
-        return self._compiled(values, seed)
+        new = self._new
+        given = [
+            value if key[0] != WHERE or (x := known_mask(*key[1:])) is None else x
+            for key, value in zip(new.keys, new.given, strict=True)
+        ]
+        given[: new.seeds] = [seed] * new.seeds
+        if self._alone or any(map(jit.is_tracer, (*values, *given))):
+            return self._run(values, given)
+        return self._compiled(values, given)
 
-    def _run(self, values: Sequence[Any], seed: Any) -> tuple[list[Any], list[Any]]:
-        given = [*[seed] * self._new.seeds, *self._new.given[self._new.seeds :]]
+    def _run(self, values: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         return self._new.run(values, given=given, apart=jit.outermost_program() is None)
 
 

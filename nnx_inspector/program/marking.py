@@ -14,6 +14,7 @@ from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.hooks.variables import held
 from nnx_inspector.program.changes import mark_changes
+from nnx_inspector.program.editing.counting import Where, counting, counting_hooks
 from nnx_inspector.program.marks import INPUT, OUTPUT, mark_arguments, mark_tree
 from nnx_inspector.program.members import within
 from nnx_inspector.program.stage import HooksOf
@@ -34,7 +35,8 @@ class MarkOutput:
             out = next_fun(*args, **kwargs)
             if context.kind == "method":
                 out = mark_changes(out, before, context.module, owner=self.owner, site=context.site)
-            return mark_tree(out, owner=self.owner, site=context.site, part=OUTPUT)
+            how: Any = {"owner": self.owner, "site": context.site, "part": OUTPUT}
+            return mark_tree(out, **how, **counting(self.owner))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +57,20 @@ class MarkInput:
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         params = {"owner": self.owner, "site": context.site, "part": INPUT}
+        params |= counting(self.owner)
         args, kwargs = mark_arguments(args, kwargs, context, **params)
         return next_fun(*args, **kwargs)
 
 
-def marking_hooks(selection: Selection, *, inputs: bool) -> HooksOf:
-    """The hooks that mark the outputs (and inputs) of the selected sites of a scope."""
+def marking_hooks(selection: Selection, *, inputs: bool, where: Where | None = None) -> HooksOf:
+    """The hooks that mark the outputs (and inputs) of the selected sites of a scope, with which of
+    their positions count.
+    """
 
     def hooks(scope: Scope, owner: Any) -> Sequence[Hook]:
         unattributed = MarkUnattributed(owner)
-        out = [Hook(MarkOutput(owner), TAP_OUTPUT, selection, scope, unattributed)]
+        marks = Hook(MarkOutput(owner), TAP_OUTPUT, selection, scope, unattributed)
+        out = [*counting_hooks(owner, where, scope), marks]
         if inputs:
             out.append(Hook(MarkInput(owner), TAP_INPUT, selection, scope))
         return out

@@ -26,12 +26,14 @@ from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
 from nnx_inspector.hooks.sites import parameter_names
 from nnx_inspector.program.members import members_in
 from nnx_inspector.program.structure import Structure, is_whole, structure_of
+from nnx_inspector.stats.summarize import beside
 
 OUTPUT, INPUT, CHANGE, GRADIENT, BEGIN = "output", "input", "change", "gradient", "begin"
-CHOICE = "choice"
+CHOICE, POSITIONS = "choice", "positions"
 """The part of a call that a mark observes: what the call returns, what it receives, a Variable
 before and after the call (the first two operands), the gradient of an array that it returns, the
-place where the call begins, or a softmax that chooses (see `program.choices`)."""
+place where the call begins, a softmax that chooses (see `program.choices`), or which positions of
+its arguments count (its mask)."""
 
 PARAMETER = "(parameter)"
 """Stands for the name of an array in what says of which array a gradient is: of a parameter."""
@@ -81,7 +83,8 @@ def _of_any_call(params: dict[str, Any]) -> dict[str, Any]:
 
 @mark.def_impl
 def _mark_now(*xs: Any, **params: Any) -> list[Any]:
-    _run_alone(mark, xs, params)
+    if params["part"] != POSITIONS:  # which is for marks inside
+        _run_alone(mark, xs, params)
     return list(xs)
 
 
@@ -105,7 +108,12 @@ def _linearize_mark(moves: Sequence[bool], *xs: Any, **params: Any) -> jaxprs.Li
             how = {"owner": params["owner"], "site": params["site"], "mapped": (mapped[i],)}
             part = params["structure"].parts[i]
             how |= {"of": (params["call"], part), "members": of_one, "masked": masked}
-            others = *xs[count : count + masked], _axes.bind(out[i])
+            masks = list(xs[count : count + masked])
+            mask = _counts_beside(out[i], params, mapped[i])
+            if mask is not None:
+                how |= {"where": params["where"], "masked": True, "present": masked}
+                masks = [both(mask, *masks)] if masks else [mask]
+            others = *masks, _axes.bind(out[i])
             links[i] = (
                 functools.partial(_link.bind, how=tuple({**how, "axes": True}.items())),
                 others,
@@ -115,6 +123,33 @@ def _linearize_mark(moves: Sequence[bool], *xs: Any, **params: Any) -> jaxprs.Li
         return [links[i][0](t, *links[i][1]) if i in links else t for i, t in enumerate(ts)]
 
     return out, moves, tangents
+
+
+def outside(where: tuple[int, ...], x: Any, mapped: Sequence[int]) -> tuple[int, ...] | None:
+    """The lengths of the vmaps of a value that its mask of positions has axes for besides those of
+    the call, outermost first: not those that map positions. None if the mask does not fit.
+    """
+    lengths = list(x.shape)
+    sizes = tuple(lengths.pop(axis) for axis in reversed(mapped))
+    for lead in reversed(range(len(sizes) + 1)):
+        shape = (*sizes[lead:], *lengths)
+        if beside(where, jax.ShapeDtypeStruct(shape, x.dtype)) is not None:
+            return sizes[:lead]
+    return None
+
+
+def _counts_beside(x: Any, params: Any, mapped: Sequence[int]) -> jax.Array | None:
+    """What names the mask of positions of a mark, for one of its values; None if it has none."""
+    sizes = outside(params["where"], x, mapped) if "where" in params else None
+    if sizes is None:
+        return None
+    kind = ShapedArray((*sizes, *params["where"]), jnp.dtype(jnp.bool_))
+    return counts.bind(x, owner=params["owner"], kind=kind, mapped=len(sizes))
+
+
+@internal_config()
+def both(positions: jax.Array, present: jax.Array) -> jax.Array:
+    return positions & present.reshape(*present.shape, *[1] * (positions.ndim - present.ndim))
 
 
 def values_of(params: Any, operands: Sequence[Any]) -> int:
@@ -139,7 +174,7 @@ def _batch_mark(xs: Any, dims: Any, **params: Any) -> Any:
         ]
         xs, dims = [*pair, *xs[2:]], [0, 0, *dims[2:]]
     if params.get("masked"):
-        xs, dims = _with_axis_of_mask(xs, dims, values_of(params, xs))
+        xs, dims = _with_axis_of_mask(xs, dims, values_of(params, xs), params)
     if params["part"] == GRADIENT and dims[0] is None and dims[-1] is not None:
         size = xs[-1].shape[dims[-1]]  # all examples have the same, and each one counts
         xs, dims = [jnp.broadcast_to(xs[0], (size, *xs[0].shape)), *xs[1:]], [0, *dims[1:]]
@@ -149,17 +184,21 @@ def _batch_mark(xs: Any, dims: Any, **params: Any) -> Any:
     return mark.bind(*xs, **params), dims
 
 
-def _with_axis_of_mask(xs: Sequence[Any], dims: Sequence[Any], count: int) -> Any:
+def _with_axis_of_mask(xs: Sequence[Any], dims: Sequence[Any], count: int, params: Any) -> Any:
     """The operands of a masked mark, with a vmap's axis in the mask and in each value, or in none.
 
-    The axes of the mask are those of the outermost vmaps, in the same order as in the values.
+    The axes of the mask are those of the outermost vmaps, in the same order as in the values. If it
+    only says which positions count, and not which examples are present, values stay as they are.
     """
     among = range(count + 1)
     if all(dims[i] is None for i in among):
         return xs, dims
+    present = params.get("present", True)
+    if params.get("part") == POSITIONS and dims[count] is None:
+        return xs, dims
     size = next(xs[i].shape[dims[i]] for i in among if dims[i] is not None)
     xs, dims = list(xs), list(dims)
-    for i in among:
+    for i in among if present else [count]:
         if dims[i] is None:
             xs[i], dims[i] = jnp.broadcast_to(xs[i], (size, *xs[i].shape)), 0
     xs[count], dims[count] = jnp.moveaxis(xs[count], dims[count], 0), 0
@@ -190,6 +229,7 @@ def mark_tree(
     ties: Sequence[Any] = (),
     change: Change | None = None,
     parameters: Sequence[str] | None = None,
+    mask: Any = None,
     **params: Any,
 ) -> Any:
     """`tree`, with its arrays marked; `params` are the mark's parameters (hashable).
@@ -199,7 +239,7 @@ def mark_tree(
     are other values that the mark keeps in the program: jax drops from a differentiated scan what
     nothing reads, as the output of a BatchNorm that is called for its statistics. `change` is done
     to the arrays before they are marked. `parameters` are the names of the parameters, if the tree
-    is `(args, kwargs)`.
+    is `(args, kwargs)`. `mask` is what a mark of positions holds besides; see `counting`.
     """
     leaves = jax.tree.leaves(tree, is_leaf=is_whole)
     own = structure_of(tree, leaves, merged=parameters is None, parameters=parameters)
@@ -214,7 +254,10 @@ def mark_tree(
     members = members_in(operands, alike=params["part"] == CHANGE)
     if members is not None:
         params["members"] = members
-    marked = mark.bind(*operands, *ties, structure=structure or own, **params)
+    masks = [] if mask is None else [mask]
+    if masks:
+        params |= {"masked": True, "present": False}
+    marked = mark.bind(*operands, *masks, *ties, structure=structure or own, **params)
     for i, value in zip(own.arrays, marked[len(pair) : len(operands)], strict=True):
         if isinstance(leaves[i], jax.Array):  # NumPy arrays stay NumPy for the user's code
             leaves[i] = value
@@ -247,7 +290,7 @@ _axes = Primitive("nnx_inspector_axes")
 examples, as that of a sum, is counted for each."""
 
 
-def seeded(x: jax.Array, seed: jax.Array, **how: Any) -> jax.Array:
+def seeded(x: jax.Array, seed: jax.Array, *mask: jax.Array, **how: Any) -> jax.Array:
     """`x`, whose gradient gets a mark when the program is differentiated with respect to `seed`.
 
     A mark of a gradient needs no memory and no sink: the tangent of `x` goes through a linear
@@ -257,18 +300,20 @@ def seeded(x: jax.Array, seed: jax.Array, **how: Any) -> jax.Array:
     Args:
         x: a floating-point or complex array.
         seed: any number. Its own gradient is 0.
+        *mask: that of the mark, if it is `masked`.
         **how: the parameters of the mark, besides its part. With `ticket` the mark also has the
             seed, a number by which the runs of one program are told apart.
     """
-    return _seeded.bind(x, seed, how=tuple(how.items()))
+    return _seeded.bind(x, *mask, seed, how=tuple(how.items()))
 
 
 def _seeded_jvp(primals: Any, tangents: Any, *, how: Any) -> Any:
-    (t, t_seed), out = tangents, _seeded.bind(*primals, how=how)
+    (t, *_, t_seed), out = tangents, _seeded.bind(*primals, how=how)
     if type(t_seed) is ad.Zero:
         return out, t
-    ticket = [primals[1]] if dict(how).get("ticket") else []
-    return out, _link.bind(ad.instantiate_zeros(t), *ticket, t_seed, how=how)
+    _, *mask, seed = primals
+    ticket = [seed] if dict(how).get("ticket") else []
+    return out, _link.bind(ad.instantiate_zeros(t), *mask, *ticket, t_seed, how=how)
 
 
 def _link_jvp(primals: Any, tangents: Any, *, how: Any) -> Any:
@@ -296,7 +341,7 @@ def _link_transpose(ct: Any, t: Any, *others: Any, how: Any) -> list[Any]:
 def _batch_seeded(primitive: Primitive, args: Any, dims: Any, *, how: Any) -> Any:
     params = dict(how)
     if params.get("masked"):
-        args, dims = _with_axis_of_mask(args, dims, 1)
+        args, dims = _with_axis_of_mask(args, dims, 1, params)
     if dims[0] is not None:
         params["mapped"] = ((*params["mapped"][0], dims[0]),)
     return primitive.bind(*args, how=tuple(params.items())), dims[0]
@@ -339,6 +384,29 @@ batching.primitive_batchers[_axes] = lambda xs, dims: (
     ),
     0,
 )
+counts = Primitive("nnx_inspector_counts")
+"""The mask of positions of the call around, with an axis in front for each vmap that maps the
+operand, which only ties it there. `rewrite` puts it in: a tracer of the mask could not enter a
+function that is jitted by itself. All positions count in a program that nobody edits."""
+counts.def_abstract_eval(lambda _, *, kind, **how: kind)
+mlir.register_lowering(
+    counts,
+    mlir.lower_fun(
+        lambda _, *, kind, **how: jnp.ones(kind.shape, jnp.bool_), multiple_results=False
+    ),
+)
+ad.primitive_jvps[counts] = lambda xs, _, **how: (
+    (y := counts.bind(*xs, **how)),
+    jaxprs.no_tangent(y),
+)
+
+
+def _batch_counts(xs: Any, dims: Any, *, kind: Any, mapped: int, owner: Any) -> Any:
+    kind = ShapedArray((xs[0].shape[dims[0]], *kind.shape), kind.dtype)
+    return counts.bind(*xs, kind=kind, mapped=mapped + 1, owner=owner), 0
+
+
+batching.primitive_batchers[counts] = _batch_counts
 ad.primitive_jvps[_nothing] = lambda xs, _, **how: (
     (y := _nothing.bind(*xs, **how)),
     jaxprs.no_tangent(y),

@@ -51,12 +51,14 @@ class Keep:
         units: the axis whose units are measured, or None.
         parts: the parts (of calls) whose marks are kept.
         sites: the sites whose marks are kept; None for all.
+        counts: whether `values` is a function that also takes which positions count.
     """
 
     values: bool | Reduce = False
     units: int | None = None
     parts: tuple[str, ...] = (OUTPUT, INPUT)
     sites: tuple[str, ...] | None = None
+    counts: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.units, bool) or not isinstance(self.units, int | np.integer | None):
@@ -80,24 +82,28 @@ class Keep:
         """The same without values, which do not add up over iterations."""
         return dataclasses.replace(self, values=False)
 
-    def of(self, x: jax.Array, *, site: str, mapped: int = 0) -> Kept:
-        """What is kept of an array whose first `mapped` axes come from vmaps."""
+    def of(
+        self, x: jax.Array, where: jax.Array | None = None, *, site: str, mapped: int = 0
+    ) -> Kept:
+        """What is kept of an array whose first `mapped` axes come from vmaps, and whose positions
+        count where `where` is True.
+        """
         value: Any = None
         if callable(self.values):
             try:
-                value = self.values(x)
+                value = self.values(x, where) if self.counts else self.values(x)
             except Exception as error:
                 add_note(error, f"in values= at site {site!r}, of {describe(x)}.")
                 raise
         elif self.values:
             value = x
-        return Kept(value, self._units(jax.lax.stop_gradient(x), mapped))
+        return Kept(value, self._units(jax.lax.stop_gradient(x), where, mapped))
 
-    def _units(self, x: jax.Array, mapped: int) -> Units | None:
+    def _units(self, x: jax.Array, where: Any, mapped: int) -> Units | None:
         if self.units is None or not -(x.ndim - mapped) <= self.units < x.ndim - mapped:
             return None
         axis = self.units if self.units < 0 else self.units + mapped
-        return measure_units(x, axis=axis) if x.shape[axis] <= MAX_UNITS else None
+        return measure_units(x, axis=axis, where=where) if x.shape[axis] <= MAX_UNITS else None
 
 
 @jax.tree_util.register_dataclass

@@ -23,7 +23,8 @@ from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.sharding import placed
 from nnx_inspector.program.analysis.error_notes import note_equation
 from nnx_inspector.program.editing.bodies import ENTER, Edited, see_moves
-from nnx_inspector.program.editing.body import PRESENT, SEED, Body, Editor, Key
+from nnx_inspector.program.editing.body import Body
+from nnx_inspector.program.editing.editor import PRESENT, SEED, WHERE, Editor, Key
 from nnx_inspector.program.editing.packed import Layout, Small, joined, taken_apart
 from nnx_inspector.program.editing.slots import Output, each_slot, is_slot, read
 from nnx_inspector.program.editing.updates import results_of
@@ -128,7 +129,7 @@ def rewritten(
         found,
         jaxpr,
         found.consts,
-        tuple(value for _, value in given),
+        tuple(map(_default, keys, given)),
         tuple(keys),
         int(SEED in body.places),
         len(found.jaxpr.outvars),
@@ -137,6 +138,11 @@ def rewritten(
         tuple(body.numbers),
         layout,
     )
+
+
+def _default(key: Key, place: tuple[Any, Any]) -> Any:
+    """The value that enters in front: where no mask is known, all positions count."""
+    return place[1] if key[0] != WHERE else np.ones(key[2], np.bool_)
 
 
 def _join(body: Body) -> Layout:

@@ -24,8 +24,11 @@ from nnx_inspector.program.marks import (
     GRADIENT,
     INPUT,
     OUTPUT,
+    POSITIONS,
+    counts,
     given,
     mark,
+    outside,
     values_of,
 )
 from nnx_inspector.program.members import Members
@@ -47,6 +50,8 @@ class Marked:
     of which array a gradient is; an `inner` gradient is differentiated again by the program.
     `begun` is what is known of a call that begins, whose `moved` operands the program is
     differentiated by. `reached` says what perturbs the values, and `choice` measures a softmax.
+    `counted` says for each array whether only the positions of a mask count, which has the shape
+    `where`; () without one.
     """
 
     site: str
@@ -63,6 +68,8 @@ class Marked:
     moved: tuple[int, ...] = ()
     reached: frozenset[Any] = frozenset()
     choice: Any = None
+    where: tuple[int, ...] = ()
+    counted: tuple[bool, ...] = ()
 
     @property
     def differentiable(self) -> tuple[bool, ...]:
@@ -79,7 +86,8 @@ class Item:
     """One equation that holds marks: the mark itself, or an equation with jaxprs inside.
 
     Attributes:
-        kind: "mark", "choice", "given", or the kind of the equation, see `equations.kind_of`.
+        kind: "mark", "choice", "given", "counts" or "positions" (see `counting`), or the kind of
+            the equation, see `equations.kind_of`.
         children: the surveys of its jaxprs; that of a while loop's condition has no items.
         length: the number of iterations of a scan, negative for a reversed one; of a given value,
             how many scans it depends on.
@@ -140,7 +148,8 @@ class Survey:
         items: dict[int, Item] = {}
         for number, item in self.items.items():
             children = tuple(child.only(keeps) for child in item.children)
-            if any(c.items for c in children) if item.mark is None else keeps(item.mark):
+            holds = not children or any(c.items for c in children)
+            if holds if item.mark is None else keeps(item.mark):
                 items[number] = dataclasses.replace(item, children=children)
         return dataclasses.replace(self, items=items)
 
@@ -240,27 +249,35 @@ def item_of(
         if not finished or (owner is not None and params["place"][0] != owner):
             return None
         return Item("given", length=len(params.get("rows", ())), call=params.get("call"))
+    if equation.primitive is counts:
+        return Item("counts") if owner is None or params["owner"] == owner else None
     if equation.primitive is mark:
         others = owner is not None and params["owner"] != owner
         if others or (params["part"] == BEGIN and not (finished and "begun" in params)):
             return None
+        if params["part"] == POSITIONS:
+            return Item("positions")
         if params["part"] == UNATTRIBUTED:
             unattributed[params["site"]] = unattributed.get(params["site"], 0) + 1
             return None
         avals = tuple(v.aval for v in equation.invars[: values_of(params, equation.invars)])
+        where, axes = params.get("where", ()), params.get("mapped", ((),) * len(avals))
+        counted = tuple(outside(where, x, n) is not None for x, n in zip(avals, axes, strict=False))
         marked = Marked(
             params["site"],
             params["part"],
             params["structure"],
             avals,
             params.get("variable"),
-            params.get("mapped", ((),) * len(avals))[: len(avals)],
+            axes[: len(avals)],
             of=params.get("of", params.get("call")),
             inner=params.get("inner", False),
             begun=params.get("begun"),
             moved=params.get("moved", ()),
             reached=params.get("reached", frozenset()),
             choice=params.get("choice"),
+            where=where,
+            counted=counted if "where" in params else (),
         )
         if marked.part == CHOICE:
             return Item("choice", marked)
@@ -365,7 +382,7 @@ def without_calls(
             continue
         inner = {"again": again or item.again}
         children = tuple(without_calls(one, of, others, left, **inner) for one in item.children)
-        if item.mark is not None or item.kind == "given" or any(one.items for one in children):
+        if item.mark is not None or not children or any(one.items for one in children):
             items[number] = dataclasses.replace(item, children=children)
     return dataclasses.replace(found, items=items)
 

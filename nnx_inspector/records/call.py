@@ -42,6 +42,8 @@ class Call:
             axes before them are the user's (a scan over steps, a vmap over models).
         kept: the values and units kept of each array of the output, if requested.
         input_kept: the values and units kept of each array of the arguments.
+        counted: for each array of the output whether only the positions count that `where=` says;
+            () without it.
     """
 
     outputs: list[Summary]
@@ -57,6 +59,7 @@ class Call:
     loops: int = dataclasses.field(default=0, metadata={"static": True})
     kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
     input_kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
+    counted: tuple[bool, ...] = dataclasses.field(default=(), metadata={"static": True})
 
     @property
     def leading(self) -> tuple[int, ...]:

@@ -14,8 +14,10 @@ from typing import Any
 
 from flax import nnx
 
+from nnx_inspector.errors import warn
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.hooks.variables import unseen_references
+from nnx_inspector.program.editing.counting import misfit_of, where_of
 from nnx_inspector.program.editing.packed import Small
 from nnx_inspector.program.function import Function, as_function, name_of
 from nnx_inspector.program.marking import marking_hooks
@@ -56,6 +58,7 @@ def capture(
     units: int | None = None,
     parameters: bool = False,
     sample: Sample = "auto",
+    where: Any = None,
 ) -> Callable[..., tuple[Any, Record]]:
     """Wrap `f` so that it also returns a record of what its modules received and returned.
 
@@ -78,6 +81,10 @@ def capture(
             values; 1 uses all values, 8 every eighth token (row, slice). All other figures are
             exact. `Summary.rank_error` bounds the error of quantiles;
             `nnx_inspector.stats.summarize.summarize` says what a sample can miss.
+        where: which positions count: a function that gets what the outermost call of the model
+            gets, without the model, and returns True for each position that counts, `lambda tokens,
+            *_: tokens != 0`; or such an array of booleans. Its axes are the first of the values
+            that it fits; the others are measured whole, and their `counted` is False.
 
     Returns:
         A function that returns `(f's result, Record)`.
@@ -95,11 +102,11 @@ def capture(
         >>> record["layers/0"].output.size
         12
     """
-    function = as_function(f, "capture")
+    function, counting = as_function(f, "capture"), where_of(where)
     selection, plan = Selection(only), Plan(keep=Keep(values, units), sample=sample)
 
     def captured(*args: Any, **kwargs: Any) -> tuple[Any, Record]:
-        hooks = marking_hooks(selection, inputs=inputs)
+        hooks = marking_hooks(selection, inputs=inputs, where=counting)
         with staged(function, args, kwargs, hooks, may_run=True) as stage:
             require_staged(stage)
             _check_selection(selection, stage)
@@ -125,6 +132,7 @@ def value_and_grad(
     parameters: bool = False,
     optimizer: nnx.Optimizer[Any] | None = None,
     sample: Sample = "auto",
+    where: Any = None,
 ) -> Callable[..., Any]:
     """Like `nnx.value_and_grad`, but also record every activation and its gradient.
 
@@ -146,6 +154,7 @@ def value_and_grad(
             updates that it would make, hence `update_ratio`. Neither the optimizer nor the model
             is changed by measuring them.
         sample: how many values the histograms count; see `capture`.
+        where: which positions count, in values and gradients; see `capture`.
 
     Returns:
         A function that returns `((loss, record), grads)`, or `((loss, aux, record), grads)` with
@@ -167,7 +176,7 @@ def value_and_grad(
         >>> record[""].gradient.size
         12
     """
-    function = as_function(f, "value_and_grad")
+    function, counting = as_function(f, "value_and_grad"), where_of(where)
     selection, plan = Selection(only), Plan(keep=Keep(values, units), sample=sample)
     several = not isinstance(argnums, (int, nnx.DiffState))
     wanted = [diff_state(a) for a in (argnums if several else (argnums,))]
@@ -177,7 +186,7 @@ def value_and_grad(
         owned = 0 if function.owner is None else 1
         chosen = {n - owned for n, _ in parts_of}
         args = tuple(numbers_as_arrays(a) if i in chosen else a for i, a in enumerate(args))
-        hooks = marking_hooks(selection, inputs=inputs)
+        hooks = marking_hooks(selection, inputs=inputs, where=counting)
         with staged(function, args, kwargs, hooks, may_run=True) as stage:
             require_staged(stage)
             _check_selection(selection, stage)
@@ -259,8 +268,11 @@ def record_of(
                 kept=passed.seen.kept,
                 input_kept=[] if entered is None else entered.seen.kept,
                 loops=passed.seen.ran.ndim,
+                counted=passed.mark.counted,
             )
         )
+    if why := misfit_of(stage.survey.marks):
+        warn(why)
     unseen = {**stage.survey.unseen, **unseen_references(stage.roots)}
     for name, count in stage.survey.unattributed.items():
         unseen[f"({name})"] = (

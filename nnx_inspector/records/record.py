@@ -162,6 +162,14 @@ class Entry:
         """The values kept of the arguments of the only call; see `values`."""
         return self._lone("input_values")
 
+    @property
+    def counted(self) -> bool | None:
+        """Whether only the positions count that `where=` says: False if any array of the output
+        does not have them as its first axes, and is measured whole. None without `where=`.
+        """
+        found = [fits for call in self.calls if call.took_place for fits in call.counted]
+        return all(found) if found else None
+
     def _lone(self, part: str) -> Any:
         calls = [call for call in self.calls if call.took_place]
         if len(calls) > 1:

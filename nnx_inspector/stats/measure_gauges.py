@@ -9,6 +9,7 @@ or no finite numbers. `gauges` explains the figures.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -46,14 +47,18 @@ def is_gauged(x: Any) -> bool:
 
 
 @internal_config()
-def gauge(x: jax.Array) -> jax.Array:
+def gauge(x: jax.Array, where: jax.Array | None = None) -> jax.Array:
     """The gauge of an array, float32[LENGTH]: its last axis has the units, its first the examples.
 
     All zeros ("not measured") unless `is_gauged(x)`. Move the axis of a vmap over examples to the
-    front first.
+    front first. Only the positions count that `where` has, bool, with an axis for each of the
+    array's; if it has one of the units, nothing is measured.
     """
-    if not is_gauged(x):
+    if not is_gauged(x) or (where is not None and where.shape[-1] > 1):
         return jnp.zeros(LENGTH, jnp.float32)
+    if where is not None:
+        look = functools.partial(_gauge_where, steps=_examined_steps(x.shape))
+        return auto_sharded(look, jax.lax.stop_gradient(x), where)
     how = {"limit": math.log2(float(jnp.finfo(x.dtype).max)), "steps": _examined_steps(x.shape)}
     return _at_once(_gauged, _readable(x), **how)
 
@@ -66,10 +71,10 @@ def _examined_steps(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @internal_config()
-def gauge_apart(x: jax.Array) -> jax.Array | Apart:
+def gauge_apart(x: jax.Array, where: jax.Array | None = None) -> jax.Array | Apart:
     """As `gauge` within a program, but what several devices have found may be apart still."""
-    if not is_gauged(x):
-        return gauge(x)
+    if not is_gauged(x) or where is not None:
+        return gauge(x, where)
     steps, limit = _examined_steps(x.shape), math.log2(float(jnp.finfo(x.dtype).max))
     look = lambda x: _examined(x, apart=True, steps=steps)[0]  # noqa: E731
     words = auto_sharded(look, jax.lax.stop_gradient(_readable(x)))
@@ -189,6 +194,60 @@ def _gauge_of(x: jax.Array, *, limit: float, steps: tuple[int, ...]) -> list[jax
     rest = in_rows([figures[name] for name in PARTS])
     rest = jnp.pad(rest, ((0, 0), (0, UNITS - looked)), constant_values=jnp.nan)
     return [jnp.concatenate([head, rest.reshape(-1)])]
+
+
+def _gauge_where(x: jax.Array, where: jax.Array, *, steps: tuple[int, ...]) -> jax.Array:
+    """See `gauge`. Deviations are from the first value that counts, so that they are exact."""
+    counts = _thinned(jnp.broadcast_to(where, (*x.shape[:-1], 1)), (*steps[:-1], 1))
+    y, looked = _thinned(x, steps).astype(jnp.float32), -(-x.shape[-1] // steps[-1])
+    counts = counts.reshape(y.shape[0], -1, 1)
+    y = jnp.where(counts, y.reshape(*counts.shape[:-1], looked), 0)
+    size = jnp.where(jnp.isfinite(y), jnp.abs(y), 0)
+    many, examples = counts.sum(), counts.any((1, 2)).sum()
+    top = jax.lax.bitcast_convert_type(size.max(), jnp.int32) >> 23
+    unit = power_of_two(254 - jnp.clip(top, 1, 253), np.float32)  # so that no square overflows
+    z = y * unit
+
+    def deviations(z: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The mean along the first axis, and the distances from it."""
+        first = jnp.take_along_axis(z, jnp.argmax(counts, axis=0, keepdims=True), axis=0)
+        d = jnp.where(counts, z - first, 0)
+        off = d.sum(0, keepdims=True) / jnp.maximum(counts.sum(0, keepdims=True), 1)
+        return (first + off)[0], jnp.where(counts, d - off, 0)
+
+    rows = z.reshape(-1, looked)
+    mean, around = deviations(rows, counts.reshape(-1, 1))
+    _, within = deviations(z, counts)
+    near_zero, near_one = size <= 0.01, jnp.abs(size - 1) <= 0.01
+    part = lambda found: jnp.where(counts, found, False).sum((0, 1)) / many  # noqa: E731
+    figures = {
+        "low": jnp.where(counts, y, jnp.inf).min((0, 1)),
+        "high": jnp.where(counts, y, -jnp.inf).max((0, 1)),
+        "mean": mean / unit,
+        "std": jnp.sqrt(jnp.square(around).sum(0) / many) / unit,
+        "spread": jnp.sqrt(jnp.square(within).sum((0, 1)) / many) / unit,
+        "tanh": part(size > TANH_FLAT),
+        "sigmoid": part(size > SIGMOID_FLAT),
+        "ends": part(near_zero | near_one),
+        "top": part(near_one),
+    }
+    covariance = jnp.matmul(around.T, around, precision=jax.lax.Precision.HIGHEST)
+    square = jnp.square(covariance).sum()
+    rank = jnp.square(jnp.trace(covariance)) / jnp.where(square > 0, square, jnp.nan)
+    heads = {
+        "measured": jnp.isfinite(y).all() & (many > 0),
+        "examples": examples,
+        "units": x.shape[-1],
+        "looked": looked,
+        "rank": jnp.where((many > 1) & (looked > 1), rank, jnp.nan),
+        "positions": many / jnp.maximum(examples, 1),
+        "limit": math.log2(float(jnp.finfo(x.dtype).max)),
+        "reserved": 0.0,
+    }
+    head = jnp.stack([jnp.asarray(heads[name], jnp.float32) for name in HEAD])
+    rest = jnp.stack([figures[name] for name in PARTS])
+    rest = jnp.pad(rest, ((0, 0), (0, UNITS - looked)), constant_values=jnp.nan)
+    return jnp.concatenate([head, rest.reshape(-1)])
 
 
 def _pair_of_positions(a: Any, b: Any) -> tuple[Any, ...]:

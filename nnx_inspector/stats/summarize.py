@@ -23,9 +23,18 @@ from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.sharding import auto_sharded
 from nnx_inspector.stats.apart import Apart
-from nnx_inspector.stats.arithmetic import merged_about_mean, points_dtype, sum_dtype
+from nnx_inspector.stats.arithmetic import (
+    is_floating,
+    merged_about_mean,
+    moved_shift,
+    points_dtype,
+    real_values,
+    scale_for,
+    scaled_difference,
+    sum_dtype,
+)
 from nnx_inspector.stats.array_stats import Sample, census, census_apart, from_parts
-from nnx_inspector.stats.bins import BINS, FINITE_BINS, OPAQUE_BIN
+from nnx_inspector.stats.bins import BINS, FINITE_BINS, NAN_BIN, OPAQUE_BIN
 from nnx_inspector.stats.summary import Summary
 
 jax.tree_util.register_dataclass(
@@ -38,7 +47,9 @@ _BY_NAME_ONLY: Final = frozenset(["int1", "uint1", "float6_e2m3fn", "float6_e3m2
 
 
 @internal_config()
-def summarize(x: Any, *, batch_rank: int = 0, sample: Sample = "auto") -> Summary:
+def summarize(
+    x: Any, *, batch_rank: int = 0, sample: Sample = "auto", where: Any = None
+) -> Summary:
     """Measure the counts, moments and histogram of an array.
 
     Counts, extremes, mean and standard deviation cover all values; the histogram covers a sample of
@@ -59,6 +70,8 @@ def summarize(x: Any, *, batch_rank: int = 0, sample: Sample = "auto") -> Summar
             it has 8 k indices or more. The slices do not depend on the values, so the histogram may
             miss a pattern that repeats at their distance, or a few unusual tokens or units.
             `Summary.rank_error` bounds the error of a quantile's rank if slices are exchangeable.
+        where: True for the values that count, bool, of as many axes as `x`, each as long or of
+            length 1. None for all. Of the others nothing is counted, not even their number.
 
     Returns:
         A Summary whose rows are the first `batch_rank` axes, with uint32 counts that saturate at
@@ -73,7 +86,11 @@ def summarize(x: Any, *, batch_rank: int = 0, sample: Sample = "auto") -> Summar
         >>> summarize(jnp.array([1.0, 3.0, jnp.nan])).mean
         2.0
     """
-    return _summarized(x, batch_rank, sample, _summarize)
+    if where is None or is_token(x) or is_opaque((x := as_array(x)).dtype):
+        return _summarized(x, batch_rank, sample, _summarize)
+    if x.ndim == batch_rank:
+        where = jnp.expand_dims(where, -1)
+    return _summarized(x, batch_rank, sample, functools.partial(_summarize_where, where))
 
 
 @internal_config()
@@ -111,6 +128,31 @@ def _summarized(x: Any, batch_rank: int, sample: Sample, measure: Callable[..., 
         with jax.enable_x64(True):  # or jax would cut it to 32 bits
             return measure(x, batch_rank=batch_rank, sample=sample)
     return measure(lax.stop_gradient(x), batch_rank=batch_rank, sample=sample)
+
+
+def beside(mask: tuple[int, ...], x: Any) -> tuple[int, ...] | None:
+    """The shape that a mask of positions takes beside an array; None if it does not fit.
+
+    Its axes are the first of the array's, each as long or of length 1. Of floats the last axis is
+    that of the units, which no mask has. Beside the pattern of an attention, [batch, heads,
+    queries, keys], the axes of a mask [batch, positions] are those of the examples and queries.
+
+    Example:
+        >>> beside((8, 16), jnp.ones((8, 16, 32))), beside((8, 16), jnp.ones((8, 4, 16, 16)))
+        ((8, 16, 1), (8, 1, 16, 1))
+        >>> beside((8, 16), jnp.ones((8, 16))) is None
+        True
+    """
+    shape, rank = x.shape, len(x.shape) - jnp.issubdtype(x.dtype, jnp.inexact)
+
+    def fits(lengths: tuple[int, ...]) -> bool:
+        return all(n in (1, m) for n, m in zip(mask, lengths, strict=True))
+
+    if len(mask) == 2 and len(shape) == 4 and mask[1] == shape[-2] == shape[-1]:
+        return (mask[0], 1, mask[1], 1) if fits((shape[0], shape[2])) else None
+    if mask and (len(mask) > rank or not fits(shape[: len(mask)])):
+        return None
+    return (*mask, *[1] * (len(shape) - len(mask)))
 
 
 @internal_config()
@@ -211,6 +253,46 @@ def _summarize(x: jax.Array, *, batch_rank: int, sample: Sample) -> Summary:
     measure = functools.partial(census, batch_rank=batch_rank, sample=sample)
     bins, points, sums = auto_sharded(measure, x)
     return Summary(bins=bins, points=points, sums=sums)
+
+
+@functools.partial(jax.jit, static_argnames=("batch_rank", "sample"))
+def _summarize_where(where: Any, x: jax.Array, *, batch_rank: int, sample: Sample) -> Summary:
+    """The others become NaN, which no figure counts but the number of NaN."""
+
+    def measure(x: jax.Array, where: jax.Array) -> tuple[jax.Array, ...]:
+        value, where = real_values(x), jnp.broadcast_to(where, x.shape)
+        axes = tuple(range(batch_rank, x.ndim))
+        real = value if is_floating(value) else value.astype(np.float32)  # of the same bins
+        counted = jnp.where(where, real, jnp.nan)
+        bins, points, sums = census(counted, batch_rank=batch_rank, sample=sample)
+        others = jnp.sum(~where, axes, dtype=jnp.uint32)
+        bins = bins.at[..., NAN_BIN].add(-others)
+        if not is_floating(value):
+            points, sums = _moments_of_integers(value, where, axes)
+        return bins, points, sums
+
+    bins, points, sums = auto_sharded(measure, x, where)
+    return Summary(bins=bins, points=points, sums=sums)
+
+
+def _moments_of_integers(
+    value: jax.Array, where: jax.Array, axes: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """The points and sums of the integers that count; float32 could not hold them."""
+    along, real = functools.partial(jnp.expand_dims, axis=axes), sum_dtype(value.dtype)
+    info = np.iinfo(value.dtype)
+    least, most = np.array([info.min, info.max], value.dtype)
+    some, none = where.any(axes), np.zeros((), value.dtype)
+    low = jnp.where(some, jnp.where(where, value, most).min(axes), none)
+    high = jnp.where(some, jnp.where(where, value, least).max(axes), none)
+    many = jnp.maximum(where.sum(axes, dtype=real), 1)
+    off = jnp.where(where, scaled_difference(value, along(low), 1), 0)
+    shift = moved_shift(low, (off / along(many)).sum(axes), low, high)
+    halves = [scaled_difference(end, shift, 0.5) for end in (high, low)]
+    scale, factor = scale_for(*halves)
+    d = jnp.where(where, scaled_difference(value, along(shift), along(factor)), 0)
+    points = jnp.stack([low, high, shift], axis=-1)
+    return points, jnp.stack([scale, d.sum(axes), (d * d).sum(axes)], axis=-1)
 
 
 @functools.partial(jax.jit, static_argnames=("batch_rank", "sample"))

@@ -243,7 +243,7 @@ _FIGURES: Final = (
 
 
 @internal_config()
-def measure_units(x: Any, *, axis: int = -1) -> Units:
+def measure_units(x: Any, *, axis: int = -1, where: Any = None) -> Units:
     """Measure the counts, moments and extremes of each unit along an axis, over all other axes.
 
     This takes two passes over `x` and stores sums of 128 values each, not a copy of `x`. As in
@@ -253,6 +253,7 @@ def measure_units(x: Any, *, axis: int = -1) -> Units:
     Args:
         x: an array of numbers with at least one axis, a tracer or a NumPy array.
         axis: the axis of the units, at most `MAX_UNITS` of them.
+        where: which values count, as in `summarize`.
 
     Returns:
         Units without rows; vmap and scan add rows.
@@ -288,8 +289,8 @@ def measure_units(x: Any, *, axis: int = -1) -> Units:
         return no_units(units, dtype=x.dtype)
     if isinstance(x, np.ndarray) and x.dtype.itemsize >= 8 and x.dtype != np.complex64:
         with jax.enable_x64(True):  # or jax would cut it to 32 bits
-            return _measured(x, axis)
-    return _measured(lax.stop_gradient(jnp.asarray(x)), axis)
+            return _measured(x, where, axis)
+    return _measured(lax.stop_gradient(jnp.asarray(x)), where, axis)
 
 
 @internal_config()
@@ -344,12 +345,12 @@ def _wide_enough(exact: Any) -> Any:
     return jax.enable_x64(exact.itemsize == 8 or jax.config.read("jax_enable_x64"))
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _measured(x: jax.Array, axis: int) -> Units:
-    return auto_sharded(functools.partial(_of_units, axis=axis), x)
+@functools.partial(jax.jit, static_argnums=2)
+def _measured(x: jax.Array, where: Any, axis: int) -> Units:
+    return auto_sharded(functools.partial(_of_units, axis=axis), x, where)
 
 
-def _of_units(x: jax.Array, *, axis: int) -> Units:
+def _of_units(x: jax.Array, where: Any, *, axis: int) -> Units:
     value = real_values(x)
     real, floating = sum_dtype(value.dtype), is_floating(value)
     n = x.size // x.shape[axis]
@@ -361,13 +362,17 @@ def _of_units(x: jax.Array, *, axis: int) -> Units:
     origin = jnp.zeros_like(first) if floating else first
     finite, (kinds, initial) = is_finite(value), counters(value)
     shares = scaled_difference(value, _along(origin, axis, x.ndim), jnp.asarray(share, real))
-    nothing = np.zeros((), real)
+    nothing, most = np.zeros((), real), np.uint32(min(n, _LARGEST))
+    if where is not None:
+        where = jnp.broadcast_to(where, x.shape)
+        kinds = [jnp.where(where, x, none) for x, none in zip(kinds, initial, strict=True)]
+        finite &= where
+        most = where.sum([a for a in range(x.ndim) if a != axis], dtype=jnp.uint32)
     operands, initial = [*kinds, jnp.where(finite, shares, 0)], [*initial, nothing]
     *found, total = _reduced(operands, initial, pair_of_counters, axis)
     low, high, apart = from_counters(value, found)
     none = jnp.zeros_like(apart[APART[0]])
     zeros, negative, *others = (apart.get(kind, none) for kind in APART)
-    most = np.uint32(min(n, _LARGEST))
     counts = [zeros + negative, *others, most - others[0] - others[1] - others[2]]
     many = counts[FINITE].astype(real)
     shift = moved_shift(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)

@@ -33,8 +33,8 @@ def batch(length, *, pad=0, high=50):
     return jnp.asarray(ids), jnp.zeros((8, 24), jnp.int32).at[:, 20:].set(1), jnp.asarray(mask)
 
 
-def found(model, args, loss=None):
-    insp = nni.Inspector(model, *args, display=False)
+def found(model, args, loss=None, where=None):
+    insp = nni.Inspector(model, *args, where=where, display=False)
     if loss is not None:
         insp.step(loss, *args)
     out = [one for one in insp.findings if one.rule == "padding"]
@@ -51,6 +51,12 @@ def test_the_share_of_padding_is_a_note_at_the_embedding(length, pad):
     assert (one.severity, one.site) == ("info", "embed")
     assert one.evidence["fraction"] == pytest.approx(share)
     assert f"At step 0 id {pad} filled {share:.0%} of the 192 positions" in one.message
+    assert one.message.endswith(f"where=lambda tokens, *_: tokens != {pad}).")
+
+
+def test_its_advice_silences_it():
+    where = lambda tokens, *_: tokens != 0  # noqa: E731
+    assert found(Encoder(), batch(8), where=where) == []
 
 
 def test_a_step_says_it_too_and_names_no_target():

@@ -10,57 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import ALL, CLASSES, TINY, device, magnitudes, values
+from oracle import ALL, CLASSES, device, values
+from oracle import check_units as check
 
 from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units, merge_units, no_units
 
 SHAPES = [((300, 6), -1), ((6, 37), 0), ((2, 5, 9), 1), ((4,), 0), ((0, 3), 1), ((3, 0), 1)]
 FEW = [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_, jnp.complex64]
-
-
-def check(u: Units, x: np.ndarray, axis: int = -1, tolerance: float = 1e-5) -> None:
-    """Check every figure of every unit against the values at its index of the axis."""
-    v = magnitudes(x).reshape(x.shape)
-    shape = (x.shape[axis], x.size // max(x.shape[axis], 1))
-    v, exact = (np.moveaxis(a, axis, 0).reshape(shape) for a in (v, x))
-    assert len(u) == len(v)
-    finite = np.isfinite(v)
-    zeros = (exact == 0).sum(axis=1)
-    for found, expected in (
-        (u.size, np.full(len(v), v.shape[1])),
-        (u.finite, finite.sum(axis=1)),
-        (u.zeros, zeros),
-        (u.nan, np.isnan(v).sum(axis=1)),
-        (u.posinf, (v == np.inf).sum(axis=1)),
-        (u.neginf, (v == -np.inf).sum(axis=1)),
-        (u.dead, (zeros == v.shape[1]) & (v.shape[1] > 0)),
-    ):
-        np.testing.assert_array_equal(found, expected)
-    if v.shape[1]:
-        np.testing.assert_allclose(u.zero_fraction, zeros / v.shape[1])
-    complex_ = x.dtype.kind == "c"
-    rounds = 1e-6 if complex_ else 0
-    faint = float(np.finfo(x.real.dtype).tiny) if complex_ else 0
-    single = x.dtype == np.complex64  # XLA's own magnitude rounds
-    for i, here in enumerate(finite):
-        numbers = v[i][here]
-        figures = np.array([u.min[i], u.max[i], u.mean[i], u.std[i], u.norm[i]])
-        if not numbers.size:
-            assert np.isnan(figures).all()
-            continue
-        low, high = float(numbers.min()), float(numbers.max())
-        scale = max(abs(low), abs(high)) or 1.0
-        unit = numbers / scale
-        mean, std = float(unit.mean()) * scale, float(unit.std()) * scale
-        if x.dtype.kind in "iu":  # float64 does not hold 64 bits
-            whole = exact[i].astype(np.uint64)
-            std = float((whole - exact[i].min().astype(np.uint64)).astype(float).std())
-        norm = float(np.sqrt((unit * unit).sum())) * scale
-        floor = 4 * TINY + 1e-7 * scale * single
-        assert figures[:2] == pytest.approx([low, high], rel=rounds, abs=faint)
-        assert u.mean[i] == pytest.approx(mean, rel=1e-6, abs=tolerance * std + floor)
-        assert u.std[i] == pytest.approx(std, rel=tolerance, abs=floor + 1e-13 * scale)
-        assert u.norm[i] == pytest.approx(norm, rel=tolerance, abs=floor * np.sqrt(numbers.size))
 
 
 @st.composite

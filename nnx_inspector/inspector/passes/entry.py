@@ -25,6 +25,7 @@ from nnx_inspector.hooks.sites import (
     require_module,
     site_key,
 )
+from nnx_inspector.program.editing.counting import Where
 from nnx_inspector.program.function import Function, as_function, name_of, roots_of
 from nnx_inspector.program.structure import is_node
 
@@ -49,11 +50,13 @@ class Entry:
         method: the name of the model's method; ignored if there is a function.
         f: a function of the model, or None.
         place: the position or name of the model among the arguments of `f`.
+        where: which positions of a call of the model count.
     """
 
     method: str = CALL
     f: Callable[..., Any] | None = None
     place: int | str = 0
+    where: Where | None = None
 
     def call(
         self, model: nnx.Module, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -155,7 +155,7 @@ def entered(
     places, parameters = setting
     call = form.call(leaves, arrays)
     received = (*received, *(s for place in places if place.at == INPUT for s in place.sites))
-    hooks, roots = hooks_for(selection, received), {(): call.model}
+    hooks, roots = hooks_for(selection, received, form.entry.where), {(): call.model}
     known = known and known.receiving(received)
     with staged(*call.function(), hooks, roots=roots, may_run=True, known=known) as stage:
         replaced = parameters_under(stage, parameters, of_parameters)
@@ -279,6 +279,7 @@ class OwnedPasses:
     def _staged(self, call: Call, known: Tracing | None = None, *, runs: bool = True) -> Any:
         roots: dict[Path, Any] = {(): call.model}
         how: Any = dict(selection=self.selection, roots=roots, known=known, runs=runs)
+        how["where"] = call.entry.where
         return staged_for_trace(*call.function(), **how)
 
     def read(self, call: Call, read: Callable[[Staged], T]) -> T:
@@ -411,7 +412,8 @@ class OwnedPasses:
                     plan = dataclasses.replace(plan, summarise=False, keep=keep)
                     seen = stage.evaluate(inputs, plan=plan)[1]
                     return record_of(stage, seen)
-                plan = dataclasses.replace(plan, keep=Keep(values=gauge, parts=(OUTPUT,)))
+                keep = Keep(values=gauge, parts=(OUTPUT,), counts=True)
+                plan = dataclasses.replace(plan, keep=keep)
                 held, grads = floats_of(stage), dict[int, Any]()
                 if form.loss_fn is None:
                     (out, seen), cotangents = stage.evaluate(inputs, plan=plan), None
@@ -423,7 +425,8 @@ class OwnedPasses:
                 states = {path: sampled(inputs[i]) for path, (i, _) in held.items()}
                 # every array must vary: labels may vary while the model's inputs do not
                 states[VARIED] = varied(stage.arrays, each=True)
-                states |= _ids(stage, inputs, held)
+                if form.entry.where is None:  # else it is known what padding is
+                    states |= _ids(stage, inputs, held)
             returned = Arguments.of(value).without_numpy()
             nodes, held_by_nodes = nnx.split(returned.take(returned.nodes), graph=True)
             structure = _Returned(dataclasses.replace(returned, leaves=blank(returned)), nodes)

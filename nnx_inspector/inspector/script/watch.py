@@ -39,6 +39,7 @@ from nnx_inspector.live.steps import (
 from nnx_inspector.perturbations.places import Known
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
+from nnx_inspector.program.editing.counting import Where, where_of
 from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.recordings.facts import Facts
 from nnx_inspector.recordings.layers import MODULES, Site, Stack, columns_of_rows, leaf_of
@@ -64,6 +65,7 @@ def watch(
     control: bool | Mapping[str, Known] = False,
     to: Any = None,
     optimizer: Any = None,
+    where: Any = None,
 ) -> Iterator[Recording]:
     """Record the passes that this thread makes through a model, which stays jitted and unchanged.
 
@@ -99,6 +101,8 @@ def watch(
         optimizer: the optimizer whose state is measured when a pass begins: an `nnx.Optimizer` (or
             any object of NNX), a function that returns the state which the loop carries, `lambda:
             opt_state`, or a dict of several by name. `recording.states` lists its arrays.
+        where: which positions count, in all figures: a function of what the model is called with,
+            or an array of booleans; see `nni.capture`. A new lambda compiles again.
 
     Yields:
         The recording. It may be read at any time and is complete when the region is left.
@@ -126,7 +130,7 @@ def watch(
     """
     how: Any = dict(every=every, only=only, gradients=gradients, save=save, tree=tree)
     how |= dict(start=check_start(start), control=control, parameters=parameters)
-    how |= dict(to=tracker_of(to), optimizer=optimizer)
+    how |= dict(to=tracker_of(to), optimizer=optimizer, where=where_of(where))
     yield from closed_at_exit(_watched(model, **how))
 
 
@@ -143,11 +147,13 @@ def _watched(
     control: bool | Mapping[str, Known],
     to: Tracker | None,
     optimizer: Any,
+    where: Where | None,
 ) -> Iterator[Recording]:
     require_module(model)
     if control is not False and save is None:
         raise ValueError("control needs a recording: nni.watch(model, save=path, control=True).")
     how: Any = {"gradients": gradients, "parameters": parameters, "tree": check_tree(tree)}
+    how["where"] = where
     session = Session(model, only=only, **how)
     measure_states(session, optimizer)
     saves = save if jax.process_index() == 0 else None  # of a job, the first process

@@ -36,8 +36,10 @@ class KeepOne(Keep):
     site: str = ""
     example: int | None = None
 
-    def of(self, x: jax.Array, *, site: str, mapped: int = 0) -> Kept:
-        kept = super().of(x, site=site, mapped=mapped)
+    def of(
+        self, x: jax.Array, where: jax.Array | None = None, *, site: str, mapped: int = 0
+    ) -> Kept:
+        kept = super().of(x, where, site=site, mapped=mapped)
         if not self.values or site != self.site:
             return kept
         return dataclasses.replace(kept, value=(kept.value, self._part(x)))

@@ -11,23 +11,34 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.live.calls import Call
 from nnx_inspector.live.inbox import Sent
 from nnx_inspector.live.messages import GRADIENT, Begun
-from nnx_inspector.live.programs.asked import Asked, KeptCall
+from nnx_inspector.live.programs.asked import Asked
+from nnx_inspector.live.programs.mark_places import (
+    Index,
+    Loop,
+    MarkPlace,
+    Moves,
+    entry_of,
+    put_beginning,
+    put_gradient,
+    put_values,
+    values_of,
+)
 from nnx_inspector.live.programs.whose import Trees
 from nnx_inspector.program.choices.places import with_choices
 from nnx_inspector.program.editing.bodies import PASSES
-from nnx_inspector.program.marks import BEGIN, CHOICE, INPUT, OUTPUT, PARAMETER
-from nnx_inspector.program.plan import Keep, Kept, Plan, Seen
+from nnx_inspector.program.editing.counting import misfit_of
+from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT
+from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.rewrite import rewritten
 from nnx_inspector.program.survey import (
     Item,
@@ -40,14 +51,8 @@ from nnx_inspector.program.survey import (
     without_calls,
     without_jaxprs,
 )
-from nnx_inspector.recordings.layers import leaf_key, leaf_of
 from nnx_inspector.stats.apart import pays_off
-from nnx_inspector.stats.gauges import VARIED
 from nnx_inspector.stats.measure_gauges import gauge, gauge_apart
-
-Moves = tuple[tuple[Mapping[str, Any], int], ...]
-Index = tuple[int, ...]
-"""The iteration of each loop around the call that begins a pass, outermost first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,42 +68,6 @@ class Pass:
     number: int
     index: Index
     kept: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class Loop:
-    """A loop around a mark.
-
-    Attributes:
-        item: where it is in the survey.
-        every: it keeps every so many iterations; 0 if it keeps the last `PASSES`.
-        first: the first iteration that it keeps.
-    """
-
-    item: Item
-    every: int
-    first: int = 0
-
-    def row(self, iteration: int) -> int:
-        """Where an iteration is among those that are kept."""
-        return iteration // self.every if self.every else iteration % PASSES
-
-    def keeps(self, iteration: int) -> bool:
-        if self.every:
-            return iteration % self.every == 0
-        return iteration >= self.first
-
-
-@dataclasses.dataclass(frozen=True)
-class MarkPlace:
-    """A mark of a program: the loops around it, and what was seen of it, if it has run; and how far
-    each body around it moves parameters, the innermost first, with the number of loops around that.
-    """
-
-    mark: Marked
-    loops: tuple[Loop, ...]
-    seen: Seen | None
-    moves: Moves = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,6 +105,7 @@ class Finished:
         takes: the passes to which it gives the numbers of perturbations.
         reached: the sites and places that perturbations reach; see `Reached`.
         trees: where the parameters of its calls come from.
+        misfit: see `counting.misfit_of`.
     """
 
     def __init__(
@@ -156,6 +126,7 @@ class Finished:
         self.unseen = dict(found.unseen)
         self.is_empty = not found.items
         places = list(self._walk(self._found))
+        self.misfit = misfit_of([one.mark for one in places])
         self.begins = [one for one in places if one.mark.part == BEGIN]
         self._numbers = {id(one.mark): i for i, one in enumerate(self.begins)}
         self._of = self._attributed(places)
@@ -203,7 +174,9 @@ class Finished:
             InspectorError: what was asked cannot be kept, or is too large.
         """
         apart = pays_off()
-        keep = Keep(gauge_apart if apart else gauge, parts=(OUTPUT,)) if measures else Keep()
+        keep = Keep()
+        if measures:
+            keep = Keep(gauge_apart if apart else gauge, parts=(OUTPUT,), counts=True)
         which: bool | Keep = measures
         if asked is not None:
             which = keep = asked.kept_beside(keep)
@@ -219,7 +192,7 @@ class Finished:
             if asked is not None:
                 types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in others]
                 places = self._walk(self._found, read(types))
-                asked.require_room([x for one in places for x in _values_of(one)])
+                asked.require_room([x for one in places for x in values_of(one)])
                 several = [one for one in self._edited if isinstance(one, Keep)]
                 for one in several[: 1 - MOST_ASKED]:
                     del self._edited[one]
@@ -271,7 +244,7 @@ class Finished:
                 continue
             if item.mark is not None:
                 if item.mark.part == BEGIN:
-                    ran = 1 if here is None else int(_entry(here.ran, rows))
+                    ran = 1 if here is None else int(entry_of(here.ran, rows))
                     yield from [Pass(self._numbers[id(item.mark)], index, kept)] * ran
             elif item.kind == "scan":
                 loop = Loop(item, self._stride(item, [loop for loop, _ in around]))
@@ -280,7 +253,7 @@ class Finished:
                     inner = here[0] if here else None
                     yield from self._expanded(item.children[0], inner, (*around, (loop, i)))
             elif item.kind == "while" and here and here[0]:
-                count = int(_entry(here[0][0], rows))
+                count = int(entry_of(here[0][0], rows))
                 loop = Loop(item, 0, max(0, count - PASSES))
                 for i in range(count):
                     yield from self._expanded(item.children[1], here[1], (*around, (loop, i)))
@@ -317,7 +290,7 @@ class Finished:
                 continue
             at = tuple(loop.row(i) for loop, i in zip(one.loops, index, strict=False))
             if one.mark.part == BEGIN:
-                _put_beginning(one, at, begun, sent)
+                put_beginning(one, at, begun, sent)
                 for path, sums, depth in ((*x, d) for moves, d in one.moves for x in moves.items()):
                     sent.moves.setdefault(path, np.asarray(sums)[at[:depth]])
             elif one.mark.part == GRADIENT:
@@ -326,9 +299,9 @@ class Finished:
                 found = [np.asarray(kept.value)[at] for kept in one.seen.kept]
                 sent.choices.setdefault(one.mark.site, []).extend(found)
             else:
-                _put(one, at, sent)
+                put_values(one, at, sent)
         for _, one, at in sorted(gradients, key=lambda x: x[0]):  # jax reverses the calls
-            _put_gradient(one, at, sent)
+            put_gradient(one, at, sent)
 
     def _walk(
         self,
@@ -389,78 +362,6 @@ OUTSIDE = (
     "its layer cannot be identified here, outside a call of the model, so a perturbation of a "
     "single layer does not act"
 )
-
-
-def _put_beginning(one: MarkPlace, at: Index, known: Begun | None, sent: Sent) -> None:
-    begun: Begun = known or one.mark.begun
-    sent.calls.append(begun.call)
-    sent.differentiated.update(differentiated(one.mark))
-    weights = (path for path in begun.paths if path in begun.weights)
-    for path, summary in zip(weights, one.seen.summaries if one.seen else (), strict=False):
-        sent.arrived[path, "parameter"].append(summary.row(at) if at else summary)
-    if one.seen is not None and one.seen.kept:
-        states = one.seen.kept[0].value[at]
-        for name, state in zip((*begun.paths, VARIED), states, strict=True):
-            sent.states.setdefault(name, state)
-
-
-def _put_gradient(one: MarkPlace, at: Index, sent: Sent) -> None:
-    key, leaf, what = one.mark.site, one.mark.of[1], "parameter_gradient"
-    if leaf != PARAMETER:
-        key, what = leaf_key(key, leaf), GRADIENT
-    for summary in one.seen.summaries if one.seen else ():
-        found = summary.row(at) if at else summary
-        if np.any(found.bins):  # else no cotangent reached it
-            sent.arrived[key, what].append(found)
-
-
-def _put(one: MarkPlace, at: Index, sent: Sent) -> None:
-    mark, seen = one.mark, one.seen
-    assert seen is not None
-    sent.members = max(sent.members, mark.members)
-    for i, summary in enumerate(seen.summaries):
-        found = summary.row(at) if at else summary
-        if mark.part == INPUT and not jnp.issubdtype(found.points.dtype, jnp.integer):
-            continue  # of what a call receives only ids are shown
-        key = leaf_key(mark.site, mark.structure.parts[i] if mark.part == OUTPUT else "")
-        sent.arrived[key, mark.part].append(found)
-        # the figures of a site are those of its main array
-        if mark.part == OUTPUT and seen.kept and not leaf_of(key)[1]:
-            sent.gauges.setdefault(key, []).append(_gauge_of(seen.kept[i])[at])
-    if values := _values_of(one):
-        sent.values.append(
-            KeptCall(
-                names=mark.structure.names or ("",) * len(values),
-                values=tuple(value[at] for value in values),
-                mapped=tuple(map(len, mark.mapped)),
-                loops=len(one.loops) - len(at),
-                members=mark.members > 0,
-                ran=_entry(seen.ran, at),
-            )
-        )
-
-
-def _gauge_of(kept: Kept) -> Any:
-    return kept.value[0] if isinstance(kept.value, tuple) else kept.value
-
-
-def _values_of(one: MarkPlace) -> list[Any]:
-    """The arrays of a call that are kept because somebody asked for them."""
-    kept = one.seen.kept if one.mark.part == OUTPUT and one.seen is not None else ()
-    return [each.value[1] for each in kept if isinstance(each.value, tuple)]
-
-
-def differentiated(mark: Marked) -> set[str]:
-    """The paths of the parameters by which a pass is differentiated."""
-    begun: Begun = mark.begun
-    paths = ["", *begun.paths]
-    moved = (paths[i] for i in mark.moved if i < len(paths))
-    return {path for path in moved if path in begun.parameters}
-
-
-def _entry(x: Any, rows: Index) -> Any:
-    found = np.asarray(x)
-    return found[rows[: found.ndim]] if found.ndim else found
 
 
 def _is_chosen(found: Survey) -> bool:

@@ -26,15 +26,26 @@ from nnx_inspector.live.messages import GRADIENT, Reached
 from nnx_inspector.live.programs.agreement import Company
 from nnx_inspector.live.programs.asked import Asked
 from nnx_inspector.live.programs.fast_path import key_of
-from nnx_inspector.live.programs.finished import Edited, Finished, Index, Pass, differentiated
+from nnx_inspector.live.programs.finished import Edited, Finished, Pass
+from nnx_inspector.live.programs.mark_places import Index, differentiated
 from nnx_inspector.live.programs.whose import Whose
 from nnx_inspector.perturbations.places import CLEAN, Place, Setting, rows_of
+from nnx_inspector.program.editing.counting import known_mask
+from nnx_inspector.program.editing.editor import WHERE
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.survey import Marked
 
 _Which = Callable[[int | None, Marked], Index | None]
 """A function of the number of the mark where a pass begins, and a mark; see `Finished.read`."""
 
+NOTHING_COUNTS = (
+    "where= selects no position of a measured pass, so the figures of its sites are empty."
+)
+UNKNOWN = (
+    "Which positions count is not known in a backward pass that is a program of its own and "
+    "computes values again (nnx.remat): the gradients there are measured at all positions. Jit the "
+    "whole step."
+)
 LATER = 64
 """How many passes wait for a gradient that another program computes."""
 
@@ -46,6 +57,7 @@ class Watched(Protocol):
     inbox: Inbox
     setting: Setting
     errors: list[str]
+    notes: list[str]
     executables: int
     ran: dict[int, Reached]
     unseen: dict[str, str]
@@ -219,6 +231,10 @@ class Launch:
         for (kind, *rest), value in zip(self.edited.keys, self.edited.values, strict=True):
             if kind == "given":
                 value = _number(self.setting, *rest[0])
+            elif kind == WHERE and (mask := known_mask(*rest)) is not None:
+                value = mask
+            elif kind == WHERE and UNKNOWN not in self.session.notes:
+                self.session.notes.append(UNKNOWN)
             out.append(value)
         return out
 
@@ -280,6 +296,11 @@ class Launch:
         begun = None if self.alone is None else self.alone.get("begun")
         with noting(self.session, programs=False):
             self.found.read(seen(), which, sent, begun)
+        notes = self.session.notes
+        if sent.is_empty and NOTHING_COUNTS not in notes:
+            notes.append(NOTHING_COUNTS)
+        if self.found.misfit and self.found.misfit not in notes:
+            notes.append(self.found.misfit)
 
 
 def _number(setting: Setting, owner: Any, key: Any, those: Any) -> Any:

@@ -28,11 +28,13 @@ from nnx_inspector.program.analysis.equations import Body, bodies_of, kind_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.changes import ChangedVariable, mark_changes, pair_of
 from nnx_inspector.program.eager import Equation
+from nnx_inspector.program.editing.counting import counting
 from nnx_inspector.program.marks import (
     BEGIN,
     CHANGE,
     INPUT,
     OUTPUT,
+    POSITIONS,
     mark,
     mark_arguments,
     mark_tree,
@@ -203,7 +205,8 @@ class _Walk:
                 # of an eager pass there is no program to follow: its marks have no results
                 for given, received in zip(equation.invars, equation.outvars, strict=False):
                     self.trails.put(received, self.trails.of(given))
-                if equation.params["owner"] == self.owner and not where.again:
+                own = equation.params["owner"] == self.owner and not where.again
+                if own and equation.params["part"] != POSITIONS:
                     self._mark(equation, values, where)
                 continue
             bodies = () if is_arithmetic(equation) else bodies_of(equation)
@@ -426,6 +429,7 @@ class MarkCalls:
             # an inner function's trace may be reused elsewhere: there its equation has the line
             call = dataclasses.replace(call, source="" if inner else source)
             params = {"owner": self.owner, "site": site, "call": call}
+            counts = counting(self.owner)
             try:
                 args, kwargs = mark_arguments(args, kwargs, context, part=BEGIN, **params)
                 out = next_fun(*args, **kwargs)
@@ -441,7 +445,7 @@ class MarkCalls:
                 out = mark_changes(out, before, module, **params)
             text = value_in_words(out)
             self.history.end(out, text)
-            return mark_tree(out, part=OUTPUT, text=text, **params)
+            return mark_tree(out, part=OUTPUT, text=text, **params, **counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -455,9 +459,8 @@ class MarkInputs:
         site, text = context.site or "", in_words(args, kwargs)
         self.history.receive(text)
         call = CallSite(site, _path(context), context.type_name, "", None)
-        args, kwargs = mark_arguments(
-            args, kwargs, context, owner=self.owner, site=site, part=INPUT, text=text, call=call
-        )
+        params = {"owner": self.owner, "site": site, "part": INPUT, "text": text, "call": call}
+        args, kwargs = mark_arguments(args, kwargs, context, **params, **counting(self.owner))
         return next_fun(*args, **kwargs)
 
 

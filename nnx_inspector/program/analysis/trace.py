@@ -39,6 +39,7 @@ from nnx_inspector.program.analysis.calls import (
     error_in_words,
 )
 from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
+from nnx_inspector.program.editing.counting import Where, counting_hooks
 from nnx_inspector.program.function import Function, as_function, roots_of
 from nnx_inspector.program.marking import MarkUnattributed
 from nnx_inspector.program.plan import Plan
@@ -221,11 +222,13 @@ def staged_for_trace(
     roots: dict[Path, Any],
     known: Tracing | None = None,
     runs: bool = True,
+    where: Where | None = None,
 ) -> Iterator[Staged]:
     """Stage a call with all marks that a trace, a record or a perturbation needs.
 
     Args:
         runs: whether a call that cannot be traced runs now.
+        where: which positions count, for the marks.
 
     Raises:
         Exception: any exception of the call, as of `trace`.
@@ -235,7 +238,7 @@ def staged_for_trace(
     with contextlib.ExitStack() as stack:
         stack.callback(history.close)
         stack.enter_context(held(tuple(roots.values())))  # the modules are asked one by one
-        hooks = _hooks(selection, history)
+        hooks = _hooks(selection, history, where)
         try:
             stage = stack.enter_context(
                 staged(function, args, kwargs, hooks, roots=roots, may_run=True, known=known)
@@ -264,10 +267,13 @@ def _modules_of(roots: dict[Path, Any]) -> tuple[tuple[ModuleSite, ...], Modules
     return sites, Modules(parts)
 
 
-def _hooks(selection: Selection, history: History, again: Any = None) -> HooksOf:
+def _hooks(
+    selection: Selection, history: History, where: Where | None = None, again: Any = None
+) -> HooksOf:
     def hooks(scope: Scope, owner: Any) -> Sequence[Hook]:
         owner = owner if again is None else (owner, again)
         return [
+            *counting_hooks(owner, where, scope),
             Hook(MarkCalls(owner, history), TAP_OUTPUT, selection, scope, MarkUnattributed(owner)),
             Hook(MarkInputs(owner, history), TAP_INPUT, selection, scope),
         ]

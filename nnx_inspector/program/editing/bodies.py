@@ -18,7 +18,8 @@ from nnx_inspector._compat.launching.batched import ends_together
 from nnx_inspector.program.analysis.equations import Body as Form
 from nnx_inspector.program.analysis.equations import bodies_of
 from nnx_inspector.program.analysis.identity import Values
-from nnx_inspector.program.editing.body import GATE, Body, Enter
+from nnx_inspector.program.editing.body import Body
+from nnx_inspector.program.editing.editor import GATE, WHERE, Enter
 from nnx_inspector.program.editing.functions import (
     IsMultiple,
     Merged,
@@ -80,6 +81,29 @@ def _choice(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     if not is_measured or marked.site.rpartition("@")[0] in plan.unmeasured:
         return Seen([], Always(()))
     return Seen([], Always(()), [Kept(self.slot(self.measured(marked.choice, operands, equation)))])
+
+
+def _positions(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+    """From here on, the mask is that of a call that begins."""
+    if self.of.presence:
+        self.add(equation.replace(invars=operands))
+        return []
+    for variable, atom in zip(equation.outvars, operands, strict=True):
+        self.put(variable, atom)
+    key = WHERE, equation.params["owner"]
+    self.own = {one: atom for one, atom in self.own.items() if one[:2] != key}
+    self.own[key] = operands[-1]
+    return []
+
+
+def _counts(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+    params, (result,) = equation.params, equation.outvars
+    if self.of.presence:
+        self.add(equation.replace(invars=operands))
+    else:
+        key = WHERE, params["owner"], params["kind"].shape, params["mapped"]
+        self.put(result, self.place(key, result.aval))
+    return []
 
 
 def _whole(self: Body, equation: Any, operands: list[Any], inner: Body, new: Any) -> Any:
@@ -345,6 +369,8 @@ ENTER: Mapping[str, Enter] = {
     "mark": Body.mark,
     "choice": _choice,
     "given": _given,
+    "positions": _positions,
+    "counts": _counts,
     "jit": _jit,
     "remat": _remat,
     "inline": _inline,

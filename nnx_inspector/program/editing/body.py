@@ -6,127 +6,44 @@ changed. `bodies` enters the equations that hold jaxprs.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector._compat import eqn_params, jaxprs
-from nnx_inspector._compat.configuration import internal_config
+from nnx_inspector._compat import jaxprs
+from nnx_inspector.program.editing.editor import (
+    GATE,
+    PRESENT,
+    SEED,
+    WHERE,
+    Editor,
+    Key,
+)
 from nnx_inspector.program.editing.functions import (
     Beginning,
     Change,
     Finished,
     Gated,
     InLayer,
-    KeepOf,
     OfDevice,
     Once,
     OnThisMesh,
     Seeded,
     Summarise,
-    SummariseWhere,
     Whole,
     Zero,
 )
+from nnx_inspector.program.editing.masks import Both, Fitted, KeepOf, Masked, SummariseWhere
 from nnx_inspector.program.editing.slots import Always, Output, Slot, is_slot
 from nnx_inspector.program.editing.updates import Rows
-from nnx_inspector.program.marks import BEGIN, CHANGE, GRADIENT, INPUT, OUTPUT
-from nnx_inspector.program.plan import Kept, Plan, Seen
+from nnx_inspector.program.marks import BEGIN, CHANGE, GRADIENT, INPUT, OUTPUT, outside
+from nnx_inspector.program.plan import Kept, Seen
 from nnx_inspector.program.survey import Item, Marked, Survey
 from nnx_inspector.stats.apart import is_apart
-
-Key = tuple[Any, ...]
-"""What an additional input of a body is: a constant, a seed, or the number of an iteration."""
-
-SEED: Key = ("seed",)
-PRESENT: Key = ("present",)
-"""Whether an example of a vmap takes the branch that it stands in, or has not left the loop."""
-GATE: Key = ("gate",)
-"""Whether an iteration of a long scan is measured."""
-
-
-class Editor:
-    """What holds for all bodies of a program."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        seeds: Callable[[Marked], bool] | None,
-        enter: Mapping[str, Enter],
-        *,
-        tickets: bool = False,
-        most_rows: int = 0,
-        presence: bool = False,
-        apart: bool = False,
-        depths: Mapping[Any, int] | None = None,
-    ):
-        self.enter = enter
-        self.most_rows, self.presence = most_rows, presence
-        self.apart = apart  # whether what devices have found is added up at the end of a body
-        self.gated = False  # within a scan that measures some of its iterations
-        self.plan, self.seeds, self.tickets = plan, seeds, tickets
-        self.again = False  # within the second pass of a remat
-        self.axes: tuple[str, ...] = ()  # the manual axes of the shard_maps around
-        self.inside: dict[str, Any] = {}  # the parameters of the innermost one
-        self.counted = itertools.count()
-        self.depths = depths or {}  # the scans around each call that begins
-        self.outside: set[str] = set()  # sites without the layer that a value is given to
-        self._traced: dict[Any, Any] = {}
-        self._meshes: dict[Any, Any] = {}
-        # the parameters that a scan over layers takes by rows; those of calls whose update is seen
-        self.stacked, self.moved = set[str](), set[tuple[int, str]]()
-
-    @property
-    def checked(self) -> bool:
-        """Whether types say along which axes devices differ."""
-        return bool(self.inside.get("check_vma", True))
-
-    @staticmethod
-    def context_of(like: Any) -> contextlib.AbstractContextManager[None]:
-        """The context of an equation; None stands for the one that the program is edited in."""
-        return contextlib.nullcontext() if like is None else jaxprs.context_of(like)
-
-    def mesh_of(self, like: Any) -> Any:
-        """The mesh in the context of an equation."""
-        key = None if like is None else like.ctx
-        if key not in self._meshes:
-            with self.context_of(like):
-                self._meshes[key] = jax.sharding.get_abstract_mesh()
-        return self._meshes[key]
-
-    def trace(self, f: Callable[..., Any], atoms: Sequence[Any], like: Any) -> Any:
-        """The program of `f` for such operands, in the context of an equation, and its result's
-        tree. Equal functions share it.
-        """
-        avals = tuple(atom.aval for atom in atoms)
-        around: Any = contextlib.nullcontext()
-        if self.inside:
-            around = eqn_params.inside_shard_map(self.inside)
-        with self.context_of(like), around, internal_config():
-            key = None
-            if dataclasses.is_dataclass(type(f)):
-                key = f, avals, like and like.ctx, self.axes, self.checked
-            known = None if key is None else self._traced.get(key)
-            if known is None:
-                tree: list[Any] = []
-
-                def flat(*xs: Any) -> list[Any]:
-                    leaves, structure = jax.tree.flatten(f(*xs))
-                    tree.append(structure)
-                    return leaves
-
-                closed = jax.make_jaxpr(flat)(*map(jaxprs.typed, avals))
-                known = closed, tree[0]
-                if key is not None:
-                    self._traced[key] = known
-        return known
 
 
 class Body:
@@ -192,6 +109,9 @@ class Body:
         """The variable of an additional input."""
         if key in self.own:
             return self.own[key]
+        if key[0] == WHERE and key[:2] in self.own:
+            fitted = self.traced(Fitted(*key[2:]), [self.own[key[:2]]], self.home)[0]
+            return self.own.setdefault(key, *fitted)
         if key not in self.places:
             self.places[key] = jaxprs.variable(aval), value
         return self.places[key][0]
@@ -280,7 +200,7 @@ class Body:
         masked = bool(equation.params.get("masked"))
         values, rest, mask = values[:count], values[count:], values[count : count + masked]
         if self.of.presence:
-            return self._masked(equation, values, mask, rest[masked:])
+            return self._with_presence(equation, values, mask, rest[masked:])
         if marked.part == BEGIN:
             return self._begun(marked, equation, [*values, *rest])
         if marked.part in (OUTPUT, INPUT) and plan.perturb is not None:
@@ -293,18 +213,23 @@ class Body:
         if marked.part == OUTPUT and (summarises or keeps):
             known = self._summaries
             values = [x if _named(x) in known else self._once(equation, x) for x in values]
-        if masked:
+        if masked and equation.params.get("present", True):
             keeps = False  # what is kept does not add up over examples
+        seeds = marked.part == OUTPUT and self.of.seeds is not None and self.of.seeds(marked)
+        masks = [mask] * len(values)
+        if summarises or keeps or seeds:
+            masks = [self._mask(marked, equation, n, mask) for n in range(len(values))]
         operands = [values[:2]] if marked.part == CHANGE else [[x] for x in values]
         summaries = [
-            self._summary(marked, equation, [*xs, *mask], axis, number)
+            self._summary(marked, equation, [*xs, *masks[number]], axis, number)
             for number, (xs, axis) in enumerate(zip(operands, axes, strict=False))
             if summarises
         ]
         kept = [
-            self._for_each(marked, axis, self.measured(keep, [x], equation), equation)
-            for x, mapped, axis in zip(values, marked.mapped, axes, strict=True)
-            for keep in [KeepOf(plan.keep, marked.site, mapped, axis)]
+            self._for_each(marked, axis, self.measured(keep, [x, *masks[n]], equation), equation)
+            for n, (x, mapped, axis) in enumerate(zip(values, marked.mapped, axes, strict=True))
+            for how in [Masked.of(marked, equation.params, n, axis) if masks[n] else None]
+            for keep in [KeepOf(plan.keep, marked.site, mapped, axis, how)]
             if keeps
         ]
         if marked.part == GRADIENT and summaries:
@@ -312,8 +237,8 @@ class Body:
             once = self._once(equation, values[0], jax.tree.leaves(summaries[0])[0])
             self._summaries[_named(once)] = self._summaries[_named(values[0])]
             values = [once]
-        if marked.part == OUTPUT and self.of.seeds is not None and self.of.seeds(marked):
-            values = self._seeded(marked, equation, values)
+        if seeds:
+            values = self._seeded(marked, equation, values, masks)
         self._instead.update(zip(equation.outvars, [*values, *rest], strict=True))
         summaries, kept = jax.tree.map(self.slot, (summaries, kept))
         ticket = None
@@ -358,7 +283,21 @@ class Body:
     def _gate(self, like: Any) -> Any:
         return self.place(GATE, self.type_of(np.bool_, like))
 
-    def _masked(
+    def _mask(self, marked: Marked, equation: Any, number: int, present: list[Any]) -> list[Any]:
+        """The mask beside a value of a mark, if it has one: of positions, of the examples that are
+        present, or of both.
+        """
+        if marked.part == GRADIENT or not any(marked.counted[number : number + 1]):
+            return present
+        params, aval = equation.params, self.type_of(np.bool_, equation)
+        mapped = params["mapped"][number] if "mapped" in params else ()
+        sizes = outside(params["where"], equation.invars[number].aval, mapped) or ()
+        for length in reversed(shape := (*sizes, *params["where"])):
+            aval = jaxprs.stacked(aval, length)
+        atom = self.place((WHERE, params["owner"], shape, len(sizes)), aval)
+        return self.traced(Both(), [atom, *present], equation)[0] if present else [atom]
+
+    def _with_presence(
         self, equation: Any, values: list[Any], mask: list[Any], ties: list[Any]
     ) -> list[Any]:
         """Add the mark, with a mask that says whether the example is there."""
@@ -376,6 +315,7 @@ class Body:
                 params={
                     **params,
                     "masked": True,
+                    "present": True,
                     "mapped": (*mapped[:count], *of_mask, *mapped[end:]),
                 },
             )
@@ -398,11 +338,8 @@ class Body:
             sample = self.of.plan.sample
             measure = Summarise(sample, 0 if rows else axis, self.of.apart and not self.of.axes)
             if mask:
-                params = equation.params
-                mapped, member = params["mapped"][number], None
-                if axis is not None:
-                    member = len(mapped) - 1 - params["members"].levels[number]
-                measure = SummariseWhere(sample, mapped, member)
+                how_masked = Masked.of(marked, equation.params, number, axis)
+                measure = SummariseWhere(sample, how_masked)
             known[how] = self.measured(measure, xs, equation)
         return self._for_each(marked, axis, known[how], equation)
 
@@ -414,7 +351,9 @@ class Body:
         each = lambda *xs: [jnp.broadcast_to(x, (marked.members, *x.shape)) for x in xs]  # noqa: E731
         return jax.tree.unflatten(tree, self.traced(each, atoms, like)[0])
 
-    def _seeded(self, marked: Marked, equation: Any, values: list[Any]) -> list[Any]:
+    def _seeded(
+        self, marked: Marked, equation: Any, values: list[Any], masks: list[list[Any]]
+    ) -> list[Any]:
         """The values, each with a mark on what it will receive."""
         out = list(values)
         members = equation.params.get("members") if marked.members else None
@@ -425,7 +364,10 @@ class Body:
                 of_one = None if members is None else members.only(leaf)
                 how = {"owner": GRADIENT, "site": marked.site, "of": (id(marked), leaf)}
                 how |= {"mapped": (mapped[leaf],), "members": of_one, "ticket": self.of.tickets}
-                (out[leaf],), _ = self.traced(Seeded(tuple(how.items())), [x, seed], equation)
+                if masks[leaf]:
+                    how |= Masked.of(marked, equation.params, leaf, None).params(equation.params)
+                seeds = Seeded(tuple(how.items()))
+                (out[leaf],), _ = self.traced(seeds, [x, seed, *masks[leaf]], equation)
         return out
 
     def type_of(self, dtype: Any, like: Any) -> Any:
@@ -494,7 +436,3 @@ class Body:
 def _named(atom: Any) -> Any:
     """What stands for an atom in a dict: jax's literals cannot be hashed."""
     return ("literal", id(atom)) if jaxprs.is_literal(atom) else atom
-
-
-Enter = Callable[[Body, Item, Any, list[Any]], Any]
-"""Adds an equation that holds marks, with these operands; returns what its marks see."""

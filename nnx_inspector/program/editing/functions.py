@@ -25,7 +25,7 @@ from nnx_inspector._compat.sharding import (
 from nnx_inspector.program.changes import difference
 from nnx_inspector.program.editing.slots import Always, Output, is_slot
 from nnx_inspector.program.marks import mapped_first, seeded
-from nnx_inspector.program.plan import Keep, Kept, merge_seen
+from nnx_inspector.program.plan import merge_seen
 from nnx_inspector.stats.apart import Apart, all_finished, finished
 from nnx_inspector.stats.array_stats import Sample
 from nnx_inspector.stats.measure_gauges import samples_of
@@ -45,29 +45,6 @@ class Summarise:
         x = x if self.axis is None else jnp.moveaxis(x, self.axis, 0)
         measure = summarize_apart if self.apart else summarize
         return measure(x, batch_rank=int(self.axis is not None), sample=self.sample)
-
-
-@dataclasses.dataclass(frozen=True)
-class SummariseWhere:
-    """Reduces the entries of the outermost vmaps that a mask selects to one summary, or to one for
-    each member, by the number of the vmap that maps the members.
-    """
-
-    sample: Sample
-    mapped: tuple[int, ...]
-    member: int | None = None
-
-    def __call__(self, x: jax.Array, mask: jax.Array) -> Summary:
-        rank = max(mask.ndim, 0 if self.member is None else self.member + 1)
-        mask = mask.reshape(*mask.shape, *[1] * (rank - mask.ndim))
-        found = summarize(mapped_first(x, self.mapped), batch_rank=rank, sample=self.sample)
-        found = jax.tree.map(lambda field: jnp.where(mask[..., None], field, 0), found)
-        if self.member is not None:
-            last = functools.partial(jnp.moveaxis, source=self.member, destination=rank - 1)
-            found = jax.tree.map(last, found)
-        for _ in range(rank - (self.member is not None)):
-            found = merge_rows(found)
-        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,24 +89,6 @@ class Change:
 
     def __call__(self, old: jax.Array, new: jax.Array) -> Summary | Apart:
         return Summarise(self.sample, self.axis)(difference(old, new))
-
-
-@dataclasses.dataclass(frozen=True)
-class KeepOf:
-    """Reduces an array to what is kept of it."""
-
-    keep: Keep
-    site: str
-    mapped: tuple[int, ...]
-    axis: int | None = None
-
-    def __call__(self, x: jax.Array) -> Kept:
-        if self.axis is None:
-            return self._of(x)
-        return jax.vmap(self._of)(jnp.moveaxis(x, self.axis, 0))
-
-    def _of(self, x: jax.Array) -> Kept:
-        return self.keep.of(mapped_first(x, self.mapped), site=self.site, mapped=len(self.mapped))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,8 +222,8 @@ class OnThisMesh:
 class Seeded:
     how: tuple[tuple[str, Any], ...]
 
-    def __call__(self, x: jax.Array, seed: jax.Array) -> jax.Array:
-        return seeded(x, seed, **dict(self.how))
+    def __call__(self, x: jax.Array, seed: jax.Array, *mask: jax.Array) -> jax.Array:
+        return seeded(x, seed, *mask, **dict(self.how))
 
 
 @dataclasses.dataclass(frozen=True)

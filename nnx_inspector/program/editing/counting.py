@@ -1,0 +1,209 @@
+"""Which positions of a call count: a mask, as programs know it.
+
+Where the outermost call begins, the user's function makes the mask of its arguments, and a mark
+holds it. Each mark inside says that it has one, and holds no tracer of it: a function that is
+jitted by itself has one program for many calls. `rewrite` puts the mask beside the marked values.
+Invariant: a value that the mask does not fit is measured whole, and its mark says so. Measures
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnx_inspector._compat import jit
+from nnx_inspector._compat.configuration import internal_config
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook, opened
+from nnx_inspector.program.marks import OUTPUT, POSITIONS, counts, mark_arguments
+from nnx_inspector.program.structure import describe
+from nnx_inspector.stats.summarize import in_words
+
+_EXAMPLE = "where=lambda tokens, *_: tokens != 0"
+MOST_KEPT = 16
+"""The masks of the last calls outside every program that are kept for programs within them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """Which positions count: a function of a call's arguments, or one mask for all calls.
+
+    Equal ones share programs, so a mask is kept by its bytes.
+    """
+
+    function: Callable[..., Any] | None = None
+    shape: tuple[int, ...] = ()
+    bits: bytes = b""
+
+    def __str__(self) -> str:
+        if self.function is None:
+            return f"bool[{','.join(map(str, self.shape))}]"
+        return getattr(self.function, "__qualname__", type(self.function).__name__)
+
+    def mask(self, args: Any, kwargs: Any, context: Context) -> Any:
+        """The mask of a call, bool; None if all of its positions count.
+
+        Raises:
+            InspectorError: the function raises, or returns no mask.
+        """
+        if self.function is None:
+            return np.frombuffer(self.bits, np.bool_).reshape(self.shape)
+        called = f"{context.type_name or 'the model'}.{context.method_name}"
+        try:
+            with opened(()):
+                found = self.function(*args, **kwargs)
+        except Exception as error:
+            raise InspectorError(
+                f"where= was given the arguments of {called} and raised "
+                f"{type(error).__name__}: {error}. It gets what the outermost call gets, without "
+                f"the model: {_EXAMPLE}."
+            ) from error
+        if found is None:
+            return None
+        return _checked(found, f"where= returned, for the arguments of {called},")
+
+
+def where_of(given: Any) -> Where | None:
+    """What the user gave as `where=`.
+
+    Raises:
+        TypeError: it is neither a function nor a mask of booleans.
+        ValueError: no position counts.
+    """
+    if given is None or isinstance(given, Where):
+        return given
+    if callable(given):
+        return Where(given)
+    if jit.is_tracer(given):
+        raise TypeError(
+            f"where= got a traced array, {describe(given)}, which would be another in each call. "
+            f"Pass a function of the call's arguments: {_EXAMPLE}."
+        )
+    try:
+        mask = np.asarray(_checked(given, "where= got"))
+    except InspectorError as error:
+        raise TypeError(str(error)) from None
+    if not mask.any():
+        raise ValueError(f"where= is all False: no position of {describe(mask)} counts.")
+    return Where(shape=mask.shape, bits=mask.tobytes())
+
+
+def _checked(found: Any, what: str) -> Any:
+    if isinstance(found, bool | list | tuple):
+        found = np.asarray(found)
+    dtype = getattr(found, "dtype", None)
+    if dtype != np.bool_:
+        said = type(found).__name__ if dtype is None else describe(found)
+        raise InspectorError(
+            f"{what} {said}. It takes a function of the call's arguments that returns True for "
+            f"each position that counts, {_EXAMPLE}, or such an array of booleans."
+        )
+    return found
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.shapes: dict[Any, tuple[int, ...] | None] = {}  # of the calls under way, by owner
+        self.last: dict[Any, Any] = {}  # the mask of an owner's last call, outside every program
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def call_begins(
+    mask: Any, owner: Any, args: Any, kwargs: Any, context: Context
+) -> Iterator[tuple[Any, Any]]:
+    """The outermost call, with this mask: its arguments, by which its program holds the mask."""
+    if mask is not None:
+        how: Any = {"owner": owner, "site": context.site or "", "part": POSITIONS}
+        args, kwargs = mark_arguments(args, kwargs, context, mask=mask, **how)
+        if not jit.is_tracer(mask):
+            _here.last.pop(owner, None)
+            _here.last[owner] = mask
+            while len(_here.last) > MOST_KEPT:
+                del _here.last[next(iter(_here.last))]
+    _here.shapes[owner] = None if mask is None else tuple(mask.shape)
+    try:
+        yield args, kwargs
+    finally:
+        del _here.shapes[owner]
+
+
+def counting(owner: Any) -> dict[str, Any]:
+    """The parameter of a mark that says how the mask of the call under way is; {} if all of its
+    positions count.
+    """
+    shape = _here.shapes.get(owner)
+    return {} if shape is None else {"where": shape}
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """The hook that begins the mask of an owner's outermost call."""
+
+    owner: Any
+    where: Where
+
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        if self.owner in _here.shapes or context.kind != "method":
+            return next_fun(*args, **kwargs)
+        try:
+            mask = self.where.mask(args, kwargs, context)
+        except InspectorError:
+            if not context.path:
+                raise
+            mask = None  # the function is for calls of the model, and not of its parts
+        with call_begins(mask, self.owner, args, kwargs, context) as (args, kwargs):
+            return next_fun(*args, **kwargs)
+
+
+# --------------------------------------------------------------------- in a program
+
+
+def counting_hooks(owner: Any, where: Where | None, scope: Any) -> list[Hook]:
+    """The hooks, around all others, by which an owner's marks know which positions count."""
+    return [] if where is None else [Hook(Counts(owner, where), TAP_OUTPUT, None, scope)]
+
+
+@counts.def_impl
+@internal_config()
+def _counts_now(_: Any, *, kind: Any, mapped: int, owner: Any) -> jax.Array:
+    found = known_mask(owner, kind.shape, mapped)
+    return jnp.ones(kind.shape, jnp.bool_) if found is None else jnp.asarray(found)
+
+
+def misfit_of(marks: Sequence[Any]) -> str:
+    """Why no value of a call is measured by its mask, as a warning; "" if one is, or without one.
+
+    Args:
+        marks: those of the call, of `survey`.
+    """
+    found = [one for one in marks if one.counted and one.part == OUTPUT]
+    if not found or any(fits for one in found for fits in one.counted):
+        return ""
+    one = next((one for one in found if one.avals), found[0])
+    values = ", ".join(in_words(x.dtype, x.shape) for x in one.avals)
+    return (
+        f"where= gave bool[{','.join(map(str, one.where))}], which fits none of the values: it "
+        f"must be as long as their first axes, and {one.site or 'the model'!r} returns {values}. "
+        f"All positions are measured."
+    )
+
+
+def known_mask(owner: Any, shape: tuple[int, ...], mapped: int) -> Any:
+    """The mask of an owner's last call outside every program, for a program within it; None if
+    there is none of this shape.
+    """
+    last = _here.last.get(owner)
+    if last is None or tuple(last.shape) != shape[mapped:]:
+        return None
+    return jnp.broadcast_to(last, shape)

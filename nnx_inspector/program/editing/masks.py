@@ -1,0 +1,168 @@
+"""The masks of marks: which examples of a vmap are present, and which positions of a call count.
+
+A mask has the axes of the vmaps that map a value, the outermost first, then those of positions.
+Invariant: a value that a mask of positions does not fit is measured whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from nnx_inspector.program.marks import GRADIENT, both, mapped_first
+from nnx_inspector.program.plan import Keep, Kept
+from nnx_inspector.program.survey import Marked
+from nnx_inspector.stats.array_stats import Sample
+from nnx_inspector.stats.summarize import beside, merge_rows, summarize
+from nnx_inspector.stats.summary import Summary
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked:
+    """How a mask lies beside a value.
+
+    Attributes:
+        mapped: the axes of vmaps in the value.
+        member: the number of the vmap that maps the members, the outermost first; None for none.
+        positions: how many axes of the mask are those of positions; None for none. The axes in
+            front are those of vmaps.
+        present: whether it says which examples are present.
+    """
+
+    mapped: tuple[int, ...]
+    member: int | None = None
+    positions: int | None = None
+    present: bool = True
+
+    @staticmethod
+    def of(marked: Marked, params: Any, number: int, axis: int | None) -> Masked:
+        """That of one of a mark's values, whose members have this axis."""
+        mapped, member = params["mapped"][number] if "mapped" in params else (), None
+        if axis is not None:
+            member = len(mapped) - 1 - params["members"].levels[number]
+        counts = "where" in params and (marked.part == GRADIENT or marked.counted[number])
+        masked = params.get("masked", False)
+        positions = len(params["where"]) if counts else None
+        return Masked(mapped, member, positions, masked and params.get("present", True))
+
+    def params(self, params: Any) -> dict[str, Any]:
+        """Those of a mark that holds such a mask."""
+        of_positions = {} if self.positions is None else {"where": params["where"]}
+        return {"masked": True, "present": self.present, **of_positions}
+
+    def beside(self, x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """The value with the axes of vmaps in front, and its mask of positions if that fits; the
+        axis of the members is the first of both.
+        """
+        x, own = mapped_first(x, self.mapped), mask.ndim - (self.positions or 0)
+        shape = None
+        if self.positions is not None and own <= len(self.mapped):
+            shape = beside(mask.shape[own:], jax.ShapeDtypeStruct(x.shape[own:], x.dtype))
+        if shape is not None:
+            mask = mask.reshape(*mask.shape[:own], *shape)
+        if self.member is not None:
+            x = jnp.moveaxis(x, self.member, 0)
+            mask = mask if shape is None else jnp.moveaxis(mask, self.member, 0)
+        return x, None if shape is None else mask
+
+
+@dataclasses.dataclass(frozen=True)
+class SummariseWhere:
+    """Reduces the positions that a mask selects, or the entries of the outermost vmaps, to one
+    summary, or to one for each member.
+    """
+
+    sample: Sample
+    how: Masked
+
+    def __call__(self, x: jax.Array, mask: jax.Array) -> Summary:
+        how = self.how
+        y, where = how.beside(x, mask)
+        if where is not None or not how.present:
+            rank = int(how.member is not None)
+            return summarize(y, batch_rank=rank, sample=self.sample, where=where)
+        if how.positions:
+            mask = mask.any(tuple(range(mask.ndim - how.positions, mask.ndim)))
+        return self._of_present(x, mask)
+
+    def _of_present(self, x: jax.Array, mask: jax.Array) -> Summary:
+        mapped, member = self.how.mapped, self.how.member
+        rank = max(mask.ndim, 0 if member is None else member + 1)
+        mask = mask.reshape(*mask.shape, *[1] * (rank - mask.ndim))
+        found = summarize(mapped_first(x, mapped), batch_rank=rank, sample=self.sample)
+        found = jax.tree.map(lambda field: jnp.where(mask[..., None], field, 0), found)
+        if member is not None:
+            last = functools.partial(jnp.moveaxis, source=member, destination=rank - 1)
+            found = jax.tree.map(last, found)
+        for _ in range(rank - (member is not None)):
+            found = merge_rows(found)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepOf:
+    """Reduces an array to what is kept of it, or of each member."""
+
+    keep: Keep
+    site: str
+    mapped: tuple[int, ...]
+    axis: int | None = None
+    how: Masked | None = None
+
+    def __call__(self, x: jax.Array, *mask: jax.Array) -> Kept:
+        if mask and self.how is not None:
+            x, where = self.how.beside(x, *mask)
+        else:
+            x = x if self.axis is None else jnp.moveaxis(x, self.axis, 0)
+            each = functools.partial(mapped_first, mapped=self.mapped)
+            x, where = each(x) if self.axis is None else jax.vmap(each)(x), None
+        of = functools.partial(self.keep.of, site=self.site, mapped=len(self.mapped))
+        return of(x, where) if self.axis is None else jax.vmap(of)(x, where)
+
+
+@dataclasses.dataclass(frozen=True)
+class Both:
+    """A mask of positions for the examples that are present."""
+
+    def __call__(self, positions: jax.Array, present: jax.Array) -> jax.Array:
+        return both(positions, present)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """A mask as that of a value, which other vmaps may map.
+
+    Attributes:
+        shape: that of the mask of the value, with the axes of its vmaps in front.
+        mapped: how many these are.
+    """
+
+    shape: tuple[int, ...]
+    mapped: int
+
+    def __call__(self, mask: jax.Array) -> jax.Array:
+        own = mask.ndim - (len(self.shape) - self.mapped)  # the vmaps of the mask
+        places = _places(mask.shape[:own], self.shape[: self.mapped]) if own >= 0 else []
+        if mask.shape[max(own, 0) :] != self.shape[self.mapped :] or len(places) != 1:
+            return jnp.ones(self.shape, jnp.bool_)
+        lead = [1] * self.mapped
+        for at, n in zip(places[0], mask.shape[:own], strict=True):
+            lead[at] = n
+        return jnp.broadcast_to(mask.reshape(*lead, *mask.shape[own:]), self.shape)
+
+
+def _places(few: Sequence[int], many: Sequence[int], start: int = 0) -> list[tuple[int, ...]]:
+    """The ways to find some lengths among others, in their order."""
+    if not few:
+        return [()]
+    return [
+        (at, *rest)
+        for at in range(start, len(many))
+        if many[at] == few[0]
+        for rest in _places(few[1:], many, at + 1)
+    ]
