@@ -350,9 +350,8 @@ def padding(judged: Judged) -> Iterator[Finding]:
         part, number, distinct, positions = (figures.parameter(one.path, n) for n in OF_IDS)
         if not (part > PADDED and distinct >= SEGMENTS):
             continue
-        which, token = "one negative id", ">= 0"
-        if not math.isnan(number):
-            which, token = f"id {number:.0f}", f"!= {number:.0f}"
+        which, token = f"id {number:.0f}", f"!= {number:.0f}"
+        which, token = ("one negative id", ">= 0") if math.isnan(number) else (which, token)
         yield Finding(
             rule="padding",
             site=one.site,
