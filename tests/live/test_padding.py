@@ -131,8 +131,7 @@ def test_each_iteration_of_a_loop_on_the_device_has_its_mask() -> None:
         require_same(lambda site, what, one=one: one.summary(site, what), tokens)
 
 
-def test_calls_of_one_step_add_up() -> None:
-    """A step that calls the model several times is one pass, each call with its own mask."""
+def test_each_call_of_a_step_has_its_own_mask() -> None:
     model = Net()
 
     @nnx.jit
@@ -140,10 +139,10 @@ def test_calls_of_one_step_add_up() -> None:
         return sum(nnx.value_and_grad(loss)(model, tokens)[0] for tokens in batches)
 
     with nni.watch(model, every=1, where=WHERE) as recording:
-        step(model, BATCHES)
-    count = sum(int((tokens != 0).sum()) for tokens in BATCHES)
-    for what in ("output", "gradient"):
-        assert recording.summary("a", what).size == count * D
+        step(model, BATCHES)  # several calls of the model in a region are several passes
+    for one, tokens in zip(recording.passes, BATCHES, strict=True):
+        for what in ("output", "gradient"):
+            assert one.summary("a", what).size == int((tokens != 0).sum()) * D
 
 
 def test_one_argument_everywhere() -> None:
