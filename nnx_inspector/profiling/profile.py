@@ -291,7 +291,13 @@ def _profile_of(
 ) -> Profile:
     flops, kept, notes = _accounts(programs)
     dtype = _main_dtype(programs)
-    possible = matmul_rate(dtype) if dtype else math.nan
+    rates = {site: _rate(flops.get(site), times, site) for site, _ in times}
+    # other work on the machine, or products of a friendlier shape, make the large product the
+    # slower one: then the fastest module says what is possible. Shorter times say too little
+    short = SHORT * math.fsum(times.values())
+    fastest = [rates[site] for site, _ in times if _own(times, site) >= short]
+    fastest = [rate for rate in fastest if not math.isnan(rate)]
+    possible = max([matmul_rate(dtype), *fastest]) if dtype else math.nan
     largest = max(
         (one for one in programs.values() if one.executable is not None),
         key=lambda one: sum(len(of) for of in one.parts.values()),
@@ -310,8 +316,7 @@ def _profile_of(
     for site in (*sites, None):
         own = {phase: times.get((site, phase), 0.0) for phase in PHASES}
         mine = flops.get(site, 0.0)
-        seconds = (own["forward"] + own["backward"]) / 1e3
-        rate = math.nan if mine is None or not seconds or not mine else mine / seconds
+        share = rates.get(site, math.nan) / possible
         rows.append(
             ModuleCost(
                 site=OUTSIDE if site is None else site,
@@ -323,7 +328,7 @@ def _profile_of(
                 kept_bytes=kept.get(site, 0.0),
                 peak_bytes=peak.by_module.get(site, 0.0 if peak.by_module else math.nan),
                 flops=math.nan if mine is None else mine,
-                flops_of_possible=rate / possible,
+                flops_of_possible=share if share <= 1 else math.nan,
             )
         )
     rows.append(ModuleCost(site=IDLE, forward_ms=idle, total_ms=idle))
@@ -377,6 +382,8 @@ def _main_dtype(programs: Mapping[str, _Program]) -> str:
 
 LONG_ENOUGH, LARGEST = 0.01, 8192
 """A product of matrices is large enough if it takes so many seconds, or has so many rows."""
+SHORT = 0.01
+"""Of the time of a step: a module that takes less says nothing of what the device can do."""
 
 
 @functools.lru_cache
@@ -401,6 +408,17 @@ def matmul_rate(dtype: str) -> float:
             if min(seconds) >= LONG_ENOUGH or rows >= LARGEST:
                 return most
             rows *= 2
+
+
+def _own(times: Mapping[Owner, float], site: str | None) -> float:
+    """The time of a module alone, forward and backward, in milliseconds."""
+    return times.get((site, "forward"), 0.0) + times.get((site, "backward"), 0.0)
+
+
+def _rate(flops: float | None, times: Mapping[Owner, float], site: str | None) -> float:
+    """The floating-point operations per second of a module; NaN if they or its time are not known."""
+    own = _own(times, site)
+    return flops / own * 1e3 if flops and own else math.nan
 
 
 def _around(path: str) -> list[str]:

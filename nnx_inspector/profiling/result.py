@@ -42,8 +42,8 @@ class ModuleCost:
         peak_bytes: the size of what it has computed that is there when the program needs most
             memory.
         flops: its own floating-point operations, forward and backward.
-        flops_of_possible: `flops` in its own time, relative to the rate that a large matrix product
-            reaches on this device.
+        flops_of_possible: `flops` in its own time, relative to `Profile.possible_flops`; NaN if it
+            spends too little time to tell.
     """
 
     site: str
@@ -76,7 +76,8 @@ class Profile:
             arguments; NaN if XLA does not say.
         argument_bytes: the size of what that program gets: parameters, state, the batch.
         possible_flops: floating-point operations per second of a large matrix product in `dtype`,
-            measured on this device; NaN if the step has no matrix product.
+            measured on this device, or of a module of the step that is faster; NaN if the step has
+            no matrix product.
         dtype: that of most of the step's matrix products.
         device: its kind.
         folder: where the trace is, for XProf and Perfetto; None if it was not kept.
@@ -121,6 +122,7 @@ class Profile:
         seconds = math.fsum(row.forward_ms + row.backward_ms for row in inside) / 1e3
         flops = math.fsum(row.flops for row in inside)
         share = flops / seconds / self.possible_flops if seconds else math.nan
+        share = share if share <= 1 else math.nan
         found = (mine[0].total_ms, math.fsum(row.kept_bytes for row in inside), share)
         names = ("step_ms", "kept_bytes", "of_possible")
         return {n: None if math.isnan(x) else x for n, x in zip(names, found, strict=True)}
@@ -226,7 +228,10 @@ class Profile:
             )
         if not math.isnan(self.possible_flops):
             rate = f"{self.possible_flops / 1e9:.3g} GFLOP/s"
-            lines.append(f"possible: {rate}, measured with a large matrix product in {self.dtype}")
+            lines.append(
+                f"possible: {rate}, the most that a large matrix product in {self.dtype} or a "
+                f"module of the step reached"
+            )
         lines += [f"{hidden} rows are not shown; to_frame() has all"] * (hidden > 0)
         return [*lines, *self.notes]
 
@@ -238,7 +243,8 @@ def _is_within(site: str, other: str) -> bool:
 
 def _said(row: ModuleCost) -> list[tuple[str, str]]:
     """The figures of a row in words, each after its name; "" if it is not known."""
-    times = [row.total_ms, row.forward_ms, row.backward_ms, row.update_ms]
+    phases = [0.0] * 3 if row.site == IDLE else [row.forward_ms, row.backward_ms, row.update_ms]
+    times = [row.total_ms, *phases]
     found = [(name, f"{_ms(x)} ms" if x else "") for name, x in zip(_TIMES, times, strict=True)]
     found += [("kept", size(row.kept_bytes)), ("at the peak", size(row.peak_bytes))]
     found.append(("FLOPs", "" if math.isnan(row.flops) else f"{row.flops:.3g}"))

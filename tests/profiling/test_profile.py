@@ -75,7 +75,7 @@ def test_a_step_of_nnx_is_divided_among_its_modules_and_changes_nothing():
     large, small = found["large"], found["small"]
     for row in (large, small):
         assert min(row.forward_ms, row.backward_ms, row.update_ms) > 0
-        assert row.flops_of_possible > 0
+        assert not row.flops_of_possible > 1
     assert large.flops == 3 * 2 * 256 * D * 40 * D + 2 * 256 * 40 * D
     assert large.type == "Linear"
     assert found.runs == 3
