@@ -234,7 +234,7 @@ def _moved_most(recording: Recording, site: str) -> list[str]:
 
 _WORDS = {
     "output": "activations", "gradient": "gradient", "input": "input", "parameter": "",
-    "parameter_gradient": " gradient",
+    "parameter_gradient": " gradient", STATE: "state",
 }  # fmt: skip
 
 

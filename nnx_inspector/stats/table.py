@@ -147,6 +147,8 @@ class Cast:
 
 
 _FAINTEST: Final = 2.0**-129
+_ROUNDING: Final = 1e-12
+"""A share below this is what counts that were divided and added again are off by."""
 CASTS: Final = {
     "bfloat16": Cast(2.0**-134, 2.0**-126, (2 - 2.0**-8) * 2.0**127, (2 - 2.0**-7) * 2.0**127),
     "float16": Cast(2.0**-25, 2.0**-14, 65520.0, 65504.0),
@@ -192,7 +194,8 @@ def casts_of(found: Sparse, cast: Cast, *, scaled: bool = False) -> _Floats:
     zeros = figures_of(found)[known, STATISTICS.index("zeros")]
     parts = counts[:, 3] - zeros, counts[:, 2] + counts[:, 4], counts[:, 0] + counts[:, 6]
     shares, total = np.stack(parts, axis=1), values.below[values.start[1:] - 1]
-    out[known] = np.maximum(shares, 0.0) / total[:, None]
+    shares /= total[:, None]
+    out[known] = np.where(shares < _ROUNDING, 0.0, shares)
     return out
 
 

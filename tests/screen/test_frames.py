@@ -11,6 +11,7 @@ from recorded import summary_of
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.facts import Figures
+from nnx_inspector.recordings.passes import QUANTITIES
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.frames import MOST_MOVED, casts_message, curves_of, histories_of
@@ -132,18 +133,22 @@ def test_what_other_dtypes_would_make_of_a_pass_is_what_numpy_rounds() -> None:
         ("a", "gradient"): random.normal(size=400) * 1e-8,
         ("a/kernel", "parameter"): random.normal(size=400) * 1e-3,
         ("a/kernel", "parameter_gradient"): random.normal(size=400) * 1e5,
+        ("optimizer/nu/a/kernel", "state"): random.normal(size=400) ** 2 * 1e-12,
     }
+    assert {quantity for _, quantity in values} | {"input"} == set(QUANTITIES)
     values = {key: x.astype(np.float32) for key, x in values.items()}
     recording, summaries = Recording(), dict[str, dict[str, Any]]()
     for (site, quantity), x in values.items():
         summaries.setdefault(site, {})[quantity] = summary_of(x)
     recording.append(4, summaries)
-    message, buffer = casts_message(recording, ["", "a"], LOOK)
-    assert (message.id, message.site, message.step, message.total) == (3, "", 4, 4)
+    message, buffer = casts_message(recording, ["", "a", "optimizer/nu/a/kernel"], LOOK)
+    assert (message.id, message.site, message.step, message.total) == (3, "", 4, 5)
+    names = ("activations", "gradient", "kernel", "kernel gradient", "state")
     assert {(one.site, one.name) for one in message.rows} == {
-        ("a", name) for name in ("activations", "gradient", "kernel", "kernel gradient")
+        *(("a", name) for name in names[:-1]),
+        ("optimizer/nu/a/kernel", "state"),
     }
-    keys = dict(zip(("activations", "gradient", "kernel", "kernel gradient"), values, strict=True))
+    keys = dict(zip(names, values, strict=True))
     shape = len(values), len(protocol.CASTS), len(protocol.CAST_FIGURES)
     shares = np.frombuffer(buffer, "<f8").reshape(shape)
     lost = (shares[:, :, 0] + shares[:, :, 2]).max(axis=1)

@@ -28,7 +28,7 @@ export function CastsPanel({ store, site }: { store: Store; site: Site }) {
   });
   const worst = all.filter(({ figures }) => figures[0] + figures[2] > 0).sort((a, b) => b.figures[0] + b.figures[2] - a.figures[0] - a.figures[2]);
   const table = (title: string, rows: typeof all, named: boolean) => (
-    <table class="nni-numbers nni-casts" style={{ "--columns": 6 }}>
+    <table class="nni-numbers nni-casts">
       <thead>
         <tr>
           {[title, ...HEADS].map((word) => (
