@@ -416,7 +416,7 @@ def _own(times: Mapping[Owner, float], site: str | None) -> float:
 
 
 def _rate(flops: float | None, times: Mapping[Owner, float], site: str | None) -> float:
-    """The floating-point operations per second of a module; NaN if they or its time are not known."""
+    """The floating-point operations per second of a module; NaN if one of both is not known."""
     own = _own(times, site)
     return flops / own * 1e3 if flops and own else math.nan
 
