@@ -52,7 +52,8 @@ def propagation(
 
     Args:
         make_model: makes a model: `make_model(rngs=nnx.Rngs(seed))`, with `widths`
-            `make_model(width=width, rngs=nnx.Rngs(seed))`. A class of modules will do.
+            `make_model(width=width, rngs=nnx.Rngs(seed))`. A class of modules will do. A function
+            without a parameter `rngs` makes one model of each width.
         *args: what the model is called with, for example a batch.
         widths: the widths to compare, at least two of them for slopes.
         seeds: how many models are made of each width, or the seeds themselves.
@@ -97,11 +98,13 @@ def propagation(
             f"steps={steps} needs train=, a function of a model that returns what trains it by one "
             f"step, and train= needs steps=, 1 or more."
         )
+    made, has_seeds = _made(make_model, has_width=widths is not None)
+    every = every if has_seeds else every[:1]
     measure = functools.partial(_measured, loss or _projected, only)
     found: dict[str, list[tuple[float, float]]] = {}
     for width in sizes:
         for seed in every:
-            model = _made(make_model, width, seed)
+            model = made(width, seed)
             step = None if train is None else train(model)
             for number in range(steps + 1):
                 if number and step is not None:
@@ -120,16 +123,37 @@ def propagation(
     )
 
 
-def _made(make_model: Callable[..., nnx.Module], width: int | None, seed: int) -> nnx.Module:
-    how: dict[str, Any] = {} if width is None else {"width": width}
-    try:
-        inspect.signature(make_model).bind(**how, rngs=None)
-    except TypeError as error:
-        said = ", ".join([*(f"width={w}" for w in how.values()), "rngs=nnx.Rngs(0)"])
-        raise TypeError(f"make_model is called as make_model({said}): {error}.") from None
-    model = make_model(**how, rngs=nnx.Rngs(seed))
-    require_module(model)
-    return model
+def _made(
+    make_model: Callable[..., nnx.Module], *, has_width: bool
+) -> tuple[Callable[[int | None, int], nnx.Module], bool]:
+    """A function of width and seed that makes a model, and whether models of two seeds differ."""
+    signature = inspect.signature(make_model)
+
+    def takes(*args: Any, **kwargs: Any) -> bool:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError:
+            return False
+        return True
+
+    def make(width: int | None, seed: int) -> nnx.Module:
+        named, given = {"width": width} if has_width else {}, [width] if has_width else []
+        rngs = {"rngs": nnx.Rngs(seed)} if has_seeds else {}
+        model = make_model(**named, **rngs) if by_name else make_model(*given, **rngs)
+        require_module(model)
+        return model
+
+    width: dict[str, Any] = {"width": 0} if has_width else {}
+    for has_seeds in (True, False):
+        rngs: dict[str, Any] = {"rngs": None} if has_seeds else {}
+        for by_name in (True, False):
+            if takes(**width, **rngs) if by_name else takes(*width.values(), **rngs):
+                return make, has_seeds
+    said = "width=64, " * has_width + "rngs=nnx.Rngs(0)"
+    raise TypeError(
+        f"make_model is called as make_model({said}), or without rngs, but its parameters are "
+        f"{signature}."
+    )
 
 
 def _add(
