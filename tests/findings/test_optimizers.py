@@ -202,7 +202,7 @@ def test_a_schedule_that_has_ended_at_0_is_found(name, states):
     assert one.step == 6
     pattern = r"From step 6 on, the 4 parameters with a gradient (.*) in each of 10 measured steps"
     moved = re.match(pattern, one.what)[1]
-    most = max(max(p.update_ratios.values()) for p in recording.passes[6:])
+    most = max(max(p.updates("update").values()) for p in recording.passes[6:])
     assert most < 1e-7
     assert moved == (f"moved by at most {most:.2g} times their size" if most else "did not move")
     if name == "inject_hyperparams" and states:

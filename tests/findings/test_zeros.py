@@ -102,6 +102,11 @@ def test_the_router_that_never_chooses_an_expert_is_named(
     how: str, trained: bool, site: str
 ) -> None:
     (finding,) = stepped(Experts(how, trained=trained), X)
+    if how == "list":  # here the choice itself is seen, and what it leaves out follows from it
+        assert (finding.rule, finding.severity) == ("dead-experts", "warning")
+        assert "nothing reaches expert 2 of the 4" in finding.message
+        assert (finding.effects[0].rule, finding.effects[0].site) == ("dead-units", site)
+        return
     assert (finding.rule, finding.site, finding.severity) == ("dead-units", site, "warning")
     assert "what 'router' returns decides what reaches it" in finding.message
     assert "bias" not in finding.message.replace("bias' has", "")
