@@ -69,7 +69,8 @@ class Unpacked:
         return table, sparks
 
     def rows(self, at: int, sites: int) -> np.ndarray:
-        return self.numbers(self.index["rows"]).reshape(sites, len(protocol.ROW_FIGURES), -1)[..., at]
+        shape = (sites, len(protocol.ROW_FIGURES), -1)
+        return self.numbers(self.index["rows"]).reshape(shape)[..., at]
 
     def parameters(self, row: int, at: int) -> list[tuple[dict[str, Any], np.ndarray, list[Any]]]:
         """The header of each parameter of a row in a pass, its figures and its histograms."""
