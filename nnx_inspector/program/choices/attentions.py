@@ -19,8 +19,8 @@ Place = tuple[Frame, Any]
 """A function, and a variable that it makes or receives."""
 
 _MOVED = """
-    convert_element_type copy copy_p expand_dims nnx_inspector_mark optimization_barrier reshape
-    squeeze stop_gradient transpose
+    convert_element_type copy copy_p expand_dims nnx_inspector_apply nnx_inspector_mark
+    optimization_barrier reshape squeeze stop_gradient transpose
 """
 _MOVES = jaxprs.PLACING.union(_MOVED.split())
 """What only moves elements, or rounds them."""

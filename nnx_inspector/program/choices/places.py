@@ -22,7 +22,9 @@ from nnx_inspector.program.choices.routers import CHOOSES, router_at
 from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT, alone, mark
 from nnx_inspector.stats.choices.rows import EXPERTS
 
-_IDENTITIES = frozenset(f"nnx_inspector_{name}" for name in ("mark", "held", "seeded", "link"))
+_OURS = ("apply", "held", "link", "mark", "seeded")
+_IDENTITIES = frozenset(f"nnx_inspector_{name}" for name in _OURS)
+"""What we put into a program: it returns what it gets, or, with a perturbation, as many values."""
 _NEEDED = frozenset(["exp", "exp2", *CHOOSES])
 _NONE: Mapping[str, Sequence[int]] = {}
 

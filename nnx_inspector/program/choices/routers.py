@@ -19,13 +19,14 @@ from nnx_inspector.stats.choices.measure import Experts
 CHOOSES = ("top_k", "argmax")
 _USES = frozenset(["gather", "scatter-add", "scatter_add", "scatter", "sort", "ragged_dot"])
 _HANDED_ON = """
-    add broadcast_in_dim concatenate convert_element_type copy expand_dims max min mul reshape
-    select_n slice squeeze sub transpose
+    add broadcast_in_dim concatenate convert_element_type copy expand_dims max min mul
+    nnx_inspector_apply reshape select_n slice squeeze sub transpose
 """
 _PASSED = frozenset(_HANDED_ON.split())
 _ADDED = """
-    add add_any broadcast_in_dim convert_element_type copy div expand_dims mul nnx_inspector_mark
-    optimization_barrier reshape select_n squeeze stop_gradient sub transpose
+    add add_any broadcast_in_dim convert_element_type copy div expand_dims mul
+    nnx_inspector_apply nnx_inspector_mark optimization_barrier reshape select_n squeeze
+    stop_gradient sub transpose
 """
 _LINEAR = frozenset(_ADDED.split())
 _STEPS = 64

@@ -62,9 +62,6 @@ def test_each_way_to_write_it(way: str, mask: str):
     check(rows, heads_in_numpy(net.attn.logits(x), MASKS[mask]))
 
 
-@pytest.mark.xfail(
-    reason="with the functions in C, a value that passes a module is lost on the way"
-)
 @pytest.mark.parametrize("way", WAYS)
 def test_in_a_step_of_a_loop(way: str):
     """With the backward pass, whose products are no attentions."""

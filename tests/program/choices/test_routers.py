@@ -56,9 +56,6 @@ def test_each_way_to_write_it(way: str, k: int):
     assert np.isnan(rows[:, CHOICE_FIGURES.index("dropped")]).all()
 
 
-@pytest.mark.xfail(
-    reason="with the functions in C, a value that passes a module is lost on the way"
-)
 @pytest.mark.parametrize("way", ["argmax", "list"])
 def test_in_a_step_of_a_loop(way: str):
     net, x = Net(way), inputs()
