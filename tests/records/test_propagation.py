@@ -291,3 +291,20 @@ def test_a_narrow_head_is_no_fault():
     assert row["forward_factor"] == pytest.approx(out[3] / out[0])
     assert row["backward_factor"] == pytest.approx(back[0] / back[3])
     assert back[3] / back[4] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("make_model", "widths", "seeds"),
+    [
+        (Mlp, (16, 32), (0, 1, 2)),
+        (lambda w, rngs: Mlp(width=w, rngs=rngs), (16, 32), (0, 1, 2)),
+        (lambda w: Mlp(width=w, rngs=nnx.Rngs(0)), (16, 32), (0,)),
+        (lambda: Mlp(rngs=nnx.Rngs(0)), None, (0,)),
+    ],
+)
+def test_a_model_is_made_of_what_its_maker_takes(make_model, widths, seeds):
+    found = nni.propagation(make_model, BATCH, widths=widths, only="layers/9")
+    assert (found.widths, found.seeds) == (widths or (None,), seeds)
+    for number, width in enumerate(widths or (64,)):
+        expected = nni.propagation(Mlp, BATCH, widths=[width], seeds=1, only="layers/9")
+        np.testing.assert_allclose(found.forward[number, 0], expected.forward[0, 0], rtol=1e-6)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -98,7 +99,7 @@ def propagation(
             f"steps={steps} needs train=, a function of a model that returns what trains it by one "
             f"step, and train= needs steps=, 1 or more."
         )
-    made, has_seeds = _made(make_model, has_width=widths is not None)
+    made, has_seeds = _made(make_model, sizes[0])
     every = every if has_seeds else every[:1]
     measure = functools.partial(_measured, loss or _projected, only)
     found: dict[str, list[tuple[float, float]]] = {}
@@ -124,32 +125,33 @@ def propagation(
 
 
 def _made(
-    make_model: Callable[..., nnx.Module], *, has_width: bool
+    make_model: Callable[..., nnx.Module], first: int | None
 ) -> tuple[Callable[[int | None, int], nnx.Module], bool]:
     """A function of width and seed that makes a model, and whether models of two seeds differ."""
     signature = inspect.signature(make_model)
 
-    def takes(*args: Any, **kwargs: Any) -> bool:
+    def call_of(width: int | None, rngs: Any, *, named: bool) -> inspect.BoundArguments | None:
+        """The arguments, if it takes a width, by this name or the first, and `rngs` unless None."""
+        given: dict[str, Any] = {} if rngs is None else {"rngs": rngs}
+        args = () if named or width is None else (width,)
+        given |= {"width": width} if named and width is not None else {}
         try:
-            signature.bind(*args, **kwargs)
+            found = signature.bind(*args, **given)
         except TypeError:
-            return False
-        return True
+            return None
+        return None if rngs is None and "rngs" in found.arguments else found
 
-    def make(width: int | None, seed: int) -> nnx.Module:
-        named, given = {"width": width} if has_width else {}, [width] if has_width else []
-        rngs = {"rngs": nnx.Rngs(seed)} if has_seeds else {}
-        model = make_model(**named, **rngs) if by_name else make_model(*given, **rngs)
+    def make(width: int | None, seed: int, *, has_seeds: bool, named: bool) -> nnx.Module:
+        found = call_of(width, nnx.Rngs(seed) if has_seeds else None, named=named)
+        assert found is not None
+        model = make_model(*found.args, **found.kwargs)
         require_module(model)
         return model
 
-    width: dict[str, Any] = {"width": 0} if has_width else {}
-    for has_seeds in (True, False):
-        rngs: dict[str, Any] = {"rngs": None} if has_seeds else {}
-        for by_name in (True, False):
-            if takes(**width, **rngs) if by_name else takes(*width.values(), **rngs):
-                return make, has_seeds
-    said = "width=64, " * has_width + "rngs=nnx.Rngs(0)"
+    for has_seeds, named in itertools.product((True, False), (True, False)):
+        if call_of(first, True if has_seeds else None, named=named):
+            return functools.partial(make, has_seeds=has_seeds, named=named), has_seeds
+    said = "rngs=nnx.Rngs(0)" if first is None else f"width={first}, rngs=nnx.Rngs(0)"
     raise TypeError(
         f"make_model is called as make_model({said}), or without rngs, but its parameters are "
         f"{signature}."
