@@ -291,12 +291,13 @@ def _profile_of(
 ) -> Profile:
     flops, kept, notes = _accounts(programs)
     dtype = _main_dtype(programs)
-    rates = {site: _rate(flops.get(site), times, site) for site, _ in times}
+    own_ms = {site: _forward_and_backward(times, site) for site, _ in times}
+    rates = {site: _rate(flops.get(site), own) for site, own in own_ms.items()}
     # other work on the machine, or products of a friendlier shape, make the large product the
     # slower one: then the fastest module says what is possible. Shorter times say too little
     short = SHORT * math.fsum(times.values())
-    fastest = [rates[site] for site, _ in times if _own(times, site) >= short]
-    fastest = [rate for rate in fastest if not math.isnan(rate)]
+    long = [rate for site, rate in rates.items() if own_ms[site] >= short]
+    fastest = [rate for rate in long if not math.isnan(rate)]
     possible = max([matmul_rate(dtype), *fastest]) if dtype else math.nan
     largest = max(
         (one for one in programs.values() if one.executable is not None),
@@ -410,15 +411,13 @@ def matmul_rate(dtype: str) -> float:
             rows *= 2
 
 
-def _own(times: Mapping[Owner, float], site: str | None) -> float:
-    """The time of a module alone, forward and backward, in milliseconds."""
+def _forward_and_backward(times: Mapping[Owner, float], site: str | None) -> float:
     return times.get((site, "forward"), 0.0) + times.get((site, "backward"), 0.0)
 
 
-def _rate(flops: float | None, times: Mapping[Owner, float], site: str | None) -> float:
-    """The floating-point operations per second of a module; NaN if one of both is not known."""
-    own = _own(times, site)
-    return flops / own * 1e3 if flops and own else math.nan
+def _rate(flops: float | None, own_ms: float) -> float:
+    """Floating-point operations per second; NaN if they or their time are not known."""
+    return flops / own_ms * 1e3 if flops and own_ms else math.nan
 
 
 def _around(path: str) -> list[str]:
