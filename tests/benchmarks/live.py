@@ -42,6 +42,9 @@ def loops(case: Case) -> dict[str, Loop]:
     half.enabled = False
     perturbing = nni.Inspector(model, x, display=False)
     perturbing.perturb("blocks/1/mlp", nni.Scale(0.5))
+    counted = jnp.ones(x.shape, bool).at[:, -8:].set(False)
+    asking = nni.Inspector(model, x, display=False, where=counted)
+    written: list[Any] = []
 
     def train() -> Any:
         return nets.train_step(model, optimizer, x, y)
@@ -70,6 +73,12 @@ def loops(case: Case) -> dict[str, Loop]:
         with nni.watch(model, every=10):
             return bare(steps)
 
+    def asked_for_all(steps: int) -> Any:
+        for _ in asking.watch(range(steps), every=10, optimizer=optimizer, to=written.append):
+            loss = train()
+        written.clear()
+        return loss
+
     def perturbed(steps: int) -> Any:
         for _ in perturbing.watch(range(steps), every=10**9):
             loss = train()
@@ -91,6 +100,7 @@ def loops(case: Case) -> dict[str, Loop]:
         "with insp.watch(every=10)": region(10),
         "with insp.watch(every=10**9)": region(10**9),
         "with nni.watch(model, every=10)": recorded,
+        "every=10, optimizer=, to=, where=": asked_for_all,
         "perturbed, not measured": perturbed,
         "switched on and off in every step": toggled,
     }
