@@ -8,11 +8,12 @@ to its operand. Invariant: logits are never taken for those of another softmax.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.inside.attention import Pattern, Trail, Trails
-from nnx_inspector.program.choices.frames import Frame
+from nnx_inspector.program.choices.frames import Frame, backwards
 from nnx_inspector.stats.choices.measure import Heads
 
 Place = tuple[Frame, Any]
@@ -97,58 +98,26 @@ class Softmaxes:
 
     def _is_largest(self, frame: Frame, shift: Any, logits: Any) -> bool:
         """Whether a value is the largest of these logits, or of those that a mask leaves."""
-        waiting, wanted = [(frame, shift)], self._unmasked(frame, logits)
-        for _ in range(_STEPS):
-            if not waiting:
-                return False
-            here, one = waiting.pop()
-            if jaxprs.is_literal(one):
-                continue
-            here, one = here.origin(one)
-            found = here.maker(one)
-            if found is None:
-                continue
-            number, equation = found
-            within = here.within(number, one)
-            if within is not None:
-                waiting.append(within)
-            elif equation.primitive.name == "reduce_max":
-                return bool(wanted & self._unmasked(here, equation.invars[0]))
-            elif equation.primitive.name in _SHIFTS:
-                waiting += [(here, v) for v in equation.invars]
+        for here, _, equation in backwards(frame, shift, _shifted):
+            if equation is not None and equation.primitive.name == "reduce_max":
+                return bool(_unmasked(frame, logits) & _unmasked(here, equation.invars[0]))
         return False
 
-    def _unmasked(self, frame: Frame, variable: Any) -> set[Place]:
-        """The logits that a value is made of, where masks replace some of them."""
-        waiting, found = [(frame, variable)], set[Place]()
-        while waiting and len(found) < _STEPS:
-            here, one = self._root(*waiting.pop())
-            if jaxprs.is_literal(one) or (here, one) in found:
-                continue
-            found.add((here, one))
-            made = here.maker(one)
-            if made is not None and made[1].primitive.name == "select_n":
-                waiting += [(here, v) for v in made[1].invars[1:]]
-        return found
 
-    def _root(self, frame: Frame, variable: Any) -> Place:
-        """The value that this one is made of by moving its elements alone."""
-        for _ in range(_STEPS):
-            if jaxprs.is_literal(variable):
-                break
-            frame, variable = frame.origin(variable)
-            found = frame.maker(variable)
-            if found is None:
-                break
-            number, equation = found
-            within = frame.within(number, variable)
-            if within is not None:
-                frame, variable = within
-            elif equation.primitive.name in _MOVES:
-                variable = equation.invars[equation.outvars.index(variable)]
-            else:
-                break
-        return frame, variable
+def _shifted(equation: Any, _: Any) -> Sequence[Any]:
+    return equation.invars if equation.primitive.name in _SHIFTS else ()
+
+
+def _moved(equation: Any, variable: Any) -> Sequence[Any]:
+    if equation.primitive.name == "select_n":
+        return equation.invars[1:]
+    at = equation.outvars.index(variable)
+    return equation.invars[at : at + 1] if equation.primitive.name in _MOVES else ()
+
+
+def _unmasked(frame: Frame, variable: Any) -> set[Place]:
+    """The logits that a value is made of, where elements move, or a mask replaces some."""
+    return {(here, one) for here, one, _ in backwards(frame, variable, _moved)}
 
 
 def level(one: Place, other: Place) -> tuple[Frame, Any, Any] | None:

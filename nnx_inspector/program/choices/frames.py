@@ -7,6 +7,7 @@ equation that makes it. Invariant: where a mark cannot be taken out again, none 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nnx_inspector._compat import eqn_params, jaxprs
@@ -112,3 +113,31 @@ class Frame:
         if not changed:
             return self.jaxpr
         return jaxprs.edited(self.jaxpr, equations=equations, outputs=self.bare.outvars)
+
+
+def backwards(
+    frame: Frame, variable: Any, made_of: Callable[[Any, Any], Sequence[Any]]
+) -> Iterator[tuple[Frame, Any, Any]]:
+    """The values that a value is made of, itself included, each with its function, and with the
+    equation that makes it there (None if it is an input). Literals are left out.
+
+    Args:
+        made_of: the operands that are followed further, of an equation and the value it makes.
+    """
+    waiting, seen = [(frame, variable)], set[tuple[Frame, Any]]()
+    while waiting:
+        here, one = waiting.pop()
+        if jaxprs.is_literal(one):
+            continue
+        here, one = here.origin(one)
+        if (here, one) in seen:
+            continue
+        seen.add((here, one))
+        number, equation = here.maker(one) or (-1, None)
+        within = None if equation is None else here.within(number, one)
+        if within is not None:
+            waiting.append(within)
+            continue
+        yield here, one, equation
+        if equation is not None:
+            waiting += [(here, v) for v in made_of(equation, one)]

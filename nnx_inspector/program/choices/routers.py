@@ -13,7 +13,7 @@ from typing import Any
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.inside.attention import Trail
-from nnx_inspector.program.choices.frames import Frame
+from nnx_inspector.program.choices.frames import Frame, backwards
 from nnx_inspector.stats.choices.measure import Experts
 
 CHOOSES = ("top_k", "argmax")
@@ -29,6 +29,8 @@ _ADDED = """
     stop_gradient sub transpose
 """
 _LINEAR = frozenset(_ADDED.split())
+_ENDS = frozenset(["dot_general", "iota", "random_bits", "erf_inv", "gt", "ge", "lt", "le"])
+"""Products, and what random numbers and masks are made by."""
 _STEPS = 64
 
 
@@ -136,29 +138,12 @@ def _says_where_to_go(frame: Frame, choice: Any, many: int) -> bool:
 
 
 def _is_linear(frame: Frame, variable: Any) -> bool:
-    """Whether a value is what a product gives, but for what is added, scaled or masked."""
-    waiting = [(frame, variable)]
-    for _ in range(_STEPS):
-        if not waiting:
-            return True
-        here, one = waiting.pop()
-        if jaxprs.is_literal(one):
-            continue
-        here, one = here.origin(one)
-        found = here.maker(one)
-        if found is None or found[1].primitive.name == "dot_general":
-            continue
-        number, equation = found
-        within = here.within(number, one)
-        if within is not None:
-            waiting.append(within)
-        elif equation.primitive.name in _LINEAR:
-            waiting += [(here, v) for v in equation.invars]
-        elif not _is_noise(equation):
-            return False
-    return False
+    """Whether a value is what a product gives, but for what is added, scaled, masked or random."""
+    return all(
+        equation is None or equation.primitive.name in _LINEAR | _ENDS
+        for _, _, equation in backwards(frame, variable, _added)
+    )
 
 
-def _is_noise(equation: Any) -> bool:
-    """Whether a value is made of random bits, or of constants."""
-    return equation.primitive.name in ("iota", "random_bits", "erf_inv", "gt", "ge", "lt", "le")
+def _added(equation: Any, _: Any) -> Sequence[Any]:
+    return equation.invars if equation.primitive.name in _LINEAR else ()
