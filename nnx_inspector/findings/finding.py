@@ -21,7 +21,7 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
 CAUSES_FIRST: Final = (
     "uncalled", "nonfinite", "metrics", "overflow", "unused", "mode", "dtype", "dead-experts",
-    "attention", "dead-units",
+    "uneven-experts", "attention", "dead-units",
     "saturated-units", "constant", "collapse", "exploding-gradient", "vanishing-gradient",
     "underflow", "no-gradient", "skipped-steps", "update-ratio", "padding", "recompilation",
 )  # fmt: skip

@@ -17,7 +17,7 @@ from nnx_inspector.findings.backward import (
     vanishing_gradient,
 )
 from nnx_inspector.findings.causes import by_cause
-from nnx_inspector.findings.choices.experts import dead_experts
+from nnx_inspector.findings.choices.experts import dead_experts, uneven_experts
 from nnx_inspector.findings.choices.heads import (
     attention_collapse,
     attention_logits,
@@ -53,6 +53,7 @@ _RULES: Final[tuple[Callable[[Judged], Iterator[Finding]], ...]] = (
     mode,
     dtype,
     dead_experts,
+    uneven_experts,
     attention_logits,
     attention_collapse,
     attention_sink,

@@ -21,6 +21,7 @@ import numpy as np
 import optax
 import pytest
 import strange_miswired  # noqa: F401 - it adds to the tables of faults
+from attending import heads_in_numpy
 from borderline import FAULTY as BORDERLINE
 from faulty import FAULTY
 from flax import nnx
@@ -31,6 +32,10 @@ from tiny_faults import FAULTS as TINY
 
 import nnx_inspector as nni
 from nnx_inspector.findings.finding import Finding
+from nnx_inspector.recordings.facts import Figures
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
+from nnx_inspector.stats.summarize import summarize
 
 PAGE = pathlib.Path(__file__).parents[2] / "notebooks/docs/findings.md"
 
@@ -71,6 +76,8 @@ LARGEST = (
     "step does not show its update, of rms(change) / rms(value), a step, of the elements that are "
     "sampled"
 )
+
+EACH = "the newest unperturbed passes, 5 at most"
 
 SENTENCES = [
     of(
@@ -222,6 +229,57 @@ SENTENCES = [
         id="the commonest id",
         part="its share of all ids",
         positions="the number of ids",
+    ),
+    of(
+        "attention",
+        "From step #step# on, the logits of <site> reach #logit# (head #head#), in each of the "
+        "last #passes# passes<others>",
+        logit="the greatest logit that no mask excludes, in the newest pass",
+        head="the head that has it",
+        passes=EACH,
+    ),
+    of(
+        "attention",
+        "From step #step# on, #sharp# of the #heads# heads look at one key each: at <site> the "
+        "entropy is #evenness#% of the most that it can be, with logits up to #logit#, in each of "
+        "the last #passes# passes",
+        sharp="the heads with an entropy of at most 5% of the most, and logits of at least 50",
+        heads="the heads of all attentions whose queries have at least 8 keys",
+        evenness="mean over these heads and over the queries with several allowed keys of the "
+        "entropy, divided by the logarithm of the number of these keys, in the newest pass",
+        logit="the greatest logit of these heads",
+        passes=EACH,
+    ),
+    of(
+        "attention",
+        "From step #step# on, #sinks# of the #heads# heads give most of their attention to the "
+        "first token: at <site> #first#% of it, in each of the last #passes# passes",
+        sinks="the heads that give at least 60% of it, and look at more than one key",
+        heads="the heads of all attentions whose queries have at least 8 keys",
+        first="mean over these heads and over the queries with several allowed keys of the "
+        "probability of the first key, in the newest pass",
+        passes=EACH,
+    ),
+    of(
+        "dead-experts",
+        "From step #step# on, nothing reaches <dead> of the #experts# of <site>, because the gate "
+        "never chooses <them>: none of the #tokens# tokens in each of the last #passes# passes; "
+        "expert #most# gets #largest#%",
+        experts="the length of the axis along which the gate chooses",
+        tokens="the tokens of the newest pass",
+        passes=EACH,
+        most="the expert that most tokens choose in that pass",
+        largest="the share of the tokens that choose it",
+    ),
+    of(
+        "uneven-experts",
+        "From step #step# on, the gate of <site> sends tokens unevenly to its #experts# experts: "
+        "<uneven>, in each of the last #passes# passes",
+        experts="the length of the axis along which the gate chooses",
+        uneven="the load of an expert divided by the mean of all: of the expert whose smallest "
+        "such ratio in these passes is greatest, that one; of the expert whose largest is "
+        "smallest, that one",
+        passes=EACH,
     ),
     of(
         "dead-units",
@@ -679,6 +737,95 @@ def test_each_finding_of_a_loop_names_a_step(name):
         assert re.search(r"\bstep \d", one.what), one
         if one.rule in RULES:
             sentence_of(one)
+
+
+# ------------------------------------------------------------- heads and experts
+
+
+def said_of(kind: str, of_passes: list[dict[str, Any]]) -> dict[str, str]:
+    """The parts of the one sentence about the heads or experts of 'moe', of which passes 1 to 5
+    show what is wrong.
+    """
+    recording = Recording()
+    for step, figures in enumerate(of_passes):
+        rows = np.full((len(figures["keys"]), len(CHOICE_FIGURES)), np.nan, np.float32)
+        for name, values in figures.items():
+            rows[:, CHOICE_FIGURES.index(name)] = values
+        each = Figures(choices=(f"moe@{kind}",) * len(rows), choice_rows=rows)
+        recording.append(step, {"moe": {"output": summarize(np.ones(3))}}, figures=each)
+    (one,) = nni.diagnose(recording)
+    assert one.site == "moe"
+    _, parts = sentence_of(one)
+    assert (parts.pop("step"), parts.pop("passes"), parts.pop("site")) == ("1", "5", "'moe'")
+    return parts
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_said_of_heads(seed):
+    """Heads 0, 1 and 3 have large logits, or give their attention to the first key."""
+    length, rng, few = 24, np.random.default_rng(seed), [0, 1, 3]
+    below = np.tri(length, dtype=bool)
+
+    def passes(change: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
+        """The logits of the newest of six passes, and the figures of all."""
+        every = rng.normal(size=(6, 2, 4, length, length))
+        every[1:, :, few] = change(every[1:, :, few])
+        return every[-1], [heads_in_numpy(x, below[None, None]) for x in every]
+
+    def shares(logits: Any) -> Any:
+        """The probabilities of these heads, for queries with several keys."""
+        exact = np.where(below, logits, -np.inf)[:, few, 1:]
+        exact = np.exp(exact - exact.max(-1, keepdims=True))
+        return exact / exact.sum(-1, keepdims=True)
+
+    logits, figures = passes(lambda x: 100 * x)
+    parts, p = said_of("attention", figures), shares(logits)
+    entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(-1) / np.log(np.arange(2, length + 1))
+    assert (parts["sharp"], parts["heads"]) == ("3", "4")
+    assert close(parts["evenness"], entropy.mean(), percent=True)
+    assert close(parts["logit"], logits[..., below].max())
+
+    logits, figures = passes(lambda x: x + 6 * (np.arange(length) == 0))
+    parts = said_of("attention", figures)
+    assert (parts["sinks"], parts["heads"]) == ("3", "4")
+    assert close(parts["first"], shares(logits)[..., 0].mean(), percent=True)
+
+    logits, figures = passes(lambda x: x + 1500)
+    parts, largest = said_of("attention", figures), logits[..., below].max(axis=(0, 2))
+    assert close(parts["logit"], largest.max())
+    assert int(parts["head"]) == largest.argmax()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_said_of_experts(seed):
+    """Of eight experts two are never chosen, or one is chosen often and one hardly ever."""
+    rng, tokens = np.random.default_rng(seed), 4096
+
+    def passes(chances: Any) -> tuple[Any, list[Any]]:
+        """The loads in the last five of six passes, and the figures of all."""
+        chances = np.array(chances) / np.sum(chances)
+        every = [rng.choice(8, tokens), *(rng.choice(8, tokens, p=chances) for _ in range(5))]
+        loads = np.array([[(x == e).mean() for e in range(8)] for x in every])
+        return loads[1:], [{"load": x, "keys": np.full(8, tokens)} for x in loads]
+
+    loads, figures = passes([1, 0, 1, 1, 2, 0, 1, 1])
+    parts = said_of("experts", figures)
+    assert (parts["dead"], parts["them"]) == ("experts 1, 5", "them")
+    assert (parts["experts"], parts["tokens"]) == ("8", str(tokens))
+    assert int(parts["most"]) == loads[-1].argmax()
+    assert close(parts["largest"], loads[-1].max(), percent=True)
+
+    loads, figures = passes([1, 1, 9, 1, 1, 1, 1, 0.08])
+    parts, ratios = said_of("experts", figures), loads / loads.mean(axis=1, keepdims=True)
+    said = re.fullmatch(
+        rf"expert 2 gets at least {NUMBER} times an even share "
+        rf"and expert 7 gets at most {NUMBER} of an even share",
+        parts["uneven"],
+    )
+    assert said is not None, parts
+    assert parts["experts"] == "8"
+    assert close(said[1], ratios[:, 2].min())
+    assert close(said[2], ratios[:, 7].max())
 
 
 # --------------------------------------------------------------------- the page

@@ -1,4 +1,4 @@
-"""The rule for experts that a router never chooses.
+"""Rules for the experts of routers: those that are never chosen, and loads that stay uneven.
 
 Invariant: a small batch, or a pass or two, is no evidence: by chance an expert may get nothing.
 """
@@ -6,11 +6,11 @@ Invariant: a small batch, or a pass or two, is no evidence: by chance an expert 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from nnx_inspector.findings.choices.heads import last_rows
+from nnx_inspector.findings.choices.heads import Rows, last_rows, since
 from nnx_inspector.findings.finding import Finding, named
 from nnx_inspector.findings.judged import FEW, Judged
 from nnx_inspector.stats.choices.rows import choice_figure, is_expert
@@ -18,50 +18,116 @@ from nnx_inspector.stats.choices.rows import choice_figure, is_expert
 TOKENS: Final = 32
 """How many tokens an expert would get in a pass if all got as many. One with a sixth of that gets
 none once in 200 times."""
+OVER: Final = 3.0
+"""Fedus et al. 2021, "Switch transformers" (arXiv 2101.03961), section 2.2: experts have room for 1
+to 2 times an even share, and drop the tokens beyond it."""
+UNDER: Final = 0.1
+"""Of an even share. An expert that gets TOKENS on average gets a tenth of them by chance in fewer
+than one case of a thousand million."""
+
+
+class _Router(NamedTuple):
+    """A router in the last passes: float64[passes, experts], and float64[passes]."""
+
+    site: str
+    last: Rows
+    loads: Rows
+    tokens: Rows
+
+
+def _routers(judged: Judged) -> Iterator[_Router]:
+    """The routers with enough passes and tokens."""
+    for site, passes in last_rows(judged).items():
+        if not is_expert(site) or len(passes) < FEW:
+            continue
+        loads = np.array([choice_figure(rows, "load") for _, rows in passes], np.float64)
+        tokens = np.array([choice_figure(rows, "keys").max() for _, rows in passes])
+        if (tokens * loads.mean(axis=1) >= TOKENS).all():
+            yield _Router(site, passes[-1][1], loads, tokens)
 
 
 def dead_experts(judged: Judged) -> Iterator[Finding]:
     """Experts that no token of the last passes was sent to; one finding for each router."""
-    for site, passes in last_rows(judged).items():
-        if not is_expert(site) or len(passes) < FEW:
-            continue
-        loads = np.array([choice_figure(rows, "load") for _, rows in passes])
-        tokens = np.array([choice_figure(rows, "keys").max() for _, rows in passes])
-        count = loads.shape[1]
-        if not (tokens * loads.sum(axis=1) / count >= TOKENS).all():
-            continue
+    for site, _, loads, tokens in _routers(judged):
         dead = np.flatnonzero((loads == 0).all(axis=0))
         if not len(dead):
             continue
-        step = passes[-1][0]
-        for each in reversed(judged.clean):
-            rows = each.figures.of_choices.get(site) if each.figures else None
-            if rows is not None and (choice_figure(rows, "load")[dead] > 0).any():
-                break
-            step = step if rows is None else each.step
-        most = int(loads[-1].argmax())
+        most, (passes, count) = int(loads[-1].argmax()), loads.shape
         module = site.rpartition("@")[0]
         share, one = loads[-1].max(), len(dead) == 1
         which = f"expert{'s' * (not one)} {', '.join(map(str, dead[:8]))}"
         yield Finding(
             rule="dead-experts",
             site=module,
-            step=step,
+            step=since(judged, site, lambda r, d=dead: not choice_figure(r, "load")[d].any()),
             severity="warning",
             evidence={
                 "dead": len(dead),
                 "experts": count,
                 "largest": float(share),
                 "tokens": float(tokens[-1]),
-                "passes": len(passes),
+                "passes": passes,
             },
             what=(
                 f"nothing reaches {which} of the {count} of {named(module)}, because the gate "
                 f"never chooses {'it' if one else 'them'}: none of the {tokens[-1]:.0f} tokens in "
-                f"each of the last {len(passes)} passes; expert {most} gets {share:.0%}"
+                f"each of the last {passes} passes; expert {most} gets {share:.0%}"
             ),
             advice=(
                 "they get no gradient and learn nothing; usually a loss that balances the load is "
                 "missing or too weak, or the gate began with large weights; add one, or noise"
             ),
         )
+
+
+def uneven_experts(judged: Judged) -> Iterator[Finding]:
+    """Experts that get far more or fewer tokens than an even share in each of the last passes; one
+    finding for each router all of whose experts get some.
+    """
+    for site, last, loads, tokens in _routers(judged):
+        if (loads == 0).all(axis=0).any():
+            continue
+        shares = _shares(loads)
+        least, largest = shares.min(axis=0), shares.max(axis=0)  # of each expert
+        over, under = np.flatnonzero(least >= OVER), np.flatnonzero(largest <= UNDER)
+        if not len(over) + len(under):
+            continue
+        module, (passes, count) = site.rpartition("@")[0], loads.shape
+        said: list[str] = []
+        evidence = {"experts": count, "tokens": float(tokens[-1]), "passes": passes}
+        if len(over):
+            most = int(least.argmax())
+            said.append(f"expert {most} gets at least {least[most]:.2g} times an even share")
+            evidence |= {"over": len(over), "largest": float(least[most])}
+            dropped = float(choice_figure(last, "dropped")[most])
+            evidence |= {} if np.isnan(dropped) else {"dropped": dropped}
+        if len(under):
+            fewest = int(largest.argmin())
+            said.append(f"expert {fewest} gets at most {largest[fewest]:.2g} of an even share")
+            evidence |= {"under": len(under), "least": float(largest[fewest])}
+        yield Finding(
+            rule="uneven-experts",
+            site=module,
+            step=since(judged, site, lambda r, o=over, u=under: _is_uneven(r, o, u)),
+            severity="warning",
+            evidence=evidence,
+            what=(
+                f"the gate of {named(module)} sends tokens unevenly to its {count} experts: "
+                f"{' and '.join(said)}, in each of the last {passes} passes"
+            ),
+            advice=(
+                "an expert with too many tokens drops those beyond its capacity or makes the "
+                "others wait, and one with few learns little; usually a loss that balances the "
+                "load is missing or too weak; add one, or give it more weight"
+            ),
+        )
+
+
+def _shares(loads: Rows) -> Rows:
+    """The tokens of each expert, as a multiple of those of all experts on average."""
+    return loads / loads.mean(axis=-1, keepdims=True)
+
+
+def _is_uneven(rows: Rows, over: Rows, under: Rows) -> bool:
+    shares = _shares(choice_figure(rows, "load"))
+    return bool((shares[over] >= OVER).all() and (shares[under] <= UNDER).all())

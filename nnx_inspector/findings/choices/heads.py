@@ -57,7 +57,7 @@ def attention_logits(judged: Judged) -> Iterator[Finding]:
     yield Finding(
         rule="attention",
         site=_call_of(site),
-        step=_since(judged, site, lambda r: np.nanmax(choice_figure(r, "logit")) >= most),
+        step=since(judged, site, lambda r: np.nanmax(choice_figure(r, "logit")) >= most),
         severity="warning",
         evidence={"logit": logit, "head": head, "passes": len(passes), "others": len(found) - 1},
         what=(
@@ -82,7 +82,7 @@ def attention_collapse(judged: Judged) -> Iterator[Finding]:
         always = np.logical_and.reduce(each)
         every, sharp = every + len(always), sharp + int(always.sum())
         if always.any():
-            step = max(step, _since(judged, site, lambda r: bool(_is_sharp(r).any())))
+            step = max(step, since(judged, site, lambda r: bool(_is_sharp(r).any())))
             last = passes[-1][1]
             mean = float(choice_figure(last, "evenness")[always].mean())
             largest = float(choice_figure(last, "logit")[always].max())
@@ -118,7 +118,7 @@ def attention_sink(judged: Judged) -> Iterator[Finding]:
         every, sinks = every + len(always), sinks + int((always & even).sum())
         if always.any():
             mean = float(each[-1][always].mean())
-            step = max(step, _since(judged, site, _has_sink))
+            step = max(step, since(judged, site, _has_sink))
             if mean > share:
                 share, first, seen = mean, site, len(passes)
     if every < 2 or sinks < MOST * every:
@@ -178,7 +178,7 @@ def last_rows(judged: Judged) -> dict[str, list[tuple[int, Rows]]]:
     return {site: passes[-LAST:] for site, passes in out.items() if site not in layers}
 
 
-def _since(judged: Judged, site: str, holds: Any) -> int:
+def since(judged: Judged, site: str, holds: Any) -> int:
     """The first step from which on something holds in every pass."""
     step = -1
     for one in reversed(judged.clean):

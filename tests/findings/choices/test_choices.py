@@ -36,7 +36,8 @@ def judged(site: str, passes: list[dict[str, Any]], *, dtype: str = "float32") -
         of = Figures(choices=(site,) * count, choice_rows=rows)
         recording.append(step, {"block/attn": {"output": summarize(np.ones(3))}}, figures=of)
     recording.learn(Facts(sites=(SiteFacts(site="block/attn", leaving=dtype),)))
-    return Findings(one for one in diagnose(recording) if one.rule in ("attention", "dead-experts"))
+    rules = ("attention", "dead-experts", "uneven-experts")
+    return Findings(one for one in diagnose(recording) if one.rule in rules)
 
 
 def attention(make: Any, seed: int, *, passes: int = 5, **how: Any) -> Findings:
@@ -141,6 +142,60 @@ def test_dead_experts(seed: int):
     assert one.evidence["dead"] == len(dead)
     assert f"{', '.join(map(str, dead))} of the 8 of 'block/attn'" in one.what
     assert "because the gate never chooses" in one.what
+
+
+def sent(seed: int, each: Any, *, tokens: int = 512, dropped: float = np.nan) -> Findings:
+    """Of a router that sends tokens with these chances, by expert, in each of its passes."""
+    rng = np.random.default_rng(seed)
+    loads = [rng.multinomial(tokens, np.array(x) / np.sum(x)) / tokens for x in each]
+    figures = {"keys": np.full(len(each[0]), tokens), "dropped": np.full(len(each[0]), dropped)}
+    return judged("block/attn@experts", [{"load": x, **figures} for x in loads])
+
+
+UNEVEN = [
+    [[7, 1, 1, 1, 1, 1, 1, 1]] * 5,
+    [[1, 1, 1, 1, 1, 1, 1, 15]] * 5,
+    [[8, 1, 1, 1, 1, 1, 1, 0.5]] * 5,
+    [[1, 0.02, 1, 1, 1, 1, 1, 1]] * 5,
+    [[1, 1, 0.03, 0.02]] * 5,
+    [[30, 1]] * 5,
+    [[20, 1, 0.9, 1.1]] * 3 + [[60, 1, 1, 1.2]] * 2,
+    [[1] * 8] * 4 + [[1] * 7 + [9]] * 5,
+    [[9] + [1] * 15] * 6,
+    [[1] * 60 + [12] * 4] * 5,
+]
+
+
+def test_uneven_experts():
+    for number, each in enumerate(UNEVEN):
+        (one,) = sent(number, each, tokens=1024 * len(each[0]), dropped=0.25)
+        shares = np.array(each[-5:]) / np.mean(each[-5:], axis=1, keepdims=True)
+        over, under = (shares.min(0) > 3).sum(), (shares.max(0) < 0.1).sum()
+        assert (one.rule, one.severity, one.site) == ("uneven-experts", "warning", "block/attn")
+        assert one.step == (4 if number == 7 else 0), each
+        assert one.evidence.get("over", 0) == over, each
+        assert one.evidence.get("under", 0) == under, each
+        assert one.evidence.get("dropped") == (0.25 if over else None), each
+
+
+EVEN = {
+    "even": [[1] * 8] * 5,
+    "a little uneven": [[2, 1, 1, 1, 1, 1, 1, 0.4]] * 5,
+    "another one each time": np.roll(np.eye(8) * 8 + 1, 3, axis=0)[:5].tolist(),
+    "two experts": [[9, 2]] * 5,
+    "only at first": [[1] * 7 + [15]] * 5 + [[1] * 8] * 3,
+    "too few passes": [[1] * 7 + [15]] * 2,
+}
+
+
+def test_routers_without_lasting_imbalance():
+    for seed in range(3):
+        found = {name: sent(seed, each) for name, each in EVEN.items()}
+        assert not any(found.values()), found
+
+
+def test_of_few_tokens_an_uneven_load_is_no_evidence():
+    assert sent(0, UNEVEN[0], tokens=100) == []
 
 
 @pytest.mark.parametrize("seed", range(5))
