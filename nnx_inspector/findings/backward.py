@@ -1,7 +1,7 @@
 """Rules for the backward pass: gradients along depth, and parameters without one.
 
 Invariant: a gradient that was not measured does not count as 0, and passes without any gradient are
-not judged. A parameter that takes no part in a pass is not confused with one whose gradient is 0.
+not context. A parameter that takes no part in a pass is not confused with one whose gradient is 0.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from nnx_inspector.findings.evidence import (
     multiplies_zeros,
 )
 from nnx_inspector.findings.finding import Finding, named
-from nnx_inspector.findings.judged import Judged
 from nnx_inspector.findings.precision.lost import lost_updates
+from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.recordings.facts import ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 
@@ -70,21 +70,21 @@ ON_PURPOSE: Final = re.compile(r"teacher|target|ema|momentum|frozen|reference|co
 # ------------------------------------------------------------------- along depth
 
 
-def vanishing_gradient(judged: Judged) -> Iterator[Finding]:
-    yield from _along_depth(judged, vanishing=True)
+def vanishing_gradient(context: RuleContext) -> Iterator[Finding]:
+    yield from _along_depth(context, vanishing=True)
 
 
-def exploding_gradient(judged: Judged) -> Iterator[Finding]:
-    yield from _along_depth(judged, vanishing=False)
+def exploding_gradient(context: RuleContext) -> Iterator[Finding]:
+    yield from _along_depth(context, vanishing=False)
 
 
-def _along_depth(judged: Judged, *, vanishing: bool) -> Iterator[Finding]:
-    newest = judged.graded[-1:]
-    for window in judged.windows(judged.graded):
-        found = [one for p in window if (one := _ratio(judged, p)) is not None]
-        luck = max((_luck(judged, p, vanishing=vanishing) for p in window), default=1.0)
+def _along_depth(context: RuleContext, *, vanishing: bool) -> Iterator[Finding]:
+    newest = context.graded[-1:]
+    for window in context.windows(context.graded):
+        found = [one for p in window if (one := _ratio(context, p)) is not None]
+        luck = max((_luck(context, p, vanishing=vanishing) for p in window), default=1.0)
         if len(found) == len(window) and all(_is_bad(r, luck, vanishing) for r in found):
-            last = _ratio(judged, newest[0])
+            last = _ratio(context, newest[0])
             over = last is not None and not _is_bad(last, luck, vanishing)
             since = f"; at step {newest[0].step} it was {last.value:.2g}" if last and over else ""
             yield _depth_finding(window[0].step, found[0], since, vanishing=vanishing)
@@ -122,8 +122,8 @@ def _depth_finding(step: int, ratio: _Ratio, since: str, *, vanishing: bool) -> 
     )
 
 
-def _graded_sites(judged: Judged, norms: dict[str, float]) -> list[str]:
-    sites = [s for s in norms if judged.parameters_of(s)] if judged.held else list(norms)
+def _graded_sites(context: RuleContext, norms: dict[str, float]) -> list[str]:
+    sites = [s for s in norms if context.parameters_of(s)] if context.held else list(norms)
     return sites if len(sites) >= DEEP else [s for s in norms if s]
 
 
@@ -148,9 +148,9 @@ class _Ratio:
         return self.early / self.late
 
 
-def _ratio(judged: Judged, one: Pass) -> _Ratio | None:
-    norms = judged.gradients(one)
-    sites = _graded_sites(judged, norms)
+def _ratio(context: RuleContext, one: Pass) -> _Ratio | None:
+    norms = context.gradients(one)
+    sites = _graded_sites(context, norms)
     if len(sites) < DEEP:
         return None
     third = max(1, len(sites) // 3)
@@ -158,13 +158,13 @@ def _ratio(judged: Judged, one: Pass) -> _Ratio | None:
     return _Ratio(len(sites), first, last, norms[first], norms[last])
 
 
-def _luck(judged: Judged, one: Pass, *, vanishing: bool) -> float:
+def _luck(context: RuleContext, one: Pass, *, vanishing: bool) -> float:
     """The factor by which random layers of these widths may change a gradient by chance."""
     if one.figures is None:
         return 1.0
-    sites = _graded_sites(judged, judged.gradients(one))
+    sites = _graded_sites(context, context.gradients(one))
     if vanishing:
-        return 1 / left_by_luck(judged, one.figures, sites, fault=VANISHED)
+        return 1 / left_by_luck(context, one.figures, sites, fault=VANISHED)
     widths = [one.figures.figure(s, "units") for s in sites]
     return gain_by_luck([width for width in widths if width > 0])
 
@@ -184,15 +184,15 @@ def _is_bad(one: _Ratio, luck: float, vanishing: bool) -> bool:
 # -------------------------------------------------------------- without gradient
 
 
-def no_gradient(judged: Judged) -> Iterator[Finding]:
+def no_gradient(context: RuleContext) -> Iterator[Finding]:
     """Parameters that do not learn: one finding for each, which `causes` merges."""
-    if (whole := _nothing_reached(judged)) is not None:
+    if (whole := _nothing_reached(context)) is not None:
         yield whole
         return
-    lost = lost_updates(judged)
+    lost = lost_updates(context)
     rounded = {p.path for p, _ in lost.parts} if lost else set[str]()
-    for one, why, step in _without(judged):
-        if why in ("zero", "still") and multiplies_zeros(judged, one.site):
+    for one, why, step in _without(context):
+        if why in ("zero", "still") and multiplies_zeros(context, one.site):
             continue
         if why == "still" and one.path in rounded:
             continue
@@ -209,21 +209,21 @@ def no_gradient(judged: Judged) -> Iterator[Finding]:
         )
 
 
-def _nothing_reached(judged: Judged) -> Finding | None:
+def _nothing_reached(context: RuleContext) -> Finding | None:
     """The finding if the passes are differentiated with respect to parameters of the model, and no
     gradient ever comes back to any of them.
 
     In a loop, parameters that move by other means (a gradient in forward mode, a loss of the
     parameters alone) prove that there is one.
     """
-    passes = [(p, f) for p in judged.clean if (f := p.figures) is not None]
-    passes = [(p, f, of) for p, f in passes if (of := judged.differentiated(f))]
+    passes = [(p, f) for p in context.clean if (f := p.figures) is not None]
+    passes = [(p, f, of) for p, f in passes if (of := context.differentiated(f))]
     in_loop = [p for p, *_ in passes if p.kind == "watch"]
-    if judged.graded or not passes or len(in_loop) == 1 == len(passes):
+    if context.graded or not passes or len(in_loop) == 1 == len(passes):
         return None
     if any(f.parameter(p.path, "graded") > 0 for _, f, of in passes for p in of):
         return None
-    if any(judged.learns(p.path) for ps in judged.held.values() for p in ps):
+    if any(context.learns(p.path) for ps in context.held.values() for p in ps):
         return None
     first, _, of = passes[0]
     count, elements = len(of), sum(p.size for p in of)
@@ -246,11 +246,11 @@ def _nothing_reached(judged: Judged) -> Finding | None:
     )
 
 
-def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
+def _without(context: RuleContext) -> Iterator[tuple[ParameterFacts, str, int]]:
     """(parameter, one of WHY, step) for each parameter that does not learn."""
-    graded, moving = judged.graded, judged.any_moved
-    evident = [p for p in graded if not any_waits(judged, p)]
-    for site, parameters in judged.held.items():
+    graded, moving = context.graded, context.any_moved
+    evident = [p for p in graded if not any_waits(context, p)]
+    for site, parameters in context.held.items():
         reached = {"gradient": 0, "output": 0}
         for one in graded:
             for quantity in reached:
@@ -259,16 +259,16 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
             # a bias that a norm or a difference cancels has a gradient of 0 by design
             bias = parameter.axes < max(p.axes for p in parameters)
             told = _told(graded, parameter.path, "graded")
-            judged_at = evident if told and _told(evident, parameter.path, "graded") else []
+            seen_at = evident if told and _told(evident, parameter.path, "graded") else []
             same = _told(graded, parameter.path, "same")
             absent = 0 in (parameter.needed, parameter.in_loss)
             step = graded[0].step if graded else 0
-            if told and (max(told) > 0 or judged.learns(parameter.path)):
+            if told and (max(told) > 0 or context.learns(parameter.path)):
                 continue
-            if parameter.needed == 0 and all(p.needed == 0 for p in judged.parameters_in(site)):
+            if parameter.needed == 0 and all(p.needed == 0 for p in context.parameters_in(site)):
                 continue
-            may_not_run = judged.site(site).conditional == 1
-            if (reached["output"] or may_not_run) and not judged.ran(graded, site):
+            may_not_run = context.site(site).conditional == 1
+            if (reached["output"] or may_not_run) and not context.ran(graded, site):
                 continue
             if told:
                 cut = reached["output"] > 0 and reached["gradient"] == 0
@@ -276,9 +276,9 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
                     yield parameter, "absent", step
                 elif cut:
                     yield parameter, "cut", step
-                elif judged_at and not bias and _is_evident(judged, parameter):
-                    yield parameter, "zero", judged_at[0].step
-            elif reached["output"] > 1 and reached["gradient"] == 0 and judged.site(site).leaving:
+                elif seen_at and not bias and _is_evident(context, parameter):
+                    yield parameter, "zero", seen_at[0].step
+            elif reached["output"] > 1 and reached["gradient"] == 0 and context.site(site).leaving:
                 # jax computes no gradient that nothing asks for
                 still = len(same) >= 2 and min(same) == 1 and moving
                 yield parameter, "absent" if absent else "still" if still else "cut", step
@@ -286,13 +286,13 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
                 yield parameter, "absent" if absent else "still", step
 
 
-def _is_evident(judged: Judged, parameter: ParameterFacts) -> bool:
+def _is_evident(context: RuleContext, parameter: ParameterFacts) -> bool:
     """Whether a gradient of 0 is more than chance with few examples or narrow layers."""
     rows = 0.0
-    for one in judged.graded:
+    for one in context.graded:
         if one.figures is None or not one.figures.sites:
             continue
-        if may_be_off(judged, one.figures, around=parameter.site):
+        if may_be_off(context, one.figures, around=parameter.site):
             return False
         rows += max(one.figures.figure(s, "examples") for s in one.figures.sites)
     return rows == 0 or rows >= LEAST_ROWS

@@ -30,21 +30,21 @@ from nnx_inspector.findings.finding import (
     Finding,
     and_others,
 )
-from nnx_inspector.findings.judged import Judged, is_within
+from nnx_inspector.findings.rule_context import RuleContext, is_within
 from nnx_inspector.recordings.facts import Figures
 
 LOST: Final = 5e-3
 """A gradient below this fraction of the last layers' gradient is explained by a vanishing one."""
 
-Explains = Callable[[Judged, Finding, Finding], bool]
+Explains = Callable[[RuleContext, Finding, Finding], bool]
 
 
-def by_cause(judged: Judged, found: Sequence[Finding]) -> list[Finding]:
+def by_cause(context: RuleContext, found: Sequence[Finding]) -> list[Finding]:
     """The findings that no other one explains, with those that they explain as their effects."""
     causes = {
         i: j
         for i, effect in enumerate(found)
-        if (j := _cause(judged, found, i)) is not None and found[j] is not effect
+        if (j := _cause(context, found, i)) is not None and found[j] is not effect
     }
     effects: dict[int, list[Finding]] = {}
     for i in causes:
@@ -57,15 +57,15 @@ def by_cause(judged: Judged, found: Sequence[Finding]) -> list[Finding]:
     return _together(roots)
 
 
-def _cause(judged: Judged, found: Sequence[Finding], i: int) -> int | None:
+def _cause(context: RuleContext, found: Sequence[Finding], i: int) -> int | None:
     """The first finding, in the order of causes, that explains a finding."""
     effect = found[i]
     able = [
         j
         for j, one in enumerate(found)
-        if j != i and explains(judged, one, effect) and not explains(judged, effect, one)
+        if j != i and explains(context, one, effect) and not explains(context, effect, one)
     ]
-    return min(able, key=lambda j: (_rank(found[j]), judged.at(found[j].site)), default=None)
+    return min(able, key=lambda j: (_rank(found[j]), context.at(found[j].site)), default=None)
 
 
 def _root(causes: dict[int, int], i: int) -> int:
@@ -114,35 +114,35 @@ def _merged(group: list[Finding]) -> Finding:
 # -------------------------------------------------------------------- what explains what
 
 
-def explains(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def explains(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     of = _EXPLAINS.get(cause.rule)
     apart = cause.evidence.get("perturbed") != effect.evidence.get("perturbed")
     if of is None or (apart and "nonfinite" in (cause.rule, effect.rule)):
         return False
-    return of(judged, cause, effect)
+    return of(context, cause, effect)
 
 
-def _enters(judged: Judged, cause: Finding, effect: Finding, *, values: bool = False) -> bool:
+def _enters(context: RuleContext, cause: Finding, effect: Finding, *, values: bool = False) -> bool:
     """Whether what the cause's site returns enters what the effect's site returns."""
-    return judged.paths.reaches(cause.site, effect.site, values=values)
+    return context.paths.reaches(cause.site, effect.site, values=values)
 
 
-def _precedes(judged: Judged, effect: Finding, cause: Finding) -> bool:
+def _precedes(context: RuleContext, effect: Finding, cause: Finding) -> bool:
     """Whether the gradient of the effect's site, or of its parameters, comes back through the
     cause's site.
     """
     held = effect.rule in _OF_PARAMETERS
-    return judged.paths.reaches(effect.site, cause.site, held=held)
+    return context.paths.reaches(effect.site, cause.site, held=held)
 
 
-def _along(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def _along(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     """Whether a gradient that comes back through one of the two sites comes from the other, or the
     values of one enter it.
     """
-    return _precedes(judged, effect, cause) or _enters(judged, cause, effect)
+    return _precedes(context, effect, cause) or _enters(context, cause, effect)
 
 
-def _of_nonfinite(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def _of_nonfinite(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     """Inf becomes NaN in the values that it enters, in all gradients that these values enter, and
     by an update in the parameters; an optimizer that leaves such gradients out changes nothing.
     """
@@ -151,53 +151,53 @@ def _of_nonfinite(judged: Judged, cause: Finding, effect: Finding) -> bool:
     if effect.rule == "nonfinite":
         if effect.severity == "info":
             return False
-        first, then = (_moment(judged, one) for one in (cause, effect))
-        return first < then and _spreads(judged, cause, effect)
+        first, then = (_moment(context, one) for one in (cause, effect))
+        return first < then and _spreads(context, cause, effect)
     if cause.step > effect.step:
         return False
     still = effect.rule == "no-gradient" and "did not change" in effect.what
     if still or _is_too_small(effect):
-        return judged.paths.meet(effect.site, cause.site, held=True)
-    return _is_before(judged, cause, effect)
+        return context.paths.meet(effect.site, cause.site, held=True)
+    return _is_before(context, cause, effect)
 
 
-def _moment(judged: Judged, one: Finding) -> tuple[float, float, tuple[int, int, int]]:
-    return one.evidence["pass"], one.evidence.get("backward", 0), judged.at(one.site)
+def _moment(context: RuleContext, one: Finding) -> tuple[float, float, tuple[int, int, int]]:
+    return one.evidence["pass"], one.evidence.get("backward", 0), context.at(one.site)
 
 
-def _spreads(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def _spreads(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     """Whether a value that is not finite reaches one that a later finding names."""
     if "backward" in effect.evidence:
         if "backward" in cause.evidence:
-            return judged.paths.reaches(effect.site, cause.site)
-        return judged.paths.meet(effect.site, cause.site)  # of a product, each has the other's
-    if "backward" not in cause.evidence and _enters(judged, cause, effect, values=True):
+            return context.paths.reaches(effect.site, cause.site)
+        return context.paths.meet(effect.site, cause.site)  # of a product, each has the other's
+    if "backward" not in cause.evidence and _enters(context, cause, effect, values=True):
         inner = is_within(cause.site, effect.site) and cause.site != effect.site
-        return not (inner and _is_received(judged, effect))
-    return cause.step < effect.step and _is_by_update(judged, cause, effect)
+        return not (inner and _is_received(context, effect))
+    return cause.step < effect.step and _is_by_update(context, cause, effect)
 
 
-def _is_received(judged: Judged, effect: Finding) -> bool:
+def _is_received(context: RuleContext, effect: Finding) -> bool:
     """Whether the values that a finding names were in the site's input already."""
-    one = next((p for p in judged.passes if p.number == effect.evidence["pass"]), None)
+    one = next((p for p in context.passes if p.number == effect.evidence["pass"]), None)
     summary = None if one is None else one.summary(effect.site, "input")
     return summary is not None and summary.finite < summary.size
 
 
-def _is_by_update(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def _is_by_update(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     """Whether parameters of which the gradient held the cause are not finite, and enter the effect.
 
     The parameters in question are those of the effect's pass.
     """
-    figures = next((p.figures for p in judged.passes if p.number == effect.evidence["pass"]), None)
+    figures = next((p.figures for p in context.passes if p.number == effect.evidence["pass"]), None)
     broken = [
         site
-        for site, held in judged.held.items()
+        for site, held in context.held.items()
         if figures and any(_is_broken(figures, p.path) for p in held)
     ]
     return any(
-        judged.paths.reaches(site, effect.site, held=True)
-        and judged.paths.meet(site, cause.site, held=True)
+        context.paths.reaches(site, effect.site, held=True)
+        and context.paths.meet(site, cause.site, held=True)
         for site in broken
     )
 
@@ -209,7 +209,7 @@ def _is_broken(figures: Figures, path: str) -> bool:
     return path in figures.parameters and math.isnan(figures.parameter(path, "norm"))
 
 
-def _of_overflow(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def _of_overflow(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     """A large value is squared to Inf, saturates functions, becomes 0 in a norm that divides by
     Inf, and makes the gradients explode, or vanish, that it enters.
     """
@@ -217,35 +217,35 @@ def _of_overflow(judged: Judged, cause: Finding, effect: Finding) -> bool:
         return False
     if effect.rule == "nonfinite":
         if "backward" in effect.evidence:
-            return judged.paths.meet(effect.site, cause.site)
-        later = cause.step < effect.step and _is_by_update(judged, cause, effect)
-        return later or _enters(judged, cause, effect, values=True)
+            return context.paths.meet(effect.site, cause.site)
+        later = cause.step < effect.step and _is_by_update(context, cause, effect)
+        return later or _enters(context, cause, effect, values=True)
     if effect.rule in ("dead-units", "saturated-units", "constant"):
-        return _enters(judged, cause, effect)
+        return _enters(context, cause, effect)
     if effect.rule == "exploding-gradient":
-        return judged.paths.meet(effect.site, cause.site)
-    return _is_before(judged, cause, effect) or _has_stopped(judged, cause, effect)
+        return context.paths.meet(effect.site, cause.site)
+    return _is_before(context, cause, effect) or _has_stopped(context, cause, effect)
 
 
-def _of_mode(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def _of_mode(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     """A norm over one value returns the same for all: nothing passes it, forward or backward."""
     if cause.evidence.get("examples") != 1:
         return False
     if effect.rule in GOING_FORWARD:
-        return _enters(judged, cause, effect)
+        return _enters(context, cause, effect)
     if effect.rule == "vanishing-gradient":
-        return _precedes(judged, effect, cause)
-    return _is_before(judged, cause, effect)
+        return _precedes(context, effect, cause)
+    return _is_before(context, cause, effect)
 
 
-def _of_dtype(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def _of_dtype(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     """A layer that is in float16 by mistake explains its own overflow."""
-    in_float16 = judged.site(cause.site).leaving == "float16"
+    in_float16 = context.site(cause.site).leaving == "float16"
     own = effect.rule == "overflow" and effect.evidence["limit"] < 1e6
     return in_float16 and own and cause.site == effect.site
 
 
-def _of_forward(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def _of_forward(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     """Dead units make all examples alike after them, and leave no gradient before them."""
     if cause.severity == "info":  # most units of an embedding hardly vary, the others do
         return False
@@ -253,78 +253,79 @@ def _of_forward(judged: Judged, cause: Finding, effect: Finding) -> bool:
         return False
     if effect.rule in GOING_FORWARD:
         in_order = GOING_FORWARD.index(cause.rule) < GOING_FORWARD.index(effect.rule)
-        return in_order and effect.rule != "saturated-units" and _enters(judged, cause, effect)
+        return in_order and effect.rule != "saturated-units" and _enters(context, cause, effect)
     if effect.rule == "vanishing-gradient" or _is_late_alright(effect):
-        return _precedes(judged, effect, cause)
+        return _precedes(context, effect, cause)
     if cause.rule == "dead-units" and cause.evidence["fraction"] < ALMOST_ALL:
         return False
-    return _is_before(judged, cause, effect) or _has_stopped(judged, cause, effect)
+    return _is_before(context, cause, effect) or _has_stopped(context, cause, effect)
 
 
-def _is_before(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def _is_before(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     """Whether a parameter lies before a site that passes no gradient, or behind one whose output is
     all that enters it, and is 0 or the same for all examples.
     """
     if effect.rule != "no-gradient" or "takes no part" in effect.what:
         return False
-    last = judged.graded[-1:]
-    if _precedes(judged, effect, cause):
+    last = context.graded[-1:]
+    if _precedes(context, effect, cause):
         gradients = (one.summary(effect.site, "gradient") for one in last)
         unreached = any(one is not None and one.norm == 0 for one in gradients)
         if unreached or (effect.severity == "warning" and "exactly 0" in effect.what):
             return True
-    return _enters(judged, cause, effect) and any(
-        receives_nothing(judged, one, effect.site)
+    return _enters(context, cause, effect) and any(
+        receives_nothing(context, one, effect.site)
         or (one.figures is not None and one.figures.figure(effect.site, "flat") == 1)
         for one in last
     )
 
 
-def _has_stopped(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def _has_stopped(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     """Whether no weight changes, and all of them lie before or behind a site that passes on nothing
     but zeros.
     """
     if not _is_too_small(effect) or effect.evidence["late"] > 0:
         return False
     return all(
-        judged.paths.reaches(site, cause.site, held=True) or judged.paths.reaches(cause.site, site)
-        for site, held in judged.held.items()
+        context.paths.reaches(site, cause.site, held=True)
+        or context.paths.reaches(cause.site, site)
+        for site, held in context.held.items()
         if any(p.axes >= 2 for p in held)
     )
 
 
-def _of_vanishing(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def _of_vanishing(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     """A parameter with hardly any gradient does not change, or changes too little for its dtype.
 
     Its gradient comes back through a site where hardly anything was left of it.
     """
-    if not judged.graded or "takes no part" in effect.what:
+    if not context.graded or "takes no part" in effect.what:
         return False
     if effect.rule != "no-gradient":
-        return _is_late_alright(effect) and _along(judged, cause, effect)
-    norms, small = judged.gradients(judged.graded[-1]), LOST * cause.evidence["last"]
+        return _is_late_alright(effect) and _along(context, cause, effect)
+    norms, small = context.gradients(context.graded[-1]), LOST * cause.evidence["last"]
     early = norms.get(effect.site, 0.0 if "exactly 0" in effect.what else math.inf)
     shared = (site for site in {cause.site, *norms} if norms.get(site, 0.0) <= small)
     return early <= small and any(
-        judged.paths.reaches(cause.site, site)
-        and judged.paths.reaches(effect.site, site, held=True)
+        context.paths.reaches(cause.site, site)
+        and context.paths.reaches(effect.site, site, held=True)
         for site in shared
     )
 
 
-def _of_exploding(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def _of_exploding(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     """Exploding gradients overflow, or make some layers' updates too large."""
     if cause.step > effect.step:
         return False
     if effect.rule == "nonfinite" and "backward" in effect.evidence:
-        return _along(judged, cause, effect)
+        return _along(context, cause, effect)
     if effect.rule == "nonfinite":
-        return cause.step < effect.step and _is_by_update(judged, cause, effect)
+        return cause.step < effect.step and _is_by_update(context, cause, effect)
     too_large = _is_too_large(effect) and effect.evidence["late"] < effect.evidence["limit"]
-    return too_large and _along(judged, cause, effect)
+    return too_large and _along(context, cause, effect)
 
 
-def _of_update(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def _of_update(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     """Updates that are too large break what was sound before them, where the weights that moved
     enter it, or enter a value that its gradient comes back through.
     """
@@ -332,19 +333,19 @@ def _of_update(judged: Judged, cause: Finding, effect: Finding) -> bool:
     if not (_is_too_large(cause) and effect.rule in wrecked and cause.step < effect.step):
         return False
     backward = "gradient" in effect.rule or "backward" in effect.evidence
-    joined = judged.paths.meet if backward else judged.paths.reaches
-    return any(joined(site, effect.site, held=True) for site in _moved(judged, cause, effect))
+    joined = context.paths.meet if backward else context.paths.reaches
+    return any(joined(site, effect.site, held=True) for site in _moved(context, cause, effect))
 
 
-def _moved(judged: Judged, cause: Finding, effect: Finding) -> list[str]:
+def _moved(context: RuleContext, cause: Finding, effect: Finding) -> list[str]:
     """The modules whose weights moved too far between two findings."""
-    passes = [(p.step, p.figures) for p in judged.passes if p.figures is not None]
+    passes = [(p.step, p.figures) for p in context.passes if p.figures is not None]
     limit = cause.evidence["limit"]
     between = [(f, "change") for step, f in passes if cause.step < step <= effect.step]
     between += [(f, "update") for step, f in passes if cause.step <= step < effect.step]
     return [
         site
-        for site, held in judged.held.items()
+        for site, held in context.held.items()
         if any(f.parameter(p.path, name) >= limit for f, name in between for p in held)
     ]
 
@@ -368,7 +369,7 @@ _OF_PARAMETERS: Final = ("no-gradient", "update-ratio")
 """The rules whose site is a module that holds parameters."""
 
 
-def _of_experts(judged: Judged, cause: Finding, effect: Finding) -> bool:
+def _of_experts(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     """What an expert receives that is never chosen are zeros."""
     whole = cause.site.rpartition("/")[0]
     return "left it out" in effect.advice and (

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from nnx_inspector.findings.finding import named
-from nnx_inspector.findings.judged import FEW, Judged
+from nnx_inspector.findings.rule_context import FEW, RuleContext
 from nnx_inspector.recordings.facts import Figures, Role
 from nnx_inspector.recordings.layers import layer_of
 from nnx_inspector.recordings.passes import Pass
@@ -28,7 +28,7 @@ MANY: Final = 32
 """A unit that fires for 10 % of the examples is off for all of 32 examples once in 30 times."""
 SOME: Final = 16
 LEAST: Final = 8
-"""Units with fewer values are not judged."""
+"""Units with fewer values are not context."""
 DEAD: Final = 0.4
 """Karpathy, CS231n, "Commonly used activation functions": "as much as 40 % of your network can be
 dead" with a learning rate that is too high; healthy networks stay well below."""
@@ -78,7 +78,9 @@ def gain_by_luck(widths: Sequence[float]) -> float:
     return math.exp(spread + BEYOND * math.sqrt(spread))
 
 
-def left_by_luck(judged: Judged, figures: Figures, sites: Sequence[str], *, fault: float) -> float:
+def left_by_luck(
+    context: RuleContext, figures: Figures, sites: Sequence[str], *, fault: float
+) -> float:
     """The least part of a signal that random layers leave, except in one network of a thousand.
 
     LeCun's initialisation, the default of `nnx.Linear`, does not make up for the activation
@@ -86,14 +88,14 @@ def left_by_luck(judged: Judged, figures: Figures, sites: Sequence[str], *, faul
     pass anything on, take more by chance. A network so deep that the halving alone leaves less than
     `fault` is not excused.
     """
-    left = 0.5 ** (sum(judged.site(site).activation in HALVING for site in sites) / 2)
-    widths = [_passing(judged, figures, site) for site in sites if site in figures.sites]
+    left = 0.5 ** (sum(context.site(site).activation in HALVING for site in sites) / 2)
+    widths = [_passing(context, figures, site) for site in sites if site in figures.sites]
     return (left if left > fault else 1.0) / gain_by_luck(widths)
 
 
-def _passing(judged: Judged, figures: Figures, site: str) -> float:
-    relu = judged.site(site).activation == "relu"
-    off = judged.part_of(figures, site, "below") if relu else 0.0
+def _passing(context: RuleContext, figures: Figures, site: str) -> float:
+    relu = context.site(site).activation == "relu"
+    off = context.part_of(figures, site, "below") if relu else 0.0
     return max(1.0, figures.figure(site, "units") * (1 - off))
 
 
@@ -114,19 +116,19 @@ class Off:
     mask: str
 
 
-def off_units(judged: Judged, site: str) -> Off | None:
+def off_units(context: RuleContext, site: str) -> Off | None:
     """The units that are off, if they are more than chance explains or a healthy layer has."""
-    facts, (_, figures) = judged.site(site), judged.with_figures(site)[-1]
-    samples = judged.samples(site)
-    below = facts.activation == "relu" or _is_far_below(judged, site)
+    facts, (_, figures) = context.site(site), context.with_figures(site)[-1]
+    samples = context.samples(site)
+    below = facts.activation == "relu" or _is_far_below(context, site)
     mask = "below" if below else "dead"
-    each = judged.masked(site, mask)
-    off, on = int(each.sum()), int(judged.masked(site, "above").sum())
+    each = context.masked(site, mask)
+    off, on = int(each.sum()), int(context.masked(site, "above").sum())
     part = off / max(1, len(each))
     limit = ALMOST_ALL if samples < SOME else DEAD_IN_SOME if samples < MANY else DEAD
     if samples < LEAST or part < limit:
         return None
-    biased = _is_biased(judged, site, figures)
+    biased = _is_biased(context, site, figures)
     # similar examples keep each unit on one side of 0, which by chance is either one
     if tail(off, off + on, 0.5) > LUCK and not (biased and off >= FEW_UNITS):
         return None
@@ -181,31 +183,31 @@ class Zeros:
         }[self.why]
 
 
-def zeros_from(judged: Judged, site: str) -> Zeros | None:
+def zeros_from(context: RuleContext, site: str) -> Zeros | None:
     """What makes the zeros that a site receives or returns; None if it is not known, or harmless.
 
     Harmless are zeros that the model was given, parameters that begin at 0 and are yet to learn,
     and zeros of an earlier site, of which that site is the origin.
     """
-    passes = judged.with_figures(site)
-    is_product = judged.site(site).affine == 1
-    zero = all(_is_zero(one, site) or only_zeros_enter(judged, one, site) for one, _ in passes)
+    passes = context.with_figures(site)
+    is_product = context.site(site).affine == 1
+    zero = all(_is_zero(one, site) or only_zeros_enter(context, one, site) for one, _ in passes)
     still = is_product and len(passes) >= FEW
     still &= all(f.varied == 1 and f.figure(site, "flat") == 1 for _, f in passes)
     if not zero and not still:
         return None
-    feeds = [one for one in judged.paths.feeds(site) if one.site != site]
+    feeds = [one for one in context.paths.feeds(site) if one.site != site]
     sites = [one.site for one in feeds if one.role == Role.OUTPUT and not one.chosen]
     gates = [one.site for one in feeds if one.role == Role.OUTPUT and one.chosen]
-    gates += [one for one in sites if judged.paths.decides(one)]
-    gates = [one for one in gates if judged.parameters_in(one)]
-    if any(not _gives_something(judged, one, source) for one, _ in passes for source in sites):
+    gates += [one for one in sites if context.paths.decides(one)]
+    gates = [one for one in gates if context.parameters_in(one)]
+    if any(not _gives_something(context, one, source) for one, _ in passes for source in sites):
         return None  # or not known to
-    if any(waits_for_zeros(judged, figures, site) for _, figures in passes):
+    if any(waits_for_zeros(context, figures, site) for _, figures in passes):
         return None
     step = passes[-1][0].step
-    for one in reversed([p for p in judged.clean if p.figures and site in p.figures.sites]):
-        if zero and not (_is_zero(one, site) or only_zeros_enter(judged, one, site)):
+    for one in reversed([p for p in context.clean if p.figures and site in p.figures.sites]):
+        if zero and not (_is_zero(one, site) or only_zeros_enter(context, one, site)):
             break
         if not zero and one.figures and one.figures.figure(site, "flat") != 1:
             break
@@ -227,19 +229,19 @@ def zeros_from(judged: Judged, site: str) -> Zeros | None:
         return dataclasses.replace(found, why="overflow")
     if is_product:
         return dataclasses.replace(found, why="factor")
-    is_norm = "Norm" in judged.site(site).type  # another module may well have a ReLU of its own
+    is_norm = "Norm" in context.site(site).type  # another module may well have a ReLU of its own
     return dataclasses.replace(found, why="inside") if is_norm else None
 
 
-def only_zeros_enter(judged: Judged, one: Pass, site: str) -> bool:
+def only_zeros_enter(context: RuleContext, one: Pass, site: str) -> bool:
     """Whether a layer that multiplies what it receives returns its bias, and nothing else.
 
     A single layer of a stack is not known to, unless its output is 0: its bias is not known.
     """
     figures = one.figures
-    if figures is None or judged.site(site).affine != 1 or site not in figures.sites:
+    if figures is None or context.site(site).affine != 1 or site not in figures.sites:
         return False
-    held = judged.parameters_of(site)
+    held = context.parameters_of(site)
     most = max((p.axes for p in held), default=0)
     weights = [figures.parameter(p.path, "norm") for p in held if p.axes == most]
     if not weights or not min(weights) > 0:
@@ -252,54 +254,54 @@ def only_zeros_enter(judged: Judged, one: Pass, site: str) -> bool:
     return layer_of(site) is None and same and of_bias
 
 
-def are_harmless_zeros(judged: Judged, site: str) -> bool:
+def are_harmless_zeros(context: RuleContext, site: str) -> bool:
     """Whether only zeros enter a site in all passes, and no fault makes them: the model was given
     them (an empty condition, a first state), or parameters are yet to learn.
     """
-    if not judged.paths.knows(site) or not _enter_always(judged, site):
+    if not context.paths.knows(site) or not _enter_always(context, site):
         return False
-    before = [s for s in judged.measured if judged.paths.reaches(s, site)]
+    before = [s for s in context.measured if context.paths.reaches(s, site)]
     return not any(
-        zeros_from(judged, s) or (not _enter_always(judged, s) and off_units(judged, s))
+        zeros_from(context, s) or (not _enter_always(context, s) and off_units(context, s))
         for s in before
-        if judged.parameters_in(s)
+        if context.parameters_in(s)
     )
 
 
-def multiplies_zeros(judged: Judged, site: str) -> bool:
+def multiplies_zeros(context: RuleContext, site: str) -> bool:
     """Whether a weight has nothing to learn from, because it multiplies harmless zeros, or a state
     of zeros that a module beside it receives too: the forget gate of an LSTM in its first step.
     """
     cell = site.rpartition("/")[0]
-    beside = [s for s in judged.measured if cell and s.rpartition("/")[0] == cell]
-    return are_harmless_zeros(judged, site) or any(
-        not judged.paths.feeds(s) and are_harmless_zeros(judged, s) for s in beside
+    beside = [s for s in context.measured if cell and s.rpartition("/")[0] == cell]
+    return are_harmless_zeros(context, site) or any(
+        not context.paths.feeds(s) and are_harmless_zeros(context, s) for s in beside
     )
 
 
-def _enter_always(judged: Judged, site: str) -> bool:
-    passes = judged.with_figures(site)
-    return bool(passes) and all(only_zeros_enter(judged, one, site) for one, _ in passes)
+def _enter_always(context: RuleContext, site: str) -> bool:
+    passes = context.with_figures(site)
+    return bool(passes) and all(only_zeros_enter(context, one, site) for one, _ in passes)
 
 
-def waits_for_zeros(judged: Judged, figures: Figures, site: str) -> bool:
+def waits_for_zeros(context: RuleContext, figures: Figures, site: str) -> bool:
     """Whether parameters of another module, such as one around it, enter a site and are all zeros:
     a factor that begins at 0 and learns.
     """
     return any(
         one.role == Role.PARAMETERS
         and one.site != site
-        and judged.is_all_zero(one.site, figures, of=any, own=False)
-        for one in judged.paths.feeds(site)
+        and context.is_all_zero(one.site, figures, of=any, own=False)
+        for one in context.paths.feeds(site)
     )
 
 
-def any_waits(judged: Judged, one: Pass) -> bool:
+def any_waits(context: RuleContext, one: Pass) -> bool:
     """Whether a weight is still all zeros: layers before it get a gradient once it moves."""
     figures = one.figures
     if figures is None:
         return False
-    weights = [p for ps in judged.held.values() for p in ps if p.axes == max(q.axes for q in ps)]
+    weights = [p for ps in context.held.values() for p in ps if p.axes == max(q.axes for q in ps)]
     return any(
         figures.parameter(p.path, "norm") == 0 and figures.parameter(p.path, "graded") > 0
         for p in weights
@@ -311,64 +313,64 @@ def _is_zero(one: Pass, site: str) -> bool:
     return summary is not None and not summary.saturated and 0 < summary.size == summary.zeros
 
 
-def _gives_something(judged: Judged, one: Pass, site: str) -> bool:
+def _gives_something(context: RuleContext, one: Pass, site: str) -> bool:
     """Whether a site returns any value in a pass that a ReLU would not make 0, too."""
     summary = one.summary(site)
     return summary is not None and summary.size > 0 and (
-        summary.max > 0 or (summary.min < 0 and judged.site(site).activation != "relu")
+        summary.max > 0 or (summary.min < 0 and context.site(site).activation != "relu")
     )  # fmt: skip
 
 
-def receives_nothing(judged: Judged, one: Pass, site: str) -> bool:
+def receives_nothing(context: RuleContext, one: Pass, site: str) -> bool:
     """Whether all that enters a site in a pass is 0."""
-    sites = [f.site for f in judged.paths.feeds(site) if f.role == Role.OUTPUT and not f.chosen]
+    sites = [f.site for f in context.paths.feeds(site) if f.role == Role.OUTPUT and not f.chosen]
     known = all((source, "output") in one.layout.at for source in sites)
-    return bool(sites) and known and not any(_gives_something(judged, one, s) for s in sites)
+    return bool(sites) and known and not any(_gives_something(context, one, s) for s in sites)
 
 
-def _is_far_below(judged: Judged, site: str) -> bool:
-    limit = OFF_AT.get(judged.site(site).activation, -math.inf)
-    told = [one.summary(site) for one, _ in judged.with_figures(site)]
+def _is_far_below(context: RuleContext, site: str) -> bool:
+    limit = OFF_AT.get(context.site(site).activation, -math.inf)
+    told = [one.summary(site) for one, _ in context.with_figures(site)]
     return all(one is not None and one.max <= limit for one in told)
 
 
-def _is_biased(judged: Judged, site: str, figures: Figures) -> bool:
-    held = judged.parameters_of(site)
+def _is_biased(context: RuleContext, site: str, figures: Figures) -> bool:
+    held = context.parameters_of(site)
     most = max((p.axes for p in held), default=0)
     of_biases = [p.path for p in held if p.axes < most or p.path.endswith("bias")]
     size = figures.figure(site, "rms")
     return any(figures.parameter(path, "norm") >= BIASED * size > 0 for path in of_biases)
 
 
-def all_off(judged: Judged, figures: Figures, site: str) -> bool:
+def all_off(context: RuleContext, figures: Figures, site: str) -> bool:
     """Whether a ReLU turns all of a site's output to 0 in one pass."""
-    facts = judged.site(site)
+    facts = context.site(site)
     if facts.activation == "relu":
-        return judged.part_of(figures, site, "below") == 1
-    return facts.made_by == "relu" and judged.part_of(figures, site, "dead") == 1
+        return context.part_of(figures, site, "below") == 1
+    return facts.made_by == "relu" and context.part_of(figures, site, "dead") == 1
 
 
-def off_by_luck(judged: Judged, figures: Figures, *, last: str) -> bool:
+def off_by_luck(context: RuleContext, figures: Figures, *, last: str) -> bool:
     """Whether a ReLU at or before a site turns everything to 0 in one pass, perhaps by chance."""
     return any(
-        judged.comes_before(site, last)
-        and all_off(judged, figures, site)
-        and not off_units(judged, site)
+        context.comes_before(site, last)
+        and all_off(context, figures, site)
+        and not off_units(context, site)
         for site in figures.sites
     )
 
 
-def may_be_off(judged: Judged, figures: Figures, *, around: str) -> bool:
+def may_be_off(context: RuleContext, figures: Figures, *, around: str) -> bool:
     """Whether a narrow ReLU may remove a site's whole gradient by chance.
 
     A ReLU at or after the site does so for each example separately, one before the site by turning
     everything that reaches the site to 0.
     """
-    here = judged.at(around)
+    here = context.at(around)
     return any(
-        "relu" in (judged.site(site).activation, judged.site(site).made_by)
+        "relu" in (context.site(site).activation, context.site(site).made_by)
         and figures.figure(site, "units") < NARROW
-        and (judged.at(site) >= here or all_off(judged, figures, site))
-        and off_units(judged, site) is None
+        and (context.at(site) >= here or all_off(context, figures, site))
+        and off_units(context, site) is None
         for site in figures.sites
     )

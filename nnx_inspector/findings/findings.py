@@ -33,18 +33,18 @@ from nnx_inspector.findings.finding import (
     inside,
 )
 from nnx_inspector.findings.forward import collapse, constant, dead_units, saturated_units
-from nnx_inspector.findings.judged import LAST, Judged
 from nnx_inspector.findings.model import dtype, metrics, mode, padding, sinusoids, uncalled, unused
 from nnx_inspector.findings.nonfinite import nonfinite
 from nnx_inspector.findings.precision.ranges import overflow, underflow
 from nnx_inspector.findings.precision.updates import update_ratio
+from nnx_inspector.findings.rule_context import LAST, RuleContext
 from nnx_inspector.findings.update.rate import halted
 from nnx_inspector.findings.update.state import skipped_steps
 from nnx_inspector.recordings.recording import Recording
 
 __all__ = ["Finding", "Findings", "Severity", "diagnose"]
 
-_RULES: Final[tuple[Callable[[Judged], Iterator[Finding]], ...]] = (
+_RULES: Final[tuple[Callable[[RuleContext], Iterator[Finding]], ...]] = (
     uncalled,
     nonfinite,
     metrics,
@@ -112,35 +112,35 @@ def diagnose(recording: Recording) -> Findings:
             f"diagnose takes a Recording, such as insp.recording or what nni.watch gives, got "
             f"{type(recording).__name__}."
         )
-    judged = Judged(recording.passes, recording.facts, recording.tallies())
-    found = [_dated(finding) for rule in _RULES for finding in rule(judged)]
-    aged = [_aged(judged, finding) for finding in by_cause(judged, found)]
-    return Findings(sorted(aged, key=lambda finding: _rank(judged, finding)))
+    context = RuleContext(recording.passes, recording.facts, recording.tallies())
+    found = [_dated(finding) for rule in _RULES for finding in rule(context)]
+    aged = [_aged(context, finding) for finding in by_cause(context, found)]
+    return Findings(sorted(aged, key=lambda finding: _rank(context, finding)))
 
 
-def _aged(judged: Judged, finding: Finding) -> Finding:
+def _aged(context: RuleContext, finding: Finding) -> Finding:
     """A finding that is over, with all that follows from it, as such."""
-    ends = [_gone_since(judged, one) for one in (finding, *finding.effects)]
+    ends = [_gone_since(context, one) for one in (finding, *finding.effects)]
     over = [end for end in ends if end is not None]
     return dataclasses.replace(finding, gone=max(over)) if len(over) == len(ends) else finding
 
 
-def _gone_since(judged: Judged, finding: Finding) -> int | None:
+def _gone_since(context: RuleContext, finding: Finding) -> int | None:
     """The first step of the passes, up to the newest, in which a finding's rule finds nothing.
 
     Only passes count that measured as much of the site as the one that showed it. There must be
     as many as a rule needs to find it again.
     """
-    shown = next((one for one in judged.clean if one.step == finding.step), None)
+    shown = next((one for one in context.clean if one.step == finding.step), None)
     rule = _OF_A_STEP.get(finding.rule)
     if rule is None or shown is None:
         return None
     measured = {key for key in shown.keys if key[0] == finding.site}
-    alike = [i for i, one in enumerate(judged.clean) if measured <= set(one.keys)]
+    alike = [i for i, one in enumerate(context.clean) if measured <= set(one.keys)]
 
     def lasts(first: int) -> bool:
-        rest = map(judged.whole, judged.clean[alike[first] :])
-        again = Judged(tuple(rest), judged.facts, judged.metrics)
+        rest = map(context.whole, context.clean[alike[first] :])
+        again = RuleContext(tuple(rest), context.facts, context.metrics)
         return next(rule(again), None) is not None
 
     first, end = 0, len(alike) - LAST
@@ -149,7 +149,7 @@ def _gone_since(judged: Judged, finding: Finding) -> int | None:
     while end - first > 1:  # it lasts in the passes from `first` on, and not in those from `end` on
         middle = (first + end) // 2
         first, end = (middle, end) if lasts(middle) else (first, middle)
-    return judged.clean[alike[end]].step
+    return context.clean[alike[end]].step
 
 
 def _dated(finding: Finding) -> Finding:
@@ -161,10 +161,10 @@ def _dated(finding: Finding) -> Finding:
     return dataclasses.replace(finding, what=f"{when}, {inside(finding.what)}")
 
 
-def _rank(judged: Judged, finding: Finding) -> tuple[Any, ...]:
+def _rank(context: RuleContext, finding: Finding) -> tuple[Any, ...]:
     severity = SEVERITIES.index(finding.severity)
     invalid = "nonfinite" in (finding.rule, *(one.rule for one in finding.effects))
     number = CAUSES_FIRST.index(finding.rule)
-    along = judged.at(finding.site) if finding.rule in GOING_FORWARD else ()
+    along = context.at(finding.site) if finding.rule in GOING_FORWARD else ()
     group = CAUSES_FIRST.index(GOING_FORWARD[0]) if along else number
     return finding.gone is not None, severity, not invalid, finding.step, group, along, number

@@ -32,7 +32,7 @@ from nnx_inspector.findings.evidence import (
     zeros_from,
 )
 from nnx_inspector.findings.finding import Finding, and_others, named
-from nnx_inspector.findings.judged import Judged, examined, is_within
+from nnx_inspector.findings.rule_context import RuleContext, examined, is_within
 from nnx_inspector.recordings.facts import Figures, Role
 from nnx_inspector.recordings.passes import Pass
 
@@ -67,54 +67,54 @@ FADED: Final = 3e-4
 """He et al. 2015: shrinking by this factor, a little per layer, keeps 30 layers from learning."""
 
 
-def dead_units(judged: Judged) -> Iterator[Finding]:
+def dead_units(context: RuleContext) -> Iterator[Finding]:
     """Units that a ReLU turns off for every example, and sites that receive or return only zeros.
 
     One finding of units that are off, and one for each origin of zeros.
     """
     off: list[tuple[str, Off]] = []
     zeros: dict[tuple[str, str], list[tuple[str, Zeros]]] = {}
-    for site in judged.measured:
-        last = judged.with_figures(site)[-1][1]
-        if not judged.parameters_in(site) or judged.is_all_zero(site, last, of=any):
+    for site in context.measured:
+        last = context.with_figures(site)[-1][1]
+        if not context.parameters_in(site) or context.is_all_zero(site, last, of=any):
             continue  # no parameters: it passes on its input; zeros (LoRA) have not learnt yet
-        if not site and len(judged.measured) > 1:
+        if not site and len(context.measured) > 1:
             continue  # the model repeats the output of its last layer
-        if judged.samples(site) < LEAST:
+        if context.samples(site) < LEAST:
             continue
-        made = zeros_from(judged, site)
+        made = zeros_from(context, site)
         if made is not None:
             zeros.setdefault((made.why, made.source), []).append((site, made))
-        elif not _only_passes_on(judged, site) and (one := off_units(judged, site)) is not None:
+        elif not _only_passes_on(context, site) and (one := off_units(context, site)) is not None:
             off.append((site, one))
     if off:
-        yield _of_off(judged, sorted(off, key=lambda one: one[1].part < ALMOST_ALL))
+        yield _of_off(context, sorted(off, key=lambda one: one[1].part < ALMOST_ALL))
     for found in zeros.values():
-        yield _of_zeros(judged, found)
+        yield _of_zeros(context, found)
 
 
-def _only_passes_on(judged: Judged, site: str) -> bool:
+def _only_passes_on(context: RuleContext, site: str) -> bool:
     """Whether a site's output is what it is because of its input: the same for all, or zeros."""
-    facts, passes = judged.site(site), judged.with_figures(site)
+    facts, passes = context.site(site), context.with_figures(site)
     figures = passes[-1][1]
     if facts.activation == "relu" and figures.varied == 1 and figures.figure(site, "flat") == 1:
         return True
     if facts.activation != "relu" and "Norm" in facts.type:
         return True  # a norm turns nothing off: a constant input becomes its bias
-    if not all(judged.part_of(f, site, "dead") == 1 for _, f in passes):
+    if not all(context.part_of(f, site, "dead") == 1 for _, f in passes):
         return False
     if facts.affine == 1:
         return True  # of the zeros that it receives, another site is the origin, or the input
-    inner = (s for s in judged.measured if s != site and is_within(s, site))
-    return any(judged.part_of(figures, s, "dead") == 1 for s in inner if s in figures.sites) or any(
-        receives_nothing(judged, one, site) for one, _ in passes
-    )
+    inner = (s for s in context.measured if s != site and is_within(s, site))
+    return any(
+        context.part_of(figures, s, "dead") == 1 for s in inner if s in figures.sites
+    ) or any(receives_nothing(context, one, site) for one, _ in passes)
 
 
-def _of_off(judged: Judged, found: list[tuple[str, Off]]) -> Finding:
+def _of_off(context: RuleContext, found: list[tuple[str, Off]]) -> Finding:
     site, off = found[0]  # one that lets nothing pass, if there is any
-    passes = judged.with_figures(site)
-    step = judged.since(site, off.mask, off.part)
+    passes = context.with_figures(site)
+    step = context.since(site, off.mask, off.part)
     return Finding(
         rule="dead-units",
         site=site,
@@ -128,11 +128,11 @@ def _of_off(judged: Judged, found: list[tuple[str, Off]]) -> Finding:
             "others": len(found) - 1,
         },
         what=(
-            f"{judged.part_of_units(site, off.part)} are off for all {judged.looked_at(site)}"
+            f"{context.part_of_units(site, off.part)} are off for all {context.looked_at(site)}"
             + _in_the_last(len(passes))
             + and_others([f"{other.part:.0%} of {named(s)}" for s, other in found[1:]])
         ),
-        advice=_how_units_died(judged, off, step, judged.site(site).activation),
+        advice=_how_units_died(context, off, step, context.site(site).activation),
     )
 
 
@@ -140,13 +140,13 @@ def _in_the_last(passes: int) -> str:
     return f", in each of the last {passes} passes" if passes > 1 else ""
 
 
-def _of_zeros(judged: Judged, found: list[tuple[str, Zeros]]) -> Finding:
+def _of_zeros(context: RuleContext, found: list[tuple[str, Zeros]]) -> Finding:
     site, zeros = found[0]
-    received = "receives" if judged.site(site).affine == 1 else "returns"
+    received = "receives" if context.site(site).affine == 1 else "returns"
     seen = (
         f"{named(site)} {received} only zeros"
         if zeros.zero
-        else f"{named(site)} returns the same for all {judged.looked_at(site)}"
+        else f"{named(site)} returns the same for all {context.looked_at(site)}"
     )
     others = and_others([named(s) for s, _ in found[1:]])
     return Finding(
@@ -156,8 +156,8 @@ def _of_zeros(judged: Judged, found: list[tuple[str, Zeros]]) -> Finding:
         severity="warning" if zeros.why == "gate" else "error",
         evidence={
             "fraction": 1.0,
-            "units": int(judged.with_figures(site)[-1][1].figure(site, "units")),
-            "values": judged.samples(site),
+            "units": int(context.with_figures(site)[-1][1].figure(site, "units")),
+            "values": context.samples(site),
             "passes": zeros.passes,
             "others": len(found) - 1,
         },
@@ -166,8 +166,8 @@ def _of_zeros(judged: Judged, found: list[tuple[str, Zeros]]) -> Finding:
     )
 
 
-def _how_units_died(judged: Judged, off: Off, step: int, kind: str) -> str:
-    if judged.clean and step > judged.clean[0].step:
+def _how_units_died(context: RuleContext, off: Off, step: int, kind: str) -> str:
+    if context.clean and step > context.clean[0].step:
         return (
             f"they were alive before step {step}, so usually a learning rate that is too high "
             f"moved their weights or biases too far; a unit that is off gets no gradient, so a "
@@ -190,29 +190,29 @@ def _how_units_died(judged: Judged, off: Off, step: int, kind: str) -> str:
     )
 
 
-def saturated_units(judged: Judged) -> Iterator[Finding]:
+def saturated_units(context: RuleContext) -> Iterator[Finding]:
     """Units on the flat parts of tanh or sigmoid."""
     found: list[tuple[str, str, float]] = []
-    for site in judged.measured:
-        facts = judged.site(site)
+    for site in context.measured:
+        facts = context.site(site)
         mask = {"tanh": "tanh", "sigmoid": "sigmoid"}.get(facts.activation)
         mask = mask or {"tanh": "top", "sigmoid": "ends"}.get(facts.made_by)
-        if mask is None or site in (judged.last_with_parameters, ""):
+        if mask is None or site in (context.last_with_parameters, ""):
             continue  # training wants a last layer to be sure of its answer
-        if judged.samples(site) < LEAST:
+        if context.samples(site) < LEAST:
             continue
-        each = judged.masked(site, mask)
+        each = context.masked(site, mask)
         part = float(each.mean())
         if part >= SATURATED and tail(int(each.sum()), len(each), BY_CHANCE) <= LUCK:
             found.append((site, mask, part))
     if found:
         site, mask, part = found[0]
         function = "tanh" if mask in ("tanh", "top") else "the sigmoid"
-        passes = judged.with_figures(site)
+        passes = context.with_figures(site)
         yield Finding(
             rule="saturated-units",
             site=site,
-            step=judged.since(site, mask, part),
+            step=context.since(site, mask, part),
             severity="error" if max(one[2] for one in found) >= ALMOST_ALL else "warning",
             evidence={
                 "fraction": part,
@@ -221,8 +221,8 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
                 "others": len(found) - 1,
             },
             what=(
-                f"{judged.part_of_units(site, part)} lie on the flat parts of {function} for at "
-                f"least two thirds of the {judged.looked_at(site)}"
+                f"{context.part_of_units(site, part)} lie on the flat parts of {function} for at "
+                f"least two thirds of the {context.looked_at(site)}"
                 + _in_the_last(len(passes))
                 + and_others([f"{other:.0%} of {named(s)}" for s, _, other in found[1:]])
             ),
@@ -234,27 +234,27 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
         )
 
 
-def constant(judged: Judged) -> Iterator[Finding]:
+def constant(context: RuleContext) -> Iterator[Finding]:
     """An output that is the same for every example, from some site on."""
-    return _in_a_window(judged, _constant)
+    return _in_a_window(context, _constant)
 
 
 def _in_a_window(
-    judged: Judged, look: Callable[[Judged, list[Pass]], Finding | None]
+    context: RuleContext, look: Callable[[RuleContext, list[Pass]], Finding | None]
 ) -> Iterator[Finding]:
     """The finding in the first window that has one."""
-    for window in judged.windows([p for p in judged.clean if p.figures is not None]):
-        finding = look(judged, window)
+    for window in context.windows([p for p in context.clean if p.figures is not None]):
+        finding = look(context, window)
         if finding is not None:
             yield finding
             return
 
 
-def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
+def _constant(context: RuleContext, window: list[Pass]) -> Finding | None:
     each = [p.figures for p in window if p.figures is not None]
     if any(figures.varied != 1 for figures in each):
         return None
-    sites = judged.in_order(s for figures in each for s in figures.sites)
+    sites = context.in_order(s for figures in each for s in figures.sites)
     tested = [s for s in sites if all(f.figure(s, "examples") > 1 for f in each)]
     flat: list[str] = []
     for site in reversed(tested):  # from the end: a branch that joins others is not judged
@@ -266,14 +266,14 @@ def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
     begins = (
         i
         for i, s in enumerate(flat)
-        if (judged.is_all_zero(s, each[0]) and not _stays_zero(judged, s))
-        or waits_for_zeros(judged, each[0], s)
+        if (context.is_all_zero(s, each[0]) and not _stays_zero(context, s))
+        or waits_for_zeros(context, each[0], s)
     )
     flat = flat[: next(begins, len(flat))]
-    if not flat or _fades(judged, each[-1], tested[: tested.index(flat[0])]):
+    if not flat or _fades(context, each[-1], tested[: tested.index(flat[0])]):
         return None
     site = flat[0]
-    if any(off_by_luck(judged, figures, last=site) for figures in each):
+    if any(off_by_luck(context, figures, last=site) for figures in each):
         return None
     examples = examined(each[0].figure(site, "examples"))
     return Finding(
@@ -295,11 +295,11 @@ def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
     )
 
 
-def _stays_zero(judged: Judged, site: str) -> bool:
+def _stays_zero(context: RuleContext, site: str) -> bool:
     """Whether weights that are all zeros also get no gradient, so that they never learn."""
-    held = judged.parameters_of(site)
+    held = context.parameters_of(site)
     paths = [p.path for p in held if p.axes == max(q.axes for q in held)]
-    passes = [p.figures for p in judged.graded if p.figures]
+    passes = [p.figures for p in context.graded if p.figures]
 
     def told(name: str) -> list[float]:
         each = [f.parameter(path, name) for f in passes for path in paths]
@@ -309,23 +309,23 @@ def _stays_zero(judged: Judged, site: str) -> bool:
     return max(graded) == 0 if graded else len(same) >= STILL * len(paths) and min(same) == 1
 
 
-def _fades(judged: Judged, figures: Figures, before: list[str]) -> bool:
+def _fades(context: RuleContext, figures: Figures, before: list[str]) -> bool:
     """Whether the examples became alike gradually, as gradients vanish on the way back."""
-    if not before or not judged.graded:
+    if not before or not context.graded:
         return False
     relative = figures.figure(before[-1], "spread") / max(figures.figure(before[-1], "rms"), 1e-30)
     return relative < FADED
 
 
-def collapse(judged: Judged) -> Iterator[Finding]:
+def collapse(context: RuleContext) -> Iterator[Finding]:
     """Rank or variance that is lost from one layer to the next, or gradually."""
-    return _in_a_window(judged, _collapse)
+    return _in_a_window(context, _collapse)
 
 
-def _collapse(judged: Judged, window: list[Pass]) -> Finding | None:
-    found = [_collapsed(judged, p.figures) for p in window if p.figures is not None]
+def _collapse(context: RuleContext, window: list[Pass]) -> Finding | None:
+    found = [_collapsed(context, p.figures) for p in window if p.figures is not None]
     sites = [{one.site for one in each} for each in found]
-    lasting = judged.in_order(set[str].intersection(*sites))
+    lasting = context.in_order(set[str].intersection(*sites))
     if not lasting:
         return None
     one = next(one for one in found[0] if one.site == lasting[0])  # of the step that is named
@@ -335,7 +335,7 @@ def _collapse(judged: Judged, window: list[Pass]) -> Finding | None:
         step=window[0].step,
         severity="warning",
         evidence={"before": one.before, "after": one.after, "others": len(lasting) - 1},
-        what=_how_collapsed(judged, one) + and_others([named(s) for s in lasting[1:]]),
+        what=_how_collapsed(context, one) + and_others([named(s) for s in lasting[1:]]),
         advice=WHY_COLLAPSED[one.what],
     )
 
@@ -357,9 +357,9 @@ class _Fall:
     after: float
 
 
-def _how_collapsed(judged: Judged, one: _Fall) -> str:
-    feeds = any(feed.site == one.source for feed in judged.paths.feeds(one.site))
-    enters = judged.paths.reaches(one.source, one.site)
+def _how_collapsed(context: RuleContext, one: _Fall) -> str:
+    feeds = any(feed.site == one.source for feed in context.paths.feeds(one.site))
+    enters = context.paths.reaches(one.source, one.site)
     how = "which feeds it" if feeds else "which it is computed from" if enters else "before it"
     if one.what == "rank":
         return (
@@ -374,13 +374,15 @@ def _how_collapsed(judged: Judged, one: _Fall) -> str:
     )
 
 
-def _source(judged: Judged, figures: Figures, sites: Sequence[str], i: int, least: int) -> str:
+def _source(
+    context: RuleContext, figures: Figures, sites: Sequence[str], i: int, least: int
+) -> str:
     """The site that feeds another, if it has so many units; of several that of which the examples
     differ least. Where the flow is unknown, the site that returned before. "" for none.
     """
     site = sites[i]
-    if judged.paths.knows(site):
-        feeds = judged.paths.feeds(site)
+    if context.paths.knows(site):
+        feeds = context.paths.feeds(site)
         found = [
             f.site for f in feeds if f.role == Role.OUTPUT and not f.chosen and f.site in sites
         ]
@@ -390,42 +392,42 @@ def _source(judged: Judged, figures: Figures, sites: Sequence[str], i: int, leas
     return min(found, key=lambda s: figures.figure(s, "spread"), default="")
 
 
-def _collapsed(judged: Judged, figures: Figures) -> list[_Fall]:
+def _collapsed(context: RuleContext, figures: Figures) -> list[_Fall]:
     """Each collapse in one pass."""
     sites = [
         s
-        for s in judged.in_order(figures.sites)
-        if figures.figure(s, "examples") > 1 and not judged.is_all_zero(s, figures)
+        for s in context.in_order(figures.sites)
+        if figures.figure(s, "examples") > 1 and not context.is_all_zero(s, figures)
     ]
-    began = [s for s in sites if _began_at_zero(judged, s)]
-    head = judged.last_with_parameters
+    began = [s for s in sites if _began_at_zero(context, s)]
+    head = context.last_with_parameters
     found: list[_Fall] = []
     spread = [figures.figure(s, "spread") for s in sites]
     highest = 0.0
     for i, site in enumerate(sites):
         if site == head or site == "":
             break
-        held = [p for p in judged.parameters_of(site) if p.axes >= 2]
+        held = [p for p in context.parameters_of(site) if p.axes >= 2]
         later = [x for s, x in zip(sites[i:], spread[i:], strict=True) if s not in (head, "")]
         wide = figures.figure(site, "units") >= WIDE and figures.figure(site, "examples") >= WIDE
         wide &= figures.figure(site, "flat") < 1  # the rank of what is constant is rounding
         fan = min((p.size / figures.figure(site, "units") for p in held), default=0)
         rank = figures.figure(site, "rank")
         if wide and fan >= WIDE and rank <= RANK_ONE:
-            source = _source(judged, figures, sites, i, WIDE)
+            source = _source(context, figures, sites, i, WIDE)
             before = figures.figure(source, "rank") if source else 0.0
             if before >= RANK_BEFORE:
                 found.append(_Fall(site, source, "rank", before, rank))
-        source = _source(judged, figures, sites, i, 1)
+        source = _source(context, figures, sites, i, 1)
         if source and held and spread[i] > 0 and site not in began:
             before = figures.figure(source, "spread")
             fell = spread[i] <= DROP * before and spread[i] <= SMALL
             lasts = max(later, default=0.0) <= max(DROP * highest, spread[i] * 10)
-            if fell and lasts and not _shrinks_by_luck(judged, figures, source, site):
+            if fell and lasts and not _shrinks_by_luck(context, figures, source, site):
                 found.append(_Fall(site, source, "deviation", before, spread[i]))
         highest = max(highest, spread[i])
-    found = found or _faded(judged, figures, [s for s in sites if s not in (head, "")])
-    between = judged.comes_before
+    found = found or _faded(context, figures, [s for s in sites if s not in (head, "")])
+    between = context.comes_before
     return [
         one
         for one in found
@@ -433,38 +435,38 @@ def _collapsed(judged: Judged, figures: Figures) -> list[_Fall]:
     ]
 
 
-def _began_at_zero(judged: Judged, site: str) -> bool:
+def _began_at_zero(context: RuleContext, site: str) -> bool:
     """Whether a site's weights, or a factor of another module, were zeros in the first pass."""
-    first = next((f for p in judged.clean if (f := p.figures) is not None), None)
+    first = next((f for p in context.clean if (f := p.figures) is not None), None)
     return first is not None and (
-        judged.is_all_zero(site, first) or waits_for_zeros(judged, first, site)
+        context.is_all_zero(site, first) or waits_for_zeros(context, first, site)
     )
 
 
-def _shrinks_by_luck(judged: Judged, figures: Figures, before: str, site: str) -> bool:
+def _shrinks_by_luck(context: RuleContext, figures: Figures, before: str, site: str) -> bool:
     """Whether so few units pass a value on that ordinary weights may cancel it by chance."""
     units = figures.figure(site, "units")
     sizes = [
         figures.parameter(p.path, "norm") * math.sqrt(p.size / units)
-        for p in judged.parameters_of(site)
+        for p in context.parameters_of(site)
         if p.axes >= 2 and p.size >= SOME
     ]
     if any(size < USUAL for size in sizes):
         return False
-    off = judged.part_of(figures, before, "below")
+    off = context.part_of(figures, before, "below")
     passing = figures.figure(before, "units") * (1 - off)
-    return units < 2 or (judged.site(before).activation == "relu" and passing < NARROW)
+    return units < 2 or (context.site(before).activation == "relu" and passing < NARROW)
 
 
-def _faded(judged: Judged, figures: Figures, sites: list[str]) -> list[_Fall]:
+def _faded(context: RuleContext, figures: Figures, sites: list[str]) -> list[_Fall]:
     """Activations that shrink a little in each layer, and with them what tells examples apart.
 
     The examples of a deep network of sigmoids grow alike too, around a half: its weights are not
     small, its gradient vanishes, and that is what has to be said of it.
     """
-    sites = [s for s in sites if judged.parameters_in(s)]
+    sites = [s for s in sites if context.parameters_in(s)]
     third = max(1, len(sites) // 3)
-    limit = min(FADED, left_by_luck(judged, figures, sites, fault=FADED))
+    limit = min(FADED, left_by_luck(context, figures, sites, fault=FADED))
     for what in ("rms", "spread"):
         size = np.array([figures.figure(s, what) for s in sites])
         if len(sites) < 4 or not np.isfinite(size).all() or not (size > 0).all():
@@ -473,7 +475,7 @@ def _faded(judged: Judged, figures: Figures, sites: list[str]) -> list[_Fall]:
         if late > limit * size[first] or late > SMALL:
             return []
     early = float(size[first])
-    after = [s for s in sites[first + 1 :] if judged.comes_before(sites[first], s)]
+    after = [s for s in sites[first + 1 :] if context.comes_before(sites[first], s)]
     where = next((s for s in after if figures.figure(s, "spread") <= FADED * early), None)
     if where is None:
         return []

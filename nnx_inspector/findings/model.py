@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nnx_inspector.findings.finding import Finding, Severity, and_others, inside, named
-from nnx_inspector.findings.judged import Judged, examined, units_in
+from nnx_inspector.findings.rule_context import RuleContext, examined, is_within, units_in
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import UNKNOWN, Figures, Role, SiteFacts
 from nnx_inspector.stats.gauges import HARDLY, OF_IDS
@@ -45,12 +45,12 @@ Why = tuple[str, str]
 # ------------------------------------------------------------------------ dtype
 
 
-def dtype(judged: Judged) -> Iterator[Finding]:
+def dtype(context: RuleContext) -> Iterator[Finding]:
     """A module that computes in another dtype than that of its input, or of all other modules."""
-    called = sorted((s for s in judged.facts.sites if s.order != UNKNOWN), key=lambda s: s.order)
-    leaves = [s for s in called if judged.parameters_of(s.site) and s.leaving in WIDTHS]
-    found = [(s, why) for s in leaves if (why := _promotes(judged, s))]
-    found += [(s, why) for s in called if (why := _casts(judged, s, called))]
+    called = sorted((s for s in context.facts.sites if s.order != UNKNOWN), key=lambda s: s.order)
+    leaves = [s for s in called if context.parameters_of(s.site) and s.leaving in WIDTHS]
+    found = [(s, why) for s in leaves if (why := _promotes(context, s))]
+    found += [(s, why) for s in called if (why := _casts(context, s, called))]
     odd = _odd_ones(leaves)
     narrowed = {id(s) for s in leaves if WIDTHS[s.leaving] < WIDTHS.get(s.entering, 0)}
     asked = [one for one in odd if id(one[0]) in narrowed]
@@ -58,7 +58,7 @@ def dtype(judged: Judged) -> Iterator[Finding]:
     if found:
         first, why = found[0]
         others = and_others([named(one.site) for one, _ in found[1:]])
-        step = judged.first_step
+        step = context.first_step
         yield Finding(
             rule="dtype",
             site=first.site,
@@ -70,17 +70,17 @@ def dtype(judged: Judged) -> Iterator[Finding]:
         )
 
 
-def _casts(judged: Judged, one: SiteFacts, called: list[SiteFacts]) -> Why | None:
+def _casts(context: RuleContext, one: SiteFacts, called: list[SiteFacts]) -> Why | None:
     """For a module without parameters that widens the input of a later one; None otherwise.
 
     If no module with parameters receives the output, it is a result, often cast on purpose.
     """
-    inside = any(other is not one and _in(other.site, one.site) for other in called)
-    if inside or judged.parameters_in(one.site) or one.declared or "Norm" in one.type:
+    inside = any(other is not one and is_within(other.site, one.site) for other in called)
+    if inside or context.parameters_in(one.site) or one.declared or "Norm" in one.type:
         return None
     if WIDTHS.get(one.leaving, 0) <= WIDTHS.get(one.entering, 64):
         return None
-    after = (s for s in called if s.order > one.order and judged.parameters_of(s.site))
+    after = (s for s in called if s.order > one.order and context.parameters_of(s.site))
     receiver = next((s for s in after if s.entering), None)
     if receiver is None or receiver.entering != one.leaving:
         return None
@@ -92,9 +92,9 @@ def _casts(judged: Judged, one: SiteFacts, called: list[SiteFacts]) -> Why | Non
     )
 
 
-def _promotes(judged: Judged, one: SiteFacts) -> Why | None:
+def _promotes(context: RuleContext, one: SiteFacts) -> Why | None:
     """For a module whose output is wider than its input or parameters; None otherwise."""
-    own = {p.dtype for p in judged.parameters_of(one.site)} & set(WIDTHS)
+    own = {p.dtype for p in context.parameters_of(one.site)} & set(WIDTHS)
     leaving = WIDTHS[one.leaving]
     if one.declared:
         return None
@@ -139,22 +139,22 @@ def _odd_ones(leaves: list[SiteFacts]) -> list[tuple[SiteFacts, Why]]:
 # ------------------------------------------------------------------------- mode
 
 
-def mode(judged: Judged) -> Iterator[Finding]:
+def mode(context: RuleContext) -> Iterator[Finding]:
     """A BatchNorm that uses the wrong statistics."""
     found: list[tuple[tuple[int, int, int], Finding]] = []
-    for one in judged.facts.sites:
+    for one in context.facts.sites:
         if one.running == UNKNOWN or one.order == UNKNOWN:
             continue
-        finding = _stale(judged, one) or _alone(judged, one) or _evaluated(judged, one)
+        finding = _stale(context, one) or _alone(context, one) or _evaluated(context, one)
         if finding is not None:
-            found.append((judged.at(one.site), finding))
+            found.append((context.at(one.site), finding))
     if found:
         yield min(found, key=lambda pair: pair[0])[1]
 
 
-def _runs(judged: Judged, one: SiteFacts) -> bool:
+def _runs(context: RuleContext, one: SiteFacts) -> bool:
     """Whether a BatchNorm uses its running statistics in the passes with gradients."""
-    passes = [p for p in judged.graded if p.figures is not None][-5:]
+    passes = [p for p in context.graded if p.figures is not None][-5:]
     if not passes:
         return False
     path = f"{one.site}/mean" if one.site else "mean"
@@ -165,10 +165,10 @@ def _runs(judged: Judged, one: SiteFacts) -> bool:
     return passes[-1].kind != "watch" and one.running == 1
 
 
-def _stale(judged: Judged, one: SiteFacts) -> Finding | None:
-    if not _runs(judged, one):
+def _stale(context: RuleContext, one: SiteFacts) -> Finding | None:
+    if not _runs(context, one):
         return None
-    passes = [p for p in judged.graded if p.figures is not None and one.site in p.figures.sites]
+    passes = [p for p in context.graded if p.figures is not None and one.site in p.figures.sites]
     if not passes or passes[-1].figures is None:
         return None
     figures = passes[-1].figures
@@ -182,12 +182,12 @@ def _stale(judged: Judged, one: SiteFacts) -> Finding | None:
         return None
     seen = (
         f"and at step {passes[-1].step} they did not fit the data (in the median over "
-        f"{units_in(figures, one.site)}, the mean of the {judged.looked_at(one.site, [figures])} "
+        f"{units_in(figures, one.site)}, the mean of the {context.looked_at(one.site, [figures])} "
         f"was off by {shifted:.2g} deviations, their deviation by a factor of {scaled:.2g})"
     )
     first = f"From step {passes[0].step} on, {named(one.site)} (BatchNorm) uses its running"
     found = one, passes[0].step, {"shifted": shifted, "scaled": scaled}
-    if judged.trains:
+    if context.trains:
         return _finding(
             *found,
             f"{first} statistics while the model is trained, {seen}",
@@ -202,33 +202,33 @@ def _stale(judged: Judged, one: SiteFacts) -> Finding | None:
     )
 
 
-def _alone(judged: Judged, one: SiteFacts) -> Finding | None:
+def _alone(context: RuleContext, one: SiteFacts) -> Finding | None:
     if one.running != 0 or one.examples != 1:
         return None
     return _finding(
         one,
-        judged.first_step,
+        context.first_step,
         {"examples": 1},
-        f"From step {judged.first_step} on, {named(one.site)} (BatchNorm) takes the mean and "
+        f"From step {context.first_step} on, {named(one.site)} (BatchNorm) takes the mean and "
         f"variance of a single value, so it returns its bias for every input",
         "train it on a larger batch, or use a LayerNorm or GroupNorm; call model.eval() for an "
         "evaluation",
-        "warning" if judged.graded else "info",
+        "warning" if context.graded else "info",
     )
 
 
-def _evaluated(judged: Judged, one: SiteFacts) -> Finding | None:
+def _evaluated(context: RuleContext, one: SiteFacts) -> Finding | None:
     """For statistics that change in passes without gradients, between those of a training loop."""
     path = f"{one.site}/mean" if one.site else "mean"
-    graded = {p.number for p in judged.graded}
-    watched = [p for p in judged.clean if p.kind == "watch" and p.figures is not None]
+    graded = {p.number for p in context.graded}
+    watched = [p for p in context.clean if p.kind == "watch" and p.figures is not None]
     if not any(p.number in graded for p in watched):
         return None
     moved: list[int] = []  # steps
     for before, now in itertools.pairwise(watched):
         if {before.number, now.number} & graded or now.figures is None:
             continue
-        still = [now.figures.parameter(p.path, "same") for p in judged.parameters_in("")]
+        still = [now.figures.parameter(p.path, "same") for p in context.parameters_in("")]
         if now.figures.parameter(path, "same") == 0 and still and min(still) == 1:
             moved.append(before.step)
     if len(moved) < 2:
@@ -265,41 +265,41 @@ def _finding(
 # ----------------------------------------------------------------------- unused
 
 
-def unused(judged: Judged) -> Iterator[Finding]:
+def unused(context: RuleContext) -> Iterator[Finding]:
     """Modules with parameters that no result depends on."""
-    if judged.is_empty:
+    if context.is_empty:
         return
-    recorded = {s.partition(":")[0] for p in judged.passes for s, _ in p.keys}
-    in_loops = {s.partition(":")[0] for p in judged.graded if p.kind == "watch" for s, _ in p.keys}
+    recorded = {s.partition(":")[0] for p in context.passes for s, _ in p.keys}
+    in_loops = {s.partition(":")[0] for p in context.graded if p.kind == "watch" for s, _ in p.keys}
     found: list[tuple[str, bool]] = []
-    for one in judged.facts.sites:
-        parameters = judged.parameters_in(one.site)
-        if not parameters or any(_in(one.site, other) for other, _ in found):
+    for one in context.facts.sites:
+        parameters = context.parameters_in(one.site)
+        if not parameters or any(is_within(one.site, other) for other, _ in found):
             continue
         if any(p.needed != 0 for p in parameters):
             continue
-        if any(_moved(judged, p.path) for p in parameters):
+        if any(_moved(context, p.path) for p in parameters):
             continue
-        called = one.order != UNKNOWN or any(_in(site, one.site) for site in recorded)
-        if called and judged.graded and _reached(judged, one.site):
+        called = one.order != UNKNOWN or any(is_within(site, one.site) for site in recorded)
+        if called and context.graded and _reached(context, one.site):
             continue  # a watched loss uses values that the traced call does not return
-        if one.order == UNKNOWN and any(_in(site, one.site) for site in in_loops):
+        if one.order == UNKNOWN and any(is_within(site, one.site) for site in in_loops):
             continue  # only the loop calls it: the traced call says nothing about it
         found.append((one.site, called))
     if found:
         site, called = found[0]
-        size = sum(p.size for p in judged.parameters_in(site))
+        size = sum(p.size for p in context.parameters_in(site))
         others = and_others([named(one) for one, _ in found[1:]], "module")
         how = "is called, but no result depends on it" if called else "is never called"
-        trained = judged.graded and not (judged.evaluates and not judged.trains)
+        trained = context.graded and not (context.evaluates and not context.trains)
         yield Finding(
             rule="unused",
             site=site,
-            step=judged.first_step,
+            step=context.first_step,
             severity="warning" if trained else "info",
             evidence={"elements": size, "others": len(found) - 1},
             what=(
-                f"From step {judged.first_step} on, {named(site)} {how}{others}; the {size} "
+                f"From step {context.first_step} on, {named(site)} {how}{others}; the {size} "
                 f"parameters of {named(site)} do nothing here"
             ),
             advice=(
@@ -312,21 +312,17 @@ def unused(judged: Judged) -> Iterator[Finding]:
         )
 
 
-def _in(site: str, path: str) -> bool:
-    return site == path or not path or site.startswith(f"{path}/")
-
-
-def _reached(judged: Judged, path: str) -> bool:
+def _reached(context: RuleContext, path: str) -> bool:
     """Whether a gradient ever came back to a module or to anything in it."""
     return any(
-        quantity == "gradient" and _in(site.partition(":")[0], path)
-        for one in judged.graded
+        quantity == "gradient" and is_within(site.partition(":")[0], path)
+        for one in context.graded
         for site, quantity in one.layout.whole
     )
 
 
-def _moved(judged: Judged, path: str) -> bool:
-    for one in judged.passes:
+def _moved(context: RuleContext, path: str) -> bool:
+    for one in context.passes:
         if one.figures is None:
             continue
         if one.figures.parameter(path, "graded") > 0:
@@ -339,10 +335,10 @@ def _moved(judged: Judged, path: str) -> bool:
 # ----------------------------------------------------------------------- padding
 
 
-def padding(judged: Judged) -> Iterator[Finding]:
+def padding(context: RuleContext) -> Iterator[Finding]:
     """An id that fills most positions of what an embedding receives."""
-    passes = [(p, f) for p in judged.clean if (f := p.figures) is not None]
-    for one in (p for ps in judged.held.values() for p in ps):
+    passes = [(p, f) for p in context.clean if (f := p.figures) is not None]
+    for one in (p for ps in context.held.values() for p in ps):
         found = [(p, f) for p, f in passes if f.parameter(one.path, "filled") >= 0]
         if not found:
             continue
@@ -370,15 +366,15 @@ def padding(judged: Judged) -> Iterator[Finding]:
         return
 
 
-def sinusoids(judged: Judged) -> Iterator[Finding]:
+def sinusoids(context: RuleContext) -> Iterator[Finding]:
     """Sinusoidal embeddings of the model's input of which most units hardly vary."""
-    for window in judged.windows([p for p in judged.clean if p.figures is not None]):
+    for window in context.windows([p for p in context.clean if p.figures is not None]):
         each = [p.figures for p in window if p.figures is not None]
         parts = {
-            site: judged.part_of(each[0], site, "still")
-            for site in judged.in_order(each[0].sites)
-            if _is_fixed_sinusoid(judged, site, each[0])
-            and all(_is_still(judged, site, f) for f in each)
+            site: context.part_of(each[0], site, "still")
+            for site in context.in_order(each[0].sites)
+            if _is_fixed_sinusoid(context, site, each[0])
+            and all(_is_still(context, site, f) for f in each)
         }
         if not parts:
             continue
@@ -392,8 +388,9 @@ def sinusoids(judged: Judged) -> Iterator[Finding]:
             severity="info",
             evidence={"fraction": part, "examples": examples, "others": len(more)},
             what=(
-                f"{judged.part_of_units(site, part)} hardly vary over the {examples} examples that "
-                f"were examined, each by a deviation below {HARDLY:.0%} of the largest one{others}"
+                f"{context.part_of_units(site, part)} hardly vary over the {examples} examples "
+                f"that were examined, each by a deviation below {HARDLY:.0%} of the largest "
+                f"one{others}"
             ),
             advice=(
                 "usually what it receives varies too little for its frequencies (a time from 0 to "
@@ -404,39 +401,39 @@ def sinusoids(judged: Judged) -> Iterator[Finding]:
         return
 
 
-def _is_still(judged: Judged, site: str, figures: Figures) -> bool:
+def _is_still(context: RuleContext, site: str, figures: Figures) -> bool:
     """Whether most units of one vector per example hardly vary, in a pass whose examples differ."""
     if site not in figures.sites or figures.varied != 1 or figures.figure(site, "positions") != 1:
         return False
     many = min(figures.figure(site, "units"), examined(figures.figure(site, "examples"))) >= MANY
     varies = figures.figure(site, "flat") < 1
-    return many and varies and judged.part_of(figures, site, "still") >= MOSTLY_STILL
+    return many and varies and context.part_of(figures, site, "still") >= MOSTLY_STILL
 
 
-def _is_fixed_sinusoid(judged: Judged, site: str, figures: Figures) -> bool:
+def _is_fixed_sinusoid(context: RuleContext, site: str, figures: Figures) -> bool:
     """Whether a site returns sines of what the model received, which no parameter enters, and which
     are all that a layer multiplies: what is added to tokens, say, may well vary little.
     """
-    paths, units = judged.paths, figures.figure(site, "units")
-    if judged.site(site).made_by != "sinusoid" or judged.parameters_in(site):
+    paths, units = context.paths, figures.figure(site, "units")
+    if context.site(site).made_by != "sinusoid" or context.parameters_in(site):
         return False
-    if any(paths.reaches(s, site, held=True) for s in judged.held):
+    if any(paths.reaches(s, site, held=True) for s in context.held):
         return False
-    before = [s for s in judged.order if paths.reaches(s, site)]
+    before = [s for s in context.order if paths.reaches(s, site)]
     return any(one.role == Role.INPUT for s in before for one in paths.feeds(s)) and any(
-        judged.site(s).affine == 1
+        context.site(s).affine == 1
         and [one.site for one in paths.feeds(s) if one.role != Role.PARAMETERS] == [site]
         and any(p.axes == 2 and p.size == units * figures.figure(s, "units") for p in held)
-        for s, held in judged.held.items()
+        for s, held in context.held.items()
     )  # the sizes show that nothing stands beside it
 
 
 # ---------------------------------------------------------------------- uncalled
 
 
-def uncalled(judged: Judged) -> Iterator[Finding]:
+def uncalled(context: RuleContext) -> Iterator[Finding]:
     """A loop, the one watched last, that calls something else instead of the watched model."""
-    found = judged.facts.uncalled
+    found = context.facts.uncalled
     if found is not None:
         yield Finding(
             rule="uncalled",
@@ -452,9 +449,9 @@ def uncalled(judged: Judged) -> Iterator[Finding]:
 # ----------------------------------------------------------------------- metrics
 
 
-def metrics(judged: Judged) -> Iterator[Finding]:
+def metrics(context: RuleContext) -> Iterator[Finding]:
     """Metrics with values that are not finite, in measured steps or between them."""
-    found = {name: one for name, one in judged.metrics.items() if one.nan or one.infinite}
+    found = {name: one for name, one in context.metrics.items() if one.nan or one.infinite}
     if not found:
         return
     first = min(one.first for one in found.values())
@@ -476,7 +473,7 @@ def metrics(judged: Judged) -> Iterator[Finding]:
         },
         what=f"{'Metrics were' if len(found) > 1 else 'A metric was'} not finite: "
         f"{'; '.join(said[:METRICS])}{more}",
-        advice=_why_a_metric(judged, first),
+        advice=_why_a_metric(context, first),
     )
 
 
@@ -484,10 +481,10 @@ def _kinds_of(one: Tally) -> str:
     return " or ".join(["NaN"] * bool(one.nan) + ["infinite"] * bool(one.infinite))
 
 
-def _why_a_metric(judged: Judged, step: int) -> str:
+def _why_a_metric(context: RuleContext, step: int) -> str:
     made = "a mean over nothing (an empty batch, all of it masked), the log of 0, or an overflow"
     then = "a NaN in the loss makes every parameter NaN with the next update"
-    here = [one for one in judged.passes if one.step == step]
+    here = [one for one in context.passes if one.step == step]
     if any(one.perturbed for one in here):
         return f"a perturbation was on in step {step}, which may have made it; {then}"
     if any("nan" in one.nonfinite for one in here):

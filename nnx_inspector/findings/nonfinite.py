@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from nnx_inspector.findings.finding import Finding, Severity, counted, quantity_of, were
-from nnx_inspector.findings.judged import Judged
+from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.findings.update.state import said_of_state
 from nnx_inspector.recordings.facts import UNKNOWN, ParameterFacts
 from nnx_inspector.recordings.layers import layer_key, layer_of, leaf_of
@@ -42,7 +42,7 @@ LEFT_OUT: Final = (
 )
 
 
-def nonfinite(judged: Judged) -> Iterator[Finding]:
+def nonfinite(context: RuleContext) -> Iterator[Finding]:
     """What is not finite in the values and parameters of a run.
 
     The first NaN, and an Inf before it, or the first pass that began with parameters that are not
@@ -51,38 +51,38 @@ def nonfinite(judged: Judged) -> Iterator[Finding]:
     """
     some = False
     for perturbed in (False, True):
-        same = [item for item in judged.passes if item.perturbed == perturbed]
-        held = _first_held(judged, same)
-        reaching, discarded = _first_nan(judged, same)
+        same = [item for item in context.passes if item.perturbed == perturbed]
+        held = _first_held(context, same)
+        reaching, discarded = _first_nan(context, same)
         if discarded is not None:
-            yield _finding(judged, discarded, *_origin(judged, discarded, "nan"), discarded=True)
+            yield _finding(context, discarded, *_origin(context, discarded, "nan"), discarded=True)
         end = math.inf if reaching is None else reaching.number
         if held is not None and held.item.number <= end:
             some, end = True, held.item.number
-            yield from _with_parameters(judged, held, reaching)
+            yield from _with_parameters(context, held, reaching)
         elif reaching is not None:
             some = True
-            yield _finding(judged, reaching, *_origin(judged, reaching, "nan"))
-        graded = _first_graded(judged, same)
+            yield _finding(context, reaching, *_origin(context, reaching, "nan"))
+        graded = _first_graded(context, same)
         if graded is not None and graded.number < end:
             some = True
-            yield _of_gradients(judged, graded)
-        told: set[tuple[int, str, str]] = set()
+            yield _of_gradients(context, graded)
+        given: set[tuple[int, str, str]] = set()
         for kind in ("posinf", "neginf"):
             first = next((p for p in same if p.number < end and kind in p.nonfinite), None)
             if first is not None:
-                site, quantity, summary = _origin(judged, first, kind)
-                if (first.number, site, quantity) not in told:
-                    told.add((first.number, site, quantity))
-                    yield _finding(judged, first, site, quantity, summary)
+                site, quantity, summary = _origin(context, first, kind)
+                if (first.number, site, quantity) not in given:
+                    given.add((first.number, site, quantity))
+                    yield _finding(context, first, site, quantity, summary)
     if not some:
-        yield from _after_the_last(judged)
+        yield from _after_the_last(context)
 
 
 # -------------------------------------------------------------------- values
 
 
-def _first_nan(judged: Judged, same: Sequence[Pass]) -> tuple[Pass | None, Pass | None]:
+def _first_nan(context: RuleContext, same: Sequence[Pass]) -> tuple[Pass | None, Pass | None]:
     """The first pass with a NaN that reaches its outputs or gradients, and the first in which one
     reaches neither.
     """
@@ -115,7 +115,7 @@ def _is_discarded(item: Pass) -> bool:
     return not (np.isnan(norms) & ~np.isnan(graded)).any()
 
 
-def _origin(judged: Judged, item: Pass, kind: str) -> tuple[str, str, Summary]:
+def _origin(context: RuleContext, item: Pass, kind: str) -> tuple[str, str, Summary]:
     """The site, quantity and summary where a kind of value arose in a pass that has it.
 
     Values arise in forward order: sites in their order, a site's input before its output, and a
@@ -123,7 +123,7 @@ def _origin(judged: Judged, item: Pass, kind: str) -> tuple[str, str, Summary]:
     """
     bad = [
         (s, q, summary)
-        for s, q, summary in sorted(item.items(), key=lambda one: judged.at(one[0]))
+        for s, q, summary in sorted(item.items(), key=lambda one: context.at(one[0]))
         if layer_of(s) is None and summary.bins[_KINDS[kind][1]]
     ]
     forward = [b for b in bad if b[1] != "gradient"]
@@ -155,7 +155,7 @@ def _within(site: str, other: str) -> bool:
 
 
 def _finding(
-    judged: Judged,
+    context: RuleContext,
     item: Pass,
     site: str,
     quantity: str,
@@ -164,15 +164,15 @@ def _finding(
     discarded: bool = False,
 ) -> Finding:
     counts, size, seen = _counted(summary)
-    severity, meaning = _meaning(judged, item, site, quantity, counts)
+    severity, meaning = _meaning(context, item, site, quantity, counts)
     if discarded:
         graded = any(q == "gradient" for _, q in item.keys)
         ends = "and all gradients were free of NaN"
         ends = ends if graded else "was free of NaN (no gradient was measured)"
         severity, meaning = "info", f"{meaning}{BUT}what the model returned {ends}, {LEFT_OUT}"
-    ids, where = _ids(judged, item, site, quantity), _where(item, site, quantity)
+    ids, where = _ids(context, item, site, quantity), _where(item, site, quantity)
     during = ", while a perturbation was on" if item.perturbed else ""
-    before = "" if quantity == "gradient" or ids else _finite_before(judged, item, site, quantity)
+    before = "" if quantity == "gradient" or ids else _finite_before(context, item, site, quantity)
     return Finding(
         rule="nonfinite",
         site=site,
@@ -194,9 +194,8 @@ def _finding(
 def _counted(summary: Summary) -> tuple[dict[str, int], int, str]:
     """The counts by kind, the number of values (0 if unknown), and both in words."""
     counts = {kind: int(summary.bins[number]) for kind, (_, number) in _KINDS.items()}
-    seen = " and ".join(
-        f"{counts[kind]} {name}" for kind, (name, _) in _KINDS.items() if counts[kind]
-    )
+    each = [f"{counts[kind]} {name}" for kind, (name, _) in _KINDS.items() if counts[kind]]
+    seen = " and ".join(each)
     size = 0 if summary.saturated else summary.size
     if summary.saturated:  # counts that stopped in jit are not evidence; that there are any is
         counts = {kind: min(count, 2**32 - 1) for kind, count in counts.items()}
@@ -209,19 +208,19 @@ def _where(item: Pass, site: str, quantity: str) -> str:
     return quantity_of(site, quantity) + _in_layers(item, site, quantity)
 
 
-def _finite_before(judged: Judged, item: Pass, site: str, quantity: str) -> str:
+def _finite_before(context: RuleContext, item: Pass, site: str, quantity: str) -> str:
     """The finite input, or the last finite output before it in the order of the pass, in words."""
     summary = item.summary(leaf_of(site)[0], "input") if quantity == "output" else None
     what = "its input"
     if summary is None:
-        order = judged.at(site)
+        order = context.at(site)
         earlier = [
             s
             for s, q in item.keys
-            if q == "output" and layer_of(s) is None and judged.at(s) < order
+            if q == "output" and layer_of(s) is None and context.at(s) < order
             and not _within(s, site) and not _within(site, s)
         ]  # fmt: skip
-        last = max(earlier, key=judged.at, default=None)
+        last = max(earlier, key=context.at, default=None)
         summary = None if last is None else item.summary(last, "output")
         what = f"{quantity_of(last or '', 'output')} before it"
     if summary is None or summary.saturated or summary.finite != summary.size or not summary.size:
@@ -246,7 +245,7 @@ def _in_layers(item: Pass, site: str, quantity: str) -> str:
 
 
 def _meaning(
-    judged: Judged, item: Pass, site: str, quantity: str, counts: Mapping[str, int]
+    context: RuleContext, item: Pass, site: str, quantity: str, counts: Mapping[str, int]
 ) -> tuple[Severity, str]:
     if counts["nan"] and quantity == "gradient":
         return "error", (
@@ -255,7 +254,7 @@ def _meaning(
             "function does not help: the argument of the function must be safe too"
         )
     if counts["nan"]:
-        return "error", _why_nan(judged, item, site, quantity)
+        return "error", _why_nan(context, item, site, quantity)
     if counts["posinf"] or quantity == "gradient":
         return "warning", (
             "usually an overflow (exp, a division by 0, float16), and NaN comes next unless it is "
@@ -264,8 +263,8 @@ def _meaning(
     return "info", "usually a mask, which is harmless, but log of 0 gives the same value"
 
 
-def _why_nan(judged: Judged, item: Pass, site: str, quantity: str) -> str:
-    ids = _ids(judged, item, site, quantity)
+def _why_nan(context: RuleContext, item: Pass, site: str, quantity: str) -> str:
+    ids = _ids(context, item, site, quantity)
     if ids is not None:
         count = ids["embeddings"]
         range_of = f"for the ids 0 to {count - 1} (-{count} to -1 count from the end)"
@@ -278,7 +277,7 @@ def _why_nan(judged: Judged, item: Pass, site: str, quantity: str) -> str:
         )
     made = "0/0, Inf - Inf, or the log or root of a negative number"
     weights = "" if _all_finite(item) else ", or weights that are not finite"
-    if judged.at(site) == min((judged.at(s) for s, _ in item.keys), default=()):
+    if context.at(site) == min((context.at(s) for s, _ in item.keys), default=()):
         return f"{USUALLY}NaN in the data, {made}{weights}"
     return f"{USUALLY}{made}{weights}"
 
@@ -290,12 +289,12 @@ def _all_finite(item: Pass) -> bool:
     return all((figure_of(item.figures.parameter_rows, name) == 0).all() for name in COUNTED)
 
 
-def _ids(judged: Judged, item: Pass, site: str, quantity: str) -> dict[str, int] | None:
+def _ids(context: RuleContext, item: Pass, site: str, quantity: str) -> dict[str, int] | None:
     """The ids that an embedding received, if one out of range is what made its NaN."""
-    count = judged.site(site).embeddings
+    count = context.site(site).embeddings
     if count == UNKNOWN or quantity != "output" or item.figures is None:
         return None
-    held = [p.path for p in judged.parameters_of(site)]
+    held = [p.path for p in context.parameters_of(site)]
     if not held or any(item.figures.parameter(path, "nan") != 0 for path in held):
         return None  # the table itself has a NaN, or it is not known
     received = item.summary(site, "input")
@@ -310,21 +309,19 @@ def _ids(judged: Judged, item: Pass, site: str, quantity: str) -> dict[str, int]
 # ---------------------------------------------------------------- parameters
 
 
-def _first_graded(judged: Judged, same: Sequence[Pass]) -> Pass | None:
+def _first_graded(context: RuleContext, same: Sequence[Pass]) -> Pass | None:
     """The first pass in which only gradients of parameters are not finite."""
-    every = (judged.whole(item) for item in same if not item.nonfinite)
+    every = (context.whole(item) for item in same if not item.nonfinite)
     return next((one for one in every if any(q != "parameter" for q, _ in one.found)), None)
 
 
-def _of_gradients(judged: Judged, item: Pass) -> Finding:
-    known = {one.path: one for one in judged.facts.parameters}
+def _of_gradients(context: RuleContext, item: Pass) -> Finding:
     found: list[ParameterFacts] = []
     for path, quantity, one in item.items():
         if quantity == "parameter_gradient" and one.finite < one.size and not layer_of(path):
-            of = known.get(path) or ParameterFacts(path=path, site=path.rpartition("/")[0])
             counts = {"nan": one.nan, "infinite": one.posinf + one.neginf, "size": one.size}
-            found.append(dataclasses.replace(of, **counts))
-    found.sort(key=lambda one: judged.at(one.site))
+            found.append(dataclasses.replace(context.parameter(path), **counts))
+    found.sort(key=lambda one: context.at(one.site))
     some = any(one.nan for one in found)
     during = ", while a perturbation was on" if item.perturbed else ""
     return Finding(
@@ -365,9 +362,8 @@ class _Held:
     found: tuple[ParameterFacts, ...]
 
 
-def _first_held(judged: Judged, same: Sequence[Pass]) -> _Held | None:
+def _first_held(context: RuleContext, same: Sequence[Pass]) -> _Held | None:
     """The first pass with a NaN in a parameter, or with an Inf that an update has made."""
-    known = {one.path: one for one in judged.facts.parameters}
     masks: set[str] = set()
     first = True
     for item in same:
@@ -380,37 +376,39 @@ def _first_held(judged: Judged, same: Sequence[Pass]) -> _Held | None:
             path, (nan, infinite) = figures.parameters[i], rows[i].tolist()
             masks |= {path} if first and infinite else set()
             if nan > 0 or path not in masks:
-                one = known.get(path) or ParameterFacts(path=path, site=path.rpartition("/")[0])
-                found.append(dataclasses.replace(one, nan=int(nan), infinite=int(infinite)))
+                counts = {"nan": int(nan), "infinite": int(infinite)}
+                found.append(dataclasses.replace(context.parameter(path), **counts))
         if found:
             return _Held(item, tuple(found))
         first = False
     return None
 
 
-def _before(judged: Judged, found: Sequence[ParameterFacts], item: Pass | None) -> Pass | None:
+def _before(
+    context: RuleContext, found: Sequence[ParameterFacts], item: Pass | None
+) -> Pass | None:
     """The last pass (before one) that began with these parameters, all of them without NaN."""
-    for one in reversed(judged.passes):
+    for one in reversed(context.passes):
         if one.figures is None or (item is not None and one.number >= item.number):
             continue
         if all(one.figures.parameter(p.path, "nan") == 0 for p in found):
-            return judged.whole(one)
+            return context.whole(one)
     return None
 
 
-def _with_parameters(judged: Judged, held: _Held, reaching: Pass | None) -> Iterator[Finding]:
+def _with_parameters(context: RuleContext, held: _Held, reaching: Pass | None) -> Iterator[Finding]:
     """The finding on parameters that are not finite, and on a NaN of the same pass elsewhere."""
     item, site, shown = held.item, held.found[0].site, ""
     if reaching is item:
-        at, quantity, summary = _origin(judged, item, "nan")
-        held_there = {p.path for p in judged.parameters_in(leaf_of(at)[0])}
+        at, quantity, summary = _origin(context, item, "nan")
+        held_there = {p.path for p in context.parameters_in(leaf_of(at)[0])}
         if quantity == "input" or held_there.isdisjoint(p.path for p in held.found):
-            yield _finding(judged, item, at, quantity, summary)
+            yield _finding(context, item, at, quantity, summary)
         else:
             site = at
             shown = f", and {_where(item, at, quantity)} held {_counted(summary)[2]}"
     during = ", while a perturbation was on" if item.perturbed else ""
-    before = _before(judged, held.found, item)
+    before = _before(context, held.found, item)
     yield Finding(
         rule="nonfinite",
         site=site,
@@ -425,7 +423,7 @@ def _with_parameters(judged: Judged, held: _Held, reaching: Pass | None) -> Iter
             f"{'At the beginning' if item.kind == 'watch' else 'In a pass'} of step {item.step}"
             f"{during}, {counted(held.found)} {were(held.found)} not finite{shown}"
         ),
-        advice=_made(held.found, before, judged.whole(item)),
+        advice=_made(held.found, before, context.whole(item)),
     )
 
 
@@ -473,13 +471,13 @@ def _made(found: Sequence[ParameterFacts], before: Pass | None, item: Pass | Non
     )
 
 
-def _after_the_last(judged: Judged) -> Iterator[Finding]:
+def _after_the_last(context: RuleContext) -> Iterator[Finding]:
     """Parameters that the last update of a loop has left not finite: no pass began with them."""
-    last = next((p for p in reversed(judged.passes) if p.figures is not None), None)
+    last = next((p for p in reversed(context.passes) if p.figures is not None), None)
     figures = None if last is None else last.figures
     found = [
         one
-        for one in judged.facts.parameters
+        for one in context.facts.parameters
         if one.nan > 0
         or (one.infinite > 0 and figures and figures.parameter(one.path, "infinite") == 0)
     ]
@@ -496,5 +494,5 @@ def _after_the_last(judged: Judged) -> Iterator[Finding]:
                 f"After step {step}, the last of its loop, {counted(found)} {were(found)} not "
                 f"finite"
             ),
-            advice=_made(found, _before(judged, found, None), None),
+            advice=_made(found, _before(context, found, None), None),
         )

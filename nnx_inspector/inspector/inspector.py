@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from nnx_inspector._compat.configuration import forbids_nan
 from nnx_inspector.errors import warn
-from nnx_inspector.garbage import uncollected
+from nnx_inspector.gc_pause import gc_paused
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.commands import Commands
 from nnx_inspector.inspector.core import Core
@@ -133,7 +133,7 @@ class Inspector(Readings):
             selection = Selection(entry.selecting(only))
             selection.require_match(model)
             example = PassRequest(args, kwargs, entry=entry)
-            with saying_if_ensemble(model), uncollected():
+            with saying_if_ensemble(model), gc_paused():
                 self._core = core = Core(model, selection, example, inputs)
         core.parameters = parameters
         self._rerun = Reruns(core)

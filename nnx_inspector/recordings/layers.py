@@ -27,7 +27,7 @@ from nnx_inspector.stats.summary import Summary, merge
 
 MOST_LAYERS: Final = 256
 """The most layers of one stack that have sites of their own, counted from the first."""
-MOST_ROWS: Final = 2048
+MOST_LAYER_ROWS: Final = 2048
 """The most layers with sites of their own in all stacked sites of a model."""
 
 NOT_TOLD_APART: Final = (

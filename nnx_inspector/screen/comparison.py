@@ -65,7 +65,7 @@ def compared(request: protocol.Compare, shown: Pass, pinned: Pass) -> protocol.C
         id=request.id,
         number=shown.number,
         pinned=pinned.number,
-        rows=tuple(_row(row, before, here) for row in rows[: protocol.MOST_ROWS]),
+        rows=tuple(_row(row, before, here) for row in rows[: protocol.MOST_RANKED]),
         total=len(rows),
     )
 
@@ -83,7 +83,7 @@ def weights_message(
             total_variation=protocol.finite(row["total_variation"]),
             change="" if change is None else _heights(change),
         )
-        for row, change in rows[: protocol.MOST_ROWS]
+        for row, change in rows[: protocol.MOST_RANKED]
     )
     return protocol.Weights(name=name, rows=shown, total=len(rows))
 

@@ -315,13 +315,13 @@ def axes(ragged: Ragged, bins: int, scale: Scale) -> _Floats:
     threshold. If there is only one value, the edges lie around it.
     """
     low, high = ragged.low, ragged.high
-    edges = 2.0 * evenly(low / 2, high / 2, bins)  # of the halves: the range may overflow
+    edges = 2.0 * edges_over(low / 2, high / 2, bins)  # of the halves: the range may overflow
     thresholds = _thresholds(ragged) if scale == "symlog" else np.full(len(low), np.nan)
     bent = np.flatnonzero(~np.isnan(thresholds))
     ends = zip(low[bent].tolist(), high[bent].tolist(), thresholds[bent].tolist(), strict=True)
     even = np.array([(math.asinh(a / t), math.asinh(b / t)) for a, b, t in ends]).reshape(-1, 2)
     with np.errstate(over="ignore"):
-        edges[bent] = np.sinh(evenly(even[:, 0], even[:, 1], bins)) * thresholds[bent, None]
+        edges[bent] = np.sinh(edges_over(even[:, 0], even[:, 1], bins)) * thresholds[bent, None]
     edges[:, 0], edges[:, -1] = low, high
     edges = np.minimum(np.maximum(edges, low[:, None]), high[:, None])
     # one value, or a range too narrow for so many edges: an axis around it
@@ -332,11 +332,11 @@ def axes(ragged: Ragged, bins: int, scale: Scale) -> _Floats:
     largest = sys.float_info.max
     with np.errstate(over="ignore"):
         low, high = np.maximum(low - margin, -largest), np.minimum(high + margin, largest)
-    edges[narrow] = 2.0 * evenly(low / 2, high / 2, bins)
+    edges[narrow] = 2.0 * edges_over(low / 2, high / 2, bins)
     return edges
 
 
-def evenly(low: npt.ArrayLike, high: npt.ArrayLike, bins: int) -> _Floats:
+def edges_over(low: npt.ArrayLike, high: npt.ArrayLike, bins: int) -> _Floats:
     """Like np.linspace along a new last axis, in a third of the time."""
     start, stop = np.asarray(low)[..., None], np.asarray(high)[..., None]
     return np.arange(bins + 1, dtype=np.float64) * ((stop - start) / bins) + start

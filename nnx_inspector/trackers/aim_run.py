@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import Any
 
-from nnx_inspector.trackers.read import FINDINGS, METRICS, Histogram, Scalar
+from nnx_inspector.trackers.read import FINDINGS, METRICS, Entry
 from nnx_inspector.trackers.tracker import Tracker, joined
 
 
@@ -17,13 +16,8 @@ class AimRun(Tracker):
         super().__init__(f"The Aim run {getattr(to, 'hash', '')!r}")
         self._to = to
 
-    def log(
-        self,
-        step: int,
-        scalars: Sequence[Scalar] = (),
-        histograms: Sequence[Histogram] = (),
-        text: tuple[str, str] | None = None,
-    ) -> None:
+    def log(self, entry: Entry) -> None:
+        step, scalars, histograms, text = entry
         track = self._to.track
         for group, site, statistic, value in scalars:
             if group == METRICS:

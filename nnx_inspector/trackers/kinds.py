@@ -6,14 +6,14 @@ Imports no package of a tracker that is not there already.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.trackers.aim_run import AimRun
 from nnx_inspector.trackers.mlflow_run import MlflowRun
-from nnx_inspector.trackers.read import Histogram, Scalar
+from nnx_inspector.trackers.read import Entry
 from nnx_inspector.trackers.summary_writer import SummaryWriter
 from nnx_inspector.trackers.tracker import Tracker
 from nnx_inspector.trackers.wandb_run import WandbRun
@@ -37,13 +37,7 @@ class Function(Tracker):
     def of_pass(self, item: Pass, cost: float | None) -> None:
         self._f(item)
 
-    def log(
-        self,
-        step: int,
-        scalars: Sequence[Scalar] = (),
-        histograms: Sequence[Histogram] = (),
-        text: tuple[str, str] | None = None,
-    ) -> None:
+    def log(self, entry: Entry) -> None:
         pass
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Sequence
 from typing import Any, Final
 
-from nnx_inspector.trackers.read import Histogram, Scalar
+from nnx_inspector.trackers.read import Entry
 from nnx_inspector.trackers.tracker import Names, Tracker, joined
 
 AT_A_TIME: Final = 1000
@@ -31,13 +30,8 @@ class MlflowRun(Tracker):
         self._mlflow: Any = importlib.import_module("mlflow")  # there already: a run is one of its
         self._client = self._mlflow.MlflowClient()
 
-    def log(
-        self,
-        step: int,
-        scalars: Sequence[Scalar] = (),
-        histograms: Sequence[Histogram] = (),
-        text: tuple[str, str] | None = None,
-    ) -> None:
+    def log(self, entry: Entry) -> None:
+        step, scalars, _, text = entry
         now, of = int(1000 * time.time()), self._mlflow.entities.Metric
         found = [
             of(self._names.of(joined(group, site, statistic)), value, now, step)

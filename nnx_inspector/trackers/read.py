@@ -7,6 +7,7 @@ and what is not known is left out. Imports no jax.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -75,6 +76,15 @@ class Histogram(NamedTuple):
     high: float
     total: float
     squares: float
+
+
+class Entry(NamedTuple):
+    """What a tracker gets at a step; `text` is a title and a text."""
+
+    step: int
+    scalars: Sequence[Scalar] = ()
+    histograms: Sequence[Histogram] = ()
+    text: tuple[str, str] | None = None
 
 
 class Reader:

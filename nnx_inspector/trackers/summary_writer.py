@@ -6,10 +6,9 @@ are no histograms, and without `add_text` no findings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from nnx_inspector.trackers.read import Histogram, Scalar
+from nnx_inspector.trackers.read import Entry
 from nnx_inspector.trackers.tracker import Names, Tracker, joined
 
 HISTOGRAM = "histogram"
@@ -28,13 +27,8 @@ class SummaryWriter(Tracker):
         self.takes_histograms = _has(to, "add_histogram_raw")
         self.takes_findings = _has(to, "add_text")
 
-    def log(
-        self,
-        step: int,
-        scalars: Sequence[Scalar] = (),
-        histograms: Sequence[Histogram] = (),
-        text: tuple[str, str] | None = None,
-    ) -> None:
+    def log(self, entry: Entry) -> None:
+        step, scalars, histograms, text = entry
         name = self._names.of
         for group, site, statistic, value in scalars:
             self._to.add_scalar(name(joined(group, site, statistic)), value, step)

@@ -6,11 +6,10 @@ Invariant: two names of ours never become one. Knows no tracker's package.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from nnx_inspector.findings.finding import Finding
 from nnx_inspector.recordings.passes import Pass
-from nnx_inspector.trackers.read import FINDINGS, METRICS, OURS, ROOT, Histogram, Reader, Scalar
+from nnx_inspector.trackers.read import FINDINGS, METRICS, OURS, ROOT, Entry, Reader, Scalar
 
 
 class Tracker:
@@ -37,25 +36,20 @@ class Tracker:
         if cost is not None:
             scalars.append(Scalar(OURS, "tracker", "cpu_seconds", cost))
         histograms = self._reader.histograms(item) if self.takes_histograms else ()
-        self.log(item.step, scalars, histograms)
+        self.log(Entry(item.step, scalars, histograms))
 
     def of_metrics(self, step: int, values: dict[str, float]) -> None:
         """Write metrics of the user."""
-        self.log(step, [Scalar(METRICS, name, "", value) for name, value in values.items()])
+        scalars = [Scalar(METRICS, name, "", value) for name, value in values.items()]
+        self.log(Entry(step, scalars))
 
     def of_finding(self, finding: Finding) -> None:
         """Write a finding, at the step at which it was first seen."""
         title = joined(FINDINGS, finding.rule, finding.site or ROOT)
-        self.log(finding.step, text=(title, str(finding)))
+        self.log(Entry(finding.step, text=(title, str(finding))))
 
-    def log(
-        self,
-        step: int,
-        scalars: Sequence[Scalar] = (),
-        histograms: Sequence[Histogram] = (),
-        text: tuple[str, str] | None = None,
-    ) -> None:
-        """Write what belongs to a step; `text` is a title and a text."""
+    def log(self, entry: Entry) -> None:
+        """Write what belongs to a step."""
         raise NotImplementedError
 
     def flush(self) -> None:

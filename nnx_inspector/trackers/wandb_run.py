@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import importlib
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, Final
 
-from nnx_inspector.trackers.read import FINDINGS, GROUPS, METRICS, OURS, Histogram, Scalar
+from nnx_inspector.trackers.read import FINDINGS, GROUPS, METRICS, OURS, Entry
 from nnx_inspector.trackers.summary_writer import HISTOGRAM
 from nnx_inspector.trackers.tracker import Tracker, joined
 
@@ -34,13 +33,8 @@ class WandbRun(Tracker):
         self._shared = False  # whether the user's code moves the counter too
         self._defined = False
 
-    def log(
-        self,
-        step: int,
-        scalars: Sequence[Scalar] = (),
-        histograms: Sequence[Histogram] = (),
-        text: tuple[str, str] | None = None,
-    ) -> None:
+    def log(self, entry: Entry) -> None:
+        step, scalars, histograms, text = entry
         data: dict[str, Any] = {
             joined(group, site, statistic): value for group, site, statistic, value in scalars
         }

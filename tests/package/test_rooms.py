@@ -45,7 +45,7 @@ WITHOUT_JAX = {
         "findings",
         "forward",
         "heads",
-        "judged",
+        "rule_context",
         "model",
         "nonfinite",
         "paths",

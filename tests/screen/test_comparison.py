@@ -220,13 +220,13 @@ def test_what_has_no_figure_travels_as_json():
 
 def test_the_farthest_travel_of_many():
     a, b = Recording(), Recording()
-    many = protocol.MOST_ROWS + 5
+    many = protocol.MOST_RANKED + 5
     summary = summary_of(normal(0))
     a.append(0, {f"s{i}": {"output": summary} for i in range(many)})
     far = {"output": summary_of(normal(0) + 9)}
     b.append(0, {f"s{i}": far if i == many - 1 else {"output": summary} for i in range(many)})
     message = compared(ask(0), b.passes[0], other_pass(a, None, sites=b.sites))
-    assert (len(message.rows), message.total) == (protocol.MOST_ROWS, many)
+    assert (len(message.rows), message.total) == (protocol.MOST_RANKED, many)
     assert message.rows[0].site == f"s{many - 1}"
 
 

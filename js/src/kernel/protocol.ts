@@ -500,7 +500,7 @@ export interface SweepRow {
   readonly why_not: string;
 }
 
-/** The sweep that runs or ran last. Buffer: none. `sites` is the selection and `perturbation` the Python text of the perturbation; `source` names the pass. `total` is 0 until it is known; a program is compiled while `done` is 0. `measures` names the fields of `rows` that have figures. `rows` come at the end: the first MOST_ROWS of `measured`, largest change first. `error` says why the sweep failed. */
+/** The sweep that runs or ran last. Buffer: none. `sites` is the selection and `perturbation` the Python text of the perturbation; `source` names the pass. `total` is 0 until it is known; a program is compiled while `done` is 0. `measures` names the fields of `rows` that have figures. `rows` come at the end: the first MOST_RANKED of `measured`, largest change first. `error` says why the sweep failed. */
 export interface Sweep {
   readonly type: "sweep";
   readonly version: number;
@@ -653,7 +653,7 @@ export interface ComparedRow {
   readonly shapes: string;
 }
 
-/** Two passes, site by site, in answer to the Compare with this id. Buffer: none. `number` is the pass on screen and `pinned` the pass that it is compared with, by their numbers in the recording (or OTHER). `rows` are the first MOST_ROWS of `total`, largest difference first. */
+/** Two passes, site by site, in answer to the Compare with this id. Buffer: none. `number` is the pass on screen and `pinned` the pass that it is compared with, by their numbers in the recording (or OTHER). `rows` are the first MOST_RANKED of `total`, largest difference first. */
 export interface Compared {
   readonly type: "compared";
   readonly version: number;
@@ -675,7 +675,7 @@ export interface WeightRow {
   readonly change: string;
 }
 
-/** The weights of the model against those of `name`, when they were compared. Buffer: none. `name` is "" if there is no comparison. `rows` are the first MOST_ROWS of `total`, largest relative change first. */
+/** The weights of the model against those of `name`, when they were compared. Buffer: none. `name` is "" if there is no comparison. `rows` are the first MOST_RANKED of `total`, largest relative change first. */
 export interface Weights {
   readonly type: "weights";
   readonly version: number;

@@ -12,7 +12,7 @@ import numpy as np
 
 from nnx_inspector.findings.choices.heads import Rows, last_rows, since
 from nnx_inspector.findings.finding import Finding, named
-from nnx_inspector.findings.judged import FEW, Judged
+from nnx_inspector.findings.rule_context import FEW, RuleContext
 from nnx_inspector.stats.choices.rows import choice_figure, is_expert
 
 TOKENS: Final = 32
@@ -35,9 +35,9 @@ class _Router(NamedTuple):
     tokens: Rows
 
 
-def _routers(judged: Judged) -> Iterator[_Router]:
+def _routers(context: RuleContext) -> Iterator[_Router]:
     """The routers with enough passes and tokens."""
-    for site, passes in last_rows(judged).items():
+    for site, passes in last_rows(context).items():
         if not is_expert(site) or len(passes) < FEW:
             continue
         loads = np.array([choice_figure(rows, "load") for _, rows in passes], np.float64)
@@ -46,9 +46,9 @@ def _routers(judged: Judged) -> Iterator[_Router]:
             yield _Router(site, passes[-1][1], loads, tokens)
 
 
-def dead_experts(judged: Judged) -> Iterator[Finding]:
+def dead_experts(context: RuleContext) -> Iterator[Finding]:
     """Experts that no token of the last passes was sent to; one finding for each router."""
-    for site, _, loads, tokens in _routers(judged):
+    for site, _, loads, tokens in _routers(context):
         dead = np.flatnonzero((loads == 0).all(axis=0))
         if not len(dead):
             continue
@@ -59,7 +59,7 @@ def dead_experts(judged: Judged) -> Iterator[Finding]:
         yield Finding(
             rule="dead-experts",
             site=module,
-            step=since(judged, site, lambda r, d=dead: not choice_figure(r, "load")[d].any()),
+            step=since(context, site, lambda r, d=dead: not choice_figure(r, "load")[d].any()),
             severity="warning",
             evidence={
                 "dead": len(dead),
@@ -80,11 +80,11 @@ def dead_experts(judged: Judged) -> Iterator[Finding]:
         )
 
 
-def uneven_experts(judged: Judged) -> Iterator[Finding]:
+def uneven_experts(context: RuleContext) -> Iterator[Finding]:
     """Experts that get far more or fewer tokens than an even share in each of the last passes; one
     finding for each router all of whose experts get some.
     """
-    for site, last, loads, tokens in _routers(judged):
+    for site, last, loads, tokens in _routers(context):
         if (loads == 0).all(axis=0).any():
             continue
         shares = _shares(loads)
@@ -108,7 +108,7 @@ def uneven_experts(judged: Judged) -> Iterator[Finding]:
         yield Finding(
             rule="uneven-experts",
             site=module,
-            step=since(judged, site, lambda r, o=over, u=under: _is_uneven(r, o, u)),
+            step=since(context, site, lambda r, o=over, u=under: _is_uneven(r, o, u)),
             severity="warning",
             evidence=evidence,
             what=(

@@ -2,7 +2,7 @@
 
 Invariant: a few sharp heads are healthy, as those that look at the token before; a rule needs most
 heads of the model, or a number beyond what the dtype holds. Heads whose queries have few keys (a
-short sequence, one token) are not judged.
+short sequence, one token) are not context.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.findings.finding import Finding, and_others, named
-from nnx_inspector.findings.judged import FEW, LAST, Judged
+from nnx_inspector.findings.rule_context import FEW, LAST, RuleContext
 from nnx_inspector.stats.choices.rows import choice_figure, is_expert
 
 SHARP: Final = 0.05
@@ -35,16 +35,16 @@ SINK: Final = 0.6
 """Xiao et al. 2023, "Efficient streaming language models with attention sinks" (arXiv 2309.17453):
 most layers of large language models give more than half of their attention to the first token."""
 KEYS: Final = 8
-"""Queries with fewer keys on average are not judged."""
+"""Queries with fewer keys on average are not context."""
 
 Rows = npt.NDArray[Any]
 
 
-def attention_logits(judged: Judged) -> Iterator[Finding]:
+def attention_logits(context: RuleContext) -> Iterator[Finding]:
     """Logits so large that the softmax is one-hot, or that their dtype cannot tell apart."""
     found: list[tuple[float, str, int, float]] = []
-    for site, passes in _sites(judged).items():
-        dtype = judged.site(_call_of(site)).leaving
+    for site, passes in _sites(context).items():
+        dtype = context.site(_call_of(site)).leaving
         most = LARGE_IF_LOW if dtype in ("bfloat16", "float16") else LARGE
         largest = [np.nanmax(choice_figure(rows, "logit"), initial=-np.inf) for _, rows in passes]
         if min(largest) >= most:
@@ -53,11 +53,11 @@ def attention_logits(judged: Judged) -> Iterator[Finding]:
     if not found:
         return
     logit, site, head, most = max(found)
-    passes = _sites(judged)[site]
+    passes = _sites(context)[site]
     yield Finding(
         rule="attention",
         site=_call_of(site),
-        step=since(judged, site, lambda r: np.nanmax(choice_figure(r, "logit")) >= most),
+        step=since(context, site, lambda r: np.nanmax(choice_figure(r, "logit")) >= most),
         severity="warning",
         evidence={"logit": logit, "head": head, "passes": len(passes), "others": len(found) - 1},
         what=(
@@ -73,16 +73,16 @@ def attention_logits(judged: Judged) -> Iterator[Finding]:
     )
 
 
-def attention_collapse(judged: Judged) -> Iterator[Finding]:
+def attention_collapse(context: RuleContext) -> Iterator[Finding]:
     """Nearly all heads look at one key each, with large logits."""
     every, sharp, step, worst = 0, 0, 0, ("", np.inf, -np.inf)
     seen = 0
-    for site, passes in _sites(judged).items():
+    for site, passes in _sites(context).items():
         each = [_is_sharp(rows) for _, rows in passes]
         always = np.logical_and.reduce(each)
         every, sharp = every + len(always), sharp + int(always.sum())
         if always.any():
-            step = max(step, since(judged, site, lambda r: bool(_is_sharp(r).any())))
+            step = max(step, since(context, site, lambda r: bool(_is_sharp(r).any())))
             last = passes[-1][1]
             mean = float(choice_figure(last, "evenness")[always].mean())
             largest = float(choice_figure(last, "logit")[always].max())
@@ -108,17 +108,17 @@ def attention_collapse(judged: Judged) -> Iterator[Finding]:
     )
 
 
-def attention_sink(judged: Judged) -> Iterator[Finding]:
+def attention_sink(context: RuleContext) -> Iterator[Finding]:
     """Most heads look at the first token; in a trained language model this is usual."""
     every, sinks, share, first, seen, step = 0, 0, 0.0, "", 0, 0
-    for site, passes in _sites(judged).items():
+    for site, passes in _sites(context).items():
         each = [choice_figure(rows, "first") for _, rows in passes]
         always = np.logical_and.reduce([(x >= SINK) for x in each])
         even = np.logical_and.reduce([~_is_sharp(rows) for _, rows in passes])
         every, sinks = every + len(always), sinks + int((always & even).sum())
         if always.any():
             mean = float(each[-1][always].mean())
-            step = max(step, since(judged, site, _has_sink))
+            step = max(step, since(context, site, _has_sink))
             if mean > share:
                 share, first, seen = mean, site, len(passes)
     if every < 2 or sinks < MOST * every:
@@ -155,33 +155,33 @@ def _is_sharp(rows: Rows) -> npt.NDArray[np.bool_]:
     return (choice_figure(rows, "evenness") <= SHARP) & (logits >= HELD)
 
 
-def _sites(judged: Judged) -> dict[str, list[tuple[int, Rows]]]:
+def _sites(context: RuleContext) -> dict[str, list[tuple[int, Rows]]]:
     """Site of an attention -> the step and the rows of each of the last passes, if there are
     enough and queries have enough keys; of a stack, its layers.
     """
     return {
         site: passes
-        for site, passes in last_rows(judged).items()
+        for site, passes in last_rows(context).items()
         if not is_expert(site)
         and len(passes) >= FEW
         and all(np.nanmax(choice_figure(r, "keys"), initial=0) >= KEYS for _, r in passes)
     }
 
 
-def last_rows(judged: Judged) -> dict[str, list[tuple[int, Rows]]]:
+def last_rows(context: RuleContext) -> dict[str, list[tuple[int, Rows]]]:
     """Site of a softmax that chooses -> the step and the rows of each of the last clean passes."""
     out: dict[str, list[tuple[int, Rows]]] = {}
-    for one in judged.clean:
+    for one in context.clean:
         for site, rows in (one.figures.of_choices if one.figures else {}).items():
             out.setdefault(site, []).append((one.step, rows))
     layers = {f"{site.partition('[')[0]}@{site.rpartition('@')[2]}" for site in out if "[" in site}
     return {site: passes[-LAST:] for site, passes in out.items() if site not in layers}
 
 
-def since(judged: Judged, site: str, holds: Any) -> int:
+def since(context: RuleContext, site: str, holds: Any) -> int:
     """The first step from which on something holds in every pass."""
     step = -1
-    for one in reversed(judged.clean):
+    for one in reversed(context.clean):
         rows = one.figures.of_choices.get(site) if one.figures else None
         if rows is None:
             continue

@@ -15,7 +15,7 @@ from typing import Final
 
 from nnx_inspector.findings.evidence import STILL
 from nnx_inspector.findings.finding import Finding, and_others
-from nnx_inspector.findings.judged import FEW, Judged
+from nnx_inspector.findings.rule_context import FEW, RuleContext
 from nnx_inspector.recordings.facts import ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 
@@ -48,10 +48,10 @@ class Lost:
     seen: bool
 
 
-def lost_updates(judged: Judged) -> Lost | None:
-    passes = [p for p in judged.graded if p.kind == "watch" and p.figures is not None]
-    held = [p for ps in judged.held.values() for p in ps if p.dtype in NARROW]
-    held.sort(key=lambda p: judged.at(p.site))
+def lost_updates(context: RuleContext) -> Lost | None:
+    passes = [p for p in context.graded if p.kind == "watch" and p.figures is not None]
+    held = [p for ps in context.held.values() for p in ps if p.dtype in NARROW]
+    held.sort(key=lambda p: context.at(p.site))
     return _seen(passes, held) or _sampled(passes, held)
 
 

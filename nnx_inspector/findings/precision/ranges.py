@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from nnx_inspector.findings.finding import Finding, and_others, named, quantity_of
-from nnx_inspector.findings.judged import FEW, Judged
+from nnx_inspector.findings.rule_context import FEW, RuleContext
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.passes import Pass, Quantity
 from nnx_inspector.stats.bins import MANTISSA, bin_edges, bin_of
@@ -41,24 +41,24 @@ has become 0."""
 MOST: Final = 0.5
 
 
-def overflow(judged: Judged) -> Iterator[Finding]:
+def overflow(context: RuleContext) -> Iterator[Finding]:
     """A value near the largest of its dtype."""
-    for one in judged.clean:
-        found = _near_limit(judged, one)
+    for one in context.clean:
+        found = _near_limit(context, one)
         if found:
-            yield _overflowed(judged, one, found)
+            yield _overflowed(context, one, found)
             return
-    yield from _saturated(judged)
+    yield from _saturated(context)
 
 
-def _near_limit(judged: Judged, one: Pass) -> list[tuple[str, float]]:
+def _near_limit(context: RuleContext, one: Pass) -> list[tuple[str, float]]:
     """The sites whose output reaches the limit in a pass, in order, with their largest sizes."""
     figures = one.figures
     if figures is None:
         return []
     tops = one.sizes("output")
     limits = {site: _limit_of(figures, site) for site in figures.sites if site in tops}
-    at = judged.in_order(site for site, limit in limits.items() if limit and tops[site] >= limit)
+    at = context.in_order(site for site, limit in limits.items() if limit and tops[site] >= limit)
     found = [(site, _reached(one, site, limits[site])) for site in at]
     return [(site, top) for site, top in found if top]
 
@@ -72,7 +72,7 @@ def _reached(one: Pass, site: str, limit: float) -> float:
     return top if top >= limit and not _is_mask(summary, limit) else 0.0
 
 
-def _overflowed(judged: Judged, one: Pass, found: list[tuple[str, float]]) -> Finding:
+def _overflowed(context: RuleContext, one: Pass, found: list[tuple[str, float]]) -> Finding:
     (site, top), *others = found
     assert one.figures is not None
     largest = _largest(one.figures, site)
@@ -86,15 +86,15 @@ def _overflowed(judged: Judged, one: Pass, found: list[tuple[str, float]]) -> Fi
             f"At step {one.step} the output of {named(site)} reached {top:.3g}, near the largest "
             f"number of its dtype, {largest:.3g}"
             + and_others([named(other) for other, _ in others])
-            + _since(judged, one, site)
+            + _since(context, one, site)
         ),
         advice=_why_large(largest),
     )
 
 
-def _since(judged: Judged, one: Pass, site: str) -> str:
+def _since(context: RuleContext, one: Pass, site: str) -> str:
     """What the newest pass says, if it no longer reaches the limit."""
-    passes = (p for p in reversed(judged.clean) if p.figures and site in p.figures.sites)
+    passes = (p for p in reversed(context.clean) if p.figures and site in p.figures.sites)
     last = next(passes, one)
     summary = last.summary(site)
     if last.figures is None or summary is None or not summary.finite:
@@ -118,16 +118,16 @@ def _why_large(largest: float) -> str:
     )
 
 
-def _saturated(judged: Judged) -> Iterator[Finding]:
+def _saturated(context: RuleContext) -> Iterator[Finding]:
     """A float8 array most of whose values lie at the end of its range, in the newest passes."""
-    for site in judged.measured:
-        passes = [(p, f, p.summary(site)) for p, f in judged.with_figures(site)]
+    for site in context.measured:
+        passes = [(p, f, p.summary(site)) for p, f in context.with_figures(site)]
         each = [(_end_part(f, site, s) if s else 0.0) for _, f, s in passes]
         one, figures, summary = passes[-1]
         if min(each) <= SATURATED or summary is None:
             continue
         part, zero = each[-1], summary.zeros / summary.size
-        leaving, largest = judged.site(site).leaving, _largest(figures, site)
+        leaving, largest = context.site(site).leaving, _largest(figures, site)
         yield Finding(
             rule="overflow",
             site=site,
@@ -187,18 +187,20 @@ def _is_mask(summary: Summary, limit: float) -> bool:
 # --------------------------------------------------------------------- underflow
 
 
-def underflow(judged: Judged) -> Iterator[Finding]:
+def underflow(context: RuleContext) -> Iterator[Finding]:
     """Values of float16 of which most are so small that they have lost nearly all of their bits."""
-    yield from _faint(judged, judged.graded, "gradient") or _faint(judged, judged.clean, "output")
+    yield from _faint(context, context.graded, "gradient") or _faint(
+        context, context.clean, "output"
+    )
 
 
-def _faint(judged: Judged, passes: Sequence[Pass], quantity: Quantity) -> list[Finding]:
-    halves = [site for site in judged.order if judged.site(site).leaving == "float16"]
+def _faint(context: RuleContext, passes: Sequence[Pass], quantity: Quantity) -> list[Finding]:
+    halves = [site for site in context.order if context.site(site).leaving == "float16"]
     if quantity == "output":  # those of a softmax, a gate or a mask may well be next to 0
-        halves = [site for site in halves if judged.parameters_of(site)]
+        halves = [site for site in halves if context.parameters_of(site)]
     each = {site: [(p, s) for p in passes if (s := p.summary(site, quantity))] for site in halves}
     found: list[tuple[str, float]] = []
-    for site in judged.in_order(each):
+    for site in context.in_order(each):
         parts = [_faint_part(summary) for _, summary in each[site]]
         if parts and min(map(statistics.median, (parts, parts[-FEW:], parts[-1:]))) >= MOST:
             found.append((site, parts[-1]))

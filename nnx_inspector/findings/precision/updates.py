@@ -15,8 +15,8 @@ from typing import Final
 
 from nnx_inspector.findings.evidence import STILL
 from nnx_inspector.findings.finding import Finding, Severity
-from nnx_inspector.findings.judged import Judged
 from nnx_inspector.findings.precision.lost import lost_updates, rounded_off
+from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.findings.update.rate import halted
 from nnx_inspector.recordings.facts import Figures, ParameterFacts
 from nnx_inspector.recordings.passes import Pass
@@ -39,16 +39,16 @@ BEGAN_SMALL: Final = 0.05
 other weights' size, is left out: its change relative to its own size says nothing."""
 
 
-def update_ratio(judged: Judged) -> Iterator[Finding]:
+def update_ratio(context: RuleContext) -> Iterator[Finding]:
     """Updates that are far too large for the weights, or far too small."""
-    intervals = _intervals(judged)
+    intervals = _intervals(context)
     if not intervals:
         return
     # one update after several gradients: the steps between say nothing of its size
     intervals = [one for one in intervals if one.ratio > 0] or intervals
     ratios = [one.ratio for one in intervals]
     largest = max(ratios)
-    if _is_too_large(judged, intervals):
+    if _is_too_large(context, intervals):
         worst = max(intervals, key=lambda one: one.ratio)
         first = next(one for one in intervals if one.ratio >= TOO_LARGE)
         since = f"From step {first.before.step} on"
@@ -56,7 +56,7 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
             end = next(one for one in reversed(intervals) if one.ratio >= TOO_LARGE)
             since = f"From step {first.before.step} to step {end.last_step}"
         yield _update(
-            judged,
+            context,
             dataclasses.replace(first, path=worst.path),
             {"ratio": largest, "limit": TOO_LARGE, "late": min(one.late for one in intervals)},
             "error" if largest >= FAR_TOO_LARGE else "warning",
@@ -66,11 +66,11 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
             "the learning rate is usually too high; lower it by a factor of 10 or more, or clip "
             "the gradient if its size jumps",
         )
-    elif (lost := lost_updates(judged)) and not _rises(ratios):
+    elif (lost := lost_updates(context)) and not _rises(ratios):
         yield rounded_off(lost)
     elif len(intervals) >= LEAST_INTERVALS and 0 < largest <= TOO_SMALL and not _rises(ratios):
         yield _update(
-            judged,
+            context,
             intervals[0],
             {"ratio": largest, "limit": TOO_SMALL, "late": max(one.late for one in intervals)},
             "warning",
@@ -80,11 +80,11 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
             "longer falls)",
         )
     elif len(intervals) >= STILL and largest == 0:
-        part, passes = _moved_part(judged), len(intervals) + (not intervals[-1].exact)
+        part, passes = _moved_part(context), len(intervals) + (not intervals[-1].exact)
         evidence = {"ratio": part, "limit": TOO_SMALL, "late": 0.0}
         if 0 < part <= TOO_SMALL:
             yield _update(
-                judged,
+                context,
                 intervals[0],
                 evidence,
                 "warning",
@@ -93,9 +93,9 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
                 "updates are too small for the weights' dtype; usually the learning rate is far "
                 "too low, or weights in bfloat16 need a copy in float32",
             )
-        elif not judged.any_moved and next(halted(judged), None) is None:
+        elif not context.any_moved and next(halted(context), None) is None:
             yield _update(
-                judged,
+                context,
                 intervals[0],
                 evidence,
                 "info",
@@ -112,14 +112,14 @@ def _median(intervals: Sequence[_Interval]) -> str:
 
 
 def _update(
-    judged: Judged,
+    context: RuleContext,
     one: _Interval,
     evidence: dict[str, float],
     severity: Severity,
     what: str,
     advice: str,
 ) -> Finding:
-    site = next((p.site for ps in judged.held.values() for p in ps if p.path == one.path), "")
+    site = next((p.site for ps in context.held.values() for p in ps if p.path == one.path), "")
     return Finding(
         rule="update-ratio",
         site=site,
@@ -131,9 +131,9 @@ def _update(
     )
 
 
-def _is_too_large(judged: Judged, intervals: list[_Interval]) -> bool:
+def _is_too_large(context: RuleContext, intervals: list[_Interval]) -> bool:
     over = [one.ratio >= TOO_LARGE for one in intervals]
-    if sum(p.size for ps in judged.held.values() for p in ps) < FEW_ELEMENTS:
+    if sum(p.size for ps in context.held.values() for p in ps) < FEW_ELEMENTS:
         return len(over) >= LEAST_INTERVALS and all(over[-LEAST_INTERVALS:])
     whole = (one.ratio * one.steps for one in intervals if one.ratio >= TOO_LARGE)
     return sum(over) >= LASTS or max(whole, default=0.0) >= FAR_TOO_LARGE
@@ -144,12 +144,12 @@ def _rises(ratios: list[float]) -> bool:
     return all(a < b for a, b in itertools.pairwise(ratios)) and ratios[-1] > 1.5 * ratios[0]
 
 
-def _moved_part(judged: Judged) -> float:
+def _moved_part(context: RuleContext) -> float:
     """The largest change of a parameter at last, as a fraction of the largest parameter's norm."""
-    last = next((p.figures for p in reversed(judged.graded) if p.figures is not None), None)
+    last = next((p.figures for p in reversed(context.graded) if p.figures is not None), None)
     if last is None:
         return 0.0
-    paths = [p.path for ps in judged.held.values() for p in ps]
+    paths = [p.path for ps in context.held.values() for p in ps]
     norms = {path: last.parameter(path, "norm") for path in paths}
     moved = [norms[path] * _part_changed(last, path) for path in paths]
     sizes = [norm for norm in norms.values() if norm > 0]
@@ -188,14 +188,14 @@ class _Interval:
         return self.before.step if self.exact else self.before.step + self.steps
 
 
-def _intervals(judged: Judged) -> list[_Interval]:
+def _intervals(context: RuleContext) -> list[_Interval]:
     """The updates of the passes with gradients, in order."""
-    weights = [p for ps in judged.held.values() for p in ps if p.axes >= 2]
-    weights = weights or [p for ps in judged.held.values() for p in ps]
-    weights = sorted(_with_size(judged, weights), key=lambda p: judged.at(p.site))
-    passes = [p for p in judged.passes if p.kind == "watch"]
+    weights = [p for ps in context.held.values() for p in ps if p.axes >= 2]
+    weights = weights or [p for ps in context.held.values() for p in ps]
+    weights = sorted(_with_size(context, weights), key=lambda p: context.at(p.site))
+    passes = [p for p in context.passes if p.kind == "watch"]
     out: list[_Interval] = []
-    graded = {p.number for p in judged.graded}
+    graded = {p.number for p in context.graded}
     for one, after in itertools.zip_longest(passes, passes[1:]):
         if one.number not in graded or one.figures is None:
             continue
@@ -215,10 +215,10 @@ def _intervals(judged: Judged) -> list[_Interval]:
     return out
 
 
-def _with_size(judged: Judged, weights: list[ParameterFacts]) -> list[ParameterFacts]:
+def _with_size(context: RuleContext, weights: list[ParameterFacts]) -> list[ParameterFacts]:
     """The weights that did not begin at or near 0 compared with the others."""
     began: dict[str, float] = {}
-    for one in judged.clean:
+    for one in context.clean:
         for p in weights if one.figures is not None else ():
             norm = one.figures.parameter(p.path, "norm") if one.figures else math.nan
             if not math.isnan(norm):

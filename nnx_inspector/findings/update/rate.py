@@ -13,7 +13,7 @@ from typing import Final
 
 from nnx_inspector.findings.evidence import STILL
 from nnx_inspector.findings.finding import Finding
-from nnx_inspector.findings.judged import Judged
+from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.findings.update.state import states_in
 from nnx_inspector.recordings.facts import Figures, ParameterFacts
 from nnx_inspector.recordings.passes import Pass
@@ -29,31 +29,31 @@ RATES: Final = ("learning_rate", "step_size")
 """What `optax.inject_hyperparams` calls a learning rate in its state."""
 
 
-def halted(judged: Judged) -> Iterator[Finding]:
+def halted(context: RuleContext) -> Iterator[Finding]:
     """From some step on, no parameter moves although its gradient is not 0.
 
     What moves by less than rounding does not move.
     """
-    passes = [p for p in judged.passes if p.kind == "watch" and not p.perturbed]
-    each = [(p, moved) for p in passes if (moved := _moved(judged, p)) is not None]
+    passes = [p for p in context.passes if p.kind == "watch" and not p.perturbed]
+    each = [(p, moved) for p in passes if (moved := _moved(context, p)) is not None]
     at = next((i for i in range(len(each), 0, -1) if each[i - 1][1] > NOTHING), 0)
     still = [p for p, _ in each[at:]]
-    if len(still) < STILL or not all(_same(judged, p) for p in still[1:]):
+    if len(still) < STILL or not all(_same(context, p) for p in still[1:]):
         return
     longest, run = 0, 0
     for _, moved in each[:at]:
         run = 0 if moved > NOTHING else run + 1
         longest = max(longest, run)
-    rate = _rate(judged, still)
+    rate = _rate(context, still)
     if rate is not None:
         known = f"; {rate[0]!r} was {'at most ' * (rate[1] > 0)}{rate[1]:.2g} then"
-    elif at and len(still) > 2 * longest and _would_move(judged, [p for p, _ in each[:at]], still):
+    elif at and len(still) > 2 * longest and _would_move(context, [p for p, _ in each[:at]], still):
         known = ""
-    elif not at and (key := _fed(judged, still)):
+    elif not at and (key := _fed(context, still)):
         known = f"; the optimizer had their gradients, as {key!r} shows"
     else:
         return
-    count = len(_with_gradient(judged, still[-1]))
+    count = len(_with_gradient(context, still[-1]))
     what = f"the {count} parameters" if count > 1 else "the parameter"
     most = max(moved for _, moved in each[at:])
     moves = f"moved by at most {most:.2g} times their size" if most else "did not move"
@@ -78,19 +78,19 @@ def halted(judged: Judged) -> Iterator[Finding]:
     )
 
 
-def _with_gradient(judged: Judged, one: Pass) -> list[ParameterFacts]:
+def _with_gradient(context: RuleContext, one: Pass) -> list[ParameterFacts]:
     figures = one.figures
     if figures is None:
         return []
-    found = judged.differentiated(figures)
+    found = context.differentiated(figures)
     return [p for p in found if p.dtype == "float32" and figures.parameter(p.path, "gradient") > 0]
 
 
-def _moved(judged: Judged, one: Pass) -> float | None:
+def _moved(context: RuleContext, one: Pass) -> float | None:
     """How far a step moves the parameter that it moves most, relative to its size; None if no
     update or no gradient was seen.
     """
-    held = _with_gradient(judged, one)
+    held = _with_gradient(context, one)
     if one.figures is None or not held:
         return None
     every = one.figures.of_parameters("update")
@@ -99,22 +99,22 @@ def _moved(judged: Judged, one: Pass) -> float | None:
     return most if len(known) == len(held) else None
 
 
-def _same(judged: Judged, one: Pass) -> bool:
+def _same(context: RuleContext, one: Pass) -> bool:
     """Whether no parameter has changed since the pass before, but for rounding."""
     figures = one.figures
     return figures is not None and all(
         figures.parameter(p.path, "same") == 1 or figures.parameter(p.path, "change") <= SEEN
-        for p in _with_gradient(judged, one)
+        for p in _with_gradient(context, one)
     )
 
 
-def _rate(judged: Judged, still: Sequence[Pass]) -> tuple[str, float] | None:
+def _rate(context: RuleContext, still: Sequence[Pass]) -> tuple[str, float] | None:
     """The state that says that the rate is 0, but for rounding, in all of these passes but the
     first, which began before its own step set it; and the largest rate in them.
     """
     numbers = {p.number for p in still[1:]}
     for name in RATES:
-        for key, each in states_in(judged, name):
+        for key, each in states_in(context, name):
             values = [abs(one.max) for p, one in each if p.number in numbers]
             most = max((abs(one.max) for _, one in each), default=0.0)
             if len(values) == len(numbers) and max(values) <= NOTHING * most:
@@ -126,13 +126,13 @@ def _size(figures: Figures, one: ParameterFacts) -> float:
     return figures.parameter(one.path, "norm") * math.sqrt(one.size)
 
 
-def _would_move(judged: Judged, before: Sequence[Pass], still: Sequence[Pass]) -> bool:
+def _would_move(context: RuleContext, before: Sequence[Pass], still: Sequence[Pass]) -> bool:
     """Whether the gradients would move a parameter as far as they did before, not too little to be
     seen.
     """
     least: dict[str, float] = {}
     for one in before:
-        for p in _with_gradient(judged, one):
+        for p in _with_gradient(context, one):
             assert one.figures is not None
             moved = one.figures.parameter(p.path, "update") * _size(one.figures, p)
             by = moved / one.figures.parameter(p.path, "gradient")
@@ -143,24 +143,24 @@ def _would_move(judged: Judged, before: Sequence[Pass], still: Sequence[Pass]) -
             least.get(p.path, 0.0) * figures.parameter(p.path, "gradient")
             >= SEEN * _size(figures, p)
             > 0
-            for p in _with_gradient(judged, one)
+            for p in _with_gradient(context, one)
         )
         for one in still
         if (figures := one.figures) is not None
     )
 
 
-def _fed(judged: Judged, still: Sequence[Pass]) -> str | None:
+def _fed(context: RuleContext, still: Sequence[Pass]) -> str | None:
     """A state that holds something of the gradients of parameters, after an update was made."""
-    for _, each in states_in(judged, "mini_step"):  # of MultiSteps
+    for _, each in states_in(context, "mini_step"):  # of MultiSteps
         made = each[-1][0].states
         steps = [one.max for key, one in made.items() if key.endswith("/gradient_step")]
         if not any(steps):
             return None
-    last, figures = judged.whole(still[-1]).states, still[-1].figures
+    last, figures = context.whole(still[-1]).states, still[-1].figures
     if figures is None:
         return None
-    for p in _with_gradient(judged, still[-1]):
+    for p in _with_gradient(context, still[-1]):
         large = figures.parameter(p.path, "gradient") >= USUAL * _size(figures, p) > 0
         for key, one in last.items():
             if large and key.endswith(f"/{p.path}") and "/acc_grads/" not in key and one.norm > 0:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from nnx_inspector.findings.finding import Finding
-from nnx_inspector.findings.judged import Judged
+from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.recordings.facts import ParameterFacts
 from nnx_inspector.recordings.layers import STATE
 from nnx_inspector.recordings.passes import Pass
@@ -24,11 +24,11 @@ SOME: Final = 0.1
 precision training"); where a tenth is skipped, its scale does not settle."""
 
 
-def states_in(judged: Judged, name: str) -> Iterator[tuple[str, list[tuple[Pass, Summary]]]]:
+def states_in(context: RuleContext, name: str) -> Iterator[tuple[str, list[tuple[Pass, Summary]]]]:
     """The states with this name, each with the passes that have it, oldest first."""
     found: dict[str, list[tuple[Pass, Summary]]] = {}
     known: dict[int, list[str]] = {}  # by the layouts, which passes share
-    for one in map(judged.whole, judged.passes):
+    for one in map(context.whole, context.passes):
         if id(one.layout) not in known:
             keys = [key for key, quantity in one.keys if quantity == STATE]
             known[id(one.layout)] = [key for key in keys if key.rpartition("/")[2] == name]
@@ -67,9 +67,9 @@ def _is_rooted(name: str) -> bool:
     return name.rpartition("/")[2] in ROOTED
 
 
-def skipped_steps(judged: Judged) -> Iterator[Finding]:
+def skipped_steps(context: RuleContext) -> Iterator[Finding]:
     """Steps whose update `optax.apply_if_finite` left out."""
-    for key, each in states_in(judged, "total_notfinite"):
+    for key, each in states_in(context, "total_notfinite"):
         (first, before), (last, now) = each[0], each[-1]
         skipped, steps = int(now.max - before.max), last.step - first.step
         if skipped <= 0 or steps <= 0:

@@ -157,7 +157,7 @@ def _result(asked: Asked, frame: Any) -> protocol.Sweep:
             why_not="" if not isinstance(row["why_not"], str) else row["why_not"],
             **{m: protocol.finite(row[m]) if m in measures else None for m in MEASURES},
         )
-        for _, row in frame.head(protocol.MOST_ROWS).iterrows()
+        for _, row in frame.head(protocol.MOST_RANKED).iterrows()
     ]
     unmeasured = len(attrs["unmeasured"])
     return _of(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.trace import Trace
-from nnx_inspector.recordings.layers import MOST_LAYERS, MOST_ROWS
+from nnx_inspector.recordings.layers import MOST_LAYER_ROWS, MOST_LAYERS
 
 
 def stacks_of(trace: Trace) -> dict[str, int]:
@@ -39,6 +39,8 @@ def _layers(calls: Sequence[TracedCall], call: TracedCall) -> int:
 def shown_of(stacks: Mapping[str, int]) -> dict[str, int]:
     """Site -> how many of its layers have rows: the first ones, within the bound on all rows."""
     most = MOST_LAYERS
-    while most > 1 and sum(min(n, most) for n in stacks.values()) > MOST_ROWS:
+    while most > 1 and sum(min(n, most) for n in stacks.values()) > MOST_LAYER_ROWS:
         most //= 2
-    return {site: min(n, most) for site, n in stacks.items()} if len(stacks) <= MOST_ROWS else {}
+    return (
+        {site: min(n, most) for site, n in stacks.items()} if len(stacks) <= MOST_LAYER_ROWS else {}
+    )

@@ -165,7 +165,7 @@ def packed_passes(
     Returns:
         The text, the number of its bytes once unpacked, and the number of passes.
     """
-    chosen = evenly(recording.passes, most)
+    chosen = thinned_to(recording.passes, most)
     left_out = len(recording.passes) - len(chosen)
     raw = replayed(recording, chosen, told, left_out=left_out, columns=columns, points=points)
     return as_text(raw), len(raw), len(chosen)
@@ -187,7 +187,7 @@ def shade(fractions: np.ndarray) -> np.ndarray:
     return np.ldexp(np.rint(mantissa * 2**9) / 2**9, exponent).astype(np.float32)
 
 
-def evenly(passes: Sequence[Pass], most: int) -> list[Pass]:
+def thinned_to(passes: Sequence[Pass], most: int) -> list[Pass]:
     """At most `most` passes, evenly spaced. The first, the newest and those with news stay."""
     if len(passes) <= most:
         return list(passes)

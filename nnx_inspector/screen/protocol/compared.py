@@ -42,7 +42,7 @@ class Compared(Shown, type="compared"):
     """Two passes, site by site, in answer to the Compare with this id. Buffer: none.
 
     `number` is the pass on screen and `pinned` the pass that it is compared with, by their numbers
-    in the recording (or OTHER). `rows` are the first MOST_ROWS of `total`, largest difference
+    in the recording (or OTHER). `rows` are the first MOST_RANKED of `total`, largest difference
     first.
     """
 
@@ -71,7 +71,7 @@ class WeightRow(Struct):
 class Weights(Shown, type="weights"):
     """The weights of the model against those of `name`, when they were compared. Buffer: none.
 
-    `name` is "" if there is no comparison. `rows` are the first MOST_ROWS of `total`, largest
+    `name` is "" if there is no comparison. `rows` are the first MOST_RANKED of `total`, largest
     relative change first.
     """
 

@@ -127,7 +127,7 @@ class Sweep(Shown, type="sweep"):
 
     `sites` is the selection and `perturbation` the Python text of the perturbation; `source` names
     the pass. `total` is 0 until it is known; a program is compiled while `done` is 0. `measures`
-    names the fields of `rows` that have figures. `rows` come at the end: the first MOST_ROWS of
+    names the fields of `rows` that have figures. `rows` come at the end: the first MOST_RANKED of
     `measured`, largest change first. `error` says why the sweep failed.
     """
 

@@ -55,7 +55,7 @@ MOST_UNITS: Final = 16_384
 """The most units of a mask that can be edited on screen, and of a `UnitFigures`."""
 MOST_COMPILED: Final = 100
 """The most functions that a `Compilations` lists."""
-MOST_ROWS: Final = 300
+MOST_RANKED: Final = 300
 """The most ranked rows in a `Sweep` or a `Compared`; `measured` and `total` count them all."""
 OTHER: Final = -1
 """Stands for a pass's number: the pass of another run that an `Other` announced."""

@@ -16,7 +16,7 @@ from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.export.replay import COLUMNS, evenly, replayed, shade
+from nnx_inspector.screen.export.replay import COLUMNS, replayed, shade, thinned_to
 from nnx_inspector.screen.frames import (
     curves_of,
     frame_of,
@@ -134,9 +134,9 @@ def passes(news: Sequence[bool]) -> list[Pass]:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 70))
-def test_evenly_keeps_the_ends_and_what_is_new(news: list[bool], most: int):
+def test_thinning_keeps_the_ends_and_what_is_new(news: list[bool], most: int):
     all_ = passes(news)
-    chosen = evenly(all_, most)
+    chosen = thinned_to(all_, most)
     numbers = [one.number for one in chosen]
     assert len(chosen) == min(len(all_), max(most, 2))
     assert numbers == sorted(set(numbers))
@@ -147,7 +147,7 @@ def test_evenly_keeps_the_ends_and_what_is_new(news: list[bool], most: int):
 
 def test_what_is_left_out_is_counted_and_said():
     recording = recorded()
-    chosen = evenly(recording.passes, 4)
+    chosen = thinned_to(recording.passes, 4)
     page = told(("a",), note="With {passes}.")
     index = Unpacked(replayed(recording, chosen, page, left_out=len(recording) - 4)).index
     assert index["passes"]["header"]["passes"] == 4

@@ -29,7 +29,7 @@ FEW: Final = 3
 """How many are examined for what a single pass nearly proves."""
 
 
-class Judged:
+class RuleContext:
     """A snapshot of a recording.
 
     Attributes:
@@ -97,6 +97,11 @@ class Judged:
         """Which site's values reach which other site."""
         stacks = {layer[0] for key in self.order if (layer := layer_of(key)) is not None}
         return Paths(self.facts.flows, stacks)
+
+    def parameter(self, path: str) -> ParameterFacts:
+        """The facts about a parameter."""
+        known = next((one for one in self.facts.parameters if one.path == path), None)
+        return known or ParameterFacts(path=path, site=path.rpartition("/")[0])
 
     def parameters_of(self, key: str) -> list[ParameterFacts]:
         """The parameters that a site's module holds itself."""

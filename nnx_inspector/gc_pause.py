@@ -19,7 +19,7 @@ _was_on = False
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     global _pauses, _was_on
     with _lock:
         if not _pauses:

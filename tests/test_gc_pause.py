@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector.garbage import uncollected
+from nnx_inspector.gc_pause import gc_paused
 
 
 @pytest.fixture(params=[True, False], ids=["on", "off"])
@@ -43,8 +43,8 @@ def test_the_collector_is_as_it_was(collector):
 
 def test_pauses_that_overlap_end_in_any_order(collector):
     first, second = contextlib.ExitStack(), contextlib.ExitStack()
-    first.enter_context(uncollected())
-    second.enter_context(uncollected())
+    first.enter_context(gc_paused())
+    second.enter_context(gc_paused())
     first.close()
     assert not gc.isenabled()
     second.close()
