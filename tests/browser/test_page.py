@@ -218,6 +218,25 @@ def test_values_and_comparisons_that_were_opened(opened: Opened, inspector: nni.
     expect(view.part("nni-values-problem")).to_contain_text("only the values that were open")
 
 
+def test_of_many_columns_the_tree_shows_those_that_fit(opened: Opened):
+    view, tree = opened.view, opened.view.root.locator(".nni-tree")
+    tree.locator(".nni-find .nni-more > button").click()
+    for box in tree.locator("[data-testid^='nni-column-']").all():
+        box.check()
+    opened.page.keyboard.press("Escape")
+    here, detail = tree.bounding_box(), view.root.locator(".nni-detail").bounding_box()
+    assert here is not None
+    assert detail is not None
+    is_head = "([x, y]) => document.elementFromPoint(x, y).closest('.nni-columns') !== null"
+    assert opened.page.evaluate(is_head, [here["x"] + here["width"] - 60, here["y"] + 16])
+    assert not opened.page.evaluate(is_head, [detail["x"] + 60, detail["y"] + 16])
+    tree.locator(".nni-rows").evaluate("rows => { rows.scrollLeft = 300; }")
+    expect(tree.locator(".nni-grid")).to_have_attribute("data-sideways", "true")
+    name = view.row("blocks/0/up").locator(".nni-name").bounding_box()
+    assert name is not None
+    assert here["x"] <= name["x"] < here["x"] + 100  # it does not scroll away
+
+
 def test_what_needs_the_model_is_switched_off_and_said(opened: Opened):
     view = opened.view
     expect(view.part("nni-banner")).to_contain_text(f"with all {STEPS + 1} passes")
