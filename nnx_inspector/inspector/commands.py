@@ -24,7 +24,7 @@ from nnx_inspector.inspector.values.opening import Opening
 from nnx_inspector.inspector.values.reading import positions_message, read_values
 from nnx_inspector.perturbations.values import Mask
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.assets import asset
+from nnx_inspector.screen.export.assets import asset
 from nnx_inspector.screen.flow import flow_of
 from nnx_inspector.screen.python_text import made, masked, text_of
 from nnx_inspector.screen.requests import Answer, Requests

@@ -6,49 +6,29 @@ Invariant: neither the model nor the state of its screen changes. Writes no file
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from nnx_inspector.background import weakly
 from nnx_inspector.errors import reply_text
-from nnx_inspector.files import write_whole
-from nnx_inspector.findings.findings import Finding
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.nnx.page import Pages
 from nnx_inspector.inspector.panels import look, units_messages
 from nnx_inspector.inspector.values.kept import MOST_BYTES
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.assets import asset
+from nnx_inspector.screen.export.assets import asset
 from nnx_inspector.screen.export.last_state import MOST_SITES
-from nnx_inspector.screen.export.page import page_of
 from nnx_inspector.screen.export.replay import Answer, Told, detailed_of
 from nnx_inspector.screen.flow import flow_of
-from nnx_inspector.screen.frames import findings_message
 
 KEPT = ("sweep", "inputs", "lens", "logits", "attribution", "examples", "weights")
 """The messages that a page keeps as the screen has them, besides its own."""
 _NOT_SHOWN = "The words had no figures of this module when the page was saved."
 
 
-def write_html(
-    core: Core, path: str | bytes | os.PathLike[str], findings: Sequence[Finding], *, max_bytes: int
-) -> int:
-    """Write a page with the recording and the findings; see `Inspector.to_html`."""
-    title = f"{type(core.model).__name__} - nnx_inspector"
-    told = told_by(core, [findings_message(findings), *map(core.view.kept, KEPT)])
-    page = page_of(core.recording, told, title=title, max_bytes=max_bytes)
-    file, size = write_whole(path, [page.encode()])
-    os.close(file)
-    return size
-
-
 def told_by(core: Core, kept: Sequence[Any]) -> Told:
-    """Everything on a page except the recording.
-
-    `core` is at rest; `kept` are the messages of the findings and the sweep, without None.
-    """
+    """Everything on a page except the recording. `core` is at rest; `kept` are its messages."""
     layout, state = core.view.layout, core.view.state_at_rest()
     assert layout is not None  # both exist from the beginning
     assert state is not None

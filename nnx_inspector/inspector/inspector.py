@@ -9,22 +9,27 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
+from flax import nnx
+
 from nnx_inspector._compat.configuration import forbids_nan
-from nnx_inspector.errors import warn
+from nnx_inspector.errors import InspectorError, warn
+from nnx_inspector.findings.finding import Findings, cell
 from nnx_inspector.gc_pause import gc_paused
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.commands import Commands
 from nnx_inspector.inspector.core import Core
-from nnx_inspector.inspector.diagnosing import Diagnosing
-from nnx_inspector.inspector.export import Brief
+from nnx_inspector.inspector.cost.compilations import Compilation, compilations_table
+from nnx_inspector.inspector.diagnosing import Diagnosing, first_nan_in
+from nnx_inspector.inspector.export import KEPT, Brief, told_by
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.inspector.metrics import require_named
 from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.page import Pages
+from nnx_inspector.inspector.panels import compare_with, parameters_at, units_at, words_at
 from nnx_inspector.inspector.passes.batch import show_inputs
 from nnx_inspector.inspector.passes.entry import entry_of, others_in_words, saying_if_ensemble
 from nnx_inspector.inspector.passes.operations import selected
@@ -32,29 +37,44 @@ from nnx_inspector.inspector.passes.pass_request import PassRequest
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.passes.sweeps import Sweeps
 from nnx_inspector.inspector.passes.update import renewed
-from nnx_inspector.inspector.readings import Readings
 from nnx_inspector.inspector.studies.studies import Studies, require_site, study
 from nnx_inspector.inspector.targets import Targets
+from nnx_inspector.inspector.values.opening import Part
+from nnx_inspector.inspector.values.reading import values_at
+from nnx_inspector.lenses.attribution import Attribution, Method
 from nnx_inspector.lenses.examples import TopExamples
+from nnx_inspector.lenses.lens import Lens
+from nnx_inspector.lenses.logits import LogitAttribution
+from nnx_inspector.lenses.unembedding import Norm, Unembed
 from nnx_inspector.live.steps import Region, Watching, check_start
 from nnx_inspector.perturbations.places import Known
 from nnx_inspector.perturbations.values import Perturbation
+from nnx_inspector.program.analysis.operation import Operation
+from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.program.editing.counting import where_of
+from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.record import Record
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.comparison import At
+from nnx_inspector.screen.displayed import Displayed
+from nnx_inspector.screen.export.replay import Told
+from nnx_inspector.screen.frames import findings_message
 from nnx_inspector.screen.inputs import Decode, Names, inputs_of, passing_on
 from nnx_inspector.screen.presenter import runs_by_itself
+from nnx_inspector.stats.summary import Summary
 from nnx_inspector.trackers.kinds import tracker_of
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
     from nnx_inspector.perturbations.effects import Logits
+    from nnx_inspector.profiling.result import Profile
     from nnx_inspector.progress import Progress
 
 T = TypeVar("T")
 
 
-class Inspector(Readings):
+class Inspector(Displayed):
     """A live view of one model. In a notebook it displays itself.
 
     The constructor traces the example; the model is not changed. Its first forward pass is compiled
@@ -95,16 +115,26 @@ class Inspector(Readings):
         >>> insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
         >>> insp.recording.summary("").size
         12
+        >>> insp.values("").shape
+        (4, 3)
+        >>> insp.run(jnp.ones((5, 2))).shape
+        (5, 3)
+        >>> insp.show_operations("")
+        >>> [site for site in insp.recording.sites if "@" in site]
+        ['@dot_general', '@add']
         >>> insp.close()
 
         A function of the model; `run` takes its other arguments:
 
         >>> def forward(model, x):
-        ...     return 2 * model(x)
+        ...     return jnp.sqrt(model(x))
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
         >>> insp = nni.Inspector(forward, model, jnp.ones((4, 2)))
-        >>> insp.run(jnp.ones((5, 2))).shape
-        (5, 3)
+        >>> insp.first_nan().name
+        'sqrt'
+        >>> step = nnx.jit(nnx.grad(lambda model, x: (model(x) ** 2).mean()))
+        >>> [row.site for row in insp.profile(step, model, jnp.ones((4, 2))).rows]
+        ['', '(outside modules)', '(idle)']
         >>> insp.close()
     """
 
@@ -141,9 +171,9 @@ class Inspector(Readings):
         self._targets = Targets(core, self._rerun)
         self._sweeps = Sweeps(core)
         self._studies = Studies(core)
-        self._pages, self._opening = Pages(core), core.opening
+        self._view, self._pages = core.view, Pages(core)
         parts: Any = {"targets": self._targets, "sweeps": self._sweeps, "studies": self._studies}
-        parts |= {"pages": self._pages, "opening": self._opening, "rerun": self._rerun}
+        parts |= {"pages": self._pages, "opening": core.opening, "rerun": self._rerun}
         self._commands = Commands(core, **parts)
         self._diagnosing = Diagnosing(core, self._loops)
         core.parts = (self._commands, self._diagnosing, Brief(core))
@@ -161,6 +191,212 @@ class Inspector(Readings):
         except BaseException:
             self.close()
             raise
+
+    @property
+    def model(self) -> nnx.Module:
+        """The model as the user gave it: to the constructor, or later to `update`."""
+        return self._core.watched
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of the example's calls."""
+        return self._core.trace
+
+    @property
+    def recording(self) -> Recording:
+        """Everything measured so far."""
+        self._rerun.first(needed=False)
+        return self._core.recording
+
+    @property
+    def findings(self) -> Findings:
+        """The problems found in this run, worst first."""
+        self._rerun.first()
+        return self._diagnosing.found()
+
+    @property
+    def compilations(self) -> list[Compilation]:
+        """What jax has compiled in this process since the inspector was made, oldest first: which
+        function, for how long, and why. The last thousand are kept.
+        """
+        return self._core.meter.compilations.all()
+
+    def first_nan(self) -> Operation | None:
+        """The operation that makes the first NaN of the last requested pass (the example, `run` or
+        `step`), with the model's present parameters and without perturbations. After `step` the
+        backward pass is searched too.
+
+        Returns:
+            See `nni.first_nan`.
+
+        Raises:
+            InspectorError: the pass cannot be searched; the text says why.
+        """
+        return first_nan_in(self._core.require_open())
+
+    @property
+    def effect(self) -> protocol.Effect | None:
+        """The effect of the active perturbations against the clean pass, or None until it is
+        measured.
+
+        After `step` there is an effect without a perturbation too, with equal figures on both
+        sides. Reading it waits for the program that measures it. In a watched loop it is that of
+        the last measured step, or of the model as it is now if no step has measured it; from
+        another thread than the loop's it is None until a step has. `source` names the pass and the
+        model's step.
+        """
+        return self._rerun.read_effect()
+
+    def parameters(self, site: str) -> dict[str, Summary]:
+        """The present Summary of each `nnx.Param` of a module (and of the modules in it), by
+        path.
+
+        Raises:
+            ValueError: there is no such site.
+            InspectorError: the arrays were donated to a training step that is still running.
+        """
+        return parameters_at(self._core.trace, self._core.known(site))
+
+    def units(self, site: str, *, axis: int = -1) -> Any:
+        """The Units of a site's output (a pytree of them for a pytree): figures for each unit along
+        an axis, such as -2 for the heads of `query`, `key` and `value`. The last pass is made
+        again, with its perturbations, in a program that is compiled once per site and axis.
+
+        Raises:
+            ValueError: there is no such site.
+            InspectorError: it returns no array with units, or as in `parameters`.
+        """
+        core = self._core.require_open()
+        return units_at(core, core.known(site), axis=axis)
+
+    def compare(
+        self,
+        other: Recording | Record | nnx.Pytree | Mapping[Any, Any] | None,
+        *,
+        at: At = None,
+        name: str = "",
+    ) -> pd.DataFrame | None:
+        """Compare this run with another one, or the weights of the model, and show both on screen.
+
+        The other run's pass is pinned: its figures and histograms stand beside those of the pass
+        on screen, and the panel "Compare" ranks the sites.
+
+        Args:
+            other: a Recording, for instance `nni.load("run.nni")`, or a Record of `nni.capture`,
+                of this model or of one with sites of the same names. Or weights: a module, its
+                state, or dictionaries of arrays, as in `nni.compare_weights`; the panel then
+                ranks the parameters. None ends the comparison.
+            at: as in `nni.compare`: one step for both runs, or a pair of a step of the other run
+                and a step of this one.
+            name: the other run's name on screen; by default the name of its file, if any.
+
+        Returns:
+            The frame of `nni.compare(other, insp.recording)`, largest difference first; its `a` is
+            the other run. For weights, that of `nni.compare_weights(other, model)`. None if `other`
+            is None.
+
+        Raises:
+            TypeError, ValueError: as in `nni.compare`.
+        """
+        self._rerun.first()
+        return compare_with(self._core.require_open(), other, at, name)
+
+    def profile(
+        self,
+        step: Callable[..., Any],
+        /,
+        *args: Any,
+        runs: int = 3,
+        folder: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> Profile:
+        """Measure where the time and the memory of your training step go, by module, and show it in
+        the tree: in the columns "time, ms", "kept" and "of poss."
+
+        The step runs on copies of its arguments, so the model, the optimizer and donated arrays
+        stay as they are. It runs as it is, without perturbations.
+
+        Args:
+            step, args, runs, folder, kwargs: as in `nni.profile`.
+
+        Raises:
+            As `nni.profile`, and InspectorError while a loop runs.
+        """
+        from nnx_inspector.profiling.profile import profile
+
+        core = self._core.require_open()
+        core.require_here("The step")
+        if core.looping:
+            raise InspectorError("A loop is running. Profile its step before or after it.")
+        found = profile(self.model, step, *args, runs=runs, folder=folder, **kwargs)
+        core.show_profile(found)
+        return found
+
+    def values(
+        self, site: str, *, part: Part = "output", call: int | None = None, clean: bool = False
+    ) -> Any:
+        """The arrays of one site in the pass on screen, as the panel "Values" shows them.
+
+        The pass (the example, or the last `run` or `step`) is made again with the model's present
+        parameters, in a program of its own that keeps the arrays of this site only.
+
+        Args:
+            site: its key; also that of an operation within a call, `"attn@attention"`, or of one
+                layer of a stack, `"layers/mlp[2]"`.
+            part: "output", "input", "gradient" (of the loss by the output, after `step`),
+                "parameter", or "attention" (the patterns that a call computes).
+            call: which call of the site, if it was called several times.
+            clean: whether to leave the perturbations out.
+
+        Returns:
+            The module's output (for inputs its only array, or `(args, kwargs)`) as arrays on the
+            device, with None in place of any other leaf. The first axes are those of the scans
+            around the call, then those of the vmaps. For parameters, a dict from name to array.
+
+        Raises:
+            ValueError: there is no such site.
+            InspectorError: there are no such values; the text says why.
+            IndexError: there is no such call.
+        """
+        return values_at(self._core.require_open(), site, part, call=call, clean=clean)
+
+    def words(
+        self, site: str, example: int = 0, *, unit: int = 0, axis: int | None = None
+    ) -> pd.DataFrame:
+        """The tokens of an example, each with the figures of a site at its position.
+
+        They colour the text in the panel "Words". The pass on screen is made again, as in `values`.
+
+        Args:
+            site: its key, `"layers[3]"` for one layer of a stack. Its output needs an axis for the
+                positions of the tokens.
+            example: which example of the batch.
+            unit: the unit whose value is shown.
+            axis: the axis of the tokens in what the site (or its layer) returns. Needed if it is
+                not found, or to choose another: the keys of a pattern (-1) instead of its queries.
+
+        Returns:
+            A frame with a row for each position: `position`, `word`, `norm` (over the units),
+            `unit` (its value) and, after `step`, `gradient` (its norm) and
+            `gradient_times_activation` (added up over the units).
+
+        Raises:
+            ValueError: there is no such site.
+            InspectorError: the site has no axis of positions, or it must be chosen by `axis`; or
+                the tokens are not known: the inspector needs `decode=`.
+            IndexError: there is no such example or unit.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from flax import nnx
+            >>> import nnx_inspector as nni
+            >>> model, ids = nnx.Embed(3, 2, rngs=nnx.Rngs(0)), jnp.array([[0, 2]])
+            >>> insp = nni.Inspector(model, ids, decode=["to", "be", "or"])
+            >>> insp.words("").word.tolist()
+            ['to', 'or']
+            >>> insp.close()
+        """
+        return words_at(self._core.require_open(), site, example, unit=unit, axis=axis)
 
     # ------------------------------------------------------------- one pass
 
@@ -206,12 +442,9 @@ class Inspector(Readings):
             >>> import jax.numpy as jnp
             >>> from flax import nnx
             >>> import nnx_inspector as nni
-            >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-            >>> insp = nni.Inspector(model, jnp.ones((4, 2)))
-            >>> step = jax.jit(lambda state: jax.tree.map(lambda p: 0 * p, state), donate_argnums=0)
-            >>> state = step(nnx.state(model))  # the model's own arrays are deleted
-            >>> insp.update(state)
-            >>> float(insp.run(jnp.ones((4, 2))).sum())
+            >>> insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
+            >>> insp.update(jax.tree.map(jnp.zeros_like, nnx.state(insp.model)))
+            >>> float(insp.run().sum())
             0.0
             >>> insp.close()
         """
@@ -283,15 +516,9 @@ class Inspector(Readings):
             batches: the batches. What fetches ahead belongs inside: `watch(prefetch(batches))`.
             every: measure the steps (passes) 0, every, 2 every, ...
             only: which of the inspector's sites to measure; see `intercept_methods`.
-            gradients: whether to measure the gradients of activations too.
-            tree: which tree is the model, where one program merges several of its structure (a
-                student and the average of its weights): 0 is the one that the program calls first.
-                Without it the model is the tree with the arrays that the model holds, and none of
-                them is measured if nothing tells which that is.
+            gradients, tree, to, optimizer: as in `nni.watch`.
             start: the number of the first step, for instance that of the checkpoint which a run
                 goes on from. By default steps are counted on from the last loop of this inspector.
-            to: the experiment tracker, or function, that gets what is measured; see `nni.watch`.
-            optimizer: the optimizers whose state is measured too; see `nni.watch`.
 
         Raises:
             TypeError: `batches` cannot be iterated over, or `to` or `optimizer` is not taken.
@@ -423,6 +650,91 @@ class Inspector(Readings):
         """Stop the running sweep and keep what it has measured so far."""
         self._sweeps.stop()
 
+    @property
+    def modes(self) -> Modes:
+        """The switchable modes (deterministic, ...) of `run`, `step` and the effect."""
+        return self._core.modes
+
+    def show_operations(self, site: str, *, shown: bool = True) -> None:
+        """Show what happens within a site's call as rows below it, or hide it again.
+
+        The operations are sites like any others (`"attn@softmax"`): the next pass measures them,
+        and they can be perturbed. `only=` selects them by name.
+
+        Args:
+            site: the key of a site that is called.
+            shown: False hides its operations again.
+
+        Raises:
+            ValueError: there is no such site; nothing is seen within its call, or more than 200
+                operations; or the inspector's `only=` selects what should be hidden.
+            InspectorError: a loop is being watched, or an operation to hide is perturbed.
+        """
+        self._core.require_open()
+        self._rerun.show(selected(self._core, site, shown=shown))
+
+    # --------------------------------------------------- studies of the example
+
+    def lens(
+        self,
+        *,
+        unembed: Unembed = None,
+        norm: Norm = None,
+        answer: Any = None,
+        k: int = 5,
+        sites: Only = None,
+    ) -> Lens:
+        """What the residual stream of the example already says after each layer.
+
+        Like `nni.lens`, which explains the arguments, for the last forward pass, on a copy of the
+        present model in `modes` and without the perturbations. The panel "Lens" shows it too.
+
+        Raises:
+            ValueError, TypeError, InspectorError: as in `nni.lens`; and without `unembed`, a
+                ValueError if nothing indicates that the output is logits: no words, classes or
+                pictures among the inputs, and no `labels`.
+        """
+        how = {"unembed": unembed, "norm": norm, "answer": answer, "k": k, "sites": sites}
+        return self._studies.lens(study("lens"), **how)
+
+    def logit_attribution(
+        self,
+        *,
+        token: Any = None,
+        minus: Any = None,
+        unembed: Unembed = None,
+        norm: Norm = None,
+        sites: Only = None,
+    ) -> LogitAttribution:
+        """What each site adds to the logit of a token, for the example; see `lens`.
+
+        Raises:
+            ValueError, TypeError, InspectorError: as in `nni.logit_attribution`.
+        """
+        how = {"token": token, "minus": minus, "unembed": unembed, "norm": norm, "sites": sites}
+        return self._studies.logits(study("logits"), **how)
+
+    def attribute(
+        self,
+        *,
+        output: Any = None,
+        method: Method = "gradient_times_input",
+        position: int = -1,
+        site: str | None = None,
+        baseline: Any = 0.0,
+        steps: int = 32,
+    ) -> Attribution:
+        """How much each token or pixel of the example counts for an output; see `lens`.
+
+        The arguments are those of `nni.attribute`. The panel "Attribution" shows it too.
+
+        Raises:
+            ValueError, TypeError, InspectorError: as in `nni.attribute`.
+        """
+        how = {"output": output, "method": method, "position": position, "site": site}
+        asked = study("attribution", method=method, position=position)
+        return self._studies.attribution(asked, **how, baseline=baseline, steps=steps)
+
     def examples(
         self,
         data: Iterable[Any] | None,
@@ -453,38 +765,23 @@ class Inspector(Readings):
         found = self._studies.examples(asked, data, k, inputs, progress)
         return found if unit is None else found.to_frame(unit)
 
-    @property
-    def modes(self) -> Modes:
-        """The switchable modes (deterministic, ...) of `run`, `step` and the effect."""
-        return self._core.modes
+    # ------------------------------------------------------------------- display
 
-    def show_operations(self, site: str, *, shown: bool = True) -> None:
-        """Show what happens within a site's call as rows below it, or hide it again.
+    def _select(self, site: str) -> None:
+        self._core.select(site)
 
-        The operations are sites like any others (`"attn@softmax"`): the next pass measures them,
-        and they can be perturbed. `only=` selects them by name.
+    def _page(self) -> tuple[str, Told]:
+        self._rerun.wait_unless_looping()  # for the effect
+        kept = [findings_message(self.findings), *map(self._view.kept, KEPT)]
+        return type(self.model).__name__, told_by(self._core, kept)
 
-        Args:
-            site: the key of a site that is called.
-            shown: False hides its operations again.
-
-        Raises:
-            ValueError: there is no such site; nothing is seen within its call, or more than 200
-                operations; or the inspector's `only=` selects what should be hidden.
-            InspectorError: a loop is being watched, or an operation to hide is perturbed.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from flax import nnx
-            >>> import nnx_inspector as nni
-            >>> insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
-            >>> insp.show_operations("")
-            >>> [site for site in insp.recording.sites if "@" in site]
-            ['@dot_general', '@add']
-            >>> insp.close()
-        """
-        self._core.require_open()
-        self._rerun.show(selected(self._core, site, shown=shown))
+    def _reported(self) -> dict[str, Any]:
+        each = [f"{one.perturbation} at {one.site!r}" for one in self.perturbations if one.enabled]
+        return {
+            "title": f"Report of {type(self.model).__name__}",
+            "about": [f"perturbed now: {cell(one)}" for one in each],
+            "tables": {"Compiled functions": compilations_table(self.compilations)},
+        }
 
     def close(self) -> None:
         """Free the widget, the programs and the hooks. The recording stays readable.

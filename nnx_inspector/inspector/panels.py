@@ -22,8 +22,10 @@ from nnx_inspector.hooks.sites import CALL, ModuleSite, parse_key, site_key
 from nnx_inspector.hooks.variables import contents_at
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.cost.compilations import compilations_message
+from nnx_inspector.inspector.passes.batch import arguments_of
 from nnx_inspector.inspector.values.axes import Around, names_of_value
 from nnx_inspector.inspector.values.opening import batch_of, convolves
+from nnx_inspector.inspector.values.reading import positions_of
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
@@ -241,6 +243,17 @@ def _figure(units: Units, name: str) -> Any:
     if name == "nonfinite":
         return (units.nan + units.posinf + units.neginf).astype(np.float64)
     return getattr(units, name).astype(np.float64)
+
+
+def words_at(core: Core, site: str, example: int, *, unit: int, axis: int | None) -> pd.DataFrame:
+    """See `Inspector.words`."""
+    import pandas as pd
+
+    found = positions_of(core, core.known(site), example, unit, axis)
+    if why := found.why_not(site):
+        raise InspectorError(why)
+    words = core.inputs.words(arguments_of(core), example)
+    return pd.DataFrame({"position": range(len(words)), "word": words, **found.figures})
 
 
 # ------------------------------------------------------------------------ code

@@ -20,8 +20,8 @@ import traitlets
 from nnx_inspector._compat.ipykernel import let_this_thread_send
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.assets import asset, packed_module
 from nnx_inspector.screen.ear.hearing import ear
+from nnx_inspector.screen.export.assets import asset, packed_module
 
 CREDITS = 8
 """The most frames that are sent but not yet drawn; the browser acknowledges every second one. At 30
@@ -83,32 +83,6 @@ class StreamWidget(InspectorWidget):
     """The other comm. Its front end hands its messages to that of the control comm."""
 
     _esm = asset("stream.js")
-
-
-class Displayed:
-    """What shows a widget, and can be passed for it: `mo.ui.anywidget(insp)` in marimo, which reads
-    these names.
-    """
-
-    def _widget(self) -> InspectorWidget:
-        raise NotImplementedError
-
-    @property
-    def comm(self) -> Any:
-        """The comm of the widget."""
-        return self._widget().comm
-
-    @property
-    def _model_id(self) -> Any:
-        return self._widget().model_id
-
-    def get_state(self) -> dict[str, Any]:
-        """The traits of the widget."""
-        return self._widget().get_state()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Set traits of the widget."""
-        self._widget().set_state(state)
 
 
 def _other_version(content: Any) -> int | None:

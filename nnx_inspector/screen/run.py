@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nnx_inspector.background import weakly
 from nnx_inspector.errors import InspectorError, raised
-from nnx_inspector.files import write_whole
 from nnx_inspector.findings.finding import Findings
 from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.recordings.follow import Following
@@ -33,18 +32,15 @@ from nnx_inspector.recordings.layers import (
     with_states,
 )
 from nnx_inspector.recordings.load import load
-from nnx_inspector.recordings.passes import Quantity
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.comm import Displayed, InspectorWidget
 from nnx_inspector.screen.comparison import At
 from nnx_inspector.screen.control.answers import CONTROL, Controlled
 from nnx_inspector.screen.control.clicks import Clicks
 from nnx_inspector.screen.control.folder import send, values_of
 from nnx_inspector.screen.control.steered import Steered
 from nnx_inspector.screen.control.values import SiteValues
-from nnx_inspector.screen.export.markdown import ROWS, report
-from nnx_inspector.screen.export.page import MAX_BYTES, page_of
+from nnx_inspector.screen.displayed import Displayed
 from nnx_inspector.screen.export.replay import Told, detailed_of
 from nnx_inspector.screen.frames import casts_message, findings_message, metrics_at
 from nnx_inspector.screen.presenter import Presenter
@@ -52,9 +48,6 @@ from nnx_inspector.screen.python_text import made
 
 if TYPE_CHECKING:
     import pandas as pd
-    import plotly.graph_objects as go
-
-    from nnx_inspector.stats.bins import Scale
 
 Path = str | bytes | os.PathLike[str]
 PAUSE: Final = 0.5
@@ -176,29 +169,12 @@ class Run(Displayed):
         self._read(LOOKS)
         return self._following.state.name
 
-    @property
-    def selected(self) -> str:
-        """The key of the site on screen; can be set."""
-        return self._view.selected
-
-    @selected.setter
-    def selected(self, site: str) -> None:
+    def _select(self, site: str) -> None:
         keys = self._view.keys
         if site not in keys:
             near = difflib.get_close_matches(site, keys, n=5, cutoff=0) or keys[:5]
             raise ValueError(f"This run has no site {site!r}. Near: {', '.join(map(repr, near))}.")
         self._view.select(site)
-
-    def figure(
-        self, site: str, *, quantity: Quantity = "output", scale: Scale = "symlog"
-    ) -> go.Figure:
-        """A plotly figure of one site: its histogram now and over the steps.
-
-        `scale` is the axis of the histograms, "symlog" or "linear".
-        """
-        from nnx_inspector.recordings.figure import figure
-
-        return figure(self.recording, site, quantity=quantity, scale=scale)
 
     def compare(
         self, other: Path | Recording | None, *, at: At = None, name: str = ""
@@ -297,40 +273,19 @@ class Run(Displayed):
             raise InspectorError(why)
         return number
 
-    def to_html(self, path: Path, *, max_bytes: int = MAX_BYTES) -> int:
-        """Write one page that shows the run, without a kernel; see `Inspector.to_html`."""
-        recording = self.recording
+    def _page(self) -> tuple[str, Told]:
         layout, state = self._view.layout, self._view.state_at_rest()
         assert layout is not None  # both exist from the beginning
         assert state is not None
-        told = self._told(layout, state, [findings_message(diagnose(recording))])
-        title = f"{recording.name} - nnx_inspector"
-        page = page_of(recording, told, title=title, max_bytes=max_bytes)
-        file, size = write_whole(path, [page.encode()])
-        os.close(file)
-        return size
+        found = findings_message(diagnose(self._following.recording))
+        return self._following.recording.name, self._told(layout, state, [found])
 
-    def report(self, *, rows: int = ROWS) -> str:
-        """The run as one page of Markdown, for a colleague, an issue or a program that reads.
-
-        Args:
-            rows: the most rows of each table, 1 to 60. The page has at most 64 kB.
-        """
-        recording, layout = self.recording, self._view.layout
-        return report(
-            recording,
-            self.findings,
-            title=f"Report of {os.path.basename(self._path)}",
-            sites=() if layout is None else layout.sites,
-            rows=rows,
-        )
+    def _reported(self) -> dict[str, Any]:
+        return {"title": f"Report of {os.path.basename(self._path)}"}
 
     def close(self) -> None:
         """Stop following, and free the widget. The recording stays readable."""
         self._closing.close()
-
-    def _widget(self) -> InspectorWidget:
-        return self._view.screen.control
 
     def display(self) -> None:
         """Show the run now, if this is a notebook."""

@@ -84,8 +84,10 @@ def watch(
         save: a file to write each pass to when the next one begins, so that a process that is
             killed loses at most one. `nni.load` reads it. An existing file is replaced. In a job of
             several processes the first one writes it.
-        tree: which tree is the model, if one program merges several of its structure; see
-            `Inspector.watch`.
+        tree: which tree is the model, where one program merges several of its structure (a student
+            and the average of its weights): 0 is the one that the program calls first. Without it
+            the model is the tree with the arrays that the model holds, and none of them is measured
+            if nothing tells which that is.
         start: the step with which a run that was restarted from a checkpoint goes on: passes
             `start`, `start + every` and so on are measured. The recording in the file goes on too,
             and `recording.seams` says where.

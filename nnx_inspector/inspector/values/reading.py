@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.sites import module_sites
+from nnx_inspector.hooks.sites import module_sites, of_operation, parse_key, site_key
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.values.blocks import ON_DEVICE
-from nnx_inspector.inspector.values.opening import Look, Opening, attentions
+from nnx_inspector.inspector.values.opening import Look, Opening, Part, attentions, opened_tree
 from nnx_inspector.inspector.values.positions import Positions, figures_of
+from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.requests import Answer
 from nnx_inspector.screen.values.reading import window_of
@@ -68,6 +71,22 @@ def positions_of(
         raise InspectorError(f"The tokens of this pass are not known. {why or how}")
     how: Any = {"example": example, "unit": unit, "axis": axis}
     return figures_of(look_of(core), core.opening, site, inputs, **how)
+
+
+def values_at(core: Core, site: str, part: Part, *, call: int | None, clean: bool) -> Any:
+    """See `Inspector.values`."""
+    whole, layers = without_layers(site)
+    called, operation = of_operation(whole)
+    by_module = operation and called not in core.view.keys  # a method that has no row
+    known = called if operation else site
+    core.known(site_key(parse_key(whole)[0]) if by_module else known, layers=False)
+    if layers and part == "parameter":
+        raise InspectorError(
+            f"The parameters of all layers of {whole!r} are one array each. Read them as "
+            f"values({whole!r}, part='parameter')."
+        )
+    found = opened_tree(core.opening.open(look_of(core), whole, part, clean=clean), whole, call)
+    return jax.tree.map(lambda x: x[layers], found) if layers else found
 
 
 def positions_message(core: Core, request: protocol.ShowPositions) -> Answer:

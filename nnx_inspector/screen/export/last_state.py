@@ -18,7 +18,7 @@ from typing import Any, Final
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.assets import asset
+from nnx_inspector.screen.export.assets import asset
 from nnx_inspector.screen.export.page import shell_of
 from nnx_inspector.screen.export.replay import Told, as_text, packed_passes
 from nnx_inspector.screen.export.snapshot import MOST_BYTES as MOST_PLAIN

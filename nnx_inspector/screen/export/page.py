@@ -14,7 +14,7 @@ from typing import Final
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.screen.assets import asset
+from nnx_inspector.screen.export.assets import asset
 from nnx_inspector.screen.export.replay import Told, packed_passes
 
 MAX_BYTES: Final = 16 * 2**20

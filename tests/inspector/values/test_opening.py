@@ -21,7 +21,7 @@ def inspected(model, *args):
 
 
 def opened(insp, site, part="output", clean=False):
-    return insp._opening.open(look_of(insp._core), site, part, clean=clean)
+    return insp._core.opening.open(look_of(insp._core), site, part, clean=clean)
 
 
 def axes(insp, site, part="output"):
@@ -87,10 +87,10 @@ def test_what_is_perturbed_is_shown_perturbed_and_clean_beside_it(net):
     close(net.values("first", part="gradient"), back)
     close(net.values("first", clean=True), by_hand(net.model, x)[0])
     close(net.values("first", part="gradient", clean=True), by_hand(net.model, x)[2])
-    programs = len(net._opening._passes._programs)
+    programs = len(net._core.opening._passes._programs)
     handle.perturbation = nni.Scale(0.25)
     close(net.values("first"), by_hand(net.model, x, 0.25)[0])
-    assert len(net._opening._passes._programs) == programs
+    assert len(net._core.opening._passes._programs) == programs
     net.perturb("first", nni.Shift(jnp.ones(4), 2.0))
     assert net.effect is not None  # waits until its program is compiled
     close(net.values("first"), by_hand(net.model, x, 0.25)[0] + 2)
@@ -351,8 +351,8 @@ def test_a_donated_model_is_told_and_kept_values_stay(net):
     with pytest.raises(
         InspectorError, match=r"bias was donated .* since it was read. Read it again"
     ):
-        net._opening.cache.get(number)
-    assert net._opening.cache.get(kept.arrays[0].number).shape == (5, 4)
+        net._core.opening.cache.get(number)
+    assert net._core.opening.cache.get(kept.arrays[0].number).shape == (5, 4)
 
 
 def test_a_watched_loop_is_not_disturbed(net):
@@ -381,24 +381,24 @@ def test_a_watched_loop_is_not_disturbed(net):
 def test_the_cache_keeps_the_last_sets_within_its_bounds(net, monkeypatch):
     sites = [("first", "output"), ("second", "output"), ("first", "input")]
     numbers = [opened(net, *what).arrays[0].number for what in sites]
-    assert [net._opening.cache.get(n).ndim for n in numbers] == [2, 2, 2]
+    assert [net._core.opening.cache.get(n).ndim for n in numbers] == [2, 2, 2]
     monkeypatch.setattr(cache, "MOST_BYTES", 100)
     newest = opened(net, "", "input").arrays[0].number  # 60 bytes: no room for another
-    assert net._opening.cache.get(newest).shape == (5, 3)
+    assert net._core.opening.cache.get(newest).shape == (5, 3)
     for number in numbers:
         with pytest.raises(InspectorError, match="no longer kept: others were opened since"):
-            net._opening.cache.get(number)
+            net._core.opening.cache.get(number)
     monkeypatch.setattr(cache, "MOST_BYTES", 1)
     assert opened(net, "first").arrays[0].value.shape == (5, 4)  # the newest, whatever its size
 
 
 def test_norms_are_made_once_and_are_numpys(net):
     held = opened(net, "first").arrays[0]
-    found = net._opening.cache.get(held.number, 1)
+    found = net._core.opening.cache.get(held.number, 1)
     np.testing.assert_allclose(found, np.linalg.norm(held.value, axis=1), rtol=1e-6)
-    assert net._opening.cache.get(held.number, 1) is found
+    assert net._core.opening.cache.get(held.number, 1) is found
     with pytest.raises(ValueError, match="no axis 2"):
-        net._opening.cache.get(held.number, 2)
+        net._core.opening.cache.get(held.number, 2)
 
 
 def test_closing_frees_what_was_opened():
@@ -406,7 +406,7 @@ def test_closing_frees_what_was_opened():
     number = opened(insp, "first").arrays[0].number
     insp.close()
     with pytest.raises(InspectorError):
-        insp._opening.cache.get(number)
+        insp._core.opening.cache.get(number)
 
 
 @pytest.mark.long

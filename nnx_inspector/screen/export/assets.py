@@ -12,7 +12,7 @@ import pathlib
 
 from nnx_inspector.errors import InspectorError
 
-_STATIC = pathlib.Path(__file__).parents[1] / "static"
+_STATIC = pathlib.Path(__file__).parents[2] / "static"
 
 _UNPACKING = """\
 // widget.js, deflated: ipywidgets saves this text in the metadata of notebooks
