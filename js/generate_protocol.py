@@ -337,6 +337,13 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
             ),
             p.buffer_of(np.array([5.0, 7.0]), ramp(1, 2), 1 - ramp(1, 2)),
         ),
+        "choices": (
+            p.Choices(
+                version=p.VERSION, layout=1, site=1, key="blocks/0@experts", experts=True,
+                figures=("load", "router_entropy"), rows=2, steps=3, more=1,
+            ),
+            p.buffer_of(np.array([5.0, 7.0, 9.0]), ramp(2, 2, 3)),
+        ),
         "history": (
             history,
             p.buffer_of(

@@ -8,8 +8,8 @@ import { batch, computed, signal } from "@preact/signals";
 import { CompareState } from "./compare/state";
 import { FlowState } from "./flow/state";
 import { UNREACHABLE, type Kernel, type Receiver, type Update } from "./kernel/bridge";
-import { decodeCurves, decodeFrame, decodeHistory, decodeUpdates, parameterKey, sitesOf } from "./kernel/decode";
-import type { CurveData, FrameData, HistoryData, UpdatesData } from "./kernel/decode";
+import { decodeChoices, decodeCurves, decodeFrame, decodeHistory, decodeUpdates, parameterKey, sitesOf } from "./kernel/decode";
+import type { ChoicesData, CurveData, FrameData, HistoryData, UpdatesData } from "./kernel/decode";
 import { InputsState } from "./inputs/state";
 import { Looks } from "./kernel/looks";
 import type { Findings, Layout, Notice, Perturb, Perturbation, Progress, State, Sweep } from "./kernel/protocol";
@@ -66,6 +66,8 @@ export class Store implements Receiver {
   /** Those of the selected site's parameters, by `parameterKey`. */
   readonly parameterHistories = signal<ReadonlyMap<string, HistoryData>>(new Map());
   readonly updates = signal<UpdatesData | null>(null);
+  /** Of the selected site's heads and experts. */
+  readonly choices = signal<readonly ChoicesData[]>([]);
   readonly selected = signal<string | null>(null);
   readonly flow = new FlowState({ sites: () => this.sites.peek(), ask: (request, settle) => this.kernel.ask(request, settle) });
 
@@ -263,6 +265,9 @@ export class Store implements Receiver {
       }
       case "updates":
         if (message.layout === this.sites.value?.id) this.updates.value = decodeUpdates(message, buffer);
+        return;
+      case "choices":
+        if (message.layout === this.sites.value?.id) this.choices.value = [...this.choices.value.filter((one) => one.header.key !== message.key), decodeChoices(message, buffer)];
         return;
       case "arrays":
       case "values":
@@ -550,6 +555,7 @@ export class Store implements Receiver {
     this.histories.value = new Map();
     this.parameterHistories.value = new Map();
     this.updates.value = null;
+    this.choices.value = [];
   }
 
   private setIntent(id: number, wish: Intent | null): void {

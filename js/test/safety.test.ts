@@ -2,8 +2,8 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { decodeCasts, decodeCurves, decodeFrame, decodeHistory, decodeUpdates } from "../src/kernel/decode";
-import { VERSION, type Casts, type Curves, type Frame, type History, type Nnx, type Updates } from "../src/kernel/protocol";
+import { decodeCasts, decodeChoices, decodeCurves, decodeFrame, decodeHistory, decodeUpdates } from "../src/kernel/decode";
+import { VERSION, type Casts, type Choices, type Curves, type Frame, type History, type Nnx, type Updates } from "../src/kernel/protocol";
 import { ProtocolError, toBrowser } from "../src/kernel/versions";
 import { GROUPS } from "../src/detail/groups";
 import { ids } from "../src/ui/testids";
@@ -153,8 +153,9 @@ describe("buffers and versions that do not fit", () => {
     ["updates", decodeUpdates],
     ["curves", decodeCurves],
     ["casts", decodeCasts],
+    ["choices", decodeChoices],
   ] as const)("%s with a buffer of any other length is refused", (name, decode) => {
-    const header = toBrowser(golden(name)) as Frame & History & Updates & Curves & Casts;
+    const header = toBrowser(golden(name)) as Frame & History & Updates & Curves & Casts & Choices;
     const whole = readFileSync(join(folder, `${name}.bin`)).length;
     (decode as (h: unknown, b: DataView | undefined) => unknown)(header, new DataView(new ArrayBuffer(whole)));
     for (const size of [0, 1, 7, 8, whole - 8, whole - 1, whole + 1, whole + 8, 2 * whole + 3]) {

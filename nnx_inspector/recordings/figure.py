@@ -10,15 +10,22 @@ measured is a gap. Does not measure anything and imports no jax.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.recordings.history import HISTORY_QUANTILES, HistoryArrays, evenly, history_of
+from nnx_inspector.recordings.history import (
+    HISTORY_QUANTILES,
+    HistoryArrays,
+    choices_over,
+    evenly,
+    history_of,
+)
 from nnx_inspector.recordings.passes import Pass, Quantity
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.bins import WITHIN, Scale
+from nnx_inspector.stats.choices.rows import SHOWN, is_expert
 from nnx_inspector.stats.summary import Summary
 
 if TYPE_CHECKING:
@@ -61,7 +68,11 @@ class _Steps(NamedTuple):
 
 
 def figure(
-    recording: Recording, site: str, *, quantity: Quantity = "output", scale: Scale = "symlog"
+    recording: Recording,
+    site: str,
+    *,
+    quantity: Quantity | Literal["heads", "experts"] = "output",
+    scale: Scale = "symlog",
 ) -> go.Figure:
     """Draw one site: a histogram of the newest pass, a heatmap and percentile bands over the steps.
 
@@ -73,9 +84,12 @@ def figure(
     Args:
         recording: the recording to draw.
         site: a site key, as in `recording.sites`, or the path of a parameter, as in
-            `recording.parameters`, or an array of an optimizer, as in `recording.states`.
+            `recording.parameters`, or an array of an optimizer, as in `recording.states`. One of
+            `recording.heads_frame()` or `experts_frame()`, such as "attn@attention", is drawn as
+            a line for each head or expert over the steps, a plot for each figure.
         quantity: "output" (of a parameter its value, of an optimizer its "state"), "gradient",
-            "input" or "parameter_gradient".
+            "input" or "parameter_gradient"; "heads" or "experts" where the pattern of an attention
+            is a recorded site too.
         scale: the axis of the histograms: "symlog" (as in the heatmap: equal steps of the
             logarithm, linear around zero) or "linear".
 
@@ -96,6 +110,10 @@ def figure(
 
     if scale not in ("symlog", "linear"):
         raise ValueError(f"scale must be 'symlog' or 'linear', got {scale!r}.")
+    if quantity == "output" and site not in recording.sites and _chooses(recording, site):
+        quantity = "experts" if is_expert(site) else "heads"
+    if quantity == "heads" or quantity == "experts":
+        return _of_choices(recording, site, quantity)
     if quantity == "output" and site in recording.parameters and site not in recording.sites:
         quantity = "parameter"
     if quantity == "output" and site in recording.states and site not in recording.sites:
@@ -116,10 +134,15 @@ def figure(
         for row in (len(panels) + 1, len(panels) + 2):
             drawn.add_vline(x=step, line={"color": _INK, "dash": "dot"}, row=row, col=1)
     label = site or "the model"
+    return _styled(drawn, recording, f"{label}: {quantity}", rows=len(titles))
+
+
+def _styled(drawn: go.Figure, recording: Recording, title: str, *, rows: int) -> go.Figure:
+    """The figure with its title, and with colours for a light and a dark page."""
     gone = f" ({recording.thinned} older passes thinned out)" if recording.thinned else ""
     drawn.update_layout(
-        title={"text": f"{label}: {quantity}{gone}"},
-        height=260 * len(titles) + 80,
+        title={"text": f"{title}{gone}"},
+        height=260 * rows + 80,
         bargap=0,
         showlegend=False,
         font={"color": _INK},
@@ -129,6 +152,64 @@ def figure(
     for axes in (drawn.update_xaxes, drawn.update_yaxes):
         axes(gridcolor=_GRID, zeroline=False, linecolor=_GRID)
     return drawn
+
+
+_WORDS: Final = {
+    "evenness": "entropy, as a share of the most that it can be",
+    "distance": "distance between query and key",
+    "first": "probability of the first key",
+    "logit": "greatest logit",
+    "load": "share of the tokens",
+    "dropped": "share of these that is dropped",
+}
+
+
+def _chooses(recording: Recording, key: str) -> bool:
+    """Whether a pass has figures of heads or experts under this key."""
+    return any(one.figures and key in one.figures.of_choices for one in recording.passes)
+
+
+def _of_choices(recording: Recording, key: str, which: str) -> go.Figure:
+    """A line for each head or expert over the steps, a plot for each figure."""
+    import plotly.graph_objects as go  # pyright: ignore[reportMissingTypeStubs]
+
+    steps, shown = choices_over(recording.passes, key, SHOWN[is_expert(key)])
+    if is_expert(key) != (which == "experts") or not shown:
+        every = (one.figures.of_choices for one in recording.passes if one.figures)
+        known = dict.fromkeys(k for one in every for k in one)
+        has = [repr(k) for k in known if is_expert(k) == (which == "experts")]
+        raise ValueError(
+            f"There is nothing to draw: no pass kept has {which} of {key!r}. "
+            f"Those that have are {', '.join(has) or 'none'}."
+        )
+    router = {"evenness": "entropy of the router, as a share of the most that it can be"}
+    words = _WORDS | (router if which == "experts" else {})
+    drawn = _subplots([words[name] for name in shown])
+    for row, (name, rows) in enumerate(shown.items(), 1):
+        whole = which == "experts" and name == "evenness"
+        for number, values in enumerate(rows[:1] if whole else rows):
+            label = "router" if whole else f"{which[:-1]} {number}"
+            trace = go.Scatter(
+                x=steps,
+                y=values,
+                mode="lines+markers",
+                marker={"size": 3},
+                connectgaps=False,
+                line={"color": _INK if whole else _colour(number, len(rows))},
+                hovertemplate="step %{x}: %{y:.4g}",
+                name=label,
+                legendgroup=label,
+                showlegend=row == 1 or whole,
+            )
+            drawn.add_trace(trace, row, 1)
+        drawn.update_xaxes(title_text="step", row=row, col=1)
+    _styled(drawn, recording, f"{key}: {which}", rows=len(shown))
+    return drawn.update_layout(showlegend=True)
+
+
+def _colour(number: int, of: int) -> str:
+    """One of evenly spaced hues."""
+    return f"hsl({360 * number / of:.0f}, 60%, 50%)"
 
 
 def _steps(recording: Recording, site: str, quantity: Quantity) -> _Steps:

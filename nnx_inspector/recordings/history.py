@@ -191,6 +191,26 @@ def choices_frame(passes: Sequence[Pass], name: str, figures: Sequence[str]) -> 
     return frame.astype(dict.fromkeys(("step", "pass", name), "int64"))
 
 
+def choices_over(
+    passes: Sequence[Pass], key: str, figures: Sequence[str], *, columns: int = 300
+) -> tuple[_Floats, dict[str, _Floats]]:
+    """The heads or experts of one key over the steps: float64[steps], and of each figure that is
+    ever known float64[rows, steps], NaN where it is not finite.
+
+    There are as many rows as in the newest pass, and at most so many columns.
+    """
+    found = [(one.step, one.figures.of_choices.get(key)) for one in passes if one.figures]
+    known = [(step, rows) for step, rows in found if rows is not None]
+    alike = evenly([one for one in known if len(one[1]) == len(known[-1][1])], columns)
+    steps = np.array([step for step, _ in alike], np.float64)
+    over = {
+        name: np.array([choice_figure(rows, name) for _, rows in alike], np.float64).T
+        for name in (figures if alike else ())
+    }
+    some = {name: np.where(np.isfinite(x), x, np.nan) for name, x in over.items()}
+    return steps, {name: x for name, x in some.items() if not np.isnan(x).all()}
+
+
 def table_frame(columns: Mapping[str, npt.NDArray[Any]]) -> pd.DataFrame:
     """A table as a pandas frame."""
     import pandas as pd

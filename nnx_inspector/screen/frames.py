@@ -15,16 +15,21 @@ import numpy as np
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.findings.finding import Finding
-from nnx_inspector.recordings.history import evenly
+from nnx_inspector.recordings.history import choices_over, evenly
 from nnx_inspector.recordings.layers import STATE, holder_of, name_below
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
+from nnx_inspector.stats.choices.rows import ROUTER_ENTROPY, SHOWN, is_expert
 from nnx_inspector.stats.encoding import HEAD_BYTES, Packed, decoded
 from nnx_inspector.stats.table import CASTS, casts_of, figures_of, sparklines_of
 
+OverSteps = protocol.History | protocol.Updates | protocol.Choices
+"""A message with what a site did over the steps."""
 MOST_MOVED = 5
 """How many of the parameters within a module are shown over the steps: there are as many dashes."""
+CHOICE_COLUMNS, CHOICE_TABLES = 60, 16
+"""In how many columns, and of how many attentions or routers of one site."""
 NEWEST = 20
 """In how many of the newest passes an update is looked for."""
 
@@ -171,11 +176,11 @@ def frame_of(
 
 def histories_of(
     recording: Recording, *, keys: Sequence[str], selected: str, layout: int, columns: int = 300
-) -> list[tuple[protocol.History | protocol.Updates, bytes]]:
+) -> list[tuple[OverSteps, bytes]]:
     """The selected site over the steps, in at most `columns` columns, for each quantity of it and
-    of its parameters.
+    of its parameters, and for its heads or experts.
     """
-    out: list[tuple[protocol.History | protocol.Updates, bytes]] = []
+    out: list[tuple[OverSteps, bytes]] = []
     if selected not in keys:
         return out
     quantities = protocol.QUANTITIES if selected in recording.sites else ()
@@ -186,7 +191,34 @@ def histories_of(
                 layout=layout, site=list(keys).index(selected), quantity=j, steps=len(arrays.steps)
             )
             out.append((message, protocol.buffer_of(*arrays)))
-    return [*out, *_histories_of_parameters(recording, keys, selected, layout, columns)]
+    out += _histories_of_parameters(recording, keys, selected, layout, columns)
+    return [*out, *_choices_of(recording, keys, selected, layout)]
+
+
+def _choices_of(
+    recording: Recording, keys: Sequence[str], selected: str, layout: int
+) -> Iterator[tuple[protocol.Choices, bytes]]:
+    """The heads and the experts of a site's own calls over the steps."""
+    found = dict.fromkeys(
+        key for one in recording.passes if one.figures for key in one.figures.of_choices
+    )
+    own = [key for key in found if key.rpartition("@")[0] == selected]
+    for key in own[:CHOICE_TABLES]:
+        experts = is_expert(key)
+        steps, shown = choices_over(recording.passes, key, SHOWN[experts], columns=CHOICE_COLUMNS)
+        count = max((len(x) for x in shown.values()), default=0)
+        message = protocol.Choices(
+            layout=layout,
+            site=list(keys).index(selected),
+            key=key,
+            experts=experts,
+            figures=tuple(ROUTER_ENTROPY if experts and n == "evenness" else n for n in shown),
+            rows=min(count, protocol.MOST_CHOICES),
+            steps=len(steps),
+            more=max(count - protocol.MOST_CHOICES, 0),
+        )
+        rows = [x[: protocol.MOST_CHOICES] for x in shown.values()]
+        yield message, protocol.buffer_of(steps, *rows)
 
 
 def _histories_of_parameters(

@@ -1,11 +1,13 @@
-"""A run of Aim, which groups by context: a statistic is a metric, and its site is the context."""
+"""A run of Aim, which groups by context: a statistic is a metric, and its site is the context; of a
+head or an expert, its number too.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-from nnx_inspector.trackers.read import FINDINGS, METRICS, Entry
+from nnx_inspector.trackers.read import FINDINGS, METRICS, NUMBERED, Entry
 from nnx_inspector.trackers.tracker import Tracker, joined
 
 
@@ -23,7 +25,10 @@ class AimRun(Tracker):
             if group == METRICS:
                 track(value, name=joined(group, site), step=step)
             else:
-                track(value, name=joined(group, statistic), step=step, context={"site": site})
+                context, (key, _, number) = {"site": site}, site.rpartition("/")
+                if group in NUMBERED and number.isdigit():
+                    context = {"site": key, NUMBERED[group]: number}
+                track(value, name=joined(group, statistic), step=step, context=context)
         if not histograms and text is None:
             return
         aim = importlib.import_module("aim")  # there already: the run is one of its

@@ -7,13 +7,14 @@ and what is not known is left out. Imports no jax.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.stats.choices.rows import ROUTER_ENTROPY, SHOWN, choice_figure, is_expert
 from nnx_inspector.stats.encoding import decoded
 from nnx_inspector.stats.summary import STATISTICS
 from nnx_inspector.stats.table import figures_of, histograms_of
@@ -27,8 +28,12 @@ GROUPS: Final = {
     "state": "states",
 }
 """Quantity -> the group of its names, which is the first part of them."""
+HEADS, EXPERTS = "heads", "experts"
+"""The groups of heads and experts, which have numbers: `"heads/attn@attention/3/first"`."""
 METRICS, FINDINGS, OURS = "metrics", "findings", "nni"
 """The other groups: the user's metrics, findings, and what writing costs."""
+NUMBERED: Final = {HEADS: "head", EXPERTS: "expert"}
+EVERY: Final = (*GROUPS.values(), HEADS, EXPERTS, METRICS, FINDINGS, OURS)
 ROOT: Final = "(root)"
 """How the model itself is called."""
 BINS: Final = 64
@@ -118,7 +123,7 @@ class Reader:
                 update = {"ratio": item.update_ratio(site), "lost": item.update_lost(site)}
                 seen = {name: x for name, x in update.items() if math.isfinite(x)}
                 found += [Scalar(group, at, f"update_{name}", x) for name, x in seen.items()]
-        return found
+        return [*found, *_of_choices(item)]
 
     def histograms(self, item: Pass) -> list[Histogram]:
         """The histograms of a pass, of what has any finite value."""
@@ -137,3 +142,16 @@ class Reader:
                 where = GROUPS[quantity], site or ROOT
                 found.append(Histogram(*where, edges[i], counts[i], *moments))
         return found
+
+
+def _of_choices(item: Pass) -> Iterator[Scalar]:
+    """The figures of each head and expert, and the entropy of each router."""
+    for key, rows in (item.figures.of_choices if item.figures else {}).items():
+        group = EXPERTS if is_expert(key) else HEADS
+        for name in SHOWN[is_expert(key)]:
+            values = choice_figure(rows, name).tolist()
+            of_router = group == EXPERTS and name == "evenness"
+            for number, value in enumerate(values[:1] if of_router else values):
+                if math.isfinite(value):
+                    at = (key, ROUTER_ENTROPY) if of_router else (f"{key}/{number}", name)
+                    yield Scalar(group, *at, value)

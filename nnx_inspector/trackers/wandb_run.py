@@ -13,7 +13,7 @@ import importlib
 from collections import deque
 from typing import Any, Final
 
-from nnx_inspector.trackers.read import FINDINGS, GROUPS, METRICS, OURS, Entry
+from nnx_inspector.trackers.read import EVERY, OURS, Entry
 from nnx_inspector.trackers.summary_writer import HISTOGRAM
 from nnx_inspector.trackers.tracker import Tracker, joined
 
@@ -48,7 +48,7 @@ class WandbRun(Tracker):
         if not self._defined:
             self._defined = True
             self._to.define_metric(STEP, hidden=True)
-            for group in (*GROUPS.values(), METRICS, FINDINGS, OURS):
+            for group in EVERY:
                 self._to.define_metric(f"{group}/*", step_metric=STEP)
         if self._waiting and self._waiting[-1][0] == step:
             self._waiting[-1][1].update(data)

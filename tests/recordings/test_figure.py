@@ -6,16 +6,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.figure import _value_ticks, figure
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.protocol import HISTORY_QUANTILES
 from nnx_inspector.stats.bins import Scale
+from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
 
@@ -53,6 +56,31 @@ def are_round(axis: Any, edges: Any) -> None:
     np.testing.assert_allclose(
         axis.tickvals, np.interp(values, edges, np.arange(len(edges)) - 0.5), atol=1e-9
     )
+
+
+def test_the_lines_of_heads_and_experts_are_their_figures() -> None:
+    recording, random = Recording(), np.random.default_rng(0)
+    sites = ("attn@attention",) * 3 + ("moe@experts",) * 2
+    for step in range(4):
+        rows = random.random((5, len(CHOICE_FIGURES))).astype(np.float32)
+        rows[3:, CHOICE_FIGURES.index("dropped")] = np.nan
+        recording.append(step, {}, figures=Figures(choices=sites, choice_rows=rows))
+    heads, experts = recording.heads_frame(), recording.experts_frame()
+    lines = figure(recording, "attn@attention").data
+    assert len(lines) == 4 * 3
+    for number, name in enumerate(("evenness", "distance", "first", "logit")):
+        for line in lines[3 * number : 3 * number + 3]:
+            own = heads[heads["head"] == int(line.name.removeprefix("head "))]
+            np.testing.assert_array_equal(line.x, own["step"])
+            np.testing.assert_array_equal(line.y, own[name])
+    lines = figure(recording, "moe@experts").data
+    assert [line.name for line in lines] == ["expert 0", "expert 1", "router"]
+    for number, line in enumerate(lines[:2]):
+        np.testing.assert_array_equal(line.y, experts[experts["expert"] == number]["load"])
+    np.testing.assert_array_equal(lines[2].y, experts[experts["expert"] == 0]["evenness"])
+    text = "no pass kept has experts of 'attn@attention'. Those that have are 'moe@experts'."
+    with pytest.raises(ValueError, match=re.escape(text)):
+        figure(recording, "attn@attention", quantity="experts")
 
 
 @pytest.mark.parametrize("scale", ["linear", "symlog"])

@@ -15,6 +15,7 @@ from nnx_inspector.recordings.passes import QUANTITIES
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.frames import MOST_MOVED, casts_message, curves_of, histories_of
+from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
 from nnx_inspector.stats.gauges import PARAMETER_FIGURES
 
 NAN, INF = float("nan"), float("inf")
@@ -117,6 +118,41 @@ def test_a_pass_without_updates_is_no_step() -> None:
 
 def test_where_no_update_was_seen_none_is_shown() -> None:
     assert updates_of(moved(**{"a/b/p": [NAN] * 3}), "") is None
+
+
+# ------------------------------------------------------------------ heads and experts
+
+
+def test_heads_and_experts_of_a_site_are_those_of_the_frames() -> None:
+    """Those of the selected site's own calls; the newest passes have 70 heads, the first had 3."""
+    recording, random = Recording(), np.random.default_rng(0)
+    for step in range(6):
+        heads = 70 if step else 3
+        sites = ("a@attention",) * heads + ("a@experts",) * 2 + ("a/b@attention",)
+        rows = random.random((len(sites), len(CHOICE_FIGURES))).astype(np.float32)
+        rows[:, CHOICE_FIGURES.index("dropped")] = NAN
+        rows[heads - 1 : heads + 1, CHOICE_FIGURES.index("logit")] = INF, NAN
+        rows[:heads, CHOICE_FIGURES.index("distance")] = NAN if step == 2 else 0.5
+        recording.append(step, {}, figures=Figures(choices=sites, choice_rows=rows))
+    found = {
+        message.key: (message, np.frombuffer(buffer, "<f8"))
+        for message, buffer in histories_of(
+            recording, keys=("", "a", "a/b"), selected="a", layout=1
+        )
+        if isinstance(message, protocol.Choices)
+    }
+    assert list(found) == ["a@attention", "a@experts"]
+    message, numbers = found["a@attention"]
+    assert message.figures == ("evenness", "distance", "first", "logit")
+    assert (message.site, message.rows, message.steps, message.more) == (1, 64, 5, 6)
+    of = recording.heads_frame().query("site == 'a@attention' and step > 0 and head < 64")
+    np.testing.assert_array_equal(numbers[:5], range(1, 6))
+    for name, own in zip(message.figures, numbers[5:].reshape(4, 64, 5), strict=True):
+        np.testing.assert_array_equal(own, of.pivot(index="head", columns="step", values=name))
+    message, numbers = found["a@experts"]
+    assert (message.experts, message.figures) == (True, ("load", "router_entropy"))
+    of = recording.experts_frame().pivot(index="expert", columns="step")
+    np.testing.assert_array_equal(numbers[6:].reshape(2, 2, 6), [of["load"], of["evenness"]])
 
 
 # ----------------------------------------------------------------- in other dtypes

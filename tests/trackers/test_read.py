@@ -9,8 +9,10 @@ import pytest
 
 import nnx_inspector as nni
 from nnx_inspector.recordings.facts import PARAMETER_FIGURES, Figures
+from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
 from nnx_inspector.stats.summarize import summarize
-from nnx_inspector.trackers.read import BINS, Reader
+from nnx_inspector.trackers.aim_run import AimRun
+from nnx_inspector.trackers.read import BINS, Entry, Reader
 
 RNG = np.random.default_rng(0)
 VALUES: dict[str, np.ndarray[Any, Any]] = {
@@ -102,6 +104,42 @@ def test_every_histogram_is_that_of_its_summary_and_counts_every_value(item: Any
         )
         assert (np.abs(reached - below) <= of_bins + 1).all(), site  # an edge cuts one log bin
     assert found == {}
+
+
+def test_heads_and_experts_are_those_of_the_frames() -> None:
+    rows = np.random.default_rng(0).random((5, len(CHOICE_FIGURES))).astype(np.float32)
+    rows[2, CHOICE_FIGURES.index("distance")] = np.nan
+    rows[3:, CHOICE_FIGURES.index("evenness")] = 0.75
+    sites = ("b/0/attn@attention",) * 3 + ("moe@experts",) * 2
+    recording = nni.Recording()
+    recording.append(3, {}, figures=Figures(choices=sites, choice_rows=rows))
+    found = {one[:3]: one.value for one in Reader().scalars(recording.passes[0])}
+    expected: dict[tuple[str, ...], float] = {("experts", "moe@experts", "router_entropy"): 0.75}
+    for head, row in recording.heads_frame().iterrows():
+        for name in ("evenness", "distance", "first", "logit"):
+            expected["heads", f"b/0/attn@attention/{head}", name] = row[name]
+    for expert, row in recording.experts_frame().iterrows():
+        for name in ("load", "dropped"):
+            expected["experts", f"moe@experts/{expert}", name] = row[name]
+    del expected["heads", "b/0/attn@attention/2", "distance"]
+    assert found == expected
+    numbers = [one[0] for one in _aim(recording.passes[0]) if one[1] == {"site": "moe@experts"}]
+    assert numbers == ["experts/router_entropy"]
+
+
+def _aim(item: Any) -> list[tuple[str, dict[str, str]]]:
+    """The name and the context of each number that an Aim run gets."""
+    found: list[tuple[str, dict[str, str]]] = []
+
+    class Run:
+        hash = "a"
+
+        def track(self, value: Any, *, name: str, step: int, context: dict[str, str]) -> None:
+            found.append((name, context))
+
+    AimRun(Run()).log(Entry(item.step, Reader().scalars(item)))
+    assert ("heads/first", {"site": "b/0/attn@attention", "head": "2"}) in found
+    return found
 
 
 def test_counts_of_nan_go_on_once_there_was_one() -> None:

@@ -13,9 +13,26 @@ import { Picture } from "../values/Picture";
 import { lengthOf, type Cursor } from "../values/layout";
 import { expression, shapeText } from "../values/text";
 import { NotYet, Readout, Source, useOpened } from "../values/Values";
+import { Choices } from "./Choices";
 import { keysOf, Looks } from "./Looks";
 
-export function AttentionPanel({ store, site }: { store: Store; site: Site }) {
+interface Props {
+  store: Store;
+  site: Site;
+}
+
+/** The pattern, where its values can be had, and what the heads did over the steps. */
+export function AttentionPanel(props: Props) {
+  const { sites, missing } = props.store;
+  return (
+    <>
+      {sites.value?.attending.has(props.site.key) && !missing.value.has("values") && <Pattern {...props} />}
+      <Choices {...props} />
+    </>
+  );
+}
+
+function Pattern({ store, site }: Props) {
   useOpened(store, site, true);
   const { values, inputs } = store;
   const [arrays, array, shown, box] = [values.arrays.value, values.array.value, values.shown.value, values.box.value];

@@ -4,6 +4,7 @@
 // (arrows, Home, End), and 1 to 5 for the groups.
 import type { FunctionComponent } from "preact";
 import { AttentionPanel } from "../attention/Attention";
+import { Choices } from "../attention/Choices";
 import { CastsPanel } from "../casts/CastsPanel";
 import { CodePanel } from "../code/CodePanel";
 import { CompareOptions, ComparePanel } from "../compare/ComparePanel";
@@ -42,6 +43,7 @@ const ALL: readonly Panel[] = [
   { name: "overview", title: "Distributions", View: Distributions, Options: DistributionsOptions },
   { name: "values", title: "Values", View: ValuesPanel, Options: ValuesOptions },
   { name: "attention", title: "Attention", View: AttentionPanel, Options: AttentionOptions },
+  { name: "experts", title: "Experts", View: Choices },
   { name: "words", title: "Words", View: WordsPanel, Options: WordsOptions },
   { name: "units", title: "Units", View: UnitsPanel, Options: UnitsOptions },
   { name: "examples", title: "Examples", View: ExamplesPanel, Options: ExamplesOptions },

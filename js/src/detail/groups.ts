@@ -12,6 +12,7 @@ export const GROUP_OF: Readonly<Record<string, Group>> = {
   overview: "Look",
   values: "Look",
   attention: "Look",
+  experts: "Look",
   words: "Look",
   units: "Units",
   examples: "Units",
@@ -26,10 +27,14 @@ export const GROUP_OF: Readonly<Record<string, Group>> = {
 };
 
 /** The panels that a site has, in the order of the tabs. */
-export function offered({ replay, missing, inputs, sites, studies }: Store, site: Site): readonly string[] {
+export function offered({ replay, missing, inputs, sites, studies, choices }: Store, site: Site): readonly string[] {
+  const chosen = choices.value.filter((one) => sites.value?.list[one.header.site] === site);
   return Object.keys(GROUP_OF).filter((name) => {
     if (site.single) return name === "overview"; // one array of what a call returns: statistics only
-    if (name === "attention" && !sites.value?.attending.has(site.key)) return false;
+    if (name === "experts" || name === "attention") {
+      if (chosen.some((one) => one.header.experts === (name === "experts"))) return true;
+      if (name === "experts" || !sites.value?.attending.has(site.key)) return false;
+    }
     if (name === "lens" && !sites.value?.sequences && !studies.lens.value?.found) return false;
     if (name === "words" && !inputs.inputs.value?.tokens) return false;
     if ((name === "examples" || name === "lens" || name === "attribution") && replay.value) return (studies[name].value?.found ?? null) !== null;

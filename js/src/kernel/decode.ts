@@ -13,6 +13,7 @@ import {
   STATISTICS,
   UNIT_FIGURES,
   type Casts,
+  type Choices,
   type Curves,
   type Frame,
   type FrameParameter,
@@ -65,6 +66,14 @@ export interface HistoryData {
   readonly edges: Float64Array;
   /** [steps, HISTORY_BINS] */
   readonly fractions: Float64Array;
+}
+
+/** The heads of an attention, or the experts of a router, over the steps. */
+export interface ChoicesData {
+  readonly header: Choices;
+  readonly steps: Float64Array;
+  /** [figures][rows][steps] */
+  readonly figures: readonly (readonly Float64Array[])[];
 }
 
 export interface CurveData {
@@ -199,6 +208,12 @@ export function decodeUpdates(header: Updates, buffer: DataView | undefined): Up
   const reader = new Reader(header.type, buffer, header.steps * (1 + 2 * header.parameters.length));
   const each = (): Float64Array[] => header.parameters.map(() => reader.floats(header.steps));
   return { header, steps: reader.floats(header.steps), ratios: each(), lost: each() };
+}
+
+export function decodeChoices(header: Choices, buffer: DataView | undefined): ChoicesData {
+  const { steps, rows, figures } = header;
+  const reader = new Reader(header.type, buffer, steps * (1 + rows * figures.length));
+  return { header, steps: reader.floats(steps), figures: figures.map(() => Array.from({ length: rows }, () => reader.floats(steps))) };
 }
 
 export function decodeCurves(header: Curves, buffer: DataView | undefined): CurveData[] {

@@ -120,6 +120,20 @@ export interface Updates {
   readonly inside: boolean;
 }
 
+/** What each head of an attention, or each expert of a router, of one site did over the steps; `key` is as in `Recording.heads_frame` or `experts_frame`, and so are `figures`, but for "router_entropy", the "evenness" that all experts share. Buffer, float64: steps [steps], then [figures, rows, steps], NaN where it is unknown. `more` counts the rows that are left out. */
+export interface Choices {
+  readonly type: "choices";
+  readonly version: number;
+  readonly layout: number;
+  readonly site: number;
+  readonly key: string;
+  readonly experts: boolean;
+  readonly figures: readonly string[];
+  readonly rows: number;
+  readonly steps: number;
+  readonly more: number;
+}
+
 /** The metrics over the steps so far. Buffer: for each of `names`, float64 [points, 2]: step and value (NaN if it was not finite), with `points[i]` rows for `names[i]`. The recording has `recorded[i]` values of it, and `not_finite[i]` of these are NaN or Inf. */
 export interface Curves {
   readonly type: "curves";
@@ -1040,7 +1054,7 @@ export interface StopStudy {
   readonly id: number;
 }
 
-export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | UnitFigures | Compilations | Casts | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Updates | Curves | Passes | State | Findings | Reply | Arrays | Values;
+export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | UnitFigures | Compilations | Casts | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Updates | Choices | Curves | Passes | State | Findings | Reply | Arrays | Values;
 
 export type ToKernel = Hello | Ack | Select | ChooseExample | ChooseBatch | Perturb | Adjust | Remove | SwitchAll | SetEvery | MeasureNext | ReadSite | ShowNnx | SwitchMode | SetMask | OpenBeside | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
 

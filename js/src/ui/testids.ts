@@ -175,6 +175,7 @@ export const ids = {
   weightRow: "nni-weight-row",
   cast: "nni-cast",
   castDtype: "nni-cast-dtype",
+  choice: "nni-choice",
   castScale: "nni-cast-scale",
   python: "nni-python",
   snippet: "nni-snippet",

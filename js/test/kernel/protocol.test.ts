@@ -2,8 +2,8 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, it } from "vitest";
-import { decodeCurves, decodeFrame, decodeHistory, decodeUnits, decodeUpdates, pairsOf, rowFigure, statistic } from "../../src/kernel/decode";
-import { HISTORY_BINS, SPARK, STATISTICS, type Curves, type Frame, type History, type Updates } from "../../src/kernel/protocol";
+import { decodeChoices, decodeCurves, decodeFrame, decodeHistory, decodeUnits, decodeUpdates, pairsOf, rowFigure, statistic } from "../../src/kernel/decode";
+import { HISTORY_BINS, SPARK, STATISTICS, type Choices, type Curves, type Frame, type History, type Updates } from "../../src/kernel/protocol";
 import { ProtocolError, toBrowser } from "../../src/kernel/versions";
 import { units } from "../helpers/messages";
 
@@ -58,6 +58,12 @@ describe("golden messages", () => {
     expect([...u.ratios[0]]).toEqual([0, 1 / 8]);
     expect([...u.lost[0]]).toEqual([1, 7 / 8]);
     expect(bytes(u.steps, ...u.ratios, ...u.lost).equals(readFileSync(join(folder, "updates.bin")))).toBe(true);
+  });
+
+  it("choices decode and re-encode", () => {
+    const c = decodeChoices(toBrowser(read("choices")) as Choices, buffer("choices"));
+    expect([...c.figures[1]![0]!]).toEqual([6 / 8, 7 / 8, 1]);
+    expect(bytes(c.steps, ...c.figures.flat()).equals(readFileSync(join(folder, "choices.bin")))).toBe(true);
   });
 
   it("curves decode and re-encode", () => {

@@ -111,6 +111,23 @@ class Updates(Shown, type="updates"):
     inside: bool = False
 
 
+class Choices(Shown, type="choices"):
+    """What each head of an attention, or each expert of a router, of one site did over the steps;
+    `key` is as in `Recording.heads_frame` or `experts_frame`, and so are `figures`, but for
+    "router_entropy", the "evenness" that all experts share. Buffer, float64: steps [steps], then
+    [figures, rows, steps], NaN where it is unknown. `more` counts the rows that are left out.
+    """
+
+    layout: int
+    site: int
+    key: str
+    experts: bool
+    figures: tuple[str, ...]
+    rows: int
+    steps: int
+    more: int
+
+
 class Curves(Shown, type="curves"):
     """The metrics over the steps so far. Buffer: for each of `names`, float64 [points, 2]: step
     and value (NaN if it was not finite), with `points[i]` rows for `names[i]`. The recording has

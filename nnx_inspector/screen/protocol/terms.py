@@ -74,6 +74,9 @@ largest number."""
 MOST_CASTS: Final = 2000
 """The most rows of a `Casts`; `total` counts them all."""
 
+MOST_CHOICES: Final = 64
+"""The most rows of a `Choices`; `more` counts the others."""
+
 POSITION_FIGURES: Final = ("norm", "unit", "gradient", "gradient_times_activation")
 """The figures of a site at one position: the norm over its units, the value of one unit, the norm
 of the gradient, and the gradient times the value, added up over the units."""

@@ -27,6 +27,13 @@ LARGEST: Final = ("logit",)
 """The figures of which several calls have the largest; of the others, the mean."""
 HEAD_FIGURES: Final = CHOICE_FIGURES[:6]
 EXPERT_FIGURES: Final = ("load", "dropped", "entropy", "evenness", "logit")
+SHOWN: Final = {
+    False: ("evenness", "distance", "first", "logit"),
+    True: ("load", "dropped", "evenness"),
+}
+"""The figures of heads, and of experts (True), that are shown over the steps and go to trackers."""
+ROUTER_ENTROPY: Final = "router_entropy"
+"""What the "evenness" of experts is called there: all experts of a router have the same."""
 
 MOST_EXAMPLES: Final = 16
 """The most examples, evenly spaced, whose probabilities are looked at."""
