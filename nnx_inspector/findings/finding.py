@@ -21,9 +21,9 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
 CAUSES_FIRST: Final = (
     "uncalled", "nonfinite", "metrics", "overflow", "unused", "mode", "dtype", "dead-experts",
-    "uneven-experts", "attention", "dead-units",
-    "saturated-units", "constant", "collapse", "exploding-gradient", "vanishing-gradient",
-    "underflow", "no-gradient", "skipped-steps", "update-ratio", "padding", "recompilation",
+    "uneven-experts", "attention", "dead-units", "saturated-units", "constant", "collapse",
+    "exploding-gradient", "vanishing-gradient", "underflow", "no-gradient", "skipped-steps",
+    "update-ratio", "weight-decay", "clipping", "padding", "recompilation",
 )  # fmt: skip
 """The rules, each before those that it may cause: the model, forward, backward, the update."""
 

@@ -38,6 +38,8 @@ from nnx_inspector.findings.nonfinite import nonfinite
 from nnx_inspector.findings.precision.ranges import overflow, underflow
 from nnx_inspector.findings.precision.updates import update_ratio
 from nnx_inspector.findings.rule_context import LAST, RuleContext
+from nnx_inspector.findings.update.clipping import clipping
+from nnx_inspector.findings.update.decay import weight_decay
 from nnx_inspector.findings.update.rate import halted
 from nnx_inspector.findings.update.state import skipped_steps
 from nnx_inspector.recordings.recording import Recording
@@ -68,6 +70,8 @@ _RULES: Final[tuple[Callable[[RuleContext], Iterator[Finding]], ...]] = (
     skipped_steps,
     halted,
     update_ratio,
+    weight_decay,
+    clipping,
     padding,
     sinusoids,
 )

@@ -49,7 +49,7 @@ Gauges = Mapping[str, Sequence[Any]]
 States = Mapping[str, Any]
 """Path of a parameter -> its state, `[STATE_LENGTH]`."""
 _NO_STACKS: Mapping[str, Stack] = {}
-Update = tuple[float, float]
+Update = tuple[float, ...]
 """`OF_UPDATE` of a parameter."""
 _NO_UPDATES: Mapping[str, Update] = {}
 Arrived = Mapping[tuple[str, str], Sequence[Summary]]
@@ -60,7 +60,7 @@ _NO_SUMMARIES: Summaries = {}
 _NO_ROWS: Gauges = {}
 _NO_CHOICES = np.zeros((0, len(CHOICE_FIGURES)), np.float32)
 _ONCE = ("parameter", STATE)
-_NO_UPDATE: Final[Update] = (math.nan, math.nan)
+_NO_UPDATE: Final[Update] = (math.nan,) * len(OF_UPDATE)
 _UNKNOWN = np.full(STATE_LENGTH, np.nan, np.float32)
 """The state of a parameter that no pass has sent."""
 
@@ -144,12 +144,10 @@ def of_one_step(passes: Iterable[Arrived]) -> list[Arrived]:
 def updates_of(
     moves: Mapping[str, Any], stacks: Mapping[str, Stack] = _NO_STACKS
 ) -> dict[str, Update]:
-    """The update ratio of each parameter, also of single layers, and how much of its update is
-    lost: `OF_UPDATE`, by what `Moved` finds.
-    """
+    """`OF_UPDATE` of each parameter, also of single layers, by what `Update` finds."""
     out: dict[str, Update] = {}
     for path, sums in moves.items():
-        rows = np.asarray(sums, np.float64).reshape(-1, 4)
+        rows = np.asarray(sums, np.float64).reshape(-1, 8)
         out[path] = _of_update(rows.sum(axis=0))
         stack = stacks.get(holder_of(path, stacks) or "") if len(rows) > 1 else None
         if stack is not None and stack.length == len(rows):
@@ -163,12 +161,16 @@ def updates_in(parameters: Mapping[str, Parameter]) -> dict[str, Update]:
     """
     found = ((path, one.update, one.value.merged().norm) for path, one in parameters.items())
     sizes = ((path, update.merged().norm, norm) for path, update, norm in found if update)
-    return {p: (_ratio(*np.square([size / UNIT, norm])), math.nan) for p, size, norm in sizes}
+    return {
+        p: (_ratio(*np.square([size / UNIT, norm])), *_NO_UPDATE[1:]) for p, size, norm in sizes
+    }
 
 
 def _of_update(sums: Any) -> Update:
-    change, value, meant, lost = sums.tolist()
-    return _ratio(change, value), lost / meant if meant else math.nan
+    change, value, meant, lost, decay, rest, cut, whole = sums.tolist()
+    decayed = _ratio(decay / UNIT / UNIT, rest) if decay or rest else math.nan
+    clipped = _ratio(cut, whole) if whole else math.nan
+    return _ratio(change, value), lost / meant if meant else math.nan, decayed, clipped
 
 
 def _ratio(change: float, value: float) -> float:

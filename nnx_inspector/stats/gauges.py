@@ -80,7 +80,7 @@ commonest id; this id (NaN below 0); how many ids there are, and how many positi
 COUNTED: Final = ("nan", "infinite")
 """How many of all elements of a parameter are NaN, and how many are infinite. Older recordings lack
 them."""
-OF_UPDATE: Final = ("update", "lost")
+OF_UPDATE: Final = ("update", "lost", "decayed", "clipped")
 """The norm of the change that the step made, relative to that of the value before: Inf if only that
 was 0, NaN if no update was seen; of the elements to which something other than 0 was added, the
 share that stayed what they were, because the dtype rounds that off (NaN if there are none, or if it

@@ -224,6 +224,29 @@ SENTENCES = [
         ending="`notfinite_count` in the newest pass, or the first pass after the last skip",
     ),
     of(
+        "weight-decay",
+        "From step #step# to step #last#, weight decay moves <path> <how>, in the median over "
+        "#passes# measured steps (norms of the two parts of its update); a step changes it by "
+        "#moved# times its size<others>",
+        last="the newest measured step that shows it",
+        how="norm(decay * parameter) / norm(what that is added to), the parameter's gradient or "
+        "what the optimizer made of it, in the median over these steps",
+        passes="the measured steps that show it",
+        moved="norm(update) / norm(value), in the median over these steps",
+        others="the first ratio of other parameters",
+    ),
+    of(
+        "clipping",
+        "From step #step# to step #last#, clipping shortened the gradient of <path> (or what the "
+        "optimizer had made of it) in #acted# of #passes# measured steps, in the median over all "
+        "of them by #taken#% of its norm<others>",
+        last="the newest measured step that shows it",
+        acted="the steps in which it changed anything",
+        passes="the measured steps that show it",
+        taken="norm(before - after) / norm(before)",
+        others="the same of other parameters",
+    ),
+    of(
         "padding",
         "At step #step# id #id# filled #part#% of the #positions# positions that <site> received",
         id="the commonest id",
@@ -673,6 +696,19 @@ def test_small_updates_are_bounded_by_the_largest():
         statistics.median_low(i.values()) for i in changes(trained(optax.sgd(1e-6), watch=False))
     ]
     assert close(parts["largest"], max(medians))
+
+
+def test_decay_and_clipping_are_those_of_the_step():
+    """The gradient is cut to next to nothing, so the decay alone moves the weights."""
+    tx = [optax.clip_by_global_norm(1e-6), optax.add_decayed_weights(0.5), optax.sgd(0.1)]
+    found = {f.rule: f for f in every(trained(optax.chain(*tx), watch=True))}
+    _, parts = sentence_of(found["weight-decay"])
+    held = trained(optax.chain(*tx), watch=False)
+    each = [change[unquoted(parts["path"])] for change in changes(held)]
+    assert close(parts["moved"], statistics.median(each))
+    assert (parts["step"], parts["last"], parts["passes"]) == ("0", "10", "6")
+    _, parts = sentence_of(found["clipping"])
+    assert (parts["acted"], parts["passes"], parts["taken"]) == ("6", "6", "100")
 
 
 def test_what_never_changes_is_counted_by_measured_steps():

@@ -24,15 +24,16 @@ from nnx_inspector.program.editing.functions import (
     IsMultiple,
     Merged,
     MergedRows,
-    Moved,
     Next,
     Ones,
     PutRows,
     Ring,
     Row,
+    Update,
     Zeros,
 )
 from nnx_inspector.program.editing.slots import Always, Output, Slot, each_slot
+from nnx_inspector.program.editing.transformations import Transformations
 from nnx_inspector.program.editing.updates import added_to, inputs_of_calls
 from nnx_inspector.program.marks import GRADIENT
 from nnx_inspector.program.plan import NOTHING, Kept, Seen
@@ -221,7 +222,8 @@ def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
 
 def see_moves(self: Body, result_of: Callable[[list[int]], Mapping[int, Any]]) -> None:
     """See how far the parameters of the calls inside are moved: from the input that each comes from
-    to what `result_of` says takes its place; and how much of what is added to them is lost.
+    to what `result_of` says takes its place; how much of what is added to them is lost; and how
+    much of it weight decay and clipping make.
     """
     if not self.of.plan.summarise or self.of.presence:
         return
@@ -230,12 +232,21 @@ def see_moves(self: Body, result_of: Callable[[list[int]], Mapping[int, Any]]) -
     after = result_of(sorted({n for _, n in here})) if here else {}
     added = added_to(self.found.jaxpr, after) if after else {}
     seen: dict[str, Any] = {}
+    done = Transformations(self.found.jaxpr) if after else None
     for path, n in here:
-        if n in after and path not in seen:
-            measure = Moved(int(path in self.of.stacked))
+        if done is not None and n in after and path not in seen:
+            ends = [self.found.jaxpr.invars[n], after[n]]
             meant = [added[n]] if n in added else []
-            atoms = self.read([self.found.jaxpr.invars[n], after[n], *meant])
-            seen[path] = self.slot(self.measured(measure, atoms, self.home))
+            decay, clipped = done.of(*ends)
+            found = [one for one in (decay, clipped) if one is not None]
+            measure = Update(
+                int(path in self.of.stacked),
+                bool(meant),
+                None if decay is None else decay.how,
+                None if clipped is None else clipped.how,
+            )
+            atoms = [*ends, *meant, *(x for one in found for x in one.atoms)]
+            seen[path] = self.slot(self.measured(measure, self.read(atoms), self.home))
     self.of.moved |= {(id(mark), p) for mark, p, _ in every if p in seen}
     if seen:
         self.seen.append(seen)

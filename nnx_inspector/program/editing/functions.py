@@ -137,6 +137,66 @@ class Moved:
         return auto_sharded(find, *xs)
 
 
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A product of numbers; without any, 1.
+
+    Attributes:
+        divides: of each, whether it divides.
+    """
+
+    divides: tuple[bool, ...]
+
+    def __call__(self, *xs: jax.Array) -> jax.Array:
+        found = jnp.ones((), jnp.float32)
+        for x, divides in zip(xs, self.divides, strict=True):
+            found = found / x if divides else found * x
+        return found.astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What `Moved` finds, and behind it two pairs of sums of squares: of weight decay and of what
+    it is added to; of what clipping takes from an array, in units of `UNIT`, and of the array.
+    NaN where there is none: float32[..., 8].
+
+    Attributes:
+        rows: how many leading axes have an entry each.
+        added: whether it is known what is added; it is the third operand.
+        decay: the factor of weight decay, and whether it is 1 without; the next operands are what
+            the decay is added to, and the factor's numbers.
+        clipped: the factor of clipping, whether a comparison chooses it, and whether by being True;
+            the next operands are the factor's numbers and the comparison. Without a factor, they
+            are an array before clipping and after.
+    """
+
+    rows: int = 0
+    added: bool = False
+    decay: tuple[Product, bool] | None = None
+    clipped: tuple[Product | None, bool, bool] | None = None
+
+    def __call__(self, before: jax.Array, after: jax.Array, *others: jax.Array) -> jax.Array:
+        xs, moved = list(others), Moved(self.rows)
+        found = moved(before, after, *([xs.pop(0)] if self.added else []))
+        pairs = [jnp.full_like(found[..., :2], jnp.nan)] * 2
+        if self.decay is not None:
+            rest, (product, keeps) = xs.pop(0), self.decay
+            factor = product(*(xs.pop(0) for _ in product.divides)) - keeps
+            sizes = jnp.square(factor) * found[..., 1], moved(rest, rest)[..., 1]
+            pairs[0] = jnp.stack(sizes, axis=-1)
+        if self.clipped is not None:
+            product, chosen, on = self.clipped
+            if product is None:
+                pairs[1] = moved(*xs)[..., :2]
+            else:
+                factor = product(*(xs.pop(0) for _ in product.divides))
+                if chosen:
+                    factor = jnp.where(xs.pop(0) == on, factor, 1)
+                taken = jnp.stack([jnp.square((1 - factor) / UNIT), jnp.ones_like(factor)])
+                pairs[1] = jnp.broadcast_to(taken, pairs[1].shape)
+        return jnp.concatenate([found, *pairs], axis=-1)
+
+
 UNIT: Final = 2.0**-30
 """The squares of a small change are not too small for float32 in this unit."""
 _EXACT: Final = ("float64", "float32", "float16", "bfloat16")

@@ -1,0 +1,95 @@
+"""Weight decay that moves a parameter farther than its gradient does.
+
+Both parts of the update are those that the step itself added up. Where training has settled the two
+are of one size, so only what is clearly larger is noted, and only where it moves the parameter at
+all. Invariant: of an update whose parts were not seen nothing is said.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from nnx_inspector.findings.finding import Finding, and_others
+from nnx_inspector.findings.precision.updates import TOO_SMALL
+from nnx_inspector.findings.rule_context import FEW, RuleContext
+from nnx_inspector.recordings.facts import ParameterFacts
+from nnx_inspector.recordings.passes import Pass
+
+FARTHER: Final = 2.0
+"""At 1 the two parts hold a parameter where it is, which is what weight decay is for."""
+Seen = Sequence[tuple[Pass, float]]
+"""The measured steps in which a figure of a parameter is known, with it."""
+
+
+def seen_in(context: RuleContext, name: str) -> dict[str, Seen]:
+    """One of `OF_UPDATE` of each parameter, in the passes that have it and no perturbation."""
+    passes = [p for p in context.clean if p.kind == "watch"]
+    found: dict[str, list[tuple[Pass, float]]] = {}
+    for one in passes:
+        for path, figure in one.updates(name).items():
+            if not math.isnan(figure):
+                found.setdefault(path, []).append((one, figure))
+    return {path: of for path, of in found.items() if len(of) >= FEW}
+
+
+def lasting(of: Seen) -> float:
+    """The median over all steps, or over the newest ones if that is less."""
+    figures = [figure for _, figure in of]
+    return min(map(statistics.median, (figures, figures[-FEW:])))
+
+
+def weight_decay(context: RuleContext) -> Iterator[Finding]:
+    """Weight decay that moves parameters farther than their gradients do."""
+    seen = seen_in(context, "decayed")
+    held = {p.path: p for ps in context.held.values() for p in ps}
+
+    def moves(path: str) -> float:
+        return statistics.median(one.update_ratio(path) for one, _ in seen[path])
+
+    found: list[tuple[ParameterFacts, float]] = [
+        (held[path], statistics.median(figure for _, figure in of))
+        for path, of in seen.items()
+        if path in held and lasting(of) >= FARTHER and moves(path) >= TOO_SMALL
+    ]
+    if not found:
+        return
+    found.sort(key=lambda one: (-one[1], context.at(one[0].site)))
+    (one, ratio), *others = found
+    steps = [p for p, _ in seen[one.path]]
+    how = f"moves {one.path!r} {_far(ratio)}, in the median over {len(steps)} measured steps"
+    yield Finding(
+        rule="weight-decay",
+        site=one.site,
+        step=steps[0].step,
+        severity="warning",
+        evidence={
+            "ratio": ratio,
+            "limit": FARTHER,
+            "update": moves(one.path),
+            "passes": len(steps),
+            "parameters": len(found),
+        },
+        what=(
+            f"From step {steps[0].step} to step {steps[-1].step}, weight decay {how} (norms of "
+            f"the two parts of its update); a step changes it by {moves(one.path):.2g} times its "
+            f"size" + and_others([_other(p.path, x) for p, x in others], "parameter")
+        ),
+        advice=(
+            "the parameter shrinks whatever its gradient says; lower the weight decay by a factor "
+            "of 10 or more (some optimizers do not multiply it by the learning rate), or leave the "
+            "parameter out with mask="
+        ),
+    )
+
+
+def _far(ratio: float) -> str:
+    if math.isinf(ratio):
+        return "and its gradient does not"
+    return f"{ratio:.2g} times as far as its gradient does"
+
+
+def _other(path: str, ratio: float) -> str:
+    return f"{path!r}, alone" if math.isinf(ratio) else f"{path!r}, {ratio:.2g} times"
