@@ -14,6 +14,7 @@ from browser.axe import violations
 from browser.notebook import WAIT
 from browser.view import View
 from flax import nnx
+from inside import inside
 from playwright.sync_api import Browser, Page, expect
 
 import nnx_inspector as nni
@@ -75,11 +76,11 @@ def inspector() -> Iterator[nni.Inspector]:
 
 def look_at_the_head(insp: nni.Inspector) -> None:
     """Do what the panels Values and Compare do when they are opened."""
-    commands = insp._commands
+    commands = inside(insp).commands
     commands.answer(protocol.Compare(id=1, number=STEPS, pinned=1))
     commands.answer(protocol.ShowValues(id=2, site="head", part="output", clean=False))
     commands.wait()
-    (opened,) = insp._core.opened.answers().values()
+    (opened,) = inside(insp).core.opened.answers().values()
     message = opened[0]
     assert isinstance(message, protocol.Arrays)
     commands.answer(
@@ -209,7 +210,7 @@ def test_values_and_comparisons_that_were_opened(opened: Opened, inspector: nni.
     view.tab("values")
     expect(view.part("nni-examples")).to_have_attribute("data-value", "3")
     view.part("nni-legend-high").wait_for()
-    values = inspector._core.opened.answers()
+    values = inside(inspector).core.opened.answers()
     _, buffer = next(one for one in values.values() if isinstance(one[0], protocol.Values))
     shown = np.frombuffer(buffer, np.float32)[: 16 * 2]
     low, high = view.number("nni-legend-low"), view.number("nni-legend-high")

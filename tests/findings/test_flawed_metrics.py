@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 
@@ -30,7 +31,7 @@ def forward(model: Any, x: jax.Array) -> Any:
 def watched(values: dict[str, list[Any]], every: int) -> list[Any]:
     insp = nni.Inspector(nnx.Linear(4, 1, rngs=nnx.Rngs(0)), X, display=False)
     for i, x in enumerate(insp.watch([X] * STEPS, every=every)):
-        forward(insp._core.model, x)
+        forward(inside(insp).core.model, x)
         insp.metrics(**{name: of[i] for name, of in values.items() if of[i] is not None})
     found = insp.findings
     insp.close()
@@ -133,7 +134,7 @@ def test_a_perturbation_that_was_on_is_named() -> None:
     insp = nni.Inspector(nnx.Linear(4, 1, rngs=nnx.Rngs(0)), X, display=False)
     insp.perturb("", nni.Zero())
     for x in insp.watch([X] * 3, every=1):
-        insp.metrics(loss=jnp.log(jnp.abs(forward(insp._core.model, x)).mean()))
+        insp.metrics(loss=jnp.log(jnp.abs(forward(inside(insp).core.model, x)).mean()))
     (one,) = [found for found in insp.findings if found.rule == "metrics"]
     assert "a perturbation was on in step 0, which may have made it" in one.message
     insp.close()

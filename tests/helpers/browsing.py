@@ -1,6 +1,7 @@
 """The messages that a browser would receive, without a browser."""
 
-from nnx_inspector.screen import protocol
+from inside import inside, receive
+
 from nnx_inspector.screen.comm import InspectorWidget
 from nnx_inspector.screen.presenter import Presenter
 
@@ -18,11 +19,11 @@ class Browser:
         monkeypatch.setattr(Presenter, "shown", True)
 
     def ask(self, insp, message):
-        return self.ask_screen(insp._core.view.screen, insp._commands, message)
+        return self.ask_screen(inside(insp).view.screen, inside(insp).commands, message)
 
     def ask_screen(self, screen, requests, message):
         self.sent.clear()
-        screen._received(None, protocol.to_header(message), None)
+        receive(screen, message)
         requests.wait()  # a thread answers some requests
         return list(self.sent)
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from inside import inside
 from jax.sharding import PartitionSpec as P
 from trained_apart import RATE, STEPS, D, Net, X, loss_of, made, placed, whole
 
@@ -77,7 +78,7 @@ def alone(mesh: Any) -> dict[str, Any]:
                 "page": lambda: insp.to_html(pathlib.Path(folder) / "page.html"),
             }
             said["errors"] = {name: refused(read) for name, read in reads.items()}
-        said["notices"] = [one.text for one in insp._core.view._notices]
+        said["notices"] = inside(insp).notices
         insp.close()
     step = whole()
     return {**said, "losses": [float(step(net, optimizer, x)) for _ in range(3)]}
@@ -256,7 +257,7 @@ def left(mesh: Any) -> dict[str, Any]:
                         raise KeyboardInterrupt
             except KeyboardInterrupt:
                 losses += [float(step(net, optimizer, x)) for _ in rest]
-            steps = [one.step for one in insp._core.recording.passes]
+            steps = [one.step for one in inside(insp).core.recording.passes]
             said[f"{how} {number}"] = {"losses": losses, "steps": steps}
             insp.close()
     with nni.watch(net, every=3) as recording:  # they still agree
@@ -283,7 +284,7 @@ def late(mesh: Any) -> dict[str, Any]:
         losses.append(float(step(net, optimizer, x)))
     agreement.Coordinator.meet = meet
     insp.close()
-    return {"losses": losses, "steps": [one.step for one in insp._core.recording.passes]}
+    return {"losses": losses, "steps": [one.step for one in inside(insp).core.recording.passes]}
 
 
 def saving(mesh: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from jax._src import api, pjit
 
 from nnx_inspector.hooks import dispatch, wrapping
 
@@ -31,6 +32,16 @@ def classes() -> list[type]:
                 found[sub] = None
                 stack.append(sub)
     return list(found)
+
+
+def listened_in_jax() -> list[Any]:
+    """What the package replaces in jax while it listens to launches: private parts of jax."""
+    return [
+        pjit._get_fastpath_data,
+        pjit._infer_params,
+        pjit._run_python_pjit,
+        api._post_hook_state.get_local(),
+    ]
 
 
 def code_of(value: Any) -> list[Any]:

@@ -18,6 +18,7 @@ import training_several
 import training_slopes
 import training_split
 from flax import nnx
+from inside import inside
 from leftovers import assert_close, nothing_left
 
 import nnx_inspector as nni
@@ -102,7 +103,7 @@ def watched(name: str, way: str, *, perturbed: bool = False) -> tuple[Ran, Any]:
             if perturbed:
                 insp.perturb("a", nni.Scale(FACTOR))
             losses = WAYS[way](insp, loop)
-            noticed = tuple(n.text for n in insp._core.view._notices)
+            noticed = tuple(n for n in inside(insp).notices)
             recording = insp.recording
             insp.close()
         left = set(threading.enumerate()) - threads

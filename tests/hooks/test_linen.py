@@ -17,6 +17,7 @@ import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.stats.summary import Summary
@@ -706,7 +707,7 @@ def test_the_inspector_measures_and_perturbs_linen_sites(inspector):
     assert len(entry)
     with inspector.perturb("wrapped/mlp", nni.Zero()):
         out = inspector.run(X)
-        bias = inspector._core.model.wrapped.out["bias"][...]
+        bias = inside(inspector).core.model.wrapped.out["bias"][...]
         np.testing.assert_allclose(out, jnp.broadcast_to(bias, (5, 3)), atol=1e-6)
     np.testing.assert_allclose(inspector.run(X), plain, rtol=1e-6)
     with pytest.raises(ValueError, match="wrapped/mlp"):
@@ -714,7 +715,7 @@ def test_the_inspector_measures_and_perturbs_linen_sites(inspector):
 
 
 def test_a_watched_train_step_sees_and_perturbs_linen_sites(inspector):
-    model = inspector._core.model
+    model = inside(inspector).core.model
     optimizer = nnx.Optimizer(model, optax.sgd(0.0), wrt=nnx.Param)
 
     @nnx.jit

@@ -7,6 +7,7 @@ import threading
 import types
 
 import pytest
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.commands import Commands
@@ -302,7 +303,7 @@ def test_what_may_take_long_is_answered_in_order_before_its_reply_in_a_thread(fa
     ]  # fmt: skip
     assert threading.current_thread() not in threads
     assert view.python == "", "a panel looks by itself: nothing was clicked"
-    one._core.closing.close()
+    inside(one).core.closing.close()
     one.answer(protocol.Look(id=9, what="code", site="a"))
     assert said[-1] == (9, "This inspector was closed.")
 
@@ -435,7 +436,7 @@ def test_how_changes_reach_a_loop(silent, kind):
             "page": "",
             "said": next(said),
         }
-        screen._received(None, hello if kind == "hello" else {"type": "ack", "seq": 0}, [])
+        receive(screen, hello if kind == "hello" else {"type": "ack", "seq": 0})
 
     here = threading.get_ident()
     assert screen.listening(None) == screen.listening(here) == "after"
@@ -463,7 +464,7 @@ def test_a_hello_that_waited_behind_cells_is_not_answered_any_more(silent):
             "page": page,
             "said": said,
         }
-        screen._received(None, hello, [])
+        receive(screen, hello)
 
     elsewhere(lambda: receive("a", 2))  # through the subshell, while cells run
     receive("a", 1)  # sent before it, and received after the cells

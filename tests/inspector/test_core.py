@@ -6,6 +6,7 @@ import types
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from inside import inside
 from models import TwoLayers
 
 import nnx_inspector as nni
@@ -19,13 +20,13 @@ def test_passes_reach_the_recording_through_one_door(monkeypatch):
     assert {x.name for x in ROOM.rglob("*.py") if "recording.append(" in x.read_text()} == doors
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
     assert len(insp.recording) == 1  # it waits for the first pass
-    record, through = insp._core.record_pass, []
+    record, through = inside(insp).core.record_pass, []
 
     def told(step, summaries, **about):
         through.append((step, about["kind"], about["setting"].active))
         record(step, summaries, **about)
 
-    monkeypatch.setattr(insp._core, "record_pass", told)
+    monkeypatch.setattr(inside(insp).core, "record_pass", told)
     insp.run()
     insp.step(lambda model, x: model(x).sum(), X)
     insp.push(nni.capture(insp.model)(X)[1])
@@ -52,9 +53,9 @@ def test_settings_have_equal_numbers_while_they_are_alike():
     before = len(insp.recording)
     for what in ("", "a", "a", "b", "", "b", "b"):
         setting = Setting(active=bool(what), what=what)
-        insp._core.record_pass(0, {}, kind="run", setting=setting)
+        inside(insp).core.record_pass(0, {}, kind="run", setting=setting)
     assert [p.setting for p in insp.recording.passes[before:]] == [0, 1, 1, 2, 0, 3, 3]
-    assert insp._core.settings == 3
+    assert inside(insp).core.settings == 3
     insp.close()
 
 

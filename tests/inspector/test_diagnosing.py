@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from inside import inside
 from models import TwoLayers
 
 import nnx_inspector as nni
@@ -142,15 +143,15 @@ def test_more_than_the_screen_shows_are_counted():
 @pytest.fixture
 def insp():
     one = nni.Inspector(TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3)), display=False)
-    one._core.view.shown = True
+    inside(one).view.shown = True
     yield one
     one.close()
 
 
 def test_an_inspector_tells_what_it_finds_in_its_own_passes(insp):
     insp.run(jnp.ones((4, 3)).at[0, 0].set(jnp.nan))
-    insp._diagnosing.wait()
-    message = insp._core.view._kept["findings"]
+    inside(insp).diagnosing.wait()
+    message = inside(insp).view.kept("findings")
     assert (message.findings[0].rule, message.findings[0].site) == ("nonfinite", "a")
     assert [row.what for row in message.findings] == [one.what for one in insp.findings]
 
@@ -159,19 +160,19 @@ def test_and_in_a_watched_loop(insp):
     step = nnx.jit(lambda model, x: model(x).sum())
     for x in insp.watch([jnp.ones((4, 3)), jnp.full((4, 3), jnp.nan)], every=1):
         step(insp.model, x)
-    insp._diagnosing.wait()
-    assert insp._core.view._kept["findings"].findings[0].rule == "nonfinite"
+    inside(insp).diagnosing.wait()
+    assert inside(insp).view.kept("findings").findings[0].rule == "nonfinite"
 
 
 def test_a_metric_that_is_not_finite_is_told_before_the_next_measured_step(insp):
     step, told = nnx.jit(lambda model, x: model(x).sum()), []
-    insp._core.view.tick = lambda: None  # an unmeasured step sends nothing else
+    inside(insp).view.tick = lambda: None  # an unmeasured step sends nothing else
     for i, x in enumerate(insp.watch([jnp.ones((4, 3))] * 4, every=100)):
         step(insp.model, x)
         insp.metrics(loss=float("nan") if i == 2 else 1.0)
         if i == 3:  # the metrics of a step are taken when it ends
-            insp._diagnosing.wait()
-            told += insp._core.view._kept["findings"].findings
+            inside(insp).diagnosing.wait()
+            told += inside(insp).view.kept("findings").findings
     (row,) = [row for row in told if row.rule == "metrics"]
     assert row.step == 2
     assert "'loss' was NaN in 1 of 3 values, first at step 2" in row.what
@@ -184,7 +185,7 @@ def test_another_thread_takes_no_pass_out_of_a_step_that_may_still_run():
     step = nnx.jit(nnx.value_and_grad(lambda model, x: model(x).sum()))
     for x in insp.watch([nans]):
         jax.block_until_ready(step(model, x))
-        other = threading.Thread(target=insp._loops.take_up)
+        other = threading.Thread(target=inside(insp).loops.take_up)
         other.start()
         other.join()
         assert len(insp.recording) == 0

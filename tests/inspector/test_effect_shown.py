@@ -8,6 +8,7 @@ import optax
 import pytest
 from browsing import Browser
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.passes.rerun import (
@@ -52,9 +53,9 @@ def model():
 @pytest.fixture
 def insp(model):
     inspector = nni.Inspector(model, X, display=False)
-    inspector._rerun.first()
+    inside(inspector).rerun.first()
     yield inspector
-    inspector._rerun._arming.join()
+    inside(inspector).arming.join()
     inspector.close()
 
 
@@ -66,8 +67,8 @@ def train(model):
 
 def said(insp):
     """The effect on the page and in Python, and the text in its place."""
-    state = insp._core.view._state()
-    assert state.effect == insp._rerun.effect()[0]
+    state = inside(insp).state
+    assert state.effect == inside(insp).rerun.effect()[0]
     assert (state.effect is None) == (state.no_effect != "")
     return state.effect, state.no_effect
 
@@ -154,7 +155,7 @@ def test_what_was_changed_at_the_end_of_a_loop_waits_to_be_measured(insp, train)
             insp.perturb("a", nni.Zero())
         train()
     assert said(insp) == (None, MEASURE_AGAIN)
-    assert insp._core.view.state_at_rest().no_effect == NOT_MEASURED
+    assert inside(insp).view.state_at_rest().no_effect == NOT_MEASURED
     assert insp.effect.source == "the last step"  # measured for whoever reads it
     insp.run()
     assert insp.effect.source == "the example"
@@ -164,13 +165,13 @@ def test_while_a_program_is_compiled_there_are_no_figures_of_the_old_one(insp, m
     insp.perturb("a", nni.Zero())
     assert insp.effect is not None
     wanted = []
-    monkeypatch.setattr(insp._rerun._arming, "do_instead", wanted.append)
+    monkeypatch.setattr(inside(insp).arming, "do_instead", wanted.append)
     second = insp.perturb("b", nni.Shift(1.0))
     assert second.compiling
     assert said(insp) == (None, NEW_PROGRAM)
     second.remove()
     assert said(insp)[0].output_change > 0
-    assert insp._core.view.state_at_rest().no_effect == ""
+    assert inside(insp).view.state_at_rest().no_effect == ""
 
 
 def test_a_pass_that_cannot_be_made_leaves_no_figures(insp, monkeypatch):
@@ -182,7 +183,7 @@ def test_a_pass_that_cannot_be_made_leaves_no_figures(insp, monkeypatch):
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(insp._core.programs, "run", fails)
+        patch.setattr(inside(insp).core.programs, "run", fails)
         handle.strength = 3.0
     assert said(insp) == (None, FAILED)
     handle.strength = 4.0
@@ -219,14 +220,14 @@ def test_it_tells_that_the_model_was_updated_since(insp, train):
 def test_what_is_compiled_late_is_not_of_another_state_of_the_model(insp, model, monkeypatch):
     """The change of the output is measured when its program is compiled; the model may have changed
     by then."""
-    arming, jobs = insp._rerun._arming, []
+    arming, jobs = inside(insp).arming, []
     monkeypatch.setattr(arming, "do_instead", jobs.append)
     insp.perturb("a", nni.Scale(2.0))
     before = insp.effect.output_change
     model.b.bias[...] += 100.0
     for job in jobs:
         job()
-    insp._rerun._armed()
+    inside(insp).rerun._armed()
     assert not insp.effect.sites
     assert insp.effect.output_change == before
 
@@ -234,11 +235,11 @@ def test_what_is_compiled_late_is_not_of_another_state_of_the_model(insp, model,
 def test_the_browser_never_gets_an_effect_of_something_else(insp, train, monkeypatch):
     browser = Browser(monkeypatch)
     monkeypatch.setattr("nnx_inspector.screen.presenter.STATED", 0.0)
-    monkeypatch.setattr(insp._core.view.screen, "ready_for_frame", lambda: True)
+    monkeypatch.setattr(inside(insp).view.screen, "ready_for_frame", lambda: True)
     insp.step(loss_fn, X)
     handle = insp.perturb("a", nni.Scale(2.0))
     for i in insp.watch(range(6), every=2):
-        insp._core.recorder.wait()  # a step is shown while the loop goes on
+        inside(insp).core.recorder.wait()  # a step is shown while the loop goes on
         if i in (1, 3):
             handle.strength = 2.0 + i
         if i == 5:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 from models import TwoLayers
 from pages import store
 
@@ -65,7 +66,7 @@ def test_its_state_is_the_screens_at_rest(insp, unpacked):
 @pytest.mark.parametrize("what", ["code", "units"])
 @pytest.mark.parametrize("site", ["", "a", "b"])
 def test_an_answer_is_the_one_that_the_screen_gets(insp, unpacked, what, site):
-    message, buffer = look(insp._core, protocol.Look(id=0, what=what, site=site))
+    message, buffer = look(inside(insp).core, protocol.Look(id=0, what=what, site=site))
     kept = answers(unpacked, what)[site]
     assert protocol.from_header(kept["header"]) == message
     assert unpacked.buffer(kept) == (buffer or b"")
@@ -84,12 +85,12 @@ def test_flow_and_state_of_every_module_are_there(unpacked):
 
 def test_it_changes_neither_the_model_nor_what_the_screen_remembers(insp, tmp_path):
     before = [np.asarray(x) for x in jax.tree.leaves(nnx.state(insp.model))]
-    remembered, selected = insp._pages._looked, insp.selected
+    remembered, selected = inside(insp).pages._looked, insp.selected
     passes = len(insp.recording)
     insp.to_html(tmp_path / "again.html")
     after = [np.asarray(x) for x in jax.tree.leaves(nnx.state(insp.model))]
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
-    assert (insp._pages._looked, insp.selected, len(insp.recording)) == (
+    assert (inside(insp).pages._looked, insp.selected, len(insp.recording)) == (
         remembered,
         selected,
         passes,

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from inside import inside, receive
 
 import nnx_inspector as nni
 from nnx_inspector.screen import protocol
@@ -57,7 +58,7 @@ class Browser:
         """Send a message (a dataclass or a raw header); returns the replies."""
         header = message if isinstance(message, dict) else protocol.to_header(message)
         before = len(self.of("reply"))
-        insp._core.view.screen._received(None, header, [])
+        receive(inside(insp).view.screen, header)
         return [header for header, _ in self.of("reply")[before:]]
 
 
@@ -87,9 +88,9 @@ def arrays(model):
 
 def table(browser, insp):
     header, buffer = browser.of("frame")[-1]
-    shape = len(insp._core.view.keys), len(protocol.QUANTITIES), len(protocol.STATISTICS)
+    shape = len(inside(insp).view.keys), len(protocol.QUANTITIES), len(protocol.STATISTICS)
     flat = np.frombuffer(buffer, "<f8", int(np.prod(shape)))
-    return header, dict(zip(insp._core.view.keys, flat.reshape(shape), strict=True))
+    return header, dict(zip(inside(insp).view.keys, flat.reshape(shape), strict=True))
 
 
 # ------------------------------------------------------------------- passes
@@ -127,11 +128,11 @@ def test_the_effect_is_the_clean_pass_beside_the_perturbed_one(insp, model):
     clean = insp.effect.clean
     handle = insp.perturb("b", nni.Zero())
     assert insp.effect.clean == clean
-    compiled = insp._core.meter.compilations
+    compiled = inside(insp).core.meter.compilations
     assert insp.effect.perturbed == {"loss": 0.0, "largest": 0.0}
     handle.enabled = False
     assert insp.effect.perturbed == clean, "the old figures are back, exactly"
-    assert insp._core.meter.compilations == compiled, "no toggle compiles anything"
+    assert inside(insp).core.meter.compilations == compiled, "no toggle compiles anything"
 
 
 def test_the_effect_on_the_example_is_the_change_of_the_output(insp):
@@ -145,11 +146,11 @@ def test_a_thousand_toggles_compile_nothing(insp):
     insp.step(loss_fn, X)
     first, second = insp.perturb("a", nni.Scale(0.5)), insp.perturb("b", nni.Zero())
     assert insp.effect is not None, "the comparison is compiled"
-    compiled, rng = insp._core.meter.compilations, np.random.default_rng(0)
+    compiled, rng = inside(insp).core.meter.compilations, np.random.default_rng(0)
     for _ in range(100):
         first.enabled, second.enabled = map(bool, rng.integers(0, 2, 2))
         first.perturbation = nni.Scale(float(rng.normal()))
-    assert insp._core.meter.compilations == compiled
+    assert inside(insp).core.meter.compilations == compiled
 
 
 def test_static_arguments_stay_static(browser):
@@ -217,21 +218,21 @@ def test_a_watched_loop_trains_as_without_us(insp, model):
 def test_a_second_loop_goes_on_counting_and_compiles_nothing(insp, model):
     train(insp, model)
     assert insp.recording.steps[-1] == 10
-    (session,) = insp._loops._sessions.values()
+    (session,) = inside(insp).loops._sessions.values()
     train(insp, model)
     assert insp.recording.steps[1:] == [0, 5, 10, 15, 20]
-    assert list(insp._loops._sessions.values()) == [session]
+    assert list(inside(insp).loops._sessions.values()) == [session]
 
 
 @pytest.mark.parametrize("way", ["iterated", "left early", "region", "ticked"])
 def test_the_count_of_steps_on_screen_never_runs_backwards(insp, model, monkeypatch, way):
-    seen, own = [], insp._loops._progress
+    seen, own = [], inside(insp).loops._progress
 
     def note(step, total):
         own(step, total)
-        seen.append(insp._core.view.progress.step)
+        seen.append(inside(insp).view.progress.step)
 
-    monkeypatch.setattr(insp._loops, "_progress", note)
+    monkeypatch.setattr(inside(insp).loops, "_progress", note)
     forward = nnx.jit(lambda model, x: model(x))
     if way in ("iterated", "left early"):
         for i, x in enumerate(insp.watch([X] * 8, every=3)):
@@ -254,7 +255,7 @@ def test_a_perturbation_acts_from_the_next_step_and_is_flagged(insp, model):
     seen = []
 
     def toggle(i):
-        seen.append(insp._core.view.training_perturbed)
+        seen.append(inside(insp).view.training_perturbed)
         handle.enabled = 3 <= i < 6
 
     losses, traces = train(insp, model, n=10, every=1, toggle=toggle)
@@ -263,7 +264,7 @@ def test_a_perturbation_acts_from_the_next_step_and_is_flagged(insp, model):
     assert traces == 1, "every step is measured: one program, perturbed or not"
     watched = [p.perturbed for p in insp.recording.passes if p.kind == "watch"]
     assert watched == [4 <= i <= 6 for i in range(10)]
-    assert not insp._core.view.training_perturbed
+    assert not inside(insp).view.training_perturbed
 
 
 def test_toggling_during_training_uses_the_two_programs_there_are(insp, model):
@@ -297,7 +298,7 @@ def test_leaving_a_loop_early_leaves_no_hook(insp, model, leave):
     gc.collect()
     assert dict(vars(nnx.Linear)) == methods
     assert nnx.graphdef(model) == graphdef
-    assert not insp._core.view.progress.running
+    assert not inside(insp).view.progress.running
     assert len(list(insp.watch([X, X]))) == 2
 
 
@@ -310,7 +311,7 @@ def test_metrics_that_are_no_scalars_are_reported_not_raised(insp, model):
     with pytest.warns(nni.InspectorWarning, match="'loss' is not a real scalar"):
         loop()
     assert list(insp.recording.curves()) == ["accuracy"]
-    texts = [n.text for n in insp._core.view._notices]
+    texts = inside(insp).notices
     assert any("'loss' is not a real scalar (float32[6,3])" in t for t in texts)
 
 
@@ -337,7 +338,7 @@ def test_a_broken_comm_is_counted_and_does_not_stop_the_loop(insp, model, monkey
     monkeypatch.setattr(InspectorWidget, "send", broken)
     _, traces = train(insp, model, n=6, every=1)
     assert traces == 1
-    assert insp._core.view.failures > 0
+    assert inside(insp).view.failures > 0
 
 
 def test_a_background_loop_reports_what_it_raises(insp, monkeypatch):
@@ -347,7 +348,7 @@ def test_a_background_loop_reports_what_it_raises(insp, monkeypatch):
     printed = []
     monkeypatch.setattr(threading, "excepthook", printed.append)
     insp.background(loop).join()
-    assert "ZeroDivisionError: mine" in insp._core.view._notices[-1].text
+    assert "ZeroDivisionError: mine" in inside(insp).notices[-1]
     assert [one.exc_type for one in printed] == [ZeroDivisionError], "it is not on screen"
 
 
@@ -387,9 +388,9 @@ def test_nothing_is_drawn_or_diagnosed_until_a_view_may_be_there(browser, model,
     train = nnx.jit(lambda model, x: loss_fn(model, x)[0])
     for x in insp.watch([X] * 3, every=1):
         train(model, x)
-    insp._diagnosing.wait()
+    inside(insp).diagnosing.wait()
     assert not browser.of("frame")
-    assert insp._core.view.kept("findings") is None
+    assert inside(insp).view.kept("findings") is None
     browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=1))
     ((frame, _),) = browser.of("frame")
     assert frame["step"] == 2
@@ -437,7 +438,7 @@ def test_a_click_selects_and_sends_that_sites_histogram(insp, browser):
     ]
     assert insp.selected == "a"
     header, _ = browser.of("frame")[-1]
-    index = insp._core.view.keys.index("a")
+    index = inside(insp).view.keys.index("a")
     assert [(h["site"], h["quantity"]) for h in header["histograms"]] == [(index, 0)]
 
 
@@ -490,15 +491,15 @@ def test_a_bad_command_gets_one_readable_reply_and_changes_nothing(insp, browser
 
 @pytest.mark.parametrize("junk", [None, 3, "text", [], {}, {"type": None}, {"id": "x"}])
 def test_junk_is_ignored(insp, browser, junk):
-    insp._core.view.screen._received(None, junk, [])
+    receive(inside(insp).view.screen, junk)
 
 
 def test_a_browser_that_does_not_draw_gets_few_frames_and_the_rest_is_counted(insp, model, browser):
     frames = len(browser.of("frame"))
     train(insp, model, n=40, every=1)
     sent = len(browser.of("frame")) - frames
-    assert insp._core.view.screen.dropped > 0
-    assert sent + insp._core.view.screen.dropped >= 40
+    assert inside(insp).view.screen.dropped > 0
+    assert sent + inside(insp).view.screen.dropped >= 40
 
 
 # ------------------------------------------------------------------ bad input
@@ -621,8 +622,8 @@ def test_close_frees_both_widgets_and_a_dropped_inspector_is_freed(model, browse
     insp.close()
     assert held_by_ipywidgets() == before
     dropped = nni.Inspector(model, X)
-    dropped._diagnosing.wait()  # a thread that reads it keeps it alive meanwhile
-    alive = weakref.ref(dropped._core)
+    inside(dropped).diagnosing.wait()  # a thread that reads it keeps it alive meanwhile
+    alive = weakref.ref(inside(dropped).core)
     del dropped
     gc.collect()
     assert alive() is None
@@ -637,7 +638,7 @@ def test_an_inspector_that_is_dropped_while_it_perturbs_and_records_is_freed(mod
     for thread in threading.enumerate():  # one that works for it keeps it alive meanwhile
         if thread.name.startswith("nnx_inspector."):
             thread.join(60)
-    alive = weakref.ref(dropped._core)
+    alive = weakref.ref(inside(dropped).core)
     del dropped
     gc.collect()
     assert alive() is None
@@ -718,7 +719,7 @@ def test_modes_are_for_inspected_passes_not_for_the_watched_loop(insp, model):
         if i == 2:
             insp.modes.set(nnx.Dropout, deterministic=False)
         steps.append(np.asarray(nnx.jit(lambda m, x: m(x))(model, batch)))
-        calls = insp._core.trace.calls
+        calls = inside(insp).core.trace.calls
     bare = [np.asarray(nnx.jit(lambda m, x: m(x))(twin, X)) for _ in range(4)]
     np.testing.assert_allclose(steps, bare, rtol=1e-5, atol=1e-6)
     assert [c.site for c in calls] == ["", "a", "norm", "drop", "b"]
@@ -779,7 +780,7 @@ def test_a_step_that_was_compiled_ahead_of_time_is_told(insp, model):
 
     with pytest.warns(nni.InspectorWarning, match="compiled ahead of time"):
         loop()
-    texts = [notice.text for notice in insp._core.view._notices]
+    texts = inside(insp).notices
     assert sum("The loop calls a program that was compiled ahead" in text for text in texts) == 1
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from compiled import Compiled
 from flax import nnx
+from inside import inside
 from models import Shared, Stacked, TreeOutput
 
 import nnx_inspector as nni
@@ -50,7 +51,7 @@ def arrays(model):
 
 
 def seen(insp, what, site):
-    return look(insp._core, protocol.Look(id=4, what=what, site=site))
+    return look(inside(insp).core, protocol.Look(id=4, what=what, site=site))
 
 
 # ------------------------------------------------------------------- parameters
@@ -205,7 +206,7 @@ def test_dead_channels_are_those_that_the_activation_turns_off(act, below):
 def test_units_are_compiled_once_a_site_and_a_mask_that_changes_compiles_nothing(insp):
     handle = insp.perturb("up", nni.Mask.without([0], units=7))
     assert insp.units("up").dead.tolist() == [True, False, True, *[False] * 4]  # 2 is off
-    insp._rerun._arming.wait()  # the perturbed program, compiled for the next run
+    inside(insp).arming.wait()  # the perturbed program, compiled for the next run
     with Compiled() as compiled:
         handle.perturbation = nni.Mask.without([1, 3], units=7)
         assert insp.units("up").dead.tolist() == [False, True, True, True, False, False, False]
@@ -236,22 +237,24 @@ def test_heads_are_units_along_their_axis_and_a_click_switches_one_off():
     values = np.asarray(insp.values("value"), np.float64)
     figures = insp.units("value", axis=-2)
     np.testing.assert_allclose(figures.mean, values.mean((0, 1, 3)), rtol=1e-5)
-    message, buffer = look(insp._core, protocol.Look(id=1, what="units", site="value", axis=-2))
+    message, buffer = look(
+        inside(insp).core, protocol.Look(id=1, what="units", site="value", axis=-2)
+    )
     assert (message.units, message.axis, message.each) == (2, -2, 36)
     assert message.axes == ("batch (3)", "position (4)", "head (2)", "feature (3)")
     shown = np.frombuffer(buffer).reshape(len(protocol.UNIT_FIGURES), 2)
     np.testing.assert_array_equal(shown[0], figures.mean)
     click = protocol.SetMask(id=2, perturbation=None, site="value", units=2, mask="80", axis=-2)
-    insp._commands.answer(click)
+    inside(insp).commands.answer(click)
     handle = insp.perturbations[0]
-    assert insp._core.view.python == (
+    assert inside(insp).view.python == (
         'insp.perturb("value", nni.Mask.without([1], units=2, axis=-2))'
     )
     by_hand = nni.perturbed(attention)({"value": nni.Zero().only([1], axis=-2)}, x)
     np.testing.assert_allclose(insp.run(x), by_hand, rtol=1e-5, atol=1e-6)
-    (row,) = insp._core.view._state().perturbations
+    (row,) = inside(insp).state.perturbations
     assert (row.axis, row.units_off, row.mask) == (-2, 1, "80")
-    insp._commands.answer(
+    inside(insp).commands.answer(
         protocol.SetMask(id=3, perturbation=handle.id, site="value", units=2, mask="40")
     )
     assert handle.perturbation.python() == "nni.Mask.without([0], units=2, axis=-2)"
@@ -267,14 +270,14 @@ def test_a_mask_drawn_on_a_picture_switches_its_places_off_in_every_channel():
     off = np.zeros((4, 5), np.bool_)
     off[1:3, 2:] = True
     bits = np.packbits(~off).tobytes().hex()
-    insp._commands.answer(
+    inside(insp).commands.answer(
         protocol.SetMask(id=2, perturbation=None, site="", units=20, mask=bits, axis=-3, columns=5)
     )
     text = "nni.Mask.without([7, 8, 9, 12, 13, 14], units=(4, 5), axis=-3)"
-    assert insp._core.view.python == f'insp.perturb("", {text})'
+    assert inside(insp).view.python == f'insp.perturb("", {text})'
     by_hand = np.where(off[None, :, :, None], 0.0, model(x))
     np.testing.assert_allclose(insp.run(x), by_hand, rtol=1e-5, atol=1e-6)
-    (row,) = insp._core.view._state().perturbations
+    (row,) = inside(insp).state.perturbations
     assert (row.units, row.units_off, row.mask, row.columns) == (20, 6, bits, 5)
     insp.close()
 
@@ -296,7 +299,7 @@ def test_what_has_no_units_and_what_is_not_there_is_told(insp):
     with pytest.raises(ValueError, match="'nowhere'"):
         insp.units("nowhere")
     with pytest.raises(ValueError, match="'nowhere'"):
-        look(insp._core, protocol.Look(id=1, what="code", site="nowhere"))
+        look(inside(insp).core, protocol.Look(id=1, what="code", site="nowhere"))
     scalar = nni.Inspector(Scalar(), jnp.ones(3), display=False)
     with pytest.raises(nni.InspectorError, match=r"float32\[\]: no array of numbers with an axis"):
         scalar.units("")

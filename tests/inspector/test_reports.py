@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from flax import nnx
+from inside import inside
 from tracked import Net, X, train_step
 from trackers import SummaryWriter
 
@@ -99,7 +100,7 @@ def test_all_that_is_recorded_is_written_in_order_when_the_loop_has_ended(run: R
     assert to.flushed == 1
     assert {thread for thread in threading.enumerate() if "subscriber" in thread.name} <= threads
     if run.insp is not None:
-        assert run.insp._core.meter.cost["tracker_seconds"] > 0
+        assert inside(run.insp).core.meter.cost["tracker_seconds"] > 0
 
 
 @every_way
@@ -257,7 +258,7 @@ def test_what_a_tracker_does_not_take_is_said_on_screen() -> None:
     run = Run("batches")
     run.recorded(Scalars())
     assert run.insp is not None
-    notices = [one.text for one in run.insp._core.view._notices]
+    notices = inside(run.insp).notices
     assert any("takes no histograms (add_histogram_raw)" in text for text in notices)
     run.insp.close()
 

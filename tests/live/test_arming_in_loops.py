@@ -10,6 +10,7 @@ import optax
 import pytest
 from compiled import Compiled
 from flax import nnx
+from inside import inside
 from leftovers import nothing_left
 from models import TwoLayers
 
@@ -183,14 +184,14 @@ def test_an_interrupt_while_a_summary_is_received_reaches_the_loop(monkeypatch):
     def loop():
         for i in insp.watch(range(5), every=1):
             if i == 2:
-                monkeypatch.setattr(insp._loops._session.inbox, "receive", interrupted)
+                monkeypatch.setattr(inside(insp).session.inbox, "receive", interrupted)
             np.testing.assert_allclose(forward(model, X), plain, rtol=1e-6)
             done.append(i)
 
     with pytest.raises(KeyboardInterrupt):
         loop()
     assert done in ([0, 1], [0, 1, 2])
-    assert not insp._core.looping
+    assert not inside(insp).core.looping
     insp.close()
 
 

@@ -14,6 +14,7 @@ import optax
 import pytest
 from compiled import Compiled
 from flax import nnx
+from inside import inside
 from leftovers import nothing_left
 from models import TwoLayers
 
@@ -36,7 +37,7 @@ def of_nnx(model, optimizer):
     return lambda: step(model, optimizer, X)
 
 
-def of_jax(model, optimizer):
+def listened_in_jax(model, optimizer):
     """Split and merged by hand in each step."""
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -66,7 +67,7 @@ class Loop:
         self.model = TwoLayers(nnx.Rngs(0))
         self.optimizer = nnx.Optimizer(self.model, optax.sgd(0.1), wrt=nnx.Param)
         self.insp = nni.Inspector(self.model, X, display=False)
-        self.insp._core.view._shown_in = 1
+        inside(self.insp).view._shown_in = 1
         self.step = make(self.model, self.optimizer)
         self.gate, self.texts, self.compiled = threading.Event(), [], []
 
@@ -74,7 +75,7 @@ class Loop:
         """Watch a loop; the thread compiles from step `until` on, or when the loop waits for it."""
         losses = []
         for i, _ in enumerate(self.insp.watch(batches, every=every)):
-            session = self.insp._loops._session
+            session = inside(self.insp).session
             if i == 0 and session.bare:
                 session._arming.do(self.gate.wait)
                 session.wait = functools.partial(self._let_go, session.wait)
@@ -92,12 +93,12 @@ class Loop:
 
     @property
     def steps(self):
-        self.insp._core.recorder.wait()
-        return [one.step for one in self.insp._core.recording.passes]
+        inside(self.insp).core.recorder.wait()
+        return [one.step for one in inside(self.insp).core.recording.passes]
 
     @property
     def waiting(self):
-        return [one.what for one in self.insp._core._snapshot()["waiting"]]
+        return inside(self.insp).waiting
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +107,7 @@ def _nothing_is_left_behind():
         yield
 
 
-@pytest.mark.parametrize("make", [of_nnx, of_jax])
+@pytest.mark.parametrize("make", [of_nnx, listened_in_jax])
 def test_the_loop_goes_on_and_the_measured_step_compiles_nothing(make):
     plain, one = Loop(make), Loop(make)
     expected = [float(plain.step()) for _ in range(40)]
@@ -157,7 +158,7 @@ def test_who_can_spare_no_step_has_the_first_one(batches, every):
 def test_it_compiles_before_the_loop(what, tmp_path):
     one = Loop()
     if what == "off screen":
-        one.insp._core.view._shown_in = None
+        inside(one.insp).view._shown_in = None
     elif what == "saved":
         one.insp.save(tmp_path / "run.nni")
     else:
@@ -189,7 +190,7 @@ def test_a_loop_that_is_left_while_it_compiles_leaves_nothing():
     for i in one.insp.watch(range(40), every=2):
         one.step()
         if i == 1:
-            session = one.insp._loops._session
+            session = inside(one.insp).session
             break
     assert one.steps == []
     assert one.waiting == []
@@ -201,7 +202,7 @@ def test_a_loop_that_is_left_while_it_compiles_leaves_nothing():
 def test_a_loop_goes_on_bare_when_its_inspector_is_closed_meanwhile():
     one, compiled = Loop(), Compiled()
     for i in one.insp.watch(range(40), every=2):
-        session = one.insp._loops._session
+        session = inside(one.insp).session
         if i == 0:
             session._arming.do(one.gate.wait)
         if i == 1:
@@ -218,7 +219,7 @@ def test_a_loop_goes_on_bare_when_its_inspector_is_closed_meanwhile():
 def test_a_perturbation_that_comes_meanwhile_waits_for_the_program_and_acts():
     one, losses = Loop(), []
     for i in one.insp.watch(range(40), every=4):
-        session = one.insp._loops._session
+        session = inside(one.insp).session
         if i == 0:
             session._arming.do(one.gate.wait)
             session.wait = functools.partial(one._let_go, session.wait)
@@ -245,6 +246,6 @@ def test_an_interrupt_while_the_loop_waits_leaves_nothing():
     one._let_go = interrupted
     with pytest.raises(KeyboardInterrupt):
         one.run()
-    assert not one.insp._core.looping
+    assert not inside(one.insp).core.looping
     assert one.waiting == []
     one.insp.close()

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 from models import TwoLayers
 
 import nnx_inspector as nni
@@ -168,7 +169,7 @@ def test_a_receiver_that_is_some_passes_behind_misses_no_call(insp, model):
 
     def run():
         with insp.watch(every=1):
-            with insp._core.lock:  # which the receiver needs to record a pass
+            with inside(insp).core.lock:  # which the receiver needs to record a pass
                 for _ in range(30):
                     forward(model, X)
                 handle.enabled = True
@@ -256,7 +257,7 @@ def test_a_loop_that_fails_says_only_what_it_raises(insp, model):
 
 
 def shown(insp):
-    return [one.not_acting for one in insp._core.view._state().perturbations]
+    return [one.not_acting for one in inside(insp).state.perturbations]
 
 
 @pytest.mark.parametrize("name", ["a clone", "two splits", "an executable"])

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from interrupting import Interrupt
-from jax._src import api, pjit
+from leftovers import listened_in_jax
 
 import nnx_inspector as nni
 from nnx_inspector.hooks.hook import open_hooks
@@ -84,10 +84,7 @@ def open_now():
         open_hooks(),
         vars(nnx.Linear).get("__call__"),
         nnx.Module.sow.__code__,
-        pjit._get_fastpath_data,
-        pjit._infer_params,
-        pjit._run_python_pjit,
-        api._post_hook_state.get_local(),
+        *listened_in_jax(),
         sys.unraisablehook,
     )
 

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from inside import inside
 from optimized import Plain, batches, carried, loss_of, trained
 
 import nnx_inspector as nni
@@ -301,7 +302,7 @@ def test_rows_of_the_tree_show_them_below_the_model(tmp_path):
     try:
         for x in insp.watch(batches(3), every=1, optimizer=optimizer):
             step(model, optimizer, x)
-        rows = {row.key: row for row in insp._core.view.layout.sites}
+        rows = {row.key: row for row in inside(insp).view.layout.sites}
         assert rows["optimizer"].kind == "optimizer"
         assert rows["optimizer/mu"].depth == 2
         leaf = rows["optimizer/mu/used/kernel"]
@@ -312,7 +313,7 @@ def test_rows_of_the_tree_show_them_below_the_model(tmp_path):
             3,
         )
         assert not any(row.perturbable for key, row in rows.items() if key.startswith("optimizer"))
-        insp._core.select("optimizer/nu/body/kernel")
+        inside(insp).core.select("optimizer/nu/body/kernel")
         assert insp.to_html(tmp_path / "page.html") > 0
         one = insp.recording.passes[-1]
         table, _ = table_of(["optimizer/nu/body/kernel"], one)

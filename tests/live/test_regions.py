@@ -12,6 +12,7 @@ import optax
 import pytest
 from compiled import Compiled
 from flax import nnx
+from inside import inside
 from leftovers import nothing_left
 from models import TwoLayers
 
@@ -86,7 +87,7 @@ def _nothing_is_left_behind():
 def insp():
     model, _ = made()
     inspector = nni.Inspector(model, X, display=False)
-    inspector._rerun.first()
+    inside(inspector).rerun.first()
     yield inspector
     inspector.close()
 
@@ -108,7 +109,7 @@ def test_a_region_of_an_inspector_shows_the_passes_while_they_run(insp):
     with insp.watch(every=2):
         for x in batches(9):
             step(insp.model, optimizer, x)
-            shown.append(insp._loops._session.inbox.count)
+            shown.append(inside(insp).session.inbox.count)
     assert shown == list(range(1, 10))
     check_passes(insp.recording, by_hand(9), 2)
 
@@ -140,7 +141,7 @@ def test_ticks_make_steps_of_a_region_and_the_others_run_the_plain_program(insp)
     with insp.watch(every=3):
         for x in batches(7):
             insp.tick()
-            hooked.append(insp._loops._region._steps._sampled)
+            hooked.append(inside(insp).loops._region._steps._sampled)
             step(insp.model, optimizer, x)
             insp.metrics(loss=1.0)
     assert hooked == [i % 3 == 0 for i in range(7)]
@@ -149,9 +150,9 @@ def test_ticks_make_steps_of_a_region_and_the_others_run_the_plain_program(insp)
 
 
 def test_progress_counts_every_pass_and_never_runs_backwards(insp, monkeypatch):
-    told, tell = [], insp._loops._progress
+    told, tell = [], inside(insp).loops._progress
     monkeypatch.setattr(
-        insp._loops, "_progress", lambda step, total: (told.append(step), tell(step, total))
+        inside(insp).loops, "_progress", lambda step, total: (told.append(step), tell(step, total))
     )
     for _ in insp.watch(range(3), every=1):
         break
@@ -214,32 +215,34 @@ def test_a_model_that_is_being_updated_is_read_at_the_next_pass(insp, monkeypatc
     """flax empties an object before it fills it; the effect is measured in another thread."""
     model, forward, refreshed = insp.model, nnx.jit(lambda m, x: m(x)), threading.Event()
     insp.perturb("a", nni.Scale(2.0))
-    refresh = insp._rerun.refresh
+    refresh = inside(insp).rerun.refresh
 
     def noted(step=None):
         refresh(step)
         if threading.current_thread().name == "nnx_inspector.receiver":
             refreshed.set()
 
-    monkeypatch.setattr(insp._rerun, "refresh", noted)
+    monkeypatch.setattr(inside(insp).rerun, "refresh", noted)
     with insp.watch(every=1):
-        with insp._core.lock:  # which the receiver needs to record a pass
+        with inside(insp).core.lock:  # which the receiver needs to record a pass
             for _ in range(6):
                 forward(model, X)
             whole = dict(vars(model.a))
             vars(model.a).clear()
         assert refreshed.wait(60)
         vars(model.a).update(whole)
-        assert not insp._rerun.failed
+        assert not inside(insp).rerun.failed
 
 
 def test_of_passes_that_wait_the_newest_alone_is_run_again_for_its_effect(insp, monkeypatch):
     forward, again = nnx.jit(lambda m, x: m(x)), []
     insp.perturb("a", nni.Scale(2.0))
-    refresh = insp._rerun.refresh
-    monkeypatch.setattr(insp._rerun, "refresh", lambda step: (again.append(step), refresh(step)))
+    refresh = inside(insp).rerun.refresh
+    monkeypatch.setattr(
+        inside(insp).rerun, "refresh", lambda step: (again.append(step), refresh(step))
+    )
     with insp.watch(every=1):
-        with insp._core.lock:  # which the receiver needs to record a pass
+        with inside(insp).core.lock:  # which the receiver needs to record a pass
             for _ in range(6):
                 forward(insp.model, X)
     watched = [one.step for one in insp.recording.passes if one.kind == "watch"]
@@ -307,7 +310,7 @@ def test_flips_from_another_thread_during_500_donated_steps_act_on_whole_passes(
     for one in watched:
         expected = scaled if one.perturbed else clean
         np.testing.assert_allclose(one.summary("").norm, np.linalg.norm(expected), rtol=1e-4)
-    assert not insp._core.looping
+    assert not inside(insp).core.looping
 
 
 def _both(model):

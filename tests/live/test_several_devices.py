@@ -17,6 +17,7 @@ from collectives import collectives, elements
 from compiled import Texts
 from devices import on_four_devices
 from flax import nnx
+from inside import inside
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -69,7 +70,7 @@ def trained(mesh: Any, layout: str, loop: str) -> Any:
         with insp.watch(every=3 * STEPS):
             train()
             train()
-            insp._loops._session.variants.wait()
+            inside(insp).session.variants.wait()
             train()
         insp.close()
         return None, losses

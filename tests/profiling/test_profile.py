@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from inside import inside
 from leftovers import everything
 
 import nnx_inspector as nni
@@ -209,7 +210,7 @@ def test_an_inspector_profiles_its_model_between_loops():
     insp = nni.Inspector(model, X, display=False)
     found = insp.profile(train_step, model, optimizer, X, runs=1)
     check(found)
-    layout = insp._core.view.layout
+    layout = inside(insp).view.layout
     assert layout is not None
     shown = {row.key: row for row in layout.sites}
     assert {key: row.step_ms for key, row in shown.items()} == {

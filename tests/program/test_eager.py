@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector._compat import jit
@@ -339,9 +340,9 @@ def test_an_inspector_of_an_eager_call_shows_what_that_of_a_traced_one_shows():
     eager, traced = _both(Jitted)
     before = jax.tree.leaves(nnx.state(eager))
     one, other = (nni.Inspector(model, X, display=False) for model in (eager, traced))
-    told = [notice.text for notice in one._core.view.state_at_rest().notices]
+    told = [notice.text for notice in inside(one).view.state_at_rest().notices]
     assert any("ran eagerly" in text and "reads the value" in text for text in told)
-    assert not other._core.view.state_at_rest().notices
+    assert not inside(other).view.state_at_rest().notices
 
     def same():
         assert one.recording.sites == other.recording.sites
@@ -383,7 +384,7 @@ def test_where_a_derivative_cannot_read_a_value_the_step_has_no_gradients_and_sa
         return (y**2).mean() * np.isfinite(np.asarray(y)).all()
 
     inspector.step(loss_fn, X)
-    told = " ".join(notice.text for notice in inspector._core.view.state_at_rest().notices)
+    told = " ".join(notice.text for notice in inside(inspector).view.state_at_rest().notices)
     assert "there are no gradients" in told
     last = inspector.recording.passes[-1]
     assert ("last", "output") in last.keys

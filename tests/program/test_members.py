@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.program.analysis.stacks import stacks_of
@@ -240,13 +241,13 @@ def test_an_inspector_shows_and_perturbs_each_member_of_a_loop() -> None:
     step = nnx.jit(lambda model, x: forward(model, x))
     for _ in insp.watch(range(2), every=1):
         step(model, x)
-    insp._core.recorder.wait()
+    inside(insp).core.recorder.wait()
     values = hidden(model, x)
     np.testing.assert_allclose(
         rows_of(insp.recording, "output", "first"), values.mean((1, 2)), rtol=1e-4, atol=1e-6
     )
     insp.perturb("last[1]", nni.Scale(0.0))
-    insp._rerun._arming.wait()
+    inside(insp).arming.wait()
     (out,) = [step(model, x) for _ in insp.watch(range(1), every=1)]
     zero = [bool((out[i] == 0).all()) for i in range(MEMBERS)]
     assert zero == [False, True, False, False]

@@ -18,6 +18,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from inside import inside
 from models import TwoLayers
 from recorded import assert_same, contents, pool
 
@@ -108,13 +109,13 @@ def test_a_disk_that_fails_stops_no_training(
     insp.save(path)
     notices: list[str] = []
     monkeypatch.setattr(
-        insp._core, "notice", lambda level, text: notices.append(f"{level}: {text}")
+        inside(insp).core, "notice", lambda level, text: notices.append(f"{level}: {text}")
     )
 
     def loop() -> None:
         for i in insp.watch(range(8), every=1):
             if i == 3:
-                insp._core.recorder.wait()  # a step is saved while the loop goes on
+                inside(insp).core.recorder.wait()  # a step is saved while the loop goes on
                 monkeypatch.setattr(os, "write", refused)
             train_step(model, optimizer, X)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
@@ -117,7 +118,7 @@ def test_each_layer_has_its_own_figures_in_our_passes_and_in_a_loop(reverse, rem
     (_, record), _ = nni.value_and_grad(loss_fn)(model, X)
     insp.push(record, step=9)
     check_layers(recording, model)
-    assert not any(site.unseen for site in insp._core.view._layout.sites)
+    assert not any(site.unseen for site in inside(insp).view.layout.sites)
     insp.close()
 
 
@@ -142,7 +143,7 @@ def test_steps_of_time_are_no_layers_of_a_region():
 
 def test_the_tree_has_the_layers_below_the_stack_and_its_parts_below_each():
     insp = nni.Inspector(Deep(nnx.Rngs(0)), X, display=False)
-    sites = insp._core.view._layout.sites
+    sites = inside(insp).view.layout.sites
     at = {site.key: site for site in sites}
     assert [s.key for s in sites[:4]] == ["", "blocks", "blocks/linear", "blocks/drop"]
     for i in range(N):
@@ -165,7 +166,7 @@ def test_a_layer_can_be_selected_and_perturbed_by_its_key():
     norms = [insp.recording.summary(f"blocks[{i}]").norm for i in range(N)]
     assert norms[3] == 0, "and what follows is the bias of the next layer, which is zero"
     assert [norm == 0 for norm in norms[:3]] == [False] * 3
-    (shown,) = insp._core.view._state().perturbations
+    (shown,) = inside(insp).state.perturbations
     assert (shown.site, shown.sites) == ("blocks[3]", ("blocks[3]",))
     handle.remove()
     insp.close()
@@ -201,13 +202,13 @@ def test_layers_that_cannot_be_told_apart_in_a_loop_say_so():
     size = insp.recording.summary("blocks").size
     assert size == N * X.size, "the whole stack's figures are there"
     assert insp.recording.summary("blocks[0]") is None
-    rows = {site.key: site for site in insp._core.view._layout.sites}
+    rows = {site.key: site for site in inside(insp).view.layout.sites}
     assert rows["blocks[0]"].unseen == NOT_TOLD_APART
     assert rows["blocks"].unseen == ""
-    number = insp._core.view.layouts
+    number = inside(insp).view.layouts
     for _ in insp.watch(range(3), every=1):
         layer_by_layer(model, X)
-    assert insp._core.view.layouts == number, "said once, not with every step"
+    assert inside(insp).view.layouts == number, "said once, not with every step"
     insp.close()
 
 
@@ -243,7 +244,7 @@ class Ensemble(nnx.Module):
 
 def test_members_of_an_ensemble_have_rows_of_their_own():
     insp = nni.Inspector(Ensemble(nnx.Rngs(0)), X, display=False)
-    rows = {site.key: site for site in insp._core.view._layout.sites}
+    rows = {site.key: site for site in inside(insp).view.layout.sites}
     assert rows["members"].stacked == N
     assert [key for key in rows if "[" in key] == [f"members[{i}]" for i in range(N)]
     insp.close()

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.recordings.layers import layer_key, layer_of, leaf_key, leaf_of
@@ -224,7 +225,7 @@ def test_layers_that_a_loop_cannot_tell_apart_say_so_array_by_array():
     one = insp.recording.passes[-1]
     check(one.summary("blocks(1.ids)"), ids)
     assert one.summary("blocks[0](1.ids)") is one.summary("blocks[0]") is None
-    rows = {row.key: row for row in insp._core.view.layout.sites}
+    rows = {row.key: row for row in inside(insp).view.layout.sites}
     assert rows["blocks[0](1.ids)"].unseen == rows["blocks[0]"].unseen != ""
     assert rows["blocks(1.ids)"].unseen == rows["blocks"].unseen == ""
     insp.close()
@@ -286,7 +287,7 @@ def test_a_module_that_returns_one_array_has_the_keys_that_it_had():
     (one,) = insp.recording.passes
     insp.close()
     assert set(one.of_sites.keys) == {("layers/0", "output"), ("", "output")}
-    assert all(not row.array and not row.single for row in insp._core.view.layout.sites)
+    assert all(not row.array and not row.single for row in inside(insp).view.layout.sites)
 
 
 def test_the_keys_of_arrays_cannot_be_those_of_modules():

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.program.analysis.operation import Operation
@@ -234,8 +235,8 @@ def test_where_the_values_are_gone_the_operations_that_may_have_made_it_are_list
     model = Planted((FORWARD | BACKWARD)[name][0])
     insp = nni.Inspector(model, X, display=False)
     backward = name in BACKWARD
-    found = insp._core.programs.read(
-        insp._core.call(),
+    found = inside(insp).core.programs.read(
+        inside(insp).core.call(),
         lambda stage: candidates(
             stage.survey.jaxpr, "first" if backward else "fault", backward=backward
         ),

@@ -5,6 +5,7 @@ import sys
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from inside import inside, receive
 
 import nnx_inspector as nni
 import nnx_inspector.screen.comm as screens
@@ -30,7 +31,7 @@ class Drawn:
                 sent.append(self.now)
                 number = self.screen.next_seq()
                 if self.draws:
-                    self.screen._received(None, {"type": "ack", "seq": number}, None)
+                    receive(self.screen, {"type": "ack", "seq": number})
         assert len(sent) + self.screen.dropped == passes
         return sent
 
@@ -53,7 +54,7 @@ def test_at_30_a_second_an_answer_may_take_a_fifth_of_a_second(monkeypatch):
     for i in range(300):
         page.now = 100.0 + i / 30
         while answers and answers[0][0] <= page.now:
-            page.screen._received(None, {"type": "ack", "seq": answers.pop(0)[1]}, None)
+            receive(page.screen, {"type": "ack", "seq": answers.pop(0)[1]})
         assert page.screen.ready_for_frame()
         if (number := page.screen.next_seq()) % 2 == 0:  # every second one is acknowledged
             answers.append((page.now + 0.2, number))
@@ -63,12 +64,12 @@ def test_at_30_a_second_an_answer_may_take_a_fifth_of_a_second(monkeypatch):
 def test_after_a_pause_no_more_come_than_before(monkeypatch):
     page = Drawn(monkeypatch, draws=True)
     page.screen.next_seq()
-    page.screen._received(None, {"type": "ack", "seq": 1}, None)
+    receive(page.screen, {"type": "ack", "seq": 1})
     page.now += 60.0
     burst = 0
     for _ in range(10):  # at one moment
         if page.screen.ready_for_frame():
-            page.screen._received(None, {"type": "ack", "seq": page.screen.next_seq()}, None)
+            receive(page.screen, {"type": "ack", "seq": page.screen.next_seq()})
             burst += 1
     assert burst <= 2
 
@@ -141,13 +142,13 @@ def test_what_shows_a_widget_can_be_passed_for_it(kind, tmp_path):
 @pytest.mark.parametrize("apart", [-1, 1])
 def test_a_page_of_another_version_is_sent_what_names_this_one(apart, more, monkeypatch):
     insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)), display=False)
-    screen, sent = insp._core.view.screen, []
+    screen, sent = inside(insp).view.screen, []
     monkeypatch.setattr(InspectorWidget, "send", lambda self, content, *_: sent.append(content))
     now = {"type": "hello", "version": VERSION, "streams": True, "page": "this", "said": 3}
-    screen._received(None, now, [])
+    receive(screen, now)
     as_ever = {one["type"] for one in sent}
     sent.clear()
-    screen._received(None, {"type": "hello", "version": VERSION + apart, **more}, [])
+    receive(screen, {"type": "hello", "version": VERSION + apart, **more})
     assert {one["type"] for one in sent} == as_ever - {"reply"}
     assert {one["version"] for one in sent if "version" in one} == {VERSION}
     assert (screen.page, screen._said, screen.greeted) == ("this", 3, True)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from browsing import Browser
 from flax import nnx
+from inside import inside
 from models import Stacked, TwoLayers
 from recorded import normal, summary_of
 
@@ -30,7 +31,7 @@ def browser(monkeypatch):
 @pytest.fixture
 def insp():
     made = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    made._rerun.first()
+    inside(made).rerun.first()
     yield made
     made.close()
 
@@ -38,7 +39,7 @@ def insp():
 @pytest.fixture
 def other():
     made = nni.Inspector(TwoLayers(nnx.Rngs(7)), X, display=False)
-    made._rerun.first()
+    inside(made).rerun.first()
     made.close()
     return made.recording
 
@@ -81,9 +82,9 @@ def test_the_frame_is_returned_and_the_other_pass_can_be_asked_for(browser, insp
     assert [h["type"] for h, _ in shown] == ["frame", "reply"]
     frame, buffer = shown[0]
     assert (frame["number"], frame["held"], frame["metrics"]) == (protocol.OTHER, True, {})
-    shape = (len(insp._core.view.keys), len(protocol.QUANTITIES), len(protocol.STATISTICS))
+    shape = (len(inside(insp).view.keys), len(protocol.QUANTITIES), len(protocol.STATISTICS))
     table = np.frombuffer(buffer[: 8 * math.prod(shape)], "<f8").reshape(shape)
-    at = insp._core.view.keys.index("b"), 0, protocol.STATISTICS.index("norm")
+    at = inside(insp).view.keys.index("b"), 0, protocol.STATISTICS.index("norm")
     assert table[at] == other.summary("b").norm != insp.recording.summary("b").norm
 
 
@@ -250,7 +251,7 @@ def test_weights_are_compared_on_screen(browser):
     frame = insp.compare(before, name="before")
     assert frame is not None
     assert frame.equals(nni.compare_weights(before, model))
-    message = insp._core.view.kept("weights")
+    message = inside(insp).view.kept("weights")
     assert (message.name, message.total) == ("before", 2)
     moved, still = message.rows
     assert (moved.parameter, still.parameter) == ("kernel", "bias")
@@ -258,5 +259,5 @@ def test_weights_are_compared_on_screen(browser):
     assert (moved.distance, still.distance) == (frame.distance[0], 0.0)
     assert len(bytes.fromhex(moved.change)) == protocol.SPARK
     assert insp.compare(None) is None
-    assert insp._core.view.kept("weights").name == ""
+    assert inside(insp).view.kept("weights").name == ""
     insp.close()

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.screen import frames, protocol
@@ -43,7 +44,7 @@ def insp():
 
 
 def test_each_array_but_the_main_one_has_a_row_below_the_module(insp):
-    rows = insp._core.view.layout.sites
+    rows = inside(insp).view.layout.sites
     shown = {row.key: (row.parent if row.parent < 0 else rows[row.parent].key) for row in rows}
     assert {key: shown[key] for key in shown if "(" in key} == {
         "(0)": "",
@@ -67,11 +68,11 @@ def test_each_array_but_the_main_one_has_a_row_below_the_module(insp):
 
 def test_the_frame_has_the_figures_of_each_row_by_itself(insp):
     (one,) = insp.recording.passes
-    keys = [row.key for row in insp._core.view.layout.sites]
+    keys = [row.key for row in inside(insp).view.layout.sites]
     table, _ = frames.table_of(keys, one)
     mean = protocol.STATISTICS.index("mean")
-    (large, out), y = insp._core.model(X), np.asarray(X, np.float64)
-    kernels = insp._core.model.blocks.linear.kernel[...]
+    (large, out), y = inside(insp).core.model(X), np.asarray(X, np.float64)
+    kernels = inside(insp).core.model.blocks.linear.kernel[...]
     for layer in range(2):
         y = y @ np.asarray(kernels[layer], np.float64)
         found = table[keys.index(f"blocks[{layer}](1.ids)"), 0, mean]
@@ -94,8 +95,8 @@ def test_an_array_can_be_selected_and_has_no_more_than_statistics(insp):
 
 
 def test_the_flow_leaves_arrays_out(insp):
-    view = insp._core.view
-    found = flow_of(insp._core.trace, view.layout, "", number=1)
+    view = inside(insp).view
+    found = flow_of(inside(insp).core.trace, view.layout, "", number=1)
     assert {node.site for node in found.nodes if node.role == "module"} == {"blocks", "head"}
     assert [one.site for one in found.absent] == []
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inside import acknowledge, last_sent
 from recorded import summary_of
 
 from nnx_inspector.recordings.recording import Recording
@@ -49,10 +50,10 @@ def test_a_pause_follows_what_took_the_processor_long_not_what_waited_for_it(
     monkeypatch.setattr(view, "_send_pass", send)
     sent: list[float] = []
     for _ in range(40):
-        before = view.screen._seq
+        before = last_sent(view.screen)
         view.present()
-        if view.screen._seq > before:
-            view.screen._received(None, {"type": "ack", "seq": view.screen._seq}, None)
+        if last_sent(view.screen) > before:
+            acknowledge(view.screen)
             sent.append(now["monotonic"])
         now["monotonic"] += 0.026
     pauses = np.diff(sent) - took

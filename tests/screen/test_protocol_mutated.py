@@ -7,6 +7,7 @@ import pathlib
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from inside import receive
 
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import InspectorWidget, Screen
@@ -95,7 +96,7 @@ def test_what_the_browser_sends_gets_at_most_one_reply_and_raises_nothing(header
         for header in headers:
             sent.clear()
             handled.clear()
-            screen._received(None, header, [])
+            receive(screen, header)
             replies = [protocol.from_header(content) for content in sent]
             assert all(isinstance(reply, protocol.Reply) for reply in replies)
             assert len(replies) + len([m for m in handled if m.type not in ("hello", "ack")]) <= 1

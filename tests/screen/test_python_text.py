@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.screen import protocol
@@ -356,12 +357,12 @@ def test_a_mode_whose_name_is_no_keyword_is_set_by_one(name):
 def test_each_click_and_its_text_do_the_same(twins, monkeypatch):
     clicked, typed = twins
     replies = []
-    monkeypatch.setattr(clicked._core.view.screen, "reply", lambda *said: replies.append(said))
+    monkeypatch.setattr(inside(clicked).view.screen, "reply", lambda *said: replies.append(said))
     for click in CLICKS:
-        clicked._commands.answer(click)
-        exec(clicked._core.view.python, {"insp": typed, "nni": nni})
-        assert seen(typed) == seen(clicked), clicked._core.view.python
+        inside(clicked).commands.answer(click)
+        exec(inside(clicked).view.python, {"insp": typed, "nni": nni})
+        assert seen(typed) == seen(clicked), inside(clicked).view.python
     assert replies == [(click.id,) for click in CLICKS]
-    assert clicked._core.view._state().python == "insp.perturbations[1].enabled = True"
-    (state,) = [p.python for p in clicked._core.view._state().perturbations][:1]
+    assert inside(clicked).state.python == "insp.perturbations[1].enabled = True"
+    (state,) = [p.python for p in inside(clicked).state.perturbations][:1]
     assert state == 'insp.perturb("first", nni.Scale(factor=0.1))'

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from browsing import Browser
 from flax import nnx
+from inside import clicks_of, inside, shown_of
 from models import Stacked, TwoLayers
 from recorded import normal, summary_of
 
@@ -60,7 +61,7 @@ def browser(monkeypatch):
 
 def ask(browser, run, message):
     """The replies of a run to a request."""
-    return browser.ask_screen(run._view.screen, run._clicks, message)
+    return browser.ask_screen(shown_of(run).screen, clicks_of(run), message)
 
 
 @pytest.fixture(params=MODELS)
@@ -82,9 +83,9 @@ def run(recorded):
 
 def test_the_rows_are_those_of_the_inspector(recorded, run):
     insp, _ = recorded
-    assert run._view.layout.sites == insp._core.view.layout.sites
-    assert run._view.layout.model == insp._core.view.layout.model
-    assert run.recording.tables[MODULES].key.tolist() == [s.key for s in run._view.layout.sites]
+    assert shown_of(run).layout.sites == inside(insp).view.layout.sites
+    assert shown_of(run).layout.model == inside(insp).view.layout.model
+    assert run.recording.tables[MODULES].key.tolist() == [s.key for s in shown_of(run).layout.sites]
 
 
 def test_every_pass_has_the_figures_of_the_inspector(recorded, run, browser):
@@ -173,7 +174,7 @@ def test_one_or_two_runs(paths):
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_survive_a_table(name):
     insp = nni.Inspector(MODELS[name](), X, display=False)
-    rows = insp._core.view.layout.sites
+    rows = inside(insp).view.layout.sites
     assert rows_of_columns(columns_of_rows(rows)) == rows
     insp.close()
 
@@ -236,7 +237,7 @@ def changed(**columns):
 )
 def test_a_table_that_is_no_tree_is_left_aside(tmp_path, table, browser):
     run = nni.open(file_of(tmp_path, table), display=False)
-    assert [row.key for row in run._view.layout.sites] == ["", "a"]
+    assert [row.key for row in shown_of(run).layout.sites] == ["", "a"]
     ask(browser, run, protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=1))
     (notice,) = browser.of("state")[-1][0]["notices"]
     assert "cannot be shown" in notice["text"]
@@ -245,8 +246,8 @@ def test_a_table_that_is_no_tree_is_left_aside(tmp_path, table, browser):
 
 def test_a_site_that_is_not_in_the_table_has_a_row(tmp_path):
     run = nni.open(file_of(tmp_path, changed()), display=False)
-    assert [(row.key, row.parent) for row in run._view.layout.sites] == [("", -1), ("a", 0)]
-    assert isinstance(run._view.layout.sites[1], Site)
+    assert [(row.key, row.parent) for row in shown_of(run).layout.sites] == [("", -1), ("a", 0)]
+    assert isinstance(shown_of(run).layout.sites[1], Site)
     run.close()
 
 
@@ -268,7 +269,7 @@ def test_new_passes_come_to_the_screen_by_themselves(tmp_path, monkeypatch):
     run._repr_mimebundle_()
     recording.append(7, {"b": {"output": summary_of(normal(1))}}, metrics={"loss": 1.0})
     assert came.wait(60)
-    assert [row.key for row in run._view.layout.sites] == ["", "a", "b"]
+    assert [row.key for row in shown_of(run).layout.sites] == ["", "a", "b"]
     assert run.state == "running"
     recording.detach()
     assert run.state == "ended"

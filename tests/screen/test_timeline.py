@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from browsing import Browser
 from flax import nnx
+from inside import inside
 from models import TwoLayers
 from recorded import normal, summary_of
 
@@ -24,7 +25,7 @@ def browser(monkeypatch):
 
 
 def table(insp, frame, buffer):
-    sites = len(insp._core.view.keys)
+    sites = len(inside(insp).view.keys)
     shape = (sites, len(protocol.QUANTITIES), len(protocol.STATISTICS))
     return np.frombuffer(buffer[: 8 * np.prod(shape)], "<f8").reshape(shape)
 
@@ -35,7 +36,7 @@ def show(number, site="a", request=7):
 
 def test_a_pass_comes_whole_with_the_histograms_of_a_site_and_before_the_reply(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    insp._rerun.first()
+    inside(insp).rerun.first()
     for scale in (2.0, 3.0):
         insp.run(scale * X)
     sent = browser.ask(insp, show(1, site="b"))
@@ -44,7 +45,7 @@ def test_a_pass_comes_whole_with_the_histograms_of_a_site_and_before_the_reply(b
     assert sent[1][0] == {"type": "reply", "id": 7, "ok": True, "error": ""}
     frame, buffer = sent[0]
     assert (frame["number"], frame["held"]) == (1, True)
-    index = insp._core.view.keys.index("b")
+    index = inside(insp).view.keys.index("b")
     assert {h["site"] for h in frame["histograms"]} == {index}
     norm = table(insp, frame, buffer)[index, 0, protocol.STATISTICS.index("norm")]
     assert norm == insp.recording.passes[1].summary("b").norm
@@ -55,7 +56,7 @@ def test_a_pass_comes_whole_with_the_histograms_of_a_site_and_before_the_reply(b
 
 def test_live_frames_are_of_the_newest_pass_and_go_on_beside_a_held_one(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    insp._rerun.first()
+    inside(insp).rerun.first()
     browser.ask(insp, show(0))
     browser.sent.clear()
     insp.run(X)
@@ -66,7 +67,7 @@ def test_live_frames_are_of_the_newest_pass_and_go_on_beside_a_held_one(browser)
 
 def test_a_pass_that_is_not_there_is_an_error_that_says_why(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    insp._rerun.first()
+    inside(insp).rerun.first()
     ((reply, _),) = browser.ask(insp, show(40))
     assert not reply["ok"]
     assert reply["error"].startswith("Pass 40 is not in the recording")
@@ -75,7 +76,7 @@ def test_a_pass_that_is_not_there_is_an_error_that_says_why(browser):
 
 def test_a_pass_that_is_looked_at_stays_when_the_recording_thins_it_out(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    insp._rerun.first()
+    inside(insp).rerun.first()
     insp.recording.max_steps = 4
     insp.run(X)
     browser.ask(insp, show(1))
@@ -88,7 +89,7 @@ def test_a_pass_that_is_looked_at_stays_when_the_recording_thins_it_out(browser)
 
 def test_the_passes_are_told_when_there_are_new_ones(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    insp._rerun.first()
+    inside(insp).rerun.first()
     handle = insp.perturb("a", nni.Scale(0.5))
     assert insp.effect  # waits: what ends compiling during a change makes the pass once more
     handle.perturbation = nni.Scale(0.25)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from counted import calls_in
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector import recursion_limit
@@ -156,7 +157,7 @@ def test_a_deep_model_is_inspected(depth: int, tmp_path: Any):
     def work() -> Any:
         model = nested(depth)
         insp = nni.Inspector(model, X, display=False)
-        insp._rerun.first()
+        inside(insp).rerun.first()
         assert insp.run().shape == (2,)
         assert insp.step(loss_of, X) == 2
         step = nnx.jit(nnx.value_and_grad(loss_of))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from flax import nnx
+from inside import inside
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -129,7 +130,7 @@ def test_a_training_step_that_selects_no_operation_is_the_same_program() -> None
     other.show_operations("attn")
     insp.show_operations("attn", shown=False)
     assert lowered_steps(model, insp) == before
-    assert lowered_steps(plain._core.watched, plain) == before
+    assert lowered_steps(inside(plain).core.watched, plain) == before
     for one in (plain, other, insp):
         one.close()
 
@@ -216,11 +217,11 @@ def test_what_other_methods_compute_is_found_too() -> None:
     assert jnp.allclose(opened[":encode@attention"][0], pattern, atol=1e-6)
     assert jnp.allclose(insp.values(site), pattern, atol=1e-6)
     insp.show_operations("layers/0")
-    shown = {key for key in insp._core.view.keys if "@" in key}
+    shown = {key for key in inside(insp).view.keys if "@" in key}
     assert {site, "layers/0:pattern_of@softmax", "layers/0@sin"} <= shown
     assert not any(".exp" in key for key in shown)
     insp.show_operations("layers/0", shown=False)
-    assert not any("@" in key for key in insp._core.view.keys)
+    assert not any("@" in key for key in inside(insp).view.keys)
     insp.close()
 
 
@@ -402,7 +403,7 @@ def test_an_inspector_runs_and_watches_operations() -> None:
         for quantity in ("output", "gradient"):
             _, found = insp.recording.series(site, quantity)
             assert [s.size for s in found][-2:] == [found[-1].size] * 2, (site, quantity)
-    layout = insp._core.view.layout
+    layout = inside(insp).view.layout
     assert layout is not None
     rows = {row.key: row for row in layout.sites}
     insp.close()

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.cost.compilations import OFTEN, RECENT, in_words
@@ -117,7 +118,7 @@ def test_operations_and_the_inspectors_own_programs(insp):
     found = insp.compilations
     assert any(one.why.startswith("an operation of jax") for one in found)
     assert any(one.inspector and one.why == "for the inspector" for one in found)
-    assert len(found) == insp._core.meter.compilations.count
+    assert len(found) == inside(insp).core.meter.compilations.count
 
 
 def trained(insp, sizes, *, every=5):
@@ -180,7 +181,7 @@ def test_a_user_who_reads_these_messages_still_gets_them(caplog):
 
 def test_an_inspector_that_is_dropped_listens_no_more():
     insp = nni.Inspector(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 3)), display=False)
-    compilations = insp._core.meter.compilations
+    compilations = inside(insp).core.meter.compilations
     del insp
     gc.collect()
     before = compilations.count

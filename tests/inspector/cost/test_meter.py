@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from held import Held
+from inside import acknowledge, inside
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.cost.meter import Meter
@@ -42,7 +43,7 @@ def streamed(sent):
 
 
 def state_of(insp, sent):
-    insp._core.view.state_changed()
+    inside(insp).view.state_changed()
     return protocol.from_header(sent[-1][1])
 
 
@@ -54,9 +55,9 @@ def test_bytes_compilations_and_drops_are_what_was_counted(sent):
         jax.jit(lambda x: x * 2 + 1).lower(jax.ShapeDtypeStruct((size,), "float32")).compile()
     drops = 0
     for _ in range(CREDITS):  # under way: not acknowledged
-        insp._core.view.screen.next_seq()
+        inside(insp).view.screen.next_seq()
     for _ in range(10):
-        drops += not insp._core.view.screen.ready_for_frame()
+        drops += not inside(insp).view.screen.ready_for_frame()
     assert drops >= 1
     after = state_of(insp, sent)
     assert after.cost.compilations == before.cost.compilations + 3
@@ -86,10 +87,8 @@ def test_states_are_fewer_than_frames_unless_something_is_done(sent, monkeypatch
 
     def sent_now(**how):
         before = len(sent)
-        insp._core.view.screen._received(
-            None, {"type": "ack", "seq": insp._core.view.screen._seq}, None
-        )
-        insp._core.view.present(**how)
+        acknowledge(inside(insp).view.screen)
+        inside(insp).view.present(**how)
         types = [content["type"] for _, content, _ in sent[before:]]
         return types.count("frame"), types.count("state")
 
@@ -203,7 +202,7 @@ def test_a_loop_that_does_not_wait_is_timed_by_the_device(every):
     held.may_end.clear()
     with ThreadPoolExecutor(1) as another:  # its programs do not hold up those of this thread
         for i, _ in enumerate(insp.watch(range(2 * every + 2), every=every)):
-            clock = insp._core.meter.clock
+            clock = inside(insp).core.meter.clock
             if i == 2 * every:
                 clock.wait()
                 counted = len(clock.seconds[True, False])
@@ -223,7 +222,7 @@ def test_a_loop_says_which_of_its_steps_are_alike(monkeypatch):
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     insp = nni.Inspector(model, jnp.ones((4, 2)), display=False)
     told = []
-    monkeypatch.setattr(insp._core.meter, "step_ends", lambda seconds, **of: told.append(of))
+    monkeypatch.setattr(inside(insp).core.meter, "step_ends", lambda seconds, **of: told.append(of))
     handle = insp.perturb("", nni.Scale(0.5))
     for i in insp.watch(range(4), every=2):
         if i == 1:
@@ -239,7 +238,7 @@ def test_the_patience_with_the_recorder_begins_when_the_device_has_ended_the_ste
     insp = nni.Inspector(model, jnp.ones((4, 2)), display=False)
     step = nnx.jit(lambda model, x: model(x).sum())
     happened, loop = [], threading.get_ident()
-    ends, waits, wait_of = Session.step_ends, StepEnd.wait, insp._core.recorder.wait
+    ends, waits, wait_of = Session.step_ends, StepEnd.wait, inside(insp).core.recorder.wait
 
     def noted(what, function):
         def call(*args):
@@ -255,7 +254,9 @@ def test_the_patience_with_the_recorder_begins_when_the_device_has_ended_the_ste
     monkeypatch.setattr(Session, "step_ends", noted("end", ends))
     monkeypatch.setattr(StepEnd, "wait", noted("device", waits))
     monkeypatch.setattr(
-        insp._core.recorder, "wait", lambda *s: noted("recorder", wait_of)(*s) if s else wait_of()
+        inside(insp).core.recorder,
+        "wait",
+        lambda *s: noted("recorder", wait_of)(*s) if s else wait_of(),
     )
     for x in insp.watch([jnp.ones((4, 2))] * 3, every=1):
         step(model, x)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen, nnx
+from inside import inside
 from models import Stacked
 
 import nnx_inspector as nni
@@ -320,7 +321,7 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
 @pytest.fixture
 def insp(model):
     inspector = nni.Inspector(model, X)
-    inspector._rerun.first()
+    inside(inspector).rerun.first()
     yield inspector
     inspector.close()
 
@@ -386,13 +387,13 @@ def test_the_clean_pass_of_an_effect_runs_in_the_modes_too(insp, model):
 def test_switching_there_and_back_compiles_nothing_more(insp):
     insp.modes.eval()
     insp.modes.reset()
-    compiled = insp._core.meter.compilations
+    compiled = inside(insp).core.meter.compilations
     for _ in range(3):
         insp.modes.eval()
         insp.run(X)
         insp.modes.reset()
         insp.run(X)
-    assert insp._core.meter.compilations == compiled
+    assert inside(insp).core.meter.compilations == compiled
 
 
 def test_the_next_run_follows_the_model_unless_a_mode_is_set(insp, model):
@@ -421,12 +422,12 @@ class Branching(nnx.Module):
 def test_the_trace_and_the_rows_are_those_of_the_modes():
     model = Branching(nnx.Rngs(0))
     insp = nni.Inspector(model, X)
-    layout = insp._core.view._layout
+    layout = inside(insp).view.layout
     assert {s.key for s in layout.sites if s.unseen} == {"long"}
     insp.modes.set(deep=True)
     assert [c.site for c in insp.trace.calls] == ["", "long"]
     assert insp.recording.summary("long").size == 18
-    layout = insp._core.view._layout
+    layout = inside(insp).view.layout
     assert {s.key: s.output for s in layout.sites} == {
         "": "float32[6,3]", "long": "float32[6,3]", "short": ""
     }  # fmt: skip
@@ -441,12 +442,12 @@ def test_the_trace_and_the_rows_are_those_of_the_modes():
 
 def test_the_screen_says_which_modes_are_in_force(insp):
     def said():
-        return [n.text for n in insp._core.view._state().notices]
+        return [n.text for n in inside(insp).state.notices]
 
     insp.modes.set(nnx.Dropout, deterministic=True)
     assert said()[0].startswith("Modes for inspected passes: deterministic=True on 2 modules.")
     for i in range(30):
-        insp._core.notice("info", f"another {i}")
+        inside(insp).core.notice("info", f"another {i}")
     assert "deterministic=True on 2 modules" in said()[0], "it stands for as long as it holds"
     insp.modes.reset()
     assert not any("Modes" in text for text in said())
@@ -466,7 +467,7 @@ def test_decoding_without_a_cache_is_shown_then_raised_readably_and_taken_back()
     insp = nni.Inspector(model, x)
     y, recorded, tree = insp.run(x), len(insp.recording), insp.trace
     insp.modes.set(decode=True)
-    (text,) = [n.text for n in insp._core.view._notices]
+    (text,) = inside(insp).notices
     assert "cannot be run in these modes: ValueError: Autoregressive cache" in text
     assert insp.trace is tree
     with pytest.raises(ValueError, match="call ``init_cache`` first") as caught:

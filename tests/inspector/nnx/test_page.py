@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from inside import inside, receive
 
 import nnx_inspector as nni
 from nnx_inspector.screen import protocol
@@ -34,16 +35,18 @@ class Asked:
             InspectorWidget, "send", lambda _, content, *__: self.sent.append(content)
         )
         self.insp = nni.Inspector(model, *args, display=False)
-        self.insp._rerun.first()
+        inside(self.insp).rerun.first()
         self.number = 0
 
     def ask(self, message):
         """The replies, and the stream's messages before them."""
         self.number += 1
-        self.insp._core.recorder.wait()  # which shows a step of a loop while the loop goes on
+        inside(
+            self.insp
+        ).core.recorder.wait()  # which shows a step of a loop while the loop goes on
         self.sent.clear()
         header = {**message, "id": self.number}
-        self.insp._core.view.screen._received(None, header, [])
+        receive(inside(self.insp).view.screen, header)
         got = [protocol.from_header(h) for h in self.sent]
         replies = [m for m in got if isinstance(m, protocol.Reply)]
         assert [r.id for r in replies] == [self.number]
@@ -242,6 +245,6 @@ def test_while_another_thread_trains_with_donated_buffers(asked):
 
 def test_it_lets_go_of_its_copies_when_closed(asked):
     asked.page()
-    assert asked.insp._pages._looked is not None
+    assert inside(asked.insp).pages._looked is not None
     asked.insp.close()
-    assert asked.insp._pages._looked is None
+    assert inside(asked.insp).pages._looked is None

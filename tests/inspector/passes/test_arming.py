@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from inside import inside
 from leftovers import nothing_left
 
 import nnx_inspector as nni
@@ -73,12 +74,12 @@ def held(let_go):
     model = Net(nnx.Rngs(0))
     insp = nni.Inspector(model, X, display=False)
     let_go.set()
-    insp._rerun.first()
+    inside(insp).rerun.first()
     let_go.clear()
     yield model, insp, let_go
     let_go.set()
     insp.close()
-    insp._rerun._arming.join()
+    inside(insp).arming.join()
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def insp():
     inspector = nni.Inspector(Net(nnx.Rngs(0)), X, display=False)
     yield inspector
     inspector.close()
-    inspector._rerun._arming.join()
+    inside(inspector).arming.join()
 
 
 # ---------------------------------------------------------------- an inspector
@@ -106,7 +107,7 @@ def test_the_old_program_goes_on_until_the_new_one_is_there(held):
     )
     assert handle.compiling
     let_go.set()
-    insp._rerun._arming.wait()
+    inside(insp).arming.wait()
     assert not handle.compiling
     y = np.asarray(model.b(jnp.tanh(model.a(X) * UNITS)))
     np.testing.assert_allclose(insp.recording.summary("b").mean, 3 * y.mean(), rtol=1e-4, atol=1e-6)
@@ -145,7 +146,7 @@ def test_another_shape_or_kind_of_number_arms_again(insp):
     handle = insp.perturb("a", nni.Shift(1.0))
     insp.run(X)
     handle.perturbation = nni.Shift(UNITS)
-    insp._rerun._arming.wait()
+    inside(insp).arming.wait()
     assert not handle.compiling
     np.testing.assert_allclose(
         insp.recording.summary("a").mean, (insp.model.a(X) + UNITS).mean(), rtol=1e-4, atol=1e-6
@@ -162,8 +163,8 @@ def test_what_cannot_be_compiled_is_shown_and_the_old_program_stays(insp):
         return x
 
     handle = insp.perturb("a", nni.Apply(fails_when_run))
-    insp._rerun._arming.wait()
-    assert any("ZeroDivisionError: mine" in n.text for n in insp._core.view._notices)
+    inside(insp).arming.wait()
+    assert any("ZeroDivisionError: mine" in n for n in inside(insp).notices)
     assert not handle.compiling
     handle.remove()
     np.testing.assert_allclose(insp.run(X), insp.model(X), rtol=1e-6)
@@ -348,7 +349,7 @@ def test_toggles_strengths_and_masks_trace_and_compile_nothing(name, toggles, co
             handles[which].enabled = not handles[which].enabled
         else:
             handles[which].perturbation = others()[which]
-        shown.append(insp._core.shown)
+        shown.append(inside(insp).core.shown)
     assert len(set(map(id, shown))) == toggles, "each is a pass of its own"
     assert not counted, "0 retraces, 0 compilations"
     insp.close()
@@ -367,7 +368,7 @@ def test_an_interrupted_step_leaves_nothing(insp):
 
     insp.perturb("a", nni.Mask(UNITS))
     insp.run(X)
-    insp._rerun._arming.wait()  # the hooks are on the classes while a thread traces
+    inside(insp).arming.wait()  # the hooks are on the classes while a thread traces
     with nothing_left(), pytest.raises(KeyboardInterrupt):
         insp.step(interrupted, X)
     assert dict(vars(nnx.Linear)) == methods
@@ -380,20 +381,20 @@ def test_closing_while_something_is_compiled_is_clean(held):
     _, insp, let_go = held
     with nothing_left():
         insp.perturb("a", nni.Mask(UNITS))
-        assert insp._rerun._arming.busy
+        assert inside(insp).arming.busy
         recorded = len(insp.recording)
         insp.close()
         let_go.set()
-        insp._rerun._arming.join()
+        inside(insp).arming.join()
         assert len(insp.recording) == recorded
-    assert insp._core.view._notices == []
+    assert inside(insp).notices == []
 
 
 def test_a_dropped_inspector_is_freed_while_something_is_compiled(let_go):
     insp = nni.Inspector(Net(nnx.Rngs(0)), X, display=False)
     insp.perturb("a", nni.Mask(UNITS))
-    arming, alive = insp._rerun._arming, weakref.ref(insp._core)
-    insp._diagnosing.wait()  # a thread that reads it keeps it alive meanwhile
+    arming, alive = inside(insp).arming, weakref.ref(inside(insp).core)
+    inside(insp).diagnosing.wait()  # a thread that reads it keeps it alive meanwhile
     del insp
     gc.collect()
     assert alive() is None
@@ -435,6 +436,6 @@ def test_a_model_is_traced_in_the_background_while_its_own_loop_runs():
 
     found = trained(model, perturbs)
     np.testing.assert_allclose(found, trained(twin, lambda i: None), rtol=1e-5)
-    insp._rerun._arming.wait()
+    inside(insp).arming.wait()
     assert not any(h.compiling for h in insp.perturbations)
     insp.close()

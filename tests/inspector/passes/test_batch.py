@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
@@ -29,7 +30,7 @@ class Words(nnx.Module):
 
 
 def words(insp):
-    message = insp._core.view.kept("inputs")
+    message = inside(insp).view.kept("inputs")
     return message.tokens, [list(example.words) for example in message.examples]
 
 
@@ -58,7 +59,7 @@ def test_the_names_of_arguments_are_those_of_the_call(model):
     insp = nni.Inspector(
         lambda net, a, b: net(b, a), model, IDS % 2, IDS, decode=str, display=False
     )
-    paths = [(one.path, one.place, one.embedded) for one in arguments_of(insp._core)]
+    paths = [(one.path, one.place, one.embedded) for one in arguments_of(inside(insp).core)]
     assert paths == [("a", 0, False), ("b", 1, True)]
     insp.close()
 
@@ -84,10 +85,10 @@ def test_what_several_embeddings_receive_is_not_guessed(model):
         return model(a).mean() + model(b[:, 1:]).mean()
 
     insp = nni.Inspector(model, IDS, decode=str, tokens="b", display=False)
-    assert "no argument tokens='b'" in insp._core.view.kept("inputs").problem
+    assert "no argument tokens='b'" in inside(insp).view.kept("inputs").problem
     insp.step(both, IDS, IDS + 1)
     assert words(insp) == ("", [])
-    assert "'embed' receives several arrays" in insp._core.view.kept("inputs").problem
+    assert "'embed' receives several arrays" in inside(insp).view.kept("inputs").problem
     insp.step(lambda model, a, b: both(model, b, a), IDS[:, :2], IDS)
     assert words(insp) == ("b", [["0", "1", "2"], ["3", "4", "5"]])
     insp.close()
@@ -97,16 +98,16 @@ def test_a_decode_that_fails_is_a_notice_and_the_pass_goes_on(model):
     insp = nni.Inspector(model, IDS, decode=lambda i: 1 / 0, display=False)
     assert insp.run(IDS).shape == (2, 3, 12)
     assert insp.run(IDS + 1).shape == (2, 3, 12)
-    (notice,) = insp._core.view._notices
-    assert "ZeroDivisionError" in notice.text
+    (notice,) = inside(insp).notices
+    assert "ZeroDivisionError" in notice
     assert words(insp)[1][0] == ["1", "2", "3"]
     insp.close()
 
 
 def test_a_keyword_of_the_model_stays_one(model):
     insp = nni.Inspector(model, IDS, decode=True, display=False)
-    assert insp._core.request.kwargs == {"decode": True}
-    assert insp._core.view.kept("inputs") is None
+    assert inside(insp).core.request.kwargs == {"decode": True}
+    assert inside(insp).view.kept("inputs") is None
     insp.close()
 
 
@@ -115,16 +116,16 @@ def test_predictions_are_of_the_shown_pass():
     model.kernel[...], model.bias[...] = jnp.eye(2), jnp.zeros(2)
     x = jnp.array([[0.0, 1], [2, 1]])
     insp = nni.Inspector(model, x, labels=["cat", "dog"], display=False)
-    assert insp._core.view.kept("inputs").examples == ()  # before the pass
+    assert inside(insp).view.kept("inputs").examples == ()  # before the pass
     insp.run(x)
-    examples = insp._core.view.kept("inputs").examples
+    examples = inside(insp).view.kept("inputs").examples
     assert [example.prediction for example in examples] == ["dog", "cat"]
     insp.close()
 
 
 def test_studies_look_at_the_batch_of_the_last_pass(model):
     insp = nni.Inspector(model, IDS, decode=lambda i: f"w{i}", display=False)
-    kept = insp._core.view.kept
+    kept = inside(insp).view.kept
     insp.attribute()
     assert kept("attribution").batch == kept("inputs").number
     assert (kept("inputs").kind, kept("inputs").other) == ("run", "")
@@ -137,14 +138,14 @@ def test_studies_look_at_the_batch_of_the_last_pass(model):
     assert kept("attribution").batch == kept("inputs").number
     assert list(kept("attribution").words) == [f"w{i}" for i in more[0]]
     # the other batch, by a click: all panels follow
-    insp._commands.answer(protocol.ChooseExample(id=1, example=1))
-    insp._commands.answer(protocol.ChooseBatch(id=2, which="run"))
-    insp._commands.wait()
+    inside(insp).commands.answer(protocol.ChooseExample(id=1, example=1))
+    inside(insp).commands.answer(protocol.ChooseBatch(id=2, which="run"))
+    inside(insp).commands.wait()
     assert (kept("inputs").kind, kept("inputs").other) == ("run", "step")
     assert (kept("inputs").batch, kept("inputs").example) == (len(IDS), 1)
     assert insp.attribute().scores.shape == IDS.shape
-    insp._commands.answer(protocol.ChooseBatch(id=3, which="step"))
-    insp._commands.wait()
+    inside(insp).commands.answer(protocol.ChooseBatch(id=3, which="step"))
+    inside(insp).commands.wait()
     assert kept("inputs").batch == len(more)
     insp.close()
 
@@ -154,7 +155,7 @@ def test_a_step_that_calls_the_model_twice_is_studied_with_the_example(model):
     insp.step(lambda model, x: (model(x) - model(x + 1)).sum(), IDS + 6)
     found = insp.attribute()
     assert np.allclose(found.scores, nni.attribute(model, IDS).scores, rtol=1e-5, atol=1e-7)
-    shown = insp._core.view.kept("attribution")
+    shown = inside(insp).view.kept("attribution")
     assert "not one call" in shown.source
     assert shown.batch == -1
     assert list(shown.words) == [f"w{i}" for i in IDS[0]]
@@ -164,7 +165,7 @@ def test_a_step_that_calls_the_model_twice_is_studied_with_the_example(model):
 def test_another_batch_cannot_be_chosen_before_a_step(model):
     insp = nni.Inspector(model, IDS, decode=lambda i: f"w{i}", display=False)
     with pytest.raises(InspectorError, match="There was no step yet"):
-        insp._rerun.choose("step")
+        inside(insp).rerun.choose("step")
     insp.close()
 
 
@@ -195,7 +196,7 @@ def test_words_stand_only_where_they_are_those_of_the_chosen_text(tokens):
     insp = nni.Inspector(
         Translator(nnx.Rngs(0)), IDS, IDS + 6, mask, decode=str, tokens=tokens, display=False
     )
-    apart = set(insp._core.view.kept("inputs").apart)
+    apart = set(inside(insp).view.kept("inputs").apart)
     of_src, of_tgt = {"embed", "encode"}, {"embed_2", "head", "norm"}
     with_words, without = (of_src, of_tgt) if tokens == "src" else (of_tgt, of_src)
     assert not with_words & apart
@@ -206,11 +207,11 @@ def test_words_stand_only_where_they_are_those_of_the_chosen_text(tokens):
     with pytest.raises(nni.InspectorError, match="may be those of another argument than"):
         insp.words("cross", 1)
     insp.lens(unembed="head", norm="norm", sites=["encode", "cross"])
-    assert insp._core.view.kept("lens").words == ()
+    assert inside(insp).view.kept("lens").words == ()
     for site in ("encode", "head"):
-        insp._studies.ask(study("examples", site=site))
-        insp._studies.wait()
-        rows = insp._core.view.kept("examples").rows
+        inside(insp).studies.ask(study("examples", site=site))
+        inside(insp).studies.wait()
+        rows = inside(insp).view.kept("examples").rows
         assert all((row.at >= 0) == (site in with_words) for row in rows)
         assert {len(row.words) for row in rows} == {3}
     insp.close()
@@ -220,7 +221,7 @@ def test_ids_that_belong_together_leave_the_words():
     insp = nni.Inspector(
         Segments(nnx.Rngs(0)), IDS, IDS % 2, decode=str, tokens="tokens", display=False
     )
-    assert insp._core.view.kept("inputs").apart == ()
+    assert inside(insp).view.kept("inputs").apart == ()
     assert insp.words("head", 1).word.tolist() == ["3", "4", "5"]
     insp.close()
 
@@ -230,7 +231,7 @@ def test_words_of_another_length_mark_no_place():
         Translator(nnx.Rngs(0)), IDS, IDS[:, :2] + 6, decode=str, tokens="src", display=False
     )
     insp.examples([(IDS, IDS[:, :2])], "head", k=1, progress=False)
-    assert {row.at for row in insp._core.view.kept("examples").rows} == {-1}
+    assert {row.at for row in inside(insp).view.kept("examples").rows} == {-1}
     insp.attribute(site="embed_2")
-    assert insp._core.view.kept("attribution").words == ()
+    assert inside(insp).view.kept("attribution").words == ()
     insp.close()

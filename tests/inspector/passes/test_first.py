@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from compiled import Compiled
 from flax import nnx
+from inside import inside
 from models import TwoLayers
 
 import nnx_inspector as nni
@@ -34,21 +35,21 @@ class Begun:
     def __init__(self, model):
         self.gate, held = threading.Event(), threading.Event()
         self.model, self.insp = model, nni.Inspector(model, X, display=False)
-        self.insp._rerun._arming.do(lambda: (held.set(), self.gate.wait()))
+        inside(self.insp).arming.do(lambda: (held.set(), self.gate.wait()))
         held.wait()
-        self.insp._rerun.begin()
+        inside(self.insp).rerun.begin()
 
     def let_go(self):
         self.gate.set()
-        self.insp._rerun.wait()
+        inside(self.insp).rerun.wait()
 
     @property
     def kinds(self):
-        return [one.kind for one in self.insp._core.recording.passes]
+        return [one.kind for one in inside(self.insp).core.recording.passes]
 
     @property
     def waiting(self):
-        return [one.what for one in self.insp._core._snapshot()["waiting"]]
+        return inside(self.insp).waiting
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_it_is_not_made_before_a_figure_is_read():
         insp = nni.Inspector(model, X, display=False)
         assert "compile" not in compiled.kinds
         assert len(insp.trace.calls) == 3
-    assert not insp._rerun._arming.busy
+    assert not inside(insp).arming.busy
     assert insp.recording.summary("a").size
     assert len(insp.recording) == 1
     insp.close()
@@ -88,7 +89,7 @@ def test_it_is_not_made_before_a_figure_is_read():
 def test_what_reads_a_figure_makes_it(read, tmp_path):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
     read(insp, tmp_path)
-    assert len(insp._core.recording) == 1
+    assert len(inside(insp).core.recording) == 1
     insp.close()
 
 
@@ -100,7 +101,7 @@ def test_it_is_compiled_and_run_in_the_thread_and_says_what_it_waits_for(begun):
     assert set(compiled.threads) == {"nnx_inspector.arming"}
     assert begun.kinds == ["run"]
     assert begun.waiting == []
-    assert set(begun.insp._core.meter.waited) == {"tree_seconds", "pass_seconds"}
+    assert set(inside(begun.insp).core.meter.waited) == {"tree_seconds", "pass_seconds"}
 
 
 def test_a_model_that_changes_meanwhile_is_shown_as_it_was(begun):
@@ -147,7 +148,7 @@ def test_nobody_waited_for_a_first_pass_whose_place_a_loop_took(begun, monkeypat
     begun.let_go()
     monkeypatch.setattr(rerun.time, "monotonic", lambda: 1e9)  # long after the inspector was made
     begun.insp.run()
-    assert begun.insp._core.meter.waited["pass_seconds"] == 0
+    assert inside(begun.insp).core.meter.waited["pass_seconds"] == 0
 
 
 def test_a_run_that_fails_does_not_take_its_place(begun):
@@ -181,7 +182,7 @@ def test_what_findings_need_is_read_of_the_model_as_the_loop_began_with_it():
 
 
 def nni_facts(insp):
-    return insp._core.programs.facts(insp._core.call())
+    return inside(insp).core.programs.facts(inside(insp).core.call())
 
 
 def test_a_closed_inspector_compiles_nothing(begun):
@@ -194,7 +195,7 @@ def test_a_closed_inspector_compiles_nothing(begun):
 
 def test_the_thread_does_not_keep_an_inspector_that_nobody_holds():
     begun = Begun(TwoLayers(nnx.Rngs(0)))
-    core, arming = weakref.ref(begun.insp._core), begun.insp._rerun._arming
+    core, arming = weakref.ref(inside(begun.insp).core), inside(begun.insp).arming
     del begun.insp
     gc.collect()
     assert core() is None
@@ -225,7 +226,7 @@ def test_its_error_is_on_screen_warned_of_once_and_raised_where_a_figure_is_read
     ours = [str(one.message) for one in told if one.category is nni.InspectorWarning]
     assert len(ours) == 1
     assert ours == ["The example could not be run: ValueError: a token is out of range"]
-    assert [n.text for n in begun.insp._core.view._notices] == ours
+    assert inside(begun.insp).notices == ours
     assert begun.waiting == []
     for _ in range(2):
         with pytest.raises(Exception, match="a token is out of range"):
@@ -270,8 +271,8 @@ def blocked():
     one.model.entered.wait()
     yield one
     one.model.let_go.set()
-    one.insp._rerun.wait()
-    assert not one.insp._rerun._arming.busy
+    inside(one.insp).rerun.wait()
+    assert not inside(one.insp).arming.busy
 
 
 def test_who_waits_for_a_pass_that_does_not_end_can_be_interrupted(blocked):
@@ -295,7 +296,7 @@ def test_a_pass_that_does_not_end_is_left_by_closing_and_the_model_goes_on(block
     assert blocked.waiting == []
     assert float(jnp.abs(blocked.model.linear(X)).sum()) > 0
     blocked.model.let_go.set()
-    blocked.insp._rerun.wait()
+    inside(blocked.insp).rerun.wait()
     assert blocked.kinds == []
 
 
@@ -311,7 +312,7 @@ class Reading(nnx.Module):
 
 def test_what_cannot_be_compiled_ahead_runs_at_once():
     insp = nni.Inspector(Reading(nnx.Rngs(0)), X, display=False)
-    assert len(insp._core.recording) == 1
+    assert len(inside(insp).core.recording) == 1
     insp.close()
 
 
@@ -325,8 +326,8 @@ def test_a_notebook_that_a_program_runs_has_it_in_the_cell(answers, monkeypatch)
 
 def test_it_waits_where_nobody_will_see_it_later():
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    insp._rerun.begin(wait=True)
-    assert len(insp._core.recording) == 1
+    inside(insp).rerun.begin(wait=True)
+    assert len(inside(insp).core.recording) == 1
     insp.close()
 
 

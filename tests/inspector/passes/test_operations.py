@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
@@ -43,7 +44,7 @@ def inspector(model=None, **kwargs):
 
 
 def rows(insp):
-    return [key for key in insp._core.view.keys if "@" in key]
+    return [key for key in inside(insp).view.keys if "@" in key]
 
 
 def test_operations_are_rows_below_their_call_with_exact_figures():
@@ -51,10 +52,10 @@ def test_operations_are_rows_below_their_call_with_exact_figures():
     insp.run()
     insp.show_operations("gates/1")
     assert rows(insp) == ["gates/1@softmax", "gates/1@mul"]
-    layout = insp._core.view.layout
+    layout = inside(insp).view.layout
     parents = {s.key: layout.sites[s.parent].key for s in layout.sites if "@" in s.key}
     assert set(parents.values()) == {"gates/1"}
-    model = insp._core.model
+    model = inside(insp).core.model
     x = model.gates[0](X)
     want = jax.nn.softmax(model.gates[1].inner(x))
     assert insp.recording.summary("gates/1@softmax").mean == pytest.approx(float(want.mean()), 1e-6)
@@ -79,7 +80,7 @@ def test_what_has_a_name_is_listed_before_the_primitives_that_run_before_it():
 
     insp = inspector(Turned())
     insp.show_operations("")
-    assert insp._core.view.keys[:5] == ("", "@lambda", "@softmax", "@attention", "inner")
+    assert inside(insp).view.keys[:5] == ("", "@lambda", "@softmax", "@attention", "inner")
     assert rows(insp)[3:5] == ["@cos", "@mul"]
     insp.close()
 
@@ -134,7 +135,7 @@ def test_the_next_loop_measures_them():
     step = nnx.jit(lambda model, x: model(x).sum())
     insp.show_operations("gates/0")
     for x in insp.watch([X, X], every=1):
-        step(insp._core.model, x)
+        step(inside(insp).core.model, x)
         with pytest.raises(InspectorError, match="A loop is being watched"):
             insp.show_operations("gates/1")
     assert insp.recording.summary("gates/0@mul").size == 12
@@ -145,9 +146,9 @@ def test_after_a_loop_they_are_measured_without_another_pass_being_asked_for():
     insp = inspector()
     step = nnx.jit(lambda model, x: model(x).sum())
     for x in insp.watch([X, X], every=1):
-        step(insp._core.model, x)
+        step(inside(insp).core.model, x)
     insp.show_operations("gates/0")
-    insp._rerun.wait()
+    inside(insp).rerun.wait()
     assert insp.recording.steps == [0, 1, 1]
     assert insp.recording.passes[-1].summary("gates/0@mul").size == 12
     insp.close()
@@ -157,7 +158,7 @@ def test_the_units_of_a_pattern_are_its_heads_queries_and_keys():
     model = nnx.MultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0))
     insp = nni.Inspector(model, jnp.ones((3, 5, 4)), only=["**", "@attention"], display=False)
     asked = protocol.Look(id=1, what="units", site="@attention")
-    message, _ = panels.look(insp._core, asked)
+    message, _ = panels.look(inside(insp).core, asked)
     assert message.axes == ("batch (3)", "head (2)", "query (5)", "key (5)")
     insp.close()
 
@@ -204,7 +205,7 @@ def test_a_function_has_operations_too():
     insp.run()
     insp.show_operations("gates/0")
     insp.show_operations("gates/0@softmax")
-    layout = insp._core.view.layout
+    layout = inside(insp).view.layout
     above = {s.key: layout.sites[s.parent].key for s in layout.sites if "@" in s.key}
     assert above.pop("gates/0@softmax") == above.pop("gates/0@mul") == "gates/0"
     assert {*above.values()} == {"gates/0@softmax"}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from compiled import Compiled
 from flax import nnx
+from inside import inside
 from models import Table, TwoLayers
 
 import nnx_inspector as nni
@@ -277,8 +278,8 @@ def test_a_second_inspector_of_a_model_compiles_nothing():
             for _ in insp.watch(range(3), every=1):
                 step(model, x)
             insp.findings  # noqa: B018
-            insp._rerun.wait()
-            insp._diagnosing.wait()
+            inside(insp).rerun.wait()
+            inside(insp).diagnosing.wait()
         assert [one.kind for one in insp.recording.passes] == ["run", "step", *["watch"] * 3]
         return compiled.kinds, insp
 

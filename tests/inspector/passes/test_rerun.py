@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from inside import inside
 from models import TwoLayers
 
 import nnx_inspector as nni
@@ -89,10 +90,10 @@ def test_measuring_each_alone_compiles_nothing_more(insp):
     first = insp.perturb("a", nni.Scale(0.5))
     insp.perturb("b", nni.Shift(0.5))
     assert len(insp.effect.alone) == 2
-    before = insp._core.meter.compilations
+    before = inside(insp).core.meter.compilations
     first.strength = 0.25
     assert len(insp.effect.alone) == 2
-    assert insp._core.meter.compilations == before
+    assert inside(insp).core.meter.compilations == before
 
 
 def with_two_on(insp):
@@ -101,28 +102,28 @@ def with_two_on(insp):
     insp.perturb("a", nni.Scale(0.5))
     insp.perturb("b", nni.Scale(0.5))
     assert len(insp.effect.alone) == 2
-    return insp._core.shown
+    return inside(insp).core.shown
 
 
 def test_of_another_state_of_the_model_nothing_is_told_beside_the_effect(insp):
     shown = with_two_on(insp)
     without = dataclasses.replace(shown, outcome=dataclasses.replace(shown.outcome, alone=()))
-    insp._core.shown = without
+    inside(insp).core.shown = without
     insp.model.b.kernel[...] *= 2.0  # another thread trains it meanwhile
-    insp._rerun._measure_each(without)
-    assert insp._core.shown.outcome.alone == ()
+    inside(insp).rerun._measure_each(without)
+    assert inside(insp).core.shown.outcome.alone == ()
     insp.model.b.kernel[...] *= 0.5
-    insp._rerun._measure_each(without)
-    assert len(insp._core.shown.outcome.alone) == 2
+    inside(insp).rerun._measure_each(without)
+    assert len(inside(insp).core.shown.outcome.alone) == 2
 
 
 def test_a_model_whose_arrays_are_gone_is_no_fault_of_the_screen(insp):
     shown = with_two_on(insp)
     for leaf in jax.tree.leaves(nnx.state(insp.model)):
         leaf.delete()
-    insp._rerun._want_each_alone(shown)
-    insp._rerun.wait()
-    assert "could not be measured" not in " ".join(n.text for n in insp._core.view._notices)
+    inside(insp).rerun._want_each_alone(shown)
+    inside(insp).rerun.wait()
+    assert "could not be measured" not in " ".join(n for n in inside(insp).notices)
 
 
 def test_a_step_that_holds_the_arrays_leaves_the_effect_for_a_later_pass(insp):
@@ -137,10 +138,10 @@ def test_a_step_that_holds_the_arrays_leaves_the_effect_for_a_later_pass(insp):
     with insp.watch(every=1, gradients=False):
         for _ in range(3):
             state, _ = step(state, batch())
-    insp._core.recorder.wait()
+    inside(insp).core.recorder.wait()
     assert [one.perturbed for one in insp.recording.passes if one.kind == "watch"] == [True] * 3
-    assert "could not be run" not in " ".join(n.text for n in insp._core.view._notices)
-    effect, why = insp._core.effect()
+    assert "could not be run" not in " ".join(n for n in inside(insp).notices)
+    effect, why = inside(insp).core.effect()
     assert effect is None
     assert "a training step has taken the model's arrays" in why
     nnx.update(insp.model, state)
@@ -151,7 +152,7 @@ def test_a_step_that_holds_the_arrays_leaves_the_effect_for_a_later_pass(insp):
 def test_a_loop_that_takes_the_arrays_when_it_begins_is_no_failure(insp, monkeypatch):
     from nnx_inspector.inspector.passes import rerun
 
-    made, region, refresh = rerun.made, insp.watch(every=2), insp._rerun.refresh
+    made, region, refresh = rerun.made, insp.watch(every=2), inside(insp).rerun.refresh
 
     def taken(*of):
         monkeypatch.setattr(rerun, "made", made)
@@ -168,4 +169,4 @@ def test_a_loop_that_takes_the_arrays_when_it_begins_is_no_failure(insp, monkeyp
     nnx.update(insp.model, kept)
     insp.model(batch())
     region.__exit__(None, None, None)
-    assert [n.text for n in insp._core.view._notices if "could not be run" in n.text] == []
+    assert [n for n in inside(insp).notices if "could not be run" in n.text] == []

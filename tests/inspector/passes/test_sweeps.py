@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.screen import protocol
@@ -55,9 +56,9 @@ def insp(monkeypatch, request):
     model = getattr(request, "param", Plain)(nnx.Rngs(0))
     made = nni.Inspector(model, X, display=False)
     made.said = []
-    send = made._core.view.screen.send
+    send = inside(made).view.screen.send
     monkeypatch.setattr(
-        made._core.view.screen,
+        inside(made).view.screen,
         "send",
         lambda m, b=None: (made.said.append(m) if m.type == "sweep" else None, send(m, b)),
     )
@@ -67,10 +68,10 @@ def insp(monkeypatch, request):
 
 def test_without_a_choice_on_screen_the_kind_tells_sites_apart(insp):
     request = protocol.StartSweep(id=1, sites="blocks/*", kind="", strength=None, at="output")
-    insp._commands.answer(request)
-    insp._sweeps.wait()
+    inside(insp).commands.answer(request)
+    inside(insp).sweeps.wait()
     assert [m.perturbation for m in insp.said[:1] + insp.said[-1:]] == ["the default", "nni.Mean()"]
-    assert insp._core.view.python == 'insp.sweep("blocks/*")'
+    assert inside(insp).view.python == 'insp.sweep("blocks/*")'
     frame = insp.sweep("blocks/*", progress=False)
     assert [row.output_change for row in insp.said[-1].rows] == frame["output_change"].tolist()
 
@@ -133,7 +134,7 @@ def test_what_is_shown_is_the_frame(insp):
     assert last.source == "the last step, at step 0"
     assert protocol.from_header(protocol.to_header(last)) == last
     insp.said.clear()
-    insp._core.view.welcome()
+    inside(insp).view.welcome()
     assert insp.said == [last], "a view that comes later is shown it"
 
 
@@ -168,7 +169,7 @@ def test_no_change_is_relative_to_an_output_of_zeros():
     net = nnx.Sequential(nnx.Linear(X.shape[-1], 2, rngs=nnx.Rngs(0)), lambda x: 0 * x)
     insp = nni.Inspector(net, X, display=False)
     insp.sweep(progress=False)
-    message = insp._core.view._kept["sweep"]
+    message = inside(insp).view.kept("sweep")
     assert message.measures == ("output_change",)
     assert {row.output_change for row in message.rows} == {None}
     assert all("output is all zeros" in row.why_not for row in message.rows)
@@ -180,7 +181,7 @@ def test_what_is_not_finite_is_none_first_and_what_cannot_be_measured_says_why()
     insp = nni.Inspector(Inf(nnx.Rngs(0)), X, display=False)
     insp.step(lambda m, x: m(x).sum(), X)
     frame = insp.sweep(progress=False)
-    message = insp._core.view._kept["sweep"]
+    message = inside(insp).view.kept("sweep")
     assert message.rows[0].site == "child"
     assert (message.rows[0].loss_change, message.rows[0].why_not) == (None, "")
     assert not np.isfinite(frame["loss_change"][0])
@@ -191,7 +192,7 @@ def test_what_is_not_finite_is_none_first_and_what_cannot_be_measured_says_why()
 
 def test_in_a_thread_it_is_one_at_a_time_and_stops_between_two_chunks(insp, monkeypatch):
     began, go = threading.Event(), threading.Event()
-    show = insp._sweeps._show
+    show = inside(insp).sweeps._show
 
     def held(message):
         show(message)
@@ -199,14 +200,14 @@ def test_in_a_thread_it_is_one_at_a_time_and_stops_between_two_chunks(insp, monk
             began.set()
             go.wait()
 
-    monkeypatch.setattr(insp._sweeps, "_show", held)
+    monkeypatch.setattr(inside(insp).sweeps, "_show", held)
     insp.start_sweep()
     assert began.wait(60)
     with pytest.raises(nni.InspectorError, match="Another study of the model is running"):
         insp.sweep(progress=False)
     insp.stop_sweep()
     go.set()
-    insp._sweeps.wait()
+    inside(insp).sweeps.wait()
     last = insp.said[-1]
     assert not last.running
     assert last.stopped or last.done == last.total  # all fit one chunk
@@ -214,8 +215,8 @@ def test_in_a_thread_it_is_one_at_a_time_and_stops_between_two_chunks(insp, monk
 
 
 def test_stopped_after_the_first_chunk_it_shows_what_there_is(insp):
-    asked = insp._sweeps.wanted("**", nni.Zero(), True, None, 1)
-    insp._sweeps.run(asked, lambda done, total: done >= 2)
+    asked = inside(insp).sweeps.wanted("**", nni.Zero(), True, None, 1)
+    inside(insp).sweeps.run(asked, lambda done, total: done >= 2)
     last = insp.said[-1]
     assert (last.stopped, last.measured, last.done) == (True, 2, 2)
     assert last.total == len([c for c in insp.trace.calls])
@@ -228,7 +229,7 @@ def test_what_goes_wrong_is_shown_and_raised_where_somebody_waits(insp):
         insp.sweep("blocks/0", nni.StopGradient(), progress=False)
     assert insp.said[-1].error.startswith("TypeError: StopGradient leaves every value")
     insp.start_sweep("blocks/0", nni.Mask(np.ones(3, bool)))
-    insp._sweeps.wait()
+    inside(insp).sweeps.wait()
     assert "does not fit" in insp.said[-1].error
     assert not insp.said[-1].running
 
@@ -256,13 +257,13 @@ def test_a_training_that_goes_on_does_not_reach_it_and_it_not_the_training(insp)
     for _ in range(20):
         state = plain(state, X)
     read = threading.Event()
-    show = insp._sweeps._show
-    insp._sweeps._show = lambda m: (show(m), read.set() if m.total else None)
+    show = inside(insp).sweeps._show
+    inside(insp).sweeps._show = lambda m: (show(m), read.set() if m.total else None)
     insp.start_sweep("blocks/*")
     assert read.wait(60)  # it has its copy
     for _ in range(20):
         nnx.update(model, donating(nnx.state(model), X))
-    insp._sweeps.wait()
+    inside(insp).sweeps.wait()
     for a, b in zip(numbers(model), numbers(nnx.merge(graphdef, state)), strict=True):
         np.testing.assert_array_equal(a, b)
     rows = {row.site: row.loss_change for row in insp.said[-1].rows}

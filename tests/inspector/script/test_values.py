@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from browsing import Browser
 from flax import nnx
+from inside import clicks_of, shown_of, snapshot_of
 from models import Cond, Ensemble, Stacked, TwoLayers, While
 from steered import Script, X, forward
 
@@ -365,10 +366,10 @@ def test_the_panel_shows_them(tmp_path, monkeypatch):
     browser = Browser(monkeypatch)
     with Asked(tmp_path / "run.nni") as asked:
         run = asked.run
-        assert "values" not in run._snapshot()["recorded"].missing
+        assert "values" not in snapshot_of(run)["recorded"].missing
 
         def ask(message):
-            return browser.ask_screen(run._view.screen, run._clicks, message)
+            return browser.ask_screen(shown_of(run).screen, clicks_of(run), message)
 
         ask(protocol.ShowValues(id=1, site="a", part="output", clean=False))
         ((shown, _),) = browser.of("arrays")
@@ -391,7 +392,7 @@ def test_the_panel_shows_them(tmp_path, monkeypatch):
 
 def test_a_run_without_control_needs_the_model(tmp_path):
     with Asked(tmp_path / "run.nni", control=False) as asked:
-        assert "values" in asked.run._snapshot()["recorded"].missing
+        assert "values" in snapshot_of(asked.run)["recorded"].missing
         with pytest.raises(InspectorError, match="takes no requests"):
             asked.run.values("a")
 

@@ -11,6 +11,7 @@ import pytest
 from compiled import Compiled
 from flax import nnx
 from helpers.language import LAYERS, LENGTH, TOKENS, VOCABULARY, Language
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.export import KEPT
@@ -29,9 +30,9 @@ def insp():
 
 
 def ask(insp, what, **wish):
-    insp._commands.answer(study(what, **wish))
-    insp._studies.wait()
-    shown = insp._core.view.kept(what)
+    inside(insp).commands.answer(study(what, **wish))
+    inside(insp).studies.wait()
+    shown = inside(insp).view.kept(what)
     assert protocol.from_header(protocol.to_header(shown)) == shown, "what the browser refuses"
     return shown
 
@@ -54,7 +55,7 @@ def test_the_lens_on_screen_is_that_of_the_function(insp):
         np.testing.assert_allclose([cell.probabilities for cell in row.cells], likely, rtol=1e-6)
         np.testing.assert_allclose([cell.probability for cell in row.cells], own, rtol=1e-6)
         assert [cell.rank for cell in row.cells] == rank.tolist()
-    assert insp._core.view.python == 'insp.lens().to_frame().query("example == 1")'
+    assert inside(insp).view.python == 'insp.lens().to_frame().query("example == 1")'
     assert insp.lens().tokens.tolist() == found.tokens.tolist()
 
 
@@ -63,7 +64,7 @@ def test_a_token_and_a_norm_are_chosen_on_screen(insp):
     shown = ask(insp, "lens", token=3, norm="none")
     assert (shown.norm, shown.tokens) == ("", (3,) * LENGTH)
     assert [cell.rank for cell in shown.rows[2].cells] == found.answer_rank[2, 0].tolist()
-    assert insp._core.view.python == "insp.lens(answer=3, norm=False)"
+    assert inside(insp).view.python == "insp.lens(answer=3, norm=False)"
 
 
 def test_the_bars_of_a_logit_add_up_to_it(insp):
@@ -78,7 +79,7 @@ def test_the_bars_of_a_logit_add_up_to_it(insp):
     assert another.position == LENGTH - 1
     np.testing.assert_allclose(another.logit, found.logit[0, -1], rtol=1e-6)
     ask(insp, "lens", example=1, again=False)
-    assert insp._core.view.kept("logits").bars == (), "those of another example"
+    assert inside(insp).view.kept("logits").bars == (), "those of another example"
 
 
 @pytest.mark.parametrize("method", ["gradient", "gradient_times_input", "integrated_gradients"])
@@ -96,7 +97,7 @@ def test_attribution_on_screen_is_that_of_the_function(insp, method):
         assert shown.difference is None
     text = f'insp.attribute(output=2, method="{method}", position=1)'
     text += '.to_frame().query("example == 1")'
-    assert insp._core.view.python == text
+    assert inside(insp).view.python == text
     np.testing.assert_allclose(eval(text).score, shown.scores, rtol=1e-5, atol=1e-8)
 
 
@@ -135,7 +136,7 @@ def picture():
 
 
 def test_pixels_are_shown_as_sums_of_their_channels_in_blocks(picture):
-    _, args, _ = picture._core.example_call().function()
+    _, args, _ = inside(picture).core.example_call().function()
     scores = nni.attribute(picture.model, *args, output=1, method="gradient").scores[2].sum(-1)
     shown = ask(picture, "attribution", example=2, token=1, method="gradient")
     assert (shown.of, shown.word, shown.shape, shown.blocks) == ("", "b", (50, 4), 2)
@@ -211,11 +212,11 @@ def test_data_of_python_is_searched_shown_and_stopped(insp):
     asked = []
 
     def stop(done, total):
-        asked.append((done, total, insp._core.view.kept("examples").running))
+        asked.append((done, total, inside(insp).view.kept("examples").running))
         return done == 2
 
     frame = insp.examples([TOKENS] * 4, "head", 1, k=3, progress=stop)
-    shown = insp._core.view.kept("examples")
+    shown = inside(insp).view.kept("examples")
     assert (shown.stopped, shown.count, shown.running) == (True, 2 * len(TOKENS), False)
     assert shown.source.startswith("the data given")
     assert [row.value for row in shown.rows] == pytest.approx(frame.value.tolist())
@@ -226,7 +227,7 @@ def test_batches_of_different_lengths_are_searched_and_their_words_found(insp):
     short = TOKENS[:, : LENGTH - 2]
     batches = [(TOKENS,), (short,), (TOKENS[:1],)]
     frame = insp.examples(batches, "head", 1, k=2, progress=False)
-    shown = insp._core.view.kept("examples")
+    shown = inside(insp).view.kept("examples")
     rows = np.concatenate([TOKENS, np.pad(short, ((0, 0), (0, 2))), TOKENS[:1]])
     assert [row.example for row in shown.rows] == frame.example.tolist()
     for row in shown.rows:
@@ -240,10 +241,12 @@ def test_batches_that_raise_in_the_middle_say_so_and_free_the_panel(insp):
 
     with pytest.raises(OSError, match="gone"):
         insp.examples(data(), "head", progress=False)
-    assert insp._core.view.kept("examples").error == "the file is gone"
+    assert inside(insp).view.kept("examples").error == "the file is gone"
     with pytest.raises(IndexError):  # of the model, which wants two axes
         insp.examples(TOKENS, "head", progress=False)
-    assert insp._core.view.kept("examples").error.endswith("To pass it as one batch, write [data].")
+    assert (
+        inside(insp).view.kept("examples").error.endswith("To pass it as one batch, write [data].")
+    )
     assert insp.examples([TOKENS, TOKENS[:1]], "head", progress=False).notes
 
 
@@ -251,7 +254,7 @@ def test_examples_of_other_data_have_their_pictures_and_words(insp, picture):
     data = [TOKENS[::-1], (TOKENS + 1) % len(WORDS)]
     insp.examples(data, "head", 1, k=3, progress=False)
     every = np.concatenate(data)
-    for row in insp._core.view.kept("examples").rows:
+    for row in inside(insp).view.kept("examples").rows:
         assert row.words[row.at] == WORDS[every[row.example, row.place[0]]]
 
     photos = np.random.default_rng(0).integers(0, 256, (5, 2, 9, 9, 1)).astype(np.uint8)
@@ -262,7 +265,7 @@ def test_examples_of_other_data_have_their_pictures_and_words(insp, picture):
         return np.repeat(batch / 255, 3, -1)
 
     picture.examples(photos, "conv", 0, k=2, inputs=inputs, progress=False)
-    rows = picture._core.view.kept("examples").rows
+    rows = inside(picture).view.kept("examples").rows
     assert len(read) == len(photos) + 2 * len(rows)  # the search, then words and pictures of rows
     for unit in (0, 3):
         shown = ask(picture, "examples", site="conv", unit=unit, again=False)
@@ -270,7 +273,7 @@ def test_examples_of_other_data_have_their_pictures_and_words(insp, picture):
         expected = photos.reshape(10, 9, 9)[[row.example for row in shown.rows]]
         np.testing.assert_array_equal(found.reshape(-1, 9, 9, 3)[..., 0], expected)
     picture.examples(iter(list(photos / 255)), "conv", inputs=lambda x: np.repeat(x, 3, -1))
-    assert picture._core.view.kept("examples").pictures is None, "a generator is read once"
+    assert inside(picture).view.kept("examples").pictures is None, "a generator is read once"
 
 
 def test_a_sweep_and_a_study_do_not_run_at_once(insp):
@@ -291,27 +294,27 @@ def test_a_sweep_and_a_study_do_not_run_at_once(insp):
 def test_what_is_asked_on_screen_meanwhile_waits_its_turn_or_is_stopped(insp):
     def data():
         yield TOKENS
-        insp._commands.answer(study("attribution"))
+        inside(insp).commands.answer(study("attribution"))
         sweep = protocol.StartSweep(id=2, sites="head", kind="", strength=None, at="output")
-        insp._commands.answer(sweep)
-        assert insp._core.view.kept("attribution").running
-        assert insp._core.view.kept("sweep").running
-        insp._commands.answer(protocol.StopSweep(id=3))
+        inside(insp).commands.answer(sweep)
+        assert inside(insp).view.kept("attribution").running
+        assert inside(insp).view.kept("sweep").running
+        inside(insp).commands.answer(protocol.StopSweep(id=3))
 
     insp.examples(data(), "head", progress=False)
-    insp._studies.wait()
-    insp._sweeps.wait()
-    found = insp._core.view.kept("attribution")
+    inside(insp).studies.wait()
+    inside(insp).sweeps.wait()
+    found = inside(insp).view.kept("attribution")
     assert (found.running, found.error) == (False, "")
     assert found.scores
-    assert insp._core.view.kept("sweep").error == "Stopped before it began."
+    assert inside(insp).view.kept("sweep").error == "Stopped before it began."
 
 
 def test_an_attribution_says_whose_logit_it_is(insp):
     found = insp.attribute()
     best = np.asarray(insp.model(TOKENS))[:, -1].argmax(-1)
     assert found.classes.tolist() == best.tolist()
-    assert insp._core.view.kept("attribution").word != ""
+    assert inside(insp).view.kept("attribution").word != ""
     assert insp.attribute(output=3).classes.tolist() == [3] * len(TOKENS)
     assert insp.attribute(output=lambda out: out[:, -1].sum(-1)).classes is None
 
@@ -322,7 +325,7 @@ def test_a_page_keeps_what_was_computed(insp, tmp_path):
     assert set(KEPT) >= {"lens", "logits", "attribution", "examples"}
     assert insp.to_html(tmp_path / "page.html") > 0
     for what in ("lens", "attribution", "examples"):
-        assert protocol.from_header(protocol.to_header(insp._core.view.kept(what)))
+        assert protocol.from_header(protocol.to_header(inside(insp).view.kept(what)))
 
 
 def test_the_recording_keeps_the_examples(insp, tmp_path):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 from models import TwoLayers
 
 import nnx_inspector as nni
@@ -40,9 +41,9 @@ def read(array, *, row=0, exact=False):
 
 def asked(insp, *requests):
     for request in requests:
-        insp._commands.answer(request)
-    insp._commands.wait()
-    return insp._core.opened.answers()
+        inside(insp).commands.answer(request)
+    inside(insp).commands.wait()
+    return inside(insp).core.opened.answers()
 
 
 def number_in(answers, request):
@@ -59,7 +60,7 @@ def test_a_page_keeps_what_was_opened_and_read(insp):
     expected = X @ insp.model.a.kernel[...] + insp.model.a.bias[...]
     found = np.frombuffer(values, np.float32)[: expected.shape[1]]
     np.testing.assert_allclose(found, expected[3], rtol=1e-5, atol=1e-6)
-    told = told_by(insp._core, [])
+    told = told_by(inside(insp).core, [])
     assert told.answers["values"] == answers
     assert told.missing == ("compare",)
 
@@ -76,24 +77,27 @@ def test_the_window_of_an_array_that_was_opened_anew_is_left_out(insp):
 def test_the_oldest_values_make_room(insp, monkeypatch):
     array = number_in(asked(insp, shown("a")), shown("a"))
     asked(insp, read(array, row=0))
-    size = sum(len(one[1]) for one in insp._core.opened.answers().values() if one[1])
+    size = sum(len(one[1]) for one in inside(insp).core.opened.answers().values() if one[1])
     monkeypatch.setattr(kept, "MOST_BYTES", 2 * size)
     answers = asked(insp, *(read(array, row=r) for r in range(4)))
     assert list(answers)[1:] == [key_of(read(array, row=r)) for r in (2, 3)]
-    assert "Left out: 2 of the slices of values that were opened" in told_by(insp._core, []).note
+    assert (
+        "Left out: 2 of the slices of values that were opened"
+        in told_by(inside(insp).core, []).note
+    )
     asked(insp, read(array, row=1))  # has room again, in place of another
-    assert insp._core.opened.left_out() == 2
+    assert inside(insp).core.opened.left_out() == 2
     insp.run(X + 1)
     asked(insp, shown("a"))  # what was left out is that of an array that no page shows
-    assert "Left out" not in told_by(insp._core, []).note
+    assert "Left out" not in told_by(inside(insp).core, []).note
 
 
 def test_a_page_keeps_comparisons(insp, tmp_path: pathlib.Path):
     insp.run(2 * X)
-    insp._commands.answer(protocol.Compare(id=1, number=1, pinned=0))
-    insp._commands.wait()
+    inside(insp).commands.answer(protocol.Compare(id=1, number=1, pinned=0))
+    inside(insp).commands.wait()
     before = nnx.clone(insp.model)
-    told = told_by(insp._core, [])
+    told = told_by(inside(insp).core, [])
     ((pair, compared),) = told.answers["compare"].items()
     assert pair == "1 0"
     assert not isinstance(compared, str)
@@ -101,5 +105,5 @@ def test_a_page_keeps_comparisons(insp, tmp_path: pathlib.Path):
     assert told.missing == ("values",)
     insp.compare(before)
     insp.to_html(tmp_path / "page.html")
-    weights = insp._core.view.kept("weights")
-    assert told_by(insp._core, [weights]).kept == (weights,)
+    weights = inside(insp).view.kept("weights")
+    assert told_by(inside(insp).core, [weights]).kept == (weights,)

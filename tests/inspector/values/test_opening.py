@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
@@ -21,7 +22,7 @@ def inspected(model, *args):
 
 
 def opened(insp, site, part="output", clean=False):
-    return insp._core.opening.open(look_of(insp._core), site, part, clean=clean)
+    return inside(insp).opening.open(look_of(inside(insp).core), site, part, clean=clean)
 
 
 def axes(insp, site, part="output"):
@@ -87,10 +88,10 @@ def test_what_is_perturbed_is_shown_perturbed_and_clean_beside_it(net):
     close(net.values("first", part="gradient"), back)
     close(net.values("first", clean=True), by_hand(net.model, x)[0])
     close(net.values("first", part="gradient", clean=True), by_hand(net.model, x)[2])
-    programs = len(net._core.opening._passes._programs)
+    programs = len(inside(net).opening._passes._programs)
     handle.perturbation = nni.Scale(0.25)
     close(net.values("first"), by_hand(net.model, x, 0.25)[0])
-    assert len(net._core.opening._passes._programs) == programs
+    assert len(inside(net).opening._passes._programs) == programs
     net.perturb("first", nni.Shift(jnp.ones(4), 2.0))
     assert net.effect is not None  # waits until its program is compiled
     close(net.values("first"), by_hand(net.model, x, 0.25)[0] + 2)
@@ -273,7 +274,7 @@ def test_attention_of_rank_3_and_weights_that_are_sown():
     np.testing.assert_array_equal(shown, insp.values("attn", part="attention"))
     np.testing.assert_allclose(shown, insp.values("attn/attention_weights"), rtol=1e-6)
     insp.show_operations("attn")  # the pattern has a row of its own now
-    assert look_of(insp._core).parts("attn") == ("output", "input", "parameter", "attention")
+    assert look_of(inside(insp).core).parts("attn") == ("output", "input", "parameter", "attention")
     np.testing.assert_array_equal(shown, insp.values("attn", part="attention"))
     with pytest.raises(InspectorError, match=r"'head' computes no attention.*'attn'"):
         opened(insp, "head", "attention")
@@ -351,8 +352,8 @@ def test_a_donated_model_is_told_and_kept_values_stay(net):
     with pytest.raises(
         InspectorError, match=r"bias was donated .* since it was read. Read it again"
     ):
-        net._core.opening.cache.get(number)
-    assert net._core.opening.cache.get(kept.arrays[0].number).shape == (5, 4)
+        inside(net).opening.cache.get(number)
+    assert inside(net).opening.cache.get(kept.arrays[0].number).shape == (5, 4)
 
 
 def test_a_watched_loop_is_not_disturbed(net):
@@ -368,7 +369,7 @@ def test_a_watched_loop_is_not_disturbed(net):
     for number, _ in enumerate(net.watch(range(6), every=2)):
         step(net.model, optimizer, x)
         close(net.values("first"), by_hand(net.model, x)[0])
-        assert "a loop is running" in look_of(net._core).source
+        assert "a loop is running" in look_of(inside(net).core).source
         if number == 1:
             before = len(traces)
     assert len(traces) == before
@@ -381,24 +382,24 @@ def test_a_watched_loop_is_not_disturbed(net):
 def test_the_cache_keeps_the_last_sets_within_its_bounds(net, monkeypatch):
     sites = [("first", "output"), ("second", "output"), ("first", "input")]
     numbers = [opened(net, *what).arrays[0].number for what in sites]
-    assert [net._core.opening.cache.get(n).ndim for n in numbers] == [2, 2, 2]
+    assert [inside(net).opening.cache.get(n).ndim for n in numbers] == [2, 2, 2]
     monkeypatch.setattr(cache, "MOST_BYTES", 100)
     newest = opened(net, "", "input").arrays[0].number  # 60 bytes: no room for another
-    assert net._core.opening.cache.get(newest).shape == (5, 3)
+    assert inside(net).opening.cache.get(newest).shape == (5, 3)
     for number in numbers:
         with pytest.raises(InspectorError, match="no longer kept: others were opened since"):
-            net._core.opening.cache.get(number)
+            inside(net).opening.cache.get(number)
     monkeypatch.setattr(cache, "MOST_BYTES", 1)
     assert opened(net, "first").arrays[0].value.shape == (5, 4)  # the newest, whatever its size
 
 
 def test_norms_are_made_once_and_are_numpys(net):
     held = opened(net, "first").arrays[0]
-    found = net._core.opening.cache.get(held.number, 1)
+    found = inside(net).opening.cache.get(held.number, 1)
     np.testing.assert_allclose(found, np.linalg.norm(held.value, axis=1), rtol=1e-6)
-    assert net._core.opening.cache.get(held.number, 1) is found
+    assert inside(net).opening.cache.get(held.number, 1) is found
     with pytest.raises(ValueError, match="no axis 2"):
-        net._core.opening.cache.get(held.number, 2)
+        inside(net).opening.cache.get(held.number, 2)
 
 
 def test_closing_frees_what_was_opened():
@@ -406,7 +407,7 @@ def test_closing_frees_what_was_opened():
     number = opened(insp, "first").arrays[0].number
     insp.close()
     with pytest.raises(InspectorError):
-        insp._core.opening.cache.get(number)
+        inside(insp).opening.cache.get(number)
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.export import told_by
@@ -175,18 +176,20 @@ def test_another_length_has_no_words():
 
 def test_the_browser_gets_the_same_figures(insp):
     sent = []
-    insp._core.view.screen.send = lambda message, buffer=None: sent.append((message, buffer))
-    insp._commands.answer(protocol.ShowPositions(id=1, site="embed", example=1, unit=3, axis=None))
-    insp._commands.wait()
+    inside(insp).view.screen.send = lambda message, buffer=None: sent.append((message, buffer))
+    inside(insp).commands.answer(
+        protocol.ShowPositions(id=1, site="embed", example=1, unit=3, axis=None)
+    )
+    inside(insp).commands.wait()
     ((message, buffer),) = [one for one in sent if isinstance(one[0], protocol.Positions)]
     assert (message.figures, message.units, message.positions) == (("norm", "unit"), 4, 3)
     rows = np.frombuffer(buffer, "<f8").reshape(2, 3)
     np.testing.assert_array_equal(rows, insp.words("embed", 1, unit=3)[["norm", "unit"]].T)
     assert (message.along, message.axes) == (1, ("", "position", ""))
-    insp._commands.answer(
+    inside(insp).commands.answer(
         protocol.ShowPositions(id=2, site="attn@attention", example=0, unit=0, axis=3)
     )
-    insp._commands.wait()
+    inside(insp).commands.wait()
     message, buffer = [one for one in sent if isinstance(one[0], protocol.Positions)][-1]
     assert (message.axis, message.along, message.axes) == (3, 3, ("", "", "query", "key"))
     expected = insp.words("attn@attention", axis=3).norm
@@ -195,12 +198,12 @@ def test_the_browser_gets_the_same_figures(insp):
 
 def test_a_page_keeps_the_figures_that_were_shown(insp):
     asked = protocol.ShowPositions(id=1, site="embed", example=1, unit=0, axis=None)
-    insp._commands.answer(asked)
-    insp._commands.wait()
-    told = told_by(insp._core, [insp._core.view.kept("inputs")])
+    inside(insp).commands.answer(asked)
+    inside(insp).commands.wait()
+    told = told_by(inside(insp).core, [inside(insp).view.kept("inputs")])
     assert told.kept[0].examples[1].words == ("d", "d", "a")
     message, buffer = told.answers["positions"]["embed"]
     assert (message.example, len(buffer)) == (1, 2 * 3 * 8)
     assert "no figures" in told.answers["positions"]["head"]
     insp.run(IDS[:1])  # another batch: those figures are of other words
-    assert "no figures" in told_by(insp._core, []).answers["positions"]["embed"]
+    assert "no figures" in told_by(inside(insp).core, []).answers["positions"]["embed"]

@@ -8,6 +8,7 @@ import models
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.values.blocks import ON_DEVICE
@@ -40,11 +41,11 @@ class Screen:
 def asked():
     insp = nni.Inspector(models.CNN(nnx.Rngs(0)), models.batch(4, 5, 5, 1), display=False)
     screen = Screen()
-    of_insp, insp._core.view.screen = insp._core.view.screen, screen
+    of_insp, inside(insp).view.screen = inside(insp).view.screen, screen
 
     def ask(message):
         before = len(screen.sent)
-        insp._commands.answer(message)
+        inside(insp).commands.answer(message)
         with screen.replied:
             assert screen.replied.wait_for(lambda: any(s[0] == message.id for s in screen.said), 60)
         ((_, error, sent),) = [s for s in screen.said if s[0] == message.id]
@@ -53,7 +54,7 @@ def asked():
 
     ask.insp = insp
     yield ask
-    insp._core.view.screen = of_insp
+    inside(insp).view.screen = of_insp
     insp.close()
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 from jax._src import pjit
 
 import nnx_inspector as nni
@@ -223,7 +224,7 @@ def test_a_perturbation_acts_from_the_next_pass_on(elsewhere: bool):
 
     factors = []
     with insp.watch(every=50):
-        session = insp._loops._session
+        session = inside(insp).session
         assert session is not None
         for number in range(18):
             if number == 8:
@@ -249,7 +250,7 @@ def test_a_perturbation_that_stays_is_started_by_jax_itself(misses: list[str]):
     half = insp.perturb("linear", nni.Scale(0.5))
     factors, wanted, missed = list[float](), list[float](), list[int]()
     with insp.watch(every=16):
-        session = insp._loops._session
+        session = inside(insp).session
         assert session is not None
         for number in range(120):
             scale = scales[number // 8 % 3]

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 from jax._src import callback
 
 import nnx_inspector as nni
@@ -164,7 +165,7 @@ def test_a_perturbation_acts_in_the_next_call_and_leaves_nothing(asks: list[int]
                 handle.remove()
             out.append(np.asarray(step(model, batch(1))))
             if number == 2:
-                insp._loops._session.variants.wait()
+                inside(insp).session.variants.wait()
     assert [bool(np.all(x == 0)) for x in out] == [5 <= n < 8 for n in range(12)]
     for n in (*range(5), *range(8, 12)):
         np.testing.assert_array_equal(out[n], clean)
@@ -330,7 +331,7 @@ def test_a_perturbed_step_that_is_not_measured_tells_the_host_nothing(asks: list
     insp.perturb("linear", nni.Scale(0.5))
     told: list[int] = []
     with insp.watch(every=4):
-        session = insp._loops._session
+        session = inside(insp).session
         assert session is not None
         receive = session.inbox.receive
         monitored = lambda number, *of: (told.append(number), receive(number, *of))  # noqa: E731

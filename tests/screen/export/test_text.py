@@ -8,6 +8,7 @@ import pathlib
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from inside import inside
 from IPython.core.formatters import DisplayFormatter
 
 import nnx_inspector as nni
@@ -78,7 +79,7 @@ def test_a_closed_inspector_prints_one_line(insp):
 
 @pytest.mark.parametrize("many", [ROWS, ROWS + 1, 5000])
 def test_it_stays_short(insp, many: int):
-    _, row, *_ = insp._core.view.layout.sites
+    _, row, *_ = inside(insp).view.layout.sites
     long = dataclasses.replace(row, name="n" * 500, inputs="float32[1], " * 500, depth=300)
     lines = in_text("title\x1b[31m", [row, long] * (many // 2) + [row] * (many % 2)).splitlines()
     more = many - ROWS
@@ -91,7 +92,7 @@ def test_it_stays_short(insp, many: int):
 
 
 def test_no_name_moves_the_terminal(insp):
-    row = dataclasses.replace(insp._core.view.layout.sites[1], name="a\x1b[2J\nb\r")
+    row = dataclasses.replace(inside(insp).view.layout.sites[1], name="a\x1b[2J\nb\r")
     text = in_text("title", [row])
     assert len(text.splitlines()) == 3
     assert all(letter.isprintable() for letter in text.replace("\n", ""))
