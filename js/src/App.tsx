@@ -156,7 +156,7 @@ function Body({ store, layout }: { store: Store; layout: Layout }) {
       <Part name="time" view={<Time store={store} layout={layout} />} />
       <Part name="the tree" view={<Tree store={store} layout={layout} />} />
       {!stacked && (
-        <Split label="Height of the tree" testid={ids.splitTime} sizes={store.sizes} name={above} sideways={false} of=".nni-tree" least={rows} rest={100} />
+        <Split label="Height of the tree" sizes={store.sizes} name={above} sideways={false} of=".nni-tree" least={rows} rest={100} />
       )}
       <Split
         label={stacked ? "Height of the tree" : "Width of the tree"}

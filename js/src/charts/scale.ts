@@ -39,11 +39,6 @@ function multiples(low: number, high: number, wanted: number): number[] {
   return ticks;
 }
 
-/** Whole numbers only, for steps. */
-export function stepTicks(low: number, high: number, wanted: number): number[] {
-  return [...new Set(niceTicks(low, high, wanted).map(Math.round))].filter((t) => t >= low && t <= high);
-}
-
 /**
  * Logarithmic outside (-threshold, threshold) and linear within, where the values about zero take
  * the length of `middle` decades. It has one side only if all values are on one side.

@@ -29,11 +29,11 @@ interface Props {
 export function DistributionsOptions({ store }: Props) {
   return (
     <>
-      <Pick label="Axis of values" testid={ids.axis} value={store.axis.value} options={AXES} choose={(axis) => (store.axis.value = axis)} word={(axis) => `${axis} axis`} />
+      <Pick label="Axis of values" value={store.axis.value} options={AXES} choose={(axis) => (store.axis.value = axis)} word={(axis) => `${axis} axis`} />
       <More label="More about the distributions">
         <span class="nni-more-line">
           over the steps
-          <Choice label="Kind of chart over the steps" testid={ids.overKind} value={store.overSteps.value} options={["bands", "heatmap"]} choose={(kind) => (store.overSteps.value = kind)} />
+          <Choice label="Kind of chart over the steps" value={store.overSteps.value} options={["bands", "heatmap"]} choose={(kind) => (store.overSteps.value = kind)} />
         </span>
       </More>
     </>

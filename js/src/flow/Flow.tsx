@@ -108,7 +108,7 @@ function Legend({ store, colours: signal }: { store: Store; colours: ReadonlySig
   const text = figure === "effect" ? percent : figure === "NaN and Inf" ? count : real;
   const known = Number.isFinite(colours.high);
   return (
-    <div class="nni-flow-legend" data-testid={ids.flowLegend} data-figure={figure}>
+    <div class="nni-flow-legend" data-figure={figure}>
       {figure === "none" ? (
         <span>
           Drag to move, double-click to go in. Arrows follow the edges, Enter goes in, Backspace out

@@ -9,7 +9,7 @@ const BY = 24;
 interface Props {
   /** What is resized, in words. */
   label: string;
-  testid: string;
+  testid?: string;
   /** The sizes in pixels that were chosen, by `name`. */
   sizes: Signal<Readonly<Record<string, number>>>;
   name: string;

@@ -5,7 +5,6 @@ import type { CompilationRow } from "../kernel/protocol";
 import { Python } from "../python/Python";
 import type { Store } from "../store";
 import { count, seconds } from "../ui/format";
-import { ids } from "../ui/testids";
 
 export function Compilations({ store }: { store: Store }) {
   useLook(store.looks, "compilations", "", store.state.value?.cost?.compilations ?? 0);
@@ -13,7 +12,7 @@ export function Compilations({ store }: { store: Store }) {
   if (!seen?.data) return <p class="nni-faint nni-small">{seen?.error ? seen.error : "Asking the kernel …"}</p>;
   const { rows, more, operations, inspector } = seen.data;
   return (
-    <div class="nni-compiled" data-testid={ids.compiled}>
+    <div class="nni-compiled">
       {rows.length === 0 && <p class="nni-faint nni-small">No function of yours was compiled yet.</p>}
       <ol aria-label="Compiled functions, newest first">
         {rows.map((row, i) => (

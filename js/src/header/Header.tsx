@@ -77,7 +77,7 @@ function Why({ store }: { store: Store }) {
   const [open, setOpen] = useState(false);
   return (
     <details onToggle={(event) => setOpen(event.currentTarget.open)}>
-      <summary data-testid={ids.why}>What was compiled, and why</summary>
+      <summary>What was compiled, and why</summary>
       {open && <Compilations store={store} />}
     </details>
   );

@@ -14,7 +14,7 @@ interface Props {
   line?: Signal<string>;
 }
 
-export function Python({ text, testid = ids.snippet, line }: Props) {
+export function Python({ text, testid, line }: Props) {
   const [copy, said] = useCopy(text);
   useEffect(() => {
     if (!line) return;

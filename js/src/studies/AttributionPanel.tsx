@@ -43,7 +43,7 @@ export function AttributionPanel({ store }: { store: Store }) {
       <Now store={store} what="attribution" now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Scores store={store} found={found} />}
       <Examples store={store} />
-      <Python text={`insp.attribute(${given.join(", ")})${ofExample(example)}`} testid={ids.attributionPython} line={store.inputs.line} />
+      <Python text={`insp.attribute(${given.join(", ")})${ofExample(example)}`} line={store.inputs.line} />
     </section>
   );
 }
@@ -53,7 +53,7 @@ export function AttributionOptions({ store }: { store: Store }) {
   const wish = studies.wish.value;
   return (
     <Form store={store} name="Compute an attribution" running={studies.attribution.value?.now.running ?? false} start={() => studies.ask("attribution", { example: inputs.example.value }, true)}>
-      <Pick label="By" testid={ids.attributionMethod} value={wish.method} options={Object.keys(METHODS) as Method[]} word={(method) => METHODS[method]} choose={(method) => studies.change({ method })} />
+      <Pick label="By" value={wish.method} options={Object.keys(METHODS) as Method[]} word={(method) => METHODS[method]} choose={(method) => studies.change({ method })} />
       <More label="More about the attribution">
         <Token name="class or token" hint="largest" value={wish.token} choose={(token) => studies.change({ token })} />
         <Whole
@@ -61,12 +61,11 @@ export function AttributionOptions({ store }: { store: Store }) {
           title="Of logits at each position, the position whose logit is attributed; -1 is the last."
           least={-Infinity}
           value={wish.position}
-          testid={ids.attributionPosition}
           choose={(position) => studies.change({ position })}
         />
         <span class="nni-more-line">
           colours of
-          <Choice label="Range of the colours" testid={ids.valuesRange} value={studies.pixels.robust.value ? "1–99 %" : "all"} options={["1–99 %", "all"]} choose={(chosen) => (studies.pixels.robust.value = chosen !== "all")} />
+          <Choice label="Range of the colours" value={studies.pixels.robust.value ? "1–99 %" : "all"} options={["1–99 %", "all"]} choose={(chosen) => (studies.pixels.robust.value = chosen !== "all")} />
         </span>
       </More>
     </Form>

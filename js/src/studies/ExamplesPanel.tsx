@@ -39,7 +39,7 @@ export function ExamplesPanel({ store, site }: { store: Store; site: Site }) {
       )}
       <Now store={store} what="examples" now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Table store={store} found={found} />}
-      <Python text={`insp.examples(${of.batch >= 0 ? "None" : "data"}, ${quoted(of.site)}, ${of.unit}${axis})`} testid={ids.examplesPython} />
+      <Python text={`insp.examples(${of.batch >= 0 ? "None" : "data"}, ${quoted(of.site)}, ${of.unit}${axis})`} />
     </section>
   );
 }
@@ -56,9 +56,9 @@ export function ExamplesOptions({ store, site }: { store: Store; site: Site }) {
   };
   return (
     <Form store={store} name="Search for examples" running={shown?.now.running ?? false} start={() => studies.ask("examples", { site: site.key }, true)}>
-      <Whole name="unit" value={wish.unit} testid={ids.examplesUnit} choose={choose} of={here ? found.units : undefined} />
+      <Whole name="unit" value={wish.unit} choose={choose} of={here ? found.units : undefined} />
       <More label="More about the examples">
-        <Pick labelled label="Units along" testid={ids.examplesAxis} value={String(wish.axis)} options={AXES.map(([axis]) => axis)} word={(axis) => AXES.find(([one]) => one === axis)?.[1] ?? axis} choose={(axis) => studies.change({ axis: Number(axis) })} />
+        <Pick labelled label="Units along" value={String(wish.axis)} options={AXES.map(([axis]) => axis)} word={(axis) => AXES.find(([one]) => one === axis)?.[1] ?? axis} choose={(axis) => studies.change({ axis: Number(axis) })} />
       </More>
     </Form>
   );

@@ -38,7 +38,7 @@ export function LensPanel({ store }: { store: Store }) {
       {found && <Grid store={store} lens={found} />}
       <Examples store={store} />
       {found && <Parts store={store} />}
-      <Python text={`insp.lens(${given.join(", ")})${ofExample(example)}`} testid={ids.lensPython} line={store.inputs.line} />
+      <Python text={`insp.lens(${given.join(", ")})${ofExample(example)}`} line={store.inputs.line} />
     </section>
   );
 }
@@ -147,7 +147,7 @@ function Grid({ store, lens }: { store: Store; lens: Lens }) {
           </tbody>
         </table>
       </div>
-      <p class="nni-told" data-testid={ids.lensTold}>
+      <p class="nni-told">
         {at && lens.rows[at[0]]?.cells[at[1]] ? (
           <Told cell={lens.rows[at[0]]!.cells[at[1]]!} layer={label(lens.rows[at[0]]!.site)} position={at[1]} answer={lens.answers[at[1]]!} />
         ) : (

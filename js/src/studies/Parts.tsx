@@ -98,7 +98,7 @@ export function Bars({ store, bars, name }: { store: Store; bars: readonly Logit
         const key = sites ? rowOf(sites, site) : undefined;
         const share = Math.abs(value ?? 0) / most / 2;
         return (
-          <li key={site} data-testid={ids.logitBar} data-site={site} data-value={exact(value)}>
+          <li key={site} data-site={site} data-value={exact(value)}>
             {key === undefined ? (
               <span class="nni-site">{label(site)}</span>
             ) : (
@@ -121,7 +121,6 @@ interface WholeProps {
   name: string;
   /** null for none. */
   value: number | null;
-  testid: string;
   choose: (value: number) => void;
   /** Called for an empty field; without it an empty field changes nothing. */
   none?: () => void;
@@ -132,7 +131,7 @@ interface WholeProps {
 }
 
 /** A field for a whole number. */
-export function Whole({ name, value, testid, choose, none, least = 0, hint, title, of }: WholeProps) {
+export function Whole({ name, value, choose, none, least = 0, hint, title, of }: WholeProps) {
   const read = (text: string): void => {
     if (text === "") none?.();
     else if (Number.isFinite(Number(text))) choose(Math.max(least, Math.round(Number(text))));
@@ -146,7 +145,7 @@ export function Whole({ name, value, testid, choose, none, least = 0, hint, titl
         class="nni-study-number"
         placeholder={hint}
         value={value ?? ""}
-        data-testid={testid}
+       
         onInput={({ currentTarget }) => read(currentTarget.value)}
       />
       {of !== undefined && <span class="nni-faint">of {count(of)}</span>}
@@ -156,5 +155,5 @@ export function Whole({ name, value, testid, choose, none, least = 0, hint, titl
 
 /** The choice of a class or token; empty for the model's own answer. */
 export function Token({ value, choose, name, hint }: { value: number | null; choose: (token: number | null) => void; name: string; hint: string }) {
-  return <Whole name={name} hint={hint} value={value} testid={ids.studyToken} choose={choose} none={() => choose(null)} />;
+  return <Whole name={name} hint={hint} value={value} choose={choose} none={() => choose(null)} />;
 }

@@ -46,7 +46,7 @@ export function SweepOptions({ store, site }: Props) {
         if (!running && !wrong) store.startSweep(inside ? `${site.key}/**` : "**", kind, strength);
       }}
     >
-      <Pick label="Perturb each by" testid={ids.sweepKind} value={kind} options={["", ...KINDS.map((one) => one.kind)]} word={(one) => one || "Zero, or Mean"} choose={(chosen) => change({ kind: chosen })} />
+      <Pick label="Perturb each by" value={kind} options={["", ...KINDS.map((one) => one.kind)]} word={(one) => one || "Zero, or Mean"} choose={(chosen) => change({ kind: chosen })} />
       {strength !== null && (
         <input
           type="number"
@@ -61,7 +61,7 @@ export function SweepOptions({ store, site }: Props) {
           }}
         />
       )}
-      <Pick label="Which sites" testid={ids.sweepSites} value={inside ? PLACES[1] : PLACES[0]} options={site.key === "" ? PLACES.slice(0, 1) : PLACES} choose={(chosen) => change({ below: chosen === PLACES[1] })} />
+      <Pick label="Which sites" value={inside ? PLACES[1] : PLACES[0]} options={site.key === "" ? PLACES.slice(0, 1) : PLACES} choose={(chosen) => change({ below: chosen === PLACES[1] })} />
       {running ? (
         <button type="button" class="nni-button" data-testid={ids.sweepStop} onClick={() => store.stopSweep()}>
           Stop

@@ -107,7 +107,7 @@ export function Narrowed({ store }: { store: Store }) {
   if (!sort && !tree.narrowed.value) return null;
   return (
     <p class="nni-narrowed" role="status">
-      <b data-testid={ids.matches} data-value={String(tree.matched.value)}>
+      <b data-value={String(tree.matched.value)}>
         {tree.narrowed.value ? `${count(tree.matched.value)} of ${count(total)} match` : `${count(total)} modules`}
       </b>
       {filters.length > 0 && <span>{filters.join("; ")}</span>}

@@ -2,7 +2,7 @@
 
 interface Props<T extends string> {
   label: string;
-  testid: string;
+  testid?: string;
   value: T;
   options: readonly T[];
   choose: (value: T) => void;

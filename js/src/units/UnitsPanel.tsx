@@ -34,14 +34,13 @@ export function UnitsOptions({ store, site }: { store: Store; site: Site }) {
       {store.replay.value === "" && axes.length > 1 && (
         <Pick
           label="The axis of the units"
-          testid={ids.unitsAxis}
           value={String(axisOf(store, site))}
           options={axes.map((_, i) => String(i - axes.length))}
           word={(axis) => axes.at(Number(axis)) ?? axis}
           choose={(axis) => (store.unitsAxis.value = { site: site.key, axis: Number(axis) })}
         />
       )}
-      <Choice label="Figure of each unit" testid={ids.unitFigure} value={store.unitFigure.value as Word} options={Object.keys(WORDS) as Word[]} choose={(word) => (store.unitFigure.value = word)} />
+      <Choice label="Figure of each unit" value={store.unitFigure.value as Word} options={Object.keys(WORDS) as Word[]} choose={(word) => (store.unitFigure.value = word)} />
     </>
   );
 }
@@ -104,7 +103,7 @@ function overBatch(axes: readonly string[], axis: number): string {
 function Scale({ data, figure }: { data: UnitsData; figure: UnitFigure }) {
   const range = rangeOf(data.figures[figure], figure);
   return (
-    <div class="nni-legend" data-testid={ids.unitsScale}>
+    <div class="nni-legend">
       <ColourBar range={range} show={figure === "zero_fraction" ? percent : real} />
       <span class="nni-faint">
         {figure === "mean" && (range.signed ? "Grey is below 0, blue above." : "None is below 0.")}

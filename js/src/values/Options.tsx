@@ -63,7 +63,6 @@ function ValuesMore({ store, site }: Props) {
         <label>
           array
           <select
-            data-testid={ids.valuesArray}
             value={String(array.number)}
             onChange={(event) => values.choose(arrays.arrays.find((a) => String(a.number) === event.currentTarget.value) ?? null)}
           >
@@ -81,7 +80,6 @@ function ValuesMore({ store, site }: Props) {
           complex numbers
           <Choice
             label="Part of complex numbers"
-            testid={ids.valuesComponent}
             value={values.component.value === "value" ? "abs" : values.component.value}
             options={["abs", "real", "imag"]}
             choose={(component) => values.setComponent(component)}
@@ -93,7 +91,6 @@ function ValuesMore({ store, site }: Props) {
         colours of
         <Choice
           label="Range of the colours"
-          testid={ids.valuesRange}
           value={values.robust.value ? "1–99 %" : "all"}
           options={["1–99 %", "all"]}
           choose={(chosen) => (values.robust.value = chosen !== "all")}
@@ -104,7 +101,7 @@ function ValuesMore({ store, site }: Props) {
           <MaskBar mask={masked.mask} what="places of the picture" editing={store.editingMask} change={masked.change} />
         </span>
       )}
-      <button type="button" class="nni-button" data-testid={ids.valuesRead} onClick={() => values.open(site.key)}>
+      <button type="button" class="nni-button" onClick={() => values.open(site.key)}>
         Read again
       </button>
     </More>
@@ -125,7 +122,6 @@ function Shapes({ values, array, shown }: { values: ValuesState; array: HeldArra
           each token
           <Choice
             label="Shown for each token"
-            testid={ids.valuesToken}
             value={shown.over >= 0 ? "norm" : "one unit"}
             options={["norm", "one unit"]}
             choose={(chosen) => {

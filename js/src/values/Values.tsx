@@ -151,7 +151,7 @@ export function Readout({ values, inputs }: { values: ValuesState; inputs: Input
       <span class="nni-readout-line">
         <span class="nni-faint">{at || "Point at a cell, or use the arrow keys"}</span>
         {words.map((word, i) => (
-          <bdi key={i} class="nni-word nni-said-word" data-testid={ids.valueWord}>
+          <bdi key={i} class="nni-word nni-said-word">
             {word}
           </bdi>
         ))}

@@ -37,7 +37,7 @@ export function WordsOptions({ store }: { store: Store }) {
   const able = axes.filter((name) => name !== "");
   return (
     <>
-      <Pick label="Colour of the words" testid={ids.wordsFigure} value={figure} options={options.includes(figure) ? options : [figure]} word={(one) => NAMES[one]} choose={(one) => (state.figure.value = one)} />
+      <Pick label="Colour of the words" value={figure} options={options.includes(figure) ? options : [figure]} word={(one) => NAMES[one]} choose={(one) => (state.figure.value = one)} />
       {figure === "unit" && data && (
         <label title={`unit, of ${data.header.units}`}>
           <input
@@ -47,7 +47,6 @@ export function WordsOptions({ store }: { store: Store }) {
             min={0}
             max={data.header.units - 1}
             value={unit}
-            data-testid={ids.wordsUnit}
             onInput={(event) => event.currentTarget.value !== "" && state.setUnit(Number(event.currentTarget.value))}
           />
         </label>
