@@ -33,6 +33,7 @@ from nnx_inspector.program.analysis.activations import is_affine, kind_after, ki
 from nnx_inspector.program.analysis.equations import bodies_of
 from nnx_inspector.program.analysis.reach import TooLargeError, flow_of
 from nnx_inspector.program.analysis.trace import Trace, staged_for_trace, trace_of
+from nnx_inspector.program.editing.counting import Where
 from nnx_inspector.program.function import WatchedCall, as_function
 from nnx_inspector.program.marks import CHANGE, INPUT, OUTPUT, mark
 from nnx_inspector.program.stage import Staged, array_names
@@ -83,7 +84,7 @@ def _flows(stage: Staged, model: nnx.Module) -> tuple[Flow, ...]:
 
 
 def reader_of(
-    model: nnx.Module, call: WatchedCall, selection: Selection
+    model: nnx.Module, call: WatchedCall, selection: Selection, where: Where | None = None
 ) -> Callable[[], tuple[Facts, Trace]]:
     """What reads, at any time, the facts about a model as it is now and about a watched program's
     call of it, and the trace of this call.
@@ -102,7 +103,8 @@ def reader_of(
         modules = {site.key: site.module for site in module_sites(copy)}
         module = modules[call.path]
         bound = module if call.method == CALL else getattr(module, call.method)
-        function, how = as_function(bound, "watch"), {"selection": selection, "roots": {(): copy}}
+        how: Any = {"selection": selection, "roots": {(): copy}, "where": where}
+        function = as_function(bound, "watch")
         with (
             configuration.held(),
             unwatched(),

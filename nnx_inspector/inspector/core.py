@@ -138,6 +138,8 @@ class Core:
         self.step = 0
         self.parts: tuple[object, ...] = ()
         self.recording = Recording()
+        if self.entry.where is not None:
+            self.recording.count_where(self.entry.where.words)
         self.opening = Opening()
         self.batch: tuple[PassRequest, protocol.Inputs] | None = None
         self.embedded: tuple[Tracing, dict[int, dict[str, bool]]] | None = None
@@ -291,7 +293,8 @@ class Core:
 
     def learn(self) -> None:
         """Give the recording the facts of the model and the last requested pass, once."""
-        if self.recording.facts_so_far is None:
+        known = self.recording.facts_so_far
+        if known is None or not known.sites:
             call = self.call()
             self.recording.learn(facts_of_modules(call.in_modes.model))
             self.recording.learn(self.programs.facts_reader(call))
@@ -324,6 +327,7 @@ class Core:
             sites=rows,
             attending=attending,
             sequences=bool(attending) or embeds(self.trace, self.example),
+            where=self.recording.where,
         )
         self.view.set_layout(layout)
         if self.recording.attached:

@@ -165,6 +165,7 @@ def effect_of(
     direct: Iterable[str] = (),
     alone: tuple[protocol.EffectAlone, ...] = (),
     root: str = "",
+    counts: bool = False,
 ) -> protocol.Effect:
     """The effect of the perturbations.
 
@@ -174,10 +175,15 @@ def effect_of(
             passes are the model's outputs.
         direct: the sites whose own output is perturbed; they are not downstream.
         root: the site whose output is the model's output; `""` if it is not called.
+        counts: whether only some positions count, which `differences` knows.
     """
     if differences is not None and root not in differences.sites:
         root = ""
-    if before is None:
+    if before is None and differences is not None and differences.result is not None:
+        output = OutputChange(differences.result)
+    elif before is None and counts:
+        output = OutputChange()
+    elif before is None:
         output = output_change(clean.value, perturbed.value, logits=False)
     elif differences is not None:
         output = OutputChange(differences.sites.get(root), differences.kl, differences.top1_changed)

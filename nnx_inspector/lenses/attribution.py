@@ -111,7 +111,8 @@ def attribute(
             `logits` holds them, or else the first.
         method: "gradient"; "gradient_times_input"; or "integrated_gradients", the mean gradient on
             the way from the baseline to the input, times their difference.
-        position: for logits `[batch, position, classes]`, the position of the output.
+        position: for logits `[batch, position, classes]`, the position of the output. The last one
+            may be padding. Each position has a score of its own, so there is no `where=`.
         site: the site, of any layer, to whose output to attribute instead.
         baseline: where integrated gradients begin: a number or an array that broadcasts.
         steps: how many gradients integrated gradients take.

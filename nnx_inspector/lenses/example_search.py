@@ -28,8 +28,10 @@ from nnx_inspector.hooks.content import key_of
 from nnx_inspector.hooks.pytrees import orders
 from nnx_inspector.lenses.extremes import NOBODY, Extremes
 from nnx_inspector.lenses.observed import Observed, observed, require_whole
+from nnx_inspector.perturbations.effects import with_positions
 from nnx_inspector.perturbations.perturbed import check_layers, without_layers
 from nnx_inspector.program.analysis.cost import peak_bytes
+from nnx_inspector.program.editing.counting import Where
 from nnx_inspector.program.function import Arguments, Function, name_of
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
@@ -72,6 +74,8 @@ class Stream:
         found, before: what is kept so far, on the device, and what was kept a pass ago.
         count: the number of examples so far.
         starts: the number of the first example of each batch.
+        where: which positions of a batch count.
+        unfit: why a form of batch is searched at all places nevertheless; "" if it is not.
         places, shape: the number of the axes of places, and their lengths.
         waiting, numbers: the arrays and the example numbers of batches that will go through
             `program` together.
@@ -83,10 +87,12 @@ class Stream:
     k: int
     axis: int
     seed: int
+    where: Where | None = None
     found: Extremes | None = None
     before: Extremes | None = None
     count: int = 0
     starts: list[int] = dataclasses.field(default_factory=list[int])
+    unfit: str = ""
     places: int = 0
     shape: tuple[int, ...] = ()
     size: int = 0
@@ -143,14 +149,14 @@ class Stream:
         jax.block_until_ready(before)  # at most two on the device: one waits for the other
 
     def notes(self) -> tuple[str, ...]:
-        """What happened to batches of other shapes."""
+        """What happened to batches of other shapes, and to positions."""
         found: list[str] = []
         if self.padded:
             batches = f"{self.padded} batches were" if self.padded > 1 else "1 batch was"
             found.append(f"{batches} smaller than the first, and filled up to {self.size} examples")
         if len(self.programs) > 1:
             found.append(f"{len(self.programs)} programs ran, one for each form of batch")
-        return tuple(found)
+        return (*found, self.unfit) if self.unfit else tuple(found)
 
     def _program_of(self, args: Any, size: int) -> tuple[_Program, list[Any]]:
         """The program for a batch, and the arrays of the batch that it takes."""
@@ -171,11 +177,10 @@ class Stream:
     ) -> _Program:
         whole, rows = without_layers(self.site)
         _require_fits(function, args, kwargs)
-        key = (key, self.site, self.k, self.axis, size)
+        key = (key, self.site, self.k, self.axis, size, self.where)
         tracing, known = _kept.pop(key, (None, None))
-        with observed(
-            function, args, kwargs, what="top_examples", only=whole, known=tracing
-        ) as one:
+        how: Any = {"only": whole, "known": tracing, "where": self.where}
+        with observed(function, args, kwargs, what="top_examples", **how) as one:
             pass
         stage = one.stage
         survey = stage.survey.only(lambda mark: mark.site == whole and mark.part == OUTPUT)
@@ -197,26 +202,35 @@ class Stream:
                 f"other units than the batches before: {len(self.found.nan)} of them. Choose their "
                 f"axis with axis=."
             )
-        plan = Plan(summarise=False, keep=Keep(values=True))
+        plan = Plan(summarise=False, keep=Keep(values=with_positions, counts=True))
+        (mark,) = survey.marks
+        if mark.where and not mark.counted[call.array]:
+            mask, value = in_words(np.dtype(bool), mark.where), in_words(call.dtype, call.shape)
+            self.unfit = (
+                f"where= gave {mask}, which does not fit what {self.site!r} returns, {value}, so "
+                f"all its places count"
+            )
 
         def values(held: Any, arrays: Any) -> Any:
             _, seen = evaluate(survey, [*held, *arrays], plan=plan)
             (kept,) = [each.kept for _, _, each in survey.walk(seen) if each is not None]
-            x = kept[call.array].value
-            return x[rows] if rows else x
+            x, where = kept[call.array].value
+            x, where = (x[rows], where if where is None else where[rows]) if rows else (x, where)
+            return x, None if where is None else jnp.broadcast_to(where, x.shape)
 
-        def merged(found: Extremes, x: Any, numbers: Any, salt: Any) -> Extremes:
-            x = jnp.moveaxis(x.reshape(-1, *call.shape[1:]), axes % ndim, -1)
-            return found.merged(x, numbers.reshape(-1), salt)
+        def merged(found: Extremes, of: Any, numbers: Any, salt: Any) -> Extremes:
+            each = lambda x: jnp.moveaxis(x.reshape(-1, *call.shape[1:]), axes % ndim, -1)  # noqa: E731
+            x, where = jax.tree.map(each, of)
+            return found.merged(x, numbers.reshape(-1), salt, where)
 
         @jax.jit
         def run(held: Any, batches: Any, found: Any, numbers: Any, salt: Any) -> Any:
             if len(batches) == 1:
-                x = values(held, batches[0])
+                of = values(held, batches[0])
             else:
                 together = [jnp.stack(each) for each in zip(*batches, strict=True)]
-                x = lax.map(lambda arrays: values(held, arrays), together)
-            return auto_sharded(merged, found, x, numbers, salt)
+                of = lax.map(lambda arrays: values(held, arrays), together)
+            return auto_sharded(merged, found, of, numbers, salt)
 
         held = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
         _kept[key] = stage.tracing, known or run

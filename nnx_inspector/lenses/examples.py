@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.arrays import is_array
-from nnx_inspector.errors import add_note
+from nnx_inspector.errors import add_note, warn
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.lenses.example_search import Enter, Stream
 from nnx_inspector.lenses.extremes import LEAST, MOST, NOBODY, RANDOM, Extremes
 from nnx_inspector.lenses.observed import model_of
 from nnx_inspector.perturbations.perturbed import without_layers
+from nnx_inspector.program.editing.counting import Where, where_of
 from nnx_inspector.program.function import as_function
 from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.stats.summarize import in_words
@@ -57,11 +58,12 @@ class TopExamples:
         site: the site.
         axis: the axis of the units in what it returns.
         count: how many examples there were.
-        most, least: the examples with the largest and with the smallest values.
+        most, least: the examples with the largest and with the smallest values, at the places that
+            count.
         random: a few drawn at random, the same for all units, each with its largest value.
         nan: for each unit, how many examples have a NaN, which is left out.
         stopped: whether the pass over the data was stopped before its end.
-        notes: how batches of other shapes were handled, in words.
+        notes: how batches of other shapes were handled, and whether positions do not fit, in words.
         shape: the lengths of the axes of `places`, in the last form of batch.
         starts: the number of the first example of each batch.
     """
@@ -145,6 +147,7 @@ def top_examples(
     inputs: Callable[[Any], Any] | None = None,
     seed: int = 0,
     progress: Progress = True,
+    where: Any = None,
 ) -> TopExamples:
     """Find the inputs that excite each unit, head or channel of a site most and least.
 
@@ -164,6 +167,9 @@ def top_examples(
         seed: chooses the random examples.
         progress: as in `sweep`, in batches. A stop, or an interrupt after the first batch, returns
             what was found so far.
+        where: which positions count, such as those that are no padding; see `capture`. An example
+            of which none counts is left out. Of a site without positions all places count, and
+            `notes` says so.
 
     If the last batch is smaller, copies of its first example fill it up and are left out again. For
     a batch of another shape, the program is compiled again. `notes` reports both. As with jit, a
@@ -191,9 +197,15 @@ def top_examples(
     function = as_function(f, "top_examples")
     model = model_of(function, (), {}, "top_examples")
     Selection(without_layers(site)[0]).require_match(model)
-    return examples_of(
-        lambda args: (function, args, {}), data, site, k, axis, inputs, seed, progress
+    found = examples_of(
+        lambda args: (function, args, {}),
+        *(data, site, k, axis, inputs, seed, progress),
+        where=where_of(where),
     )
+    for note in found.notes if where is not None else ():
+        if note.startswith("where="):
+            warn(f"{note}.")
+    return found
 
 
 def examples_of(
@@ -205,12 +217,14 @@ def examples_of(
     inputs: Callable[[Any], Any] | None,
     seed: int,
     progress: Progress,
+    *,
+    where: Where | None = None,
 ) -> TopExamples:
     """As `top_examples`, for any call over a model."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k must be a number of examples, 1 or more, got {k!r}.")
     total = len(data) if isinstance(data, Sized) else None
-    stream = Stream(enter, site, k, axis, seed)
+    stream = Stream(enter, site, k, axis, seed, where)
     with shown(progress, "examples") as report:
         stopped = _through(stream, data, inputs, total, report)
         stream.merge()

@@ -78,18 +78,26 @@ class Extremes:
         kept = Kept(score, value, nobody, (nobody,) * axes)
         return Extremes(kept, np.zeros(units, np.int32))
 
-    def merged(self, x: Any, numbers: Any, salt: Any) -> Extremes:
+    def merged(self, x: Any, numbers: Any, salt: Any, where: Any = None) -> Extremes:
         """With more examples.
 
         Args:
             x: their values, [examples, *places, units].
             numbers: their numbers, [examples], ascending; `NOBODY` for padding.
             salt: an unsigned number that determines the random ones.
+            where: which of the values count, in the shape of `x`; None for all. An example without
+                any is left out.
         """
         size, *places, units = x.shape
         x = x.reshape(size, math.prod(places), units).astype(self.kept.value.dtype)
         known = (numbers != NOBODY)[:, None]
-        largest, smallest, nan = _largest_and_smallest(x)
+        if where is None:
+            largest, smallest, nan = _largest_and_smallest(x)
+        else:
+            where = where.reshape(x.shape)
+            nan = (jnp.isnan(x) & where).any(1)
+            x = jnp.where(where, x, jnp.nan)  # which is no value, and so at no place
+            largest, smallest, _ = _largest_and_smallest(x)
         nothing, integer = _nothing(x.dtype)
         lot = jnp.broadcast_to(_lots(numbers, salt).astype(integer)[:, None], largest.shape)
         score = jnp.stack([_ordered(largest), ~_ordered(smallest), lot])

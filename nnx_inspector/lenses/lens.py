@@ -143,7 +143,8 @@ def lens(
     """Read, after each layer, the tokens that the residual stream already says.
 
     The stream is what the repeated blocks return. The model's own final norm and unembedding are
-    applied to it, at every position. The model does not change.
+    applied to it, at every position. Each position has rows of its own, so padding needs no
+    `where=`; only `gap` is the largest over all of them. The model does not change.
 
     Args:
         f: the model, or a method of it or a function of it that returns logits `[..., classes]`: of

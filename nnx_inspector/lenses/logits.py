@@ -122,7 +122,8 @@ def logit_attribution(
     """Divide a token's logit into what each site adds to it (direct logit attribution).
 
     Which sites add to the residual stream is read from the traced program. The scale of the final
-    norm (the root of a variance, or of a mean square) is held at its value in the pass.
+    norm (the root of a variance, or of a mean square) is held at its value in the pass. Each
+    position has parts of its own, so padding needs no `where=`.
 
     Args:
         f: the model, or a method of it or a function of it that returns logits.

@@ -34,6 +34,7 @@ from nnx_inspector.hooks.sites import (
 from nnx_inspector.lenses.residual_terms import Walk
 from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
 from nnx_inspector.program.eager import why_untraceable
+from nnx_inspector.program.editing.counting import Where
 from nnx_inspector.program.function import Function, as_function, roots_of
 from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import INPUT, OUTPUT
@@ -191,6 +192,7 @@ def observed(
     what: str,
     only: Any = ALL,
     known: Tracing | None = None,
+    where: Where | None = None,
 ) -> Iterator[Observed]:
     """Trace `f(*args, **kwargs)` with the calls of all sites marked, unless an equal call was
     traced.
@@ -207,13 +209,15 @@ def observed(
             f"outside jit, grad and vmap."
         )
     model = model_of(function, args, kwargs, what)
-    hooks = marking_hooks(Selection(only), inputs=True)
+    hooks = marking_hooks(Selection(only), inputs=True, where=where)
     with unchecked(), unwatched():
         try:
             with staged(function, args, kwargs, hooks, roots={(): model}, known=known) as stage:
                 require_staged(stage)
                 require_examples(stage.arrays, what)
                 one = Observed(model, stage, _calls(stage))
+        except InspectorError:  # it says what is wrong, such as with where=
+            raise
         except Exception as error:
             if why := why_untraceable(error):
                 raise InspectorError(f"{what} cannot trace this call: {why}.") from error

@@ -33,6 +33,7 @@ from nnx_inspector.hooks.variables import contents
 from nnx_inspector.live.beginning import Held, arguments_of, held_by_call, path_within, reading
 from nnx_inspector.live.messages import Begun, listeners
 from nnx_inspector.perturbations.apply import parameter_rules
+from nnx_inspector.perturbations.perturbed import among, takes_positions
 from nnx_inspector.perturbations.places import (
     PARAMETER,
     ROW,
@@ -44,7 +45,7 @@ from nnx_inspector.perturbations.places import (
 )
 from nnx_inspector.perturbations.substitute import parameters_within
 from nnx_inspector.program.analysis.error_notes import note_site
-from nnx_inspector.program.editing.counting import Where, call_begins, counting
+from nnx_inspector.program.editing.counting import Where, call_begins, counted_beside, counting
 from nnx_inspector.program.function import call_in_shapes
 from nnx_inspector.program.marks import (
     BEGIN,
@@ -323,8 +324,11 @@ class Watch:
                     seen = jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x))
                     reached.add((site, place, why, seen))
                     if not why:
-                        name = f"{site}/{number}/{n}"
-                        values[n] = switched(here, functools.partial(_acted, name=name), x, one)
+                        act = functools.partial(_acted, name=f"{site}/{number}/{n}")
+                        where = counted_beside(self.owner, x) if takes_positions(one) else None
+                        values[n] = switched(
+                            here, act, x, one if where is None else among(one, where)
+                        )
             return values, {"reached": frozenset(reached)}
 
         return change

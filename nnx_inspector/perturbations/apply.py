@@ -28,6 +28,7 @@ from nnx_inspector.perturbations.perturbed import (
     check_apart,
     check_fits,
     check_layers,
+    takes_positions,
     why_unseen,
 )
 from nnx_inspector.perturbations.places import (
@@ -82,18 +83,26 @@ def at_marks(
         lambda one, mark: check_fits(one, mark, stage),
     )
 
-    def perturb(mark: Marked, values: list[Any], rows: Rows) -> list[Any]:
+    def perturb(mark: Marked, values: list[Any], rows: Rows, *wheres: Any) -> list[Any]:
         if mark.part == OUTPUT and mark.site in index:
             values = [apply(value, numbers, index[mark.site]) for value in values]
-        return at_places(mark, values, rows)
+        return at_places(mark, values, rows, *wheres)
 
     return perturb
 
 
 def are_random(places: Sequence[Place]) -> bool:
     """Whether the effect of any place depends on the number of the call at its site."""
-    kinds = [jax.tree.unflatten(p.treedef, [0] * p.treedef.num_leaves) for p in places]
-    return any(map(is_random, kinds))
+    return any(map(is_random, _kinds_of(places)))
+
+
+def take_positions(places: Sequence[Place]) -> bool:
+    """Whether the effect of any place depends on which positions count."""
+    return any(map(takes_positions, _kinds_of(places)))
+
+
+def _kinds_of(places: Sequence[Place]) -> list[Any]:
+    return [jax.tree.unflatten(p.treedef, [0] * p.treedef.num_leaves) for p in places]
 
 
 # ----------------------------------------------------------------- selections

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -37,11 +37,23 @@ class Differences:
         kl: if the model returns one array of logits, the mean KL(clean || perturbed) in nats;
             otherwise NaN.
         top1_changed: for logits, the fraction of predictions that changed; otherwise NaN.
+        result: `|perturbed - clean| / |clean|` of what the call itself returns, where the positions
+            of what the model returns count; None if all positions count.
+
+    All of them are those of the positions that count.
     """
 
     sites: dict[str, Any]
     kl: Any
     top1_changed: Any
+    result: Any = None
+
+
+def with_positions(x: Any, where: Any) -> tuple[Any, Any]:
+    """What `Keep(values=)` keeps of an array: itself, and which of its positions count; None for
+    all.
+    """
+    return x, where
 
 
 def differences(stage: Staged, inputs: list[Any], plan: Plan, *, root: str = ROOT) -> Differences:
@@ -50,36 +62,74 @@ def differences(stage: Staged, inputs: list[Any], plan: Plan, *, root: str = ROO
     `inputs` are the perturbed pass's; the clean pass has the stage's own. The site `root` (or `""`,
     if it is not called) returns the model's result.
     """
-    keep = Keep(values=True, parts=(OUTPUT,))
+    keep = Keep(values=with_positions, parts=(OUTPUT,), counts=True)
     nothing = Plan(summarise=False, keep=keep)
-    _, seen = stage.evaluate(stage.inputs, plan=nothing)
+    of_clean, seen = stage.evaluate(stage.inputs, plan=nothing)
     clean = _values(stage, seen)
-    _, seen = stage.evaluate(inputs, plan=dataclasses.replace(plan, summarise=False, keep=keep))
+    how = {"summarise": False, "keep": keep}
+    of_moved, seen = stage.evaluate(inputs, plan=dataclasses.replace(plan, **how))
     moved = _values(stage, seen)
-    pairs: dict[str, list[tuple[Any, Any]]] = {}
+    pairs: dict[str, list[tuple[Any, Any, Any]]] = {}
     for site in clean:
         # an eager call may have taken another path, with other calls
-        if [x.shape for x in clean[site]] == [x.shape for x in moved.get(site, [])]:
-            pairs[site] = list(zip(clean[site], moved[site], strict=True))
+        if [x.shape for x, _ in clean[site]] == [x.shape for x, _ in moved.get(site, [])]:
+            both = zip(clean[site], moved[site], strict=True)
+            pairs[site] = [(x, y, where) for (x, where), (y, _) in both]
     root = root if root in pairs else ROOT
-    output = [clean for clean, _ in pairs.get(root, [])]
-    how = (False, None) if stage.eager else (None, stage.survey.jaxpr)
-    return _figures(pairs, None if logits_of(output, *how) is None else root)
+    output = [clean for clean, *_ in pairs.get(root, [])]
+    of_logits = (False, None) if stage.eager else (None, stage.survey.jaxpr)
+    result = None
+    if any(mark.counted for mark in stage.survey.marks):
+        both = (out[: stage.outputs] for out in (of_clean, of_moved))
+        wheres = wheres_by_form(pairs.get(root, []))
+        result = [(x, y, wheres.get(form_of(x))) for x, y in zip(*both, strict=True)]
+    return _figures(pairs, result, None if logits_of(output, *of_logits) is None else root)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _figures(pairs: dict[str, list[tuple[Any, Any]]], logits: str | None) -> Differences:
-    sites = {site: relative_change_in_trace(*zip(*of, strict=True)) for site, of in pairs.items()}
+def form_of(x: Any) -> Any:
+    """What a mask of positions depends on."""
+    return tuple(x.shape), jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def wheres_by_form(found: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:
+    """Form -> which positions count, from arrays that each have theirs as the last entry: so a
+    function of the model counts those of the model in what has the form of the model's output.
+    """
+    return {form_of(x): where for x, *_, where in found if where is not None}
+
+
+@internal_config()
+def change_where(found: Iterable[tuple[Any, Any, Any]]) -> jax.Array:
+    """`OutputChange.relative` in a program, of clean and perturbed arrays, each pair with the
+    positions that count; None for all.
+    """
+    pairs = [
+        (x, y) if where is None else (jnp.where(where, x, 0), jnp.where(where, y, 0))
+        for x, y, where in found
+    ]
+    return relative_change_in_trace([x for x, _ in pairs], [y for _, y in pairs])
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _figures(
+    pairs: dict[str, list[tuple[Any, Any, Any]]],
+    result: list[tuple[Any, Any, Any]] | None,
+    logits: str | None,
+) -> Differences:
     kl = top1 = jnp.float32(jnp.nan)
     if logits is not None:
-        output = pairs[logits]
-        kl, top1 = kl_divergence_in_trace(*output[0]), top1_changed_in_trace(*output[0])
-    return Differences(sites, kl, top1)
+        clean, moved, where = pairs[logits][0]
+        kl = kl_divergence_in_trace(clean, moved, where=where)
+        top1 = top1_changed_in_trace(clean, moved, where=where)
+    sites = {site: change_where(of) for site, of in pairs.items()}
+    return Differences(sites, kl, top1, None if result is None else change_where(result))
 
 
-def _values(stage: Staged, seen: list[Any]) -> dict[str, list[Any]]:
-    """The arrays that each site's calls returned, except in loops of unknown length."""
-    found: dict[str, list[Any]] = {}
+def _values(stage: Staged, seen: list[Any]) -> dict[str, list[tuple[Any, Any]]]:
+    """The arrays that each site's calls returned, except in loops of unknown length, and which of
+    their positions count.
+    """
+    found: dict[str, list[tuple[Any, Any]]] = {}
     for at, _, one in stage.survey.walk(seen):
         if one is not None and one.kept:
             found.setdefault(at.site, []).extend(kept.value for kept in one.kept)
@@ -187,15 +237,15 @@ def relative_change_in_trace(clean: Any, perturbed: Any) -> jax.Array:
 
 
 @internal_config()
-def kl_divergence_in_trace(clean: Any, perturbed: Any) -> jax.Array:
-    """`OutputChange.kl` as a scalar of at least float32."""
-    return _kl(jnp, _wide(jnp, clean), _wide(jnp, perturbed))
+def kl_divergence_in_trace(clean: Any, perturbed: Any, *, where: Any = None) -> jax.Array:
+    """`OutputChange.kl` as a scalar of at least float32, of the positions that count."""
+    return _kl(jnp, _wide(jnp, clean), _wide(jnp, perturbed), where)
 
 
 @internal_config()
-def top1_changed_in_trace(clean: Any, perturbed: Any) -> jax.Array:
-    """`OutputChange.top1_changed` as a scalar of at least float32."""
-    return _top1(jnp, _wide(jnp, clean), _wide(jnp, perturbed))
+def top1_changed_in_trace(clean: Any, perturbed: Any, *, where: Any = None) -> jax.Array:
+    """`OutputChange.top1_changed` as a scalar of at least float32, of the positions that count."""
+    return _top1(jnp, _wide(jnp, clean), _wide(jnp, perturbed), where)
 
 
 # -------------------------------------------------------------------- logits
@@ -318,7 +368,7 @@ def _root_of_squares(xp: Any, arrays: Sequence[Any], scale: Any) -> Any:
     return xp.sqrt(xp.sum(xp.stack([xp.sum(xp.abs(x / scale) ** 2) for x in arrays])))
 
 
-def _kl(xp: Any, clean: Any, perturbed: Any) -> Any:
+def _kl(xp: Any, clean: Any, perturbed: Any, where: Any = None) -> Any:
     """The mean over rows of the sum of q - p - p log(q/p), whose terms are at least 0.
 
     So a small divergence is not a difference of large numbers. A class with p = 0 contributes its
@@ -333,7 +383,7 @@ def _kl(xp: Any, clean: Any, perturbed: Any) -> Any:
     far = xp.where(p > 0, q - p - p * xp.where(small, 0, t), q)
     series = xp.where(small, series, xp.maximum(far, 0))
     # NaN, not the mean of the rest, if any class of a row has an undefined probability
-    return _mean(xp, xp.sum(xp.where(xp.isnan(log_p + q), xp.nan, series), axis=-1))
+    return _mean(xp, xp.sum(xp.where(xp.isnan(log_p + q), xp.nan, series), axis=-1), where)
 
 
 def _log_softmax(xp: Any, x: Any) -> Any:
@@ -343,11 +393,14 @@ def _log_softmax(xp: Any, x: Any) -> Any:
     return shifted - xp.where(xp.isneginf(top), xp.nan, total)
 
 
-def _top1(xp: Any, clean: Any, perturbed: Any) -> Any:
+def _top1(xp: Any, clean: Any, perturbed: Any, where: Any = None) -> Any:
     changed = xp.argmax(clean, axis=-1) != xp.argmax(perturbed, axis=-1)
     unknown = xp.isnan(xp.max(clean, axis=-1)) | xp.isnan(xp.max(perturbed, axis=-1))
-    return _mean(xp, xp.where(unknown, xp.nan, changed.astype(clean.dtype)))
+    return _mean(xp, xp.where(unknown, xp.nan, changed.astype(clean.dtype)), where)
 
 
-def _mean(xp: Any, x: Any) -> Any:
-    return xp.mean(x) if x.size else xp.asarray(xp.nan, x.dtype)
+def _mean(xp: Any, x: Any, where: Any) -> Any:
+    """The mean of the rows that count; NaN of none. Beside logits a mask has one class."""
+    if not x.size:
+        return xp.asarray(xp.nan, x.dtype)
+    return xp.mean(x) if where is None else xp.mean(x, where=where[..., 0])

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.sites import Only, Selection, of_operation
-from nnx_inspector.perturbations.base import Kind, Perturbation, is_random
+from nnx_inspector.perturbations.base import Kind, OfPart, Perturbation, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.places import loud, nothing_to_perturb, refusal, switched
 from nnx_inspector.perturbations.substitute import (
@@ -28,6 +28,7 @@ from nnx_inspector.perturbations.substitute import (
     perturbed_parameters,
     with_own_parameters,
 )
+from nnx_inspector.perturbations.values import Mean
 from nnx_inspector.program.function import as_function
 from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import INPUT, OUTPUT, mapped_first
@@ -179,6 +180,20 @@ def _several(key: str, value: Any) -> tuple[Any, ...]:
 # ----------------------------------------------------------------- values
 
 
+def takes_positions(one: Any) -> bool:
+    """Whether the effect of a perturbation depends on which positions of a call count."""
+    while isinstance(one, OfPart):
+        one = one.whole
+    return isinstance(one, Mean) and one.value is None and one.where is None
+
+
+def among(one: Any, where: Any) -> Any:
+    """A perturbation that `takes_positions`, of those that a mask of a value's rank says."""
+    if isinstance(one, OfPart):
+        return dataclasses.replace(one, whole=among(one.whole, where))
+    return dataclasses.replace(one, where=where)
+
+
 @dataclasses.dataclass(frozen=True)
 class Act:
     """One perturbation at a mark.
@@ -202,7 +217,7 @@ def at_marks(
     calls: Mapping[int, int],
     acts: Callable[[Marked], Iterable[Act]],
     check: Callable[[Perturbation, Marked], None],
-) -> Callable[[Marked, list[Any], Rows], list[Any]]:
+) -> Callable[..., list[Any]]:
     """The function for `Plan.perturb` that does the acts of each mark, in their order.
 
     Args:
@@ -211,7 +226,9 @@ def at_marks(
         check: raises if a perturbation does not fit a mark.
     """
 
-    def perturb(mark: Marked, values: list[Any], rows: Rows) -> list[Any]:
+    def perturb(
+        mark: Marked, values: list[Any], rows: Rows, wheres: Sequence[Any] = ()
+    ) -> list[Any]:
         for act in acts(mark):
             check(act.one, mark)
             check_apart(mark, act.rows)
@@ -222,14 +239,24 @@ def at_marks(
                 functools.partial(_loudly, mapped=mapped, name=f"{name}/{number}")
                 for number, mapped in enumerate(mark.mapped)
             ]
-            values = [switched(on, *pair, one) for pair in zip(changes, values, strict=True)]
+            ones: list[Any] = [one] * len(values)
+            if wheres and takes_positions(one):
+                ones = [one if where is None else (one, where) for where in wheres]
+            each = zip(changes, values, ones, strict=True)
+            values = [switched(on, change, x, one) for change, x, one in each]
         return values
 
     return perturb
 
 
-def _loudly(x: Any, one: Perturbation, *, mapped: tuple[int, ...], name: str) -> Any:
-    return applied(loud(one), x, mapped, name)
+def _loudly(x: Any, one: Any, *, mapped: tuple[int, ...], name: str) -> Any:
+    if not isinstance(one, tuple):
+        return applied(functools.partial(loud(one), name=name), x, mapped)
+    whole, where = one
+    count = len(mapped)
+    shape = (*mapped_first(x, mapped).shape[:count], *where.shape[count:])
+    act = lambda x, where: loud(among(whole, where))(x, name)  # noqa: E731
+    return applied(act, x, mapped, jnp.broadcast_to(where, shape))
 
 
 def _checked_at(stage: Staged) -> Callable[[Perturbation, Marked], None]:
@@ -317,14 +344,17 @@ def check_layers(site: str, wanted: Sequence[int], lengths: Sequence[int]) -> No
             raise ValueError(f"{site!r} has {length} layers; there is no layer {index}.")
 
 
-def applied(apply_at: Callable[..., jax.Array], x: Any, mapped: tuple[int, ...], name: str) -> Any:
-    """A marked array, perturbed; each example of a vmap separately."""
-    apply: Callable[[Any], Any] = functools.partial(apply_at, name=name)
+def applied(
+    apply: Callable[..., jax.Array], x: Any, mapped: tuple[int, ...], *others: jax.Array
+) -> Any:
+    """A marked array, perturbed; each example of a vmap separately. `others` have the axes of the
+    vmaps in front.
+    """
     if not mapped:
-        return apply(x)
+        return apply(x, *others)
     for _ in mapped:
         apply = jax.vmap(apply)
-    y = apply(mapped_first(x, mapped))
+    y = apply(mapped_first(x, mapped), *others)
     for position, axis in reversed(list(enumerate(reversed(mapped)))):
         y = jnp.moveaxis(y, position, position + axis)
     return y

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,29 +20,39 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector._compat.sharding import auto_sharded
 from nnx_inspector.arrays import is_array, require_examples
-from nnx_inspector.errors import InspectorError, add_note
-from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook, unwatched, without
-from nnx_inspector.hooks.scope import Scope
+from nnx_inspector.errors import InspectorError, add_note, warn
+from nnx_inspector.hooks.hook import unwatched, without
 from nnx_inspector.hooks.sites import Only, Selection, require_module
 from nnx_inspector.perturbations.effects import (
     Logits,
+    change_where,
+    form_of,
     kl_divergence_in_trace,
     logits_of,
-    relative_change_in_trace,
     top1_changed_in_trace,
+    wheres_by_form,
+    with_positions,
 )
-from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.sweep_masks import NONE, On, SweepMasks, default_of, masks_of
+from nnx_inspector.perturbations.perturbed import takes_positions
+from nnx_inspector.perturbations.sweep_masks import (
+    NONE,
+    RESULT,
+    On,
+    SweepMasks,
+    check,
+    default_of,
+    marking_of,
+    masks_of,
+)
 from nnx_inspector.perturbations.values import Perturbation, Zero
 from nnx_inspector.program.analysis.cost import available_bytes, peak_bytes
 from nnx_inspector.program.eager import why_untraceable
+from nnx_inspector.program.editing.counting import Where, misfit_of, where_of
 from nnx_inspector.program.function import Function
-from nnx_inspector.program.marking import marking_hooks
-from nnx_inspector.program.marks import INPUT, mark_tree
+from nnx_inspector.program.marks import INPUT
 from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.stage import Staged, staged
@@ -53,8 +64,6 @@ from nnx_inspector.stats.summarize import is_number
 if TYPE_CHECKING:
     import pandas as pd
 
-RESULT = "result"
-"""The part of the marks on what the model returns, after all perturbations."""
 LARGEST_CHUNK = 32
 """Larger chunks are hardly faster, and a sweep can be stopped only between two chunks."""
 CACHE = 8 << 20
@@ -77,6 +86,7 @@ def sweep(
     logits: Logits = None,
     chunk: int | None = None,
     progress: Progress = True,
+    where: Any = None,
     **kwargs: Any,
 ) -> pd.DataFrame:
     """Measure the effect of perturbing each site alone, or each unit or head of a site.
@@ -107,6 +117,8 @@ def sweep(
         progress: True for a bar with a Stop button in a notebook and a line in a terminal, or a
             function `(done, total)` that returns True to stop. The button needs ipykernel 7 and
             JupyterLab 4.4 or newer; interrupting the kernel always works.
+        where: which positions count, in `output_change`, `kl` and `top1_changed`, and in the mean
+            of an `nni.Mean()`; see `capture`. The loss is that of `loss_fn`, whatever it counts.
         kwargs: keyword arguments of `loss_fn`.
 
     Returns:
@@ -144,7 +156,11 @@ def sweep(
         raise TypeError(f"sweep takes a function loss_fn(model, *args), got {kind}.")
     what: Any = dict(model=model, sites=sites, perturbation=perturbation, layers=layers)
     how: Any = dict(units=units, logits=logits, chunk=chunk, progress=progress)
-    return swept(Function(loss_fn), (model, *args), kwargs, **what, **how)
+    how["where"], told = where_of(where), list[str]()
+    frame = swept(Function(loss_fn), (model, *args), kwargs, **what, **how, unfit=told.append)
+    for text in told:
+        warn(text)
+    return frame
 
 
 def swept(
@@ -162,6 +178,8 @@ def swept(
     units: int | None = None,
     of_a_loss: bool = True,
     root: str = "",
+    where: Where | None = None,
+    unfit: Callable[[str], object] = lambda text: None,
 ) -> pd.DataFrame:
     """As `sweep`, for any call over a model.
 
@@ -169,11 +187,12 @@ def swept(
         of_a_loss: whether the function returns a loss, or `(loss, aux)`. Otherwise it returns the
             model's output, and the frame has no columns for a loss.
         root: with a loss, the site that returns the model's output; `""` if it is not called.
+        unfit: called with a text if `where` fits no value.
     """
-    _check(kind := Zero() if perturbation is None else perturbation, chunk)
+    check(kind := Zero() if perturbation is None else perturbation, chunk)
     selection = Selection(sites)
     selection.require_match(model)
-    marking = _marking(selection, root, inputs=kind.at == INPUT)
+    marking = marking_of(selection, root, inputs=kind.at == INPUT, where=where)
     with shown(progress, "sweep") as report, unchecked(), unwatched():
         with (
             _saying_what_else(),
@@ -181,6 +200,8 @@ def swept(
         ):
             require_staged(stage)
             require_examples(stage.arrays, "sweep")
+            if text := misfit_of(stage.survey.marks):
+                unfit(text)
             masks = masks_of(stage, selection.terms, kind, layers=layers, units=units)
             report(0, len(masks.names))
             if perturbation is None and units is None:
@@ -194,6 +215,8 @@ def swept(
 def _saying_what_else() -> Iterator[None]:
     try:
         yield
+    except InspectorError:  # it says what is wrong, such as with where=
+        raise
     except Exception as error:
         why = why_untraceable(error)
         if not why:
@@ -204,53 +227,7 @@ def _saying_what_else() -> Iterator[None]:
         ) from error
 
 
-def _check(perturbation: Any, chunk: Any) -> None:
-    if isinstance(perturbation, type) and issubclass(perturbation, Perturbation):
-        raise TypeError(f"Pass an instance: nni.{perturbation.__name__}(...).")
-    name = getattr(perturbation, "kind_name", type(perturbation).__name__)
-    if isinstance(perturbation, Perturbation) and perturbation.acts_on == "gradient":
-        raise TypeError(
-            f"{name} leaves every value as it is and changes only gradients, so it has no effect "
-            f"on a loss. Pass a kind that changes values, such as nni.Zero()."
-        )
-    if isinstance(perturbation, ParameterPerturbation):
-        raise TypeError(
-            f"{name} acts on parameters, but sweep perturbs what modules return or receive. Use "
-            f"nni.perturbed(loss_fn)({{path: {name}(...)}}, model, ...)."
-        )
-    if not isinstance(perturbation, Perturbation):
-        raise TypeError(f"A perturbation must be nni.Zero() or another kind, got {name}.")
-    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-        raise ValueError(f"chunk must be a number of passes, 1 or more, got {chunk!r}.")
-    if jit.is_tracing():
-        raise InspectorError(
-            "sweep compiles and runs a program of its own and cannot be part of a traced function. "
-            "Call it outside jit, grad and vmap."
-        )
-
-
 # ------------------------------------------------------------------ the pass
-
-
-@dataclasses.dataclass(frozen=True)
-class _MarkResult:
-    """The hook that marks what the model itself returns."""
-
-    owner: Any
-
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        out = next_fun(*args, **kwargs)
-        return mark_tree(out, owner=self.owner, site=context.site, part=RESULT)
-
-
-def _marking(selection: Selection, root: str, *, inputs: bool) -> Any:
-    of_sites = marking_hooks(selection, inputs=inputs)
-
-    def hooks(scope: Scope, owner: Any) -> list[Hook]:
-        result = Hook(_MarkResult(owner), TAP_OUTPUT, Selection(["", root]), scope)
-        return [result, *of_sites(scope, owner)]
-
-    return hooks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,19 +259,21 @@ class _Pass:
         one = jax.tree.unflatten(jax.tree.structure(self.perturbation), leaves)
         survey = dataclasses.replace(self.stage.survey, consts=tuple(consts))
         perturb = self.masks.perturb(self.stage, one, is_on)
-        keep = Keep(values=True, parts=(RESULT,))
-        plan = Plan(summarise=False, perturb=perturb, keep=keep)
+        keep = Keep(values=with_positions, parts=(RESULT,), counts=True)
+        positions = takes_positions(one)
+        plan = Plan(summarise=False, perturb=perturb, positions=positions, keep=keep)
         out, seen = evaluate(survey, inputs, plan=plan)
         scalars = [jnp.asarray(x) for x in self._scalars(out).values()]
-        if self.of_a_loss:
-            sites = {mark.site for mark in self._results}
-            results = [
-                [kept.value for kept in one.kept]
-                for mark, _, one in survey.walk(seen)
-                if one is not None and mark.part == RESULT and mark.site in sites
-            ]
-        else:
-            results = [[x for x in out[: self.stage.outputs] if is_number(x.dtype)]]
+        sites = {mark.site for mark in self._results}
+        results = [
+            [kept.value for kept in one.kept]
+            for mark, _, one in survey.walk(seen)
+            if one is not None and mark.part == RESULT and mark.site in sites
+        ]
+        if not self.of_a_loss:
+            wheres = wheres_by_form(pair for each in results for pair in each)
+            own = [x for x in out[: self.stage.outputs] if is_number(x.dtype)]
+            results = [[(x, wheres.get(form_of(x))) for x in own]]
         return scalars, results, self.masks.reached(survey, seen, is_on)
 
     @property
@@ -314,13 +293,17 @@ class _Pass:
 
     def changes(self, clean: Any, results: Any) -> dict[str, Any]:
         """The change of the model's output from its output in the clean pass."""
-        found = {"output_change": relative_change_in_trace(clean, results)}
+        both = zip(itertools.chain(*clean), itertools.chain(*results), strict=True)
+        pairs = [(x, y, where) for (x, where), (y, _) in both]
+        found = {"output_change": change_where(pairs)}
         if len(results) == 1 and (not self.of_a_loss or len(self._results) == 1):
             how = self.logits, self.stage.survey.jaxpr
-            pair = [logits_of(self._output(one[0]), *how) for one in (clean, results)]
+            outputs = [self._output([x for x, *_ in one[0]]) for one in (clean, results)]
+            pair = [logits_of(output, *how) for output in outputs]
             if pair[0] is not None:
-                found["kl"] = kl_divergence_in_trace(*pair)
-                found["top1_changed"] = top1_changed_in_trace(*pair)
+                where = wheres_by_form(pairs).get(form_of(pair[0]))
+                found["kl"] = kl_divergence_in_trace(*pair, where=where)
+                found["top1_changed"] = top1_changed_in_trace(*pair, where=where)
         return found
 
     def program(self, is_on: On, is_first: Any, clean: Any, data: Any) -> Any:
@@ -383,7 +366,7 @@ class _Program:
     data: Any
 
     def chunks(self) -> Iterator[list[dict[str, float]]]:
-        """The measures of the clean pass and then of each mask, chunk by chunk."""
+        """The measures of the clean pass, then of each mask."""
         numbers = np.arange(NONE, len(self.masks.names))
         clean, is_first = self.clean, True
         where = self.compiled.input_shardings[0][2]

@@ -17,21 +17,53 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
+from nnx_inspector._compat import jit
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import escape
+from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook
+from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Selection, parse_key, site_key
+from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import Act, arrays_of, at_marks, check_fits, why_unseen
 from nnx_inspector.perturbations.values import Mean, Perturbation, Zero
 from nnx_inspector.program.analysis.equations import is_call
-from nnx_inspector.program.marks import OUTPUT
-from nnx_inspector.program.stage import Staged
+from nnx_inspector.program.editing.counting import Where, counting, counting_hooks
+from nnx_inspector.program.marking import marking_hooks
+from nnx_inspector.program.marks import OUTPUT, mark_tree
+from nnx_inspector.program.stage import HooksOf, Staged
 from nnx_inspector.program.survey import Marked, Survey, why_divided
 from nnx_inspector.stats.summarize import in_words
 
 NONE = -1
 """The mask number that means no mask."""
+RESULT = "result"
+"""The part of the marks on what the model returns, after all perturbations."""
 On = Mapping[str, Any]
 """For each site with masks, whether each is on: bool, shaped like the loops around the site, and
 its units if they have masks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _MarkResult:
+    """The hook that marks what the model itself returns."""
+
+    owner: Any
+
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        out = next_fun(*args, **kwargs)
+        how: Any = {"owner": self.owner, "site": context.site, "part": RESULT}
+        return mark_tree(out, **how, **counting(self.owner))
+
+
+def marking_of(selection: Selection, root: str, *, inputs: bool, where: Where | None) -> HooksOf:
+    """The hooks that mark the selected sites and what the model returns, at the site `root`."""
+    of_sites = marking_hooks(selection, inputs=inputs)
+
+    def hooks(scope: Scope, owner: Any) -> list[Hook]:
+        result = Hook(_MarkResult(owner), TAP_OUTPUT, Selection(["", root]), scope)
+        return [*counting_hooks(owner, where, scope), result, *of_sites(scope, owner)]
+
+    return hooks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +117,32 @@ class SweepMasks:
     def _loops(self, site: str) -> int:
         """The number of scans around a site whose iterations have a mask each."""
         return len(self.first[site][1]) - (self.axis is not None)
+
+
+def check(perturbation: Any, chunk: Any) -> None:
+    """Raise if a sweep cannot be made with this perturbation or chunk, or here."""
+    if isinstance(perturbation, type) and issubclass(perturbation, Perturbation):
+        raise TypeError(f"Pass an instance: nni.{perturbation.__name__}(...).")
+    name = getattr(perturbation, "kind_name", type(perturbation).__name__)
+    if isinstance(perturbation, Perturbation) and perturbation.acts_on == "gradient":
+        raise TypeError(
+            f"{name} leaves every value as it is and changes only gradients, so it has no effect "
+            f"on a loss. Pass a kind that changes values, such as nni.Zero()."
+        )
+    if isinstance(perturbation, ParameterPerturbation):
+        raise TypeError(
+            f"{name} acts on parameters, but sweep perturbs what modules return or receive. Use "
+            f"nni.perturbed(loss_fn)({{path: {name}(...)}}, model, ...)."
+        )
+    if not isinstance(perturbation, Perturbation):
+        raise TypeError(f"A perturbation must be nni.Zero() or another kind, got {name}.")
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise ValueError(f"chunk must be a number of passes, 1 or more, got {chunk!r}.")
+    if jit.is_tracing():
+        raise InspectorError(
+            "sweep compiles and runs a program of its own and cannot be part of a traced function. "
+            "Call it outside jit, grad and vmap."
+        )
 
 
 def masks_of(

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.arrays import is_array
 from nnx_inspector.perturbations.base import (
@@ -62,11 +63,15 @@ class Mean(Perturbation):
         value: the mean of a recorded pass (`record[site].units.mean`), a number or an array that
             broadcasts to the value. By default the mean of the value itself over `axis`.
         axis: axis or axes of the array as the module sees it; 0 is the batch.
+        where: the positions whose mean it is, booleans; their axes are the first of the value's. By
+            default those of the call that count, where an inspector, `sweep` or `watch` was given
+            `where=`, and otherwise all. Where none counts along `axis`, it is the mean of all.
     """
 
     value: Any = None
     axis: int | tuple[int, ...] = static(0)
     at: At = static("output")
+    where: Any = None
     form: ClassVar[Form] = Form(does="replace it by its mean over the batch")
     arrays: ClassVar[tuple[str, ...]] = ("value",)
 
@@ -77,23 +82,55 @@ class Mean(Perturbation):
         axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
         if not all(isinstance(axis, (int, np.integer)) for axis in axes):
             raise TypeError(f"Mean takes one axis or several, as integers, got {self.axis!r}.")
+        if self.where is not None:
+            object.__setattr__(self, "where", _mask_of(self.where))
 
     def apply(self, x: jax.Array) -> jax.Array:
         if self.value is not None:
             return jnp.broadcast_to(like(self.value, x), x.shape)
         wide = x.dtype if x.dtype.itemsize >= 4 else jnp.float32
-        mean = jnp.mean(x.astype(wide), self.axis, keepdims=True).astype(x.dtype)
+        counts = None
+        if self.where is not None:
+            counts = jnp.asarray(self.where)
+            counts = counts.reshape(*counts.shape, *[1] * (x.ndim - counts.ndim))
+            counts = jnp.broadcast_to(counts, x.shape)
+            counts |= ~counts.any(self.axis, keepdims=True)
+        mean = jnp.mean(x.astype(wide), self.axis, keepdims=True, where=counts).astype(x.dtype)
         return jnp.broadcast_to(mean, x.shape)
 
     def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
         axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
         ndim = len(x.shape)
+        if self.where is not None:
+            mask = jnp.shape(self.where)
+            if len(mask) > ndim or any(
+                n not in (1, m) for n, m in zip(mask, x.shape, strict=False)
+            ):
+                return ValueError(
+                    f"where= of shape {mask} must be as long as its first axes, or of length 1"
+                )
         if self.value is None:
             if any(not -ndim <= axis < ndim for axis in axes):
                 return ValueError(f"it has no axis {self.axis}")
             if len({axis % ndim for axis in axes}) < len(axes):
                 return ValueError(f"axis={self.axis} names one axis twice")
         return super().why_not(x)
+
+
+def _mask_of(given: Any) -> Any:
+    """The mask of a `Mean`; traced ones pass."""
+    if isinstance(given, jax.ShapeDtypeStruct):
+        return given
+    array = given if is_array(given) else np.asarray(given)
+    if array.dtype != np.bool_:
+        what = type(given).__name__ if not is_array(given) else f"{array.dtype}{[*array.shape]}"
+        raise TypeError(
+            f"Mean takes where= as an array of booleans, got {what}. A function of the call's "
+            f"arguments is where= of nni.Inspector, nni.sweep or nni.watch."
+        )
+    if not is_tracer(array) and not np.asarray(array).any():
+        raise ValueError(f"where= is all False: no position of bool{[*array.shape]} counts.")
+    return array
 
 
 @kind(compared=True)

@@ -17,7 +17,6 @@ from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.errors import add_note
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.structure import describe
-from nnx_inspector.program.survey import Marked
 from nnx_inspector.stats.array_stats import Sample
 from nnx_inspector.stats.summarize import merge_in_trace
 from nnx_inspector.stats.summary import Summary
@@ -142,7 +141,11 @@ class Plan:
 
     Attributes:
         summarise: whether values are reduced to summaries.
-        perturb: `(mark, arrays, rows) -> arrays` for outputs and inputs; it may close over arrays.
+        perturb: `(mark, arrays, rows) -> arrays` for outputs and inputs, of what a survey says of a
+            mark; it may close over arrays.
+        positions: whether `perturb` also takes, as its last argument, for each array which of its
+            positions count: a mask that broadcasts to the array with the axes of vmaps in front, or
+            None for all.
         numbered: whether `perturb` depends on the number of the call at its site.
         keep: what to keep besides summaries.
         sample: see `summarize`.
@@ -151,7 +154,8 @@ class Plan:
     """
 
     summarise: bool = True
-    perturb: Callable[[Marked, list[Any], tuple[Any, ...]], list[Any]] | None = None
+    perturb: Callable[..., list[Any]] | None = None
+    positions: bool = False
     numbered: bool = True
     keep: Keep = NOTHING
     sample: Sample = "auto"

@@ -314,6 +314,15 @@ def item_of(
     )
 
 
+def counted_in(equation: Any) -> bool:
+    """Whether only some positions of all arrays of a mark count."""
+    params, arrays = equation.params, [v.aval for v in equation.invars]
+    arrays = arrays[: values_of(params, arrays)]
+    pairs = zip(arrays, params.get("mapped", ((),) * len(arrays)), strict=False)
+    each = [outside(params["where"], x, n) is not None for x, n in pairs if "where" in params]
+    return bool(each) and all(each)
+
+
 def members_of(equation: Any) -> Members | None:
     """The members of an ensemble that a mark distinguishes, if any."""
     members = equation.params.get("members")

@@ -65,7 +65,8 @@ def compare(
 
     One pass of each recording is compared: the newest unperturbed one, or the one at step `at`.
     Sites are aligned by their keys. If only one of the two has stacked layers, its layer
-    `"blocks/attn[3]"` is aligned with `"blocks/3/attn"` of the other and named as in `a`.
+    `"blocks/attn[3]"` is aligned with `"blocks/3/attn"` of the other and named as in `a`. Each side
+    has the positions that its own `where=` chose (`Recording.where`).
 
     Args:
         a: a Recording (of a run, or loaded from a file), or a Record of `capture`.

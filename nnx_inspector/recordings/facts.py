@@ -186,6 +186,7 @@ class Facts:
 
     Attributes:
         uncalled: set while the loop watched last has not called the model.
+        where: which positions count, as a clause such as "tokens != 0"; "" for all.
         flows: of the traced programs, the newest first; none of an eager one or an older file.
     """
 
@@ -193,6 +194,7 @@ class Facts:
     parameters: tuple[ParameterFacts, ...] = ()
     uncalled: Uncalled | None = None
     flows: tuple[Flow, ...] = ()
+    where: str = ""
 
     def joined(self, other: Facts) -> Facts:
         """The facts of both; `other` wins, except for what either saw called or needed."""
@@ -213,6 +215,7 @@ class Facts:
             sites=tuple(sites.values()),
             parameters=tuple(parameters.values()),
             uncalled=self.uncalled,
+            where=other.where or self.where,
             flows=tuple(dict.fromkeys((*other.flows, *self.flows)))[:MOST_FLOWS],
         )
 
@@ -228,6 +231,7 @@ class Facts:
                 dtype = _DTYPES.get(str(field.type))
                 out |= {name: np.array(values, dtype)} if dtype else text_columns(name, values)
         absent = [] if self.uncalled is None else [self.uncalled]
+        out |= text_columns("where", [self.where] * bool(self.where))
         out |= text_columns("uncalled_what", [one.what for one in absent])
         out |= text_columns("uncalled_advice", [one.advice for one in absent])
         counts = [[one.step, one.steps, one.calls] for one in absent]
@@ -253,6 +257,7 @@ class Facts:
                 sites=tuple(_items(columns, "site", SiteFacts)),
                 parameters=tuple(_items(columns, "parameter", ParameterFacts)),
                 uncalled=_uncalled(columns),
+                where=_where(columns),
                 flows=tuple(_flows(columns)),
             )
             for one in found.sites:
@@ -458,6 +463,13 @@ def _uncalled(columns: Mapping[str, Any]) -> Uncalled | None:
     for (step, steps, calls), text, way_out in zip(rows, what, advice, strict=True):
         return Uncalled(step=step, steps=steps, calls=calls, what=text, advice=way_out)
     return None
+
+
+def _where(columns: Mapping[str, Any]) -> str:
+    texts = list(texts_in(columns, "where")) if "where" in columns else []  # an older file
+    if len(texts) > 1:
+        raise ValueError("where has more than one row")
+    return "".join(texts)
 
 
 def _flows(columns: Mapping[str, Any]) -> Iterator[Flow]:

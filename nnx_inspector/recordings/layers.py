@@ -142,7 +142,7 @@ class Site:
     row shows, if the call returns several; "" if it returns one. The others have rows of their own
     (`single`). What follows is of the last `insp.profile`, None if it is not known: the time of the
     module with those in it, what it keeps for the backward pass, and the share of the FLOPs that
-    are possible.
+    are possible. `counted` is whether its figures are only of those positions that `where=` says.
     """
 
     key: str
@@ -167,6 +167,7 @@ class Site:
     step_ms: float | None = None
     kept_bytes: float | None = None
     of_possible: float | None = None
+    counted: bool = False
 
 
 MODULES: Final = "modules"

@@ -354,6 +354,11 @@ class Recording(Saved, Series):
             self.know(dataclasses.replace(self._facts or Facts(), uncalled=uncalled))
         self._tell()
 
+    def count_where(self, where: str) -> None:
+        """Note which positions count from now on, as a clause; "" for all."""
+        with self._lock:
+            self.know(dataclasses.replace(self._facts or Facts(), where=where))
+
     def know(self, facts: Facts) -> None:
         """Replace what is known about the model."""
         with self._lock:
@@ -396,6 +401,13 @@ class Recording(Saved, Series):
         for found in read(self._learnt, self._lock):
             self.know(found if self._facts is None else self._facts.joined(found))
         return self._facts
+
+    @property
+    def where(self) -> str:
+        """Which positions the figures count, such as "tokens != 0"; "" for all. It is the text of a
+        lambda, or the name of a function, or the shape of a mask.
+        """
+        return "" if self._facts is None else self._facts.where
 
     @property
     def facts_so_far(self) -> Facts | None:

@@ -36,7 +36,7 @@ def first_nan(f: Any, *args: Any, gradients: bool = False) -> Callable[..., Oper
     have a NaN, so a NaN that a `where` leaves out is not counted. It enters jitted functions,
     remat, scans and while loops, and names the iteration. If the NaN comes from an infinity, the
     operation that made the infinity is named too. It runs the call about twice, in programs of its
-    own, and changes nothing; callbacks of the call run again.
+    own, and changes nothing; callbacks of the call run again. Padding counts too, as a NaN spreads.
 
     Args:
         f: a module, a bound method of one, or a function whose arguments hold modules.

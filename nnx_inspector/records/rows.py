@@ -252,6 +252,7 @@ def _row(
         perturbable=first is not None and "[" in first.output,
         unseen=reason,
         array=next((call.arrays[0][0] for call in calls if call.arrays), ""),
+        counted=bool(calls) and all(call.counted for call in calls),
     )
 
 
@@ -277,6 +278,7 @@ def _arrays(row: Site, at: int, calls: Sequence[TracedCall]) -> list[Site]:
             perturbable=False,
             array=name,
             single=True,
+            counted=False,
         )
         for name, text in types.items()
     ]

@@ -366,7 +366,9 @@ class Run(Displayed):
         types = {} if facts is None else {one.site: one.type for one in facts.sites}
         rows = with_states(with_recorded(known, sites, types), states)
         number = self._view.layouts + 1
-        self._view.set_layout(protocol.Layout(layout=number, model=rows[0].kind, sites=rows))
+        self._view.set_layout(
+            protocol.Layout(layout=number, model=rows[0].kind, sites=rows, where=recording.where)
+        )
 
     @property
     def steers(self) -> bool:

@@ -307,3 +307,39 @@ def test_an_operation_within_a_call_has_examples_too():
     pattern = np.asarray(record["blocks/1/attention@softmax"].values).reshape(6, 2, 5, 5)
     best = np.sort(pattern.max((2, 3)), 0)[::-1][:2].T
     np.testing.assert_allclose(found.most.values, best, rtol=1e-5)
+
+
+def test_only_positions_that_count_are_found():
+    """Padding would be the most for some units, and an example of padding alone is left out."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, 9, (13, 5)) * (np.arange(5) < rng.integers(0, 6, (13, 1)))
+    tokens[3] = 0
+    model = nnx.Sequential(nnx.Embed(9, 6, rngs=nnx.Rngs(0)), jnp.sin)
+    batches = [jnp.asarray(tokens[i : i + 4]) for i in range(0, 13, 4)]
+    how = {"k": 4, "where": lambda tokens: tokens != 0, "progress": False}
+    found = nni.top_examples(model, batches, "layers/0", **how)
+    table = np.asarray(model.layers[0].embedding[...], np.float64)
+    values = np.where((tokens != 0)[..., None], table[tokens], -np.inf)
+    largest, place = values.max(1), values.argmax(1)
+    order = np.argsort(-largest, axis=0, kind="stable")[:4].T
+    units = np.arange(6)[:, None]
+    np.testing.assert_array_equal(found.most.examples, order)
+    np.testing.assert_allclose(found.most.values, largest[order, units], rtol=1e-6)
+    np.testing.assert_array_equal(found.most.places[..., 0], place[order, units])
+    smallest = np.where(np.isinf(values), np.inf, values).min(1)
+    order = np.argsort(smallest, axis=0, kind="stable")[:4].T
+    np.testing.assert_array_equal(found.least.examples, order)
+    assert tokens[found.random.examples, found.random.places[..., 0]].all()
+    insp = nni.Inspector(model, batches[0], where=how["where"], display=False)
+    shown = insp.examples(batches, "layers/0", k=4)
+    np.testing.assert_array_equal(shown.most.examples, found.most.examples)
+    insp.close()
+
+
+def test_positions_that_do_not_fit_are_named():
+    model, x = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), jnp.ones((4, 5, 3))
+    with pytest.warns(nni.InspectorWarning, match=r"bool\[4,6\], which does not fit what '' ret"):
+        found = nni.top_examples(model, [x], "", where=np.ones((4, 6), bool), progress=False)
+    assert "so all its places count" in found.notes[0]
+    with pytest.raises(nni.InspectorError, match="where= was given the arguments of Linear"):
+        nni.top_examples(model, [x], "", where=lambda x: x.missing, progress=False)

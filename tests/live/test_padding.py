@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import pathlib
 import warnings
 from typing import Any
 
@@ -14,6 +16,8 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
+from nnx_inspector.program.editing.counting import where_of
+from nnx_inspector.screen.export.snapshot import snapshot
 
 B, L, D, V = 4, 6, 8, 11
 WHERE = lambda tokens, *_: tokens != 0  # noqa: E731
@@ -147,7 +151,10 @@ def test_each_call_of_a_step_has_its_own_mask() -> None:
 
 
 def test_one_argument_everywhere() -> None:
-    for f in (nni.capture, nni.value_and_grad, nni.watch, nni.Inspector.__init__):
+    for f in (
+        *(nni.capture, nni.value_and_grad, nni.watch, nni.Inspector.__init__),
+        *(nni.sweep, nni.top_examples, nni.propagation),
+    ):
         assert inspect.signature(f).parameters["where"].default is None
 
 
@@ -170,6 +177,68 @@ def test_an_inspector_counts_in_all_that_it_measures() -> None:
         step(model, optimizer, batch)
     require_same(insp.recording.summary, BATCHES[-1])
     insp.close()
+
+
+class Pooled(Net):
+    """A network whose own output has no positions."""
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        return super().__call__(tokens).mean(1)
+
+
+@pytest.mark.parametrize("how", ["inspector", "watch"])
+def test_a_recording_and_the_screen_say_which_positions_count(
+    tmp_path: pathlib.Path, how: str
+) -> None:
+    model, file = Pooled(), tmp_path / "run.nni"
+    if how == "inspector":
+        insp = nni.Inspector(model, BATCHES[0], where=WHERE, display=False)
+        insp.save(file)
+        assert insp.to_html(tmp_path / "run.html") > 0
+        layout, state = insp._core.view.layout, insp._core.view.state_at_rest()
+        assert layout is not None
+        assert state is not None
+        of: Any = {"layout": layout, "state": state, "findings": (), "saved": "noon"}
+        told = [insp.report(), snapshot(recording=insp.recording, **of)]
+        assert {site.key for site in layout.sites if site.counted} == {"embed", "a", "b"}
+        insp.close()
+    else:
+        told = []
+        with nni.watch(model, every=1, where=WHERE, save=file):
+            nnx.jit(loss)(model, BATCHES[0])
+    run = nni.open(file)
+    assert run.recording.where == nni.load(file).where == "tokens != 0"
+    layout = run._view.layout
+    assert layout is not None
+    assert layout.where == "tokens != 0"
+    assert {site.key for site in layout.sites if site.counted} == {"embed", "a", "b"}
+    for text in [*told, run.report()]:
+        assert "ounts only positions where tokens != 0" in text.replace("\\", "")
+    with nni.watch(model, every=1, save=file, start=1):  # goes on without where=
+        nnx.jit(loss)(model, BATCHES[1])
+    assert (nni.load(file).where, len(nni.load(file))) == ("", 2)
+    run.close()
+
+
+def padded(tokens: Any, *_: Any) -> Any:
+    return tokens != 0
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        (WHERE, "tokens != 0"),
+        (padded, "padded(...)"),
+        (functools.partial(padded), "partial(...)"),
+        (np.ones((4, 6), bool), "a mask bool[4,6] is True"),
+        (lambda t, *_: (t != 0) & (t < 9), "(t != 0) & (t < 9)"),
+        (eval("lambda t: t != 0"), "a lambda"),  # has no source
+    ],
+)
+def test_positions_in_words(where: Any, words: str) -> None:
+    found = where_of(where)
+    assert found is not None
+    assert found.words == words
 
 
 def test_only_some_sites_of_a_loop() -> None:

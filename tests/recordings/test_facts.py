@@ -100,7 +100,14 @@ def some():
 @pytest.mark.parametrize("name", sorted(some()))
 def test_a_column_that_is_missing_or_of_another_kind_is_refused(name):
     later = ["parameter_in_loss", "parameter_ended", "parameter_nan", "parameter_infinite"]
-    later += ["site_affine", "site_conditional", "site_embeddings", "uncalled", "flow_parts"]
+    later += [
+        "site_affine",
+        "site_conditional",
+        "site_embeddings",
+        "uncalled",
+        "flow_parts",
+        "where",
+    ]
     missing = () if name in later else (None,)  # once there were none
     for other in (*missing, np.array(["x"], object), np.zeros((2, 2, 2), np.complex64), "text"):
         broken = {**some(), name: other}

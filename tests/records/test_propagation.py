@@ -39,7 +39,7 @@ class Mlp(nnx.Module):
         return x
 
 
-def by_hand(model, x, f, slope):
+def by_hand(model, x, f, slope, rows=slice(None)):
     """The deviations of the layers' outputs and of their gradients, for the default loss."""
     h, outputs = np.asarray(x, np.float64), []
     kernels = [np.asarray(layer.kernel[...], np.float64) for layer in model.layers]
@@ -53,7 +53,7 @@ def by_hand(model, x, f, slope):
     for output, kernel in reversed(list(zip(outputs, kernels, strict=True))):
         gradients.append(back * slope(output))
         back = gradients[-1] @ kernel.T
-    return [x.std() for x in outputs], [x.std() for x in gradients[::-1]]
+    return [x[rows].std() for x in outputs], [x[rows].std() for x in gradients[::-1]]
 
 
 def sigmoid(z):
@@ -77,6 +77,16 @@ def test_figures_are_those_of_numpy(name):
         out, back = by_hand(make(rngs=nnx.Rngs(seed)), BATCH, forward, slope)
         np.testing.assert_allclose(found.forward[0, s, 0], out, rtol=1e-4)
         np.testing.assert_allclose(found.backward[0, s, 0], back, rtol=1e-4)
+
+
+def test_only_positions_that_count_are_measured():
+    f, forward, slope = FUNCTIONS["relu"]
+    make = functools.partial(Mlp, depth=2, f=f)
+    found = nni.propagation(make, BATCH, seeds=1, where=lambda x: x[:, 0] > 0)
+    rows = np.asarray(BATCH[:, 0]) > 0
+    out, back = by_hand(make(rngs=nnx.Rngs(0)), BATCH, forward, slope, rows)
+    np.testing.assert_allclose(found.forward[0, 0, 0], out, rtol=1e-4)
+    np.testing.assert_allclose(found.backward[0, 0, 0], back, rtol=1e-4)
 
 
 WORDS = [

@@ -44,13 +44,19 @@ export function Detail({ store }: { store: Store }) {
         <More label="More about this module" testid={ids.siteMenu}>
           <CopyPath path={site.key} />
           {store.replay.value === "" && <Operations store={store} sites={sites!} index={index} />}
-          <Facts site={site} />
+          <Facts site={site} counted={countedWhere(store, site)} />
         </More>
       </div>
       {site.unseen !== "" && <p class="nni-unseen">Not seen: {site.unseen}</p>}
       <Panels store={store} site={site} index={index} />
     </section>
   );
+}
+
+/** Which positions the site's figures count; "" for all. */
+function countedWhere(store: Store, site: Site): string {
+  const where = store.sites.value?.where;
+  return where && site.counted ? `counts only positions where ${where}` : "";
 }
 
 /** What is known of the module, the most wanted first. The pass on screen may have had another batch than the example. */
@@ -62,6 +68,7 @@ function factsOf(store: Store, site: Site, index: number): readonly string[] {
     `${site.kind} → ${shortType(site.output) || "nothing"}${measured === values || Number.isNaN(values) ? "" : " of the example"}`,
     isState(site) ? "" : `${count(site.parameters)} parameters`,
     Number.isNaN(measured) ? "" : `${bytes(measured * each)} of ${isState(site) ? "state" : "activations"}`,
+    countedWhere(store, site),
     site.flops === null ? "" : `${compact(site.flops)} FLOPs`,
     site.calls > 1 ? `${count(site.calls)} calls` : "",
     site.stacked > 1 ? `${count(site.stacked)} layers` : "",

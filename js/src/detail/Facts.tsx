@@ -7,7 +7,7 @@ const OF_EXAMPLE = "For the example; the batch size of other passes may differ";
 
 const OF_ARRAY = "The call returns several arrays. Statistics and charts are of this one; each of the others has a row of its own.";
 
-export function Facts({ site }: { site: Site }) {
+export function Facts({ site, counted }: { site: Site; counted: string }) {
   if (site.single)
     return (
       <dl class="nni-facts">
@@ -24,6 +24,7 @@ export function Facts({ site }: { site: Site }) {
       <Fact name="FLOPs" hint={OF_EXAMPLE}>{site.flops === null ? "unknown" : compact(site.flops)}</Fact>
       <Fact name="output" hint={OF_EXAMPLE}>{site.output || "–"}</Fact>
       {site.array !== "" && <Fact name="statistics of" hint={OF_ARRAY}>({site.array})</Fact>}
+      {counted !== "" && <Fact name="statistics">{counted}</Fact>}
       {site.calls > 1 && <Fact name="calls">{count(site.calls)} in one pass</Fact>}
       {site.stacked > 1 && <Fact name="stacked">{count(site.stacked)} layers</Fact>}
       {site.source !== "" && (

@@ -20,7 +20,7 @@ export const CLEAN = -2;
 export type Quantity = (typeof QUANTITIES)[number];
 export type Statistic = (typeof STATISTICS)[number];
 
-/** One row of the tree. `parent` is the index of another row, -1 for the root. `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says what the row leaves out; "" if nothing. `array` is the name of the array whose statistics the row shows, if the call returns several; "" if it returns one. The others have rows of their own (`single`). What follows is of the last `insp.profile`, None if it is not known: the time of the module with those in it, what it keeps for the backward pass, and the share of the FLOPs that are possible. */
+/** One row of the tree. `parent` is the index of another row, -1 for the root. `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says what the row leaves out; "" if nothing. `array` is the name of the array whose statistics the row shows, if the call returns several; "" if it returns one. The others have rows of their own (`single`). What follows is of the last `insp.profile`, None if it is not known: the time of the module with those in it, what it keeps for the backward pass, and the share of the FLOPs that are possible. `counted` is whether its figures are only of those positions that `where=` says. */
 export interface Site {
   readonly key: string;
   readonly name: string;
@@ -44,9 +44,10 @@ export interface Site {
   readonly step_ms: number | null;
   readonly kept_bytes: number | null;
   readonly of_possible: number | null;
+  readonly counted: boolean;
 }
 
-/** The sites that later frames refer to by index. Buffer: none. `attending` are the keys of those whose call computes an attention. `sequences` is whether the model reads sequences, which is where a lens can work. */
+/** The sites that later frames refer to by index. Buffer: none. `attending` are the keys of those whose call computes an attention. `sequences` is whether the model reads sequences, which is where a lens can work. `where` says which positions the sites that are `counted` count, as a clause; "" for all. */
 export interface Layout {
   readonly type: "layout";
   readonly version: number;
@@ -55,6 +56,7 @@ export interface Layout {
   readonly sites: readonly Site[];
   readonly attending: readonly string[];
   readonly sequences: boolean;
+  readonly where: string;
 }
 
 /** The progress of a run. `total` and `rate` (steps per second) are None while unknown. */

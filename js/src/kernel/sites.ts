@@ -13,6 +13,8 @@ export interface Sites {
   readonly attending: ReadonlySet<string>;
   /** Whether the model reads sequences, which a lens needs. */
   readonly sequences: boolean;
+  /** Which positions the sites that are `counted` count, as a clause; "" for all. */
+  readonly where: string;
 }
 
 /** The children of every leaf. */
@@ -29,7 +31,7 @@ export function toSites(layout: Layout): Sites {
       else children[site.parent].push(i);
     } else roots.push(i);
   });
-  return { id: layout.layout, model: layout.model, list: layout.sites, children, roots, byKey, attending: new Set(layout.attending), sequences: layout.sequences };
+  return { id: layout.layout, model: layout.model, list: layout.sites, children, roots, byKey, attending: new Set(layout.attending), sequences: layout.sequences, where: layout.where };
 }
 
 /** The keys of all rows above a site; its row is shown if these are open. */

@@ -8,7 +8,7 @@ export function site(key: string, parent: number, more: Partial<Site> = {}): Sit
     key, name, parent, kind: "Linear", depth: key === "" ? 0 : key.split("/").length, inputs: "float32[2]",
     output: "float32[2]", parameters: 6, flops: 12, calls: 1, stacked: 1, aliases: [], source: "model.py:1",
     perturbable: true, unseen: "", layer: -1, note: "", array: "", single: false,
-    step_ms: null, kept_bytes: null, of_possible: null, ...more,
+    step_ms: null, kept_bytes: null, of_possible: null, counted: false, ...more,
   }; // prettier-ignore
 }
 
@@ -21,7 +21,7 @@ export const SITES = [
 ];
 
 export function layout(sites: readonly Site[] = SITES, id = 1): Layout {
-  return { type: "layout", version: VERSION, layout: id, model: "MLP", sites, attending: [], sequences: true };
+  return { type: "layout", version: VERSION, layout: id, model: "MLP", sites, attending: [], sequences: true, where: "" };
 }
 
 export const progress = { kind: "watch", running: true, step: 1, total: 10, rate: 2 };

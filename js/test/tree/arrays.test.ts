@@ -38,3 +38,16 @@ it("shows statistics of one array alone, and acts on the whole call only", async
   expect(view.find(ids.tab("values"))).toBeNull();
   expect(view.find(ids.operations)).toBeNull();
 });
+
+it("says which positions the figures of a site count", async () => {
+  view = await started({ selected: "head" });
+  const sites = SITES.map((s) => ({ ...s, counted: s.key === "head" }));
+  view.stream.emit({ ...layout(sites, 2), where: "tokens != 0" });
+  await settle();
+  await opened(view.find, ids.siteMenu);
+  const said = "counts only positions where tokens != 0";
+  expect(view.find(ids.detail)!.textContent!.split(said).length).toBe(3); // in its line, and in the menu
+  view.stream.emit({ ...layout(SITES, 3), where: "tokens != 0" });
+  await settle();
+  expect(view.find(ids.detail)!.textContent).not.toContain("counts only");
+});

@@ -40,6 +40,7 @@ class Outcome:
         differences: None if nothing was perturbed, or until their program is compiled.
         alone: the effect of each of several perturbations by itself; () until that is measured.
         root: the site whose output is the model's output.
+        counts: whether only some positions count.
     """
 
     setting: Setting
@@ -49,6 +50,7 @@ class Outcome:
     of_a_loss: bool
     alone: tuple[protocol.EffectAlone, ...] = ()
     root: str = ""
+    counts: bool = False
 
     def effect(self, source: str = "") -> protocol.Effect | None:
         """The effect of the perturbations. A pass of a loss has one without a perturbation too.
@@ -74,6 +76,7 @@ class Outcome:
             direct=self.setting.sites,
             alone=self.alone,
             root=self.root,
+            counts=self.counts,
         )
 
 
@@ -138,8 +141,9 @@ def made(
         # what runs in all processes of a job may not depend on what a thread has compiled by now
         if passes.missing("compare", call, setting) is None or spans(call.arrays):
             found = passes.compare(call, setting)
-    is_loss, root = call.loss_fn is not None, call.entry.site
-    return Outcome(setting, perturbed, clean, found, is_loss, root=root)
+    is_loss, entry = call.loss_fn is not None, call.entry
+    how: Any = {"root": entry.site, "counts": entry.where is not None}
+    return Outcome(setting, perturbed, clean, found, is_loss, **how)
 
 
 def each_alone(

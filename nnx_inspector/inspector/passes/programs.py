@@ -33,6 +33,7 @@ from nnx_inspector.perturbations.apply import (
     check_parts,
     hooks_for,
     parameters_under,
+    take_positions,
 )
 from nnx_inspector.perturbations.effects import Differences, differences
 from nnx_inspector.perturbations.places import CLEAN, Place, Setting, rows_of
@@ -160,7 +161,8 @@ def entered(
     with staged(*call.function(), hooks, roots=roots, may_run=True, known=known) as stage:
         replaced = parameters_under(stage, parameters, of_parameters)
         perturb = at_marks(stage, keys, numbers, places, data)
-        plan = Plan(perturb=perturb, numbered=are_random(places))
+        how = {"numbered": are_random(places), "positions": take_positions(places)}
+        plan = Plan(perturb=perturb, **how)
         yield stage, [replaced.get(i, x) for i, x in enumerate(stage.inputs)], plan, replaced
 
 

@@ -126,6 +126,7 @@ def _swept(call: Call, asked: Asked, report: Callable[[int, int], bool]) -> pd.D
         units=asked.units,
         of_a_loss=asked.of_a_loss,
         root=call.entry.site,
+        where=call.entry.where,
     )
 
 

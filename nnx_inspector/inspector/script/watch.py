@@ -168,6 +168,7 @@ def _watched(
             if saves is not None:
                 recording.attach(saves, failed.append)
             recording.learn(known)
+            recording.count_where("" if where is None else where.words)
             if to is not None and jax.process_index() == 0:
                 find = functools.partial(diagnose, recording)
                 writing = Writing(to, recording, find, failed.append)
@@ -313,7 +314,7 @@ class _Recorder:
         when somebody asks for the facts that the rules need.
         """
         try:
-            reader = reader_of(session.model, call, session.selection)
+            reader = reader_of(session.model, call, session.selection, session.where)
         except Exception:  # noqa: BLE001 - the user's call itself worked: do without them
             return False
         read = functools.partial(_learn, call, reader)

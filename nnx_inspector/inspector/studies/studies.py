@@ -174,7 +174,7 @@ class Studies:
             return examples_of(
                 lambda args: dataclasses.replace(call, args=args, kwargs=kwargs).function(),
                 [call.args] if data is None else data,
-                asked.site, k, asked.axis, inputs, 0, report,
+                asked.site, k, asked.axis, inputs, 0, report, where=call.entry.where,
             )  # fmt: skip
 
         return make

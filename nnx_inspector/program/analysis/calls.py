@@ -41,7 +41,7 @@ from nnx_inspector.program.marks import (
 )
 from nnx_inspector.program.members import within
 from nnx_inspector.program.structure import Structure, is_whole
-from nnx_inspector.program.survey import members_of
+from nnx_inspector.program.survey import counted_in, members_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +78,7 @@ class TracedCall:
         attends: how many attentions the call computes itself, each a site `"...@attention"`.
         arrays: name and type of each array of the output, the main one first; empty if it returns
             only one.
+        counted: whether only those positions of all its arrays count that `where=` says.
     """
 
     site: str
@@ -101,6 +102,7 @@ class TracedCall:
     error: str = ""
     attends: int = 0
     arrays: tuple[tuple[str, str], ...] = ()
+    counted: bool = False
 
     def returning(self, text: str, arrays: Any, structure: Structure | None = None) -> TracedCall:
         """The call with its output, given in words and as arrays (or abstract arrays)."""
@@ -263,7 +265,8 @@ class _Walk:
             call = self.calls[self.open[-1]]
             arrays = [v.aval for v in equation.invars]
             members = None if where.loops else members_of(equation)
-            call = dataclasses.replace(call, members=0 if members is None else members.count)
+            how = {"members": 0 if members is None else members.count}
+            call = dataclasses.replace(call, counted=counted_in(equation), **how)
             self.calls[self.open[-1]] = call.returning(params["text"], arrays, params["structure"])
             self._close()
 

@@ -386,19 +386,34 @@ class Body:
         counters = [self.place(key, number) for key, _ in self.around]
         lengths = [length for _, length in self.around]
         count, axes = len(values), list(marked.member_axes)
+        masks = [[]] * count
+        if self.of.plan.positions:
+            masks = [self._mask(marked, equation, n, []) for n in range(count)]
+        at = [n for n, mask in enumerate(masks) if mask]
 
         def run(*xs: Any) -> list[Any]:
-            rows = tuple(zip(xs[count:], lengths, strict=True))
+            rows = tuple(zip(xs[count : count + len(counters)], lengths, strict=True))
+            if not self.of.plan.positions:
+                return of_values(list(xs[:count]), rows)
+            wheres: list[Any] = [None] * count
+            for n, mask in zip(at, xs[count + len(counters) :], strict=True):
+                how = Masked.of(marked, equation.params, n, axes[n] if axes else None)
+                wheres[n] = how.beside(xs[n], mask)[1]
+            return of_values(list(xs[:count]), rows, wheres)
+
+        def of_values(xs: list[Any], rows: Any, *wheres: Any) -> list[Any]:
             if not marked.members:
-                return perturb(marked, list(xs[:count]), rows)
+                return perturb(marked, xs, rows, *wheres)
 
-            def of_member(values: list[Any], number: Any) -> list[Any]:
-                return perturb(marked, values, (*rows, (number, marked.members)))
+            def of_member(xs: list[Any], number: Any, *wheres: Any) -> list[Any]:
+                return perturb(marked, xs, (*rows, (number, marked.members)), *wheres)
 
-            numbers = jnp.arange(marked.members)
-            return jax.vmap(of_member, in_axes=(axes, 0), out_axes=axes)(list(xs[:count]), numbers)
+            first = [None if axis is None else 0 for axis in axes]
+            each = jax.vmap(of_member, (axes, 0, *[first] * len(wheres)), axes)
+            return each(xs, jnp.arange(marked.members), *wheres)
 
-        return self.traced(run, [*values, *counters], equation)[0]
+        given = [mask for n in at for mask in masks[n]]
+        return self.traced(run, [*values, *counters, *given], equation)[0]
 
     # ------------------------------------------------------------- bodies inside
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import linecache
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import internal_config
@@ -25,11 +27,15 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook, opened
 from nnx_inspector.program.marks import OUTPUT, POSITIONS, counts, mark_arguments
 from nnx_inspector.program.structure import describe
-from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.stats.summarize import beside, in_words
 
 _EXAMPLE = "where=lambda tokens, *_: tokens != 0"
 MOST_KEPT = 16
 """The masks of the last calls outside every program that are kept for programs within them."""
+
+
+MOST_WORDS = 80
+"""The most characters of a lambda that are shown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +53,14 @@ class Where:
         if self.function is None:
             return f"bool[{','.join(map(str, self.shape))}]"
         return getattr(self.function, "__qualname__", type(self.function).__name__)
+
+    @property
+    def words(self) -> str:
+        """The end of the sentence "counts only positions where ..."."""
+        if self.function is None:
+            return f"a mask {self} is True"
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        return (_body_of(self.function) or "a lambda") if name == "<lambda>" else f"{name}(...)"
 
     def mask(self, args: Any, kwargs: Any, context: Context) -> Any:
         """The mask of a call, bool; None if all of its positions count.
@@ -69,6 +83,19 @@ class Where:
         if found is None:
             return None
         return _checked(found, f"where= returned, for the arguments of {called},")
+
+
+def _body_of(function: Any) -> str:
+    """What a lambda returns, as its source has it; "" if that is not to be had on one line."""
+    code = function.__code__
+    known = [place for place in code.co_positions() if all(place)]  # others belong to no expression
+    lines = {line for start, end, *_ in known for line in (start, end)}
+    if len(lines) != 1:
+        return ""
+    source = linecache.getline(code.co_filename, *lines).encode()
+    columns = [(start or 0, end) for *_, start, end in known]
+    text = source[min(start for start, _ in columns) : max(end or 0 for _, end in columns)].decode()
+    return text if len(text) <= MOST_WORDS else f"{text[:MOST_WORDS]} ..."
 
 
 def where_of(given: Any) -> Where | None:
@@ -146,6 +173,20 @@ def counting(owner: Any) -> dict[str, Any]:
     return {} if shape is None else {"where": shape}
 
 
+def counted_beside(owner: Any, x: jax.Array) -> jax.Array | None:
+    """The mask of the call under way, beside a value in it as the module sees it; None if it does
+    not fit. Of a value that vmaps map, it is that of the example.
+    """
+    shape = _here.shapes.get(owner) or ()
+    for skipped in range(len(shape)):  # the first axes may be those of vmaps around
+        own = shape[skipped:]
+        form = beside(own, x)
+        if form is not None:
+            kind = ShapedArray(own, jnp.dtype(jnp.bool_))
+            return counts.bind(x, owner=owner, kind=kind, mapped=0).reshape(form)
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Counts:
     """The hook that begins the mask of an owner's outermost call."""
@@ -204,6 +245,6 @@ def known_mask(owner: Any, shape: tuple[int, ...], mapped: int) -> Any:
     there is none of this shape.
     """
     last = _here.last.get(owner)
-    if last is None or tuple(last.shape) != shape[mapped:]:
+    if last is None or tuple(last.shape) not in (shape, shape[mapped:]):
         return None
     return jnp.broadcast_to(last, shape)

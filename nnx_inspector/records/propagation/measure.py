@@ -19,6 +19,7 @@ from flax import nnx
 
 from nnx_inspector.hooks.sites import Only, require_module, site_key
 from nnx_inspector.hooks.variables import contents
+from nnx_inspector.program.editing.counting import Where, where_of
 from nnx_inspector.recordings.layers import holder_of
 from nnx_inspector.records.capture import value_and_grad
 from nnx_inspector.records.propagation.result import Propagation
@@ -37,6 +38,7 @@ def propagation(
     only: Only = None,
     train: Callable[[nnx.Module], Callable[..., Any]] | None = None,
     steps: int = 0,
+    where: Any = None,
 ) -> Propagation:
     """Measure how activations and gradients change with depth in models that were just made.
 
@@ -65,6 +67,8 @@ def propagation(
         train: `train(model)` returns a function that trains the model by one step when it is called
             with `*args`. It is called `steps` times for each model.
         steps: after how many of its steps models are measured again.
+        where: which positions count; see `nni.capture`. The loss is that of `loss`, which by
+            default has all positions.
 
     Returns:
         A `Propagation`: `frame()`, `growth()`, `slopes()` and `figure()`.
@@ -101,7 +105,7 @@ def propagation(
         )
     made, has_seeds = _made(make_model, sizes[0])
     every = every if has_seeds else every[:1]
-    measure = functools.partial(_measured, loss or _projected, only)
+    measure = functools.partial(_measured, loss or _projected, only, where_of(where))
     found: dict[str, list[tuple[float, float]]] = {}
     for width in sizes:
         for seed in every:
@@ -185,17 +189,21 @@ def _projected(model: Any, *args: Any) -> jax.Array:
     return sum(sums, jnp.zeros(()))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _record(loss: Loss, only: Only, graphdef: Any, state: Any, args: Any) -> Record:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _record(
+    loss: Loss, only: Only, where: Where | None, graphdef: Any, state: Any, args: Any
+) -> Record:
     model = nnx.merge(graphdef, state)
-    (_, record), _ = value_and_grad(loss, only=only, inputs=False)(model, *args)
+    (_, record), _ = value_and_grad(loss, only=only, inputs=False, where=where)(model, *args)
     return record
 
 
-def _measured(loss: Loss, only: Only, model: Any, args: Any) -> dict[str, tuple[float, float]]:
+def _measured(
+    loss: Loss, only: Only, where: Where | None, model: Any, args: Any
+) -> dict[str, tuple[float, float]]:
     """Site -> the deviation of what it returns, and of the gradient of that."""
     graphdef, state = nnx.split(model, graph=True)
-    record = jax.device_get(_record(loss, only, graphdef, state, args))
+    record = jax.device_get(_record(loss, only, where, graphdef, state, args))
     paths = [site_key(path) for path, v, _ in contents(model) if isinstance(v, nnx.Param)]
     holders = {holder_of(path, record) for path in paths} if only is None else set(record)
     return {

@@ -91,6 +91,10 @@ def _run(recording: Recording, root: Site | None) -> list[str]:
             said.append(f"perturbed: {count} of these passes{too}")
     else:
         said.append("measured: nothing")
+    if recording.where:
+        said.append(
+            f"counts only positions where {cell(recording.where)}, in values that have them"
+        )
     if seams := len(recording.seams):
         said.append(f"restarted: {seams} time{'s' * (seams > 1)}")
     if recording.marks:

@@ -83,6 +83,7 @@ def _heading(
         "p",
         _element("b", layout.model),
         f": {', '.join(where)}. " if where else ". ",
+        f"Counts only positions where {_cut(layout.where)}. " if layout.where else "",
         _element("i", f"The state at {saved}. Run the cell for the live view."),
     )
 

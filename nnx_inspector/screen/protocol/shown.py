@@ -11,7 +11,8 @@ from nnx_inspector.screen.protocol.headers import Message, Shown, Struct
 class Layout(Shown, type="layout"):
     """The sites that later frames refer to by index. Buffer: none. `attending` are the keys of
     those whose call computes an attention. `sequences` is whether the model reads sequences, which
-    is where a lens can work.
+    is where a lens can work. `where` says which positions the sites that are `counted` count, as a
+    clause; "" for all.
     """
 
     layout: int
@@ -19,6 +20,7 @@ class Layout(Shown, type="layout"):
     sites: tuple[Site, ...]
     attending: tuple[str, ...] = ()
     sequences: bool = False
+    where: str = ""
 
 
 class Progress(Struct):
