@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -190,7 +190,7 @@ def takes_positions(one: Any) -> bool:
 def among(one: Any, where: Any) -> Any:
     """A perturbation that `takes_positions`, of those that a mask of a value's rank says."""
     if isinstance(one, OfPart):
-        return dataclasses.replace(one, whole=among(one.whole, where))
+        return dataclasses.replace(cast(Any, one), whole=among(one.whole, where))
     return dataclasses.replace(one, where=where)
 
 
@@ -251,7 +251,7 @@ def at_marks(
 
 def _loudly(x: Any, one: Any, *, mapped: tuple[int, ...], name: str) -> Any:
     if not isinstance(one, tuple):
-        return applied(functools.partial(loud(one), name=name), x, mapped)
+        return applied(lambda x: loud(one)(x, name), x, mapped)
     whole, where = one
     count = len(mapped)
     shape = (*mapped_first(x, mapped).shape[:count], *where.shape[count:])

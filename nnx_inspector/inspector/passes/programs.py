@@ -161,8 +161,8 @@ def entered(
     with staged(*call.function(), hooks, roots=roots, may_run=True, known=known) as stage:
         replaced = parameters_under(stage, parameters, of_parameters)
         perturb = at_marks(stage, keys, numbers, places, data)
-        how = {"numbered": are_random(places), "positions": take_positions(places)}
-        plan = Plan(perturb=perturb, **how)
+        numbered, positions = are_random(places), take_positions(places)
+        plan = Plan(perturb=perturb, numbered=numbered, positions=positions)
         yield stage, [replaced.get(i, x) for i, x in enumerate(stage.inputs)], plan, replaced
 
 
