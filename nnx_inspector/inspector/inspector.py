@@ -98,8 +98,7 @@ class Inspector(Displayed):
         labels: the names of the classes, for the examples and the predictions. Values of another
             kind (`decode=True`, `labels=y`) are keywords of the call, as are all others.
         parameters: whether passes and steps measure the parameters, their gradients and updates.
-        where: which positions count, in all that is measured, also effects, sweeps and examples;
-            see `nni.capture`.
+        where: which positions count, in all that is measured and searched; see `nni.capture`.
         display: whether to show the widget at once when running in a notebook.
         kwargs: keyword arguments of the example.
 

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from inside import inside, shown_of
 
 import nnx_inspector as nni
 from nnx_inspector.program.editing.counting import where_of
@@ -195,7 +196,7 @@ def test_a_recording_and_the_screen_say_which_positions_count(
         insp = nni.Inspector(model, BATCHES[0], where=WHERE, display=False)
         insp.save(file)
         assert insp.to_html(tmp_path / "run.html") > 0
-        layout, state = insp._core.view.layout, insp._core.view.state_at_rest()
+        layout, state = inside(insp).view.layout, inside(insp).view.state_at_rest()
         assert layout is not None
         assert state is not None
         of: Any = {"layout": layout, "state": state, "findings": (), "saved": "noon"}
@@ -208,7 +209,7 @@ def test_a_recording_and_the_screen_say_which_positions_count(
             nnx.jit(loss)(model, BATCHES[0])
     run = nni.open(file)
     assert run.recording.where == nni.load(file).where == "tokens != 0"
-    layout = run._view.layout
+    layout = shown_of(run).layout
     assert layout is not None
     assert layout.where == "tokens != 0"
     assert {site.key for site in layout.sites if site.counted} == {"embed", "a", "b"}
