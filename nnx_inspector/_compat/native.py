@@ -26,10 +26,10 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import internal_config
 
 Type = jax.ShapeDtypeStruct
-CENSUS: Final = "nnx_inspector_census"
+ARRAY_STATS: Final = "nnx_inspector_census"
 APPLY: Final = "nnx_inspector_apply"
 FUNCTIONS: Final = (
-    CENSUS,
+    ARRAY_STATS,
     APPLY,
     "nnx_inspector_once",
     "nnx_inspector_join",

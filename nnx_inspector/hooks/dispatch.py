@@ -143,7 +143,7 @@ def _in_linen(owner: Any, original: Callable[..., Any], /, *args: Any, **kwargs:
     """Call a ToNNX, and send the calls of its Linen modules through the hooks too."""
     paths = [(scope.token, scope.path_of(owner)) for scope in _scopes()]
     key = tuple((token, path) for token, path in paths if path is not None)
-    with linen.told(owner, linen.Listener(call_inside, _foreign, key)):
+    with linen.listened_to(owner, linen.Listener(call_inside, _foreign, key)):
         return original(*args, **kwargs)
 
 
@@ -153,9 +153,9 @@ def _foreign(owner: Any, module: Any) -> None:
         if scope.path_of(owner) is not None:
             scope.count_unattributed(name)
     for hook in open_hooks():
-        told, scope = hook.unattributed, hook.scope
-        if told is not None and scope is not None and scope.path_of(owner) is not None:
-            told(name)
+        report, scope = hook.unattributed, hook.scope
+        if report is not None and scope is not None and scope.path_of(owner) is not None:
+            report(name)
 
 
 def call_inside(

@@ -85,8 +85,8 @@ class _Inside:
         try:
             if inner is None and name == CALL and not frame.below:
                 return next_fun(*args, **kwargs)  # the ToNNX's own call
-            told = self.listener.call
-            return told(self.owner, frame.below, module, name, next_fun, args, kwargs)
+            call = self.listener.call
+            return call(self.owner, frame.below, module, name, next_fun, args, kwargs)
         finally:
             self.frames.pop()
 
@@ -110,7 +110,7 @@ _thread = _Thread()
 
 
 @contextlib.contextmanager
-def told(owner: nnx.bridge.ToNNX, listener: Listener) -> Iterator[None]:
+def listened_to(owner: nnx.bridge.ToNNX, listener: Listener) -> Iterator[None]:
     """Report every call of a public method of a Linen module inside `owner` to the listener.
 
     The context spans one call of `owner`.

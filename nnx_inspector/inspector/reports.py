@@ -13,7 +13,7 @@ from nnx_inspector.background import weakly
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.live.diagnostics import Diagnostics
-from nnx_inspector.live.dropped import losses_of, others_of
+from nnx_inspector.live.dropped import dropped_of, others_of
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session
 from nnx_inspector.recordings.layers import NOT_TOLD_APART, layer_key
@@ -133,7 +133,7 @@ class Reports:
                 self._warnings.append(text)
 
     def _tell_losses(self, session: Session) -> None:
-        losses = list(losses_of(session, over=self._attendance is None))
+        losses = list(dropped_of(session, over=self._attendance is None))
         for text in (*losses, *others_of(session)):
             self._core.notice("warning", text)
         if MODEL not in self._told:  # otherwise that says it

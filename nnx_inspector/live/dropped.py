@@ -1,4 +1,4 @@
-"""Warnings about what a watched loop could not show: of the model, and beside it."""
+"""Warnings about what a watched loop failed to record."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ NAMED = 5
 """How many sites a warning names; the others are counted."""
 
 
-def losses_of(session: Session, *, over: bool = True) -> Iterator[str]:
-    """What was lost of the model since the last call, as warnings; each loss is reported once.
+def dropped_of(session: Session, *, over: bool = True) -> Iterator[str]:
+    """What of the model was not recorded since the last call, as warnings, each given once.
 
     Args:
         over: whether the loop has ended. Until then `Diagnostics` says that it calls two trees.
@@ -27,8 +27,8 @@ def losses_of(session: Session, *, over: bool = True) -> Iterator[str]:
     notes, session.notes = session.notes, []
     yield from notes
     now = {site: why for site, why in session.unseen.items() if over or not why.startswith(TWINS)}
-    new = {site: why for site, why in now.items() if site not in session.told}
-    session.told |= set(new)
+    new = {site: why for site, why in now.items() if site not in session.warned_of}
+    session.warned_of |= set(new)
     for why in dict.fromkeys(new.values()):
         sites = [site or "(root)" for site, reason in new.items() if reason == why]
         more = f" and {len(sites) - NAMED} more" if len(sites) > NAMED else ""

@@ -12,12 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from nnx_inspector.live.inbox import Sent
 from nnx_inspector.program.editing.functions import UNIT
 from nnx_inspector.recordings.facts import UNKNOWN, Figures
 from nnx_inspector.recordings.layers import (
     PARAMETER_QUANTITIES,
-    STATE,
     Stack,
     holder_of,
     layer_key,
@@ -52,14 +50,11 @@ _NO_STACKS: Mapping[str, Stack] = {}
 Update = tuple[float, ...]
 """`OF_UPDATE` of a parameter."""
 _NO_UPDATES: Mapping[str, Update] = {}
-Arrived = Mapping[tuple[str, str], Sequence[Summary]]
-"""(site, quantity) -> a summary for each call."""
 Summaries = Mapping[str, Mapping[str, Summary | None]]
 """Site, layer or parameter -> quantity -> its summary in a pass."""
 _NO_SUMMARIES: Summaries = {}
 _NO_ROWS: Gauges = {}
 _NO_CHOICES = np.zeros((0, len(CHOICE_FIGURES)), np.float32)
-_ONCE = ("parameter", STATE)
 _NO_UPDATE: Final[Update] = (math.nan,) * len(OF_UPDATE)
 _UNKNOWN = np.full(STATE_LENGTH, np.nan, np.float32)
 """The state of a parameter that no pass has sent."""
@@ -89,31 +84,21 @@ def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]
     return out
 
 
-def told_in(
-    passes: Iterable[Sent], stacks: Mapping[str, Stack]
-) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """The gauges, and the rows of softmaxes that choose, of watched passes, including single
-    layers.
+def with_layers(
+    passes: Iterable[Mapping[str, Sequence[Any]]], stacks: Mapping[str, Stack], *, axes: int
+) -> dict[str, list[Any]]:
+    """The gauges of the sites of watched passes, or the rows of their softmaxes that choose, also
+    of single layers. Each array has so many axes behind those of iterations.
     """
-    gauges, choices = dict[str, list[Any]](), dict[str, list[Any]]()
+    out: dict[str, list[Any]] = {}
     for one in passes:
-        for into, told, axes in ((gauges, one.gauges, 1), (choices, one.choices, 2)):
-            for site, arrays in _with_layers(told, stacks, axes).items():
-                into.setdefault(site, []).extend(arrays)
-    return gauges, choices
-
-
-def _with_layers(
-    told: Mapping[str, Sequence[Any]], stacks: Mapping[str, Stack], axes: int
-) -> dict[str, Sequence[Any]]:
-    """What sites and single layers have told; each array has so many axes behind those of rows."""
-    out = dict(told)
-    for site, arrays in told.items():
-        stack = stacks.get(site if axes == 1 else site.rpartition("@")[0])
-        if stack is None or not all(stack.has_rows_in(x.shape[:-axes]) for x in arrays):
-            continue
-        for layer in range(stack.layers):
-            out[layer_key(site, layer)] = [x[layer] for x in arrays]
+        for site, arrays in one.items():
+            out.setdefault(site, []).extend(arrays)
+            stack = stacks.get(site if axes == 1 else site.rpartition("@")[0])
+            if stack is None or not all(stack.has_rows_in(x.shape[:-axes]) for x in arrays):
+                continue
+            for layer in range(stack.layers):
+                out.setdefault(layer_key(site, layer), []).extend(x[layer] for x in arrays)
     return out
 
 
@@ -125,19 +110,6 @@ def choices_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]
         for found in (x for x in arrays if x.ndim > 2):
             for layer in range(min(stacks.get(site.rpartition("@")[0], 0), len(found))):
                 out.setdefault(layer_key(site, layer), []).append(found[layer])
-    return out
-
-
-def of_one_step(passes: Iterable[Arrived]) -> list[Arrived]:
-    """What the passes of one step sent, with each parameter's value and each state only once: as
-    the first call read it.
-    """
-    out, known = list[Arrived](), set[tuple[str, str]]()
-    for one in passes:
-        values = {key: found[:1] for key, found in one.items() if key[1] in _ONCE}
-        kept = {key: found for key, found in one.items() if key not in values}
-        out.append({**kept, **{key: found for key, found in values.items() if key not in known}})
-        known |= values.keys()
     return out
 
 
@@ -202,7 +174,7 @@ class Observer:
         """The figures of a pass.
 
         Args:
-            gauges: see `gauges_of` and `told_in`.
+            gauges: see `gauges_of` and `with_layers`.
             states: the states of its parameters.
             choices: site of a softmax that chooses -> the rows of its calls; see
                 `stats.choices.rows`.
@@ -218,7 +190,7 @@ class Observer:
         numbers, rows, masks = read(calls)
         names = list(gauges)
         states = dict(states)
-        told = states.pop(VARIED, None)
+        inputs = states.pop(VARIED, None)
         ids = {key[len(IDS) :]: states.pop(key) for key in list(states) if key.startswith(IDS)}
         now = np.array([_flat(state) for state in states.values()]).reshape(-1, STATE_LENGTH)
         before = [self._before.get(path, _UNKNOWN) if follow else _UNKNOWN for path in states]
@@ -254,7 +226,7 @@ class Observer:
             parameter_rows=rows_of_parameters,
             choices=self._shared(site for site, own in chosen.items() for _ in own),
             choice_rows=np.concatenate([_NO_CHOICES, *chosen.values()]),
-            varied=UNKNOWN if told is None else int(np.any(np.asarray(told)[..., AT])),
+            varied=UNKNOWN if inputs is None else int(np.any(np.asarray(inputs)[..., AT])),
         )
 
     def _follow(self, paths: Sequence[str], now: Any, before: Any, rows: Any) -> None:

@@ -119,9 +119,8 @@ class Inbox:
         self._lock = threading.RLock()  # an interrupt may leave a Condition with its lock
         self._changed = threading.Condition(self._lock)
         self._now = UnderWay()
-        self._messages: dict[int, list[Message]] = {}
+        self._passes: dict[int, Taken] = {}
         self._awaiting: dict[int, Counter[str]] = {}
-        self._settings: dict[int, Any] = {}
         self._copied: set[int] = set()
 
     def begin(self, setting: Any, *, call: Call = OF_MODEL, awaits: Iterable[str] = ()) -> Begun:
@@ -133,13 +132,14 @@ class Inbox:
         with self._lock:
             now = self._now.after(call, setting, self.every)
             number, sampled = now.begun - 1, now.measures(call, self.every)
-            joins = now.begun == self._now.begun and number in self._messages
+            joins = now.begun == self._now.begun and number in self._passes
             if sampled:
                 # the last lines count: an interrupt before them begins no pass, and after it the
                 # next one has this number
                 before = self._awaiting[number] if joins else Counter[str]()
-                self._settings[number], self._awaiting[number] = setting, before + Counter(awaits)
-                self._messages[number] = self._messages[number] if joins else []
+                self._awaiting[number] = before + Counter(awaits)
+                known = self._passes[number].messages if joins else ()
+                self._passes[number] = Taken(number, setting, known)
                 self._changed.notify_all()
             self._now = now
         if sampled and not joins:
@@ -167,7 +167,7 @@ class Inbox:
         """Count passes from 0 again, and sample every `every`-th one."""
         with self._lock:
             self.every, self._now = every, UnderWay()
-            self._messages, self._settings, self._awaiting = {}, {}, {}
+            self._passes, self._awaiting = {}, {}
             self._copied.clear()
 
     def wait_for_more_than(self, number: int, over: Callable[[], bool]) -> bool:
@@ -179,11 +179,12 @@ class Inbox:
             return not over()
 
     def completed(self) -> list[Taken]:
-        """Copies of the passes that are here as a whole, each once. They stay in the inbox."""
+        """The passes that are here as a whole, each once. They stay in the inbox."""
         with self._lock:
-            numbers = [n for n in self._complete() if all(m.is_here for m in self._messages[n])]
-            self._copied.update(numbers)
-            return [self._taken(number) for number in numbers]
+            every = [self._passes[number] for number in self._complete()]
+            found = [one for one in every if all(m.is_here for m in one.messages)]
+            self._copied.update(one.number for one in found)
+            return found
 
     def wait_for_complete(self) -> None:
         """Wait until the passes are here of which no message is missing."""
@@ -192,14 +193,14 @@ class Inbox:
 
     def waiting(self) -> list[Message]:
         """All messages that were not taken."""
-        return self._messages_of(lambda: self._messages)
+        return self._messages_of(lambda: self._passes)
 
     def _messages_of(self, numbers: Callable[[], Iterable[int]]) -> list[Message]:
         with self._lock:
-            return [message for n in numbers() for message in self._messages[n]]
+            return [message for n in numbers() for message in self._passes[n].messages]
 
     def _complete(self) -> list[int]:
-        return [n for n in self._messages if n not in self._copied and not self._awaits(n)]
+        return [n for n in self._passes if n not in self._copied and not self._awaits(n)]
 
     def _awaits(self, number: int) -> bool:
         return any(count > 0 for count in self._awaiting[number].values())
@@ -211,8 +212,10 @@ class Inbox:
 
     def receive(self, number: int, message: Message, what: str = "output") -> None:
         with self._lock:
-            if number in self._messages:
-                self._messages[number].append(message)
+            one = self._passes.get(number)
+            if one is not None:
+                messages = (*one.messages, message)
+                self._passes[number] = dataclasses.replace(one, messages=messages)
                 self._awaiting[number][what] -= 1
                 self._changed.notify_all()
             else:
@@ -226,9 +229,11 @@ class Inbox:
     def holds_nan(self) -> bool:
         """Whether a summary that has arrived and was not yet taken counts a NaN."""
         with self._lock:
-            here = [(n, [m for m in found if m.is_here]) for n, found in self._messages.items()]
-            waiting = [Taken(n, self._settings[n], tuple(found)) for n, found in here]
-        summaries = [s for one in waiting for found in one.sent.arrived.values() for s in found]
+            waiting = list(self._passes.values())
+        sent = Sent()
+        for message in (m for one in waiting for m in one.messages if m.is_here):
+            message.read(sent)
+        summaries = [s for found in sent.arrived.values() for s in found]
         return any(np.any(np.asarray(s.bins)[..., NAN_BIN]) for s in summaries)
 
     def take(self, *, besides: int = 0, before: float = math.inf) -> list[Taken]:
@@ -242,7 +247,7 @@ class Inbox:
         """
         with self._lock:
             numbers = [number for number in self._ready(besides) if number < before]
-            found = [self._taken(number) for number in numbers]
+            found = [self._passes[number] for number in numbers]
             for one in found:
                 self.drop(one)
             return found
@@ -250,28 +255,24 @@ class Inbox:
     def waiting_passes(self) -> list[Taken]:
         """All sampled passes, oldest first, which stay in the inbox."""
         with self._lock:
-            return [self._taken(number) for number in self._messages]
+            return list(self._passes.values())
 
     def drop(self, one: Taken) -> None:
         """Let go of a pass."""
         with self._lock:
-            self._messages.pop(one.number, None)  # first: what it has, the others have too
-            self._settings.pop(one.number, None)
+            self._passes.pop(one.number, None)  # first: what it has, the others have too
             self._awaiting.pop(one.number, None)
             self._copied.discard(one.number)
 
     def forget(self, number: int) -> bool:
         """Let go of a pass that is not the model's; returns whether it was still here."""
         with self._lock:
-            here = number in self._messages
+            here = number in self._passes
             self.drop(Taken(number, None, ()))
             return here
 
-    def _taken(self, number: int) -> Taken:
-        return Taken(number, self._settings[number], tuple(self._messages[number]))
-
     def _ready(self, besides: int) -> list[int]:
-        numbers = list(self._messages)
+        numbers = list(self._passes)
         count = max(0, len(numbers) - besides)
         for index, number in enumerate(numbers[:count] if besides else ()):
             if self._awaits(number) and len(numbers) - index <= MOST_AWAITING:
@@ -281,7 +282,7 @@ class Inbox:
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """One pass that was taken out of an inbox.
+    """One pass of an inbox, as far as its messages have arrived.
 
     Attributes:
         number: how many passes began before it.

@@ -26,7 +26,7 @@ from nnx_inspector.hooks.dispatch import Tagged, hooking
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Hook
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sites, site_key
-from nnx_inspector.live.figures import Observer, Summaries, of_one_step, told_in, updates_of
+from nnx_inspector.live.figures import Observer, Summaries, updates_of, with_layers
 from nnx_inspector.live.hook import Watch, parameters_of
 from nnx_inspector.live.inbox import Arrived, Inbox, Message, Taken
 from nnx_inspector.live.messages import Reached, listeners
@@ -39,7 +39,7 @@ from nnx_inspector.opening import Opening, held
 from nnx_inspector.perturbations.places import CLEAN, Place, Setting, has_room
 from nnx_inspector.program.editing.counting import Where
 from nnx_inspector.recordings.facts import Figures
-from nnx_inspector.recordings.layers import Stack, leaf_of, one_of, told_apart
+from nnx_inspector.recordings.layers import STATE, Stack, layers_of_stacks, leaf_of, one_of
 from nnx_inspector.recordings.passes import QUANTITIES
 from nnx_inspector.stats.summary import Summary
 
@@ -166,7 +166,7 @@ class Session:
         self.executables = 0
         self.ran: dict[int, Reached] = {}
         self.unseen: dict[str, str] = {}
-        self.told: set[str] = set()  # of these, those that a warning has named
+        self.warned_of: set[str] = set()  # of these, those that a warning has named
         self.blurred: set[str] = set()
         self.setting = CLEAN
         self.places: tuple[Place, ...] = ()
@@ -444,14 +444,16 @@ class Session:
         then single layers of stacks. Of passes that have not ended, which stacks cannot be told
         apart is not noted.
         """
-        sent = of_one_step(one.sent.arrived for one in passes)
-        layers, unknown = told_apart(sent, self.stacks)
+        parts: Arrived = {}
+        for one in passes:
+            for what, summaries in one.sent.arrived.items():
+                if what[1] in ("parameter", STATE):  # as the first call read it
+                    parts.setdefault(what, summaries[:1])
+                else:
+                    parts.setdefault(what, []).extend(summaries)
+        layers, unknown = layers_of_stacks(parts, self.stacks)
         if ended:
             self.blurred |= unknown
-        parts: Arrived = {}
-        for one in sent:
-            for what, summaries in one.items():
-                parts.setdefault(what, []).extend(summaries)
         found: dict[str, dict[str, None]] = {site: {} for site in self.keys}
         for key, _ in parts:  # the arrays of a site after each other, the main one first
             found.setdefault(leaf_of(key)[0], {}).setdefault(key)
@@ -465,7 +467,9 @@ class Session:
 
     def figures_in(self, passes: list[Taken], measured: Summaries) -> Figures:
         """The figures of some passes that the rules need, with what was measured in them."""
-        gauges, choices = told_in([one.sent for one in passes], self.stacks)
+        sent = [one.sent for one in passes]
+        gauges = with_layers([one.gauges for one in sent], self.stacks, axes=1)
+        choices = with_layers([one.choices for one in sent], self.stacks, axes=2)
         states: dict[str, Any] = {}
         differentiated = {path for one in passes for path in one.sent.differentiated}
         for one in passes:

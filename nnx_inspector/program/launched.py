@@ -18,6 +18,7 @@ import jax
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.launching import launch
+from nnx_inspector.program.editing.slots import read
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import Rewritten, rewritten, with_presence
 from nnx_inspector.program.survey import Survey, holds_marks, survey, without_jaxprs
@@ -64,7 +65,7 @@ class _Launch:
             return jax.device_put(values)
 
     def take(self, arrays: list[Any], /) -> None:
-        self.seen(self.edited.found, self.edited.new.read(arrays))
+        self.seen(self.edited.found, read(self.edited.new.seen, arrays))
 
 
 class Block(launch.Taking):

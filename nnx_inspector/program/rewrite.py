@@ -25,7 +25,7 @@ from nnx_inspector.program.analysis.error_notes import note_equation
 from nnx_inspector.program.editing.bodies import ENTER, Edited, see_moves
 from nnx_inspector.program.editing.body import Body
 from nnx_inspector.program.editing.editor import PRESENT, SEED, WHERE, Editor, Key
-from nnx_inspector.program.editing.packed import Layout, Small, joined, taken_apart
+from nnx_inspector.program.editing.packed import Layout, Small, joined
 from nnx_inspector.program.editing.slots import Output, each_slot, is_slot, read
 from nnx_inspector.program.editing.updates import results_of
 from nnx_inspector.program.plan import Plan
@@ -45,6 +45,7 @@ class Rewritten:
         seeds: how many of them are seeds, see `marks.seeded`; they are the first.
         outputs: the number of the program's own outputs, which come first.
         outside: the sites without the layer that a value is given to.
+        seen: a slot for each figure of what was seen, nested like the survey.
     """
 
     found: Survey
@@ -55,9 +56,8 @@ class Rewritten:
     seeds: int
     outputs: int
     outside: frozenset[str]
-    _seen: list[Any]
+    seen: list[Any]
     _numbers: tuple[int, ...]
-    _layout: Layout | None = None
 
     def run(
         self, args: Sequence[Any], *, given: Sequence[Any] | None = None, apart: bool = False
@@ -73,15 +73,7 @@ class Rewritten:
         else:
             out = _bound(self.jaxpr, self.consts, values, self._note)
         out = list(map(as_array, out))
-        return out[: self.outputs], self.read(out[self.outputs :])
-
-    def read(self, arrays: Sequence[Any]) -> list[Any]:
-        """What was seen, from the program's other outputs."""
-        if self._layout is not None:
-            arrays = [
-                x for part in taken_apart(self._layout, arrays) for x in jax.tree.leaves(part)
-            ]
-        return read(self._seen, arrays)
+        return out[: self.outputs], read(self.seen, out[self.outputs :])
 
     def _note(self, error: FloatingPointError, number: int) -> None:
         note_equation(error, self.found, self._numbers[number])
@@ -119,7 +111,8 @@ def rewritten(
     body.edit()
     see_moves(body, lambda inputs: results_of(found.jaxpr, inputs))
     body.finish(None)
-    layout = _join(body) if join and body.fields else None
+    if join and body.fields:
+        _join(body)
     keys = sorted(body.places, key=lambda key: key != SEED)
     given = [body.places[key] for key in keys]
     jaxpr = jaxprs.edited(
@@ -136,7 +129,6 @@ def rewritten(
         frozenset(body.of.outside),
         body.seen,
         tuple(body.numbers),
-        layout,
     )
 
 
@@ -145,7 +137,7 @@ def _default(key: Key, place: tuple[Any, Any]) -> Any:
     return place[1] if key[0] != WHERE else np.ones(key[2], np.bool_)
 
 
-def _join(body: Body) -> Layout:
+def _join(body: Body) -> None:
     """Join the additional outputs of a program: each array that leaves one costs the host time."""
     whole = jax.tree.leaves(body.seen, is_leaf=lambda x: is_slot(x) or isinstance(x, Summary))
     summaries = dict[tuple[int, ...], Summary]()
@@ -155,7 +147,6 @@ def _join(body: Body) -> Layout:
             summaries.setdefault(numbers, one)
     taken = {number for numbers in summaries for number in numbers}
     others = [n for n in range(len(body.fields)) if n not in taken]
-    order = [*(n for numbers in summaries for n in numbers), *others]
     layouts: list[Layout] = []
 
     def join(*fields: Any) -> list[Any]:
@@ -168,9 +159,10 @@ def _join(body: Body) -> Layout:
         return arrays
 
     body.fields, _ = body.traced(join, body.fields, None)
-    at = {number: i for i, number in enumerate(order)}
-    body.seen = each_slot(lambda x: Output(at[x.number]) if isinstance(x, Output) else x, body.seen)
-    return layouts[0]
+    order = [*(n for numbers in summaries for n in numbers), *others]
+    places = (part for leaf in layouts[0].leaves for part in leaf.parts)
+    at = dict(zip(order, places, strict=True))
+    body.seen = each_slot(lambda x: at[x.number] if isinstance(x, Output) else x, body.seen)
 
 
 def with_presence(jaxpr: Any, present: Any) -> Any:

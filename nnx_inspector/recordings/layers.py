@@ -307,31 +307,31 @@ def _texts(aliases: Any) -> tuple[str, ...]:
     return tuple(map(str, json.loads(aliases))) if aliases else ()
 
 
-Told = Iterable[Mapping[tuple[str, str], Sequence[Summary]]]
-"""For each pass: (site, quantity) -> the summaries of its calls, with a row for each iteration."""
+def layers_of_stacks(
+    measured: Mapping[tuple[str, str], Sequence[Summary]], stacks: Mapping[str, Stack]
+) -> tuple[Summaries, set[str]]:
+    """The summaries of single layers, and the sites whose layers cannot be told apart.
 
-
-def told_apart(told: Told, stacks: Mapping[str, Stack]) -> tuple[Summaries, set[str]]:
-    """The summaries of single layers, and the sites whose layers cannot be told apart."""
+    Args:
+        measured: (site, quantity) -> the summaries of calls, with a row for each iteration.
+    """
     parts: dict[tuple[str, str], list[Summary]] = {}
     unknown: set[str] = set()
-    for one in told:
-        for (site, quantity), found in one.items():
-            whole, of_parameter = leaf_of(site)[0], quantity in PARAMETER_QUANTITIES
-            stack = stacks.get((holder_of(site, stacks) or "") if of_parameter else whole)
-            if stack is None:
-                continue
-            if of_parameter and not all(stack.has_rows_in(summary.rows) for summary in found):
-                continue
-            if not all(stack.has_rows_in(summary.rows) for summary in found):
-                unknown.add(whole)
-                continue
-            for layer in range(stack.layers):
-                rows = (summary.row(layer) for summary in found)
-                # a layer that no cotangent reached has an empty row
-                graded = quantity in ("gradient", "parameter_gradient")
-                reached = [row for row in rows if not graded or np.any(row.bins)]
-                parts.setdefault((layer_key(site, layer), quantity), []).extend(reached)
+    for (site, quantity), found in measured.items():
+        whole, of_parameter = leaf_of(site)[0], quantity in PARAMETER_QUANTITIES
+        stack = stacks.get((holder_of(site, stacks) or "") if of_parameter else whole)
+        if stack is None:
+            continue
+        apart = [summary for summary in found if stack.has_rows_in(summary.rows)]
+        if len(apart) < len(found) and not of_parameter:
+            unknown.add(whole)
+            continue
+        for layer in range(stack.layers):
+            rows = (summary.row(layer) for summary in apart)
+            # a layer that no cotangent reached has an empty row
+            graded = quantity in ("gradient", "parameter_gradient")
+            reached = [row for row in rows if not graded or np.any(row.bins)]
+            parts.setdefault((layer_key(site, layer), quantity), []).extend(reached)
     out: Summaries = {}
     for (key, quantity), summaries in sorted(parts.items(), key=lambda item: _rank(item[0][0])):
         site, _ = layer_of(key) or ("", 0)

@@ -7,12 +7,13 @@ if it is of an earlier version, whose summaries are deflated. Imports no jax.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 import numpy as np
@@ -37,7 +38,8 @@ from nnx_inspector.recordings.passes import (
     QUANTITIES,
     Event,
     Mark,
-    Measured,
+    Pass,
+    layout_of,
     mark_now,
     nonfinite_in,
     step_number,
@@ -201,7 +203,7 @@ class Opened:
         self._held = [0, 0]
         self._firsts = 0
         self._last = -1
-        self._waiting: dict[int, tuple[dict[str, Any], Measured]] = {}
+        self._waiting: dict[int, Pass] = {}
         self._waiting_bytes = 0
         self._keys: tuple[bytes, tuple[tuple[str, str], ...]] = (b"", ())
         self._figures: Figures | None = None  # of the pass that follows
@@ -243,8 +245,7 @@ class Opened:
         known, self._known = self._known, None
         if known is not None:
             self.recording.know(known)
-        waiting = self._waiting.values()
-        self.recording.show_incomplete(self.recording.made(what, **of) for of, what in waiting)
+        self.recording.show_incomplete(self._waiting.values())
 
     def _head(self, columns: Columns) -> None:
         if self._found is not None:
@@ -287,16 +288,18 @@ class Opened:
         ticket, marks = self._marks(columns)
         before = self._waiting.pop(ticket, None)
         if before is not None:
-            self._waiting_bytes -= _SUMMARY_BYTES * len(before[1].keys) + len(before[1].packed.data)
-        as_held = None if "site" in columns else before
-        what = self._measured(columns) if as_held is None else as_held[1]
+            self._waiting_bytes -= _SUMMARY_BYTES * len(before.keys) + len(before.packed.data)
+        if before is None or "site" in columns:
+            item = self._measured(columns, marks)
+        else:
+            item = dataclasses.replace(before, **marks)
         if not self._last < marks["number"] < 2**53:
             raise ValueError(f"pass {marks['number']} does not follow the one before")
         self._firsts += marks["news"]
         if self._firsts > _MOST_FIRSTS:
             raise ValueError("more passes have the first value of a kind than there are kinds")
         figures, self._figures = self._figures, None
-        self.recording.take(self.recording.made(what, figures=figures, **marks))
+        self.recording.take(dataclasses.replace(item, figures=figures))
         self._last = marks["number"]
         self._held[0] -= 1
 
@@ -304,9 +307,8 @@ class Opened:
         ticket, marks = self._marks(columns)
         if ticket < 0 or ticket in self._waiting:
             raise ValueError(f"ticket {ticket} is negative or in use")
-        what = self._measured(columns)
-        self._waiting_bytes += _SUMMARY_BYTES * len(what.keys) + len(what.packed.data)
-        self._waiting[ticket] = {**marks, "number": 0, "news": False}, what
+        item = self._waiting[ticket] = self._measured(columns, marks)
+        self._waiting_bytes += _SUMMARY_BYTES * len(item.keys) + len(item.packed.data)
         self._require_room(0)
 
     def _marks(self, columns: Columns) -> tuple[int, dict[str, Any]]:
@@ -319,7 +321,7 @@ class Opened:
         marks |= {"perturbed": bool(flags & saving.PERTURBED), "news": bool(flags & saving.NEWS)}
         return ticket, {**marks, "kind": self._named([kind])[0]}
 
-    def _measured(self, columns: Columns) -> Measured:
+    def _measured(self, columns: Columns, marks: Mapping[str, Any]) -> Pass:
         sites, quantities = column(columns, "site", "uint32"), column(columns, "quantity", "uint8")
         data = column(columns, "summary", "uint8")
         ends = ends_in(columns, "ends", np.uint32, len(data))
@@ -336,7 +338,7 @@ class Opened:
         for found in checked(packed):
             nonfinite |= nonfinite_in(keys[start:], found)
             start += len(found.kinds)
-        return Measured(keys, packed, frozenset(nonfinite))
+        return Pass(layout=layout_of(keys), packed=packed, found=frozenset(nonfinite), **marks)
 
     def _table(self, columns: Columns) -> None:
         here = sum(column.nbytes for column in columns.values())

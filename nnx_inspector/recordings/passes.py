@@ -27,7 +27,6 @@ from nnx_inspector.stats.encoding import (
     decoded,
     encoded,
     ranges,
-    sparse,
 )
 from nnx_inspector.stats.summary import STATISTICS, Summary
 from nnx_inspector.stats.table import figures_of
@@ -36,27 +35,17 @@ NONFINITE: Final = {"nan": NAN_BIN, "posinf": POSINF_BIN, "neginf": NEGINF_BIN}
 """The bins of non-finite values, by kind, in the order of the kinds' numbers in a file."""
 
 
-class Measured(NamedTuple):
-    """The summaries of a pass.
-
-    Attributes:
-        keys: (site, quantity) of each, in recorded order.
-        packed: their bytes.
-        nonfinite: (quantity, kind) of each kind of non-finite value that occurs.
-    """
-
-    keys: tuple[tuple[str, str], ...]
-    packed: Packed
-    nonfinite: frozenset[tuple[str, str]]
-
-
-def measured(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Measured:
-    """The summaries in site -> quantity -> Summary that are not None, each merged.
+def recorded(
+    summaries: Mapping[str, Mapping[str, Summary | None]], *, step: int, **marks: Any
+) -> Pass:
+    """A pass with the summaries in site -> quantity -> Summary that are not None, each merged. The
+    recording that it is added to numbers it; `marks` are the rest of `Pass`.
 
     Raises:
-        ValueError: a quantity is not one of `QUANTITIES`.
-        TypeError: a value is not a Summary, or holds tracers.
+        ValueError: a quantity is not one of `QUANTITIES`, or the step is too large.
+        TypeError: a value is not a Summary, or holds tracers, or the step is not an integer.
     """
+    at = step_number(step)
     hosts: dict[tuple[str, str], Summary] = {}
     for site, quantities in summaries.items():
         for quantity, summary in quantities.items():
@@ -74,8 +63,11 @@ def measured(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Measured:
                 hosts[site, quantity] = summary.without_rows()  # waits for the device
             except TypeError as error:
                 raise TypeError(f"The {quantity} of site {site!r}: {error}.") from error
-    found, keys = sparse(list(hosts.values())), tuple(hosts)
-    return Measured(keys, encoded(found), frozenset(nonfinite_in(keys, found)))
+    kinds = NONFINITE.items()
+    found = {(q, kind) for (_, q), one in hosts.items() for kind, n in kinds if one.bins[n]}
+    how: Any = {"number": 0, "news": False, "found": frozenset(found), **marks}
+    packed = encoded(list(hosts.values()))
+    return Pass(step=at, layout=layout_of(tuple(hosts)), packed=packed, **how)
 
 
 def nonfinite_in(keys: Sequence[tuple[str, str]], found: Sparse) -> set[tuple[str, str]]:
@@ -136,19 +128,20 @@ class Layout:
     at: Mapping[tuple[str, str], int]
     whole: frozenset[tuple[str, str]]
 
-    @staticmethod
-    def of(keys: tuple[tuple[str, str], ...]) -> Layout:
-        at = {key: i for i, key in enumerate(keys)}
-        return Layout(keys, at, frozenset((leaf_of(key)[0], q) for key, q in keys))
-
     @property
     def nbytes(self) -> int:
         return 256 + 256 * len(self.keys)
 
 
 @functools.lru_cache(maxsize=16)
+def layout_of(keys: tuple[tuple[str, str], ...]) -> Layout:
+    at = {key: i for i, key in enumerate(keys)}
+    return Layout(keys, at, frozenset((leaf_of(key)[0], q) for key, q in keys))
+
+
+@functools.lru_cache(maxsize=16)
 def _of_sites(keys: tuple[tuple[str, str], ...]) -> Layout:
-    return Layout.of(tuple(key for key in keys if key[1] not in BESIDE_SITES))
+    return layout_of(tuple(key for key in keys if key[1] not in BESIDE_SITES))
 
 
 @functools.lru_cache(maxsize=600)  # the findings read the same ones after each pass

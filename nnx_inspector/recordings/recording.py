@@ -24,12 +24,11 @@ from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES, STATE
 from nnx_inspector.recordings.passes import (
     Layout,
     Mark,
-    Measured,
     Pass,
     Quantity,
     check_quantity,
     check_site,
-    measured,
+    recorded,
     step_number,
 )
 from nnx_inspector.recordings.save import HELD, Saved, State
@@ -121,22 +120,23 @@ class Recording(Saved, Series):
             ValueError: there is no such quantity.
             TypeError: a summary holds tracers, or a metric or the step is not a number of its kind.
         """
-        at, what = step_number(step), measured(summaries)  # without the lock: it may take long
+        marks: Any = {"step": step, "kind": kind, "setting": setting, "perturbed": perturbed}
+        item = recorded(summaries, figures=figures, **marks)  # without the lock: it may take long
         values = {name: scalar(name, value) for name, value in (metrics or {}).items()}
         with self._lock:
             if values:
-                self._add(at, values)
+                self._add(item.step, values)
             last = () if self._appended in self.seams else self._passes[-1:]  # of this run
-            if held is not None and [(p.step, p.kind) for p in last] == [(at, kind)]:
+            if held is not None and [(p.step, p.kind) for p in last] == [(item.step, kind)]:
                 return  # an interrupt came between adding it and noting that it was added
             self._expect()
-            marks: Any = {"step": at, "kind": kind, "setting": setting, "perturbed": perturbed}
-            item = self.made(what, figures=figures, **marks)
+            news = not item.firsts <= self._firsts
+            item = dataclasses.replace(item, number=self._appended, news=news)
             self.take(item)
             before = self._held.pop(ticket := -1 if held is None else held, None)
             self._saved(lambda to: to.of_pass(item, ticket=ticket, like=before))
             for one, of_pass, _ in self._subscriptions:
-                one.do(at, of_pass, item)
+                one.do(item.step, of_pass, item)
         self._tell()
 
     def hold(
@@ -156,10 +156,11 @@ class Recording(Saved, Series):
         """
         if not self.attached:
             return
-        what, at = measured(summaries), step_number(step)
+        marks: Any = {"step": step, "kind": kind, "setting": setting, "perturbed": perturbed}
+        item = recorded(summaries, **marks)
         with self._lock:
-            marks: Any = {"step": at, "kind": kind, "setting": setting, "perturbed": perturbed}
-            item = self.made(what, **marks)
+            news = not item.firsts <= self._firsts
+            item = dataclasses.replace(item, number=self._appended, news=news)
             self._expect()
             if self._held.pop(ticket, None) is not None:  # of a loop whose end was interrupted
                 self._expect()  # and so it goes from the file too
@@ -167,23 +168,16 @@ class Recording(Saved, Series):
             self._saved(lambda to: to.of_pass(item, kind=HELD, ticket=ticket))
         self._tell()
 
-    def made(self, what: Measured, **marks: Any) -> Pass:
-        """The pass that would come next, with these summaries; `marks` are the rest of `Pass`.
+    def take(self, item: Pass) -> None:
+        """Add a finished pass, whose number is greater than those of all others.
 
         Passes with summaries of the same keys share the layout.
         """
         with self._lock:
-            layout = self._layouts.get(what.keys) or Layout.of(what.keys)
-            next_one: Any = {"number": self._appended, "news": False}
-            item = Pass(layout=layout, packed=what.packed, found=what.nonfinite, **next_one | marks)
-            news = not item.firsts <= self._firsts
-        return item if "news" in marks else dataclasses.replace(item, news=news)
-
-    def take(self, item: Pass) -> None:
-        """Add a finished pass, whose number is greater than those of all others."""
-        with self._lock:
             layout = item.layout
-            if layout.keys not in self._layouts:
+            if layout.keys in self._layouts:
+                item = dataclasses.replace(item, layout=self._layouts[layout.keys])
+            else:
                 for key, what in layout.keys:
                     if what != STATE:  # those are read from passes
                         of_sites = what not in PARAMETER_QUANTITIES

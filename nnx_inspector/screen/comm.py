@@ -162,7 +162,7 @@ class Screen:
         self._sent_at = 0.0
         self._due = 0.0
         self.bytes_sent = 0
-        self.dropped = 0
+        self.dropped = self.failures = 0
         self.closed = False
 
     def listening(self, loop: int | None) -> Literal["during", "steps", "thread", "after"]:
@@ -240,17 +240,21 @@ class Screen:
             self.control.answer_where_asked()
 
     def send(self, message: Any, buffer: bytes | None = None) -> None:
-        """Send one message over the stream, however many frames the browser has yet to draw.
+        """Send one message over the stream, however many frames the browser has yet to draw. One
+        that could not be sent is counted.
 
         The message goes over control if the page that said hello last has no stream.
         """
         with self._lock:
             if self.closed:
                 return
-            header = protocol.to_header(message)
-            self.bytes_sent += len(buffer or b"") + len(json.dumps(header, ensure_ascii=False))
-            widget = self.stream if self._streams else self.control
-            widget.send(header, [buffer] if buffer is not None else None)
+            try:
+                header = protocol.to_header(message)
+                self.bytes_sent += len(buffer or b"") + len(json.dumps(header, ensure_ascii=False))
+                widget = self.stream if self._streams else self.control
+                widget.send(header, [buffer] if buffer is not None else None)
+            except Exception:  # noqa: BLE001 - a broken comm must not stop a training loop
+                self.failures += 1
 
     def ready_for_frame(self) -> bool:
         """Whether a frame can be sent now. If not, it is counted as dropped."""

@@ -55,10 +55,12 @@ def table_of(keys: Sequence[str], one: Pass | None) -> tuple[np.ndarray, np.ndar
     return table, sparks
 
 
-def piece_of(one: Pass, site: str, quantity: str) -> bytes | None:
-    """The bytes of what a row shows as a quantity: an optimizer's state in place of an output."""
-    found = one.piece(site, quantity)
-    return one.piece(site, STATE) if found is None and quantity == "output" else found
+def place_of(one: Pass, site: str, quantity: str) -> int | None:
+    """Where a pass has what a row shows as a quantity: an optimizer's state in place of an output;
+    None if it was not measured.
+    """
+    at = one.layout.at
+    return at.get((site, quantity), at.get((site, STATE)) if quantity == "output" else None)
 
 
 def parameters_of(keys: Sequence[str], paths: Iterable[str]) -> dict[int, list[str]]:
@@ -155,9 +157,9 @@ def frame_of(
     counts: list[bytes] = []
     at = keys.index(selected) if selected in keys else -1
     for j, quantity in enumerate(protocol.QUANTITIES):
-        piece = piece_of(one, selected, quantity) if at >= 0 else None
-        if piece is not None and not np.isnan(table[at, j, protocol.STATISTICS.index("size")]):
-            counts.append(piece[HEAD_BYTES:])
+        place = place_of(one, selected, quantity) if at >= 0 else None
+        if place is not None and not np.isnan(table[at, j, protocol.STATISTICS.index("size")]):
+            counts.append(one.packed.piece(place)[HEAD_BYTES:])
             headers.append(protocol.Histogram(site=at, quantity=j, bytes=len(counts[-1])))
     parameters, of_parameters, more = weights.headers(at, selected)
     frame = protocol.Frame(

@@ -91,7 +91,6 @@ class Presenter:
         self.progress = protocol.Progress(kind="", running=False, step=0, total=None, rate=None)
         self.python = ""  # the Python equivalent of the last request from the screen
         self._kept: dict[str, Any] = {}
-        self.failures = 0
         self.presented: Callable[[bool], object] = lambda forced: None  # called after each pass
         self._shown_in: int | None = None
         self._held: dict[int, Pass] = {}
@@ -121,7 +120,7 @@ class Presenter:
             self._layout = layout
             self.layouts = layout.layout
             self.keys = tuple(site.key for site in layout.sites)
-        self._send(layout)
+        self.screen.send(layout)
 
     def notice(self, notice: protocol.Notice) -> None:
         """Add a notice, or move it to the end if it is there already."""
@@ -165,16 +164,16 @@ class Presenter:
         """A view has said hello: send everything."""
         self._saved.greeted(self.screen.page)
         if self._layout is not None:
-            self._send(self._layout)
+            self.screen.send(self._layout)
         for message in list(self._kept.values()):
-            self._send(message)
+            self.screen.send(message)
         self.state_changed()
         self.present(force=True)
 
     def keep(self, message: Any) -> None:
         """Send a message now and to each later view, until the next message of its type."""
         self._kept[message.type] = message
-        self._send(message)
+        self.screen.send(message)
 
     def begin_with(self, example: int) -> None:
         """Let later views begin with an example; those on screen have chosen it."""
@@ -185,7 +184,7 @@ class Presenter:
         with self._lock:  # if two threads send a state, the older one must not arrive last
             state = self._state()
             if state is not None:
-                self._send(state)
+                self.screen.send(state)
         if state is not None:
             self._saved.moved()
 
@@ -215,7 +214,7 @@ class Presenter:
             self._slow(recording, force=force)  # metrics may come before the first pass
             return
         if not self.screen.greeted and self._layout is not None:
-            self._send(self._layout)  # again: a view that is still loading has missed it
+            self.screen.send(self._layout)  # again: a view that is still loading has missed it
         began = time.thread_time()  # not by the clock: on a busy machine a thread waits its turn
         if self._behind is not None and self._behind_of == passes[-1].number:
             self._send_pass(self._behind(), self.selected, {}, held=True)
@@ -319,7 +318,7 @@ class Presenter:
                 progress=self.progress,
                 held=held,
             )
-            self._send(frame, buffer)
+            self.screen.send(frame, buffer)
 
     def _slow(self, recording: Recording, *, force: bool) -> None:
         now = time.monotonic()
@@ -329,18 +328,12 @@ class Presenter:
         for message, buffer in histories_of(
             recording, keys=self.keys, selected=self.selected, layout=self.layouts
         ):
-            self._send(message, buffer)
-        self._send(*curves_of(recording))
+            self.screen.send(message, buffer)
+        self.screen.send(*curves_of(recording))
         newest = recording.passes[-1].number if len(recording) else -1
         if force or newest != self._told_of:
             self._told_of = newest
-            self._send(*passes_message(recording.passes, recording.thinned))
-
-    def _send(self, message: Any, buffer: bytes | None = None) -> None:
-        try:
-            self.screen.send(message, buffer)
-        except Exception:  # noqa: BLE001 - a broken comm must not stop a training loop
-            self.failures += 1
+            self.screen.send(*passes_message(recording.passes, recording.thinned))
 
     def _state(self) -> protocol.State | None:
         snapshot = self._snapshot()
@@ -369,7 +362,7 @@ class Presenter:
                 else protocol.Cost(
                     bytes_sent=self.screen.bytes_sent,
                     frames_dropped=self.screen.dropped,
-                    errors=self.failures + snapshot["errors"],
+                    errors=self.screen.failures + snapshot["errors"],
                     **cost,
                 ),
                 waiting=snapshot["waiting"],
@@ -440,7 +433,7 @@ class Presenter:
         return self.screen.greeted
 
     def _failed(self, error: Exception) -> None:
-        self.failures += 1
+        self.screen.failures += 1
 
     def mimebundle(self, text: str, **kwargs: Any) -> Any:
         """The inspector's display in a notebook: the widget, but not twice in one cell.
@@ -470,7 +463,7 @@ class Presenter:
             if self._snapshot() is not None:
                 state = self._state()
                 if state is not None:
-                    self._send(dataclasses.replace(state, closed=True))
+                    self.screen.send(dataclasses.replace(state, closed=True))
             self.screen.close()
 
 

@@ -1,8 +1,8 @@
 """An array, read where it lies: exact counts, extremes and moments, and a sample of it in bins.
 
-`census` is a primitive because its best program depends on the platform, which is known only when
-it is lowered: a CPU vectorises integer reductions and float sums apart, an accelerator reads the
-array once, and a TPU has no fast scatter. Invariant: counts and extremes are the same on every
+It is a primitive because its best program depends on the platform, which is known only when it is
+lowered: a CPU vectorises integer reductions and float sums apart, an accelerator reads the array
+once, and a TPU has no fast scatter. Invariant: counts and extremes are the same on every
 platform, bit for bit; no sample reads beyond its array or depends on its values.
 """
 
@@ -22,7 +22,7 @@ from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat.lowering.parts import Part, in_all_rows, over_parts
-from nnx_inspector._compat.native import CENSUS, call, in_the_width, lower_for_a_cpu, serves
+from nnx_inspector._compat.native import ARRAY_STATS, call, in_the_width, lower_for_a_cpu, serves
 from nnx_inspector._compat.sharding import with_even_axes
 from nnx_inspector.stats.arithmetic import (
     added,
@@ -86,7 +86,7 @@ _Raw = tuple[jax.Array, jax.Array, jax.Array]
 _Axes = tuple[int, ...]
 
 
-def census(x: jax.Array, *, batch_rank: int, sample: Sample) -> _Raw:
+def array_stats(x: jax.Array, *, batch_rank: int, sample: Sample) -> _Raw:
     """The `bins`, `points` and `sums` of a Summary.
 
     Args:
@@ -95,7 +95,7 @@ def census(x: jax.Array, *, batch_rank: int, sample: Sample) -> _Raw:
         batch_rank, sample: see `summarize`.
     """
     steps = strides(x.shape[batch_rank:], sample)
-    bins, points, sums = _census.bind(x, batch_rank=batch_rank, steps=steps)
+    bins, points, sums = _array_stats.bind(x, batch_rank=batch_rank, steps=steps)
     return bins, points, sums
 
 
@@ -153,11 +153,11 @@ def _part(x: jax.Array, batch_rank: int, steps: tuple[int, ...]) -> jax.Array:
     return lax.slice(x, [step // 2 for step in every], x.shape, every)
 
 
-_census = Primitive("nnx_inspector_census")
-_census.multiple_results = True
+_array_stats = Primitive("nnx_inspector_array_stats")
+_array_stats.multiple_results = True
 
 
-@_census.def_abstract_eval
+@_array_stats.def_abstract_eval
 def _types(x: Any, *, batch_rank: int, steps: tuple[int, ...]) -> list[Any]:
     rows, exact = x.shape[:batch_rank], points_dtype(x.dtype)
     spec = PartitionSpec(*[None] * (batch_rank + 1))
@@ -169,7 +169,7 @@ def _types(x: Any, *, batch_rank: int, steps: tuple[int, ...]) -> list[Any]:
     ]
 
 
-@_census.def_impl
+@_array_stats.def_impl
 def _run(x: Any, **how: Any) -> Any:
     x = jnp.asarray(x)  # without jit (`jax_disable_jit`) a NumPy array arrives as it is
     (platform,) = {device.platform for device in x.devices()}
@@ -180,10 +180,10 @@ def _run(x: Any, **how: Any) -> Any:
 
 def _batched(args: Any, dims: Any, *, batch_rank: int, steps: tuple[int, ...]) -> Any:
     x = jnp.moveaxis(args[0], dims[0], 0)
-    return _census.bind(x, batch_rank=batch_rank + 1, steps=steps), [0, 0, 0]
+    return _array_stats.bind(x, batch_rank=batch_rank + 1, steps=steps), [0, 0, 0]
 
 
-batching.primitive_batchers[_census] = _batched
+batching.primitive_batchers[_array_stats] = _batched
 
 
 # ------------------------------------------------------------------ a program for each platform
@@ -196,7 +196,7 @@ def _on_a_cpu(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
         x = real_values(x)
     kinds = zip((BINS, 3, 3), (np.uint32, exact, sum_dtype(exact)), strict=True)
     out = [jax.ShapeDtypeStruct((*x.shape[:batch_rank], n), dtype) for n, dtype in kinds]
-    bins, points, sums = call(CENSUS, out, x, batch_rank=batch_rank, steps=steps)
+    bins, points, sums = call(ARRAY_STATS, out, x, batch_rank=batch_rank, steps=steps)
     return bins, points, sums
 
 
@@ -215,14 +215,14 @@ def _in_parts(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...], devices:
     return from_parts(words, points_dtype(x.dtype))
 
 
-def census_apart(x: jax.Array, *, batch_rank: int, sample: Sample) -> jax.Array:
-    """What `from_parts` makes a census of, once it has been `added_up`."""
+def array_stats_apart(x: jax.Array, *, batch_rank: int, sample: Sample) -> jax.Array:
+    """What `from_parts` makes the figures of an array of, once it has been `added_up`."""
     how = {"steps": strides(x.shape[batch_rank:], sample), "devices": jax.device_count()}
     return _words(x, rows=batch_rank, apart=True, **how)[0]
 
 
 def from_parts(words: jax.Array, exact: np.dtype[Any]) -> _Raw:
-    """The census of an array, from what all devices have found in their parts."""
+    """The figures of an array, from what all devices have found in their parts."""
     parts = words[..., BINS:].reshape(*words.shape[:-1], -1, width_of_words(exact))
     first, second = merged_words(parts, exact)
     return words[..., :BINS], in_rows(first, axis=-1), in_rows(second, axis=-1)
@@ -231,7 +231,7 @@ def from_parts(words: jax.Array, exact: np.dtype[Any]) -> _Raw:
 def _words_of_part(
     x: jax.Array, part: Part, *, rows: int, steps: tuple[int, ...], devices: int
 ) -> list[jax.Array]:
-    bins, points, sums = _census.bind(x, batch_rank=rows, steps=steps)
+    bins, points, sums = _array_stats.bind(x, batch_rank=rows, steps=steps)
     n = jnp.uint32(math.prod(x.shape[rows:]))
     finite = n - sum(bins[..., i] for i in (NAN_BIN, POSINF_BIN, NEGINF_BIN))
     mine = as_words(finite, points, sums)[..., None, :]
@@ -459,7 +459,7 @@ def _program_for(platform: str | None) -> Callable[..., _Raw]:
     return in_the_width(_PROGRAMS.get(platform, _PROGRAMS[None]))
 
 
-lower_for_a_cpu(_census, _read_by_kind, _on_a_cpu, _in_parts)
+lower_for_a_cpu(_array_stats, _read_by_kind, _on_a_cpu, _in_parts)
 for _platform in (None, "tpu"):
     _lowered = mlir.lower_fun(_program_for(_platform), multiple_results=True)
-    mlir.register_lowering(_census, _lowered, platform=_platform)
+    mlir.register_lowering(_array_stats, _lowered, platform=_platform)

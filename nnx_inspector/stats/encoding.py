@@ -117,36 +117,6 @@ class Sparse(NamedTuple):
         return Summary(bins=bins, points=points, sums=self.sums[row])
 
 
-def sparse(summaries: Sequence[Summary]) -> Sparse:
-    """Host summaries without rows as `merge` would return them.
-
-    Example:
-        >>> from nnx_inspector.stats.summary import empty
-        >>> decoded(encoded(sparse([empty()]))).summary(0)
-        Summary(size=0, mean=nan, std=nan, min=nan, max=nan, zeros=0, nan=0, posinf=0, neginf=0)
-    """
-    used = [(s.bins != 0).nonzero()[0] for s in summaries]
-    many, found = len(used), [s.bins[u] for s, u in zip(summaries, used, strict=True)]
-    rows = np.repeat(np.arange(many), [len(u) for u in used])
-    bins = np.concatenate([np.zeros(0, int), *used])
-    counts = np.concatenate([np.zeros(0, np.uint64), *found], dtype=np.uint64)
-    narrow = np.array([s.bins.dtype.itemsize < 8 for s in summaries], bool)[rows]
-    counts[narrow & (counts == np.iinfo(np.uint32).max)] = SATURATED
-    some = np.bincount(rows[FINITE_BINS[bins]], minlength=many) > 0
-    kinds, bits, sums = (
-        np.zeros(many, np.uint8),
-        np.zeros((many, 3), np.uint64),
-        np.zeros((many, 3)),
-    )
-    for dtype in {s.points.dtype for s in summaries}:
-        at = [i for i, s in enumerate(summaries) if s.points.dtype == dtype]
-        points = np.stack([summaries[i].points for i in at])
-        points, sums[at] = alone(points, np.stack([summaries[i].sums for i in at]), some[at])
-        kinds[at] = kind = _POINTS.index(points.dtype.newbyteorder("<").str)
-        bits[at] = points.astype(_WIDE[kind]).view(np.uint64)
-    return Sparse(kinds, bits, sums, rows, bins, counts, *_ends(kinds, bits, some, rows, bins))
-
-
 def _ends(
     kinds: _Bytes, bits: _Words, some: npt.NDArray[np.bool_], rows: _Ints, bins: _Ints
 ) -> tuple[_Floats, _Floats]:
@@ -171,22 +141,44 @@ def as_floats(kinds: _Bytes, bits: _Words) -> _Floats:
     return found
 
 
-def encoded(found: Sparse) -> Packed:
-    """Summaries as bytes.
+def encoded(summaries: Sequence[Summary]) -> Packed:
+    """Host summaries without rows as bytes, as `merge` would return them.
 
     Each has its points and sums, then numbers of 7 bits in a byte, the lowest first, with the
     highest bit set in all but the last byte of a number. Each number is the count of the next bin;
     after a 0 follows how many bins are left out. Used bins are mostly adjacent and most counts are
     small, so deflating these bytes would hardly make them fewer.
+
+    Example:
+        >>> from nnx_inspector.stats.summary import empty
+        >>> decoded(encoded([empty()])).summary(0)
+        Summary(size=0, mean=nan, std=nan, min=nan, max=nan, zeros=0, nan=0, posinf=0, neginf=0)
     """
-    many = len(found.kinds)
-    apart = np.diff(found.bins, prepend=-1) - 1
-    first = np.flatnonzero(np.diff(found.rows, prepend=-1))
-    apart[first] = found.bins[first]
+    used = [(s.bins != 0).nonzero()[0] for s in summaries]
+    many, found = len(used), [s.bins[u] for s, u in zip(summaries, used, strict=True)]
+    rows = np.repeat(np.arange(many), [len(u) for u in used])
+    bins = np.concatenate([np.zeros(0, int), *used])
+    counts = np.concatenate([np.zeros(0, np.uint64), *found], dtype=np.uint64)
+    narrow = np.array([s.bins.dtype.itemsize < 8 for s in summaries], bool)[rows]
+    counts[narrow & (counts == np.iinfo(np.uint32).max)] = SATURATED
+    some = np.bincount(rows[FINITE_BINS[bins]], minlength=many) > 0
+    heads = np.zeros(many, _HEAD)
+    for dtype in {s.points.dtype for s in summaries}:
+        at = [i for i, s in enumerate(summaries) if s.points.dtype == dtype]
+        points = np.stack([summaries[i].points for i in at])
+        points, heads["sums"][at] = alone(
+            points, np.stack([summaries[i].sums for i in at]), some[at]
+        )
+        heads["kind"][at] = kind = _POINTS.index(points.dtype.newbyteorder("<").str)
+        heads["points"][at] = points.astype(_WIDE[kind]).view(np.uint64)
+    heads["kind"] += (_FIRST + _NOTHING * ~some).astype(np.uint8)
+    apart = np.diff(bins, prepend=-1) - 1
+    first = np.flatnonzero(np.diff(rows, prepend=-1))
+    apart[first] = bins[first]
     each = 1 + 2 * (apart > 0)
     end = np.cumsum(each)
     numbers = np.zeros(each.sum(), np.uint64)
-    numbers[end - 1] = found.counts
+    numbers[end - 1] = counts
     numbers[end[apart > 0] - 2] = apart[apart > 0]
     length, most = np.ones(len(numbers), int), int(numbers.max(initial=0)).bit_length()
     for bit in range(7, most, 7):
@@ -197,11 +189,7 @@ def encoded(found: Sparse) -> Packed:
         on = length > place
         part = (numbers[on] >> np.uint64(7 * place)).astype(np.uint8) & 127
         body[start[on] + place] = part | (length[on] > place + 1).astype(np.uint8) << 7
-    heads = np.zeros(many, _HEAD)
-    heads["points"], heads["sums"] = found.points, found.sums
-    some = np.bincount(found.rows[FINITE_BINS[found.bins]], minlength=many) > 0
-    heads["kind"] = _FIRST + found.kinds + _NOTHING * ~some
-    sizes = np.bincount(np.repeat(found.rows, each), length, many).astype(int) + HEAD_BYTES
+    sizes = np.bincount(np.repeat(rows, each), length, many).astype(int) + HEAD_BYTES
     ends = np.cumsum(sizes)
     data = np.empty(sizes.sum(), np.uint8)
     heads_at, behind = _heads(ends), np.ones(len(data), bool)
@@ -291,7 +279,7 @@ def checked(packed: Packed) -> Iterator[Sparse]:
 
     Example:
         >>> from nnx_inspector.stats.summary import empty
-        >>> [len(found.bins) for found in checked(encoded(sparse([empty(), empty()])))]
+        >>> [len(found.bins) for found in checked(encoded([empty(), empty()]))]
         [0]
     """
     for rows in _batches(packed, _TOGETHER):
@@ -327,7 +315,7 @@ def renewed(packed: Packed, most: int) -> Packed:
     """
     kept, taken = list[bytes](), 0
     for rows in _batches(packed, _TOGETHER // 8):
-        some = encoded(sparse([_inflated(packed.piece(row)) for row in rows]))
+        some = encoded([_inflated(packed.piece(row)) for row in rows])
         kept += [some.piece(at) for at in range(len(rows))]
         taken += len(some.data) + 64 * len(rows)
         if taken > most:

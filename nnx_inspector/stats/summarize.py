@@ -2,7 +2,7 @@
 
 Works eagerly and inside jit, vmap, scan and grad, for every dtype, without raising and without
 being differentiated. Invariant: a value that cannot be measured is NaN or counted separately, never
-guessed. `stats.census` reads the array, and `stats.summary` the figures.
+guessed. `stats.array_stats` reads the array, and `stats.summary` the figures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nnx_inspector.stats.arithmetic import (
     scaled_difference,
     sum_dtype,
 )
-from nnx_inspector.stats.array_stats import Sample, census, census_apart, from_parts
+from nnx_inspector.stats.array_stats import Sample, array_stats, array_stats_apart, from_parts
 from nnx_inspector.stats.bins import BINS, FINITE_BINS, NAN_BIN, OPAQUE_BIN
 from nnx_inspector.stats.summary import Summary
 
@@ -250,7 +250,7 @@ def _uncounted(rows: tuple[int, ...], size: int, exact: np.dtype[Any], opaque: s
 
 @functools.partial(jax.jit, static_argnames=("batch_rank", "sample"))
 def _summarize(x: jax.Array, *, batch_rank: int, sample: Sample) -> Summary:
-    measure = functools.partial(census, batch_rank=batch_rank, sample=sample)
+    measure = functools.partial(array_stats, batch_rank=batch_rank, sample=sample)
     bins, points, sums = auto_sharded(measure, x)
     return Summary(bins=bins, points=points, sums=sums)
 
@@ -264,7 +264,7 @@ def _summarize_where(where: Any, x: jax.Array, *, batch_rank: int, sample: Sampl
         axes = tuple(range(batch_rank, x.ndim))
         real = value if is_floating(value) else value.astype(np.float32)  # of the same bins
         counted = jnp.where(where, real, jnp.nan)
-        bins, points, sums = census(counted, batch_rank=batch_rank, sample=sample)
+        bins, points, sums = array_stats(counted, batch_rank=batch_rank, sample=sample)
         others = jnp.sum(~where, axes, dtype=jnp.uint32)
         bins = bins.at[..., NAN_BIN].add(-others)
         if not is_floating(value):
@@ -297,7 +297,7 @@ def _moments_of_integers(
 
 @functools.partial(jax.jit, static_argnames=("batch_rank", "sample"))
 def _summarize_apart(x: jax.Array, *, batch_rank: int, sample: Sample) -> Apart:
-    measure = functools.partial(census_apart, batch_rank=batch_rank, sample=sample)
+    measure = functools.partial(array_stats_apart, batch_rank=batch_rank, sample=sample)
     return Apart(auto_sharded(measure, x), _Finish(points_dtype(x.dtype)))
 
 

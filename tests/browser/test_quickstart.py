@@ -374,7 +374,7 @@ def test_nothing_went_wrong_on_the_page(notebook: Notebook, view: View):
     assert notebook.foreign == []
     for testid in ("nni-error", "nni-notice", "nni-banner"):
         assert view.root.get_by_test_id(testid).all_inner_texts() == []
-    assert notebook.ask("insp._core.view.failures + insp._core.metrics.errors") == 0
+    assert notebook.ask("insp._core.view.screen.failures + insp._core.metrics.errors") == 0
 
 
 def _values(notebook: Notebook, index: int) -> list[float]:

@@ -338,7 +338,7 @@ def test_a_broken_comm_is_counted_and_does_not_stop_the_loop(insp, model, monkey
     monkeypatch.setattr(InspectorWidget, "send", broken)
     _, traces = train(insp, model, n=6, every=1)
     assert traces == 1
-    assert inside(insp).view.failures > 0
+    assert inside(insp).view.screen.failures > 0
 
 
 def test_a_background_loop_reports_what_it_raises(insp, monkeypatch):

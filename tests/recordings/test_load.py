@@ -29,7 +29,7 @@ from nnx_inspector.recordings.format import DamagedError, Reader
 from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.bins import FINITE_BINS
-from nnx_inspector.stats.encoding import encoded, sparse
+from nnx_inspector.stats.encoding import encoded
 from nnx_inspector.stats.summary import Summary
 
 SPARE = 9 * 2**20
@@ -136,7 +136,7 @@ def one_pass(blobs: list[bytes], **other: Any) -> crafted.Part:
 
 
 NAMES = part(b"name", **packed([b"a", b"b"]))
-BLOB = encoded(sparse([summary_of(normal(0))])).data
+BLOB = encoded([summary_of(normal(0))]).data
 OLD = deflated(summary_of(normal(0)))
 PASSES = [np.array([i, i, 0, 0, 0, -1]) for i in range(3)]
 

@@ -16,7 +16,7 @@ from oracle import CLASSES, FLOATS, check, device, values
 
 from nnx_inspector._compat import native
 from nnx_inspector.stats import array_stats as module
-from nnx_inspector.stats.array_stats import census, strides
+from nnx_inspector.stats.array_stats import array_stats, strides
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
 
@@ -158,7 +158,9 @@ def test_it_runs_without_jit_and_under_every_transformation() -> None:
     ):
         np.testing.assert_array_equal(one.bins, expected.bins)
         np.testing.assert_array_equal(one.points, expected.points)
-    bins, points, sums = jax.eval_shape(functools.partial(census, batch_rank=1, sample="auto"), x)
+    bins, points, sums = jax.eval_shape(
+        functools.partial(array_stats, batch_rank=1, sample="auto"), x
+    )
     assert (bins.shape, points.shape, sums.dtype) == ((3, 4096), (3, 3), jnp.float32)
 
 

@@ -17,7 +17,7 @@ from oracle import check
 import nnx_inspector as nni
 from nnx_inspector.stats.array_stats import SAMPLE, strides
 from nnx_inspector.stats.bins import QUANTILE_ERROR, UNSEEN_BIN, bin_edges
-from nnx_inspector.stats.encoding import checked, encoded, sparse
+from nnx_inspector.stats.encoding import checked, encoded
 from nnx_inspector.stats.summarize import merge_in_trace, merge_rows, summarize
 from nnx_inspector.stats.summary import Summary, merge
 from nnx_inspector.stats.table import figures_of, sparklines_of
@@ -169,7 +169,7 @@ def test_rows_and_vmap_and_encoding() -> None:
             np.testing.assert_array_equal(other.row(i).bins, one.bins)
             np.testing.assert_array_equal(other.row(i).points[..., :2], one.points[..., :2])
             assert other.row(i).std == pytest.approx(one.std, rel=1e-6)
-        (found,) = checked(encoded(sparse([one.merged()])))
+        (found,) = checked(encoded([one.merged()]))
         assert repr(found.summary(0)) == repr(one)
         assert figures_of(found)[0, 0] == one.size
         np.testing.assert_array_equal(sparklines_of(found, 32)[0], one.sparkline(32))

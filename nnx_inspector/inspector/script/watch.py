@@ -24,7 +24,7 @@ from nnx_inspector.hooks.sites import Only, require_module
 from nnx_inspector.inspector.script.control import Control
 from nnx_inspector.live.beginning import ended
 from nnx_inspector.live.diagnostics import Diagnostics
-from nnx_inspector.live.dropped import losses_of, others_of
+from nnx_inspector.live.dropped import dropped_of, others_of
 from nnx_inspector.live.inbox import Sent, Taken
 from nnx_inspector.live.optimizer import measure_states
 from nnx_inspector.live.session import Session
@@ -207,13 +207,13 @@ def _watched(
                 writing.end()
             recording.detach()
     except BaseException as error:
-        for text in (*failed, *losses_of(session), *others_of(session)):
+        for text in (*failed, *dropped_of(session), *others_of(session)):
             warn_beside(error, text)
         raise
     finally:  # again: an interrupt may come at any line
         session.close()
         recording.detach()
-    lost = [*losses_of(session), *others_of(session)]
+    lost = [*dropped_of(session), *others_of(session)]
     for text in (*failed, *(lost if uncalled is None else ())):
         warn(text)
 

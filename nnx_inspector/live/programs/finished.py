@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import jax
@@ -19,8 +19,7 @@ import numpy as np
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.live.calls import Call
-from nnx_inspector.live.inbox import Sent
-from nnx_inspector.live.messages import GRADIENT, Begun
+from nnx_inspector.live.messages import GRADIENT
 from nnx_inspector.live.programs.asked import Asked
 from nnx_inspector.live.programs.mark_places import (
     Index,
@@ -28,21 +27,18 @@ from nnx_inspector.live.programs.mark_places import (
     MarkPlace,
     Moves,
     entry_of,
-    put_beginning,
-    put_gradient,
-    put_values,
     values_of,
 )
 from nnx_inspector.live.programs.whose import Trees
 from nnx_inspector.program.choices.places import with_choices
+from nnx_inspector.program.editing import slots
 from nnx_inspector.program.editing.bodies import PASSES
 from nnx_inspector.program.editing.counting import misfit_of
-from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT
+from nnx_inspector.program.marks import BEGIN, OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.rewrite import rewritten
 from nnx_inspector.program.survey import (
     Item,
-    Marked,
     Survey,
     calls_given,
     depths_of,
@@ -78,6 +74,8 @@ class Edited:
         keys: what its inputs are: `("given", place, call)`, or a constant, whose value is in
             `values`.
         measures: whether it measures.
+        seen: the slots of what its marks see, nested like the survey.
+        places: its marks, each with its slots.
     """
 
     program: Any
@@ -86,8 +84,24 @@ class Edited:
     keys: tuple[Any, ...]
     values: tuple[Any, ...]
     measures: bool
-    read: Callable[[Sequence[Any]], list[Any]]
+    seen: list[Any]
+    places: tuple[MarkPlace, ...]
     is_compiled: bool = True
+
+    def read(self, arrays: Sequence[Any]) -> list[MarkPlace]:
+        """Its marks, each with what was seen of it; waits for the program."""
+        here, (leaves, tree) = jax.device_get(list(arrays)), self._leaves
+        found = [x.read(here, _ones) if slots.is_slot(x) else x for x in leaves]
+        pairs = zip(self.places, jax.tree.unflatten(tree, found), strict=True)
+        return [MarkPlace(one.mark, one.loops, *of, begins=one.begins) for one, of in pairs]
+
+    @functools.cached_property
+    def _leaves(self) -> tuple[list[Any], Any]:
+        every = [(one.seen, one.moves) for one in self.places]
+        return jax.tree.flatten(every, is_leaf=slots.is_slot)
+
+
+_ones = functools.cache(functools.partial(np.ones, dtype=np.uint32))
 
 
 class Finished:
@@ -188,11 +202,14 @@ class Finished:
             others = new.jaxpr.outvars[len(bare.outvars) :]
             for site in new.outside:
                 self.unseen[site] = OUTSIDE
-            read = dataclasses.replace(new, found=self._found, jaxpr=None).read
+            places = tuple(
+                dataclasses.replace(one, begins=begins)
+                for one, begins in zip(self._walk(self._found, new.seen), self._of, strict=True)
+            )
             if asked is not None:
                 types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in others]
-                places = self._walk(self._found, read(types))
-                asked.require_room([x for one in places for x in values_of(one)])
+                kept = [x for one in places for x in values_of(one)]
+                asked.require_room(slots.read(kept, types))
                 several = [one for one in self._edited if isinstance(one, Keep)]
                 for one in several[: 1 - MOST_ASKED]:
                     del self._edited[one]
@@ -203,7 +220,8 @@ class Finished:
                 new.keys,
                 new.given,
                 measures,
-                read,
+                new.seen,
+                places,
             )
         return self._edited[which]
 
@@ -267,42 +285,6 @@ class Finished:
         depth = sum(loop.item.kind == "scan" for loop in loops)
         return stride_of(item, self._depths, depth, PASSES)
 
-    # ------------------------------------------------------------------- reading
-
-    def read(
-        self,
-        seen: list[Any],
-        which: Callable[[int | None, Marked], Index | None],
-        sent: Sent,
-        begun: Begun | None = None,
-    ) -> None:
-        """Put what was seen of a pass into `sent`.
-
-        Args:
-            which: for the number of the mark where a pass begins, None if that is in no place of
-                this program, and a mark: the iteration that is wanted, None for none.
-            begun: what is known of the call, if the program stands for any.
-        """
-        gradients: list[tuple[int, MarkPlace, Index]] = []
-        for one, begins in zip(self._walk(self._found, seen), self._of, strict=True):
-            index = which(begins, one.mark)
-            if index is None or one.seen is None:
-                continue
-            at = tuple(loop.row(i) for loop, i in zip(one.loops, index, strict=False))
-            if one.mark.part == BEGIN:
-                put_beginning(one, at, begun, sent)
-                for path, sums, depth in ((*x, d) for moves, d in one.moves for x in moves.items()):
-                    sent.moves.setdefault(path, np.asarray(sums)[at[:depth]])
-            elif one.mark.part == GRADIENT:
-                gradients.append((one.mark.of[0][1], one, at))
-            elif one.mark.part == CHOICE:
-                found = [np.asarray(kept.value)[at] for kept in one.seen.kept]
-                sent.choices.setdefault(one.mark.site, []).extend(found)
-            else:
-                put_values(one, at, sent)
-        for _, one, at in sorted(gradients, key=lambda x: x[0]):  # jax reverses the calls
-            put_gradient(one, at, sent)
-
     def _walk(
         self,
         found: Survey,
@@ -312,14 +294,15 @@ class Finished:
         *,
         again: bool = False,
     ) -> Iterator[MarkPlace]:
-        """The marks of a survey, each with what was seen of it."""
+        """The marks of a survey, each with the slots of what is seen of it."""
         if seen and len(seen) > len(found.items):
             moves = ((seen[-1], len(loops)), *moves)
         for number, item in enumerate(found.items.values()):
             here = seen[number] if seen else None
             if item.mark is not None:
                 if item.mark.part == GRADIENT or not again:
-                    yield MarkPlace(item.mark, loops, here, moves)
+                    begins = item.mark.part == BEGIN
+                    yield MarkPlace(item.mark, loops, here, moves if begins else ())
                 continue
             for i, child in enumerate(item.children):
                 inner = loops

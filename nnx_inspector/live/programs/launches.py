@@ -21,22 +21,30 @@ from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.errors import comes_from_a_handler
 from nnx_inspector.hooks.hook import Hook
 from nnx_inspector.live.hook import run_here
-from nnx_inspector.live.inbox import Begun, Inbox, Message, Sent, Taken
-from nnx_inspector.live.messages import GRADIENT, Reached
+from nnx_inspector.live.inbox import Begun, Message, Sent, Taken
+from nnx_inspector.live.messages import GRADIENT, Listener
 from nnx_inspector.live.programs.agreement import Company
 from nnx_inspector.live.programs.asked import Asked
 from nnx_inspector.live.programs.fast_path import key_of
 from nnx_inspector.live.programs.finished import Edited, Finished, Pass
-from nnx_inspector.live.programs.mark_places import Index, differentiated
+from nnx_inspector.live.programs.mark_places import (
+    Index,
+    MarkPlace,
+    differentiated,
+    put_beginning,
+    put_choice,
+    put_gradient,
+    put_values,
+)
 from nnx_inspector.live.programs.whose import Whose
 from nnx_inspector.perturbations.places import CLEAN, Place, Setting, rows_of
 from nnx_inspector.program.editing.counting import known_mask
 from nnx_inspector.program.editing.editor import WHERE
-from nnx_inspector.program.marks import OUTPUT
-from nnx_inspector.program.survey import Marked
+from nnx_inspector.program.editing.slots import read
+from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT
 
-_Which = Callable[[int | None, Marked], Index | None]
-"""A function of the number of the mark where a pass begins, and a mark; see `Finished.read`."""
+_Which = Callable[[MarkPlace], Index | None]
+"""The iteration of a mark that belongs to a pass; None if none does."""
 
 NOTHING_COUNTS = (
     "where= selects no position of a measured pass, so the figures of its sites are empty."
@@ -50,17 +58,11 @@ LATER = 64
 """How many passes wait for a gradient that another program computes."""
 
 
-class Watched(Protocol):
+class Watched(Listener, Protocol):
     """What a session is to the choice of its programs."""
 
     number: int
-    inbox: Inbox
-    setting: Setting
-    errors: list[str]
-    notes: list[str]
     executables: int
-    ran: dict[int, Reached]
-    unseen: dict[str, str]
     model: nnx.Module
     whose: Whose
     company: Company | None
@@ -259,9 +261,9 @@ class Launch:
 
     def take(self, arrays: list[Any], /) -> None:
         with noting(self.session, programs=False):
-            seen = functools.cache(lambda: self.edited.read(jax.device_get(list(arrays))))
+            seen = functools.cache(functools.partial(self.edited.read, arrays))
             if not self.found.is_known:
-                self._begin(self.found.passes(seen()))
+                self._begin(self.found.passes(read(self.edited.seen, jax.device_get(arrays))))
             for now, what, which in self._parts():
                 message = Message(functools.partial(self._read, seen, which), arrays)
                 if now.sampled:
@@ -290,12 +292,29 @@ class Launch:
                     which = functools.partial(_of_earlier, number, begun.index)
                     yield begun.now, GRADIENT, which
 
-    def _read(self, seen: Callable[[], list[Any]], which: _Which, sent: Sent) -> None:
+    def _read(self, seen: Callable[[], list[MarkPlace]], which: _Which, sent: Sent) -> None:
+        """Put what was seen of a pass into `sent`."""
         if not self.edited.measures:
             return
         begun = None if self.alone is None else self.alone.get("begun")
+        gradients: list[tuple[MarkPlace, Index]] = []
         with noting(self.session, programs=False):
-            self.found.read(seen(), which, sent, begun)
+            for one in seen():
+                index = which(one)
+                if index is None or one.seen is None:
+                    continue
+                at = tuple(loop.row(i) for loop, i in zip(one.loops, index, strict=False))
+                if one.mark.part == BEGIN:
+                    put_beginning(one, at, sent, known=begun)
+                elif one.mark.part == GRADIENT:
+                    gradients.append((one, at))
+                elif one.mark.part == CHOICE:
+                    put_choice(one, at, sent)
+                else:
+                    put_values(one, at, sent)
+            # jax reverses the calls
+            for one, at in sorted(gradients, key=lambda pair: pair[0].mark.of[0][1]):
+                put_gradient(one, at, sent)
         notes = self.session.notes
         if sent.is_empty and NOTHING_COUNTS not in notes:
             notes.append(NOTHING_COUNTS)
@@ -327,17 +346,17 @@ def noting(session: Watched, doing: str = "", *, programs: bool = True) -> Itera
             session.errors.append(text)
 
 
-def _of_pass(one: Pass, begins: int | None, _: Marked) -> Index | None:
-    return one.index if begins == one.number and one.kept else None
+def _of_pass(one: Pass, place: MarkPlace) -> Index | None:
+    return one.index if place.begins == one.number and one.kept else None
 
 
-def _joining(begins: int | None, mark: Marked) -> Index | None:
-    return () if begins is None and mark.part != GRADIENT else None
+def _joining(place: MarkPlace) -> Index | None:
+    return () if place.begins is None and place.mark.part != GRADIENT else None
 
 
-def _of_earlier(number: int, index: Index, begins: int | None, mark: Marked) -> Index | None:
-    mine = begins is None and mark.part == GRADIENT and mark.of[0][0] == number
-    return index if mine else None
+def _of_earlier(number: int, index: Index, place: MarkPlace) -> Index | None:
+    later, mark = place.begins is None, place.mark
+    return index if later and mark.part == GRADIENT and mark.of[0][0] == number else None
 
 
 @internal_config()

@@ -53,17 +53,26 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class MarkPlace:
-    """A mark of a program: the loops around it, and what was seen of it, if it has run; and how far
-    each body around it moves parameters, the innermost first, with the number of loops around that.
+    """A mark of a program.
+
+    Attributes:
+        loops: the loops around it.
+        seen: what was seen of it, or the slots of that; None if nothing is measured there.
+        moves: where a call begins, how far each body around it moves parameters, the innermost
+            first, with the number of loops around that.
+        begins: the number of the place where its pass begins; None if that is in no place of the
+            program.
     """
 
     mark: Marked
     loops: tuple[Loop, ...]
-    seen: Seen | None
+    seen: Seen | None = None
     moves: Moves = ()
+    begins: int | None = None
 
 
-def put_beginning(one: MarkPlace, at: Index, known: Begun | None, sent: Sent) -> None:
+def put_beginning(one: MarkPlace, at: Index, sent: Sent, *, known: Begun | None = None) -> None:
+    """Put what was seen where a call begins; `known` is it, if the program stands for any call."""
     begun: Begun = known or one.mark.begun
     sent.calls.append(begun.call)
     sent.differentiated.update(differentiated(one.mark))
@@ -74,6 +83,14 @@ def put_beginning(one: MarkPlace, at: Index, known: Begun | None, sent: Sent) ->
         states = one.seen.kept[0].value[at]
         for name, state in zip((*begun.paths, VARIED), states, strict=True):
             sent.states.setdefault(name, state)
+    for moves, depth in one.moves:
+        for path, sums in moves.items():
+            sent.moves.setdefault(path, np.asarray(sums)[at[:depth]])
+
+
+def put_choice(one: MarkPlace, at: Index, sent: Sent) -> None:
+    found = (np.asarray(kept.value)[at] for kept in (one.seen.kept if one.seen else ()))
+    sent.choices.setdefault(one.mark.site, []).extend(found)
 
 
 def put_gradient(one: MarkPlace, at: Index, sent: Sent) -> None:

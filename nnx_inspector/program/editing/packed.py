@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
@@ -37,18 +38,27 @@ class Small:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Array:
-    """The type of an array, and its first word; None if it is not among the words."""
+class Joined:
+    """Where an array is among those that `joined` returns.
+
+    Attributes:
+        dtype, shape: its type.
+        number: which of them has it.
+        at: its first word, if that is the words.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    at: int | None
+    number: int = 0
+    at: int = 0
 
-    def cut_from(self, words: Any) -> Any:
-        lead, width = words.shape[:-1], self.dtype.itemsize // 4
+    def read(self, arrays: Sequence[Any], _ones: Any = None) -> Any:
+        if self.number:
+            return arrays[self.number]
+        words, width = arrays[0], self.dtype.itemsize // 4
+        lead = words.shape[:-1]
         if isinstance(words, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct((*lead, *self.shape), self.dtype)
-        assert self.at is not None
         piece = words[..., self.at : self.at + math.prod(self.shape) * width]
         if isinstance(words, np.ndarray):
             return np.ascontiguousarray(piece).view(self.dtype).reshape((*lead, *self.shape))
@@ -62,7 +72,7 @@ class _Leaf:
     """What was a leaf of the tree, by its arrays."""
 
     kind: type
-    parts: tuple[_Array, ...]
+    parts: tuple[Joined, ...]
     opaque: str = ""
 
 
@@ -95,15 +105,15 @@ def joined(tree: Any) -> tuple[Layout, list[Any]]:
     others: list[Any] = []
     end = 0
 
-    def placed(x: Any, whole: bool) -> _Array:
+    def placed(x: Any, whole: bool) -> Joined:
         nonlocal end
         x = jnp.asarray(x)
         if not (whole and together) or x.dtype.name not in _DTYPES:
             others.append(x)
-            return _Array(x.dtype, x.shape, None)
+            return Joined(x.dtype, x.shape, len(others))
         start, end = end, end + x.size * (x.dtype.itemsize // 4)
         pieces.append(x)
-        return _Array(x.dtype, x.shape, start)
+        return Joined(x.dtype, x.shape, at=start)
 
     found: list[_Leaf] = []
     for leaf in leaves:
@@ -120,12 +130,11 @@ def joined(tree: Any) -> tuple[Layout, list[Any]]:
 
 @internal_config()
 def taken_apart(layout: Layout, arrays: Any) -> Any:
-    words, *others = arrays
+    words, leaves = arrays[0], list[Any]()
     if isinstance(words, jax.Array) and not jit.is_tracer(words):
         words = np.asarray(jax.device_get(words))  # explicit: jax may forbid implicit transfers
-    rest, leaves = iter(others), list[Any]()
     for leaf in layout.leaves:
-        parts = [next(rest) if x.at is None else x.cut_from(words) for x in leaf.parts]
+        parts = [x.read([words, *arrays[1:]]) for x in leaf.parts]
         if leaf.kind is Summary:
             leaves.append(Summary(**dict(zip(_FIELDS, parts, strict=True)), opaque=leaf.opaque))
         else:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat.configuration import internal_config
+from nnx_inspector.program.editing.packed import Joined
 
 Ones = Callable[[tuple[int, ...]], Any]
 """Makes an array of ones where the other arrays are: on the host, or on the device."""
@@ -41,7 +42,7 @@ class Always:
         return ones(self.shape)
 
 
-Slot = Output | Always
+Slot = Output | Always | Joined
 
 
 def read(seen: Any, arrays: Sequence[Any]) -> Any:
@@ -58,7 +59,7 @@ def read(seen: Any, arrays: Sequence[Any]) -> Any:
 
 
 def is_slot(x: Any) -> bool:
-    return isinstance(x, (Output, Always))
+    return isinstance(x, (Output, Always, Joined))
 
 
 def each_slot(change: Callable[[Slot], Slot], seen: Any) -> Any:

@@ -29,7 +29,7 @@ from nnx_inspector.screen.frames import (
     metrics_at,
     parameters_of,
     passes_message,
-    piece_of,
+    place_of,
     table_of,
 )
 from nnx_inspector.stats.encoding import HEAD_BYTES
@@ -264,12 +264,12 @@ def _frames(
         for path, i in places.items():
             ratios[at, i] = one.update_ratio(path)
         for i, (site, quantity) in enumerate(pairs):
-            piece, known = piece_of(one, site, quantity), True
+            place, known = place_of(one, site, quantity), True
             if quantity in protocol.QUANTITIES:
                 column = protocol.QUANTITIES.index(quantity)
                 known = not np.isnan(tables[at, rows[site], column, size])
-            if piece is not None and known:
-                counts[i].append(piece[HEAD_BYTES:])
+            if place is not None and known:
+                counts[i].append(one.packed.piece(place)[HEAD_BYTES:])
                 lengths[i, at] = len(counts[i][-1])
     every = b"".join(one for of_pair in counts for one in of_pair)
     return {
