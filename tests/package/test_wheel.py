@@ -89,7 +89,7 @@ def test_the_front_end_is_in_wheel_and_sdist(built: pathlib.Path, wheel: pathlib
     wanted = {
         "pyproject.toml",
         "LICENSE",
-        "nnx_inspector/stats/native/census.c",
+        "nnx_inspector/stats/native/array_stats.c",
         "js/src/widget.ts",
         "js/build.mjs",
         "README.md",

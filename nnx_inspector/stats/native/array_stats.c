@@ -1,4 +1,4 @@
-/* The census of an array on a CPU: what `census.py` describes, as a function that XLA calls.
+/* The figures of an array on a CPU: what `array_stats.py` describes, as a function that XLA calls.
  *
  * XLA compiles some ten loops for each array that is summarised, which takes it longer than the
  * model itself; a call of this function takes it no time. It also reads the array once. Invariant:
@@ -257,7 +257,7 @@ static void complete(uint32_t *bins, int64_t n, int64_t sampled, const Counts *c
     bins[UNSEEN_BIN] = saturated((uint64_t)n - others - counted);
 }
 
-/* census(x, batch_rank=, steps=) -> bins, points, sums: see `census` in census.py. */
+/* array_stats(x, batch_rank=, steps=) -> bins, points, sums: see `array_stats.py`. */
 EXPORT void *nnx_inspector_census(Frame *frame) {
     if (is_asked(frame)) return NULL;
     const Buffer *x = frame->in.at[0];
