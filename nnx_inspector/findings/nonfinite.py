@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from nnx_inspector.findings.finding import Finding, Severity, counted, quantity_of, were
+from nnx_inspector.findings.precision.ranges import beyond_float8
 from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.findings.update.state import said_of_state
 from nnx_inspector.recordings.facts import UNKNOWN, ParameterFacts
@@ -247,6 +248,9 @@ def _in_layers(item: Pass, site: str, quantity: str) -> str:
 def _meaning(
     context: RuleContext, item: Pass, site: str, quantity: str, counts: Mapping[str, int]
 ) -> tuple[Severity, str]:
+    cast = beyond_float8(context.site(site).leaving, counts) if quantity == "output" else ""
+    if cast:
+        return "error" if counts["nan"] else "warning", cast
     if counts["nan"] and quantity == "gradient":
         return "error", (
             "all forward values were free of NaN, so usually a derivative after this site is "
@@ -276,17 +280,10 @@ def _why_nan(context: RuleContext, item: Pass, site: str, quantity: str) -> str:
             f"of range; correct the ids, or give it more embeddings"
         )
     made = "0/0, Inf - Inf, or the log or root of a negative number"
-    weights = "" if _all_finite(item) else ", or weights that are not finite"
+    weights = "" if context.all_finite(item) else ", or weights that are not finite"
     if context.at(site) == min((context.at(s) for s, _ in item.keys), default=()):
         return f"{USUALLY}NaN in the data, {made}{weights}"
     return f"{USUALLY}{made}{weights}"
-
-
-def _all_finite(item: Pass) -> bool:
-    """Whether the parameters of a pass were counted, and all of them are finite."""
-    if item.figures is None or not item.figures.parameters:
-        return False
-    return all((figure_of(item.figures.parameter_rows, name) == 0).all() for name in COUNTED)
 
 
 def _ids(context: RuleContext, item: Pass, site: str, quantity: str) -> dict[str, int] | None:

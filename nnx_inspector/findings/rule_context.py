@@ -20,7 +20,7 @@ from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, Figures, ParameterFacts, SiteFacts
 from nnx_inspector.recordings.layers import layer_key, layer_of, leaf_of
 from nnx_inspector.recordings.passes import Pass
-from nnx_inspector.stats.gauges import EXAMPLES, bits_of
+from nnx_inspector.stats.gauges import COUNTED, EXAMPLES, bits_of, figure_of
 
 LAST: Final = 5
 """How many of the last passes are examined for what must hold in all of them."""
@@ -302,6 +302,14 @@ class RuleContext:
     def whole(self, one: Pass) -> Pass:
         """A pass with what was measured of parameters."""
         return self._whole[one.number]
+
+    @staticmethod
+    def all_finite(one: Pass) -> bool:
+        """Whether the parameters of a pass were counted, and all of them are finite."""
+        if one.figures is None or not one.figures.parameters:
+            return False
+        rows = one.figures.parameter_rows
+        return all((figure_of(rows, name) == 0).all() for name in COUNTED)
 
     def ran(self, passes: Sequence[Pass], site: str) -> bool:
         """Whether a pass has values of a site; if it is a branch, none may have chosen it."""

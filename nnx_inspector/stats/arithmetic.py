@@ -92,9 +92,10 @@ def extremes_of(
 ) -> tuple[jax.Array, jax.Array]:
     """The extremes of several parts, from those of each; arbitrary if no part is used."""
     lower, upper = ordered_keys(low), ordered_keys(high)
-    info = np.iinfo(lower.dtype)
-    least = jnp.where(used, lower, info.max).min(axis=axis)
-    most = jnp.where(used, upper, info.min).max(axis=axis)
+    kind = lower.dtype.type  # jax takes a Python int for an int32, which cannot hold 2**32 - 1
+    first, last = (kind(end) for end in (np.iinfo(kind).min, np.iinfo(kind).max))
+    least = jnp.where(used, lower, last).min(axis=axis)
+    most = jnp.where(used, upper, first).max(axis=axis)
     return from_keys(least, low.dtype), from_keys(most, low.dtype)
 
 

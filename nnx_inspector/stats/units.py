@@ -61,7 +61,7 @@ _Counts = npt.NDArray[np.int64]
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("counts", "points", "sums"),
-    meta_fields=("behind",),
+    meta_fields=("behind", "is_mask"),
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Units:
@@ -77,6 +77,7 @@ class Units:
         sums: float32 or float64, rows + (3, k): scale, and sums of d and d * d, as in a Summary.
         behind: the activation function that the values go into and nothing else, one of `OFF_AT`;
             "" for another, for none, or if it is not known.
+        is_mask: whether the values are True and False.
 
     Example:
         >>> measure_units(jnp.array([[0.0, 3.0], [0.0, 4.0]])).dead.tolist()
@@ -87,6 +88,7 @@ class Units:
     points: Any
     sums: Any
     behind: str = ""
+    is_mask: bool = False
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -169,8 +171,11 @@ class Units:
     @property
     def dead(self) -> npt.NDArray[np.bool_]:
         """Which units pass nothing on: those always exactly 0, and those that the activation
-        function `behind` them turns off for all values. False for a unit without values.
+        function `behind` them turns off for all values. False for a unit without values, and for
+        what is no signal: masks, and integers of 32 bits or more, such as ids.
         """
+        if self.is_mask or not np.issubdtype(self._host[1].dtype, np.floating):
+            return np.zeros(len(self), bool)
         off = self.zeros == self.size
         if self.behind in OFF_AT:
             off |= (self.finite == self.size) & ~(self.max > OFF_AT[self.behind])
@@ -307,6 +312,7 @@ def no_units(count: int, *, dtype: Any = np.float32) -> Units:
             counts=jnp.zeros((5, count), jnp.uint32),
             points=jnp.zeros((3, count), exact),
             sums=jnp.zeros((3, count), sum_dtype(exact)),
+            is_mask=np.dtype(dtype) == np.bool_,
         )
 
 
@@ -387,6 +393,7 @@ def _of_units(x: jax.Array, where: Any, *, axis: int) -> Units:
         counts=jnp.stack(counts),
         points=jnp.stack([low, high, shift]),
         sums=jnp.stack([scale, ones, twos]),
+        is_mask=x.dtype == jnp.bool_,
     )
 
 
@@ -456,7 +463,8 @@ def _first_merged(s: Units) -> Units:
     finite = s.counts[..., FINITE, :].astype(s.sums.dtype)
     points, sums = (jnp.moveaxis(field, -2, 0) for field in (s.points, s.sums))
     points, sums = merged_about_mean(points, sums, finite, axis=0)
-    return Units(
+    return dataclasses.replace(
+        s,
         counts=sum_saturating(s.counts),
         points=jnp.stack(points, axis=-2),
         sums=jnp.stack(sums, axis=-2),

@@ -293,6 +293,14 @@ def found_in(quant):
     return found, np.asarray(model.quant(model.linear(X)).astype(jnp.float32), np.float64)
 
 
+def recorded(quant):
+    """What a program that reads gets, without a search for the operation of a NaN."""
+    insp = nni.Inspector(Quantised(quant), X, display=False)
+    with contextlib.closing(insp):
+        insp.run(X)
+        return insp.recording
+
+
 @pytest.mark.parametrize("dtype", FLOAT8, ids=lambda x: x.__name__)
 def test_float8_that_is_scaled_to_its_range_is_silent(dtype):
     found, _ = found_in(Cast(dtype))
@@ -316,10 +324,15 @@ def test_float8_that_is_not_finite_is_named(dtype):
     found, values = found_in(Cast(dtype, factor=1e6))
     assert not np.isfinite(values).all()
     assert [f.rule for f in found] == ["nonfinite"]
-    if dtype is jnp.float8_e5m2:
+    has_inf = dtype is jnp.float8_e5m2
+    if has_inf:
         assert found[0].evidence["posinf"] == (values == np.inf).sum()
     else:
         assert found[0].evidence["nan"] == np.isnan(values).sum()
+    (one,) = nni.diagnose(recorded(Cast(dtype, factor=1e6)))
+    gives = "gives Inf" if has_inf else "has no Inf and gives NaN"
+    assert f"usually a value that is too large for {dtype.__name__}, which {gives}" in one.advice
+    assert "float16" not in one.message
 
 
 def test_int8_is_silent():

@@ -196,6 +196,18 @@ def test_dead_units() -> None:
     assert repr(u) == "Units(5, dead=2, nonfinite=1)"
 
 
+@pytest.mark.parametrize("dtype", [jnp.bool_, jnp.int32, jnp.uint32, jnp.int8, jnp.float8_e5m2])
+def test_only_a_signal_has_dead_units(dtype: Any) -> None:
+    """A position that is always masked, or an id of 0, is not dead; an int8 activation may be."""
+    x = jnp.array([[0, 1, 0], [0, 0, 0]]).astype(dtype)
+    is_signal = jnp.dtype(dtype).itemsize == 1 and dtype != jnp.bool_
+    wanted = [True, False, True] if is_signal else [False] * 3
+    rows = jax.lax.map(measure_units, jnp.stack([x, x]))
+    for u in (measure_units(x), rows, rows.merged(), merge_units([measure_units(x), rows.row(0)])):
+        assert u.dead.tolist() == wanted
+        assert u.zeros.tolist() == [u.size[0], u.size[0] // 2, u.size[0]]
+
+
 def test_a_frame_has_a_row_a_unit() -> None:
     x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     frame = measure_units(jnp.asarray(x)).to_frame()

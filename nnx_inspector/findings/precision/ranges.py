@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -156,6 +156,20 @@ def _end_part(figures: Figures, site: str, summary: Summary) -> float:
         return 0.0  # float8_e3m4: the bin holds the number before the largest too
     ends = bin_of(np.array([largest, -largest]))
     return float(summary.whole_bins()[ends].sum() / summary.finite)
+
+
+def beyond_float8(dtype: str, counts: Mapping[str, int]) -> str:
+    """What makes values of a float8 dtype that are not finite, as a clause; "" for another dtype,
+    and for NaN where what is too large is Inf. Names with an f for "finite" have no Inf.
+    """
+    has_inf = dtype.rpartition("_")[2].rstrip("uz")[-2:] != "fn"
+    if not dtype.startswith("float8") or (counts["nan"] and has_inf):
+        return ""
+    gives = "gives Inf for it" if has_inf else "has no Inf and gives NaN for it"
+    return (
+        f"usually a value that is too large for {dtype}, which {gives}; scale values so that the "
+        f"largest is near the end of the range, or clip them before the cast"
+    )
 
 
 def _is_float8(figures: Figures, site: str) -> bool:
