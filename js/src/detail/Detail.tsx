@@ -63,12 +63,13 @@ function countedWhere(store: Store, site: Site): string {
 function factsOf(store: Store, site: Site, index: number): readonly string[] {
   const [values, each] = sizeOf(site.output) ?? [NaN, NaN];
   const frame = store.frame.value;
-  const measured = (site.calls === 1 && site.stacked <= 1 && frame ? statistic(frame, index, 0, "size") : NaN) || values;
+  const whole = site.calls === 1 && site.stacked <= 1 && !site.counted; // else the figures are of other values
+  const measured = (whole && frame ? statistic(frame, index, 0, "size") : NaN) || values;
   return [
-    `${site.kind} → ${shortType(site.output) || "nothing"}${measured === values || Number.isNaN(values) ? "" : " of the example"}`,
+    `${site.kind} → ${shortType(site.output) || "nothing"}${(measured === values && !site.counted) || Number.isNaN(values) ? "" : " of the example"}`,
+    countedWhere(store, site),
     isState(site) ? "" : `${count(site.parameters)} parameters`,
     Number.isNaN(measured) ? "" : `${bytes(measured * each)} of ${isState(site) ? "state" : "activations"}`,
-    countedWhere(store, site),
     site.flops === null ? "" : `${compact(site.flops)} FLOPs`,
     site.calls > 1 ? `${count(site.calls)} calls` : "",
     site.stacked > 1 ? `${count(site.stacked)} layers` : "",

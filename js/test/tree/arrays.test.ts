@@ -47,6 +47,7 @@ it("says which positions the figures of a site count", async () => {
   await opened(view.find, ids.siteMenu);
   const said = "counts only positions where tokens != 0";
   expect(view.find(ids.detail)!.textContent!.split(said).length).toBe(3); // in its line, and in the menu
+  expect(view.find(ids.detail)!.textContent).toContain(" of the example" + said); // not of how many were counted
   view.stream.emit({ ...layout(SITES, 3), where: "tokens != 0" });
   await settle();
   expect(view.find(ids.detail)!.textContent).not.toContain("counts only");
