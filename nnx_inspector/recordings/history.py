@@ -367,8 +367,11 @@ class Series:
 
         - `load`, the share of the tokens that choose the expert; of all experts together, as many
           as a token chooses.
-        - `dropped`, the share of these choices that the capacity of the expert leaves out; NaN, as
-          no program says so for certain.
+        - `dropped`, the share of these choices that the capacity of the expert leaves out. It is
+          known where the choice becomes a one-hot mask, whose cumulative sum over the tokens is
+          compared with the capacity, or becomes a one-hot vector of as many slots; NaN elsewhere (a
+          sort, a scatter that drops, a kernel), where the program says it in no form that is
+          recognised, and for an expert that nothing chooses.
         - `entropy` of the router's softmax over all experts in nats, the mean over tokens; NaN if
           it has none.
         - `evenness`, the same as a share of the logarithm of the number of experts.

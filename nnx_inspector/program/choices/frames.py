@@ -7,6 +7,7 @@ equation that makes it. Invariant: where a mark cannot be taken out again, none 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -43,6 +44,15 @@ class Frame:
         self.bare, _ = jaxprs.open_jaxpr(self.jaxpr)
         self.made = {v: (n, e) for n, e in enumerate(self.bare.eqns) for v in e.outvars}
 
+    @functools.cached_property
+    def users(self) -> dict[Any, list[int]]:
+        """The numbers of the equations that take each value, in order."""
+        found: dict[Any, list[int]] = {}
+        for number, equation in enumerate(self.bare.eqns):
+            for v in dict.fromkeys(v for v in equation.invars if not jaxprs.is_literal(v)):
+                found.setdefault(v, []).append(number)
+        return found
+
     def functions(self, number: int, equation: Any, *, finished: bool) -> list[Frame]:
         """The functions that an equation calls in a forward pass, which become `inner`."""
         if eqn_params.is_recomputation(equation):
@@ -62,20 +72,23 @@ class Frame:
     def origin(self, variable: Any) -> tuple[Frame, Any]:
         """The function in which a value is made, and its variable there."""
         frame = self
-        while True:
-            outer, body = frame.outer, frame.body
-            if outer is None or body is None or variable in frame.made:
-                return frame, variable
-            inputs = list(frame.bare.invars)
-            number = inputs.index(variable) if variable in inputs else -1
-            carried = body.consts <= number < body.consts + body.carry
-            if number < 0 or carried or body.taken[number] is not None:
-                return frame, variable
-            assert body.operands is not None
-            operand = frame.equation.invars[body.operands[number]]
-            if jaxprs.is_literal(operand):
-                return frame, variable
-            frame, variable = outer, operand
+        while frame.outer is not None:
+            operand = frame.operand(variable)
+            if operand is None or jaxprs.is_literal(operand):
+                break
+            frame, variable = frame.outer, operand
+        return frame, variable
+
+    def operand(self, variable: Any) -> Any:
+        """What the caller gives as an input, as it is; None if the value is no such input."""
+        body, inputs = self.body, list(self.bare.invars)
+        if body is None or variable in self.made or variable not in inputs:
+            return None
+        number = inputs.index(variable)
+        carried = body.consts <= number < body.consts + body.carry
+        if carried or body.taken[number] is not None or body.operands is None:
+            return None
+        return self.equation.invars[body.operands[number]]
 
     def maker(self, variable: Any) -> tuple[int, Any] | None:
         """The number of the equation that makes a value here, and the equation."""

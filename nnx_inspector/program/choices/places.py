@@ -7,6 +7,7 @@ length computes.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -17,6 +18,7 @@ from nnx_inspector._compat.sources import is_backward, scopes_of
 from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trail, Trails, pattern_in
 from nnx_inspector.hooks.inside.scopes import site_in
 from nnx_inspector.program.choices.attentions import Softmaxes, heads_of, level
+from nnx_inspector.program.choices.capacity import place_in_expert
 from nnx_inspector.program.choices.frames import Frame
 from nnx_inspector.program.choices.routers import CHOOSES, router_at
 from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT, alone, mark
@@ -157,8 +159,15 @@ class _Search:
         site = self._site_of(frame, equation)
         if site is not None and frame.enters:
             how = router_at(frame, equation, site, self.shapes, trail)
-            if how is not None:
-                self._put(frame, equation, [equation.invars[0], equation.outvars[-1]], how, EXPERTS)
+            if how is None:
+                return
+            (values,), chosen = equation.invars, equation.outvars[-1]
+            found = place_in_expert(frame, equation, values.aval.shape[how.axis])
+            if found is None:
+                self._put(frame, equation, [values, chosen], how, EXPERTS)
+            else:
+                how = dataclasses.replace(how, kept=found.kept)
+                self._put(frame, found.equation, [values, chosen, found.value], how, EXPERTS)
 
     def _site_of(self, frame: Frame, equation: Any) -> str | None:
         return site_in(self.owner, (*frame.scopes, *scopes_of(equation)))

@@ -114,9 +114,8 @@ def _says_where_to_go(frame: Frame, choice: Any, many: int) -> bool:
         if not waiting:
             return False
         here, one = waiting.pop()
-        for number, equation in enumerate(here.bare.eqns):
-            if not any(v is one for v in equation.invars):
-                continue
+        for number in here.users.get(one, ()):
+            equation = here.bare.eqns[number]
             name, results = equation.primitive.name, equation.outvars
             if name in _USES:
                 return True

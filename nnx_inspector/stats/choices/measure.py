@@ -84,26 +84,67 @@ class Heads:
         return x.reshape(self.parts).transpose(self.order).reshape(self.shape)
 
 
+Step = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""A way to arrange the numbers of chosen experts anew; see `Kept`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """Which choices an expert has room for, by the place of each in its expert.
+
+    Attributes:
+        steps: how the numbers of the chosen experts are arranged as the places are: "transpose" by
+            an order, "reshape" to a shape, "broadcast" along axes to a shape, "hot" (-1 but where
+            an axis has the number itself), and "max" over axes.
+        least, most: the choices between them are kept; neither is a whole number.
+    """
+
+    steps: tuple[Step, ...]
+    least: float
+    most: float
+
+    def dropped(self, chosen: jax.Array, places: jax.Array, many: int) -> jax.Array:
+        """The share of the choices of each expert that it has no room for; NaN if there is none."""
+        x = chosen.astype(jnp.int32)
+        for name, numbers, shape in self.steps:
+            if name == "broadcast":
+                x = jax.lax.broadcast_in_dim(x, shape, numbers)
+            elif name == "hot":
+                own = jax.lax.broadcasted_iota(jnp.int32, x.shape, numbers[0])
+                x = jnp.where(x == own, x, -1)
+            elif name == "max":
+                x = x.max(axis=numbers)
+            else:
+                x = x.reshape(numbers) if name == "reshape" else x.transpose(numbers)
+        at = places.astype(jnp.float32).reshape(-1, 1)
+        lost = (at < self.least) | (at > self.most)
+        hits = x.reshape(-1, 1) == jnp.arange(many)
+        count = hits.sum(axis=0).astype(jnp.float32)
+        return (hits & lost).sum(axis=0).astype(jnp.float32) / jnp.where(count > 0, count, jnp.nan)
+
+
 @dataclasses.dataclass(frozen=True)
 class Experts:
-    """Measures each expert of a router: float32[experts, LENGTH] of what the choice is made by, and
-    of the numbers of the chosen experts.
+    """Measures each expert of a router: float32[experts, LENGTH] of what the choice is made by, of
+    the numbers of the chosen experts, and, with `kept`, of the place of each choice in its expert.
 
     Attributes:
         axis: that of the experts.
         of: what the choice is made by: "pattern" for probabilities, "scores" for logits, "" for
             something else, whose entropy is not known.
+        kept: which choices an expert has room for; None if that is not known.
     """
 
     axis: int
     of: str
+    kept: Kept | None = None
 
     @internal_config()
-    def __call__(self, values: jax.Array, chosen: jax.Array) -> jax.Array:
-        given = jax.lax.stop_gradient((values, chosen))
+    def __call__(self, values: jax.Array, chosen: jax.Array, *places: jax.Array) -> jax.Array:
+        given = jax.lax.stop_gradient((values, chosen, *places))
         return auto_sharded(self._measured, *given)
 
-    def _measured(self, values: jax.Array, chosen: jax.Array) -> jax.Array:
+    def _measured(self, values: jax.Array, chosen: jax.Array, *places: jax.Array) -> jax.Array:
         many = values.shape[self.axis]
         x = jnp.moveaxis(values, self.axis, -1).reshape(-1, many).astype(jnp.float32)
         hits = chosen.reshape(-1, 1) == jnp.arange(many, dtype=chosen.dtype)
@@ -112,6 +153,8 @@ class Experts:
             "load": hits.sum(axis=0).astype(jnp.float32) / len(x),
             "keys": looked,
         }
+        if self.kept is not None:
+            figures["dropped"] = self.kept.dropped(chosen, places[0], many)
         if self.of == "scores":
             figures["logit"] = x.max(axis=0)
             share = jax.nn.softmax(x)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from routing import D, E, Mixture
+from routing import D, E, Limited, Mixture
 
 import nnx_inspector as nni
 from nnx_inspector.stats.choices.rows import CHOICE_FIGURES, merged_rows
@@ -74,6 +74,53 @@ def test_in_a_step_of_a_loop(way: str):
     assert frame["expert"].tolist() == list(range(E))
     np.testing.assert_allclose(frame["load"], expected["load"])
     np.testing.assert_allclose(frame["entropy"], expected["entropy"], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("way", "k"),
+    [("slots", 1), ("less", 2), ("where", 2), ("grouped", 2), ("slots", 2), ("less", 1)],
+)
+def test_what_exceeds_the_capacity_is_dropped(way: str, k: int):
+    model, x = Limited(way, k=k, bias=(0.0, 1.0, -1e4, 0.0)), inputs()
+    ((site, rows),) = captured(model, x).items()
+    assert site == "@experts"
+    expected = model.dropped(x)
+    assert np.isnan(expected).tolist() == [False, False, True, False]
+    assert np.nanmax(expected) > 0
+    check(rows, {"dropped": expected})
+
+
+def test_what_is_dropped_in_steps_of_a_loop():
+    """With the backward pass, in a layer that a remat computes again."""
+    model, x = Limited("where", k=2), inputs()
+
+    @nnx.jit
+    def step(model: Any, x: Any) -> Any:
+        call = nnx.remat(lambda model, x: model(x))
+        return nnx.value_and_grad(lambda model: (call(model, x) ** 2).mean())(model)[0]
+
+    with contextlib.closing(nni.Inspector(model, x, display=False)) as insp:
+        for batch in insp.watch([x], every=1):
+            step(model, batch)
+        frame = insp.recording.experts_frame()
+    np.testing.assert_allclose(frame["dropped"], model.dropped(x), rtol=1e-6)
+
+
+def test_places_that_only_a_metric_is_made_of_are_no_capacity():
+    class Counted(Limited):
+        def __call__(self, x: jax.Array) -> Any:
+            weights, index = jax.lax.top_k(jax.nn.softmax(self.router(x)), self.k)
+            mask = jax.nn.one_hot(index[:, 0], E)
+            place = jnp.cumsum(mask, axis=0) * mask
+            full = (place.max(0) > self.room).mean() + (place > 0).mean()
+            chances = jnp.cumsum(mask, axis=1) < 2
+            given = jnp.einsum("ne,nd->end", mask * weights, x)
+            outs = nnx.vmap(lambda expert, x: expert(x))(self.experts, given)
+            return outs.sum(0), full + chances.mean()
+
+    ((_, rows),) = captured(Counted("", room=2), inputs()).items()
+    assert np.isfinite(rows[:, CHOICE_FIGURES.index("load")]).all()
+    assert np.isnan(rows[:, CHOICE_FIGURES.index("dropped")]).all()
 
 
 class Other(nnx.Module):
