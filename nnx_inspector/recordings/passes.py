@@ -234,8 +234,8 @@ class Pass:
 
     def update_lost(self, path: str) -> float:
         """Of the elements of a parameter to which the step added something other than 0, the share
-        that stayed what they were because the dtype rounds that off; NaN if there were none, or if
-        it was not seen what was added.
+        that stayed what they were because the dtype rounds that off; NaN if there were none, if
+        it was not seen what was added, or for a dtype other than float16 and bfloat16.
         """
         return float("nan") if self.figures is None else self.figures.parameter(path, "lost")
 

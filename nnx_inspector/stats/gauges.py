@@ -83,10 +83,10 @@ them."""
 OF_UPDATE: Final = ("update", "lost", "decayed", "clipped")
 """The norm of the change that the step made, relative to that of the value before: Inf if only that
 was 0, NaN if no update was seen; of the elements to which something other than 0 was added, the
-share that stayed what they were, because the dtype rounds that off; the norm of weight decay,
-relative to that of what it is added to; the norm of what clipping takes from a gradient, or from
-what is made of it, relative to that before. NaN if there are none, or if it is not known. Older
-recordings lack the last ones, or all."""
+share that stayed what they were, because the dtype (of 16 bits) rounds that off; the norm of weight
+decay, relative to that of what it is added to; the norm of what clipping takes from a gradient, or
+from what is made of it, relative to that before. NaN if there are none, or if it is not known.
+Older recordings lack the last ones, or all."""
 PARAMETER_FIGURES: Final = (
     "norm", "gradient", "graded", "change", "same", "decay", *OF_LOOP, *OF_IDS, *COUNTED,
     *OF_UPDATE,

@@ -21,6 +21,7 @@ from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.editing.body import Body
 from nnx_inspector.program.editing.editor import GATE, WHERE, Enter
 from nnx_inspector.program.editing.functions import (
+    NARROW,
     IsMultiple,
     Merged,
     MergedRows,
@@ -222,15 +223,16 @@ def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
 
 def see_moves(self: Body, result_of: Callable[[list[int]], Mapping[int, Any]]) -> None:
     """See how far the parameters of the calls inside are moved: from the input that each comes from
-    to what `result_of` says takes its place; how much of what is added to them is lost; and how
-    much of it weight decay and clipping make.
+    to what `result_of` says takes its place; how much of what is added to those of 16 bits is
+    lost; and how much of it weight decay and clipping make.
     """
     if not self.of.plan.summarise or self.of.presence:
         return
     every = list(inputs_of_calls(self.found))
     here = [(p, n) for mark, p, n in every if (id(mark), p) not in self.of.moved]
     after = result_of(sorted({n for _, n in here})) if here else {}
-    added = added_to(self.found.jaxpr, after) if after else {}
+    narrow = {n: v for n, v in after.items() if v.aval.dtype.name in NARROW}
+    added = added_to(self.found.jaxpr, narrow) if narrow else {}
     seen: dict[str, Any] = {}
     done = Transformations(self.found.jaxpr) if after else None
     for path, n in here:

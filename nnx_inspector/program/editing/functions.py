@@ -131,8 +131,8 @@ class Moved:
         self, before: jax.Array, after: jax.Array, added: jax.Array | None = None
     ) -> jax.Array:
         xs = [_real(before), _real(after)]
-        if added is not None and before.dtype.name in _EXACT:
-            xs.append(added.astype(before.dtype) if before.dtype.itemsize == 8 else _real(added))
+        if added is not None:
+            xs.append(_real(added))
         find = lambda *xs: _moved(*xs, rows=self.rows)[0]  # noqa: E731
         return auto_sharded(find, *xs)
 
@@ -199,6 +199,9 @@ class Update:
 
 UNIT: Final = 2.0**-30
 """The squares of a small change are not too small for float32 in this unit."""
+NARROW: Final = ("float16", "bfloat16")
+"""Only of these is it counted what is lost: for that an update becomes an array that is written and
+read once more, and float32 rounds next to nothing off."""
 _EXACT: Final = ("float64", "float32", "float16", "bfloat16")
 _COUNTED: Final = 2**24
 """Up to here, adding ones in float32 counts."""
