@@ -109,7 +109,16 @@ FIRST = {"test_notebooks", "test_quickstart", "test_wheel", "test_processes"}
 @pytest.hookimpl(tryfirst=True)  # before the marker deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each run has one case of a long matrix; `--long` runs all, by hand."""
-    items.sort(key=lambda item: item.path.stem not in FIRST)
+    files = dict.fromkeys(item.path for item in items)
+    waiting = [path for path in files if path.parent.name == "browser"]
+    working = [path for path in files if path.parent.name != "browser"]
+    # the files that wait for a browser are spread among those that keep a core busy
+    place = {
+        path: (path.stem not in FIRST, number / len(some))
+        for some in (waiting, working)
+        for number, path in enumerate(some)
+    }
+    items.sort(key=lambda item: place[item.path])
     by_test: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.path.stem not in WHOLE and not item.get_closest_marker("long"):

@@ -33,8 +33,10 @@ def asked(arguments: list[str]) -> tuple[str | None, list[str]]:
     marker = ["-m", "long or not long"] if options.long else []
     if options.platform is None:
         # a file stays on one core: its fixtures (a JupyterLab, a built wheel) are made once;
-        # conftest.py puts the longest first, pytest-xdist would put those with the most tests
-        spread = ["-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
+        # conftest.py puts the longest first, pytest-xdist would put those with the most tests.
+        # One process more than there are cores: some of them wait for a browser, a kernel or pip
+        workers = str((os.cpu_count() or 1) + 1)
+        spread = ["-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
         return None, [*spread, "--durations=60", *marker, *others]
     # one process, because a TPU belongs to one; on a GPU, `-n 4` among the arguments makes it four
     ignored = [f"--ignore=tests/{folder}" for folder in NOT_OF_NUMBERS]

@@ -366,6 +366,7 @@ def test_a_variable_that_is_one_value_for_jax():
 def test_the_parts_of_jax_that_are_replaced_are_where_they_were():
     """Each message says what to look for in a version of jax in which it has moved."""
     call = "jax._src.pjit: `cache_miss` in `_cpp_pjit` finds a program and runs it"
+    # these are the private parts that the package relies on
     assert callable(pjit._infer_params), call
     assert callable(pjit._run_python_pjit), call
     names = pjit._cpp_pjit.__code__.co_consts

@@ -175,5 +175,6 @@ def nothing_is_left_behind() -> Iterator[None]:
     """
     with nothing_left():
         yield
+    # a reader would only be there for this test
     assert not wrapping._undo
     assert not dispatch._thread.frames

@@ -187,7 +187,7 @@ def recorded(recording: Any) -> dict[str, Any]:
 
 def compiled() -> None:
     """Return when nothing is being compiled in a thread."""
-    for worker in list(background._running):
+    for worker in list(background._running):  # what runs in threads has no public list
         if worker._name == COMPILING:
             worker.wait()
 
@@ -218,7 +218,7 @@ def main(address: str, number: int, count: int, names: Sequence[str]) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, count, number, initialization_timeout=60)
     if number == 1:
-        start = background.Worker._start
+        start = background.Worker._start  # stands in for a thread that never comes to compile
         background.Worker._start = lambda self: None if self._name == COMPILING else start(self)
     for name in names:
         with warnings.catch_warnings(record=True) as found:

@@ -428,7 +428,7 @@ def test_a_class_made_while_another_thread_has_hooks_open_is_intercepted():
         leave.set()
         thread.join()
     assert log.sites == [""]
-    assert Late.__call__ not in wrapping._originals
+    assert Late.__call__ not in wrapping._originals  # nothing else knows what is wrapped
 
 
 def test_a_patch_made_while_hooked_stays_and_is_called_under_later_hooks():
@@ -502,7 +502,7 @@ def test_entering_again_grows_no_jit_cache():
         with intercept_methods(doubling, only="down"):
             forward(state, x)
         forward(state, x)
-        sizes.append(forward._cache_size())
+        sizes.append(forward._cache_size())  # jax has no public count of its programs
     assert sizes == [2, 2, 2]
 
 
@@ -834,7 +834,7 @@ def test_an_exception_in_the_forward_pass_is_the_users_and_leaves_nothing():
             model(batch(4, 3))
     assert nnx.graphdef(model) == before
     assert vars(models.Fails)["__call__"].__qualname__ == "Fails.__call__"
-    assert models.Fails.__call__ not in wrapping._originals
+    assert models.Fails.__call__ not in wrapping._originals  # nothing else knows what is wrapped
 
 
 def test_the_numbers_start_anew_after_an_exception():

@@ -851,6 +851,7 @@ def test_lazy_init_inside_the_hooks_gives_the_same_parameters():
 def linen_is_as_before() -> None:
     from flax.linen import module, transforms
 
+    # flax has no public way to read these two
     assert not module._global_interceptor_stack._storage
     assert vars(transforms._HashableProxy)["from_module"].__func__.__module__.startswith("flax")
 

@@ -172,6 +172,7 @@ def test_a_pickle_that_was_loaded_in_a_region_leaves_no_wrapper():
     with nni.perturb("**", nni.Scale(1.0)):
         loaded = cloudpickle.loads(cloudpickle.dumps(model))
         np.testing.assert_array_equal(loaded(X), model(X))
+    # nothing else knows what is wrapped
     assert not wrapping._is_wrapper(vars(type(loaded))["__call__"])
     assert "nnx_inspector" not in vars(type(loaded))["__call__"].__code__.co_filename
     np.testing.assert_array_equal(loaded(X), model(X))
@@ -194,7 +195,8 @@ def test_other_copies_of_a_model_are_as_outside(copied):
         assert type(found) is models.MLP
         decorated_one = type(decorated()).inner
         assert copied is not copy.deepcopy or not isinstance(
-            copied(decorated_one), wrapping._Decorated
+            copied(decorated_one),
+            wrapping._Decorated,  # the class that a pickle names
         )
     np.testing.assert_array_equal(found(jnp.ones((2, 3))), model(jnp.ones((2, 3))))
 

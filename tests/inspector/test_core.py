@@ -69,6 +69,7 @@ def test_whoever_holds_a_handle_or_a_loop_holds_the_inspector():
         optimizer.update(model, grads)
 
     handle = nni.Inspector(model, X, display=False).perturb("a", nni.Zero())
+    # what a handle keeps alive while its inspector is gone
     loops = handle._owner.on_change.__self__
     core = loops._core
     loops._rerun.first()

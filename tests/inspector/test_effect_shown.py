@@ -227,7 +227,7 @@ def test_what_is_compiled_late_is_not_of_another_state_of_the_model(insp, model,
     model.b.bias[...] += 100.0
     for job in jobs:
         job()
-    inside(insp).rerun._armed()
+    inside(insp).rerun._armed()  # as its thread says when it is done
     assert not insp.effect.sites
     assert insp.effect.output_change == before
 

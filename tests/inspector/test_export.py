@@ -85,7 +85,7 @@ def test_flow_and_state_of_every_module_are_there(unpacked):
 
 def test_it_changes_neither_the_model_nor_what_the_screen_remembers(insp, tmp_path):
     before = [np.asarray(x) for x in jax.tree.leaves(nnx.state(insp.model))]
-    remembered, selected = inside(insp).pages._looked, insp.selected
+    remembered, selected = inside(insp).pages._looked, insp.selected  # what an export must leave
     passes = len(insp.recording)
     insp.to_html(tmp_path / "again.html")
     after = [np.asarray(x) for x in jax.tree.leaves(nnx.state(insp.model))]

@@ -218,6 +218,7 @@ def test_a_watched_loop_trains_as_without_us(insp, model):
 def test_a_second_loop_goes_on_counting_and_compiles_nothing(insp, model):
     train(insp, model)
     assert insp.recording.steps[-1] == 10
+    # that a second loop reuses the first one's programs shows in time only
     (session,) = inside(insp).loops._sessions.values()
     train(insp, model)
     assert insp.recording.steps[1:] == [0, 5, 10, 15, 20]
@@ -226,6 +227,7 @@ def test_a_second_loop_goes_on_counting_and_compiles_nothing(insp, model):
 
 @pytest.mark.parametrize("way", ["iterated", "left early", "region", "ticked"])
 def test_the_count_of_steps_on_screen_never_runs_backwards(insp, model, monkeypatch, way):
+    # called for each step: the moment between two steps
     seen, own = [], inside(insp).loops._progress
 
     def note(step, total):
@@ -610,6 +612,7 @@ def held_by_ipywidgets() -> set[str]:
     """The ids of the widgets that ipywidgets keeps alive; its version 7 has another place."""
     from ipywidgets.widgets import widget
 
+    # ipywidgets has no public list
     found = widget._instances if hasattr(widget, "_instances") else widget.Widget.widgets
     return set(found)
 

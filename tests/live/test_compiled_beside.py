@@ -67,7 +67,7 @@ class Loop:
         self.model = TwoLayers(nnx.Rngs(0))
         self.optimizer = nnx.Optimizer(self.model, optax.sgd(0.1), wrt=nnx.Param)
         self.insp = nni.Inspector(self.model, X, display=False)
-        inside(self.insp).view._shown_in = 1
+        inside(self.insp).view._shown_in = 1  # as a cell of a notebook that displayed it
         self.step = make(self.model, self.optimizer)
         self.gate, self.texts, self.compiled = threading.Event(), [], []
 
@@ -77,7 +77,7 @@ class Loop:
         for i, _ in enumerate(self.insp.watch(batches, every=every)):
             session = inside(self.insp).session
             if i == 0 and session.bare:
-                session._arming.do(self.gate.wait)
+                session._arming.do(self.gate.wait)  # keeps the compiling thread busy
                 session.wait = functools.partial(self._let_go, session.wait)
             if i == until:
                 session.wait()
@@ -158,7 +158,7 @@ def test_who_can_spare_no_step_has_the_first_one(batches, every):
 def test_it_compiles_before_the_loop(what, tmp_path):
     one = Loop()
     if what == "off screen":
-        inside(one.insp).view._shown_in = None
+        inside(one.insp).view._shown_in = None  # not displayed
     elif what == "saved":
         one.insp.save(tmp_path / "run.nni")
     else:
@@ -204,7 +204,7 @@ def test_a_loop_goes_on_bare_when_its_inspector_is_closed_meanwhile():
     for i in one.insp.watch(range(40), every=2):
         session = inside(one.insp).session
         if i == 0:
-            session._arming.do(one.gate.wait)
+            session._arming.do(one.gate.wait)  # keeps the compiling thread busy
         if i == 1:
             one.insp.close()
             compiled.__enter__()
@@ -221,7 +221,7 @@ def test_a_perturbation_that_comes_meanwhile_waits_for_the_program_and_acts():
     for i in one.insp.watch(range(40), every=4):
         session = inside(one.insp).session
         if i == 0:
-            session._arming.do(one.gate.wait)
+            session._arming.do(one.gate.wait)  # keeps the compiling thread busy
             session.wait = functools.partial(one._let_go, session.wait)
         losses.append(float(one.step()))
         if i == 1:

@@ -141,7 +141,7 @@ def test_ticks_make_steps_of_a_region_and_the_others_run_the_plain_program(insp)
     with insp.watch(every=3):
         for x in batches(7):
             insp.tick()
-            hooked.append(inside(insp).loops._region._steps._sampled)
+            hooked.append(inside(insp).loops._region._steps._sampled)  # which program runs
             step(insp.model, optimizer, x)
             insp.metrics(loss=1.0)
     assert hooked == [i % 3 == 0 for i in range(7)]
@@ -150,6 +150,7 @@ def test_ticks_make_steps_of_a_region_and_the_others_run_the_plain_program(insp)
 
 
 def test_progress_counts_every_pass_and_never_runs_backwards(insp, monkeypatch):
+    # called for each step, before anything is sent
     told, tell = [], inside(insp).loops._progress
     monkeypatch.setattr(
         inside(insp).loops, "_progress", lambda step, total: (told.append(step), tell(step, total))

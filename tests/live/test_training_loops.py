@@ -26,7 +26,7 @@ IN_PART = ("meta", "restored")
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
     """Have each variant of a program there when it is first wanted, on any machine."""
-    compile_ahead = Variants._compile_ahead
+    compile_ahead = Variants._compile_ahead  # a loop may end before its thread does
 
     def compile_now(self, *of):
         compile_ahead(self, *of)

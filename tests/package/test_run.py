@@ -18,7 +18,7 @@ OPEN = runpy.run_path(str(TESTS.parent / "notebooks" / "open.py"))
 def test_the_cpu_is_the_default() -> None:
     platform, arguments = RUN["asked"](["-k", "merge", "tests/stats"])
     assert platform is None
-    assert arguments[:2] == ["-n", "auto"]
+    assert arguments[:2] == ["-n", str((os.cpu_count() or 1) + 1)]
     assert arguments[-3:] == ["-k", "merge", "tests/stats"]
     assert "--ignore" not in " ".join(arguments)
     assert RUN["settings"](None) == {"JAX_PLATFORMS": "cpu"}

@@ -108,6 +108,7 @@ def test_values_and_gradients_are_those_of_perturbed(name):
     for setting, rules in ((on, {"up": one}), (off, {})):
         wanted = perturbed(loss_fn)(rules, model, X)
         np.testing.assert_allclose(owned.run(step, setting).value, wanted, rtol=1e-5)
+    # what is kept: only memory shows it otherwise
     assert sum(len(form.programs) for form in owned._made.forms.values()) == 2
     after = [np.asarray(x) for x in jax.tree.leaves(nnx.state(model))]
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))

@@ -94,7 +94,7 @@ def test_only_the_given_model_is_perturbed(model):
 
 
 def test_an_exception_inside_leaves_nothing(model):
-    clean, before = model(X), dict(region._numbers)
+    clean, before = model(X), dict(region._numbers)  # what a call may not add to
     with pytest.raises(KeyError, match="mine"), nni.perturb("a", nni.Zero()):
         raise KeyError("mine")
     assert np.array_equal(model(X), clean)

@@ -244,7 +244,7 @@ def test_a_call_that_is_known_to_run_eagerly_is_not_traced_again(monkeypatch):
         traced.append(isinstance(x, jax.core.Tracer))
         return model(x)
 
-    monkeypatch.setattr(eager, "_reasons", {})
+    monkeypatch.setattr(eager, "_reasons", {})  # what is kept for the whole process
     model = Plain(nnx.Rngs(0), True)
     captured = nni.capture(call)
     captured(model, X)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nnx_inspector.recordings.facts import Figures
-from nnx_inspector.recordings.figure import _value_ticks, figure
+from nnx_inspector.recordings.figure import _value_ticks, figure  # ticks of extreme ranges
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.protocol import HISTORY_QUANTILES
 from nnx_inspector.stats.bins import Scale

@@ -303,7 +303,7 @@ def test_a_file_system_that_forgets_a_replaced_file(
     """On NFS the handle of a file that was replaced is stale: whatever asks for it fails."""
     old = begun(path, range(6))
     follower = followed(path, clock)
-    stale, fstat = follower._file, os.fstat
+    stale, fstat = follower._file, os.fstat  # the file that another replaces
 
     def of_nfs(file: int) -> os.stat_result:
         if not stale.closed and file == stale.fileno():
@@ -380,7 +380,7 @@ def test_a_newer_version_in_its_place_says_what_to_do(path: pathlib.Path, clock:
 def test_damage_keeps_what_precedes_it(
     path: pathlib.Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, look: int
 ) -> None:
-    monkeypatch.setattr(follow, "_A_LOOK", look)
+    monkeypatch.setattr(follow, "_A_LOOK", look)  # a small bound in place of megabytes
     recording = begun(path, range(5))
     data = path.read_bytes()
     recording.detach()
@@ -412,7 +412,7 @@ def test_damage_keeps_what_precedes_it(
 def test_a_follower_that_comes_late_catches_up(
     path: pathlib.Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "_A_LOOK", 5000)
+    monkeypatch.setattr(follow, "_A_LOOK", 5000)  # a small bound in place of megabytes
     recording = Recording(max_steps=40)
     recording.attach(path, print)
     for step in range(200):
@@ -448,7 +448,7 @@ def test_a_full_disk_is_no_end(
         for step in range(1, 4):
             add(recording, step)
         assert len(said) == 1
-        journal = recording._journal
+        journal = recording._journal  # written to while a look is under way
         assert journal is not None
         os.utime(path, ns=(1, 1))
         journal.beat()
@@ -487,7 +487,7 @@ def test_a_heartbeat_ends_with_its_owner(monkeypatch: pytest.MonkeyPatch) -> Non
     owner = Owner()
     one, other = Heartbeat(owner.beat), Heartbeat(owner.beat)
     while owner.beats < 5:
-        one._thread.join(0.01)
+        one._thread.join(0.01)  # a follower ends by itself, and says so to nobody
     other.stop()
     other._thread.join(60)
     assert not other._thread.is_alive()
@@ -573,14 +573,14 @@ def test_deflated_summaries_may_take_the_same_memory_in_several_looks(
     path.write_bytes(file_of(before))
 
     def reads(spare: int) -> bool:
-        monkeypatch.setattr(loading, "_SPARE", spare)
+        monkeypatch.setattr(loading, "_SPARE", spare)  # a small bound in place of megabytes
         try:
             return len(load(path)) == 40
         except InspectorError:
             return False
 
     assert next(spare for spare in range(-(10**6), 10**6, 1000) if reads(spare))
-    monkeypatch.setattr(follow, "_A_LOOK", 3000)
+    monkeypatch.setattr(follow, "_A_LOOK", 3000)  # a small bound in place of megabytes
     follower = followed(path, clock)
     for _ in range(200):
         follower.poll()

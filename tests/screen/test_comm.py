@@ -81,7 +81,7 @@ def test_a_page_that_draws_nothing_gets_few(monkeypatch):
 
 @pytest.fixture
 def panes(monkeypatch):
-    monkeypatch.setattr(screens, "_beside", {})
+    monkeypatch.setattr(screens, "_beside", {})  # kept for the whole process
     return screens._beside
 
 
@@ -130,6 +130,7 @@ def test_what_shows_a_widget_can_be_passed_for_it(kind, tmp_path):
         insp.save(tmp_path / "run.nni")
         shown = nni.open(tmp_path / "run.nni")
     (view,) = [value for name, value in shown._repr_mimebundle_()[0].items() if "view" in name]
+    # what a front end of ipywidgets 7 reads
     assert shown._model_id == view["model_id"] == shown.comm.comm_id
     assert shown.get_state()["role"] == "control"
     shown.set_state({"version": 10**6})
@@ -151,5 +152,6 @@ def test_a_page_of_another_version_is_sent_what_names_this_one(apart, more, monk
     receive(screen, {"type": "hello", "version": VERSION + apart, **more})
     assert {one["type"] for one in sent} == as_ever - {"reply"}
     assert {one["version"] for one in sent if "version" in one} == {VERSION}
+    # which greeting counts has no sign of its own
     assert (screen.page, screen._said, screen.greeted) == ("this", 3, True)
     insp.close()

@@ -47,7 +47,7 @@ def test_a_pause_follows_what_took_the_processor_long_not_what_waited_for_it(
         now["monotonic"] += took
         now["thread_time"] += took if busy else 0.0
 
-    monkeypatch.setattr(view, "_send_pass", send)
+    monkeypatch.setattr(view, "_send_pass", send)  # a frame is due: the moment
     sent: list[float] = []
     for _ in range(40):
         before = last_sent(view.screen)

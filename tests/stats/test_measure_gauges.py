@@ -123,6 +123,7 @@ def test_units_that_hardly_vary_beside_another_are_still():
     deviations = np.sqrt(np.asarray(x, np.float64).var(axis=0).mean(axis=0))
     expected = deviations < 0.02 * deviations.max()
     assert 2 <= expected.sum() <= 4
+    # XLA's way, where a public call takes the native one
     by_xla = jnp.stack(measure_gauges._gauge_of(jnp.asarray(x), limit=128.0, steps=(1, 1, 1)))
     for vector in (gauge(jnp.asarray(x)), by_xla):
         found = bits_of(read([np.asarray(vector)])[1], "still")
@@ -230,6 +231,7 @@ def test_every_element_is_asked_whether_it_is_finite(shape, dtype):
 
 def in_jax(x):
     """The program for other devices than one CPU."""
+    # XLA's way, step by step, beside the native one
     x = measure_gauges._readable(x) if x.dtype.itemsize < 8 else x
     nan, infinite = measure_gauges._counted_of(x.reshape(-1))[1:]
     names = {"nan": nan, "infinite": infinite}

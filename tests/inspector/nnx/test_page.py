@@ -245,6 +245,6 @@ def test_while_another_thread_trains_with_donated_buffers(asked):
 
 def test_it_lets_go_of_its_copies_when_closed(asked):
     asked.page()
-    assert inside(asked.insp).pages._looked is not None
+    assert inside(asked.insp).pages._looked is not None  # what is kept until the next look
     asked.insp.close()
     assert inside(asked.insp).pages._looked is None

@@ -110,9 +110,11 @@ def test_of_another_state_of_the_model_nothing_is_told_beside_the_effect(insp):
     without = dataclasses.replace(shown, outcome=dataclasses.replace(shown.outcome, alone=()))
     inside(insp).core.shown = without
     insp.model.b.kernel[...] *= 2.0  # another thread trains it meanwhile
+    # what the thread does next, while the test holds it up
     inside(insp).rerun._measure_each(without)
     assert inside(insp).core.shown.outcome.alone == ()
     insp.model.b.kernel[...] *= 0.5
+    # what the thread does next, while the test holds it up
     inside(insp).rerun._measure_each(without)
     assert len(inside(insp).core.shown.outcome.alone) == 2
 
@@ -121,7 +123,7 @@ def test_a_model_whose_arrays_are_gone_is_no_fault_of_the_screen(insp):
     shown = with_two_on(insp)
     for leaf in jax.tree.leaves(nnx.state(insp.model)):
         leaf.delete()
-    inside(insp).rerun._want_each_alone(shown)
+    inside(insp).rerun._want_each_alone(shown)  # as a late click asks for it
     inside(insp).rerun.wait()
     assert "could not be measured" not in " ".join(n for n in inside(insp).notices)
 

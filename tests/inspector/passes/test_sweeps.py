@@ -192,7 +192,7 @@ def test_what_is_not_finite_is_none_first_and_what_cannot_be_measured_says_why()
 
 def test_in_a_thread_it_is_one_at_a_time_and_stops_between_two_chunks(insp, monkeypatch):
     began, go = threading.Event(), threading.Event()
-    show = inside(insp).sweeps._show
+    show = inside(insp).sweeps._show  # called where a row is shown: the moment between two rows
 
     def held(message):
         show(message)
@@ -257,7 +257,7 @@ def test_a_training_that_goes_on_does_not_reach_it_and_it_not_the_training(insp)
     for _ in range(20):
         state = plain(state, X)
     read = threading.Event()
-    show = inside(insp).sweeps._show
+    show = inside(insp).sweeps._show  # called where a row is shown: the moment between two rows
     inside(insp).sweeps._show = lambda m: (show(m), read.set() if m.total else None)
     insp.start_sweep("blocks/*")
     assert read.wait(60)  # it has its copy

@@ -72,6 +72,7 @@ def test_values_are_those_of_their_step(tmp_path, program):
             np.testing.assert_allclose(found.value, wanted, atol=2e-6)
             assert found.value.dtype == np.float32
             assert found.shown.source == f"Step {found.step} of the run."
+        # the page shows these one after another
         done = [text for _, text in asked.run._controlled.done]
         assert done == ["run.values('a')", "run.values('b')", "run.values('')"]
         assert asked.run.recording.steps == [0]  # what is measured stays as it was
@@ -296,7 +297,7 @@ def test_a_run_that_makes_no_step_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "PATIENCE", 0.0)
     gate = Gate()
     with Asked(tmp_path / "run.nni", step=gate.step) as asked:
-        asked.run._following._stalled_after = 0.0
+        asked.run._following._stalled_after = 0.0  # no wait for the real limit
         gate.free.clear()
         assert gate.waits.wait(60)
         with pytest.raises(InspectorError, match="has made no step since it was asked"):
@@ -318,7 +319,7 @@ def test_a_run_that_ends_meanwhile_says_so(tmp_path):
 
         thread = threading.Thread(target=ask)
         thread.start()
-        asked.script._over = True
+        asked.script._over = True  # as if its thread had ended just then
         gate.free.set()
         thread.join()
         with pytest.raises(InspectorError, match="takes no requests"):

@@ -348,7 +348,7 @@ def test_a_second_search_compiles_nothing_and_sees_the_new_weights():
     with Compiled() as compiled:
         second = search()
     assert not compiled.kinds
-    example_search._kept.clear()
+    example_search._kept.clear()  # as in another process
     expected = nni.top_examples(model, [TOKENS] * 3, "head", k=2, progress=False)
     np.testing.assert_allclose(second.most.values, expected.most.values, rtol=1e-5)
     assert not np.allclose(second.most.values, first.most.values)

@@ -15,7 +15,7 @@ from jax._src import pjit
 
 import nnx_inspector as nni
 from nnx_inspector.hooks.hook import open_hooks
-from nnx_inspector.inspector.script.watch import _Recorder
+from nnx_inspector.inspector.script.watch import _Recorder  # what a loop without an inspector has
 from nnx_inspector.live.programs import fast_path
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import Region
@@ -52,6 +52,7 @@ def twice(model: Net, x: jax.Array) -> jax.Array:
 @pytest.fixture(name="misses")
 def _misses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One entry for each step that jax has looked for in Python, in this thread."""
+    # jax asks it whenever a step is looked for in Python; there is no public sign
     found, before, here = list[str](), pjit._infer_params, threading.get_ident()
 
     def noted(fun: Any, *rest: Any) -> Any:
@@ -154,7 +155,7 @@ def test_a_function_whose_programs_begin_different_numbers_of_passes():
             begun += deep
             assert watched.session.inbox.count == begun, number
     assert list(watched.means()) == list(range(0, begun, 5))
-    assert watched.session.number in fast_path._irregular
+    assert watched.session.number in fast_path._irregular  # shows in time only
 
 
 def test_other_shapes_and_calls_without_jit_between():

@@ -151,6 +151,7 @@ def test_what_is_within_a_trace_is_not_noted(calls):
     forward = jax.jit(lambda x: nnx.merge(graphdef, state)(x).sum())
     with hooked(BEFORE):
         jax.grad(forward)(x)
+    # jax keeps the function that it traces under this name
     assert not any(one.call.function is forward._fun for one in calls.all())
 
 

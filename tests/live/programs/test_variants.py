@@ -18,7 +18,7 @@ from inside import inside
 from jax._src import callback
 
 import nnx_inspector as nni
-from nnx_inspector.inspector.script.watch import _Recorder
+from nnx_inspector.inspector.script.watch import _Recorder  # what a loop without an inspector has
 from nnx_inspector.live.inbox import Inbox
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import Region

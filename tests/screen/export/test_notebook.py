@@ -158,6 +158,7 @@ def test_where_there_is_a_browser_a_cell_does_not_wait_for_it(sent, monkeypatch)
             made_in.append(threading.get_ident())
             return super().html(stop)
 
+    # a state that takes long to make
     monkeypatch.setattr(owner.output, "_last", lambda: Slow("second"))
     told.clear()
     owner.output.moved()
@@ -200,7 +201,7 @@ def test_what_cost_much_is_made_seldom(sent, monkeypatch):
     monkeypatch.setattr("threading.Timer", Timer)
     owner = Owner()
     owner.output.show(Shell())
-    owner.output._took = 0.5
+    owner.output._took = 0.5  # as if it had taken that long
     owner.output.moved()
     assert waits == [0.5 * saved.SHARE]
     owner.output.close()
@@ -217,6 +218,7 @@ def test_what_begins_meanwhile_stops_it(sent):
             return super().html(stop)
 
     states = [Begun("second")]
+    # the states one after another
     owner.output._last = lambda: states.pop() if states else owner.last()
     owner.output.moved()
     shell.end_cell()
