@@ -11,11 +11,13 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+import nbformat
 import pytest
 from browser.axe import violations
 from browser.lab import Lab
 from browser.notebook import ARMED, Notebook
 from browser.view import View
+from package.test_notebooks import FINDINGS, check_and_keep
 from playwright.sync_api import expect
 
 from nnx_inspector.screen.protocol import QUANTITIES, STATISTICS
@@ -80,6 +82,8 @@ class Story:
     notebook: Notebook
     trained: dict[str, str | None] = dataclasses.field(default_factory=dict)
     compilations: list[int] = dataclasses.field(default_factory=list)
+    executed: Any = None
+    findings: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +102,11 @@ def story(lab: Lab) -> Iterator[Story]:
                 story.trained = {"steps": view.value("nni-progress"), "total": total}
             if index in (STEP, PERTURB):
                 story.compilations.append(notebook.ask(ARMED))
+        story.findings = notebook.ask(FINDINGS)
+        story.executed = nbformat.read(NOTEBOOK, as_version=4)
+        for index, cell in enumerate(story.executed.cells):
+            if cell.cell_type == "code":
+                cell.outputs = [nbformat.from_dict(o) for o in notebook.outputs(index)]
         notebook.run(notebook.append(LOOP))
         yield story
 
@@ -131,7 +140,8 @@ def training(lab: Lab, notebook: Notebook) -> Iterator[int]:
         notebook.finish(index)
 
 
-def test_runs_from_the_first_cell_to_the_last_offline(notebook: Notebook):
+def test_runs_from_the_first_cell_to_the_last_offline(story: Story, notebook: Notebook):
+    check_and_keep(NOTEBOOK, story.executed, story.findings)
     for index in range(notebook.count()):
         stderr = [o for o in notebook.outputs(index) if o.get("name") == "stderr"]
         assert stderr == [], f"cell {index} warned"

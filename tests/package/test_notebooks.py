@@ -36,20 +36,13 @@ _socket.socket.connect = _refuse
 """
 
 
-FINDINGS = """
-import json as _json
-import nnx_inspector as _nni
-
-print("FINDINGS", _json.dumps({
-    name: [
-        f"{one.rule} {one.site}"
-        for one in (of.findings if isinstance(of, _nni.Inspector) else _nni.diagnose(of))
-        if one.severity != "info"
-    ]
+FINDINGS = """{
+    name: [f"{one.rule} {one.site}" for one in found if one.severity != "info"]
     for name, of in dict(globals()).items()
-    if not name.startswith("_") and isinstance(of, (_nni.Inspector, _nni.Recording))
-}))
-"""
+    if not name.startswith("_") and isinstance(of, (nni.Inspector, nni.Recording))
+    for found in [of.findings if isinstance(of, nni.Inspector) else nni.diagnose(of)]
+}"""
+SAYS = f"import json\nimport nnx_inspector as nni\nprint('FINDINGS', json.dumps({FINDINGS}))"
 FOUND: dict[str, dict[str, list[str]]] = {
     "debugging": {
         "first": ["nonfinite normalise", "dead-units up"],
@@ -66,13 +59,11 @@ def test_there_are_notebooks():
     assert NOTEBOOKS, f"no notebooks in {ROOT / 'notebooks'}"
 
 
-def cases() -> list[Any]:
-    """browser/test_quickstart.py also runs the whole quickstart; here it runs for the site only."""
-    long = [] if EXECUTED else [pytest.mark.long]
-    return [pytest.param(p, marks=long if p.stem == "quickstart" else []) for p in NOTEBOOKS]
+OTHERS = [path for path in NOTEBOOKS if path.stem != "quickstart"]
+"""browser/test_quickstart.py runs the quickstart, and checks and keeps what it showed as well."""
 
 
-@pytest.mark.parametrize("path", cases(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
 def test_runs(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     _give_this_python_a_kernel(tmp_path, monkeypatch)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
@@ -83,7 +74,7 @@ def test_runs(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.Mo
         monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.insert(0, nbformat.v4.new_code_cell(OFFLINE))
-    notebook.cells.append(nbformat.v4.new_code_cell(FINDINGS))
+    notebook.cells.append(nbformat.v4.new_code_cell(SAYS))
     client = NotebookClient(
         notebook,
         timeout=120,
@@ -92,18 +83,23 @@ def test_runs(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.Mo
         store_widget_state=False,  # the site shows the last state, which needs no script
     )
     client.execute()  # raises with the cell's traceback
+    said = notebook.cells[-1].outputs[-1].text.removeprefix("FINDINGS ")
+    notebook.cells = notebook.cells[1:-1]  # those of the notebook itself
+    check_and_keep(path, notebook, json.loads(said))
+
+
+def check_and_keep(path: pathlib.Path, notebook: Any, found: dict[str, list[str]]) -> None:
+    """What a notebook showed is as it should be, and is kept for the site."""
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             assert output.output_type != "error"
             assert output.get("name") != "stderr", f"{cell.source}\nwarned:\n{output.text}"
-    said = notebook.cells[-1].outputs[-1].text.removeprefix("FINDINGS ")
-    found = {name: rows for name, rows in json.loads(said).items() if rows}
-    assert found == FOUND.get(path.stem, {}), "an alarm that the notebook does not mean to raise"
+    alarms = {name: rows for name, rows in found.items() if rows}
+    assert alarms == FOUND.get(path.stem, {}), "an alarm that the notebook does not mean to raise"
     printed = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
     for text in re.findall(QUOTED.format(path.name), (ROOT / "README.md").read_text()):
         assert " ".join(text.split()) in " ".join(printed.split())
     if EXECUTED:
-        notebook.cells = notebook.cells[1:-1]  # those of the notebook itself
         pathlib.Path(EXECUTED).mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, pathlib.Path(EXECUTED) / path.name)
 
