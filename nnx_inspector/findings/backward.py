@@ -258,19 +258,19 @@ def _without(context: RuleContext) -> Iterator[tuple[ParameterFacts, str, int]]:
         for parameter in parameters:
             # a bias that a norm or a difference cancels has a gradient of 0 by design
             bias = parameter.axes < max(p.axes for p in parameters)
-            told = _told(graded, parameter.path, "graded")
-            seen_at = evident if told and _told(evident, parameter.path, "graded") else []
-            same = _told(graded, parameter.path, "same")
+            known = _known(graded, parameter.path, "graded")
+            seen_at = evident if known and _known(evident, parameter.path, "graded") else []
+            same = _known(graded, parameter.path, "same")
             absent = 0 in (parameter.needed, parameter.in_loss)
             step = graded[0].step if graded else 0
-            if told and (max(told) > 0 or context.learns(parameter.path)):
+            if known and (max(known) > 0 or context.learns(parameter.path)):
                 continue
             if parameter.needed == 0 and all(p.needed == 0 for p in context.parameters_in(site)):
                 continue
             may_not_run = context.site(site).conditional == 1
             if (reached["output"] or may_not_run) and not context.ran(graded, site):
                 continue
-            if told:
+            if known:
                 cut = reached["output"] > 0 and reached["gradient"] == 0
                 if absent:
                     yield parameter, "absent", step
@@ -298,6 +298,6 @@ def _is_evident(context: RuleContext, parameter: ParameterFacts) -> bool:
     return rows == 0 or rows >= LEAST_ROWS
 
 
-def _told(passes: Sequence[Pass], path: str, name: str) -> list[float]:
+def _known(passes: Sequence[Pass], path: str, name: str) -> list[float]:
     values = [p.figures.parameter(path, name) for p in passes if p.figures is not None]
     return [x for x in values if not math.isnan(x)]

@@ -330,8 +330,8 @@ def receives_nothing(context: RuleContext, one: Pass, site: str) -> bool:
 
 def _is_far_below(context: RuleContext, site: str) -> bool:
     limit = OFF_AT.get(context.site(site).activation, -math.inf)
-    told = [one.summary(site) for one, _ in context.with_figures(site)]
-    return all(one is not None and one.max <= limit for one in told)
+    found = [one.summary(site) for one, _ in context.with_figures(site)]
+    return all(one is not None and one.max <= limit for one in found)
 
 
 def _is_biased(context: RuleContext, site: str, figures: Figures) -> bool:

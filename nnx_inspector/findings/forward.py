@@ -301,11 +301,11 @@ def _stays_zero(context: RuleContext, site: str) -> bool:
     paths = [p.path for p in held if p.axes == max(q.axes for q in held)]
     passes = [p.figures for p in context.graded if p.figures]
 
-    def told(name: str) -> list[float]:
+    def known(name: str) -> list[float]:
         each = [f.parameter(path, name) for f in passes for path in paths]
         return [x for x in each if not math.isnan(x)]
 
-    graded, same = told("graded"), told("same")
+    graded, same = known("graded"), known("same")
     return max(graded) == 0 if graded else len(same) >= STILL * len(paths) and min(same) == 1
 
 

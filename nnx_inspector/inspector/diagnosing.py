@@ -48,7 +48,7 @@ class Diagnosing:
         self._lock = threading.Lock()
         self._waiting = False
         self._rests_until = 0.0
-        self._told = findings_message(())
+        self._sent = findings_message(())
         self._operations: dict[tuple[float, str], tuple[str, str]] = {}
         self._worker = Worker("nnx_inspector.diagnosing", weakly(self._failed))
         self.wait = self._worker.wait
@@ -154,8 +154,8 @@ class Diagnosing:
         message = findings_message(self.found())
         took = time.monotonic() - began
         self._rests_until = began + took + min(RESTS * took, LONGEST)
-        if message != self._told:
-            self._told = message
+        if message != self._sent:
+            self._sent = message
             self._core.view.keep(message)
 
 

@@ -19,7 +19,7 @@ from nnx_inspector.inspector.values.kept import MOST_BYTES
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export.assets import asset
 from nnx_inspector.screen.export.last_state import MOST_SITES
-from nnx_inspector.screen.export.replay import Answer, Told, detailed_of
+from nnx_inspector.screen.export.replay import Answer, Content, detailed_of
 from nnx_inspector.screen.flow import flow_of
 
 KEPT = ("sweep", "inputs", "lens", "logits", "attribution", "examples", "weights")
@@ -27,7 +27,7 @@ KEPT = ("sweep", "inputs", "lens", "logits", "attribution", "examples", "weights
 _NOT_SHOWN = "The words had no figures of this module when the page was saved."
 
 
-def told_by(core: Core, kept: Sequence[Any]) -> Told:
+def content_of(core: Core, kept: Sequence[Any]) -> Content:
     """Everything on a page except the recording. `core` is at rest; `kept` are its messages."""
     layout, state = core.view.layout, core.view.state_at_rest()
     assert layout is not None  # both exist from the beginning
@@ -55,10 +55,10 @@ def told_by(core: Core, kept: Sequence[Any]) -> Told:
         f" Left out: {left_out:,} of the slices of values that were opened, because a page keeps "
         f"at most {MOST_BYTES // 10**6} MB of them."
     )
-    return _told(layout, state, kept, answers, detailed, missing, more if left_out else "")
+    return _content(layout, state, kept, answers, detailed, missing, more if left_out else "")
 
 
-def _told(
+def _content(
     layout: protocol.Layout,
     state: protocol.State,
     kept: Sequence[Any],
@@ -66,8 +66,8 @@ def _told(
     detailed: tuple[str, ...],
     missing: tuple[str, ...] = (),
     more: str = "",
-) -> Told:
-    return Told(
+) -> Content:
+    return Content(
         layout=layout,
         state=state,
         kept=tuple(kept),
@@ -87,12 +87,14 @@ class Brief:
 
     def __init__(self, core: Core):
         self._core = core
-        core.view.tell = weakly(self.told)
+        core.view.page_content = weakly(self.content)
         self._layout: protocol.Layout | None = None
         self._made: dict[str, dict[str, Answer]] = {}
 
-    def told(self, layout: protocol.Layout, state: protocol.State, kept: Sequence[Any]) -> Told:
-        """Like `told_by`, with the details of at most MOST_SITES sites."""
+    def content(
+        self, layout: protocol.Layout, state: protocol.State, kept: Sequence[Any]
+    ) -> Content:
+        """Like `content_of`, with the details of at most MOST_SITES sites."""
         core = self._core
         if layout is not self._layout:
             self._layout, self._made = layout, {"flow": {}, "code": {}}
@@ -106,7 +108,7 @@ class Brief:
             self._made[what].update(_each(new, make))
         answers = {what: {s: self._made[what][s] for s in detailed} for what in made}
         answers["casts"] = _casts(core)
-        return _told(layout, state, kept, answers, detailed)
+        return _content(layout, state, kept, answers, detailed)
 
 
 def _casts(core: Core) -> dict[str, Answer]:

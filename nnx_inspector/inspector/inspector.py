@@ -23,7 +23,7 @@ from nnx_inspector.inspector.commands import Commands
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.cost.compilations import Compilation, compilations_table
 from nnx_inspector.inspector.diagnosing import Diagnosing, first_nan_in
-from nnx_inspector.inspector.export import KEPT, Brief, told_by
+from nnx_inspector.inspector.export import KEPT, Brief, content_of
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.inspector.metrics import require_named
@@ -57,7 +57,7 @@ from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comparison import At
 from nnx_inspector.screen.displayed import Displayed
-from nnx_inspector.screen.export.replay import Told
+from nnx_inspector.screen.export.replay import Content
 from nnx_inspector.screen.frames import findings_message
 from nnx_inspector.screen.inputs import Decode, Names, inputs_of, passing_on
 from nnx_inspector.screen.presenter import runs_by_itself
@@ -770,10 +770,10 @@ class Inspector(Displayed):
     def _select(self, site: str) -> None:
         self._core.select(site)
 
-    def _page(self) -> tuple[str, Told]:
+    def _page(self) -> tuple[str, Content]:
         self._rerun.wait_unless_looping()  # for the effect
         kept = [findings_message(self.findings), *map(self._view.kept, KEPT)]
-        return type(self.model).__name__, told_by(self._core, kept)
+        return type(self.model).__name__, content_of(self._core, kept)
 
     def _reported(self) -> dict[str, Any]:
         each = [f"{one.perturbation} at {one.site!r}" for one in self.perturbations if one.enabled]

@@ -43,7 +43,7 @@ class Metrics:
         self._recording = recording
         self._notice = notice
         self._waiting: deque[tuple[int, str, Any]] = deque()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._flawed: set[str] = set()
         self.flawed: Callable[[], object] = lambda: None
         self.latest: dict[str, float] = {}
@@ -70,8 +70,8 @@ class Metrics:
                 f"{_way_out(value)}"
             )
             self._notice("warning", text)
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._warned:
+                self._warned.add(name)
                 bad.append(text)
         for text in bad:  # after the good ones are taken: a filter may turn warnings into errors
             warn(text)

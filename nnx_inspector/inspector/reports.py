@@ -34,14 +34,14 @@ class Reports:
     def __init__(self, core: Core):
         self._core = core
         self._attendance: Diagnostics | None = None
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._warnings: list[str] = []
         self._unseen: dict[str, str] = {}
         self.to: Tracker | None = None
         self._writing: Writing | None = None
 
     def begin(self, diagnostics: Diagnostics) -> None:
-        self._attendance, self._told, self._warnings = diagnostics, set(), []
+        self._attendance, self._reported, self._warnings = diagnostics, set(), []
         core, self._writing = self._core, None
         if self.to is not None and not (jax.process_index() and core.spread):
             how = core.found, weakly(self._not_written)
@@ -127,8 +127,8 @@ class Reports:
         for number, why in diagnostics.misfits.items():
             texts[number] = f"{why}, so it changes nothing in such a call."
         for number, text in texts.items():
-            if number not in self._told:
-                self._told.add(number)
+            if number not in self._reported:
+                self._reported.add(number)
                 core.notice("warning", text, on[number].site if number in on else None)
                 self._warnings.append(text)
 
@@ -136,7 +136,7 @@ class Reports:
         losses = list(dropped_of(session, over=self._attendance is None))
         for text in (*losses, *others_of(session)):
             self._core.notice("warning", text)
-        if MODEL not in self._told:  # otherwise that says it
+        if MODEL not in self._reported:  # otherwise that says it
             self._warnings += losses
         unseen = dict(session.unseen)
         for site in session.blurred:

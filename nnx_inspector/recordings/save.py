@@ -276,7 +276,7 @@ class Journal:
         self.errors = 0
         self._state, self._failed = state, failed
         self._process = os.getpid()
-        self._told = False
+        self._reported = False
         self._said = ""
         self._file: int | None = None
         self._size = 0
@@ -293,7 +293,7 @@ class Journal:
         self._file, self._size, self._sections, self._due = file, size, sections, 0
         status = os.fstat(file)
         self._identity = status.st_dev, status.st_ino
-        self._passes, self._told = sections.passes, False
+        self._passes, self._reported = sections.passes, False
         if before is not None:
             os.close(before)
 
@@ -336,7 +336,7 @@ class Journal:
             with contextlib.suppress(OSError):  # else the incomplete section is read as torn
                 os.ftruncate(file, self._size)
             os.close(file)
-        if not self._told:
+        if not self._reported:
             self._tell(
                 f"{error}. It has {self._passes} passes of the run, which goes on; saving is "
                 "retried at growing intervals."
@@ -350,7 +350,7 @@ class Journal:
         )
 
     def _tell(self, text: str) -> None:
-        self._told = True
+        self._reported = True
         self._said = f"The recording could not be saved to {self.path!r}: {text}"
 
     def tell(self) -> None:

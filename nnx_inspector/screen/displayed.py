@@ -14,7 +14,7 @@ from nnx_inspector.recordings.passes import Quantity
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.export.markdown import ROWS, report
 from nnx_inspector.screen.export.page import MAX_BYTES, page_of
-from nnx_inspector.screen.export.replay import Told
+from nnx_inspector.screen.export.replay import Content
 from nnx_inspector.screen.presenter import Presenter
 
 if TYPE_CHECKING:
@@ -113,13 +113,13 @@ class Displayed:
             >>> insp.close()
         """
         recording = self.recording
-        title, told = self._page()
-        page = page_of(recording, told, title=f"{title} - nnx_inspector", max_bytes=max_bytes)
+        title, content = self._page()
+        page = page_of(recording, content, title=f"{title} - nnx_inspector", max_bytes=max_bytes)
         file, size = write_whole(path, [page.encode()])
         os.close(file)
         return size
 
-    def _page(self) -> tuple[str, Told]:
+    def _page(self) -> tuple[str, Content]:
         """The title of a page, and all that it shows beside the recording."""
         raise NotImplementedError
 

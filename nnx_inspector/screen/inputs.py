@@ -75,14 +75,14 @@ class Inputs:
     @property
     def given(self) -> bool:
         """Whether the user said anything."""
-        return self.decode is not None or self.labels is not None or self._told
+        return self.decode is not None or self.labels is not None or self._names_pictures
 
     def has_any(self, arrays: Sequence[Any]) -> bool:
         """Whether a batch may have anything to show: the user said so, or there may be pictures."""
         return self.given or (self.images is None and any(map(could_be, arrays)))
 
     @property
-    def _told(self) -> bool:
+    def _names_pictures(self) -> bool:
         """Whether the user said which argument has the pictures."""
         return self.images is not None and self.images is not False
 
@@ -179,11 +179,11 @@ class Inputs:
         blank = protocol.Example(words=(), label="", prediction="")
         examples = batch.examples or (blank,) * min(batch.batch, MOST_EXAMPLES)
         names = ["" if said[i] < 0 else self.name(int(said[i])) for i in range(len(examples))]
-        told = [
+        shown = [
             dataclasses.replace(one, prediction=name)
             for one, name in zip(examples, names, strict=True)
         ]
-        return dataclasses.replace(batch, examples=tuple(told))
+        return dataclasses.replace(batch, examples=tuple(shown))
 
     def words(self, arguments: Sequence[Argument], example: int) -> list[str]:
         """The words of one example; [] if no argument holds ids."""
@@ -196,19 +196,19 @@ class Inputs:
         """
         if self.images is False:
             return None, ""
-        told = f"images={self.images!r}" if self._told else ""
+        named = f"images={self.images!r}" if self._names_pictures else ""
         able = [one for one in arguments if self.images is None or _is_named(one, self.images)]
-        return pictures_in(able, told=told, most=MOST_EXAMPLES)
+        return pictures_in(able, named=named, most=MOST_EXAMPLES)
 
     def tokens_in(self, arguments: Sequence[Argument]) -> tuple[Argument | None, str]:
         """The argument that holds the ids, or None and a sentence that says why."""
         if self.tokens is not None:
-            told = [one for one in arguments if _is_named(one, self.tokens)]
-            fit = [one for one in told if _holds_ids(one.value)]
+            named = [one for one in arguments if _is_named(one, self.tokens)]
+            fit = [one for one in named if _holds_ids(one.value)]
             if len(fit) == 1:
                 return fit[0], ""
-            if told and not fit:
-                shape = f"{told[0].value.dtype}{list(told[0].value.shape)}"
+            if named and not fit:
+                shape = f"{named[0].value.dtype}{list(named[0].value.shape)}"
                 return None, f"tokens={self.tokens!r} is {shape}, which holds no ids of tokens."
             if fit:
                 return None, f"tokens={self.tokens!r} names {len(fit)} arrays: {_names(fit)}."

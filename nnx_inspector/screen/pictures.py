@@ -39,24 +39,24 @@ class _Argument(Protocol):
 
 
 def pictures_in(
-    arguments: Sequence[_Argument], *, told: str = "", most: int = 64
+    arguments: Sequence[_Argument], *, named: str = "", most: int = 64
 ) -> tuple[protocol.Pictures | None, str]:
     """The pictures among some arrays, or None, and a sentence if what `images=` names is not one.
 
-    `told` is what the user said, in words, "" to find pictures; `arguments` are then those named.
+    `named` is what the user said, in words, "" to find pictures; `arguments` are then those named.
     """
     able = [
-        (one, last) for one in arguments if (last := _layout(one.value, bool(told))) is not None
+        (one, last) for one in arguments if (last := _layout(one.value, bool(named))) is not None
     ]
-    able = [(one, last) for one, last in able if told or _has_pixels(_some(one.value, 8))]
+    able = [(one, last) for one, last in able if named or _has_pixels(_some(one.value, 8))]
     if not able:
-        if not told:
+        if not named:
             return None, ""
         if not arguments:
-            return None, f"This pass has no argument {told}."
+            return None, f"This pass has no argument {named}."
         x = arguments[0].value
         return None, (
-            f"{told} is {x.dtype}{list(x.shape)}, which holds no pictures: they are "
+            f"{named} is {x.dtype}{list(x.shape)}, which holds no pictures: they are "
             f"[batch, height, width, channel], [batch, channel, height, width] or "
             f"[batch, height, width]."
         )
@@ -67,10 +67,10 @@ def pictures_in(
 
 def could_be(x: Any) -> bool:
     """Whether the shape of an array is that of pictures; reads no number."""
-    return _layout(x, told=False) is not None
+    return _layout(x, named=False) is not None
 
 
-def _layout(x: Any, told: bool) -> bool | None:
+def _layout(x: Any, named: bool) -> bool | None:
     """Whether channels are last in an array of pictures, or absent; None for another shape."""
     shape, dtype = tuple(x.shape), x.dtype  # a key's dtype is none of NumPy's
     is_number = getattr(dtype, "kind", "O") in "biuf" or "float" in dtype.name
@@ -78,17 +78,17 @@ def _layout(x: Any, told: bool) -> bool | None:
         return None
     if hasattr(x, "is_deleted") and x.is_deleted():
         return None  # donated to a step meanwhile
-    if dtype.kind == "b" and not told:
+    if dtype.kind == "b" and not named:
         return None  # rather a mask of attention
-    least = 2 if told else LEAST_SIDE
+    least = 2 if named else LEAST_SIDE
     if len(shape) == 3:
         short, long = sorted(shape[1:])
-        return True if short >= max(least, 5) and (told or 2 * short >= long) else None
+        return True if short >= max(least, 5) and (named or 2 * short >= long) else None
     if shape[3] in (1, 3, 4) and min(shape[1:3]) >= least:
         return True
     if shape[1] in (1, 3, 4) and min(shape[2:]) >= least:
         return False
-    return shape[3] <= shape[1] if told else None
+    return shape[3] <= shape[1] if named else None
 
 
 def _has_pixels(x: npt.NDArray[Any]) -> bool:

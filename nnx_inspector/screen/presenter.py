@@ -24,7 +24,7 @@ from nnx_inspector.screen.comm import Screen, open_beside, show_beside_again
 from nnx_inspector.screen.comparison import A_RECORD, At, clean_of, compared, other_pass
 from nnx_inspector.screen.export.last_state import LastState
 from nnx_inspector.screen.export.notebook import SavedOutput
-from nnx_inspector.screen.export.replay import Told
+from nnx_inspector.screen.export.replay import Content
 from nnx_inspector.screen.export.text import WHY_NO_VIEW, in_text
 from nnx_inspector.screen.frames import (
     curves_of,
@@ -100,7 +100,9 @@ class Presenter:
         self._others = 0
         self._told_of = -1
         self._rests_until = 0.0
-        self.tell: Callable[..., Told | None] = lambda *shown: None  # for a saved notebook
+        self.page_content: Callable[..., Content | None] = lambda *shown: (
+            None
+        )  # for a saved notebook
         self._saved = SavedOutput(
             weakly(self._last_state), weakly(self._failed), weakly(self._seen)
         )
@@ -426,7 +428,7 @@ class Presenter:
             state=state,
             kept=tuple(x for x in map(self.kept, ("findings", "sweep")) if x is not None),
             recording=snapshot["recording"],
-            tell=self.tell,
+            content_of=self.page_content,
         )
 
     def _seen(self) -> bool:

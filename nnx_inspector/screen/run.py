@@ -41,7 +41,7 @@ from nnx_inspector.screen.control.folder import send, values_of
 from nnx_inspector.screen.control.steered import Steered
 from nnx_inspector.screen.control.values import SiteValues
 from nnx_inspector.screen.displayed import Displayed
-from nnx_inspector.screen.export.replay import Told, detailed_of
+from nnx_inspector.screen.export.replay import Content, detailed_of
 from nnx_inspector.screen.frames import casts_message, findings_message, metrics_at
 from nnx_inspector.screen.presenter import Presenter
 from nnx_inspector.screen.python_text import made
@@ -137,7 +137,7 @@ class Run(Displayed):
         self._unsent = self._undiagnosed = False
         self._rests_until = 0.0
         self._view = view = Presenter(self._snapshot)
-        view.tell = weakly(self._told)
+        view.page_content = weakly(self._content)
         self._clicks = Clicks(self, view)
         self._closing = contextlib.ExitStack()
         self._closing.callback(view.close)
@@ -273,12 +273,12 @@ class Run(Displayed):
             raise InspectorError(why)
         return number
 
-    def _page(self) -> tuple[str, Told]:
+    def _page(self) -> tuple[str, Content]:
         layout, state = self._view.layout, self._view.state_at_rest()
         assert layout is not None  # both exist from the beginning
         assert state is not None
         found = findings_message(diagnose(self._following.recording))
-        return self._following.recording.name, self._told(layout, state, [found])
+        return self._following.recording.name, self._content(layout, state, [found])
 
     def _reported(self) -> dict[str, Any]:
         return {"title": f"Report of {os.path.basename(self._path)}"}
@@ -423,10 +423,12 @@ class Run(Displayed):
             ),
         }
 
-    def _told(self, layout: protocol.Layout, state: protocol.State, kept: Sequence[Any]) -> Told:
+    def _content(
+        self, layout: protocol.Layout, state: protocol.State, kept: Sequence[Any]
+    ) -> Content:
         saved, recording = time.strftime("%Y-%m-%d %H:%M"), self._following.recording
         casts = protocol.Look(id=0, what="casts", site="")
-        return Told(
+        return Content(
             layout=layout,
             state=state,
             kept=tuple(kept),

@@ -37,7 +37,7 @@ class Writing:
         failed: Callable[[str], object],
     ):
         self._tracker, self._find = tracker, find
-        self._told: set[tuple[str, str]] = set()
+        self._written: set[tuple[str, str]] = set()
         self._seconds, self._passes, self._rests_until = 0.0, 0, 0.0
         self._subscription = recording.subscribe(
             self._of_pass, metrics=self._of_metrics, failed=failed, name=tracker.name
@@ -76,9 +76,9 @@ class Writing:
         found = self._find() or ()
         self._rests_until = time.monotonic() + RESTS * (time.monotonic() - began)
         for one in found:
-            if (one.rule, one.site) not in self._told:
+            if (one.rule, one.site) not in self._written:
                 self._tracker.of_finding(one)
-                self._told.add((one.rule, one.site))
+                self._written.add((one.rule, one.site))
 
     def _last(self) -> None:
         self._tell_findings()

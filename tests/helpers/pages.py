@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.export.replay import NO_HISTOGRAM, Told
+from nnx_inspector.screen.export.replay import NO_HISTOGRAM, Content
 
 PROGRESS = protocol.Progress(kind="watch", running=False, step=3, total=None, rate=None)
 
@@ -24,7 +24,7 @@ COST = protocol.Cost(
 )  # fmt: skip
 
 
-def told(keys: Sequence[str], **more: Any) -> Told:
+def told(keys: Sequence[str], **more: Any) -> Content:
     sites = tuple(
         protocol.Site(
             key=key, name=key, kind="Linear", parent=-1, depth=0, inputs="", output="",
@@ -39,7 +39,7 @@ def told(keys: Sequence[str], **more: Any) -> Told:
         progress=PROGRESS, cost=COST, notices=(), python="", closed=False,
     )  # fmt: skip
     layout = protocol.Layout(version=protocol.VERSION, layout=1, model="Net", sites=sites)
-    return Told(layout=layout, state=state, detailed=tuple(more.pop("detailed", keys)), **more)
+    return Content(layout=layout, state=state, detailed=tuple(more.pop("detailed", keys)), **more)
 
 
 class Unpacked:

@@ -54,7 +54,7 @@ def test_normalised_pixels_are_stretched_channel_by_channel():
 @pytest.mark.parametrize("channels", [1, 2, 4, 5])
 def test_other_numbers_of_channels_are_said(channels):
     value = RANDOM.random((2, 9, 9, channels)).astype(np.float32)
-    found, message = shown(value, told="images=0")
+    found, message = shown(value, named="images=0")
     first = value[..., :3] if channels == 4 else value[..., :1]
     np.testing.assert_allclose(found, np.rint(first * 255), atol=1)
     words = {1: "0 … 1", 4: "channels 0 to 2 of 4; 0 … 1"}
@@ -84,10 +84,10 @@ def test_pixels_that_are_not_finite_have_their_colour_also_in_a_reduced_picture(
 
 
 def test_constant_pictures_and_pictures_without_a_finite_pixel():
-    found, message = shown(np.full((2, 8, 8), 7.5, np.float32), told="images=0")
+    found, message = shown(np.full((2, 8, 8), 7.5, np.float32), named="images=0")
     assert (found == 0).all()
     assert message.shown == "all 7.5, stretched from 7.5 … 7.5"
-    found, message = shown(np.full((2, 8, 8), np.inf, np.float32), told="images=0")
+    found, message = shown(np.full((2, 8, 8), np.inf, np.float32), named="images=0")
     assert message.shown == "no finite pixel; 128 pixels are NaN or Inf"
 
 

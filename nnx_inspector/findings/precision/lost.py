@@ -78,24 +78,24 @@ def _seen(passes: list[Pass], held: list[ParameterFacts]) -> Lost | None:
 
 
 def _sampled(passes: list[Pass], held: list[ParameterFacts]) -> Lost | None:
-    def told(one: Pass, path: str, name: str) -> float:
+    def figure(one: Pass, path: str, name: str) -> float:
         return one.figures.parameter(path, name) if one.figures else math.nan
 
-    held = [p for p in held if passes and told(passes[-1], p.path, "differentiated") == 1]
-    held = [p for p in held if all(math.isnan(told(one, p.path, "lost")) for one in passes)]
+    held = [p for p in held if passes and figure(passes[-1], p.path, "differentiated") == 1]
+    held = [p for p in held if all(math.isnan(figure(one, p.path, "lost")) for one in passes)]
     followed = [
-        all(math.isnan(told(one, p.path, "stuck")) for p in held) for one in passes
+        all(math.isnan(figure(one, p.path, "stuck")) for p in held) for one in passes
     ]  # whether each pass begins a loop
     passes = passes[max((i for i, begins in enumerate(followed) if begins), default=0) :]
     if len(passes) <= STILL:
         return None
-    parts = {p.path: told(passes[-1], p.path, "stuck") for p in held}
+    parts = {p.path: figure(passes[-1], p.path, "stuck") for p in held}
     middle = passes[len(passes) // 2]
 
     def is_rounded(p: ParameterFacts) -> bool:
-        part, before = parts[p.path], told(middle, p.path, "stuck")
+        part, before = parts[p.path], figure(middle, p.path, "stuck")
         stopped = part >= MOST and 1 - part <= GROWS * (1 - before)
-        return stopped and told(passes[-1], p.path, "larger") >= LARGER
+        return stopped and figure(passes[-1], p.path, "larger") >= LARGER
 
     if not any(map(is_rounded, held)):
         return None

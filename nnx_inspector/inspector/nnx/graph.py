@@ -299,12 +299,12 @@ _OF_EVERY_VARIABLE = {"hijax": False, "ref": False, "eager_sharding": True}
 def _metadata(owner: Any) -> str:
     if not isinstance(owner, nnx.Variable):
         return ""
-    told = {
+    shown = {
         name: value
         for name, value in owner.get_metadata().items()
         if value is not None and _OF_EVERY_VARIABLE.get(name, _in_words) is not value
     }
-    return ", ".join(f"{name}={_in_words(value)}" for name, value in list(told.items())[:8])
+    return ", ".join(f"{name}={_in_words(value)}" for name, value in list(shown.items())[:8])
 
 
 def kinds_of(leaves: Sequence[Leaf]) -> tuple[protocol.NnxKind, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from nnx_inspector._compat.sharding import automatic
-from nnx_inspector.screen.values.blocks import TILE, Component
+from nnx_inspector.screen.values.blocks import TILE, Component, Tile, arranged
 from nnx_inspector.stats.arithmetic import real_values
 
 LINE = 64
@@ -28,8 +28,8 @@ UNROLLED = 64
 class OnDevice:
     """Reduces tiles of jax's arrays, in the array's own precision; see `Tiles`."""
 
-    def figures(self, x: jax.Array, starts: Any, **how: Any) -> dict[str, jax.Array]:
-        return _tile(x, starts, **how)
+    def figures(self, x: jax.Array, starts: Any, *, tile: Tile) -> dict[str, jax.Array]:
+        return _tile(x, starts, tile=tile)
 
     def fetched(self, figures: Any) -> dict[str, np.ndarray]:
         return jax.device_get(figures)
@@ -44,28 +44,15 @@ class OnDevice:
 ON_DEVICE = OnDevice()
 
 
-@functools.partial(jax.jit, static_argnames=("axes", "sizes", "fine", "component", "careful"))
+@functools.partial(jax.jit, static_argnames="tile")
 @automatic
-def _tile(
-    x: jax.Array,
-    starts: Any,
-    *,
-    axes: tuple[int | None, ...],
-    sizes: tuple[int, ...],
-    fine: tuple[int, int] | None,
-    component: Component,
-    careful: bool,
-) -> dict[str, jax.Array]:
+def _tile(x: jax.Array, starts: Any, *, tile: Tile) -> dict[str, jax.Array]:
     """The figures of the fine blocks of one tile, or the values of the tile."""
-    shown = [axis for axis in axes if axis is not None]
-    others = [axis for axis in range(x.ndim) if axis not in shown]
-    part = lax.dynamic_slice(x, list(starts), sizes)
-    part = part.transpose((*others, *shown))
-    part = part.reshape([1 if axis is None else sizes[axis] for axis in axes])
-    value = _reals(part, component)
-    if fine is None:
+    part = arranged(lax.dynamic_slice(x, list(starts), tile.sizes), tile.axes)
+    value = _reals(part, tile.component)
+    if tile.fine is None:
         return {"value": value}
-    return _careful_figures(value, fine) if careful else _figures(value, fine)
+    return (_careful_figures if tile.careful else _figures)(value, tile.fine)
 
 
 def _reals(x: jax.Array, component: Component) -> jax.Array:

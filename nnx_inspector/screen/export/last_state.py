@@ -20,7 +20,7 @@ from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export.assets import asset
 from nnx_inspector.screen.export.page import shell_of
-from nnx_inspector.screen.export.replay import Told, as_text, packed_passes
+from nnx_inspector.screen.export.replay import Content, as_text, packed_passes
 from nnx_inspector.screen.export.snapshot import MOST_BYTES as MOST_PLAIN
 from nnx_inspector.screen.export.snapshot import snapshot
 from nnx_inspector.screen.frames import metrics_at
@@ -55,7 +55,7 @@ class LastState:
         state: the small state as if nothing ran.
         kept: the findings and a sweep.
         recording: the recording; its newest passes may be slightly newer than the rest.
-        tell: returns the rest of what the screen replays, or None if the inspector is gone.
+        content_of: returns the rest of what the screen replays, or None if the inspector is gone.
     """
 
     inspector: str
@@ -63,7 +63,7 @@ class LastState:
     state: protocol.State
     kept: tuple[Any, ...]
     recording: Recording
-    tell: Callable[[protocol.Layout, protocol.State, tuple[Any, ...]], Told | None]
+    content_of: Callable[[protocol.Layout, protocol.State, tuple[Any, ...]], Content | None]
 
     def key(self) -> object:
         """A key that is equal for two moments if the same would be saved."""
@@ -90,12 +90,12 @@ class LastState:
         )
         packed = None
         if not stop() and self.recording.passes and len(self.layout.sites) * 2 <= MOST_CELLS:
-            told = self.tell(self.layout, self.state, tuple(map(_small, self.kept)))
-            if told is not None:
+            content = self.content_of(self.layout, self.state, tuple(map(_small, self.kept)))
+            if content is not None:
                 note = f"Saved {saved}, with {{passes}}. {_SAID_OF_THEM}"
-                missing = tuple(dict.fromkeys((*told.missing, *LEFT_OUT)))
-                told = dataclasses.replace(told, note=note, missing=missing)
-                packed = fitted(self.recording, told, stop=stop)
+                missing = tuple(dict.fromkeys((*content.missing, *LEFT_OUT)))
+                content = dataclasses.replace(content, note=note, missing=missing)
+                packed = fitted(self.recording, content, stop=stop)
         if stop():
             return None
         return _output(self.inspector, plain, packed)
@@ -110,18 +110,22 @@ def _small(message: Any) -> Any:
 
 
 def fitted(
-    recording: Recording, told: Told, *, max_bytes: int = MOST_RECORDED, stop: Stop = lambda: False
+    recording: Recording,
+    content: Content,
+    *,
+    max_bytes: int = MOST_RECORDED,
+    stop: Stop = lambda: False,
 ) -> str | None:
     """The recording that the screen replays, in base64, with as many passes and details as fit.
 
     None if not even two passes with the details of one module fit, or once `stop` returns true. The
-    details of the first sites of `told` are kept first.
+    details of the first sites of `content` are kept first.
     """
-    most, details = _at_first(len(told.layout.sites), len(told.detailed), max_bytes)
+    most, details = _at_first(len(content.layout.sites), len(content.detailed), max_bytes)
     for _ in range(_TRIES):
         if stop():
             return None
-        kept = with_details(told, details)
+        kept = with_details(content, details)
         text, _, shown = packed_passes(recording, kept, most, columns=COLUMNS, points=POINTS)
         over = len(text) / max_bytes
         if over <= 1:
@@ -147,14 +151,14 @@ _FIXED, _ROW, _COLUMN, _PASS = 25_000, 250, 80, 200
 """Measured bytes: fixed, per row, per step of a history, per pass with its histogram."""
 
 
-def with_details(told: Told, most: int) -> Told:
+def with_details(content: Content, most: int) -> Content:
     """A copy with the details of the first `most` sites only."""
-    detailed = told.detailed[:most]
+    detailed = content.detailed[:most]
     answers = {
         what: {site: one for site, one in by_site.items() if site in detailed}
-        for what, by_site in told.answers.items()
+        for what, by_site in content.answers.items()
     }
-    return dataclasses.replace(told, detailed=detailed, answers=answers)
+    return dataclasses.replace(content, detailed=detailed, answers=answers)
 
 
 # ------------------------------------------------------------------- as markup

@@ -15,7 +15,7 @@ from typing import Final
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.export.assets import asset
-from nnx_inspector.screen.export.replay import Told, packed_passes
+from nnx_inspector.screen.export.replay import Content, packed_passes
 
 MAX_BYTES: Final = 16 * 2**20
 MOST_UNPACKED: Final = 256 * 2**20
@@ -49,7 +49,9 @@ _PAGE: Final = """<!doctype html>
 """
 
 
-def page_of(recording: Recording, told: Told, *, title: str, max_bytes: int = MAX_BYTES) -> str:
+def page_of(
+    recording: Recording, content: Content, *, title: str, max_bytes: int = MAX_BYTES
+) -> str:
     """The text of a page that shows a recording.
 
     If the recording does not fit, evenly spaced passes are kept; the page says how many it has.
@@ -65,7 +67,7 @@ def page_of(recording: Recording, told: Told, *, title: str, max_bytes: int = MA
     room = max_bytes - shell
     most = min(len(recording.passes), _at_first(recording, room))
     while True:
-        packed, size, shown = packed_passes(recording, told, most)
+        packed, size, shown = packed_passes(recording, content, most)
         over = max(len(packed) / max(room, 1), size / MOST_UNPACKED)
         if over <= 1:
             return before + packed + after

@@ -49,7 +49,7 @@ Answer = tuple[Any, bytes | None] | str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Told:
+class Content:
     """The content of a page besides the passes.
 
     Attributes:
@@ -124,7 +124,7 @@ class Packing:
 def replayed(
     recording: Recording,
     passes: Sequence[Pass],
-    told: Told,
+    content: Content,
     *,
     left_out: int = 0,
     columns: int = COLUMNS,
@@ -136,29 +136,34 @@ def replayed(
     others.
     """
     packing = Packing()
-    keys = tuple(site.key for site in told.layout.sites)
+    keys = tuple(site.key for site in content.layout.sites)
     index: dict[str, Any] = {
         "version": protocol.VERSION,
-        "note": _note(told, _passes_in_words(len(passes), left_out)),
-        "layout": protocol.to_header(told.layout),
-        "state": protocol.to_header(told.state),
-        "kept": [protocol.to_header(message) for message in told.kept],
+        "note": _note(content, _passes_in_words(len(passes), left_out)),
+        "layout": protocol.to_header(content.layout),
+        "state": protocol.to_header(content.state),
+        "kept": [protocol.to_header(message) for message in content.kept],
         "curves": packing.message(*curves_of(recording, points=points)),
         "passes": packing.message(*passes_message(passes, recording.thinned + left_out)),
-        "library": packing.add(np.frombuffer(told.library, "u1"), "u1"),
-        "histories": list(_histories(recording, keys, told, packing, columns)),
+        "library": packing.add(np.frombuffer(content.library, "u1"), "u1"),
+        "histories": list(_histories(recording, keys, content, packing, columns)),
         "answers": {
             what: [[site, _answer(one, packing)] for site, one in by_site.items()]
-            for what, by_site in told.answers.items()
+            for what, by_site in content.answers.items()
         },
-        "missing": list(told.missing),
-        **_frames(recording, passes, keys, told.detailed, packing),
+        "missing": list(content.missing),
+        **_frames(recording, passes, keys, content.detailed, packing),
     }
     return packing.packed(index)
 
 
 def packed_passes(
-    recording: Recording, told: Told, most: int, *, columns: int = COLUMNS, points: int = POINTS
+    recording: Recording,
+    content: Content,
+    most: int,
+    *,
+    columns: int = COLUMNS,
+    points: int = POINTS,
 ) -> tuple[str, int, int]:
     """A recording with at most `most` of its passes, as text in the form that the page reads.
 
@@ -167,7 +172,7 @@ def packed_passes(
     """
     chosen = thinned_to(recording.passes, most)
     left_out = len(recording.passes) - len(chosen)
-    raw = replayed(recording, chosen, told, left_out=left_out, columns=columns, points=points)
+    raw = replayed(recording, chosen, content, left_out=left_out, columns=columns, points=points)
     return as_text(raw), len(raw), len(chosen)
 
 
@@ -207,10 +212,10 @@ def _passes_in_words(shown: int, left_out: int) -> str:
     return f"{shown} of {shown + left_out} passes, spaced evenly"
 
 
-def _note(told: Told, passes: str) -> str:
-    sites, kept = len(told.layout.sites), len(told.detailed)
+def _note(content: Content, passes: str) -> str:
+    sites, kept = len(content.layout.sites), len(content.detailed)
     details = f" The details of {kept} of {sites} modules are kept." if kept < sites else ""
-    return told.note.replace("{passes}", passes) + details
+    return content.note.replace("{passes}", passes) + details
 
 
 def _answer(one: Answer, packing: Packing) -> dict[str, Any]:
@@ -218,11 +223,11 @@ def _answer(one: Answer, packing: Packing) -> dict[str, Any]:
 
 
 def _histories(
-    recording: Recording, keys: Sequence[str], told: Told, packing: Packing, columns: int
+    recording: Recording, keys: Sequence[str], content: Content, packing: Packing, columns: int
 ) -> Iterable[dict[str, Any]]:
-    for site in told.detailed:
+    for site in content.detailed:
         for message, buffer in histories_of(
-            recording, keys=keys, selected=site, layout=told.layout.layout, columns=columns
+            recording, keys=keys, selected=site, layout=content.layout.layout, columns=columns
         ):
             heat = isinstance(message, protocol.History)
             shades = message.steps * protocol.HISTORY_BINS if heat else 0

@@ -97,8 +97,8 @@ def _said(
     if newest is not None:
         metrics = metrics_at(recording, newest.step)
         if metrics:
-            told = ", ".join(f"{_cut(name)} {_real(x)}" for name, x in metrics.items())
-            yield _element("p", f"Metrics: {told}")
+            said = ", ".join(f"{_cut(name)} {_real(x)}" for name, x in metrics.items())
+            yield _element("p", f"Metrics: {said}")
     for one in state.perturbations[:20]:
         on = "on" if one.enabled else "off"
         yield _element("p", f"Perturbed ({on}): {one.site or '(root)'}: ", _code(one.expression))
@@ -164,8 +164,8 @@ def _detail(layout: protocol.Layout, selected: str, newest: Pass | None) -> Iter
         "source": site.source,
         "not seen": site.unseen,
     }
-    told = "; ".join(f"{name}: {_cut(value)}" for name, value in facts.items() if value)
-    yield _element("p", "Selected: ", _element("b", selected or "(root)"), f". {told}")
+    said = "; ".join(f"{name}: {_cut(value)}" for name, value in facts.items() if value)
+    yield _element("p", "Selected: ", _element("b", selected or "(root)"), f". {said}")
     table, sparks = table_of([selected], newest)
     heads = ["", *protocol.STATISTICS, *(f"q{round(100 * q):02d}" for q in _QUANTILES), ""]
     rows = [_row(heads, "th")]
@@ -243,13 +243,13 @@ def _element(name: str, *children: Child, css: str = "") -> Element:
             element.append(child)
             before = child
         elif before is None:
-            element.text = (element.text or "") + _told(child)
+            element.text = (element.text or "") + _utf8(child)
         else:
-            before.tail = (before.tail or "") + _told(child)
+            before.tail = (before.tail or "") + _utf8(child)
     return element
 
 
-def _told(text: str) -> str:
+def _utf8(text: str) -> str:
     """Like `_cut`, for sentences, whose spaces stay."""
     words = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(x if x.isprintable() or x == "\N{NO-BREAK SPACE}" else " " for x in words)[:600]

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -108,24 +108,35 @@ class Blocks:
         return self.low is None
 
 
+class Tile(NamedTuple):
+    """A part of an array that is reduced at once.
+
+    Attributes:
+        axes: as in `Window`.
+        sizes: its elements along each axis of the array.
+        fine: the rows and columns of its fine blocks, of which there are figures; None for values.
+        careful: whether some value is not finite, or a sum: then the figures are asked for again.
+    """
+
+    axes: tuple[int | None, ...]
+    sizes: tuple[int, ...]
+    fine: tuple[int, int] | None
+    component: Component
+    careful: bool
+
+
+def arranged(part: Any, axes: Sequence[int | None]) -> Any:
+    """A part of an array, of one element along all axes but these, as [tiles, rows, columns]."""
+    shown = [axis for axis in axes if axis is not None]
+    others = [axis for axis in range(part.ndim) if axis not in shown]
+    sizes = [1 if axis is None else part.shape[axis] for axis in axes]
+    return part.transpose((*others, *shown)).reshape(sizes)
+
+
 class Tiles(Protocol):
     """Reduces tiles of arrays. `figures` may return before it has: `fetched` waits for it."""
 
-    def figures(
-        self,
-        x: Any,
-        starts: Any,
-        *,
-        axes: tuple[int | None, ...],
-        sizes: tuple[int, ...],
-        fine: tuple[int, int] | None,
-        component: Component,
-        careful: bool,
-    ) -> Any:
-        """The figures of the fine blocks of one tile, or the values of the tile. If their sum is
-        not finite, they are asked for again, `careful`.
-        """
-        ...
+    def figures(self, x: Any, starts: Any, *, tile: Tile) -> Any: ...
 
     def fetched(self, figures: Any) -> dict[str, np.ndarray]: ...
 
@@ -135,23 +146,10 @@ class Tiles(Protocol):
 class Here:
     """Reduces tiles of NumPy arrays, in float64."""
 
-    def figures(
-        self,
-        x: Any,
-        starts: Any,
-        *,
-        axes: tuple[int | None, ...],
-        sizes: tuple[int, ...],
-        fine: tuple[int, int] | None,
-        component: Component,
-        careful: bool,
-    ) -> Any:
-        shown = [axis for axis in axes if axis is not None]
-        others = [axis for axis in range(x.ndim) if axis not in shown]
-        part = self.part(x, starts, sizes).transpose((*others, *shown))
-        part = part.reshape([1 if axis is None else sizes[axis] for axis in axes])
+    def figures(self, x: Any, starts: Any, *, tile: Tile) -> Any:
+        part, fine = arranged(self.part(x, starts, tile.sizes), tile.axes), tile.fine
         if part.dtype.kind == "c":
-            part = {"real": np.real, "imag": np.imag}.get(component, _sizes_of)(part)
+            part = {"real": np.real, "imag": np.imag}.get(tile.component, _sizes_of)(part)
         value = part.astype(np.float64)
         if fine is None:
             return {"value": value}
@@ -299,15 +297,9 @@ class _Grid:
         for axis, start, size in zip(self.window.axes, at, sizes, strict=True):
             if axis is not None:
                 starts[axis], lengths[axis] = start, size
-        return self.of_tiles.figures(
-            self.x,
-            np.asarray(starts, np.int32),
-            axes=self.window.axes,
-            sizes=tuple(lengths),
-            fine=None if self.block[1] * self.block[2] == 1 else fine,
-            component=self.component,
-            careful=careful,
-        )
+        figures = None if self.block[1] * self.block[2] == 1 else fine
+        tile = Tile(self.window.axes, tuple(lengths), figures, self.component, careful)
+        return self.of_tiles.figures(self.x, np.asarray(starts, np.int32), tile=tile)
 
     def _add(self, found: dict[str, np.ndarray], host: Any, at: Any, sizes: Any) -> None:
         fine = self._fine()
@@ -407,10 +399,7 @@ def exact_values(x: Any, window: Window, tiles: Tiles = HERE) -> np.ndarray:
         host = np.zeros([b - a for a, b in window.spans], x.dtype)
     else:
         part = tiles.part(x, np.asarray(starts, np.int32), tuple(sizes))
-        shown = [axis for axis in window.axes if axis is not None]
-        others = [axis for axis in range(x.ndim) if axis not in shown]
-        host = np.ascontiguousarray(part.transpose((*others, *shown)))
-        host = host.reshape([b - a for a, b in window.spans])
+        host = np.ascontiguousarray(arranged(part, window.axes))
     if host.dtype.kind == "c":
         return host.astype(np.complex128)
     if host.dtype.kind in "iu":

@@ -12,7 +12,7 @@ from inside import inside
 from models import TwoLayers
 
 import nnx_inspector as nni
-from nnx_inspector.inspector.export import told_by
+from nnx_inspector.inspector.export import content_of
 from nnx_inspector.inspector.values import kept
 from nnx_inspector.inspector.values.kept import key_of
 from nnx_inspector.screen import protocol
@@ -60,7 +60,7 @@ def test_a_page_keeps_what_was_opened_and_read(insp):
     expected = X @ insp.model.a.kernel[...] + insp.model.a.bias[...]
     found = np.frombuffer(values, np.float32)[: expected.shape[1]]
     np.testing.assert_allclose(found, expected[3], rtol=1e-5, atol=1e-6)
-    told = told_by(inside(insp).core, [])
+    told = content_of(inside(insp).core, [])
     assert told.answers["values"] == answers
     assert told.missing == ("compare",)
 
@@ -83,13 +83,13 @@ def test_the_oldest_values_make_room(insp, monkeypatch):
     assert list(answers)[1:] == [key_of(read(array, row=r)) for r in (2, 3)]
     assert (
         "Left out: 2 of the slices of values that were opened"
-        in told_by(inside(insp).core, []).note
+        in content_of(inside(insp).core, []).note
     )
     asked(insp, read(array, row=1))  # has room again, in place of another
     assert inside(insp).core.opened.left_out() == 2
     insp.run(X + 1)
     asked(insp, shown("a"))  # what was left out is that of an array that no page shows
-    assert "Left out" not in told_by(inside(insp).core, []).note
+    assert "Left out" not in content_of(inside(insp).core, []).note
 
 
 def test_a_page_keeps_comparisons(insp, tmp_path: pathlib.Path):
@@ -97,7 +97,7 @@ def test_a_page_keeps_comparisons(insp, tmp_path: pathlib.Path):
     inside(insp).commands.answer(protocol.Compare(id=1, number=1, pinned=0))
     inside(insp).commands.wait()
     before = nnx.clone(insp.model)
-    told = told_by(inside(insp).core, [])
+    told = content_of(inside(insp).core, [])
     ((pair, compared),) = told.answers["compare"].items()
     assert pair == "1 0"
     assert not isinstance(compared, str)
@@ -106,4 +106,4 @@ def test_a_page_keeps_comparisons(insp, tmp_path: pathlib.Path):
     insp.compare(before)
     insp.to_html(tmp_path / "page.html")
     weights = inside(insp).view.kept("weights")
-    assert told_by(inside(insp).core, [weights]).kept == (weights,)
+    assert content_of(inside(insp).core, [weights]).kept == (weights,)

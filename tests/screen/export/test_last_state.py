@@ -26,7 +26,7 @@ from nnx_inspector.screen.export.last_state import (
     LastState,
     fitted,
 )
-from nnx_inspector.screen.export.replay import Told
+from nnx_inspector.screen.export.replay import Content
 from nnx_inspector.stats.summary import Summary
 
 
@@ -50,7 +50,7 @@ def recorded(keys: Sequence[str], passes: int, summaries: Sequence[Summary]) -> 
 def saved(recording: Recording, keys: Sequence[str], **state: Any) -> LastState:
     page = told(keys)
 
-    def tell(layout: protocol.Layout, state: protocol.State, kept: tuple[Any, ...]) -> Told:
+    def tell(layout: protocol.Layout, state: protocol.State, kept: tuple[Any, ...]) -> Content:
         answers = {"code": {key: (code(key), None) for key in page.detailed}}
         return dataclasses.replace(page, state=state, kept=kept, answers=answers)
 
@@ -60,7 +60,7 @@ def saved(recording: Recording, keys: Sequence[str], **state: Any) -> LastState:
         state=dataclasses.replace(page.state, **state),
         kept=(),
         recording=recording,
-        tell=tell,
+        content_of=tell,
     )
 
 
