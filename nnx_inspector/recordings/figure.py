@@ -202,7 +202,7 @@ def _of_choices(recording: Recording, key: str, which: str) -> go.Figure:
                 showlegend=row == 1 or whole,
             )
             drawn.add_trace(trace, row, 1)
-        drawn.update_xaxes(title_text="step", row=row, col=1)
+    drawn.update_xaxes(title_text="step", row=len(shown), col=1)
     _styled(drawn, recording, f"{key}: {which}", rows=len(shown))
     return drawn.update_layout(showlegend=True)
 

@@ -201,9 +201,9 @@ def _choices_of(
     recording: Recording, keys: Sequence[str], selected: str, layout: int
 ) -> Iterator[tuple[protocol.Choices, bytes]]:
     """The heads and the experts of a site's own calls over the steps."""
-    found = dict.fromkeys(
-        key for one in recording.passes if one.figures for key in one.figures.of_choices
-    )
+    figures = [one.figures for one in recording.passes if one.figures]
+    shared = {id(one.choices): one.choices for one in figures}  # most passes have the same
+    found = dict.fromkeys(key for names in shared.values() for key in names)
     own = [key for key in found if key.rpartition("@")[0] == selected]
     for key in own[:CHOICE_TABLES]:
         experts = is_expert(key)
