@@ -30,6 +30,7 @@ from nnx_inspector.hooks.sites import (
 )
 from nnx_inspector.hooks.variables import float_arrays, variables_by_path
 from nnx_inspector.program.analysis.activations import is_affine, kind_after, kind_before
+from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.analysis.equations import bodies_of
 from nnx_inspector.program.analysis.reach import TooLargeError, flow_of
 from nnx_inspector.program.analysis.trace import Trace, staged_for_trace, trace_of
@@ -62,8 +63,22 @@ def facts_of_stage(stage: Staged, *, is_loss: bool = False) -> Facts:
     sites = {one.site: one for one in facts_of_modules(model).sites}
     for site, found in program.sites.items():
         sites[site] = _joined(sites.get(site, SiteFacts(site=site)), found)
+    for site in _given_ids(stage, model):
+        sites[site] = dataclasses.replace(sites[site], given=1)
     parameters = tuple(_parameters(model, needed, _needed(stage, of_loss)))
     return Facts(sites=tuple(sites.values()), parameters=parameters, flows=_flows(stage, model))
+
+
+def _given_ids(stage: Staged, model: nnx.Module) -> set[str]:
+    """The embeddings that receive an argument of the call as it is, of two axes or more."""
+    every = [site.key for site in module_sites(model) if isinstance(site.module, nnx.Embed)]
+    received = inputs_received(stage.survey.jaxpr, stage.owner, every) if every else {}
+    return {
+        site
+        for number, of in received.items()
+        for site, same in of.items()
+        if same and len(shape := stage.inputs[number].shape) > 1 and shape[-1] > 1
+    }
 
 
 def _flows(stage: Staged, model: nnx.Module) -> tuple[Flow, ...]:

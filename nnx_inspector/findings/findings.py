@@ -33,8 +33,9 @@ from nnx_inspector.findings.finding import (
     inside,
 )
 from nnx_inspector.findings.forward import collapse, constant, dead_units, saturated_units
-from nnx_inspector.findings.model import dtype, metrics, mode, padding, sinusoids, uncalled, unused
+from nnx_inspector.findings.model import dtype, metrics, mode, sinusoids, uncalled, unused
 from nnx_inspector.findings.nonfinite import nonfinite
+from nnx_inspector.findings.padding import padding
 from nnx_inspector.findings.precision.ranges import overflow, underflow
 from nnx_inspector.findings.precision.updates import update_ratio
 from nnx_inspector.findings.rule_context import LAST, RuleContext

@@ -1,5 +1,5 @@
-"""Rules for the model itself: dtypes, modes, modules that nothing uses, what embeddings receive,
-loops that do not call it, metrics that are not finite.
+"""Rules for the model itself: dtypes, modes, modules that nothing uses, sinusoids, loops that do
+not call it, metrics that are not finite.
 
 Invariant: a rule makes no finding from a fact that is unknown.
 """
@@ -16,7 +16,7 @@ from nnx_inspector.findings.finding import Finding, Severity, and_others, inside
 from nnx_inspector.findings.rule_context import RuleContext, examined, is_within, units_in
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import UNKNOWN, Figures, Role, SiteFacts
-from nnx_inspector.stats.gauges import HARDLY, OF_IDS
+from nnx_inspector.stats.gauges import HARDLY
 
 WIDTHS: Final = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 SHIFTED: Final = 0.5
@@ -25,9 +25,6 @@ SCALED: Final = 2.0
 the data differ by the noise of a batch; half a deviation or a factor of 2 means other data."""
 NOISE: Final = 3.0
 """The mean of n values has a deviation of 1 / sqrt(n): up to three of these are noise."""
-PADDED: Final = 0.5
-SEGMENTS: Final = 4
-"""Fewer ids than this tell segments or classes apart, of which one may well be the commonest."""
 MOSTLY_STILL: Final = 0.55
 """With frequencies from 1 to 1/10,000 (Vaswani et al. 2017), 68 % of the units are still for times
 from 0 to 1, 52 % for 0 to 10 and 6 % for 0 to 1,000."""
@@ -330,40 +327,6 @@ def _moved(context: RuleContext, path: str) -> bool:
         if one.figures.parameter(path, "same") == 0 and not one.figures.parameter(path, "decay"):
             return True
     return False
-
-
-# ----------------------------------------------------------------------- padding
-
-
-def padding(context: RuleContext) -> Iterator[Finding]:
-    """An id that fills most positions of what an embedding receives."""
-    passes = [(p, f) for p in context.clean if (f := p.figures) is not None]
-    for one in (p for ps in context.held.values() for p in ps):
-        found = [(p, f) for p, f in passes if f.parameter(one.path, "filled") >= 0]
-        if not found:
-            continue
-        item, figures = found[-1]
-        part, number, distinct, positions = (figures.parameter(one.path, n) for n in OF_IDS)
-        if not (part > PADDED and distinct >= SEGMENTS):
-            continue
-        which, token = f"id {number:.0f}", f"!= {number:.0f}"
-        which, token = ("one negative id", ">= 0") if math.isnan(number) else (which, token)
-        yield Finding(
-            rule="padding",
-            site=one.site,
-            step=item.step,
-            severity="info",
-            evidence={"fraction": part, "positions": positions},
-            what=(
-                f"At step {item.step} {which} filled {part:.0%} of the {positions:.0f} positions "
-                f"that {named(one.site)} received"
-            ),
-            advice=(
-                "usually padding, which most figures then describe; leave it out of them: "
-                f"nni.Inspector(..., where=lambda tokens, *_: tokens {token})"
-            ),
-        )
-        return
 
 
 def sinusoids(context: RuleContext) -> Iterator[Finding]:

@@ -111,6 +111,7 @@ class SiteFacts:
         embeddings: the number of embeddings of an `nnx.Embed`; -1 for other modules.
         affine: whether its output is a product with what it receives, plus a bias (1) or not (0).
         conditional: whether all its calls are in branches that may not be taken (1) or not (0).
+        given: whether an `nnx.Embed` receives ids of two axes as the call was given them (1).
     """
 
     site: str
@@ -128,6 +129,7 @@ class SiteFacts:
     embeddings: int = UNKNOWN
     affine: int = UNKNOWN
     conditional: int = UNKNOWN
+    given: int = UNKNOWN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -360,9 +362,8 @@ class Figures:
         """One figure of a parameter, NaN if there is none."""
         if path not in self.parameters:
             return float("nan")
-        return float(
-            self.parameter_rows[self.parameters.index(path), PARAMETER_FIGURES.index(name)]
-        )
+        at = self.parameters.index(path), PARAMETER_FIGURES.index(name)
+        return float(self.parameter_rows[at])
 
 
 def _of_choices(rows: Array) -> Array:
@@ -427,8 +428,8 @@ def flaw_in(figures: Figures) -> str:
 
 _DTYPES: Final = {"int": np.int64, "float": np.float64}
 _LATER: Final = (
-    "site_embeddings", "site_affine", "site_conditional", "parameter_in_loss", "parameter_ended",
-    "parameter_nan", "parameter_infinite",
+    "site_embeddings", "site_affine", "site_conditional", "site_given", "parameter_in_loss",
+    "parameter_ended", "parameter_nan", "parameter_infinite",
 )  # fmt: skip
 """Columns that older recordings do not have."""
 _ROW: Final = 12
@@ -467,7 +468,7 @@ def _uncalled(columns: Mapping[str, Any]) -> Uncalled | None:
 
 def _where(columns: Mapping[str, Any]) -> str:
     texts = list(texts_in(columns, "where")) if "where" in columns else []  # an older file
-    if len(texts) > 1:
+    if texts[1:]:
         raise ValueError("where has more than one row")
     return "".join(texts)
 

@@ -51,7 +51,7 @@ def test_the_share_of_padding_is_a_note_at_the_embedding(length, pad):
     assert (one.severity, one.site) == ("info", "embed")
     assert one.evidence["fraction"] == pytest.approx(share)
     assert f"At step 0 id {pad} filled {share:.0%} of the 192 positions" in one.message
-    assert one.message.endswith(f"where=lambda tokens, *_: tokens != {pad}).")
+    assert f"pass where=lambda tokens, *_: tokens != {pad} to nni." in one.message
 
 
 def test_its_advice_silences_it():
@@ -79,3 +79,47 @@ def test_a_column_of_classes_is_silent():
             return self.embed(labels)
 
     assert found(OfClass(), [jnp.array([0] * 12 + [1, 2, 3, 4])]) == []
+
+
+def looped(model, *args, where=None):
+    """The findings of a script that trains with one batch."""
+    forward = nnx.jit(lambda model, *args: model(*args))
+    with nni.watch(model, every=1, gradients=False, where=where) as recording:
+        forward(model, *args)
+    return [one for one in nni.diagnose(recording) if one.rule == "padding"]
+
+
+def test_a_loop_tells_the_share_of_id_0():
+    args = batch(8)
+    share = float(np.mean(np.asarray(args[0]) == 0))
+    (one,) = looped(Encoder(), *args)
+    assert (one.severity, one.site, one.step) == ("info", "embed", 0)
+    assert one.evidence == {"fraction": share, "positions": 192}
+    assert f"id 0 filled {share:.0%} of the 192 positions" in one.message
+    where = lambda tokens, *_: tokens != 0  # noqa: E731
+    assert looped(Encoder(), *args, where=where) == []
+
+
+class Codes(nnx.Module):
+    """A codebook, whose ids the model computes: that most are one is no padding."""
+
+    def __init__(self):
+        self.embed = nnx.Embed(50, 8, rngs=nnx.Rngs(0))
+
+    def __call__(self, ids):
+        return self.embed(jnp.maximum(ids, 0))
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        (Encoder(), batch(20)),  # mostly tokens; the types of segments are mostly 0
+        (Codes(), batch(8)[:1]),
+        (nnx.Embed(50, 8, rngs=nnx.Rngs(0)), [jnp.array([0] * 12 + [1, 2, 3, 4])]),
+        (nnx.Embed(50, 8, rngs=nnx.Rngs(0)), [batch(8)[0][:, :1] * 0]),
+        (Encoder(), (jnp.tile(jnp.arange(1, 25), (8, 1)), *batch(8)[1:])),
+    ],
+    ids=["tokens", "codes", "classes", "column", "all different"],
+)
+def test_a_loop_without_padding_is_silent(model, args):
+    assert looped(model, *args) == []

@@ -104,6 +104,7 @@ def test_a_column_that_is_missing_or_of_another_kind_is_refused(name):
         "site_affine",
         "site_conditional",
         "site_embeddings",
+        "site_given",
         "uncalled",
         "flow_parts",
         "where",
