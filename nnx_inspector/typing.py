@@ -1,0 +1,34 @@
+"""Names for the types of jax and flax in signatures, as `numpy.typing` and `jax.typing` have them.
+
+The names mean something to a type checker and to a reader only. When the code runs each of them is
+`Any`, so that a file which uses one imports neither jax nor flax.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import jax
+    import jax.core
+    import numpy as np
+    from flax import nnx
+    from jax.extend import core
+
+    # The classes of a program. jax 0.12 merged ClosedJaxpr into Jaxpr; `open_jaxpr` takes both.
+    Jaxpr: TypeAlias = core.Jaxpr | core.ClosedJaxpr
+    Equation: TypeAlias = core.JaxprEqn
+    Var: TypeAlias = core.Var
+    Atom: TypeAlias = core.Var | core.Literal
+    Primitive: TypeAlias = core.Primitive
+    Aval: TypeAlias = jax.core.ShapedArray
+
+    Array: TypeAlias = jax.Array
+    AnyArray: TypeAlias = jax.Array | np.ndarray
+    GraphDef: TypeAlias = nnx.GraphDef[Any]
+else:
+    Jaxpr = Equation = Var = Atom = Primitive = Aval = Any
+    Array = AnyArray = GraphDef = Any
+
+PyTree: TypeAlias = Any
+"""Nested containers with arrays or other values in them. Python's types cannot say this."""
