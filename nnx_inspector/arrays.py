@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 
-def is_array(x: Any) -> bool:
+def is_array(x: object) -> bool:
     """Whether a value has a shape and a dtype: a jax or NumPy array, a NumPy scalar, a tracer, a
     reference to an array, or an abstract array (a shape and dtype without numbers).
 
@@ -42,7 +42,7 @@ def shape_of(x: Any) -> tuple[int, ...] | None:
     return tuple(x.shape) if is_array(x) else None
 
 
-def own_attribute(x: Any, name: str, default: Any = None) -> Any:
+def own_attribute(x: object, name: str, default: object = None) -> Any:
     """An attribute that an object or its class really has, ignoring its `__getattr__`.
 
     Example:

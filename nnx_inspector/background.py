@@ -40,7 +40,7 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """A function that calls a bound method for as long as the method's object lives."""
     reference = weakref.WeakMethod(method)
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         alive = reference()
         return None if alive is None else alive(*args)
 
@@ -230,14 +230,14 @@ class Subscription:
         self._step, self._begun, self._over = 0, 0, False
         self._worker = Worker("nnx_inspector.subscriber", self._raised)
 
-    def do(self, step: int, f: Callable[..., object], *args: Any) -> None:
+    def do(self, step: int, f: Callable[..., object], *args: object) -> None:
         """Call a function with what belongs to a step, after all that was given before."""
         if self._worker.waiting < MOST_WAITING:
             self._worker.do(lambda: self._call(step, f, *args))
         else:
             self.left_out += 1
 
-    def _call(self, step: int, f: Callable[..., object], *args: Any) -> None:
+    def _call(self, step: int, f: Callable[..., object], *args: object) -> None:
         self._step, self._begun = step, self._begun + 1
         f(*args)
 

@@ -94,7 +94,7 @@ class Bar:
 
         display(self._box)
 
-    def _heard(self, content: Any, _buffers: Any) -> None:
+    def _heard(self, content: Any, _buffers: object) -> None:
         if content.get("event") == "click":
             self._stop.set()
 

@@ -44,7 +44,7 @@ jaxlib crashes if several threads use a cache whose keys compare in Python.
 """
 
 
-def replace_hooks_key(key: Any) -> None:
+def replace_hooks_key(key: object) -> None:
     """Give `hooks_key` another value in this thread, until the context ends that has set it."""
     # A context that is left in another order than it was entered would put back a value that is out
     # of date. So the hooks keep one context, the first, and only change the value in it.

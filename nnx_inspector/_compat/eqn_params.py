@@ -16,10 +16,11 @@ from typing import Any
 import jax
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector.typing import Equation, Jaxpr
 
 
 def with_inputs(
-    params: dict[str, Any], jaxpr: Any, inputs: int, *, outputs: int = 0
+    params: dict[str, Any], jaxpr: object, inputs: int, *, outputs: int = 0
 ) -> dict[str, Any]:
     """A jit's parameters for a jaxpr that takes so many more inputs before the others, and returns
     so many more outputs after the others.
@@ -41,7 +42,7 @@ def with_inputs(
 
 
 def scan_with(
-    params: dict[str, Any], jaxpr: Any, *, consts: int = 0, carry: int = 0, outputs: int = 0
+    params: dict[str, Any], jaxpr: Jaxpr, *, consts: int = 0, carry: int = 0, outputs: int = 0
 ) -> dict[str, Any]:
     """A scan's parameters for a jaxpr with so many more constants, carried values and outputs.
 
@@ -64,7 +65,7 @@ def scan_with(
 
 
 def while_with(
-    params: dict[str, Any], jaxpr: Any, *, consts: int = 0, carry: int = 0
+    params: dict[str, Any], jaxpr: Jaxpr, *, consts: int = 0, carry: int = 0
 ) -> dict[str, Any]:
     """A while loop's parameters for a body with so many more constants and carried values.
 
@@ -84,7 +85,7 @@ def while_with(
     }
 
 
-def remat_with(params: dict[str, Any], jaxpr: Any, *, inputs: int = 0) -> dict[str, Any]:
+def remat_with(params: dict[str, Any], jaxpr: Jaxpr, *, inputs: int = 0) -> dict[str, Any]:
     """A remat's parameters for a jaxpr that takes so many more inputs before the others. It may
     return more outputs after the others.
     """
@@ -96,7 +97,7 @@ def remat_with(params: dict[str, Any], jaxpr: Any, *, inputs: int = 0) -> dict[s
 
 def shard_map_with(
     params: dict[str, Any],
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     *,
     inputs: int = 0,
     outputs: int = 0,
@@ -163,7 +164,7 @@ def _flattree() -> Any:
 
 
 def scan_parts(
-    params: dict[str, Any], values: Sequence[Any]
+    params: dict[str, Any], values: Sequence[object]
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """A scan's operands as (consts, carry, xs): jax 0.10 has counts for them, jax 0.12 a tree."""
     if "num_consts" in params:
@@ -178,19 +179,19 @@ def scan_parts(
     return consts, carry, xs
 
 
-def devices_of(equation: Any) -> int:
+def devices_of(equation: Equation) -> int:
     """The number of devices (along the axes it makes manual) that run a shard_map's function."""
     mesh, axes = equation.params["mesh"], equation.params["newly_manual_axes"]
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
-def manual_axes(equation: Any) -> tuple[str, ...]:
+def manual_axes(equation: Equation) -> tuple[str, ...]:
     """The axes that a shard_map makes manual, in the mesh's order."""
     mesh, manual = equation.params["mesh"], equation.params["newly_manual_axes"]
     return tuple(axis for axis in mesh.axis_names if axis in manual)
 
 
-def jit_shardings(equation: Any) -> tuple[list[Any], list[Any]]:
+def jit_shardings(equation: Equation) -> tuple[list[Any], list[Any]]:
     """The shardings that a jit gives its operands and its results, each a Sharding or None."""
 
     def given(shardings: Any) -> list[Any]:

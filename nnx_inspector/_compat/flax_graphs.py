@@ -21,6 +21,7 @@ from flax.typing import HashableMapping
 
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.redirect import copy_of, redirect
+from nnx_inspector.typing import GraphDef
 
 NODES = "_pytree__nodes"
 """The attribute of every NNX object that says which of its attributes are data."""
@@ -65,7 +66,7 @@ class TaggedNodes(HashableMapping):
 _tagged_nodes: weakref.WeakValueDictionary[Any, TaggedNodes] = weakref.WeakValueDictionary()
 
 
-def _with_tag(mapping: HashableMapping, tag: Any) -> TaggedNodes:
+def _with_tag(mapping: HashableMapping, tag: object) -> TaggedNodes:
     """The mapping with a tag: the same object each time, which caches compare at once."""
     key = id(mapping), tag  # the result keeps the mapping alive
     found = _tagged_nodes.get(key)
@@ -74,7 +75,7 @@ def _with_tag(mapping: HashableMapping, tag: Any) -> TaggedNodes:
     return found
 
 
-def graph_nodes(root: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
+def graph_nodes(root: object) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
     """`(path, node, met before)` for `root` and every NNX object and Variable below, parents first.
 
     Like `nnx.iter_graph`, in half its time.
@@ -105,7 +106,7 @@ def graph_nodes(root: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
                 stack.append(((*path, key), child))
 
 
-def structure_of(graphdef: Any) -> Any:
+def structure_of(graphdef: GraphDef) -> Any:
     """What graphdefs with the same structure have in common, to be compared with `==`.
 
     A tuple takes one and the same object for equal, as a NaN or a table is not to itself. From
@@ -128,7 +129,7 @@ def _kind_of(cls: type) -> str:
     return "tree" if registered or issubclass(cls, tuple) else ""
 
 
-def links_within(root: Any) -> set[tuple[int, Any, int]] | None:
+def links_within(root: object) -> set[tuple[int, Any, int]] | None:
     """`(object, key, module within it)` of all modules of `root`, by their `id`; None if an object
     is only half there, because an interrupt came while flax wrote it back.
 
@@ -171,7 +172,7 @@ _tagging: dict[int, Any] = {}
 """The implementation of each class by that of `swap_graph_node` which replaces it now."""
 
 
-def hold(variable: Variable[Any], value: Any) -> None:
+def hold(variable: Variable[Any], value: object) -> None:
     """Let a Variable hold a value, also one that belongs to an enclosing trace.
 
     There flax refuses any change, since the value might outlast the trace: the caller puts the
@@ -202,7 +203,7 @@ def swap_graph_node(
     if not isinstance(original, graphlib.GraphNodeImpl):
         return
 
-    def flatten(node: Any) -> Any:
+    def flatten(node: object) -> Any:
         values, metadata = original.flatten(node)
         tag = tag_of(node)
         if tag is None:
@@ -214,7 +215,7 @@ def swap_graph_node(
                 break
         return values, metadata
 
-    def init(node: Any, attributes: Any) -> None:
+    def init(node: object, attributes: Any) -> None:
         attributes = list(attributes)
         tag = None
         for i, (key, value) in enumerate(attributes):
@@ -240,7 +241,7 @@ def swap_graph_node(
     graphlib.GRAPH_REGISTRY[cls], _tagging[id(swapped)] = swapped, original
 
 
-def _tagged(value: Any, tag: Any) -> Any:
+def _tagged(value: object, tag: object) -> Any:
     if isinstance(value, graphlib.StaticElem):
         return graphlib.StaticElem(_with_tag(value.value, tag))
     if isinstance(value, HashableMapping):  # nnx.Object: attributes are not wrapped
@@ -300,7 +301,7 @@ def swap_pytree_nodes(
     unflatten = cls._pytree__unflatten.__func__  # type: ignore[attr-defined]
 
     def flattening(original: Any) -> Callable[..., Any]:
-        def flatten(node: Any) -> Any:
+        def flatten(node: object) -> Any:
             children, (node_keys, static_keys, static) = original(node)
             tag = tag_of(node) if NODES in static_keys else None
             if tag is not None:
@@ -313,7 +314,7 @@ def swap_pytree_nodes(
 
     original_unflatten = copy_of(unflatten)
 
-    def unflattened(cls: Any, aux: Any, children: Any) -> Any:
+    def unflattened(cls: object, aux: Any, children: object) -> Any:
         node_keys, static_keys, static = aux
         tags = [value.tag for value in static if isinstance(value, TaggedNodes)]
         if tags:
@@ -376,7 +377,7 @@ def swap_linen_jit_key(
     cls = transforms._HashableProxy
     original = vars(cls)["from_module"]
 
-    def from_module(cls: type, module: Any) -> Any:
+    def from_module(cls: type, module: object) -> Any:
         proxy, key = original.__func__(cls, module), more(module)
         return proxy if key is None else cls(proxy.module_ref, hash((proxy.hash_key, key)))
 

@@ -54,7 +54,7 @@ def _apart(primitive: Any) -> Iterator[None]:
 
 
 @lu.transformation2
-def _run_apart(function: Any, primitive: Any, /, *values: Any) -> Any:
+def _run_apart(function: Any, primitive: object, /, *values: object) -> Any:
     with _apart(primitive):
         return function(*values)
 
@@ -71,21 +71,23 @@ class _Interpreted(core.Trace):
         self._weakref = outer._weakref  # NNX and jit's cache keys identify a trace by it
         self.requires_low = outer.requires_low
 
-    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
-        def bind(values: Any = tracers, how: Any = params) -> Any:
+    def process_primitive(self, primitive: object, tracers: object, params: Any, /) -> Any:
+        def bind(values: object = tracers, how: object = params) -> Any:
             return self._outer.process_primitive(primitive, values, how)
 
         with core.set_current_trace(self._outer):
             return self._rule(primitive, tracers, params, bind)
 
-    def stage_value(self, val: Any) -> Any:
+    def stage_value(self, val: object) -> Any:
         return self._outer.stage_value(val)
 
-    def process_call(self, call_primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
+    def process_call(
+        self, call_primitive: object, f: object, tracers: object, params: Any, /
+    ) -> Any:
         return self._outer.process_call(call_primitive, f, tracers, params)
 
     def process_custom_jvp_call(
-        self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any
+        self, primitive: object, fun: Any, jvp: object, tracers: Any, /, **params: Any
     ) -> Any:
         # Under a derivative the rule of a custom_jvp replaces the function, so what runs in it
         # cannot be shown. On plain arrays no rule is asked, and the function runs like any other
@@ -97,7 +99,7 @@ class _Interpreted(core.Trace):
             return fun.call_wrapped(*tracers)
 
     def process_custom_vjp_call(
-        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
+        self, primitive: object, fun: Any, fwd: object, bwd: object, tracers: Any, /, **params: Any
     ) -> Any:
         if any(map(is_tracer, tracers)):
             # these two may run after this call
@@ -109,14 +111,14 @@ class _Interpreted(core.Trace):
         with core.set_current_trace(self):
             return fun.call_wrapped(*tracers)
 
-    def process_shard_map(self, primitive: Any, fun: Any, tracers: Any, /, **params: Any) -> Any:
+    def process_shard_map(self, primitive: object, fun: Any, tracers: Any, /, **params: Any) -> Any:
         def bind() -> Any:
             with core.set_current_trace(self._outer), _apart(primitive):
                 return self._outer.process_shard_map(primitive, fun, tracers, **params)
 
         results: list[Any] = []
 
-        def stage(*xs: Any) -> list[Any]:
+        def stage(*xs: object) -> list[Any]:
             trace = core.trace_ctx.trace
             results.append(trace.process_shard_map(primitive, fun, xs, **params))
             return list(results[0])
@@ -150,23 +152,30 @@ class _Operations(_Interpreted):
     """As above, but a function with its own derivative is one primitive; `body()` traces it."""
 
     def process_custom_jvp_call(
-        self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any
+        self, primitive: object, fun: object, jvp: object, tracers: object, /, **params: Any
     ) -> Any:
         process = self._outer.process_custom_jvp_call
         return self._derived(primitive, (fun, jvp), process, tracers, params)
 
     def process_custom_vjp_call(
-        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
+        self,
+        primitive: object,
+        fun: object,
+        fwd: object,
+        bwd: object,
+        tracers: object,
+        /,
+        **params: Any,
     ) -> Any:
         process = self._outer.process_custom_vjp_call
         return self._derived(primitive, (fun, fwd, bwd), process, tracers, params)
 
     def _derived(
-        self, primitive: Any, functions: Any, process: Any, tracers: Any, params: Any
+        self, primitive: object, functions: Any, process: Any, tracers: Any, params: Any
     ) -> Any:
         ran, fun = False, functions[0]
 
-        def bind(values: Any = tracers) -> Any:
+        def bind(values: object = tracers) -> Any:
             nonlocal ran
             ran = True
             return process(primitive, *functions, values, **params)
@@ -187,7 +196,9 @@ class _Operations(_Interpreted):
                 jax.make_jaxpr(fun.call_wrapped)(*tracers)
             return out
 
-    def process_shard_map(self, primitive: Any, fun: Any, tracers: Any, /, **params: Any) -> Any:
+    def process_shard_map(
+        self, primitive: object, fun: object, tracers: object, /, **params: Any
+    ) -> Any:
         with core.set_current_trace(self._outer):
             return self._outer.process_shard_map(primitive, fun, tracers, **params)
 
@@ -207,6 +218,6 @@ def past_operations() -> Iterator[None]:
         yield
 
 
-def is_concrete(x: Any) -> bool:
+def is_concrete(x: object) -> bool:
     """Whether Python may read a value: it is an array, or a tracer of an eager derivative."""
     return not is_tracer(x) or core.is_concrete(x)

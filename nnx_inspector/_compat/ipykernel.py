@@ -163,7 +163,7 @@ class CommMessage:
     header: Any
 
 
-def comm_message(kernel: Any, frames: Any) -> CommMessage | None:
+def comm_message(kernel: Any, frames: object) -> CommMessage | None:
     """The message in some frames, if it is one on a comm. Nothing notes that it was read."""
     session = kernel.session
     try:
@@ -179,7 +179,7 @@ def comm_message(kernel: Any, frames: Any) -> CommMessage | None:
     return CommMessage(comm, subshell, data, message["buffers"], message)
 
 
-def say_status(kernel: Any, state: Literal["busy", "idle"], parent: Any) -> None:
+def say_status(kernel: Any, state: Literal["busy", "idle"], parent: object) -> None:
     """Tell the front end how the kernel is because of a message; any thread may."""
     topic = kernel._topic("status")
     content = {"execution_state": state}

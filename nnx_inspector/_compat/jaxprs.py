@@ -11,6 +11,8 @@ import jax.stages
 import numpy as np
 from jax.interpreters import ad
 
+from nnx_inspector.typing import Array, Atom, Aval, Equation, Jaxpr, Primitive, Var
+
 REMAT = frozenset(["remat2", "remat", "checkpoint"])
 """The names of jax's remat primitive."""
 JITS = frozenset(["jit", "pjit"])
@@ -21,7 +23,7 @@ PLACING = frozenset(
 """The primitives that only say on which devices a value lies."""
 
 
-def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+def open_jaxpr(jaxpr: object) -> tuple[Any, Sequence[Any]]:
     """The pair (jaxpr, consts) of a Jaxpr or a ClosedJaxpr; jax 0.12 merged the two classes."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
@@ -31,7 +33,7 @@ def sub_jaxprs(equation: Any) -> Iterator[Any]:
 
     # jax.core.jaxprs_in_params does this for its own class of jaxprs. In jax 0.10 a jaxpr may be
     # closed or bare, also in a tuple, and both kinds stand in the parameters of the same equation.
-    def is_jaxpr(value: Any) -> bool:
+    def is_jaxpr(value: object) -> bool:
         return hasattr(value, "eqns") and hasattr(value, "invars")
 
     for value in equation.params.values():
@@ -52,7 +54,7 @@ def with_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[st
     return {**params, **new} if new else params
 
 
-def retraced(jaxpr: Any, run: Callable[..., Any]) -> Any:
+def retraced(jaxpr: Jaxpr, run: Callable[..., Any]) -> Any:
     """A jaxpr of the same kind, traced from `run(*inputs)`; the same object if that fails."""
     bare, _ = open_jaxpr(jaxpr)
     if not is_simple(jaxpr):
@@ -70,8 +72,12 @@ def retraced(jaxpr: Any, run: Callable[..., Any]) -> Any:
 
 
 def edited(
-    jaxpr: Any, *, inputs: Sequence[Any] = (), equations: Sequence[Any], outputs: Sequence[Any]
-) -> Any:
+    jaxpr: Jaxpr,
+    *,
+    inputs: Sequence[object] = (),
+    equations: Sequence[Equation],
+    outputs: Sequence[Var],
+) -> Jaxpr:
     """A jaxpr of the same kind with other equations and outputs, and with more inputs in front.
 
     Its effects are those of the jaxpr, except the ones that none of the equations has.
@@ -94,13 +100,13 @@ def edited(
     return closed_like(jaxpr, new)
 
 
-def is_simple(jaxpr: Any) -> bool:
+def is_simple(jaxpr: Jaxpr) -> bool:
     """Whether a jaxpr's inputs are arrays: no references, and no types of hijax."""
     bare, _ = open_jaxpr(jaxpr)
     return all(type(v.aval).__name__ == "ShapedArray" for v in (*bare.constvars, *bare.invars))
 
 
-def variable(aval: Any) -> Any:
+def variable(aval: Any) -> Var:
     """A new variable of a type, for an input of a jaxpr or an output of an equation."""
     from jax._src import core
 
@@ -116,7 +122,7 @@ class _Typed:
         self.aval, self.shape, self.dtype = aval, aval.shape, aval.dtype
 
 
-def typed(aval: Any) -> Any:
+def typed(aval: object) -> Any:
     """A type as an argument of `jax.make_jaxpr`.
 
     jax knows the type of an argument by the class of the argument. A `ShapeDtypeStruct`, its own
@@ -129,12 +135,12 @@ def typed(aval: Any) -> Any:
     return _Typed(aval)
 
 
-def closed_like(own: Any, bare: Any) -> Any:
+def closed_like(own: Any, bare: Jaxpr) -> Jaxpr:
     """A bare jaxpr as one of the same kind as `own`, with its constants."""
     return bare if open_jaxpr(own)[0] is own else own.replace(jaxpr=bare)
 
 
-def stacked(aval: Any, length: int) -> Any:
+def stacked(aval: Aval, length: int) -> Any:
     """The type of what a scan of so many iterations makes of an output of each."""
     from jax._src import core
 
@@ -159,14 +165,14 @@ def closed_call(jaxpr: Any) -> tuple[Any, dict[str, Any]]:
     return core.closed_call_p, {"call_jaxpr": jaxpr}
 
 
-def is_dropped(variable: Any) -> bool:
+def is_dropped(variable: Var) -> bool:
     """Whether an output of an equation has no name, because nothing uses it."""
     from jax._src import core
 
     return isinstance(variable, core.DropVar)
 
 
-def literal(value: np.ndarray | np.generic) -> Any:
+def literal(value: np.ndarray | np.generic) -> Atom:
     """A constant as an equation's operand."""
     from jax._src import core
 
@@ -185,7 +191,7 @@ def scopes() -> tuple[str, ...]:
     return tuple(one.name for one in stack if isinstance(one, source_info_util.Scope))
 
 
-def writes(jaxpr: Any) -> set[str]:
+def writes(jaxpr: Jaxpr) -> set[str]:
     """The kinds of state that a jaxpr writes to, including its inner jaxprs.
 
     "ref": a `jax.Ref`. "hijax": a Variable that is a single value for jax (flax 0.12.8 traces it
@@ -205,14 +211,14 @@ def writes(jaxpr: Any) -> set[str]:
     return found
 
 
-def needed_inputs(jaxpr: Any, outputs: int, each_its_own: Any) -> list[bool]:
+def needed_inputs(jaxpr: Jaxpr, outputs: int, each_its_own: Primitive) -> list[bool]:
     """For each input of a jaxpr, whether any of its first `outputs` outputs depends on it. Each
     output of the primitive `each_its_own` depends only on the input at the same position.
     """
     from jax.interpreters import partial_eval
 
     bare, _ = open_jaxpr(jaxpr)
-    equations: list[Any] = []
+    equations: list[Equation] = []
     for one in bare.eqns:
         if one.primitive is not each_its_own or len(one.invars) != len(one.outvars):
             equations.append(one)
@@ -239,11 +245,11 @@ def varying_axes(x: Any) -> frozenset[str]:
     return frozenset() if kind is None else kind.varying
 
 
-def is_literal(atom: Any) -> bool:
+def is_literal(atom: object) -> bool:
     return hasattr(atom, "val")
 
 
-def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
+def bind(equation: Equation, values: Sequence[object]) -> list[Array]:
     """Run an equation's primitive under its own name stack, source line and context."""
     from jax._src import api_util, source_info_util
 
@@ -263,7 +269,7 @@ def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     return list(out) if equation.primitive.multiple_results else [out]
 
 
-def _bind_apart(equation: Any, values: Sequence[Any]) -> None:
+def _bind_apart(equation: Equation, values: Sequence[object]) -> None:
     """Run a jit's inner equations one by one, as jax does to find the one that makes a NaN."""
     for jaxpr in sub_jaxprs(equation) if equation.primitive.name in JITS else ():
         inner, consts = open_jaxpr(jaxpr)
@@ -273,7 +279,7 @@ def _bind_apart(equation: Any, values: Sequence[Any]) -> None:
             env.update(zip(each.outvars, bind(each, read), strict=True))
 
 
-def as_function(jaxpr: Any, consts: Sequence[Any]) -> Any:
+def as_function(jaxpr: Any, consts: Sequence[object]) -> Any:
     """A jaxpr as a function of its inputs, which returns the list of its outputs."""
     from jax.core import eval_jaxpr
 
@@ -285,7 +291,7 @@ def context_of(equation: Any) -> contextlib.AbstractContextManager[None]:
     return equation.ctx.manager
 
 
-def no_tangent(x: Any) -> Any:
+def no_tangent(x: object) -> Any:
     """The tangent of a value that nothing differentiates."""
     aval: Any = jax.typeof(x)
     return ad.Zero(aval.to_tangent_aval())
@@ -297,7 +303,7 @@ function from the operands' tangents to those of the outputs; an `ad.Zero` stand
 """
 
 
-def register_linearization(primitive: Any, linearize: Callable[..., Linearized]) -> None:
+def register_linearization(primitive: Primitive, linearize: Callable[..., Linearized]) -> None:
     """Differentiate a primitive by `linearize(moves, *operands, **params)`, forward and backward;
     `moves` says which operands have a tangent.
 
@@ -314,12 +320,12 @@ def register_linearization(primitive: Any, linearize: Callable[..., Linearized])
     fields = private.LinearizeTrace.process_primitive.__code__.co_names
     structured = "structured_residuals" in fields
 
-    def jvp(operands: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    def jvp(operands: Sequence[object], tangents: Sequence[object], **params: object) -> Any:
         moves = [type(t) is not ad.Zero for t in tangents]
         out, _, tangent = linearize(moves, *operands, **params)
         return out, tangent(*tangents)
 
-    def rule(_: bool, moves: Sequence[bool], *operands: Any, **params: Any) -> Any:
+    def rule(_: bool, moves: Sequence[bool], *operands: object, **params: object) -> Any:
         out, move, tangent = linearize(moves, *operands, **params)
         if structured:
             return out, move, None, None, lambda _, __, *tangents: tangent(*tangents)

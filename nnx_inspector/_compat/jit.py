@@ -48,7 +48,7 @@ def outermost_program() -> Any:
     return found
 
 
-def is_of_here(x: Any) -> bool:
+def is_of_here(x: object) -> bool:
     """Whether a tracer belongs to what is being traced: it may be used, and has not leaked."""
     trace = core.trace_ctx.trace
     while hasattr(trace, "_outer"):  # `interpreter` traces nothing itself
@@ -91,7 +91,7 @@ def origin_of(x: Any) -> Origin:
     return Origin(x, None, given=False)
 
 
-def _without_hold(trace: Any) -> Hashable:
+def _without_hold(trace: object) -> Hashable:
     found = weakref.ref(trace)
     hash(found)  # kept from now on: it cannot be computed once the trace is gone
     return found
@@ -127,7 +127,7 @@ def vmaps_here() -> list[Any]:
     return found
 
 
-def vmaps_of(x: Any) -> list[tuple[Any, int]]:
+def vmaps_of(x: object) -> list[tuple[Any, int]]:
     """Each `vmap` that maps a value and is being traced: its identity and size, innermost first."""
     found: list[tuple[Any, int]] = []
     while is_tracer(x):
@@ -140,11 +140,11 @@ def vmaps_of(x: Any) -> list[tuple[Any, int]]:
     return found
 
 
-def is_tracer(x: Any) -> bool:
+def is_tracer(x: object) -> bool:
     return isinstance(x, jcore.Tracer)
 
 
-def in_forward_mode(x: Any) -> bool:
+def in_forward_mode(x: object) -> bool:
     """Whether a value is differentiated here in forward mode (`jax.jvp`), innermost."""
     return isinstance(x, ad.JVPTracer)
 
@@ -156,7 +156,7 @@ def compilation_events(listener: Callable[[str, float, str], None]) -> Callable[
     import jax.monitoring
     from jax._src import monitoring
 
-    def on_event(event: str, seconds: float, fun_name: str = "", **_: Any) -> None:
+    def on_event(event: str, seconds: float, fun_name: str = "", **_: object) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             # The events are those of jax.monitoring, which is public; their names are not. A test
             # makes both happen and fails if a name changes. Without them, `insp.compilations` would
@@ -309,7 +309,7 @@ def trace_context() -> Hashable:
     return config.trace_context()
 
 
-def abstract(x: Any) -> jax.ShapeDtypeStruct:
+def abstract(x: object) -> jax.ShapeDtypeStruct:
     """An array as jit's cache sees it: shape, dtype, weak type and committed sharding."""
     aval: Any = jax.typeof(x)
     where = x.sharding if isinstance(x, jax.Array) and x.committed else None

@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import internal_config
+from nnx_inspector.typing import Aval
 
 Type = jax.ShapeDtypeStruct
 ARRAY_STATS: Final = "nnx_inspector_census"
@@ -134,7 +135,7 @@ def lower_for_a_cpu(
         mlir.lower_fun(in_the_width(f), multiple_results=several) for f in (in_c, program)
     )
 
-    def rule(ctx: Any, *args: Any, **how: Any) -> Any:
+    def rule(ctx: Any, *args: object, **how: object) -> Any:
         module = ctx.module_context
         if module.lowering_parameters.for_export:
             return without(ctx, *args, **how)
@@ -176,7 +177,7 @@ def by_rows(
     primitive = Primitive(name)
     primitive.multiple_results = True
 
-    def of_all_rows(*args: Any, rows: int = 0, **how: Any) -> Sequence[jax.Array]:
+    def of_all_rows(*args: object, rows: int = 0, **how: object) -> Sequence[jax.Array]:
         one = functools.partial(program, **how)
         for _ in range(rows):
             one = jax.vmap(one)
@@ -187,12 +188,12 @@ def by_rows(
         leading = args[0].shape[:rows]
         return [Type((*leading, *x.shape), x.dtype) for x in results(*arrays)]
 
-    def in_c(*args: Any, rows: int, **how: Any) -> Sequence[jax.Array]:
+    def in_c(*args: object, rows: int, **how: Any) -> Sequence[jax.Array]:
         out = found(args, rows)
         memory = [Type((work,), np.dtype(np.uint32))] if work else []
         return call(name, [*out, *memory], *args, rows=rows, **how)[: len(out)]
 
-    def types(*args: Any, rows: int, **_: Any) -> list[Any]:
+    def types(*args: Any, rows: int, **_: Any) -> list[Aval]:
         like = max(args, key=lambda x: len(jaxprs.varying_axes(x)))  # within a shard_map
         return [
             like.update(
@@ -216,7 +217,7 @@ def by_rows(
     everywhere = mlir.lower_fun(in_the_width(of_all_rows), multiple_results=True)
     mlir.register_lowering(primitive, everywhere)
 
-    def whole(*args: Any, **how: Any) -> Sequence[jax.Array]:
+    def whole(*args: object, **how: Any) -> Sequence[jax.Array]:
         return (in_c if has_functions() else of_all_rows)(*args, **how)
 
     divided = None if in_parts is None else functools.partial(in_parts, whole)
@@ -248,7 +249,7 @@ def computed_once(x: jax.Array, *, after: Sequence[jax.Array] = ()) -> jax.Array
     return ONCE.bind(x, *after)
 
 
-def _first(x: Any, *_: Any) -> Any:
+def _first(x: object, *_: object) -> Any:
     return x
 
 

@@ -14,6 +14,7 @@ import jax
 from jax._src import mesh
 
 from nnx_inspector._compat.jit import is_tracer
+from nnx_inspector.typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class Coordinator:
         return True
 
 
-def spans(tree: Any) -> bool:
+def spans(tree: PyTree) -> bool:
     """Whether what computes with these arrays runs in other processes too: one of them lies partly
     there, or the current mesh does, on which jax puts arrays that lie nowhere in particular.
     """

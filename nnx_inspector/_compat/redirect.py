@@ -24,7 +24,7 @@ Undone = Callable[[Callable[[], None]], object]
 _TARGET = "nnx_inspector's target"
 
 
-def _template(*args: Any, **kwargs: Any) -> Any:
+def _template(*args: object, **kwargs: object) -> Any:
     target: Any = "nnx_inspector's target"
     return target(*args, **kwargs)
 
@@ -106,14 +106,14 @@ def redirect(
     return Redirection(function, original, undo)
 
 
-def put(owner: Any, name: Any, function: Any, undone: Undone) -> None:
+def put(owner: Any, name: Any, function: object, undone: Undone) -> None:
     """Replace an attribute of an object, or an item of a dict. To undo it leaves what others have
     put there since.
     """
     is_dict = isinstance(owner, dict)
     before = owner[name] if is_dict else getattr(owner, name)
 
-    def set_to(value: Any) -> None:
+    def set_to(value: object) -> None:
         if is_dict:
             owner[name] = value
         else:

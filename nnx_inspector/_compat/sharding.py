@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
 from nnx_inspector._compat import jaxprs, jit
+from nnx_inspector.typing import Array, PyTree
 
 T = TypeVar("T")
 
 
-def auto_sharded(f: Callable[..., T], *operands: Any) -> T:
+def auto_sharded(f: Callable[..., T], *operands: object) -> T:
     """`f(*operands)`, with mesh axes that are explicit in their types left to the compiler.
 
     jax has no sharding rule for a histogram, and none for most indexing; XLA needs none.
@@ -40,13 +41,13 @@ def automatic(f: Callable[..., T]) -> Callable[..., T]:
     """A version of `f` that is `auto_sharded`; keyword arguments are static."""
 
     @functools.wraps(f)
-    def run(*operands: Any, **static: Any) -> T:
+    def run(*operands: object, **static: object) -> T:
         return auto_sharded(functools.partial(f, **static), *operands)
 
     return run
 
 
-def keeping_sharding(f: Callable[..., jax.Array], x: jax.Array, *others: Any) -> jax.Array:
+def keeping_sharding(f: Callable[..., jax.Array], x: jax.Array, *others: object) -> jax.Array:
     """`f(x, *others)`, which lies on the devices as `x` does, as `auto_sharded`.
 
     In the type of an explicit mesh, zeros or a mean lie elsewhere than the array that they are to
@@ -62,7 +63,7 @@ def keeping_sharding(f: Callable[..., jax.Array], x: jax.Array, *others: Any) ->
     return _automatic(f, (x, *others), sharding.mesh, sharding.spec)
 
 
-def _automatic(f: Callable[..., T], operands: Any, mesh: Any, spec: PartitionSpec) -> T:
+def _automatic(f: Callable[..., T], operands: object, mesh: Any, spec: PartitionSpec) -> T:
     leaves, treedef = jax.tree.flatten(operands)
     arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
 
@@ -90,14 +91,14 @@ def _devices_of(arrays: Iterable[Any]) -> contextlib.AbstractContextManager[Any]
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(cast("Any", mesh))
 
 
-def _explicit_mesh(operands: Any) -> Any:
+def _explicit_mesh(operands: object) -> Any:
     """The mesh with explicit axes on which one of some arrays lies; None if there is none."""
     leaves = (x for x in jax.tree.leaves(operands) if isinstance(x, jax.Array))
     meshes: Any = (jax.typeof(x).sharding.mesh for x in leaves)
     return next(filter(_explicit, meshes), None)
 
 
-def entry(x: Any, index: Any) -> Any:
+def entry(x: object, index: object) -> Any:
     """`x[index]`, a small array, where a row may lie on any device."""
     return auto_sharded(lambda x, index: x[index], x, index)
 
@@ -107,11 +108,11 @@ def _explicit(mesh: Any) -> tuple[str, ...]:
     return tuple(name for name, kind in types if kind == AxisType.Explicit)
 
 
-def on_this_mesh(tree: Any) -> Any:
+def on_this_mesh(tree: PyTree) -> Any:
     """Small arrays on the current mesh, whose type differs within `jax.sharding.auto_axes`."""
     current = jax.sharding.get_abstract_mesh()
 
-    def moved(x: Any) -> Any:
+    def moved(x: object) -> Any:
         # Within `auto_axes` the types of arrays name a mesh whose axes are automatic, and jax
         # refuses to combine them with arrays that were made outside. Without it, the numbers of a
         # perturbation raise there. It can go when jax converts scalars by itself.
@@ -121,7 +122,7 @@ def on_this_mesh(tree: Any) -> Any:
     return tree if current.empty else jax.tree.map(moved, tree)
 
 
-def on_one_device(arrays: list[Any]) -> list[Any]:
+def on_one_device(arrays: list[Array]) -> list[Array]:
     """Small arrays, moved to one device if they lie on several: within no program, that is."""
     if any(map(jit.is_tracer, arrays)):
         return arrays
@@ -148,7 +149,7 @@ def with_even_axes(x: jax.Array, filling: jax.Array) -> jax.Array:
     return jax.lax.pad(x, filling, [(0, n, 0) for n in more]) if any(more) else x
 
 
-def placed(values: Sequence[Any], shardings: Sequence[Sharding | None]) -> list[Any]:
+def placed(values: Sequence[object], shardings: Sequence[Sharding | None]) -> list[Any]:
     """The values, each placed by its sharding; with None a value may lie anywhere."""
     return [
         x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
@@ -168,7 +169,7 @@ def counted_once(x: jax.Array, like: jax.Array, axes: Iterable[str]) -> jax.Arra
     return jnp.where(first, x, jnp.zeros_like(x))
 
 
-def varying_along(x: Any, axes: Sequence[str]) -> Any:
+def varying_along(x: object, axes: Sequence[str]) -> Any:
     """An array of which jax takes each device's part along some axes to differ."""
     missing = tuple(axis for axis in axes if axis not in jaxprs.varying_axes(x))
     return jax.lax.pcast(x, missing, to="varying") if missing else x

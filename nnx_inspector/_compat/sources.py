@@ -13,6 +13,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from nnx_inspector.typing import Equation
+
 _JAX = os.path.dirname(sys.modules["jax"].__file__ or "") + os.sep
 
 
@@ -56,12 +58,12 @@ def _source_above(frame: types.FrameType | None) -> tuple[str, bool]:
     return source, inner or outer
 
 
-def source_of_equation(equation: Any) -> str:
+def source_of_equation(equation: Equation) -> str:
     """`file:line` of the nearest user code that made an equation within its function, or ""."""
     return place_of_equation(equation)[0]
 
 
-def place_of_equation(equation: Any) -> tuple[str, str]:
+def place_of_equation(equation: Equation) -> tuple[str, str]:
     """As `source_of_equation`, and the name of the function around that line; "" for a lambda."""
     from jax._src import source_info_util
 
@@ -80,14 +82,14 @@ def place_of_equation(equation: Any) -> tuple[str, str]:
     return f"{code.co_filename}:{frame.start_line}", name
 
 
-def is_backward(equation: Any) -> bool:
+def is_backward(equation: Equation) -> bool:
     """Whether an equation is the transpose of another one."""
     # A jaxpr does not say which of its equations are the backward pass. jax writes it into the name
     # stack for profiles. It can go when an equation says which transformation made it.
     return "transpose(" in names_of(equation)
 
 
-def names_of(equation: Any) -> str:
+def names_of(equation: Equation) -> str:
     """The `jax.named_scope`s and derivatives around an equation within its jaxpr, joined by `/`."""
     return str(equation.source_info.name_stack)
 

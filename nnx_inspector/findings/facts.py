@@ -39,6 +39,7 @@ from nnx_inspector.program.function import WatchedCall, as_function
 from nnx_inspector.program.marks import CHANGE, INPUT, OUTPUT, mark
 from nnx_inspector.program.stage import Staged, array_names
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, Flow, ParameterFacts, SiteFacts
+from nnx_inspector.typing import Jaxpr
 
 _DTYPE = re.compile(r"(float64|float32|float16|bfloat16|float8\w*)\[")
 
@@ -148,7 +149,7 @@ def _site_of(site: ModuleSite) -> SiteFacts:
     )
 
 
-def _flag(value: Any) -> int:
+def _flag(value: bool | None) -> int:
     return int(value) if isinstance(value, bool) else UNKNOWN
 
 
@@ -262,7 +263,7 @@ class _Program:
         self.sites: dict[str, _Seen] = {}
         self._count = 0
 
-    def enter(self, jaxpr: Any, *, conditional: bool = False) -> None:
+    def enter(self, jaxpr: Jaxpr, *, conditional: bool = False) -> None:
         bare, _ = jaxprs.open_jaxpr(jaxpr)
         uses: dict[Any, list[Any]] = {}
         for equation in bare.eqns:

@@ -56,7 +56,7 @@ class _HashedOnce:
         return self._hash
 
 
-def key_of(value: Any) -> Any:
+def key_of(value: object) -> Any:
     """The key of a value: its content if its type is known, else its identity.
 
     Values that Python considers equal have different keys: 1, 1.0 and True; 0.0 and -0.0.
@@ -101,7 +101,7 @@ class _Keys:
             finally:
                 self._around.pop()
 
-    def _add_all(self, kind: Any, found: Iterable[Any]) -> None:
+    def _add_all(self, kind: object, found: Iterable[Any]) -> None:
         found = tuple(found)
         self.flat += kind, len(found)
         for one in found:
@@ -110,7 +110,7 @@ class _Keys:
             else:
                 self.add(one)
 
-    def _add_parts(self, x: Any) -> None:
+    def _add_parts(self, x: object) -> None:
         kind = type(x)
         if isinstance(x, np.ndarray):
             self.flat.append(x.shape)
@@ -142,7 +142,7 @@ class _Keys:
         else:
             self._add_object(x)
 
-    def _add_object(self, x: Any) -> None:
+    def _add_object(self, x: object) -> None:
         kind = type(x)
         if kind.__hash__ is not object.__hash__ and kind.__hash__ is not None:
             try:
@@ -175,14 +175,14 @@ def _fields(kind: type) -> tuple[str, ...] | None:
     return tuple(f.name for f in dataclasses.fields(kind)) if is_one else None
 
 
-def _may_change(x: Any) -> bool:
+def _may_change(x: object) -> bool:
     """Whether an object may be a setting that changes, unlike code and objects of libraries."""
     fixed = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
     library = type(x).__module__.partition(".")[0] in ("jax", "jaxlib", "flax", "numpy", "builtins")
     return not isinstance(x, fixed) and not library
 
 
-def _digest(x: Any) -> bytes:
+def _digest(x: object) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(x).tobytes(), digest_size=16).digest()
 
 

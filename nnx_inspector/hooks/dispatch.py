@@ -139,7 +139,7 @@ class _Call:
     selected: Any
 
 
-def _in_linen(owner: Any, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _in_linen(owner: Any, original: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
     """Call a ToNNX, and send the calls of its Linen modules through the hooks too."""
     paths = [(scope.token, scope.path_of(owner)) for scope in _scopes()]
     key = tuple((token, path) for token, path in paths if path is not None)
@@ -147,7 +147,7 @@ def _in_linen(owner: Any, original: Callable[..., Any], /, *args: Any, **kwargs:
         return original(*args, **kwargs)
 
 
-def _foreign(owner: Any, module: Any) -> None:
+def _foreign(owner: object, module: object) -> None:
     name = type(module).__name__
     for scope in _scopes():
         if scope.path_of(owner) is not None:
@@ -161,10 +161,10 @@ def _foreign(owner: Any, module: Any) -> None:
 def call_inside(
     owner: nnx.Module,
     below: Path,
-    module: Any,
+    module: object,
     method: str,
     original: Callable[..., Any],
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     """Run a method of a Linen submodule through the hooks.
@@ -177,7 +177,7 @@ def call_inside(
     return _called(method, original, module, args, kwargs, call)
 
 
-def _sown(module: Any, name: str, kind: str, variable_type: Any, value: Any) -> Any:
+def _sown(module: object, name: str, kind: str, variable_type: Any, value: object) -> Any:
     """Run a value that the user's module passes to `sow` or `perturb` through the hooks."""
     if name in methods(type(module)):
         return value  # nnx.capture(method_outputs=...) sows method outputs, which are seen anyway
@@ -188,7 +188,7 @@ def _sown(module: Any, name: str, kind: str, variable_type: Any, value: Any) -> 
     return _wrapped_in_hooks(call, (TAP_OUTPUT, PERTURBATION, TAP_INPUT))()
 
 
-def _has_module(scope: Scope, module: Any, name: str) -> bool:
+def _has_module(scope: Scope, module: object, name: str) -> bool:
     path = scope.path_of(module)
     return path is not None and scope.holds((*path, name))
 
@@ -197,7 +197,7 @@ def _called(
     name: str,
     function: Any,
     module: Any,
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
     call: _Call | None = None,
 ) -> Any:
@@ -268,7 +268,7 @@ def _called(
 def _naming(names: inside.Names, call: _Call) -> Callable[..., Any]:
     run = _in_python(call.original)
 
-    def named(*args: Any, **kwargs: Any) -> Any:
+    def named(*args: object, **kwargs: object) -> Any:
         names.weights = weights_at_first(call.owner, names.weights)
         for array in jax.tree.leaves([*names.weights.values()]):
             if shape_of(array):
@@ -320,7 +320,7 @@ def _return() -> None:
         recursion_limit.borrow(-borrowed)
 
 
-def _is_within(name: str, function: Any, module: Any) -> bool:
+def _is_within(name: str, function: object, module: object) -> bool:
     """Whether the innermost call is of the same method by another function, hence one call."""
     if not _thread.frames or _thread.frames[-1].method != name:
         return False
@@ -349,7 +349,7 @@ def _in_python(method: Callable[..., Any]) -> Callable[..., Any]:
         return method
     function, module = method.__func__, method.__self__
 
-    def bound(*args: Any, **kwargs: Any) -> Any:
+    def bound(*args: object, **kwargs: object) -> Any:
         return function(module, *args, **kwargs)
 
     return bound
@@ -385,7 +385,7 @@ def _around(number: int, hook: Hook, inner: Callable[..., Any], call: _Call) -> 
     marks = hook.rank == TAP_OUTPUT and call.kind in ("method", "linen")
     owner = getattr(hook.wrap, "owner", None) if marks else None
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         counter = (number, path if path is not None else id(call.module), call.method)
         before = _thread.calls.get(counter, 0)
         _thread.calls[counter] = before + 1
@@ -424,7 +424,7 @@ def _scopes() -> Iterator[Scope]:
         yield _thread.outermost
 
 
-def _tag_of(module: Any) -> Any:
+def _tag_of(module: object) -> Any:
     tagging = _thread.tagging
     own = tagging[-1] if tagging and not jit.is_tracing() else None
     if own is None and not open_hooks():
@@ -448,12 +448,12 @@ def _arrived(module: Any, tag: Any, moved: bool) -> None:
             scope.arrives_with_tag(module, paths[scope.token], moved=moved)
 
 
-def _compiled(executable: Any) -> None:
+def _compiled(executable: object) -> None:
     if open_hooks():
         _compiled_inside[executable] = open_hooks()
 
 
-def _executed(executable: Any) -> None:
+def _executed(executable: object) -> None:
     if open_hooks() and _compiled_inside.get(executable) != open_hooks():
         _thread.executables += 1
 

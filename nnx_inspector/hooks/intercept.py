@@ -71,7 +71,7 @@ def intercept_methods(
         yield
 
 
-def _is_hashable(x: Any) -> bool:
+def _is_hashable(x: object) -> bool:
     try:
         hash(x)
     except TypeError:

@@ -126,7 +126,7 @@ def listened_to(owner: nnx.bridge.ToNNX, listener: Listener) -> Iterator[None]:
         _thread.inside = outer
 
 
-def _intercepted(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+def _intercepted(next_fun: Any, args: Any, kwargs: Any, context: object) -> Any:
     inside = _thread.inside
     if inside is None:
         return next_fun(*args, **kwargs)

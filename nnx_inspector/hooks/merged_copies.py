@@ -126,7 +126,7 @@ class _Parameters:
         return new.given and new.program in self._programs
 
 
-def _parameters(node: Any) -> Iterator[jit.Origin]:
+def _parameters(node: object) -> Iterator[jit.Origin]:
     if isinstance(node, nnx.Param):
         yield from map(jit.origin_of, jax.tree.leaves(node.get_raw_value()))
 

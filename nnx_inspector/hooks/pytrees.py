@@ -13,10 +13,12 @@ from typing import Any
 
 import jax
 
+from nnx_inspector.typing import PyTree
+
 _IsLeaf = Callable[[Any], bool] | None
 
 
-def rebuilt(tree: Any, leaves: Iterable[Any], is_leaf: _IsLeaf = None) -> Any:
+def rebuilt(tree: PyTree, leaves: Iterable[object], is_leaf: _IsLeaf = None) -> Any:
     """`tree` with new leaves, one for each of `jax.tree.leaves(tree, is_leaf)`, in that order."""
     rest = iter(leaves)
     if is_leaf is not None and is_leaf(tree):
@@ -32,7 +34,7 @@ def rebuilt(tree: Any, leaves: Iterable[Any], is_leaf: _IsLeaf = None) -> Any:
     return new
 
 
-def plain_key(entry: Any) -> Any:
+def plain_key(entry: object) -> Any:
     """The name or index in one entry of a jax key path."""
     match entry:
         case jax.tree_util.DictKey() | jax.tree_util.FlattenedIndexKey():
@@ -45,7 +47,7 @@ def plain_key(entry: Any) -> Any:
             return entry  # a class may register its own kind of entry
 
 
-def path_in_words(path: Sequence[Any], parameters: Sequence[str] | None = None) -> str:
+def path_in_words(path: Sequence[object], parameters: Sequence[str] | None = None) -> str:
     """A key path as a name: `"logits"`, `"0.1"`.
 
     `parameters` are the names of the parameters, if it is a path in `(args, kwargs)`.
@@ -59,7 +61,7 @@ def path_in_words(path: Sequence[Any], parameters: Sequence[str] | None = None) 
     return ".".join(map(str, keys))
 
 
-def orders(tree: Any) -> tuple[tuple[Any, ...], ...]:
+def orders(tree: PyTree | None) -> tuple[tuple[Any, ...], ...]:
     """The order of the entries of every dict in a tree, which a treedef lacks. Hashable."""
     children = jax.tree.leaves(tree, is_leaf=lambda child: child is not tree)
     if len(children) == 1 and children[0] is tree:
@@ -69,7 +71,7 @@ def orders(tree: Any) -> tuple[tuple[Any, ...], ...]:
 
 
 def with_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Iterable[Any], is_leaf: _IsLeaf = None
+    args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Iterable[object], is_leaf: _IsLeaf = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call with new leaves, one for each leaf of `(args, kwargs)`.
 
@@ -82,7 +84,7 @@ def with_arguments(
     return new_args, {key: by_name[key] for key in kwargs}
 
 
-def _through_tuples(node: Any, leaves: Iterator[Any], is_leaf: _IsLeaf) -> Any:
+def _through_tuples(node: object, leaves: Iterator[Any], is_leaf: _IsLeaf) -> Any:
     if isinstance(node, tuple) and not (is_leaf is not None and is_leaf(node)):
         children, kind = jax.tree.flatten(node, is_leaf=lambda child: child is not node)
         if not (len(children) == 1 and children[0] is node):

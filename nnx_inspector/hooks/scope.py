@@ -125,7 +125,7 @@ class Scope:
                     self._copies[id(part)] = (weakref.ref(part), path)
         return self._known(module)
 
-    def _known(self, module: Any) -> Path | None:
+    def _known(self, module: object) -> Path | None:
         for known in (self._paths, self._copies):
             entry = known.get(id(module))
             if entry is not None and entry[0]() is module:
@@ -166,19 +166,19 @@ class Scope:
         """Whether the model itself has a module at `path`."""
         return any(known == path for _, known in self._paths.values())
 
-    def doubts(self, module: Any) -> bool:
+    def doubts(self, module: object) -> bool:
         """Whether a module may be a copy of one of the model's, but its origin is unknown."""
         known = self._doubted.get(id(module))
         return known is not None and known[0]() is module
 
-    def tag_of(self, module: Any) -> Path | None:
+    def tag_of(self, module: object) -> Path | None:
         """What a flattened module takes along: its path, `CLONE`, or None if unknown."""
         path = self.leaves_with_tag(module)
         if path is None and self.doubts(module) and self._doubted[id(module)][1] is not None:
             return CLONE
         return path
 
-    def note_unattributed(self, module: Any) -> None:
+    def note_unattributed(self, module: object) -> None:
         """Count a call of a module that looks like one of the model's but has no known path.
 
         `unattributed` counts all such calls, `doubtful` those that may be the model's after all.
@@ -208,7 +208,7 @@ class Scope:
                 self._copies[id(part)] = (weakref.ref(part), (*path, *below, *inner))
                 self.types.add(type(part))
 
-    def follow(self, own: Iterable[Any], copy: Iterable[Any]) -> None:
+    def follow(self, own: Iterable[object], copy: Iterable[object]) -> None:
         """Give the copies of NNX objects, in the same order, the paths of their originals."""
         for module, stand_in in zip(own, copy, strict=True):
             path = self._known(module) if isinstance(module, nnx.Module) else None

@@ -83,7 +83,7 @@ def _inherited(containers: tuple[type, ...]) -> tuple[frozenset[type], frozenset
     return base, frozenset({"set_view"}.union(*map(vars, base)))
 
 
-def _is_method(value: Any) -> bool:
+def _is_method(value: object) -> bool:
     if isinstance(value, (staticmethod, classmethod, property, type)):
         return False
     if isinstance(value, types.FunctionType):
@@ -93,7 +93,7 @@ def _is_method(value: Any) -> bool:
     return binds and own_attribute(value, "__wrapped__") is not None
 
 
-def method_name(f: Any) -> str:
+def method_name(f: object) -> str:
     """The name of a method; of a bound one, the name in its class, despite a decorator."""
     name, owner = own_attribute(f, "__name__", ""), own_attribute(f, "__self__")
     if isinstance(f, types.MethodType) and not hasattr(type(owner), name):
@@ -136,7 +136,7 @@ class ModuleSite:
         return site_key(self.path)
 
 
-def require_module(model: Any, what: str = "model") -> nnx.Module:
+def require_module(model: object, what: str = "model") -> nnx.Module:
     """Return `model`, or raise a TypeError that says what it is instead and what to pass."""
     if isinstance(model, nnx.Module):
         return model
@@ -148,7 +148,7 @@ def require_module(model: Any, what: str = "model") -> nnx.Module:
     raise TypeError(f"{what} must be an nnx.Module, got {type(model).__name__}. {_hint(model)}")
 
 
-def _hint(given: Any) -> str:
+def _hint(given: object) -> str:
     """What to pass instead of an object that is not a module."""
     parts = given if isinstance(given, tuple) else (given,)
     if any(c.__module__.startswith("flax.linen") for c in inspect.getmro(type(given))):
@@ -165,7 +165,7 @@ def _hint(given: Any) -> str:
     return "Pass an instance of a class that derives from flax.nnx.Module."
 
 
-def require_arguments(f: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def require_arguments(f: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Raise a TypeError that says what to pass, if `f` cannot be called with these arguments."""
     try:
         signature = inspect.signature(f)
@@ -262,7 +262,7 @@ def linen_parts(module: nnx.Module) -> dict[Path, dict[str, Any]]:
     """The Linen modules with Variables in a ToNNX: path below it -> the Variables, by name."""
     found: dict[Path, dict[str, Any]] = {}
 
-    def collect(node: Any, path: Path) -> Any:
+    def collect(node: object, path: Path) -> Any:
         if not isinstance(node, dict):
             return node
         found[path] = {}  # parents before children
@@ -320,7 +320,7 @@ class Selection:
     def __repr__(self) -> str:
         return f"Selection({self.terms!r})"
 
-    def matches(self, path: Path | None, method: str, module: Any) -> bool:
+    def matches(self, path: Path | None, method: str, module: object) -> bool:
         """Whether a site is selected. A path of None (an unattributed call) matches no glob.
 
         For a sown value, `module` is the type of its Variable (or the type's name). It can be
@@ -328,7 +328,7 @@ class Selection:
         """
         return any(self._matches(term, path, method, module) for term in self.terms)
 
-    def _matches(self, term: Any, path: Path | None, method: str, module: Any) -> bool:
+    def _matches(self, term: str | None, path: Path | None, method: str, module: object) -> bool:
         if isinstance(term, str):
             if path is None:
                 return False
@@ -417,7 +417,7 @@ class Selection:
         return False
 
 
-def _is_a(module: Any, cls: type) -> bool:
+def _is_a(module: object, cls: type) -> bool:
     """Whether a module, or the module that it wraps, is of a type: the two are one site."""
     if isinstance(module, nnx.bridge.ToNNX) and isinstance(module.to_nnx__module, cls):
         return True

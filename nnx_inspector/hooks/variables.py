@@ -127,7 +127,7 @@ class Walk:
     def whole(self) -> Contents:
         return self._found
 
-    def part(self, module: Any) -> Contents | None:
+    def part(self, module: object) -> Contents | None:
         """The contents of an inner module now; None if it is not inside or has changed."""
         if id(module) not in self._parts:
             return None
@@ -182,7 +182,7 @@ class Walk:
         every = self._found
         return [len(every.variables), len(every.containers), len(every.entries)]
 
-    def _collect_pytree(self, node: Any, path: Path) -> int:
+    def _collect_pytree(self, node: object, path: Path) -> int:
         leaves = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_node)[0]
         found = [
             self.collect(leaf, (*path, *map(plain_key, inner)))
@@ -215,7 +215,7 @@ _around = _Around()
 
 
 @contextlib.contextmanager
-def held(module: Any) -> Iterator[Contents]:
+def held(module: object) -> Iterator[Contents]:
     """A module's contents now. Inside the context, those of its inner modules are parts of them."""
     outer, found = _around.walks, _part(module)
     if found is None:
@@ -227,7 +227,7 @@ def held(module: Any) -> Iterator[Contents]:
         _around.walks = outer
 
 
-def contents(module: Any) -> Contents:
+def contents(module: object) -> Contents:
     """The Variables of a module and of its children, a shared one once."""
     found = _part(module)
     return Walk(module).whole() if found is None else found
@@ -253,12 +253,12 @@ def contents_at(
     return None
 
 
-def _part(module: Any) -> Contents | None:
+def _part(module: object) -> Contents | None:
     parts = (walk.part(module) for walk in _around.walks)
     return next((part for part in parts if part is not None), None)
 
 
-def held_by(module: Any) -> Iterator[Any]:
+def held_by(module: object) -> Iterator[Any]:
     """The Variables and NNX objects in the attributes of an object, also within lists and dicts."""
     nodes = [module]
     while nodes:
@@ -274,7 +274,7 @@ def held_by(module: Any) -> Iterator[Any]:
                 yield value
 
 
-def _is_node(x: Any) -> bool:
+def _is_node(x: object) -> bool:
     return isinstance(x, nnx.Variable | nnx.Pytree)
 
 
@@ -296,7 +296,7 @@ def unseen_references(roots: Mapping[Path, Any]) -> dict[str, str]:
     }
 
 
-def differences(before: Contents, module: Any) -> Iterator[tuple[Path, Any, Any]]:
+def differences(before: Contents, module: object) -> Iterator[tuple[Path, Any, Any]]:
     """`(path, old, new)` for each replaced value: Variable and value, or None if missing."""
     if before.is_complete():
         for path, variable, value in before.changed():
@@ -309,12 +309,12 @@ def differences(before: Contents, module: Any) -> Iterator[tuple[Path, Any, Any]
             yield path, old, new
 
 
-def is_weight(variable: Any) -> bool:
+def is_weight(variable: object) -> bool:
     """Whether a Variable's value belongs to the model: a cached key or RNG state does not."""
     return not isinstance(variable, nnx.Cache | nnx.RngState)
 
 
-def weights_at_first(module: Any, outer: Mapping[int, Any]) -> dict[int, Any]:
+def weights_at_first(module: object, outer: Mapping[int, object]) -> dict[int, Any]:
     """The values of a module's weights when a call begins, by the ids of their Variables.
 
     Args:
@@ -336,7 +336,7 @@ def float_arrays(variable: Any) -> list[Any]:
     return [x if _holds_floats(x) else None for x in leaves]
 
 
-def _holds_floats(x: Any) -> bool:
+def _holds_floats(x: object) -> bool:
     return isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct) and jnp.issubdtype(
         x.dtype, jnp.floating
     )

@@ -145,7 +145,7 @@ def _wrap_class(cls: type, hooks: Hooks) -> None:
     _wrapped.add(cls)
 
 
-def _restore(cls: type, name: str, wrapper: Any, own: bool, previous: Any) -> None:
+def _restore(cls: type, name: str, wrapper: object, own: bool, previous: object) -> None:
     if vars(cls).get(name) is not wrapper:
         return  # other code has replaced the wrapper: keep its method
     if own:
@@ -172,7 +172,7 @@ def _wrapper(cls: type, name: str, raw: Any, hooks: Hooks) -> Any:
     function = _reachable_by_reference(cls, name, raw, hooks)
     plain = isinstance(function, types.FunctionType)
 
-    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self: object, /, *args: object, **kwargs: object) -> Any:
         if cls not in installed or not hooks.active():
             if plain:  # a bound call would go through C, whose stack is small
                 return function(self, *args, **kwargs)
@@ -204,7 +204,7 @@ def _reachable_by_reference(cls: type, name: str, raw: Any, hooks: Hooks) -> Any
         # with an alias (forward = __call__), a reference counts as the function's own name
         known = function.__name__ if function.__name__ in methods(cls) else name
 
-        def target(*args: Any, **kwargs: Any) -> Any:
+        def target(*args: object, **kwargs: object) -> Any:
             if not args or not isinstance(args[0], nnx.Module) or not hooks.active():
                 return original(*args, **kwargs)
             return hooks.call(known, original, args[0], args[1:], kwargs)
@@ -221,10 +221,10 @@ class _Decorated:
         self._call, self._raw = call, raw
         functools.update_wrapper(self, raw, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._call(*args, **kwargs)
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self, instance: object, owner: object = None) -> Any:
         return self if instance is None else self._call.__get__(instance, owner)
 
     def __getattr__(self, name: str) -> Any:
@@ -237,7 +237,7 @@ class _Decorated:
 # -------------------------------------------------------------------- pickling
 
 
-def _reduced(reduce: Reduce, obj: Any) -> Any:
+def _reduced(reduce: Reduce, obj: object) -> Any:
     """What `reduce` returns for a class or a function as it is without wrappers."""
     if isinstance(obj, type) and obj in _wrapped:
         found = reduce(obj)
@@ -272,7 +272,7 @@ def _reduced(reduce: Reduce, obj: Any) -> Any:
     return NotImplemented if found is obj else (getattr, (cls, name))  # by its name
 
 
-def _is_wrapper(value: Any) -> bool:
+def _is_wrapper(value: object) -> bool:
     return isinstance(value, (types.FunctionType, _Decorated)) and value in _originals
 
 
@@ -280,7 +280,14 @@ def _is_wrapper(value: Any) -> bool:
 
 
 def _observed_sow(original: Any, hooks: Hooks) -> Callable[..., Any]:
-    def sow(self: Any, variable_type: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def sow(
+        self: object,
+        variable_type: object,
+        name: str,
+        value: object,
+        *args: object,
+        **kwargs: object,
+    ) -> Any:
         if hooks.active():
             value = hooks.sown(self, name, "sow", variable_type, value)
         return original(self, variable_type, name, value, *args, **kwargs)
@@ -289,7 +296,7 @@ def _observed_sow(original: Any, hooks: Hooks) -> Callable[..., Any]:
 
 
 def _observed_perturb(original: Any, hooks: Hooks) -> Callable[..., Any]:
-    def perturb(self: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def perturb(self: object, name: str, value: object, *args: object, **kwargs: object) -> Any:
         out = original(self, name, value, *args, **kwargs)
         if not hooks.active():
             return out

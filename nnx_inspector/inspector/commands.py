@@ -63,7 +63,7 @@ class Commands(Requests):
         core.closing.callback(weakly(pages.forget))
         core.closing.callback(opening.cache.clear)
 
-    def meant(self, message: Any) -> tuple[Any, str]:
+    def meant(self, message: object) -> tuple[Any, str]:
         """See `Requests`."""
         handles = self._core.handles
         one = perturbation_of(message, handles)
@@ -78,31 +78,31 @@ class Commands(Requests):
         else:
             self._core.handles.get(message.perturbation).perturbation = one
 
-    def _adjust(self, message: protocol.Adjust, one: Any) -> None:
+    def _adjust(self, message: protocol.Adjust, one: object) -> None:
         handles = self._core.handles
         how: Any = {"enabled": message.enabled, "perturbation": one}
         handles.change(handles.get(message.perturbation), **how)
 
-    def _show_flow(self, message: protocol.ShowFlow, _: Any) -> Answer | None:
+    def _show_flow(self, message: protocol.ShowFlow, _: object) -> Answer | None:
         layout = self._core.view.layout
         if layout is None:
             return None
         return flow_of(self._core.trace, layout, message.site, number=message.id), None
 
-    def _show_operations(self, message: protocol.ShowOperations, _: Any) -> None:
+    def _show_operations(self, message: protocol.ShowOperations, _: object) -> None:
         self._rerun.show(selected(self._core, message.site, shown=message.shown))
 
-    def _layout_library(self, _: protocol.GetLayoutLibrary, __: Any) -> Answer:
+    def _layout_library(self, _: protocol.GetLayoutLibrary, __: object) -> Answer:
         return protocol.LayoutLibrary(), asset("layout.js").encode()
 
-    def compare(self, message: protocol.Compare, _: Any) -> Answer | None:
+    def compare(self, message: protocol.Compare, _: object) -> Answer | None:
         """See `Requests`; a saved page answers with the same."""
         answer = super().compare(message, _)
         if answer is not None:
             self._core.compared[f"{message.number} {message.pinned}"] = answer
         return answer
 
-    def _read_values(self, message: protocol.ShowValues | protocol.ReadValues, _: Any) -> Answer:
+    def _read_values(self, message: protocol.ShowValues | protocol.ReadValues, _: object) -> Answer:
         answer = read_values(self._core, self._opening, message)
         self._core.opened.keep(message, answer)
         return answer
@@ -135,7 +135,7 @@ Commands.table = {
 }
 
 
-def perturbation_of(message: Any, handles: Handles) -> Any:
+def perturbation_of(message: object, handles: Handles) -> Any:
     """The perturbation that a message adds, sets or sweeps with, or None."""
     if isinstance(message, (protocol.Perturb, protocol.StartSweep)):
         if isinstance(message, protocol.StartSweep) and not message.kind:

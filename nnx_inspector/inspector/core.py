@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from nnx_inspector._compat.configuration import Configuration
@@ -445,8 +446,8 @@ class Core:
         *,
         kind: str,
         setting: Setting,
-        metrics: Mapping[str, Any] | None = None,
-        states: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, object] | None = None,
+        states: Mapping[str, np.ndarray] | None = None,
         clean: Record | None = None,
     ) -> None:
         """Record a pass of the present step, and show it; see `record_pass`.
@@ -476,7 +477,7 @@ class Core:
                 )
         self.view.present(force=True)
 
-    def push(self, record: Record, step: int | None, metrics: Mapping[str, Any]) -> None:
+    def push(self, record: Record, step: int | None, metrics: Mapping[str, object]) -> None:
         if not isinstance(record, Record):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"push takes a Record, as nni.capture returns it, got {type(record).__name__}."
@@ -485,7 +486,7 @@ class Core:
             self.step = self.step + 1 if step is None else int(step)
         self.show_record(jax.device_get(record), kind="push", setting=CLEAN, metrics=metrics)
 
-    def add_metrics(self, values: Mapping[str, Any], passed: int | None = None) -> None:
+    def add_metrics(self, values: Mapping[str, object], passed: int | None = None) -> None:
         """See `Inspector.metrics`. `passed` is the last step known to have begun."""
         with self.lock:
             step = self.step if passed is None else self.metrics.next_of(values, passed)

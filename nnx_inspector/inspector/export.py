@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from nnx_inspector.background import weakly
 from nnx_inspector.errors import reply_text
@@ -61,7 +60,7 @@ def content_of(core: Core, kept: Sequence[Any]) -> Content:
 def _content(
     layout: protocol.Layout,
     state: protocol.State,
-    kept: Sequence[Any],
+    kept: Sequence[object],
     answers: dict[str, dict[str, Answer]],
     detailed: tuple[str, ...],
     missing: tuple[str, ...] = (),

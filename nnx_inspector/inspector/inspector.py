@@ -400,7 +400,7 @@ class Inspector(Displayed):
 
     # ------------------------------------------------------------- one pass
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, *args: object, **kwargs: object) -> Any:
         """Run one forward pass with the perturbations and show it; the model does not change.
 
         Args:
@@ -418,7 +418,7 @@ class Inspector(Displayed):
             PassRequest(args, kwargs, entry=core.entry) if given else core.example
         )
 
-    def update(self, *new: Any) -> None:
+    def update(self, *new: object) -> None:
         """Give the inspector the model's new state; the user's own objects stay as they are.
 
         A training step that donates the model's arrays, or a functional loop, leaves the user's
@@ -455,7 +455,7 @@ class Inspector(Displayed):
                 self._loops.update(model)
             core.update(model)
 
-    def step(self, loss_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def step(self, loss_fn: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Run a forward and backward pass of `loss_fn(model, *args, **kwargs)` and show it.
 
         The model does not change: no update is made, no statistic or RNG stream advances. If
@@ -473,7 +473,7 @@ class Inspector(Displayed):
         core = self._core.require_open()
         return self._rerun.run(PassRequest.of_a_loss(loss_fn, args, kwargs, entry=core.entry))
 
-    def push(self, record: Record, *, step: int | None = None, **metrics: Any) -> None:
+    def push(self, record: Record, *, step: int | None = None, **metrics: object) -> None:
         """Put a record of your own (from `nni.capture` or `nni.value_and_grad`) on screen.
 
         Args:
@@ -493,7 +493,7 @@ class Inspector(Displayed):
 
     def watch(
         self,
-        batches: Iterable[Any] | None = None,
+        batches: Iterable[object] | None = None,
         *,
         every: int = 10,
         only: Only = None,
@@ -543,7 +543,7 @@ class Inspector(Displayed):
         """
         self._loops.tick()
 
-    def metrics(self, *unnamed: Any, **values: Any) -> None:
+    def metrics(self, *unnamed: object, **values: object) -> None:
         """Add scalars of the current step (`loss=..., accuracy=...`), drawn as curves.
 
         Arrays on the device are fetched when they are ready, without holding up the loop. Other
@@ -737,7 +737,7 @@ class Inspector(Displayed):
 
     def examples(
         self,
-        data: Iterable[Any] | None,
+        data: Iterable[object] | None,
         site: str | None = None,
         unit: int | None = None,
         *,

@@ -144,7 +144,7 @@ class Loops:
             )
         self._region.tick()
 
-    def add_metrics(self, values: Mapping[str, Any]) -> None:
+    def add_metrics(self, values: Mapping[str, object]) -> None:
         if self._unwatched:
             return
         core = self._core

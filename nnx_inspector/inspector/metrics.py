@@ -51,11 +51,11 @@ class Metrics:
         self.errors = 0
         self._steps: dict[str, int] = {}
 
-    def next_of(self, values: Mapping[str, Any], least: int) -> int:
+    def next_of(self, values: Mapping[str, object], least: int) -> int:
         """The step of metrics given once per step: `least`, or the one after their last."""
         return max([least, *(self._steps.get(name, -1) + 1 for name in values)])
 
-    def add(self, step: int, values: Mapping[str, Any]) -> None:
+    def add(self, step: int, values: Mapping[str, object]) -> None:
         """Take the metrics of a step; `settle` fetches arrays on the device."""
         bad: list[str] = []
         for name, value in values.items():
@@ -101,13 +101,13 @@ class Metrics:
                 self.flawed()
 
 
-def require_named(unnamed: tuple[Any, ...]) -> None:
+def require_named(unnamed: tuple[object, ...]) -> None:
     """Raise a TypeError for values of `insp.metrics` that have no name."""
     if unnamed:
         raise TypeError("insp.metrics takes scalars by name: insp.metrics(loss=0.3).")
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> bool:
     if isinstance(value, (int, float)):
         return not _is_too_large(value)
     if jit.is_tracer(value) or not isinstance(value, (jax.Array, np.ndarray, np.generic)):
@@ -116,7 +116,7 @@ def _is_scalar(value: Any) -> bool:
     return value.shape == () and is_real and jax.numpy.issubdtype(value.dtype, np.number)
 
 
-def _is_too_large(value: Any) -> bool:
+def _is_too_large(value: object) -> bool:
     """Whether a whole number is beyond the largest float, 1.8e308."""
     return isinstance(value, int) and value.bit_length() > sys.float_info.max_exp
 
@@ -133,7 +133,7 @@ def _in_words(value: Any) -> str:
     return type(value).__name__
 
 
-def _way_out(value: Any) -> str:
+def _way_out(value: object) -> str:
     if _is_too_large(value):
         return "Pass its logarithm."
     if jit.is_tracer(value):
@@ -145,7 +145,7 @@ def _way_out(value: Any) -> str:
     return "Pass a number, or an array of shape ()."
 
 
-def scalars_of(value: Any) -> dict[str, float]:
+def scalars_of(value: object) -> dict[str, float]:
     """The metrics in a loss function's result: the loss, and the scalars of a dict `aux`."""
     loss, aux = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     out = {"loss": float(cast(Any, loss))}

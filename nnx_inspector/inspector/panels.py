@@ -179,11 +179,11 @@ def _activation_of(core: Core, site: str) -> str:
     return next((one.activation for one in known.sites if one.site == head), "") if known else ""
 
 
-def _is_units(x: Any) -> bool:
+def _is_units(x: object) -> bool:
     return isinstance(x, Units)
 
 
-def _leaves(units: Any) -> list[Units]:
+def _leaves(units: object) -> list[Units]:
     return [x for x in jax.tree.leaves(units, is_leaf=_is_units) if isinstance(x, Units)]
 
 

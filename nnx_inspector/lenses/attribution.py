@@ -88,16 +88,16 @@ class Attribution:
 
 
 def attribute(
-    f: Any,
+    f: object,
     /,
-    *args: Any,
-    output: Any = None,
+    *args: object,
+    output: object = None,
     method: Method = "gradient_times_input",
     position: int = -1,
     site: str | None = None,
-    baseline: Any = 0.0,
+    baseline: object = 0.0,
     steps: int = 32,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Attribution:
     """Attribute an output to the tokens or the pixels of the input.
 
@@ -148,7 +148,7 @@ def attribute(
         start = _start(baseline, x)
 
         def program(apart: bool) -> Any:
-            def make(x: Any, start: Any, inputs: Any) -> Any:
+            def make(x: object, start: object, inputs: object) -> Any:
                 return _program(x, start, inputs, run, pick, method, steps, apart)
 
             return jax.device_get(jax.jit(make)(x, start, one.stage.inputs))
@@ -173,7 +173,7 @@ def attribute(
     )
 
 
-def _start(baseline: Any, x: jax.Array) -> jax.Array:
+def _start(baseline: object, x: jax.Array) -> jax.Array:
     """The baseline in the form of what is attributed to."""
     try:
         given = jnp.asarray(baseline, x.dtype)
@@ -191,7 +191,14 @@ Run = Callable[[Any, Any], Any]
 
 
 def _program(
-    x: Any, start: Any, inputs: Any, run: Run, pick: Any, method: Method, steps: int, apart: bool
+    x: Any,
+    start: object,
+    inputs: object,
+    run: Run,
+    pick: Any,
+    method: Method,
+    steps: int,
+    apart: bool,
 ) -> Any:
     """The attribution, the outputs for input and baseline, and whether examples interact."""
 
@@ -206,8 +213,8 @@ def _program(
             )
         return value
 
-    def alone(i: Any) -> Any:
-        def with_row(row: Any) -> Any:
+    def alone(i: object) -> Any:
+        def with_row(row: object) -> Any:
             whole = keeping_sharding(lambda x, row, i: x.at[i].set(row), x, row, i)
             return entry(picked(whole), i)
 
@@ -234,7 +241,7 @@ def _meet(pull: Callable[[Any], Any], value: Any, x: Any) -> Any:
     )
     of_all, weighted = (pull(w)[0] for w in weights)
 
-    def differ(of_all: Any, weighted: Any, powers: Any) -> Any:
+    def differ(of_all: object, weighted: object, powers: Any) -> Any:
         scaled = of_all * powers.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1))
         error, size = (abs(each).reshape(len(x), -1).max(1) for each in (weighted - scaled, scaled))
         return ~jnp.less_equal(error, 16 * jnp.finfo(x.dtype).eps * size).all()
@@ -245,7 +252,7 @@ def _meet(pull: Callable[[Any], Any], value: Any, x: Any) -> Any:
 def _along(picked: Any, x: Any, start: Any, method: Method, steps: int) -> Any:
     """The attribution of the outputs to x, the outputs, and those of the baseline."""
 
-    def total(x: Any) -> Any:
+    def total(x: object) -> Any:
         value = picked(x)
         return value.sum(), value
 
@@ -272,7 +279,7 @@ def _passes(
     if number is not None:
         place = len(stage.inputs) - len(stage.arrays) + number
 
-        def of_argument(x: Any, inputs: Any) -> Any:
+        def of_argument(x: object, inputs: Any) -> Any:
             given = [x if i == place else value for i, value in enumerate(inputs)]
             out, _ = evaluate(stage.survey.only(lambda mark: False), given, plan=Plan())
             return one.result(out)
@@ -292,7 +299,7 @@ def _passes(
 
     mark = one.marks_of(site or "", OUTPUT)[call or 0]
 
-    def of_site(x: Any, inputs: Any) -> Any:
+    def of_site(x: object, inputs: Any) -> Any:
         replaced = lambda values: [x if i == arrays[0] else v for i, v in enumerate(values)]  # noqa: E731
         return one.with_changed(mark, replaced, inputs)
 
@@ -350,7 +357,7 @@ def _within(inner: str, outer: str) -> bool:
     return len(paths[0]) > len(paths[1]) and paths[0][: len(paths[1])] == paths[1]
 
 
-def _logit(out: Any, chosen: Any, position: int) -> tuple[Callable[[Any], jax.Array], Any]:
+def _logit(out: object, chosen: object, position: int) -> tuple[Callable[[Any], jax.Array], Any]:
     """The function that reads the chosen logit of each example from an output, and its number."""
     logits = logits_in(out)
     if logits is None or logits.ndim > 3:
@@ -365,17 +372,17 @@ def _logit(out: Any, chosen: Any, position: int) -> tuple[Callable[[Any], jax.Ar
     def at_position(logits: Any) -> Any:
         return logits[:, position] if logits.ndim == 3 else logits
 
-    def largest(logits: Any) -> Any:
+    def largest(logits: object) -> Any:
         return jnp.argmax(at_position(logits), -1)
 
     shape = (*logits.shape[:1], *logits.shape[-1:])
     given = token_at(chosen, shape, what="The logit that output= chooses")
     classes: Any = auto_sharded(largest, logits) if given is None else given
 
-    def pick(out: Any) -> jax.Array:
+    def pick(out: object) -> jax.Array:
         return auto_sharded(chosen_of, logits_in(out), classes)
 
-    def chosen_of(logits: Any, classes: Any) -> jax.Array:
+    def chosen_of(logits: object, classes: Any) -> jax.Array:
         return jnp.take_along_axis(at_position(logits), jnp.expand_dims(classes, -1), -1)[:, 0]
 
     return pick, classes

@@ -21,6 +21,7 @@ from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.lenses.observed import Observed, logits_in
 from nnx_inspector.program.analysis.equations import Body, bodies_of, kind_of
 from nnx_inspector.program.marks import mapped_first, mark
+from nnx_inspector.typing import Equation, Jaxpr
 
 SCALES = {"rsqrt", "sqrt", "cbrt", "pow"}
 """The primitives that make the scale of a norm."""
@@ -107,7 +108,7 @@ class Held:
     logits: Any = None
 
     def run(
-        self, jaxpr: Any, consts: Any, args: Sequence[Any], kinds: Sequence[int]
+        self, jaxpr: Jaxpr, consts: Any, args: Sequence[object], kinds: Sequence[int]
     ) -> tuple[list[Any], list[int]]:
         """The results, and how each depends on the stream."""
         env: dict[Any, tuple[Any, int]] = {}
@@ -134,7 +135,9 @@ class Held:
         found = [read(v) for v in jaxpr.outvars]
         return [value for value, _ in found], [kind for _, kind in found]
 
-    def _one(self, equation: Any, values: list[Any], given: list[int]) -> tuple[list[Any], int]:
+    def _one(
+        self, equation: Equation, values: list[Any], given: list[int]
+    ) -> tuple[list[Any], int]:
         out, name = jaxprs.bind(equation, values), equation.primitive.name
         if not any(given):
             return out, FIXED

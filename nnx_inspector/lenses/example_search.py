@@ -103,7 +103,7 @@ class Stream:
     programs: dict[Any, _Program] = dataclasses.field(default_factory=dict[Any, _Program])
     forms: dict[Any, _Program] = dataclasses.field(default_factory=dict[Any, _Program])
 
-    def take(self, args: tuple[Any, ...]) -> None:
+    def take(self, args: tuple[object, ...]) -> None:
         """Merge the examples of a batch, now or with the next ones."""
         count = _size_of(args)
         if not count:  # a filter may leave nothing of a batch
@@ -224,7 +224,7 @@ class Stream:
             return found.merged(x, numbers.reshape(-1), salt, where)
 
         @jax.jit
-        def run(held: Any, batches: Any, found: Any, numbers: Any, salt: Any) -> Any:
+        def run(held: object, batches: Any, found: object, numbers: object, salt: object) -> Any:
             if len(batches) == 1:
                 of = values(held, batches[0])
             else:
@@ -239,7 +239,7 @@ class Stream:
         return _Program(held, known or run, _together(stage))
 
 
-def _code_of(function: Function, nodes: tuple[Any, ...]) -> Any:
+def _code_of(function: Function, nodes: tuple[object, ...]) -> Any:
     """A key of everything that a trace depends on besides the arguments of the batch."""
     graphdef, state = nnx.split(nodes, graph=True)
     leaves, treedef = jax.tree.flatten(state)
@@ -301,7 +301,7 @@ def _the_call(one: Observed, site: str, rows: tuple[int, ...], size: int) -> _Ca
     return _Call(number, tuple(x.shape), x.dtype)
 
 
-def _size_of(args: tuple[Any, ...]) -> int:
+def _size_of(args: tuple[object, ...]) -> int:
     for x in jax.tree.leaves(args):
         if is_array(x) and len(x.shape):
             return x.shape[0]
@@ -311,7 +311,7 @@ def _size_of(args: tuple[Any, ...]) -> int:
     )
 
 
-def _filled(args: tuple[Any, ...], count: int, size: int) -> tuple[Any, ...]:
+def _filled(args: tuple[object, ...], count: int, size: int) -> tuple[Any, ...]:
     """A smaller batch, filled up with copies of its first example."""
 
     def filled(x: Any) -> Any:

@@ -104,7 +104,7 @@ class TopExamples:
 
         return pd.DataFrame(self.columns(unit))
 
-    def columns(self, unit: int | None = None) -> dict[str, npt.NDArray[Any]]:
+    def columns(self, unit: int | None = None) -> dict[str, np.ndarray]:
         """The columns of `to_frame`, as arrays."""
         chosen = np.arange(self.units) if unit is None else np.array([self._known(unit)])
         kinds = {"most": self.most, "least": self.least, "random": self.random}
@@ -138,8 +138,8 @@ class TopExamples:
 
 
 def top_examples(
-    f: Any,
-    data: Iterable[Any],
+    f: object,
+    data: Iterable[object],
     site: str,
     *,
     k: int = 9,
@@ -210,7 +210,7 @@ def top_examples(
 
 def examples_of(
     enter: Enter,
-    data: Iterable[Any],
+    data: Iterable[object],
     site: str,
     k: int,
     axis: int,
@@ -254,7 +254,7 @@ def examples_of(
 
 def _through(
     stream: Stream,
-    data: Iterable[Any],
+    data: Iterable[object],
     inputs: Callable[[Any], Any] | None,
     total: int | None,
     report: Report,

@@ -173,7 +173,7 @@ def _place(x: Any, value: Any, lengths: Sequence[int]) -> tuple[Any, ...]:
     return tuple(reversed(found))
 
 
-def _lots(numbers: Any, salt: Any) -> Any:
+def _lots(numbers: Any, salt: object) -> Any:
     """Numbers that draw examples (MurmurHash3's mixing), however the data is divided."""
     x = numbers.astype(jnp.uint32) * np.uint32(0x9E3779B9) ^ salt
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):

@@ -130,15 +130,15 @@ def place_names(count: int) -> tuple[str, ...]:
 
 
 def lens(
-    f: Any,
+    f: object,
     /,
-    *args: Any,
+    *args: object,
     unembed: Unembed = None,
     norm: Norm = None,
-    answer: Any = None,
+    answer: object = None,
     k: int = 5,
     sites: Only = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Lens:
     """Read, after each layer, the tokens that the residual stream already says.
 
@@ -264,7 +264,7 @@ def makes_logits(rest: Downstream, last: jax.Array, own: Any) -> bool:
     """Whether a matrix makes logits from what enters at a place."""
     held = Held(own.shape[-1])
 
-    def run(x: Any) -> Any:
+    def run(x: object) -> Any:
         traced = jax.make_jaxpr(rest)(x)
         return held.run(traced.jaxpr, traced.consts, [x], [LINEAR])[0]
 
@@ -293,7 +293,7 @@ def _unexplained(
 
 def _read(reading: Readout, k: int) -> Any:
     @jax.jit
-    def read(stack: Any, last: Any, wanted: Any) -> Any:
+    def read(stack: object, last: Any, wanted: object) -> Any:
         chosen = auto_sharded(largest, reading(last)) if wanted is None else wanted
 
         def one(x: Any) -> Any:
@@ -364,7 +364,7 @@ def _alike(x: jax.ShapeDtypeStruct, stream: Stream) -> bool:
     return x.shape == stream.form.shape and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def token_at(token: Any, shape: Sequence[int], *, what: str = "A token") -> jax.Array | None:
+def token_at(token: object, shape: Sequence[int], *, what: str = "A token") -> jax.Array | None:
     """The chosen token at each position; None for none. Errors call it `what`."""
     if token is None:
         return None

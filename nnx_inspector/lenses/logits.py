@@ -109,15 +109,15 @@ class LogitAttribution:
 
 
 def logit_attribution(
-    f: Any,
+    f: object,
     /,
-    *args: Any,
-    token: Any = None,
-    minus: Any = None,
+    *args: object,
+    token: object = None,
+    minus: object = None,
     unembed: Unembed = None,
     norm: Norm = None,
     sites: Only = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> LogitAttribution:
     """Divide a token's logit into what each site adds to it (direct logit attribution).
 
@@ -233,12 +233,12 @@ def _adds_nothing(chosen: Selection, one: Observed) -> str:
 
 def _divide(read: Readout, distribution: bool) -> Any:
     @jax.jit
-    def divide(stream: Any, terms: Sequence[Any], wanted: Any, other: Any) -> Any:
+    def divide(stream: Any, terms: Sequence[Any], wanted: object, other: object) -> Any:
         stream = stream.astype(jnp.float32)
         traced = jax.make_jaxpr(read)(stream)
         own = traced.out_avals[0]
 
-        def linear(x: Any) -> tuple[Any, Any]:
+        def linear(x: object) -> tuple[Any, Any]:
             held = Held(own.shape[-1])
             (out,), (kind,) = held.run(traced.jaxpr, traced.consts, [x], [LINEAR])
             logits = out if kind == LINEAR else held.logits
@@ -255,7 +255,7 @@ def _divide(read: Readout, distribution: bool) -> Any:
         direction = pull(onehot)[0]
         summed = (*range(logits.ndim - 1, stream.ndim - 1), -1)  # of a pooling, the positions too
 
-        def added(stream: Any, direction: Any, terms: Any, onehot: Any, logits: Any) -> Any:
+        def added(stream: Any, direction: object, terms: Any, onehot: object, logits: Any) -> Any:
             def along(x: Any) -> Any:
                 return (direction * x.astype(jnp.float32)).sum(summed)
 

@@ -43,6 +43,7 @@ from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.stage import Staged, Tracing, staged
 from nnx_inspector.program.survey import Marked, Survey, why_divided
 from nnx_inspector.records.donated import require_staged
+from nnx_inspector.typing import PyTree
 
 ALL: tuple[Any, ...] = (None, "**:*")
 """The calls of all modules and their other methods, such as `attend` of an `nnx.Embed`."""
@@ -86,7 +87,7 @@ class Observed:
         atoms: list[Any] = self.stage.survey.jaxpr.outvars
         return self.result([jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms])
 
-    def result(self, out: Sequence[Any]) -> Any:
+    def result(self, out: Sequence[object]) -> Any:
         """What the pass returns, from the outputs of its program."""
         returned = self.stage.returned
         return returned.rebuild([None] * len(returned.nodes), out[: self.stage.outputs])
@@ -177,7 +178,7 @@ def require_whole(found: Survey) -> None:
             )
 
 
-def and_operations(sites: Any) -> tuple[Any, ...]:
+def and_operations(sites: object) -> tuple[Any, ...]:
     """`ALL`, and the operations within calls that a selection names: `"blocks/*@add"`."""
     terms = sites if isinstance(sites, (list, tuple, set, frozenset)) else (sites,)
     return (*ALL, *(term for term in terms if isinstance(term, str) and of_operation(term)[1]))
@@ -185,12 +186,12 @@ def and_operations(sites: Any) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def observed(
-    f: Any,
-    args: Sequence[Any],
+    f: object,
+    args: Sequence[object],
     kwargs: dict[str, Any],
     *,
     what: str,
-    only: Any = ALL,
+    only: object = ALL,
     known: Tracing | None = None,
     where: Where | None = None,
 ) -> Iterator[Observed]:
@@ -226,7 +227,7 @@ def observed(
 
 
 def model_of(
-    function: Function, args: Sequence[Any], kwargs: dict[str, Any], what: str
+    function: Function, args: Sequence[object], kwargs: dict[str, Any], what: str
 ) -> nnx.Module:
     roots = roots_of(function, args, kwargs)
     if len(roots) > 1:
@@ -274,12 +275,12 @@ def arrays_of(mark: Marked) -> tuple[jax.ShapeDtypeStruct, ...]:
     return tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in mark.avals)
 
 
-def arrays_in(tree: Any) -> list[Any]:
+def arrays_in(tree: PyTree) -> list[Any]:
     """The arrays (or their shapes) in what a call returns."""
     return [x for x in jax.tree.leaves(tree) if is_array(x)]
 
 
-def logits_in(out: Any) -> Any:
+def logits_in(out: object) -> Any:
     """The array of a model's output that could be logits: of several, that which is named
     `logits`, or else the first; None for none.
     """

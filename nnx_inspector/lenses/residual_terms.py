@@ -15,6 +15,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.sites import of_operation, parse_key
 from nnx_inspector.program.analysis.equations import Body, bodies_of
 from nnx_inspector.program.marks import INPUT, OUTPUT, mark
+from nnx_inspector.typing import Atom
 
 _SAME = {"copy", "copy_p", "convert_element_type", "optimization_barrier", "name"}
 _SAME |= {"broadcast_in_dim"} | jaxprs.PLACING
@@ -32,7 +33,7 @@ class _Frame:
     body: Body | None = None
 
     @staticmethod
-    def of(jaxpr: Any, outer: Any = None, equation: Any = None, body: Any = None) -> _Frame:
+    def of(jaxpr: object, outer: Any = None, equation: object = None, body: Any = None) -> _Frame:
         bare, _ = jaxprs.open_jaxpr(jaxpr)
         made = {v: (e, i) for e in bare.eqns for i, v in enumerate(e.outvars)}
         return _Frame(bare, made, outer, equation, body)
@@ -98,7 +99,7 @@ class Walk:
             return False
         return equation.params["part"] == part
 
-    def _walk(self, frame: _Frame, atom: Any) -> _Sum:
+    def _walk(self, frame: _Frame, atom: Atom) -> _Sum:
         while True:
             if jaxprs.is_literal(atom):
                 return _Sum()
@@ -138,7 +139,7 @@ class Walk:
             return dataclasses.replace(inner, residual=True)
         return _Sum(((site, position),))
 
-    def _entered(self, frame: _Frame, atom: Any) -> _Sum | tuple[_Frame, Any]:
+    def _entered(self, frame: _Frame, atom: object) -> _Sum | tuple[_Frame, Any]:
         """Where an input of an inner jaxpr comes from."""
         if frame.outer is None or frame.body is None or frame.body.operands is None:
             return _Sum()

@@ -115,7 +115,7 @@ def reading_of(one: Observed, unembed: Unembed, norm: Norm) -> Unembedding:
     )
 
 
-def _site(one: Observed, given: Any, what: str) -> Calls | None:
+def _site(one: Observed, given: object, what: str) -> Calls | None:
     """The chosen site; None for a function."""
     if callable(given):
         return None
@@ -298,7 +298,7 @@ def last_stream(one: Observed, reading: Unembedding) -> Stream | None:
         return None
 
 
-def streams_of(one: Observed, reading: Unembedding, sites: Any) -> list[Stream]:
+def streams_of(one: Observed, reading: Unembedding, sites: object) -> list[Stream]:
     """The sites that return the residual stream, in the order of the pass.
 
     Args:
@@ -321,7 +321,7 @@ def streams_of(one: Observed, reading: Unembedding, sites: Any) -> list[Stream]:
         raise
 
 
-def _streams(one: Observed, reading: Unembedding, sites: Any, size: int | None) -> list[Stream]:
+def _streams(one: Observed, reading: Unembedding, sites: object, size: int | None) -> list[Stream]:
     found: list[Stream] = []
     chosen = None if sites is None else Selection(sites)
     for site, calls in sorted(one.calls.items(), key=lambda item: item[1].last):

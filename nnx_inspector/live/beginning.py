@@ -59,7 +59,7 @@ def reading(held: Held, named: Callable[[str, jax.Array], jax.Array]) -> Iterato
                 hold(variable, value)
 
 
-def arguments_of(args: Any, kwargs: Any) -> list[jax.Array]:
+def arguments_of(args: object, kwargs: object) -> list[jax.Array]:
     """The arrays that a call receives."""
     leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
     return [jnp.asarray(x) for x in leaves if is_observable(x)]

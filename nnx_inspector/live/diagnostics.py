@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from nnx_inspector.hooks.sites import module_sites
 from nnx_inspector.live.inbox import Taken
@@ -277,7 +276,7 @@ class Diagnostics:
         }
 
 
-def _lacks(one: Known, site: str, seen: Any) -> str:
+def _lacks(one: Known, site: str, seen: object) -> str:
     """Why what a site has does not have the part that a perturbation chooses by its numbers, which
     its program does not know; "" if it has.
     """

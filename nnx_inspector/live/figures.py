@@ -114,7 +114,7 @@ def choices_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]
 
 
 def updates_of(
-    moves: Mapping[str, Any], stacks: Mapping[str, Stack] = _NO_STACKS
+    moves: Mapping[str, np.ndarray], stacks: Mapping[str, Stack] = _NO_STACKS
 ) -> dict[str, Update]:
     """`OF_UPDATE` of each parameter, also of single layers, by what `Update` finds."""
     out: dict[str, Update] = {}
@@ -229,7 +229,9 @@ class Observer:
             varied=UNKNOWN if inputs is None else int(np.any(np.asarray(inputs)[..., AT])),
         )
 
-    def _follow(self, paths: Sequence[str], now: Any, before: Any, rows: Any) -> None:
+    def _follow(
+        self, paths: Sequence[str], now: np.ndarray, before: np.ndarray, rows: np.ndarray
+    ) -> None:
         """Put in how much of each parameter no pass has seen changed, and of what size that is."""
         stuck, larger = figure_of(rows, "stuck"), figure_of(rows, "larger")
         for i, path in enumerate(paths):
@@ -241,7 +243,7 @@ class Observer:
             self._still[path] = still
             stuck[i], larger[i] = still.mean(), part_larger(values, still)
 
-    def _calls(self, site: str, vectors: Sequence[Any], states: States) -> Calls:
+    def _calls(self, site: str, vectors: Sequence[np.ndarray], states: States) -> Calls:
         mean, scale, bias = (_sample(states, site, n) for n in ("mean", "scale", "bias"))
         if mean is None:  # not a module that normalises over the batch
             return Calls(vectors)
@@ -264,10 +266,10 @@ def _measured(found: Mapping[str, Summary | None]) -> Iterator[tuple[str, float]
         yield "graded", 1 - gradient.zeros / gradient.size
 
 
-def _sample(states: States, site: str, name: str) -> Any:
+def _sample(states: States, site: str, name: str) -> np.ndarray | None:
     path = f"{site}/{name}" if site else name
     return sample_of(states[path]) if path in states else None
 
 
-def _flat(state: Any) -> Any:
+def _flat(state: np.ndarray) -> np.ndarray:
     return np.array(state, np.float32).reshape(-1)[:STATE_LENGTH]

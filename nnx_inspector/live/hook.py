@@ -60,6 +60,7 @@ from nnx_inspector.program.marks import (
 )
 from nnx_inspector.program.members import ensemble_of, within
 from nnx_inspector.program.structure import is_whole
+from nnx_inspector.typing import Array
 
 _numbers = itertools.count(1)
 
@@ -189,7 +190,7 @@ class Watch:
         run.bound.extend(filter(jit.is_tracer, jax.tree.leaves(out, is_leaf=is_whole)))
         return out
 
-    def _counting(self, args: Any, kwargs: Any, context: Context) -> Any:
+    def _counting(self, args: object, kwargs: object, context: Context) -> Any:
         """The context of a call that begins, in which it is known which of its positions count; it
         gives the call's arguments.
         """
@@ -214,7 +215,7 @@ class Watch:
             return value
         return held(value, site=path, call=run.number, owner=self.owner)
 
-    def _begin(self, those: Held, args: Any, kwargs: Any, context: Context) -> Run:
+    def _begin(self, those: Held, args: object, kwargs: object, context: Context) -> Run:
         """Name the place where a pass begins.
 
         Its operands are the parameters and the arguments, of which a measured pass takes samples.
@@ -261,7 +262,7 @@ class Watch:
         )
         return on, numbers
 
-    def _given(self, key: Any, kind: Any, those: Any, *ties: Any, **how: Any) -> Any:
+    def _given(self, key: object, kind: Any, those: object, *ties: object, **how: object) -> Any:
         aval = ShapedArray(kind.shape, kind.dtype)
         return given.bind(*ties, place=(self.owner, key, those), kind=aval, **how)
 
@@ -334,7 +335,7 @@ class Watch:
         return change
 
     def _in_layer(
-        self, run: Run, site: str, number: int, place: Place, on: Any, values: Sequence[Any]
+        self, run: Run, site: str, number: int, place: Place, on: object, values: Sequence[object]
     ) -> Any:
         if not place.rows:
             return on
@@ -351,16 +352,16 @@ def parameters_of(keys: Sequence[str], unmeasured: Sequence[str]) -> frozenset[s
     return frozenset(site_key(parse_key(key)[0]) for key in measured)
 
 
-def _acted(x: Any, one: Any, *, name: str) -> Any:
+def _acted(x: object, one: Any, *, name: str) -> Any:
     return one.apply_at(x, name)
 
 
 @internal_config()
-def _of_member(on: Any, rows: Sequence[int], number: Any, count: int) -> Any:
+def _of_member(on: Any, rows: Sequence[int], number: object, count: int) -> Any:
     return on & (number == rows[0] % count)
 
 
-def _acts(rows: Any) -> bool:
+def _acts(rows: Array) -> bool:
     return rows is not None and (jit.is_tracer(rows) or bool(np.any(np.asarray(rows))))
 
 

@@ -123,7 +123,7 @@ class Inbox:
         self._awaiting: dict[int, Counter[str]] = {}
         self._copied: set[int] = set()
 
-    def begin(self, setting: Any, *, call: Call = OF_MODEL, awaits: Iterable[str] = ()) -> Begun:
+    def begin(self, setting: object, *, call: Call = OF_MODEL, awaits: Iterable[str] = ()) -> Begun:
         """The pass of a call that begins now; a new one, or the one that the call joins.
 
         It awaits these messages, which may arrive after later passes begin.
@@ -146,11 +146,11 @@ class Inbox:
             self.begins(number)
         return Begun(number, sampled, setting)
 
-    def is_due(self, calls: Sequence[Call], setting: Any) -> bool:
+    def is_due(self, calls: Sequence[Call], setting: object) -> bool:
         """Whether one of the next calls is sampled."""
         return self._now.may_measure(calls, setting, self.every)
 
-    def pass_over(self, calls: Iterable[Call], setting: Any) -> None:
+    def pass_over(self, calls: Iterable[Call], setting: object) -> None:
         """Count the passes, none of them sampled, of calls that nobody begins."""
         self.next_begins()
         with self._lock:

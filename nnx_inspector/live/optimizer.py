@@ -107,7 +107,7 @@ class States:
         whole = [x if count[x] == 1 else path for x, path in zip(short, paths, strict=True)]
         return [site_key((OPTIMIZER, *map(str, path))) for path in whole]
 
-    def _divided(self, path: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _divided(self, path: tuple[object, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """A path in two: how the state calls it, and the path of a parameter, or its last part."""
         for at in range(len(path)):
             if tuple(map(str, path[at:])) in self._parameters:
@@ -115,7 +115,7 @@ class States:
         return path[:-1], path[-1:]
 
 
-def measure_states(session: Watched, given: Any) -> dict[str, str]:
+def measure_states(session: Watched, given: object) -> dict[str, str]:
     """Measure the state of these optimizers, none for None, when a measured pass begins.
 
     Returns:
@@ -140,15 +140,15 @@ def measure_states(session: Watched, given: Any) -> dict[str, str]:
     return {key: in_words(x.dtype, x.shape) for key, x in states.arrays().items()}
 
 
-def _refers(reference: Any, x: Any) -> bool:
+def _refers(reference: Any, x: object) -> bool:
     return reference() is x
 
 
-def _tells(part: Any) -> bool:
+def _tells(part: object) -> bool:
     return not isinstance(part, int) and part not in _AROUND
 
 
-def _require_read_anew(name: str, one: Any) -> None:
+def _require_read_anew(name: str, one: object) -> None:
     """Raise unless a state can be read again in each pass: a loop replaces arrays, and tuples."""
     if not isinstance(one, nnx.Pytree) and not callable(one):
         of = f" of {name!r}" if name else ""
@@ -157,7 +157,7 @@ def _require_read_anew(name: str, one: Any) -> None:
         )
 
 
-def _require_some(name: str, one: Any, own: frozenset[int]) -> None:
+def _require_some(name: str, one: object, own: frozenset[int]) -> None:
     """Raise if an object is no optimizer. One of plain gradient descent has an empty state."""
     known = hasattr(one, "opt_state") or not isinstance(one, nnx.Pytree)
     if not known and not any(True for _ in _arrays_of(one, own)):

@@ -226,7 +226,7 @@ class Session:
         self.takes_part(nnx.state(self.model))
         return first if self.company is None else self.company.first
 
-    def takes_part(self, arrays: Any) -> bool:
+    def takes_part(self, arrays: object) -> bool:
         """Whether a program on these arrays may be another than the user's own."""
         if self._open is not None and spans(arrays):
             begin, self._open = self._open, None

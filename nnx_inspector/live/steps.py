@@ -30,6 +30,7 @@ from nnx_inspector.hooks.sites import Only
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session, Shares
 from nnx_inspector.opening import Opening, close_all
+from nnx_inspector.typing import PyTree
 
 T = TypeVar("T")
 
@@ -91,7 +92,7 @@ class Watching(TypedDict, total=False):
     optimizer: Any
 
 
-def check_every(every: Any) -> int:
+def check_every(every: int) -> int:
     """Return `every`, any kind of integer, as an int, or raise a ValueError."""
     number = _whole_number(every)
     if number is None or number < 1:
@@ -99,7 +100,7 @@ def check_every(every: Any) -> int:
     return number
 
 
-def check_start(start: Any) -> int:
+def check_start(start: int) -> int:
     """Return `start`, any kind of integer, as an int, or raise a ValueError."""
     number = _whole_number(start)
     if number is None or number < 0:
@@ -107,7 +108,7 @@ def check_start(start: Any) -> int:
     return number
 
 
-def check_tree(tree: Any) -> int | None:
+def check_tree(tree: PyTree | None) -> int | None:
     """Return `tree`, or raise a ValueError."""
     number = _whole_number(tree)
     if tree is not None and (number is None or number < 0):
@@ -284,7 +285,7 @@ def _leave() -> None:
             loop.close()
 
 
-def _how_many(batches: Iterable[Any]) -> int | None:
+def _how_many(batches: Iterable[object]) -> int | None:
     try:
         return len(batches) if isinstance(batches, Sized) else None
     except Exception:  # noqa: BLE001 - the progress is shown without an end
@@ -378,7 +379,7 @@ class Region:
 
     __exit__ = _Exit()
 
-    def held_by(self, leave: Any) -> None:
+    def held_by(self, leave: object) -> None:
         """Close, if it is not closed by then, when nothing holds `leave` any more."""
         self._held = weakref.ref(leave, lambda _: self.close())
 

@@ -53,7 +53,7 @@ def hooks_for(selection: Selection, received: Iterable[str], where: Where | None
     sites = list(dict.fromkeys(received))
     inputs = Selection(sites) if sites else None
 
-    def hooks(scope: Scope, owner: Any) -> Sequence[Hook]:
+    def hooks(scope: Scope, owner: object) -> Sequence[Hook]:
         of_outputs = marking_hooks(selection, inputs=False, where=where)(scope, owner)
         if inputs is None:
             return of_outputs
@@ -64,7 +64,11 @@ def hooks_for(selection: Selection, received: Iterable[str], where: Where | None
 
 
 def at_marks(
-    stage: Staged, keys: Sequence[str], numbers: Any, places: Sequence[Place], data: Sequence[Any]
+    stage: Staged,
+    keys: Sequence[str],
+    numbers: object,
+    places: Sequence[Place],
+    data: Sequence[Any],
 ) -> Callable[[Marked, list[Any], Rows], list[Any]]:
     """The function for `Plan.perturb` that applies rows and places at each mark of a stage.
 
@@ -237,7 +241,7 @@ class _Switched(ParameterPerturbation):
     def apply(self, x: jax.Array, name: str) -> jax.Array:
         return places.applied(self.place, self.on, self.leaves, x, name)
 
-    def why_not(self, x: Any) -> Any:
+    def why_not(self, x: object) -> Any:
         return self._data.why_not(x)
 
     @property
@@ -249,7 +253,9 @@ def parameter_rule(key: str, rows: tuple[int, ...], one: ParameterPerturbation) 
     return ParameterRule(key + "".join(f"[{i}]" for i in rows), key, rows, (one,))
 
 
-def parameters_under(stage: Staged, places: Sequence[Place], data: Sequence[Any]) -> dict[int, Any]:
+def parameters_under(
+    stage: Staged, places: Sequence[Place], data: Sequence[object]
+) -> dict[int, Any]:
     """The perturbed parameters, by the number of the stage's input that holds each."""
     return perturbed_parameters(stage, parameter_rules(places, data))
 

@@ -67,7 +67,7 @@ def _as_pytree(cls: type[T]) -> type[T]:
         leaves, aux = flatten(one)
         return [(GetAttrKey(n), x) for n, x in zip(data, leaves, strict=True)], aux
 
-    def unflatten(aux: tuple[Any, ...], leaves: Iterable[Any]) -> T:
+    def unflatten(aux: tuple[object, ...], leaves: Iterable[Any]) -> T:
         one = object.__new__(cls)
         for name, value in zip((*data, *code), (*leaves, *aux), strict=True):
             object.__setattr__(one, name, value)
@@ -77,7 +77,7 @@ def _as_pytree(cls: type[T]) -> type[T]:
     return cls
 
 
-def static(default: Any = dataclasses.MISSING) -> Any:
+def static(default: object = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"static": True})
 
 
@@ -166,7 +166,7 @@ class Kind:
         return self._written(type(self).__name__, [], changed, short=short)
 
     def _written(
-        self, name: str, first: list[str], named: Mapping[str, Any], *, short: bool
+        self, name: str, first: list[str], named: Mapping[str, object], *, short: bool
     ) -> str:
         ours = type(self).__module__.startswith("nnx_inspector")
         texts = {key: _text(value, short) for key, value in named.items()}
@@ -323,7 +323,7 @@ class OfPart(Kind):
         return found
 
 
-def _known(numbers: Any) -> list[Any] | None:
+def _known(numbers: object) -> list[Any] | None:
     """The numbers, where `vmap` or `grad` maps arrays and not those of a program; None if not."""
     if isinstance(numbers, jax.ShapeDtypeStruct):
         return None
@@ -360,7 +360,7 @@ class Part(OfPart, Perturbation):  # pyright: ignore[reportIncompatibleVariableO
         return self.whole.why_not(x) or self.misfit(x.shape)
 
 
-def _indices(value: Any, name: str, rank: int) -> Any:
+def _indices(value: object, name: str, rank: int) -> Any:
     """Indices (or booleans) as one array; traced ones pass."""
     if isinstance(value, jax.ShapeDtypeStruct):
         return value
@@ -375,7 +375,7 @@ def _indices(value: Any, name: str, rank: int) -> Any:
     return array if traced or array.dtype == np.bool_ else array.astype(np.int32)
 
 
-def _along(chosen: Any, shape: tuple[int, ...], axis: int) -> jax.Array:
+def _along(chosen: object, shape: tuple[int, ...], axis: int) -> jax.Array:
     """Whether each place along an axis is chosen. A traced index beyond it chooses nothing."""
     count = shape[axis]
     on = jnp.asarray(chosen)
@@ -385,7 +385,7 @@ def _along(chosen: Any, shape: tuple[int, ...], axis: int) -> jax.Array:
     return on.reshape([count if i == axis % len(shape) else 1 for i in range(len(shape))])
 
 
-def is_random(one: Any) -> bool:
+def is_random(one: object) -> bool:
     """Whether the effect of a perturbation on an array depends on the array's name."""
     if isinstance(one, OfPart):
         return is_random(one.whole)
@@ -393,7 +393,7 @@ def is_random(one: Any) -> bool:
     return of is not Perturbation.apply_at
 
 
-def first_misfit(one: Any, names: Iterable[str], x: Any) -> Refusal | None:
+def first_misfit(one: object, names: Iterable[str], x: Any) -> Refusal | None:
     """Why one of the named fields, the first that fails, does not fit an array; or None."""
     for name in names:
         value = getattr(one, name)
@@ -414,18 +414,18 @@ def _rank(dtype: Any) -> int:
     return next(i for i, kind in enumerate(_RANKS) if jnp.issubdtype(dtype, kind))
 
 
-def dtype_of(value: Any) -> Any:
+def dtype_of(value: object) -> Any:
     return jax.dtypes.canonicalize_dtype(jnp.result_type(value))
 
 
-def lists_as_arrays(one: Any, names: Iterable[str]) -> None:
+def lists_as_arrays(one: object, names: Iterable[str]) -> None:
     """Turn the named fields of a frozen object from lists into arrays: a list has many leaves."""
     for name in names:
         if isinstance(value := getattr(one, name), (list, tuple)):
             object.__setattr__(one, name, np.asarray(value))
 
 
-def check_numbers(one: Any, numbers: Mapping[str, float | None]) -> None:
+def check_numbers(one: object, numbers: Mapping[str, float | None]) -> None:
     """Require the named fields of a frozen object to be numbers, and convert them to floats."""
     for name, low in numbers.items():
         number = check_number(getattr(one, name), type(one).__name__, low=low)
@@ -453,11 +453,11 @@ def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     )
 
 
-def like(value: Any, x: jax.Array) -> jax.Array:
+def like(value: object, x: jax.Array) -> jax.Array:
     return jnp.asarray(value).astype(x.dtype)
 
 
-def one_number(value: Any) -> float | None:
+def one_number(value: float) -> float | None:
     """The value as a float if it is one real number, otherwise None."""
     if isinstance(value, bool) or shape_of(value) != ():
         return None
@@ -466,7 +466,7 @@ def one_number(value: Any) -> float | None:
     return float(value) if is_array(value) and value.dtype.kind in "fiu" else None
 
 
-def _is_default(value: Any, default: Any) -> bool:
+def _is_default(value: object, default: object) -> bool:
     plain = isinstance(value, (str, int, tuple, NoneType))  # a strength is always written
     return plain and type(value) is type(default) and value == default
 

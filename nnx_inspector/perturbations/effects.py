@@ -22,6 +22,7 @@ from nnx_inspector.arrays import is_array, shape_of
 from nnx_inspector.program.marks import CHANGE, OUTPUT, mark
 from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.stage import Staged
+from nnx_inspector.typing import AnyArray, Array, Jaxpr, PyTree
 
 ROOT = ""
 
@@ -56,7 +57,7 @@ def with_positions(x: Any, where: Any) -> tuple[Any, Any]:
     return x, where
 
 
-def differences(stage: Staged, inputs: list[Any], plan: Plan, *, root: str = ROOT) -> Differences:
+def differences(stage: Staged, inputs: list[Array], plan: Plan, *, root: str = ROOT) -> Differences:
     """Evaluate a stage twice, clean and perturbed, and compare the two.
 
     `inputs` are the perturbed pass's; the clean pass has the stage's own. The site `root` (or `""`,
@@ -162,7 +163,7 @@ class OutputChange:
 
 
 @internal_config()
-def output_change(clean: Any, perturbed: Any, *, logits: Logits = None) -> OutputChange:
+def output_change(clean: PyTree, perturbed: PyTree, *, logits: Logits = None) -> OutputChange:
     """Compare two results of one call on the host, in float64.
 
     Args:
@@ -189,20 +190,20 @@ def output_change(clean: Any, perturbed: Any, *, logits: Logits = None) -> Outpu
 
 
 @internal_config()
-def relative_change(clean: Any, perturbed: Any) -> float | None:
+def relative_change(clean: PyTree, perturbed: PyTree) -> float | None:
     """`OutputChange.relative` of two pytrees, on the host in float64."""
     pairs = _pairs(np, clean, perturbed)
     return _known(_relative, pairs) if pairs else None
 
 
 @internal_config()
-def kl_divergence(clean: Any, perturbed: Any) -> float | None:
+def kl_divergence(clean: object, perturbed: object) -> float | None:
     """`OutputChange.kl` of two arrays of logits `[..., classes]`, on the host in float64."""
     return _known(lambda xp, pairs: _kl(xp, *pairs[0]), _pairs(np, clean, perturbed), of=_no_logits)
 
 
 @internal_config()
-def top1_changed(clean: Any, perturbed: Any) -> float | None:
+def top1_changed(clean: object, perturbed: object) -> float | None:
     """`OutputChange.top1_changed` of two arrays of logits `[..., classes]`, on the host."""
     return _known(
         lambda xp, pairs: _top1(xp, *pairs[0]), _pairs(np, clean, perturbed), of=_no_logits
@@ -251,7 +252,7 @@ def top1_changed_in_trace(clean: Any, perturbed: Any, *, where: Any = None) -> j
 # -------------------------------------------------------------------- logits
 
 
-def logits_of(output: Any, logits: Logits = None, program: Any = None) -> Any:
+def logits_of(output: object, logits: Logits = None, program: Jaxpr | None = None) -> Any:
     """The part of an output that is logits, `[..., classes]`, or None; see `Logits`.
 
     `program` is the marked jaxpr of the call, in which a loss must choose among the classes; None
@@ -282,7 +283,7 @@ def logits_of(output: Any, logits: Logits = None, program: Any = None) -> Any:
     return found
 
 
-def _chooses(jaxpr: Any, classes: int) -> bool:
+def _chooses(jaxpr: Jaxpr, classes: int) -> bool:
     """Whether a program takes a maximum over a last axis of this length after its last call."""
     after = False
     for equation in _equations(jaxpr):
@@ -294,14 +295,14 @@ def _chooses(jaxpr: Any, classes: int) -> bool:
     return after
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
+def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
     for equation in open_jaxpr(jaxpr)[0].eqns:
         yield equation
         for inner in sub_jaxprs(equation):
             yield from _equations(inner)
 
 
-def _could_be_logits(x: Any) -> bool:
+def _could_be_logits(x: AnyArray) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and len(x.shape) >= 1 and x.shape[-1] >= 2
 
 
@@ -309,7 +310,7 @@ def _could_be_logits(x: Any) -> bool:
 # `xp` is NumPy or jax.numpy
 
 
-def _pairs(xp: Any, clean: Any, perturbed: Any) -> list[tuple[Any, Any]]:
+def _pairs(xp: object, clean: object, perturbed: object) -> list[tuple[Any, Any]]:
     flat, treedef = jax.tree.flatten(clean)
     others, treedef_of_others = jax.tree.flatten(perturbed)
     if treedef != treedef_of_others:
@@ -328,7 +329,7 @@ def _pairs(xp: Any, clean: Any, perturbed: Any) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def _wide(xp: Any, x: Any) -> Any:
+def _wide(xp: object, x: Any) -> Any:
     """The array as float64 on the host, at least float32 in a program: bfloat16 sums are poor."""
     is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
     if xp is np:
@@ -359,12 +360,12 @@ def _relative(xp: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
     return xp.where((of_clean > 0) & xp.isfinite(of_clean), ratio, xp.nan)
 
 
-def _largest(xp: Any, arrays: Sequence[Any]) -> Any:
+def _largest(xp: Any, arrays: Sequence[AnyArray]) -> Any:
     """The largest magnitude; NaN if there is a NaN, otherwise Inf if there is an Inf."""
     return xp.max(xp.stack([xp.max(xp.abs(x), initial=0.0) for x in arrays]))
 
 
-def _root_of_squares(xp: Any, arrays: Sequence[Any], scale: Any) -> Any:
+def _root_of_squares(xp: Any, arrays: Sequence[AnyArray], scale: AnyArray) -> Any:
     return xp.sqrt(xp.sum(xp.stack([xp.sum(xp.abs(x / scale) ** 2) for x in arrays])))
 
 
@@ -386,7 +387,7 @@ def _kl(xp: Any, clean: Any, perturbed: Any, where: Any = None) -> Any:
     return _mean(xp, xp.sum(xp.where(xp.isnan(log_p + q), xp.nan, series), axis=-1), where)
 
 
-def _log_softmax(xp: Any, x: Any) -> Any:
+def _log_softmax(xp: Any, x: object) -> Any:
     top = xp.max(x, axis=-1, keepdims=True)
     shifted = x - xp.where(xp.isfinite(top), top, 0)
     total = xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))

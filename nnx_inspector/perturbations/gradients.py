@@ -137,7 +137,7 @@ def _jvp(primals: Any, tangents: Any, *, of: Primitive, **params: Any) -> Any:
     return out, _changed_linear.bind(t, number, **params)
 
 
-def _transpose(ct: Any, t: Any, number: Any, *, how: str, mapped: int) -> Any:
+def _transpose(ct: Any, t: object, number: Any, *, how: str, mapped: int) -> Any:
     if type(ct) is ad.Zero:
         return ct, None
     change = functools.partial(_cotangent, how=how)

@@ -96,7 +96,7 @@ class _Rule:
         return ParameterRule(self.key, self.pattern, self.rows, of)
 
 
-def perturbed(f: Any) -> Callable[..., Any]:
+def perturbed(f: object) -> Callable[..., Any]:
     """Make a version of `f` that takes perturbations of values, gradients and parameters.
 
     Args:
@@ -128,7 +128,7 @@ def perturbed(f: Any) -> Callable[..., Any]:
     """
     function = as_function(f, "perturbed")
 
-    def call(perturbations: Perturbations, *args: Any, **kwargs: Any) -> Any:
+    def call(perturbations: Perturbations, *args: object, **kwargs: object) -> Any:
         rules = _rules(perturbations)
         inputs = any(rule.of(INPUT) for rule in rules)
         patterns = [rule.pattern for rule in rules if rule.of(OUTPUT) or rule.of(INPUT)]
@@ -165,7 +165,7 @@ def _rules(perturbations: Perturbations) -> list[_Rule]:
     return [_Rule(key, _several(key, perturbations[key])) for key in sorted(perturbations)]
 
 
-def _several(key: str, value: Any) -> tuple[Any, ...]:
+def _several(key: str, value: object) -> tuple[Any, ...]:
     found = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     for one in found:
         if not isinstance(one, Kind):

@@ -32,6 +32,7 @@ from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.values import Apply, Scale, Zero
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.structure import describe, is_observable
+from nnx_inspector.typing import Array
 
 T = TypeVar("T")
 PARAMETER = "parameter"
@@ -61,12 +62,12 @@ class Place:
         """Data that leave the place off: False, and zeros for its numbers."""
         return (np.zeros((), np.bool_), *(np.zeros(a.shape, a.dtype) for a in self.avals))
 
-    def data(self, perturbation: Any, *, on: bool) -> Data:
+    def data(self, perturbation: object, *, on: bool) -> Data:
         """The data that make this place do what `perturbation` does."""
         return (np.array(on, np.bool_), *data_of(perturbation))
 
 
-def data_of(perturbation: Any) -> Data:
+def data_of(perturbation: object) -> Data:
     """The numbers and arrays of a perturbation, in the dtypes that jax computes in."""
     # only NumPy: within a trace, jnp.asarray turns a number into a tracer
     return tuple(
@@ -86,7 +87,9 @@ def place_of(perturbation: Any, sites: Sequence[str], rows: Sequence[int] = ()) 
     )
 
 
-def applied(place: Place, on: Any, leaves: Sequence[Any], x: jax.Array, name: str) -> jax.Array:
+def applied(
+    place: Place, on: object, leaves: Sequence[object], x: jax.Array, name: str
+) -> jax.Array:
     """`x` perturbed by a place if `on` is true, otherwise `x` itself; see `switched`.
 
     Args:
@@ -104,7 +107,7 @@ def applied(place: Place, on: Any, leaves: Sequence[Any], x: jax.Array, name: st
     return switched(on, change, x, jax.tree.unflatten(place.treedef, leaves))
 
 
-def switched(on: Any, change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one: T) -> Any:
+def switched(on: object, change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one: T) -> Any:
     """`change(x, one)`, of the same shape and dtype, if `on` is true, otherwise `x` itself.
 
     Only the chosen side is computed, forward and backward: the result of the other side (such as a
@@ -117,7 +120,7 @@ def switched(on: Any, change: Callable[[jax.Array, T], jax.Array], x: jax.Array,
     if not jit.is_tracer(on):  # lax.cond would compile again in every eager call
         return placed_alike(change, x, one) if bool(on) else x
 
-    def chosen(x: jax.Array, on: Any, one: T) -> jax.Array:
+    def chosen(x: jax.Array, on: object, one: T) -> jax.Array:
         def changed(x: jax.Array) -> jax.Array:
             y = change(x, one)
             # within shard_map both sides must vary over the same axes; zeros alone do not vary
@@ -133,7 +136,7 @@ def placed_alike(change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one:
     return change(x, one) if _is_users(one) else keeping_sharding(change, x, one)
 
 
-def _is_users(one: Any) -> bool:
+def _is_users(one: object) -> bool:
     """Whether it runs a function of the user's, which may name explicit axes of a mesh."""
     while isinstance(one, OfPart):
         one = one.whole
@@ -303,7 +306,7 @@ Known = Perturbation | ParameterPerturbation
 """Any kind, its numbers known on the host."""
 
 
-def require_known(value: Any) -> Known:
+def require_known(value: object) -> Known:
     """Return `value`; raise if it is not a perturbation with known numbers."""
     if isinstance(value, type) and issubclass(value, Known):
         one = value.clicked(None, OUTPUT).python(short=True) if value.form.does else ""
@@ -322,7 +325,7 @@ def require_known(value: Any) -> Known:
     return value
 
 
-def is_live(value: Any) -> TypeGuard[Live]:
+def is_live(value: object) -> TypeGuard[Live]:
     """Whether a value is a perturbation that fits a row."""
     if isinstance(value, Scale):
         return value.at == OUTPUT and isinstance(value.factor, float)
@@ -356,7 +359,7 @@ def combine(perturbations: Iterable[Live]) -> tuple[float, float]:
 
 
 @internal_config()
-def apply(x: Any, rows: Any, index: int) -> Any:
+def apply(x: Array, rows: Any, index: int) -> Array:
     """`x` perturbed by one of some rows, float32[..., 2]; keeps shape and dtype.
 
     A scaled integer is rounded towards zero, like a cast. The rows may be traced.
@@ -391,7 +394,9 @@ lower_for_a_cpu(
 )
 
 
-def _linearize_apply(moves: Sequence[bool], x: Any, rows: Any, *, index: int) -> jaxprs.Linearized:
+def _linearize_apply(
+    moves: Sequence[bool], x: Array, rows: Array, *, index: int
+) -> jaxprs.Linearized:
     if moves[1]:  # differentiated by a strength
         out, tangent = jax.linearize(functools.partial(_applied, index=index), x, rows)
         return out, True, lambda *ts: tangent(*map(ad.instantiate_zeros, ts))
@@ -399,7 +404,7 @@ def _linearize_apply(moves: Sequence[bool], x: Any, rows: Any, *, index: int) ->
     return out, moves[0], lambda t, _: _apply.bind(t, rows, index=index) if moves[0] else t
 
 
-def _apply_transpose(ct: Any, x: Any, rows: Any, *, index: int) -> Any:
+def _apply_transpose(ct: Array, x: object, rows: Array, *, index: int) -> Any:
     return ct if type(ct) is ad.Zero else _apply.bind(ct, rows, index=index), None
 
 

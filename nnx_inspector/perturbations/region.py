@@ -64,6 +64,7 @@ from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.structure import is_observable, is_whole
 from nnx_inspector.program.survey import Marked, call_numbers, survey
+from nnx_inspector.typing import Primitive, PyTree
 
 
 class _Met:
@@ -220,7 +221,7 @@ class _Mark:
             self._require(site, out)
             return mark_tree(out, **how)
 
-    def _require(self, site: str, tree: Any) -> None:
+    def _require(self, site: str, tree: PyTree) -> None:
         if not any(map(is_observable, jax.tree.leaves(tree, is_leaf=is_whole))):
             raise nothing_to_perturb(site, self.at)
 
@@ -253,7 +254,7 @@ class _InLayer:
 
         plan, counts = Plan(summarise=False, perturb=perturb), dict[tuple[str, str], int]()
 
-        def entered(primitive: Any, values: Any, params: Any, bind: Any) -> Any:
+        def entered(primitive: Primitive, values: Any, params: Any, bind: Any) -> Any:
             """Run an equation of the call, with the marks that it holds perturbed."""
             inside = jaxprs.sub_jaxprs(types.SimpleNamespace(params=params))
             if primitive is not mark and not inside:
@@ -281,7 +282,7 @@ class _InLayer:
     def _chosen(self) -> str:
         return "".join(f"[{i}]" for i in self.rows)
 
-    def _require_stack(self, module: Any) -> None:
+    def _require_stack(self, module: object) -> None:
         """Raise if a list of modules is selected, which is never called itself."""
         sites = module_sites(module) if isinstance(module, nnx.Module) else ()
         for site in sites:
@@ -372,7 +373,7 @@ def perturb(
         _numbers.pop(token, None)
 
 
-def _name_for(one: Perturbation, name: tuple[Any, ...]) -> tuple[Any, _Met]:
+def _name_for(one: Perturbation, name: tuple[object, ...]) -> tuple[Any, _Met]:
     """A name for numbers whose programs perturb only arrays that have the part chosen, and what
     they met.
 
@@ -406,7 +407,7 @@ def _opened(
         yield
 
 
-def _data_of(perturbation: Any) -> tuple[list[np.ndarray], Any]:
+def _data_of(perturbation: object) -> tuple[list[np.ndarray], Any]:
     """What programs get (True, then the numbers and arrays), and the tree structure."""
     require_known(perturbation)
     if isinstance(perturbation, ParameterPerturbation):

@@ -29,6 +29,7 @@ from nnx_inspector.program.analysis.equations import ROW, bodies_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.stage import Staged, array_names
 from nnx_inspector.program.structure import describe
+from nnx_inspector.typing import Jaxpr
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,8 +153,8 @@ def parameters_within(
 
 
 def _perturbed_value(
-    variable: Any,
-    value: Any,
+    variable: object,
+    value: object,
     path: Path,
     rules: Sequence[ParameterRule],
     reached: set[tuple[str, str]],
@@ -175,7 +176,7 @@ def _perturbed_value(
 # ----------------------------------------------------------------- layers
 
 
-def _layer_of(array: _Array, value: Any, rule: ParameterRule, stage: Staged) -> tuple[int, ...]:
+def _layer_of(array: _Array, value: object, rule: ParameterRule, stage: Staged) -> tuple[int, ...]:
     """The chosen layer as an index into the parameter."""
     if not rule.layer:
         return ()
@@ -192,7 +193,7 @@ def _layer_of(array: _Array, value: Any, rule: ParameterRule, stage: Staged) -> 
     return tuple(i % length for i, length in zip(rule.layer, lengths, strict=False))
 
 
-def _stack_lengths(jaxpr: Any, number: int) -> tuple[int, ...]:
+def _stack_lengths(jaxpr: Jaxpr, number: int) -> tuple[int, ...]:
     """The number of layers along each first axis of an input over which nested scans run."""
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     values, var = Values(bare), bare.invars[number]
@@ -212,7 +213,7 @@ def _stack_lengths(jaxpr: Any, number: int) -> tuple[int, ...]:
 
 
 def with_own_parameters(
-    stage: Staged, out: Sequence[Any], replaced: Mapping[int, Any]
+    stage: Staged, out: Sequence[object], replaced: Mapping[int, object]
 ) -> list[Any]:
     """The outputs, with the model's own array for each parameter that the call leaves as it is."""
     if not replaced:

@@ -78,7 +78,7 @@ def sweep(
     model: nnx.Module,
     loss_fn: Callable[..., Any],
     /,
-    *args: Any,
+    *args: object,
     sites: Only = "**",
     perturbation: Perturbation | None = None,
     layers: bool = True,
@@ -165,7 +165,7 @@ def sweep(
 
 def swept(
     function: Function,
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
     *,
     model: nnx.Module,
@@ -306,7 +306,7 @@ class _Pass:
                 found["top1_changed"] = top1_changed_in_trace(*pair, where=where)
         return found
 
-    def program(self, is_on: On, is_first: Any, clean: Any, data: Any) -> Any:
+    def program(self, is_on: On, is_first: Any, clean: object, data: Any) -> Any:
         """One chunk: a pass for each row of `is_on`.
 
         The first pass of the first chunk is the clean one; its results are passed to the other
@@ -320,7 +320,7 @@ class _Pass:
         scalars, results, reached = made
         size = len(reached)
 
-        def compared(clean: Any, results: Any, is_first: Any) -> tuple[Any, Any]:
+        def compared(clean: object, results: object, is_first: Any) -> tuple[Any, Any]:
             clean = jax.tree.map(lambda new, old: jnp.where(is_first, new[0], old), results, clean)
             changes = jax.vmap(self.changes, in_axes=(None, 0), axis_size=size)(clean, results)
             return clean, changes
@@ -329,7 +329,7 @@ class _Pass:
         return scalars, changes, reached, clean
 
 
-def _scalars(value: Any) -> dict[str, Any]:
+def _scalars(value: object) -> dict[str, Any]:
     loss, aux = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not _is_scalar(loss):
         got: Any = loss

@@ -147,7 +147,7 @@ def check(perturbation: Any, chunk: Any) -> None:
 
 def masks_of(
     stage: Staged,
-    terms: Sequence[Any],
+    terms: Sequence[object],
     one: Perturbation,
     *,
     layers: bool,
@@ -227,7 +227,7 @@ def _count(found: Sequence[Marked], axis: int) -> int:
     return counts[0]
 
 
-def _require_reached(stage: Staged, terms: Sequence[Any], sites: Sequence[str]) -> None:
+def _require_reached(stage: Staged, terms: Sequence[object], sites: Sequence[str]) -> None:
     for term in terms:
         selection = Selection(term)
         known = [s for s in sites if selection.matches_key(s)] if isinstance(term, str) else sites

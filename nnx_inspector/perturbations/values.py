@@ -277,7 +277,7 @@ class Clamp(Perturbation):
         return super().why_not(x)
 
 
-def _bound(value: Any, x: jax.Array) -> jax.Array:
+def _bound(value: object, x: jax.Array) -> jax.Array:
     """A bound in the dtype of the array; a bound beyond an integer dtype's range is clipped."""
     if not jnp.issubdtype(x.dtype, jnp.integer):
         return like(value, x)
@@ -406,7 +406,7 @@ class Mask(Perturbation):
         return None
 
 
-def _listed(numbers: npt.NDArray[Any]) -> str:
+def _listed(numbers: np.ndarray) -> str:
     """A list of rising numbers as Python text, with four or more in a row as a range."""
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
     texts = [

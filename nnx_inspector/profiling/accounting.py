@@ -18,6 +18,7 @@ from nnx_inspector.profiling.scopes import path_in
 from nnx_inspector.program.analysis.cost import bytes_of, equation_flops, is_arithmetic
 from nnx_inspector.program.analysis.equations import ROW, Body, bodies_of, is_call, kind_of
 from nnx_inspector.program.marks import mark
+from nnx_inspector.typing import Equation
 
 _VIEWS: Final = frozenset(["reshape", "squeeze", "expand_dims", "copy_p", "name", mark.name])
 """Operations whose result has the memory of their operand."""
@@ -45,7 +46,7 @@ class Account:
     forward: bool = False
 
 
-def account_of(program: Any) -> Account:
+def account_of(program: object) -> Account:
     """Read a jaxpr."""
     found = Account()
     _count(program, "", 1, found)
@@ -54,7 +55,7 @@ def account_of(program: Any) -> Account:
     return found
 
 
-def _count(jaxpr: Any, around: str, times: int | None, found: Account) -> None:
+def _count(jaxpr: object, around: str, times: int | None, found: Account) -> None:
     for equation in jaxprs.open_jaxpr(jaxpr)[0].eqns:
         names = f"{around}/{names_of(equation)}"
         found.backward |= "transpose(" in names
@@ -99,7 +100,7 @@ class Kept:
     size: int
 
 
-def _kept(jaxpr: Any, around: str) -> Iterator[Kept]:
+def _kept(jaxpr: object, around: str) -> Iterator[Kept]:
     """The values of a jaxpr, and of those inside it, that its backward pass reads."""
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     made: dict[Any, tuple[Any, int]] = {}
@@ -135,7 +136,7 @@ class Largest:
     size: int
 
 
-def largest_in(jaxpr: Any, around: str = "") -> Largest | None:
+def largest_in(jaxpr: object, around: str = "") -> Largest | None:
     """The largest array that a jaxpr computes; of several the first."""
     found: list[Largest] = []
     for equation in jaxprs.open_jaxpr(jaxpr)[0].eqns:
@@ -156,7 +157,7 @@ def _phase(names: str) -> Literal["forward", "backward", ""]:
     return "forward" if "jvp(" in names or path_in(names) is not None else ""
 
 
-def _resolved(value: Any, made: dict[Any, tuple[Any, int]]) -> Any:
+def _resolved(value: object, made: dict[Any, tuple[Any, int]]) -> Any:
     """The value that has the memory of this one."""
     while value in made:
         equation, number = made[value]
@@ -170,7 +171,7 @@ def _resolved(value: Any, made: dict[Any, tuple[Any, int]]) -> Any:
     return value
 
 
-def _handed_on(equation: Any, number: int) -> Any:
+def _handed_on(equation: Equation, number: int) -> Any:
     """The operand that a function hands on as this result, or None."""
     if is_arithmetic(equation) or not (is_call(equation) or kind_of(equation) == "jit"):
         return None
@@ -182,7 +183,7 @@ def _handed_on(equation: Any, number: int) -> Any:
     return None
 
 
-def _maker(equation: Any, number: int, names: str) -> tuple[Of, str, str]:
+def _maker(equation: Equation, number: int, names: str) -> tuple[Of, str, str]:
     """The module and the primitive that compute a result of an equation, within it if it holds
     jaxprs; and all names around that.
     """

@@ -172,7 +172,7 @@ def note_memory(error: BaseException, when: str) -> None:
     add_note(error, text.strip())
 
 
-def memory_in_words(program: Any) -> str:
+def memory_in_words(program: object) -> str:
     """Which modules of a traced program need most memory, in sentences; "" if nothing is known."""
     if program is None:
         return ""

@@ -34,6 +34,7 @@ from nnx_inspector.profiling.result import IDLE, OUTSIDE, ModuleCost, Profile
 from nnx_inspector.profiling.scopes import naming
 from nnx_inspector.profiling.timeline import Event, shares
 from nnx_inspector.program.function import Arguments
+from nnx_inspector.typing import Jaxpr, PyTree
 
 RUNS: Final = 3
 
@@ -42,10 +43,10 @@ def profile(
     model: nnx.Module,
     step: Callable[..., Any],
     /,
-    *args: Any,
+    *args: object,
     runs: int = RUNS,
     folder: str | os.PathLike[str] | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Profile:
     """Measure where the time and the memory of a training step go, by module.
 
@@ -166,18 +167,18 @@ class _Given:
             raise
 
 
-def _copy(x: Any) -> Any:
+def _copy(x: object) -> Any:
     if isinstance(x, jax.Ref):
         x = x[...]
     return x.copy() if isinstance(x, jax.Array) else x
 
 
-def _arrays(tree: Any) -> list[Any]:
+def _arrays(tree: PyTree) -> list[Any]:
     every = jax.tree.leaves(tree)
     return [x for x in every if isinstance(x, jax.Array) and not x.is_deleted()]
 
 
-def _nodes_of(nodes: Any) -> list[Any]:
+def _nodes_of(nodes: object) -> list[Any]:
     return [node for _, node, again in graph_nodes(nodes) if not again]
 
 
@@ -232,7 +233,7 @@ def _unknown(seen: Mapping[str, int]) -> _Program:
 
 
 def _program(
-    seen: Mapping[str, int], jaxpr: Any, executable: Executable, module: hlo.Module
+    seen: Mapping[str, int], jaxpr: Jaxpr, executable: Executable, module: hlo.Module
 ) -> _Program:
     parts = owners_of(module)
     outermost = [one.name for one in module.computations[module.entry] if one.name in seen]

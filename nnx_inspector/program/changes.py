@@ -22,6 +22,7 @@ from nnx_inspector.hooks.variables import Contents, differences
 from nnx_inspector.program.analysis.describe import value_in_words
 from nnx_inspector.program.marks import CHANGE, mark_tree
 from nnx_inspector.program.structure import Structure
+from nnx_inspector.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ _NOTHING = Structure(jax.tree.structure(None), (), ())
 _PAIR = Structure(jax.tree.structure((0, 0)), ("", ""), (0, 1))
 
 
-def mark_changes(out: Any, before: Contents, module: nnx.Module, **params: Any) -> Any:
+def mark_changes(out: object, before: Contents, module: nnx.Module, **params: Any) -> Any:
     """`out`, a call's result, with marks of the Variables that hold another value object than
     `before` the call.
 
@@ -89,7 +90,7 @@ def _arrays(path: Path, old: Any, new: Any) -> Any:
             yield change, ()
 
 
-def _as_array(value: Any) -> Any:
+def _as_array(value: Any) -> Array:
     return (
         jnp.asarray(value)
         if isinstance(value, bool | int | float | complex | np.ndarray)

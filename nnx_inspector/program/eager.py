@@ -37,6 +37,7 @@ from nnx_inspector.program.marks import GRADIENT, alone, mark
 from nnx_inspector.program.plan import Plan, Seen
 from nnx_inspector.program.rewrite import Rewritten, rewritten
 from nnx_inspector.program.survey import Item, Marked, Survey, call_numbers, holds_marks, survey
+from nnx_inspector.typing import Primitive
 
 PROGRAMS = 64
 """How many programs of inner transforms are cached."""
@@ -53,7 +54,7 @@ class Atom:
 class Equation:
     """A primitive that ran, in the form of a jaxpr's equation. Its operands have no origin."""
 
-    primitive: Any
+    primitive: Primitive
     params: dict[str, Any]
     invars: list[Atom]
     outvars: list[Atom] = dataclasses.field(default_factory=lambda: list[Atom]())
@@ -135,7 +136,11 @@ class EagerPass:
                 self._gradients[id(run[number]), leaf] = here
 
     def _bind(
-        self, primitive: Any, values: Sequence[Any], params: dict[str, Any], bind: Callable[[], Any]
+        self,
+        primitive: Primitive,
+        values: Sequence[object],
+        params: dict[str, Any],
+        bind: Callable[[], Any],
     ) -> Any:
         if primitive is mark:
             if params["owner"] != self._owner:
@@ -182,7 +187,7 @@ class EagerPass:
         with internal_config():
             return self.seed + (len(self._runs) + 1)
 
-    def _program(self, primitive: Any, params: dict[str, Any], avals: list[Any]) -> _Program:
+    def _program(self, primitive: Primitive, params: dict[str, Any], avals: list[Any]) -> _Program:
         code = _Code(primitive, tuple(sorted(params.items())), tuple(avals), jit.trace_context())
         if self._plan.perturb is None and self._graded is None:
             return _program(code, self._owner, self._plan)
@@ -219,7 +224,7 @@ def _fresh(item: Item, mine: dict[int, Marked]) -> Item:
 class _Code:
     """An equation without its operands, and the settings that it was bound under."""
 
-    primitive: Any
+    primitive: Primitive
     params: tuple[tuple[str, Any], ...]
     avals: tuple[Any, ...]
     context: Any
@@ -250,7 +255,7 @@ class _Program:
     def _new(self) -> Rewritten:
         return rewritten(self.found, self._plan, seeds=self._graded, tickets=True)
 
-    def run(self, values: Sequence[Any], seed: Any) -> tuple[list[Any], list[Any]]:
+    def run(self, values: Sequence[object], seed: object) -> tuple[list[Any], list[Any]]:
         """Its results, and what its marks see."""
         new = self._new
         given = [
@@ -262,12 +267,14 @@ class _Program:
             return self._run(values, given)
         return self._compiled(values, given)
 
-    def _run(self, values: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def _run(
+        self, values: Sequence[object], given: Sequence[object]
+    ) -> tuple[list[Any], list[Any]]:
         return self._new.run(values, given=given, apart=jit.outermost_program() is None)
 
 
 @functools.lru_cache(maxsize=PROGRAMS)
-def _program(code: _Code, owner: Any, plan: Plan) -> _Program:
+def _program(code: _Code, owner: object, plan: Plan) -> _Program:
     return _Program(code, owner, plan)
 
 
@@ -294,7 +301,7 @@ def why_untraceable(error: BaseException) -> str:
     return ""
 
 
-def _names_a_tracer(argument: Any) -> bool:
+def _names_a_tracer(argument: str) -> bool:
     """Whether an exception's argument is a tracer (as in a KeyError), or a text that names one.
 
     The exception itself is not converted to text: a user's `__str__` may raise.
@@ -347,7 +354,7 @@ def remembered(form: int | None) -> str:
     return "" if form is None else _reasons.get(form, "")
 
 
-def can_run(values: Sequence[Any]) -> bool:
+def can_run(values: Sequence[object]) -> bool:
     """Whether code that reads values can run with these arguments."""
     return not any(isinstance(x, jax.ShapeDtypeStruct) for x in values) and all(
         map(interpreter.is_concrete, values)

@@ -22,6 +22,7 @@ from nnx_inspector.hooks.pytrees import plain_key, rebuilt, with_arguments
 from nnx_inspector.hooks.sites import Path, method_name, require_module, ways_into
 from nnx_inspector.program.structure import is_node, is_whole
 from nnx_inspector.stats.summarize import is_number
+from nnx_inspector.typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ def as_function(f: Any, what: str) -> Function:
     return Function(f)
 
 
-def roots_of(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[Path, Any]:
+def roots_of(function: Function, args: Sequence[object], kwargs: dict[str, Any]) -> dict[Path, Any]:
     """The outermost modules of a call, each with the prefix of its keys.
 
     With one module the prefix is empty. With several it is the argument's name, followed by the
@@ -102,16 +103,16 @@ def argument_name(fun: Callable[..., Any], index: int) -> str:
     return str(index)
 
 
-def name_of(call: Any) -> str:
+def name_of(call: object) -> str:
     return own_attribute(call, "__name__", type(call).__name__)
 
 
-def _nodes(tree: Any) -> list[tuple[Path, Any]]:
+def _nodes(tree: PyTree) -> list[tuple[Path, Any]]:
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)[0]
     return [(tuple(plain_key(k) for k in path), leaf) for path, leaf in flat if is_node(leaf)]
 
 
-def _outermost_modules(node: Any) -> list[tuple[Path, nnx.Module]]:
+def _outermost_modules(node: object) -> list[tuple[Path, nnx.Module]]:
     if isinstance(node, nnx.Module):
         return [((), node)]
     every: list[tuple[Any, Any]] = list(nnx.iter_graph(node, graph=True))
@@ -134,7 +135,7 @@ class Arguments:
     numbered: Any
 
     @staticmethod
-    def of(tree: Any) -> Arguments:
+    def of(tree: PyTree) -> Arguments:
         leaves, treedef = jax.tree.flatten(tree, is_leaf=is_whole)
         nodes = tuple(i for i, leaf in enumerate(leaves) if is_node(leaf))
         # a Variable has a shape and a dtype too
@@ -150,7 +151,7 @@ class Arguments:
     def take(self, which: tuple[int, ...]) -> tuple[Any, ...]:
         return tuple(self.leaves[i] for i in which)
 
-    def rebuild(self, nodes: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    def rebuild(self, nodes: Sequence[object], arrays: Sequence[Any]) -> Any:
         leaves = list(self.leaves)
         for i, value in [
             *zip(self.nodes, nodes, strict=True),
@@ -160,7 +161,7 @@ class Arguments:
         return rebuilt(self.numbered, leaves)
 
 
-def is_input(leaf: Any) -> bool:
+def is_input(leaf: object) -> bool:
     """Whether a leaf becomes an input of the program; other leaves reach the call unchanged."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         return is_number(leaf.dtype)
@@ -183,7 +184,7 @@ class WatchedCall:
 def call_in_shapes(context: Context, args: Any, kwargs: Any) -> WatchedCall | None:
     """A call without its arrays; None if it holds more than arrays and plain Python values."""
 
-    def shape_of(leaf: Any) -> Any:
+    def shape_of(leaf: object) -> Any:
         is_array = isinstance(leaf, jax.Array | np.ndarray)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array else leaf
 

@@ -94,12 +94,12 @@ class Block(launch.Taking):
         """See `launch.Chooser`."""
 
     def choose(
-        self, program: Any, arrays: Any, /, *, alone: Any = None, call: Any = None
+        self, program: object, arrays: object, /, *, alone: object = None, call: object = None
     ) -> _Launch | None:
         found = _launched(program, self._owner, self._plan)
         return None if found is None else _Launch(found, self._given, self._seen)
 
-    def holds(self, jaxpr: Any, /) -> bool:
+    def holds(self, jaxpr: object, /) -> bool:
         return holds_marks(jaxpr, self._owner)
 
     with_presence = staticmethod(with_presence)
@@ -116,7 +116,7 @@ _known: weakref.WeakKeyDictionary[Any, dict[Any, Launched | None]] = weakref.Wea
 """Program -> what was made of it for each owner and plan; None if it holds nothing of theirs."""
 
 
-def _launched(program: Any, owner: Any, plan: Plan) -> Launched | None:
+def _launched(program: object, owner: object, plan: Plan) -> Launched | None:
     mine = _known.setdefault(program, {})
     if (owner, plan) not in mine:
         found = survey(program, owner, finished=True)

@@ -67,7 +67,7 @@ def marking_hooks(selection: Selection, *, inputs: bool, where: Where | None = N
     their positions count.
     """
 
-    def hooks(scope: Scope, owner: Any) -> Sequence[Hook]:
+    def hooks(scope: Scope, owner: object) -> Sequence[Hook]:
         unattributed = MarkUnattributed(owner)
         marks = Hook(MarkOutput(owner), TAP_OUTPUT, selection, scope, unattributed)
         out = [*counting_hooks(owner, where, scope), marks]

@@ -27,6 +27,7 @@ from nnx_inspector.hooks.sites import parameter_names
 from nnx_inspector.program.members import members_in
 from nnx_inspector.program.structure import Structure, is_whole, structure_of
 from nnx_inspector.stats.summarize import beside
+from nnx_inspector.typing import Array, Jaxpr, PyTree
 
 OUTPUT, INPUT, CHANGE, GRADIENT, BEGIN = "output", "input", "change", "gradient", "begin"
 CHOICE, POSITIONS = "choice", "positions"
@@ -44,7 +45,9 @@ mark.def_abstract_eval(lambda *avals, **_: list(avals))
 mlir.register_lowering(mark, lambda ctx, *xs, **_: list(xs))  # type: ignore[arg-type]
 
 
-def alone(primitive: Any, params: tuple[tuple[str, Any], ...], avals: tuple[Any, ...]) -> Any:
+def alone(
+    primitive: Primitive, params: tuple[tuple[str, Any], ...], avals: tuple[object, ...]
+) -> Jaxpr:
     """A program that is one equation."""
     how = primitive.get_bind_params(dict(params))
     with internal_config():
@@ -54,7 +57,9 @@ def alone(primitive: Any, params: tuple[tuple[str, Any], ...], avals: tuple[Any,
 _alone = functools.lru_cache(maxsize=4096)(alone)
 
 
-def _run_alone(primitive: Primitive, xs: Sequence[Any], params: dict[str, Any]) -> list[Any] | None:
+def _run_alone(
+    primitive: Primitive, xs: Sequence[object], params: dict[str, Any]
+) -> list[Any] | None:
     """What this thread's choosers make of a program that is this equation alone; None if nothing.
 
     On arrays outside every program, a mark reports what it sees at once.
@@ -82,7 +87,7 @@ def _of_any_call(params: dict[str, Any]) -> dict[str, Any]:
 
 
 @mark.def_impl
-def _mark_now(*xs: Any, **params: Any) -> list[Any]:
+def _mark_now(*xs: object, **params: object) -> list[Any]:
     if params["part"] != POSITIONS:  # which is for marks inside
         _run_alone(mark, xs, params)
     return list(xs)
@@ -119,7 +124,7 @@ def _linearize_mark(moves: Sequence[bool], *xs: Any, **params: Any) -> jaxprs.Li
                 others,
             )
 
-    def tangents(*ts: Any) -> list[Any]:
+    def tangents(*ts: object) -> list[Any]:
         return [links[i][0](t, *links[i][1]) if i in links else t for i, t in enumerate(ts)]
 
     return out, moves, tangents
@@ -138,7 +143,7 @@ def outside(where: tuple[int, ...], x: Any, mapped: Sequence[int]) -> tuple[int,
     return None
 
 
-def _counts_beside(x: Any, params: Any, mapped: Sequence[int]) -> jax.Array | None:
+def _counts_beside(x: Array, params: Any, mapped: Sequence[int]) -> jax.Array | None:
     """What names the mask of positions of a mark, for one of its values; None if it has none."""
     sizes = outside(params["where"], x, mapped) if "where" in params else None
     if sizes is None:
@@ -223,14 +228,14 @@ def mapped_first(x: jax.Array, mapped: Sequence[int]) -> jax.Array:
 
 
 def mark_tree(
-    tree: Any,
-    *pair: Any,
+    tree: PyTree,
+    *pair: object,
     structure: Structure | None = None,
-    ties: Sequence[Any] = (),
+    ties: Sequence[object] = (),
     change: Change | None = None,
     parameters: Sequence[str] | None = None,
-    mask: Any = None,
-    **params: Any,
+    mask: object = None,
+    **params: object,
 ) -> Any:
     """`tree`, with its arrays marked; `params` are the mark's parameters (hashable).
 
@@ -269,7 +274,9 @@ def mark_tree(
     return with_arguments(args, kwargs, leaves, is_whole)
 
 
-def mark_arguments(args: Any, kwargs: Any, context: Context, **params: Any) -> tuple[Any, Any]:
+def mark_arguments(
+    args: object, kwargs: object, context: Context, **params: Any
+) -> tuple[Any, Any]:
     """The arguments of a call, with their arrays marked; see `mark_tree`.
 
     Arrays in the caller's own lists and dicts are observed but not replaced: the method may write
@@ -290,7 +297,7 @@ _axes = Primitive("nnx_inspector_axes")
 examples, as that of a sum, is counted for each."""
 
 
-def seeded(x: jax.Array, seed: jax.Array, *mask: jax.Array, **how: Any) -> jax.Array:
+def seeded(x: jax.Array, seed: jax.Array, *mask: jax.Array, **how: object) -> jax.Array:
     """`x`, whose gradient gets a mark when the program is differentiated with respect to `seed`.
 
     A mark of a gradient needs no memory and no sink: the tangent of `x` goes through a linear
@@ -316,12 +323,12 @@ def _seeded_jvp(primals: Any, tangents: Any, *, how: Any) -> Any:
     return out, _link.bind(ad.instantiate_zeros(t), *mask, *ticket, t_seed, how=how)
 
 
-def _link_jvp(primals: Any, tangents: Any, *, how: Any) -> Any:
+def _link_jvp(primals: Any, tangents: Any, *, how: object) -> Any:
     t, out = tangents[0], _link.bind(*primals, how=how)
     return out, t if type(t) is ad.Zero else _link.bind(t, *primals[1:], how=how)
 
 
-def _link_transpose(ct: Any, t: Any, *others: Any, how: Any) -> list[Any]:
+def _link_transpose(ct: object, t: Any, *others: Any, how: Any) -> list[Any]:
     if type(ct) is ad.Zero:
         return [None, *(None for _ in others)]
     params = dict(how)
@@ -347,12 +354,12 @@ def _batch_seeded(primitive: Primitive, args: Any, dims: Any, *, how: Any) -> An
     return primitive.bind(*args, how=tuple(params.items())), dims[0]
 
 
-def _linearize_held(moves: Sequence[bool], x: Any, *, how: Any) -> jaxprs.Linearized:
+def _linearize_held(moves: Sequence[bool], x: Array, *, how: object) -> jaxprs.Linearized:
     linked = functools.partial(_link.bind, how=how) if moves[0] else lambda t: t
     return _held.bind(x, how=how), moves[0], linked
 
 
-def held(x: jax.Array, *, site: str, call: int, owner: Any) -> jax.Array:
+def held(x: jax.Array, *, site: str, call: int, owner: object) -> jax.Array:
     """A parameter as a call reads it, whose gradient gets a mark: the cotangent of all that the
     call makes of it. `site` is its path. It is the only operand: together with others it would
     depend on them, and leave a loop over microbatches no constant of that loop.
@@ -401,7 +408,7 @@ ad.primitive_jvps[counts] = lambda xs, _, **how: (
 )
 
 
-def _batch_counts(xs: Any, dims: Any, *, kind: Any, mapped: int, owner: Any) -> Any:
+def _batch_counts(xs: Any, dims: Any, *, kind: Any, mapped: int, owner: object) -> Any:
     kind = ShapedArray((xs[0].shape[dims[0]], *kind.shape), kind.dtype)
     return counts.bind(*xs, kind=kind, mapped=mapped + 1, owner=owner), 0
 
@@ -429,14 +436,14 @@ program that nobody edits, as one that was compiled ahead of time, it is `otherw
 host is asked for, or zeros without that."""
 
 
-def _nothing_given(*_: Any, kind: Any, otherwise: Any = None, **how: Any) -> jax.Array:
+def _nothing_given(*_: object, kind: Any, otherwise: Any = None, **how: object) -> jax.Array:
     if otherwise is not None:
         return jax.pure_callback(otherwise, jax.ShapeDtypeStruct(kind.shape, kind.dtype))
     return jnp.zeros(kind.shape, kind.dtype)
 
 
 @given.def_impl
-def _given_now(*xs: Any, **params: Any) -> jax.Array:
+def _given_now(*xs: object, **params: object) -> jax.Array:
     found = _run_alone(given, xs, params)
     return _nothing_given(**params) if found is None else found[0]
 

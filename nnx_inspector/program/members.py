@@ -23,6 +23,7 @@ from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector.hooks.variables import contents, parameter_arrays
+from nnx_inspector.typing import Array
 
 
 class _Here(threading.local):
@@ -52,7 +53,7 @@ class Members:
 
 
 @contextlib.contextmanager
-def within(module: Any) -> Iterator[None]:
+def within(module: object) -> Iterator[None]:
     """Within the context, marks belong to a call of the module."""
     outer = _here.ensemble
     if isinstance(module, nnx.Module) and jit.vmaps_here():
@@ -78,7 +79,7 @@ class Ensemble:
     number: jax.Array
 
 
-def ensemble_of(module: Any) -> Ensemble | None:
+def ensemble_of(module: object) -> Ensemble | None:
     """The ensemble whose member a module called here is; None if other vmaps are around it too."""
     here = jit.vmaps_here() if isinstance(module, nnx.Module) else []
     first = next(parameters_of(module), None) if len(here) == 1 else None
@@ -100,11 +101,11 @@ batching.primitive_batchers[_number] = lambda args, dims: (
 )
 
 
-def parameters_of(module: Any) -> Iterator[Any]:
+def parameters_of(module: object) -> Iterator[Any]:
     return parameter_arrays(contents(module if isinstance(module, nnx.Module) else ()))
 
 
-def members_in(operands: Sequence[Any], *, alike: bool = False) -> Members | None:
+def members_in(operands: Sequence[Array], *, alike: bool = False) -> Members | None:
     """The members in the operands of a mark; None if there are none, or ensembles of ensembles.
 
     Args:

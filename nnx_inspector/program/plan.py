@@ -98,7 +98,7 @@ class Keep:
             value = x
         return Kept(value, self._units(jax.lax.stop_gradient(x), where, mapped))
 
-    def _units(self, x: jax.Array, where: Any, mapped: int) -> Units | None:
+    def _units(self, x: jax.Array, where: object, mapped: int) -> Units | None:
         if self.units is None or not -(x.ndim - mapped) <= self.units < x.ndim - mapped:
             return None
         axis = self.units if self.units < 0 else self.units + mapped
@@ -120,7 +120,7 @@ class Seen:
 
 
 @internal_config()
-def merge_seen(a: Any, b: Any) -> Any:
+def merge_seen(a: object, b: object) -> Any:
     """The sum of two trees of `Seen` with equal structure."""
 
     def add(x: Any, y: Any) -> Any:

@@ -31,6 +31,7 @@ from nnx_inspector.program.editing.updates import results_of
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.survey import Marked, Survey, depths_of, survey
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.typing import Equation, Jaxpr
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,7 +61,7 @@ class Rewritten:
     _numbers: tuple[int, ...]
 
     def run(
-        self, args: Sequence[Any], *, given: Sequence[Any] | None = None, apart: bool = False
+        self, args: Sequence[object], *, given: Sequence[object] | None = None, apart: bool = False
     ) -> Any:
         """Run it with the program's own inputs; returns its own outputs, and what was seen.
 
@@ -149,7 +150,7 @@ def _join(body: Body) -> None:
     others = [n for n in range(len(body.fields)) if n not in taken]
     layouts: list[Layout] = []
 
-    def join(*fields: Any) -> list[Any]:
+    def join(*fields: object) -> list[Any]:
         parts = [
             jax.tree.map(lambda x: fields[x.number], one, is_leaf=is_slot)
             for one in summaries.values()
@@ -165,7 +166,7 @@ def _join(body: Body) -> None:
     body.seen = each_slot(lambda x: at[x.number] if isinstance(x, Output) else x, body.seen)
 
 
-def with_presence(jaxpr: Any, present: Any) -> Any:
+def with_presence(jaxpr: Jaxpr, present: object) -> Any:
     """A jaxpr of the same kind with a variable more, in front: whether the marks inside count.
 
     For the branches and bodies that a vmap computes for all examples; see `_compat.launching`.
@@ -177,9 +178,9 @@ def with_presence(jaxpr: Any, present: Any) -> Any:
 
 
 def _bound(
-    jaxpr: Any,
-    consts: Sequence[Any],
-    values: Sequence[Any],
+    jaxpr: Jaxpr,
+    consts: Sequence[object],
+    values: Sequence[object],
     note: Callable[[FloatingPointError, int], None] | None,
 ) -> list[Any]:
     """Run a program equation by equation.
@@ -208,11 +209,11 @@ def _bound(
     return [read(v) for v in jaxpr.outvars]
 
 
-def _is_edited(equation: Any) -> bool:
+def _is_edited(equation: Equation) -> bool:
     return isinstance(equation.params.get("name"), Edited)
 
 
-def _run_apart(equation: Any, operands: Sequence[Any]) -> list[Any]:
+def _run_apart(equation: Equation, operands: Sequence[object]) -> list[Any]:
     (inner,) = jaxprs.sub_jaxprs(equation)
     before, after = eqn_params.jit_shardings(equation)
     bare, consts = jaxprs.open_jaxpr(inner)

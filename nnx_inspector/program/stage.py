@@ -41,6 +41,7 @@ from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.structure import describe
 from nnx_inspector.program.survey import Survey, call_numbers, survey
+from nnx_inspector.typing import GraphDef, PyTree
 
 _TAG = "nnx_inspector"
 
@@ -104,21 +105,21 @@ class Staged:
     last: EagerPass | None = None
     calls: dict[int, int] = dataclasses.field(default_factory=lambda: dict[int, int]())
 
-    def evaluate(self, inputs: Sequence[Any], *, plan: Plan) -> tuple[list[Any], list[Any]]:
+    def evaluate(self, inputs: Sequence[object], *, plan: Plan) -> tuple[list[Any], list[Any]]:
         """Run the call; returns its outputs, and what was seen. See `rewrite.evaluate`."""
         if not self.eager:
             return evaluate(self.survey, inputs, plan=plan)
         last = EagerPass(self.owner, plan, calls=self.calls)
         return self.run_eagerly(inputs, last), last.seen
 
-    def run_eagerly(self, inputs: Sequence[Any], last: EagerPass) -> list[Any]:
+    def run_eagerly(self, inputs: Sequence[object], last: EagerPass) -> list[Any]:
         """Run the call as it stands; returns its outputs."""
         out, self.returned = last.run(lambda: self._call(inputs))
         self.last, self.survey, self.outputs = last, last.survey, len(self.returned.arrays)
         warn_of_doubtful_calls(self.scope, "They are listed as unseen.")
         return out
 
-    def array_index(self, position: int, array: Any) -> int:
+    def array_index(self, position: int, array: object) -> int:
         """The number of the input that holds the array at this position among the arguments'."""
         if position < len(self.arrays) and self.arrays[position] is array:
             return len(self.inputs) - len(self.arrays) + position
@@ -127,7 +128,7 @@ class Staged:
             f"differentiated. Name arguments that are modules or arrays."
         )
 
-    def finish(self, out: Sequence[Any], *, update: bool) -> Any:
+    def finish(self, out: Sequence[object], *, update: bool) -> PyTree:
         """The call's result from the jaxpr's outputs; `update` also changes the modules."""
         return self._finish(out, update)
 
@@ -139,7 +140,7 @@ HooksOf = Callable[[Scope, Any], Sequence[Hook]]
 @contextlib.contextmanager
 def staged(
     function: Function,
-    args: Sequence[Any],
+    args: Sequence[object],
     kwargs: dict[str, Any],
     hooks: HooksOf,
     *,
@@ -216,12 +217,12 @@ def staged(
                 known = Tracing(found, owner, numbers, result, written)
                 warn_of_doubtful_calls(scope, "They are listed as unseen.")
 
-        def call(inputs: Sequence[Any]) -> tuple[list[Any], Arguments]:
+        def call(inputs: Sequence[object]) -> tuple[list[Any], Arguments]:
             count = len(state_leaves)
             mine, left, state_out = pure(list(inputs[:count]), list(inputs[count:]))
             return [*mine, *left, *state_out], result["returned"]
 
-        def finish(out: Sequence[Any], update: bool) -> Any:
+        def finish(out: Sequence[object], update: bool) -> PyTree:
             returned: Arguments = result["returned"]
             mine, rest = out[: len(returned.arrays)], out[len(returned.arrays) :]
             left, state_out = rest[: len(references)], rest[len(references) :]
@@ -278,7 +279,7 @@ def _weights(nodes: Mapping[Path, Any], spans: Mapping[int, tuple[int, ...]]) ->
 
 
 def _form_of(
-    function: Function, graphdef: Any, arguments: Arguments, leaves: Sequence[Any]
+    function: Function, graphdef: GraphDef, arguments: Arguments, leaves: Sequence[object]
 ) -> int | None:
     """A hash of a call's code, structure, shapes and dtypes; None if they cannot be hashed."""
     of = function.method or getattr(function.call, "__code__", type(function.call))
@@ -299,7 +300,7 @@ class HeldState:
     others: dict[int, Any]
 
     @staticmethod
-    def of(state: Any) -> tuple[HeldState, list[Any]]:
+    def of(state: object) -> tuple[HeldState, list[Any]]:
         leaves, treedef = jax.tree.flatten(state)
         others = {i: leaf for i, leaf in enumerate(leaves) if not _can_be_traced(leaf)}
         arrays = [x for i, x in enumerate(leaves) if i not in others]
@@ -312,17 +313,17 @@ class HeldState:
         return jax.tree.unflatten(self.treedef, leaves)
 
 
-def _dereferenced(leaves: Sequence[Any]) -> list[Any]:
+def _dereferenced(leaves: Sequence[object]) -> list[Any]:
     """The values of references; NNX makes new references, ours, from them when it merges."""
     return [leaf[...] if isinstance(leaf, jax.Ref) else leaf for leaf in leaves]
 
 
-def _can_be_traced(leaf: Any) -> bool:
+def _can_be_traced(leaf: object) -> bool:
     """Whether a leaf of a state is an array, a reference to one, or a number (made an array)."""
     return is_input(leaf) or isinstance(leaf, (bool, int, float, complex, jax.Ref))
 
 
-def _nodes_of(nodes: Any) -> dict[Path, Any]:
+def _nodes_of(nodes: object) -> dict[Path, Any]:
     """The NNX objects and Variables below some objects, by their paths, a shared one once."""
     return {path: node for path, node, again in graph_nodes(nodes) if not again}
 
@@ -334,7 +335,7 @@ def _references(nodes: Mapping[Path, Any]) -> list[jax.Ref]:
 
 
 @contextlib.contextmanager
-def _unchanged_on_error(nodes: Any) -> Iterator[None]:
+def _unchanged_on_error(nodes: object) -> Iterator[None]:
     """Restore the objects if writing to them fails: NNX empties an object before it fills it."""
     every: list[Any] = [node for _, node in nnx.iter_graph(nodes, graph=True)]
     values = [(v, v.get_raw_value()) for v in every if isinstance(v, nnx.Variable)]
@@ -351,7 +352,7 @@ def _unchanged_on_error(nodes: Any) -> Iterator[None]:
         raise
 
 
-def _contents(nodes: Any) -> tuple[Any, list[Any]]:
+def _contents(nodes: object) -> tuple[Any, list[Any]]:
     graphdef, state = nnx.split(nodes, graph=True)
     # read now: a State holds the Variables themselves
     return structure_of(graphdef), jax.tree.leaves(state)
@@ -376,7 +377,7 @@ def _say_why_values_are_unknown(error: Exception, may_run: bool) -> None:
         )
 
 
-def _spans(nodes: Mapping[Path, Any], state: Any) -> dict[int, tuple[int, ...]]:
+def _spans(nodes: Mapping[Path, Any], state: object) -> dict[int, tuple[int, ...]]:
     """By the id of each Variable, the numbers of its leaves in the flat state."""
     spans: dict[int, tuple[int, ...]] = {}
     start = 0
@@ -393,12 +394,12 @@ def array_names(variable: Any) -> list[str]:
     return [jax.tree_util.keystr(path) for path, leaf in leaves if _can_be_traced(leaf)]
 
 
-def variables_of_state(nodes: Any, state: Any) -> Iterator[tuple[Any, Any]]:
+def variables_of_state(nodes: object, state: object) -> Iterator[tuple[Any, Any]]:
     """The Variables (and plain arrays) that a state of NNX objects holds, and their parts."""
     return _of_state(_nodes_of(nodes), state)
 
 
-def _of_state(variables: Mapping[Path, Any], state: Any) -> Iterator[tuple[Any, Any]]:
+def _of_state(variables: Mapping[Path, Any], state: object) -> Iterator[tuple[Any, Any]]:
     is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
     for path, value in jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)[0]:
         # an attribute that is an array stands in the state by itself

@@ -20,6 +20,7 @@ from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.pytrees import path_in_words
 from nnx_inspector.stats.summarize import in_words, is_number, is_opaque, is_token
 from nnx_inspector.stats.summary import opaque
+from nnx_inspector.typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +58,15 @@ class Structure:
         found = [(n, self.leaves[i]) for n, i in zip(self.names, self.arrays, strict=False)]
         return found and [found[self.main], *found[: self.main], *found[self.main + 1 :]]
 
-    def summaries(self, values: Sequence[Any]) -> Any:
+    def summaries(self, values: Sequence[object]) -> Any:
         """As `unflatten`, with a Summary of only dtype and shape for each opaque leaf."""
         return self._filled(values, {i: opaque(self.leaves[i], size) for i, size in self.opaque})
 
-    def unflatten(self, values: Sequence[Any]) -> Any:
+    def unflatten(self, values: Sequence[Any]) -> PyTree:
         """The tree with one value for each observed array, None for every other leaf."""
         return self._filled(values, {})
 
-    def _filled(self, values: Sequence[Any], others: Mapping[int, Any]) -> Any:
+    def _filled(self, values: Sequence[object], others: Mapping[int, object]) -> PyTree:
         filled = [others.get(index) for index in range(len(self.leaves))]
         for index, value in zip(self.arrays, values, strict=True):
             filled[index] = value
@@ -87,31 +88,31 @@ def describe(leaf: Any) -> str:
     return in_words(value.dtype, value.shape) if is_array(value) else type(leaf).__name__
 
 
-def is_node(x: Any) -> bool:
+def is_node(x: object) -> bool:
     """Whether a value is a module or a Variable: flattening one would create other objects."""
     return isinstance(x, (nnx.Pytree, nnx.Variable))
 
 
-def is_observable(leaf: Any) -> bool:
+def is_observable(leaf: object) -> bool:
     """Whether a leaf is an array of numbers; keys and Python scalars are not."""
     return isinstance(leaf, jax.Array | np.ndarray) and is_number(leaf.dtype)
 
 
-def _opaque_size(leaf: Any) -> int | None:
+def _opaque_size(leaf: object) -> int | None:
     """The number of elements of an array that holds no numbers (0 for a token); otherwise None."""
     if isinstance(leaf, jax.Array | np.ndarray) and is_opaque(leaf.dtype):
         return leaf.size
     return 0 if is_token(leaf) else None
 
 
-def is_whole(x: Any) -> bool:
+def is_whole(x: object) -> bool:
     """Whether a value is not flattened: an NNX object, or a generator, which can be read once."""
     return is_node(x) or isinstance(x, types.GeneratorType)
 
 
 def structure_of(
-    tree: Any,
-    leaves: Sequence[Any],
+    tree: PyTree,
+    leaves: Sequence[object],
     *,
     merged: bool = False,
     parameters: Sequence[str] | None = None,
@@ -152,7 +153,7 @@ def structure_of(
     )
 
 
-def _rank(array: Any, path: Sequence[Any]) -> tuple[bool, bool, int]:
+def _rank(array: Any, path: Sequence[object]) -> tuple[bool, bool, int]:
     """Sorts first what stands for a whole tree; see `Structure.main`."""
     discrete = not jnp.issubdtype(array.dtype, jnp.inexact)
     return discrete, not (array.ndim and array.size), len(path)

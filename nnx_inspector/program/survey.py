@@ -34,6 +34,7 @@ from nnx_inspector.program.marks import (
 from nnx_inspector.program.members import Members
 from nnx_inspector.program.structure import Structure
 from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.typing import Equation
 
 UNATTRIBUTED = "unattributed"
 """The part of a mark on a call that only looks like the model's; its site is the type's name."""
@@ -185,7 +186,7 @@ def why_divided(mark: Marked, around: Around) -> str:
     )
 
 
-def survey(jaxpr: Any, owner: Any, *, loops: bool = False, finished: bool = False) -> Survey:
+def survey(jaxpr: object, owner: object, *, loops: bool = False, finished: bool = False) -> Survey:
     """Find an owner's marks in a jaxpr, in order, through every equation that can be entered.
 
     Marks and givens of other owners count as ordinary equations; None stands for all owners.
@@ -216,7 +217,7 @@ def calls_given(found: Survey) -> Iterator[int]:
             yield from calls_given(child)
 
 
-def holds_marks(jaxpr: Any, owner: Any = None) -> bool:
+def holds_marks(jaxpr: object, owner: object = None) -> bool:
     """Whether a jaxpr, or one inside it, holds marks or givens of an owner, or of any; also where
     they cannot be taken out.
     """
@@ -226,7 +227,7 @@ def holds_marks(jaxpr: Any, owner: Any = None) -> bool:
     return known[owner]
 
 
-def _is_of(equation: Any, owner: Any) -> bool:
+def _is_of(equation: Equation, owner: object) -> bool:
     if equation.primitive is mark or equation.primitive is given:
         params = equation.params
         mine = params["owner"] if equation.primitive is mark else params["place"][0]
@@ -235,8 +236,8 @@ def _is_of(equation: Any, owner: Any) -> bool:
 
 
 def item_of(
-    equation: Any,
-    owner: Any,
+    equation: Equation,
+    owner: object,
     unseen: dict[str, str],
     unattributed: dict[str, int],
     *,

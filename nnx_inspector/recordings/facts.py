@@ -247,7 +247,7 @@ class Facts:
         return out
 
     @staticmethod
-    def from_columns(columns: Mapping[str, Any]) -> Facts:
+    def from_columns(columns: Mapping[str, object]) -> Facts:
         """The facts that `to_columns` was called on. Other columns are ignored.
 
         Raises:
@@ -375,7 +375,7 @@ _COUNTS: Final = [SITE_FIGURES.index(name) for name in ("examples", "units", "lo
 _LOOKED, _UNITS = SITE_FIGURES.index("looked"), SITE_FIGURES.index("units")
 
 
-def figures_in(columns: Mapping[str, Any], named: Callable[[Any], list[str]]) -> Figures:
+def figures_in(columns: Mapping[str, object], named: Callable[[Any], list[str]]) -> Figures:
     """The figures of a pass, from the columns of a file; `named` gives the names of some numbers.
 
     Raises:
@@ -436,7 +436,7 @@ _ROW: Final = 12
 """Bytes of a value or an edge of a `Flow`."""
 
 
-def _items(columns: Mapping[str, Any], prefix: str, cls: Any) -> Iterator[Any]:
+def _items(columns: Mapping[str, object], prefix: str, cls: Any) -> Iterator[Any]:
     found: dict[str, Sequence[Any]] = {}
     count: int | None = None
     for field in dataclasses.fields(cls):
@@ -454,7 +454,7 @@ def _items(columns: Mapping[str, Any], prefix: str, cls: Any) -> Iterator[Any]:
         yield cls(**dict(zip(found, row, strict=True)))
 
 
-def _uncalled(columns: Mapping[str, Any]) -> Uncalled | None:
+def _uncalled(columns: Mapping[str, object]) -> Uncalled | None:
     if "uncalled" not in columns:
         return None  # an older file
     rows = column(columns, "uncalled", np.int64, (None, 3)).tolist()

@@ -72,7 +72,7 @@ class Section(NamedTuple):
 
     kind: bytes
     at: int
-    columns: dict[str, npt.NDArray[Any]]
+    columns: dict[str, np.ndarray]
 
 
 class Writer:
@@ -167,7 +167,7 @@ class Reader:
         return check
 
 
-def columns_of(body: bytes) -> dict[str, npt.NDArray[Any]]:
+def columns_of(body: bytes) -> dict[str, np.ndarray]:
     """The arrays of a section's body.
 
     Raises:
@@ -186,11 +186,11 @@ def columns_of(body: bytes) -> dict[str, npt.NDArray[Any]]:
 
 
 def column(
-    columns: Mapping[str, Any],
+    columns: Mapping[str, object],
     name: str,
     dtype: npt.DTypeLike,
     shape: tuple[int | None, ...] = (None,),
-) -> npt.NDArray[Any]:
+) -> np.ndarray:
     """One column, checked for dtype and shape; None in the shape stands for any length.
 
     Raises:
@@ -210,7 +210,7 @@ def column(
 
 def text_columns(
     name: str, texts: Iterable[str], *, ends: str = "", dtype: npt.DTypeLike = np.int64
-) -> dict[str, npt.NDArray[Any]]:
+) -> dict[str, np.ndarray]:
     """Texts as a column of UTF-8 bytes, and another of where each ends.
 
     A str may hold half a surrogate pair: not valid UTF-8, but this way it is read back.
@@ -222,7 +222,7 @@ def text_columns(
 
 
 def texts_in(
-    columns: Mapping[str, Any], name: str, ends: str = "", dtype: npt.DTypeLike = np.int64
+    columns: Mapping[str, object], name: str, ends: str = "", dtype: npt.DTypeLike = np.int64
 ) -> Iterator[str]:
     """The texts of `text_columns`, one by one.
 
@@ -236,7 +236,7 @@ def texts_in(
 
 
 def ends_in(
-    columns: Mapping[str, Any], name: str, dtype: npt.DTypeLike, size: int
+    columns: Mapping[str, object], name: str, dtype: npt.DTypeLike, size: int
 ) -> npt.NDArray[np.int64]:
     """The end of each of the pieces that together fill `size` bytes.
 

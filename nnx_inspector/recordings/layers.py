@@ -21,7 +21,6 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from nnx_inspector.stats.summary import Summary, merge
 
@@ -174,9 +173,9 @@ MODULES: Final = "modules"
 """The title of the table of a recording that holds the rows."""
 
 
-def columns_of_rows(rows: Sequence[Site]) -> dict[str, npt.NDArray[Any]]:
+def columns_of_rows(rows: Sequence[Site]) -> dict[str, np.ndarray]:
     """The rows as a table: text, int64, float64 (NaN: unknown); aliases are JSON."""
-    found: dict[str, npt.NDArray[Any]] = {}
+    found: dict[str, np.ndarray] = {}
     for field in dataclasses.fields(Site):
         values = [getattr(row, field.name) for row in rows]
         if field.type == "float | None":
@@ -189,7 +188,7 @@ def columns_of_rows(rows: Sequence[Site]) -> dict[str, npt.NDArray[Any]]:
     return found
 
 
-def rows_of_columns(columns: Mapping[str, npt.NDArray[Any]]) -> tuple[Site, ...]:
+def rows_of_columns(columns: Mapping[str, np.ndarray]) -> tuple[Site, ...]:
     """The rows of which `columns_of_rows` made a table, which may come from anybody.
 
     Raises:

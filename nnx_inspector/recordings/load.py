@@ -362,7 +362,7 @@ class Opened:
         self._keep(f"table {title}", taken)
         self.recording.keep_table(title, table)
 
-    def _texts(self, data: npt.NDArray[Any] | None, before: int) -> tuple[list[str], int]:
+    def _texts(self, data: np.ndarray | None, before: int) -> tuple[list[str], int]:
         """The texts in a column, a JSON list, and the bytes of memory that they take.
 
         They are decoded one by one: as a whole, JSON may take many times its size.
@@ -445,7 +445,7 @@ class Opened:
             self._keys = raw, keys
         return self._keys[1]
 
-    def _named(self, numbers: Any) -> list[str]:
+    def _named(self, numbers: object) -> list[str]:
         found = np.asarray(numbers, np.int64)
         if len(found) and not 0 <= found.min() <= found.max() < len(self._names):
             raise ValueError("the number of a name does not exist")

@@ -79,7 +79,7 @@ def nonfinite_in(keys: Sequence[tuple[str, str]], found: Sparse) -> set[tuple[st
     }
 
 
-def step_number(step: Any) -> int:
+def step_number(step: int) -> int:
     """A step as an int.
 
     Raises:

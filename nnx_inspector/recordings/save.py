@@ -15,7 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -165,7 +165,7 @@ class Sections(Writer):
 
     def of_table(self, title: str, table: Columns) -> bytes:
         """A table, which replaces one of its title. Text is a column of numbers, and the texts."""
-        columns: dict[str, npt.NDArray[Any]] = {":names": _text([title, *table])}
+        columns: dict[str, np.ndarray] = {":names": _text([title, *table])}
         for name, column in table.items():
             if column.dtype.kind in "iuf":
                 dtype = np.float64 if column.dtype.kind == "f" else np.int64

@@ -23,6 +23,7 @@ from nnx_inspector.program.rewrite import rewritten
 from nnx_inspector.program.stage import Staged, variables_of_state
 from nnx_inspector.program.structure import is_node
 from nnx_inspector.program.survey import Marked, survey
+from nnx_inspector.typing import Array
 
 
 def diff_state(argnum: Any) -> tuple[int, Any]:
@@ -31,7 +32,7 @@ def diff_state(argnum: Any) -> tuple[int, Any]:
     return argnum, nnx.Param
 
 
-def numbers_as_arrays(argument: Any) -> Any:
+def numbers_as_arrays(argument: object) -> Any:
     return jax.tree.map(
         lambda x: jnp.asarray(x) if isinstance(x, (int, float, complex)) else x,
         argument,
@@ -47,12 +48,12 @@ class Part:
     rebuild: Callable[[Sequence[Any]], Any]
 
 
-def every_argument(function: Function, args: Sequence[Any]) -> tuple[Any, ...]:
+def every_argument(function: Function, args: Sequence[object]) -> tuple[Any, ...]:
     """The positional arguments as `argnums` counts them: a bound method's owner comes first."""
     return tuple(args) if function.owner is None else (function.owner, *args)
 
 
-def argument_number(function: Function, args: Sequence[Any], argnum: int) -> int:
+def argument_number(function: Function, args: Sequence[object], argnum: int) -> int:
     """The number of an argument, counted from the front."""
     count = len(every_argument(function, args))
     if not -count <= argnum < count:
@@ -62,7 +63,7 @@ def argument_number(function: Function, args: Sequence[Any], argnum: int) -> int
     return argnum % count
 
 
-def check_loss(stage: Staged, out: Any, *, function: Function, has_aux: bool) -> None:
+def check_loss(stage: Staged, out: object, *, function: Function, has_aux: bool) -> None:
     """Raise TypeError unless the function returns a loss, or `(loss, aux)` with `has_aux`."""
     structure, name = stage.returned.treedef, name_of(function.call)
     pair = jax.tree_util.treedef_children(structure)
@@ -83,7 +84,7 @@ def check_loss(stage: Staged, out: Any, *, function: Function, has_aux: bool) ->
 
 
 def differentiable(
-    stage: Staged, function: Function, args: Sequence[Any], argnum: int, only: Any
+    stage: Staged, function: Function, args: Sequence[object], argnum: int, only: Any
 ) -> Part:
     every = every_argument(function, args)
     argument = every[argnum]
@@ -102,7 +103,7 @@ def differentiable(
             position += 1
             builders.append((1, None))
 
-    def rebuild(grads: Sequence[Any]) -> Any:
+    def rebuild(grads: Sequence[object]) -> Any:
         rest = list(grads)
         out = []
         for count, structure in builders:
@@ -126,7 +127,7 @@ def require_scalar(stage: Staged, out: Sequence[Any]) -> None:
 
 def backward_pass(
     stage: Staged,
-    inputs: Sequence[Any],
+    inputs: Sequence[Array],
     plan: Plan,
     numbers: Sequence[int] = (),
     *,
@@ -154,10 +155,10 @@ def backward_pass(
     first = rewritten(stage.survey, plan, seeds=wanted)
     start, count = first.seeds, len(first.given)
 
-    def both_ways(*values: Any) -> Any:
+    def both_ways(*values: object) -> Any:
         given, mine = list(values[:count]), list(values[count:])
 
-        def loss_of(chosen: dict[int, Any], seeds: list[Any]) -> Any:
+        def loss_of(chosen: dict[int, Any], seeds: list[Array]) -> Any:
             full = [chosen.get(i, value) for i, value in enumerate(mine)]
             out, seen = first.run(full, given=[*seeds, *given[start:]], apart=True)
             check(stage, out)
@@ -184,12 +185,12 @@ def backward_pass(
 
 
 def _eager_backward_pass(
-    stage: Staged, inputs: Sequence[Any], plan: Plan, numbers: Sequence[int], of: Any, check: Any
+    stage: Staged, inputs: Sequence[object], plan: Plan, numbers: Sequence[int], of: Any, check: Any
 ) -> Any:
     wanted = lambda mark: mark.site not in plan.unmeasured and of(mark)  # noqa: E731
     last = EagerPass(stage.owner, plan, graded=wanted, calls=stage.calls)
 
-    def loss_of(chosen: dict[int, Any], seed: Any) -> Any:
+    def loss_of(chosen: dict[int, Any], seed: object) -> Any:
         last.seed = seed
         out = stage.run_eagerly([chosen.get(i, x) for i, x in enumerate(inputs)], last)
         check(stage, out)

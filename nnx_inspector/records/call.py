@@ -18,6 +18,7 @@ from nnx_inspector.program.plan import Kept
 from nnx_inspector.program.structure import Structure
 from nnx_inspector.recordings.layers import leaf_key
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.typing import PyTree
 
 
 @jax.tree_util.register_dataclass
@@ -157,7 +158,7 @@ def _lone_or_tree(structure: Structure | None, values: list[Any]) -> Any:
     return values[0] if len(values) == 1 else _tree(structure, values)
 
 
-def concrete(x: Any) -> np.ndarray:
+def concrete(x: np.ndarray) -> np.ndarray:
     if jit.is_tracer(x):
         raise InspectorError(
             "A record inside jit cannot be read: its values are not computed yet. Return the "
@@ -177,7 +178,7 @@ def _measured(gradient: Summary | None) -> Summary | None:
     return gradient
 
 
-def named_summaries(tree: Any) -> list[tuple[str, Summary]]:
+def named_summaries(tree: PyTree) -> list[tuple[str, Summary]]:
     """The summaries in a pytree such as an entry's output, each with its path as text."""
     is_leaf = lambda x: isinstance(x, Summary)  # noqa: E731
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]

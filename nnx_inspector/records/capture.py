@@ -50,7 +50,7 @@ def _check_selection(selection: Selection, stage: Staged) -> None:
 
 
 def capture(
-    f: Any,
+    f: object,
     *,
     only: Only = None,
     inputs: bool = True,
@@ -58,7 +58,7 @@ def capture(
     units: int | None = None,
     parameters: bool = False,
     sample: Sample = "auto",
-    where: Any = None,
+    where: object = None,
 ) -> Callable[..., tuple[Any, Record]]:
     """Wrap `f` so that it also returns a record of what its modules received and returned.
 
@@ -105,7 +105,7 @@ def capture(
     function, counting = as_function(f, "capture"), where_of(where)
     selection, plan = Selection(only), Plan(keep=Keep(values, units), sample=sample)
 
-    def captured(*args: Any, **kwargs: Any) -> tuple[Any, Record]:
+    def captured(*args: object, **kwargs: object) -> tuple[Any, Record]:
         hooks = marking_hooks(selection, inputs=inputs, where=counting)
         with staged(function, args, kwargs, hooks, may_run=True) as stage:
             require_staged(stage)
@@ -181,7 +181,7 @@ def value_and_grad(
     several = not isinstance(argnums, (int, nnx.DiffState))
     wanted = [diff_state(a) for a in (argnums if several else (argnums,))]
 
-    def graded(*args: Any, **kwargs: Any) -> Any:
+    def graded(*args: object, **kwargs: object) -> Any:
         parts_of = [(argument_number(function, args, n), only) for n, only in wanted]
         owned = 0 if function.owner is None else 1
         chosen = {n - owned for n, _ in parts_of}

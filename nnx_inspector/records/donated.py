@@ -26,7 +26,7 @@ T = TypeVar("T")
 TRIES = 5
 
 
-def undisturbed(read: Callable[[], T], what: str, of: Any = ()) -> T:
+def undisturbed(read: Callable[[], T], what: str, of: object = ()) -> T:
     """The result of `read`, which is called again if an array of the model is deleted during the
     call.
 
@@ -67,7 +67,7 @@ def taken(what: str, gone: Sequence[str] = ()) -> str:
     )
 
 
-def is_gone(x: Any) -> bool:
+def is_gone(x: object) -> bool:
     """Whether a value is an array that was deleted."""
     return isinstance(x, jax.Array) and not jit.is_tracer(x) and x.is_deleted()
 
@@ -87,7 +87,7 @@ def require_there(arrays: Iterable[Any]) -> None:
         raise RuntimeError(f"Array has been deleted with shape={x.dtype}{list(x.shape)}.")
 
 
-def require_whole(arrays: Iterable[Any], what: str, of: Any = ()) -> None:
+def require_whole(arrays: Iterable[object], what: str, of: object = ()) -> None:
     """Raise if an array is deleted, before it is read; for `what` and `of` see `undisturbed`.
 
     Raises:
@@ -97,7 +97,7 @@ def require_whole(arrays: Iterable[Any], what: str, of: Any = ()) -> None:
     undisturbed(lambda: require_there(arrays), what, of)
 
 
-def require_here(arrays: Any, what: str) -> None:
+def require_here(arrays: object, what: str) -> None:
     """Raise if an array lies partly in other processes, before a program is run in this one alone.
 
     Raises:
@@ -141,7 +141,7 @@ WeakArrays = tuple[weakref.ref[Any], ...]
 """Weak references to the arrays of a model at one moment."""
 
 
-def weak_arrays(leaves: Iterable[Any]) -> WeakArrays:
+def weak_arrays(leaves: Iterable[object]) -> WeakArrays:
     return tuple(weakref.ref(leaf) for leaf in leaves if isinstance(leaf, jax.Array))
 
 
@@ -154,7 +154,7 @@ def are_there(held: WeakArrays) -> bool:
     return all(array is not None and not array.is_deleted() for array in arrays)
 
 
-def are_these(held: WeakArrays, leaves: Iterable[Any]) -> bool:
+def are_these(held: WeakArrays, leaves: Iterable[object]) -> bool:
     """Whether a model with these leaves has these arrays and no others."""
     now = weak_arrays(leaves)
     same = len(held) == len(now)

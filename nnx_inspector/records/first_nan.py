@@ -29,7 +29,7 @@ from nnx_inspector.records.donated import require_staged
 from nnx_inspector.stats.summarize import in_words
 
 
-def first_nan(f: Any, *args: Any, gradients: bool = False) -> Callable[..., Operation | None]:
+def first_nan(f: object, *args: object, gradients: bool = False) -> Callable[..., Operation | None]:
     """Wrap `f` so that it returns the operation that makes the first NaN instead of its result.
 
     The search goes back from the outputs of the modules (then from the result) along values that
@@ -68,7 +68,7 @@ def first_nan(f: Any, *args: Any, gradients: bool = False) -> Callable[..., Oper
             "first_nan(f) returns a function: pass it the arguments, as in first_nan(f)(model, x)."
         )
 
-    def searched(*args: Any, **kwargs: Any) -> Operation | None:
+    def searched(*args: object, **kwargs: object) -> Operation | None:
         hooks = marking_hooks(Selection(None), inputs=True)
         with unchecked(), staged(function, args, kwargs, hooks) as stage:
             if any(map(jit.is_tracer, stage.inputs)):
@@ -103,7 +103,7 @@ def _warn_of_held(stage: Staged) -> None:
 
 
 def first_nan_of(
-    stage: Staged, function: Function, args: Sequence[Any], *, gradients: bool
+    stage: Staged, function: Function, args: Sequence[object], *, gradients: bool
 ) -> Operation | None:
     require_staged(stage)
     jaxpr, consts = stage.survey.jaxpr, stage.survey.consts

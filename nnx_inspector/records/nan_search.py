@@ -25,6 +25,7 @@ from nnx_inspector.program.analysis.equations import Body, bodies_of, is_call, k
 from nnx_inspector.program.analysis.operation import OF_NEGATIVES, Loops, Operand, Operation
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
 from nnx_inspector.stats.summarize import is_number
+from nnx_inspector.typing import Equation, Jaxpr
 
 NAN, INFINITE = 0, 1
 _CAPABLE = {*OF_NEGATIVES, "div", "rem", "integer_pow", "exp", "exp2", "expm1", "acos", "asin",
@@ -37,7 +38,7 @@ _BOUNDED = frozenset("exp exp2 logistic tanh erf eq ne lt le gt ge is_finite".sp
 _MOST_ITERATIONS = 100_000
 
 
-def first_nan(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> Operation | None:
+def first_nan(jaxpr: Jaxpr, consts: Sequence[object], values: Sequence[object]) -> Operation | None:
     """The operation that makes the NaN of a program's results, or of its marked values.
 
     Args:
@@ -53,7 +54,7 @@ def first_nan(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> Opera
 
 
 def candidates(
-    jaxpr: Any, site: str, *, backward: bool, finite: Collection[str] = ()
+    jaxpr: Jaxpr, site: str, *, backward: bool, finite: Collection[str] = ()
 ) -> list[Operation]:
     """The operations that may have made a NaN or an infinity from finite values, each line once.
 
@@ -77,7 +78,7 @@ def candidates(
 class _Step:
     """An equation outside of all calls: the numbers of its operands and results."""
 
-    equation: Any
+    equation: Equation
     operands: tuple[int, ...]
     results: tuple[int, ...]
     source: tuple[str, str]
@@ -104,7 +105,7 @@ class _Search:
     def _written_out(
         self,
         jaxpr: Any,
-        consts: Sequence[Any],
+        consts: Sequence[object],
         inputs: Sequence[int],
         source: tuple[str, str],
         backward: bool,
@@ -140,7 +141,7 @@ class _Search:
             at.update(zip(equation.outvars, results, strict=True))
         return [number(v) for v in jaxpr.outvars]
 
-    def _evaluated(self, values: Sequence[Any], last: int) -> dict[int, Any]:
+    def _evaluated(self, values: Sequence[object], last: int) -> dict[int, Any]:
         """All values before the step `last`."""
         env = {**self._known, **dict(zip(self.inputs, values, strict=True))}
         for step in self._steps[:last]:
@@ -148,7 +149,7 @@ class _Search:
             env.update(zip(step.results, jaxprs.bind(step.equation, read), strict=True))
         return env
 
-    def _flags_of(self, values: Sequence[Any]) -> tuple[jax.Array, list[Any]]:
+    def _flags_of(self, values: Sequence[object]) -> tuple[jax.Array, list[Any]]:
         """bool[values, 2]: which values have a NaN, and which an infinity; and the outputs."""
         env = self._evaluated(values, len(self._steps))
         with internal_config():
@@ -157,12 +158,12 @@ class _Search:
 
     # -------------------------------------------------------------------- searching
 
-    def flags(self, values: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
+    def flags(self, values: Sequence[object]) -> tuple[np.ndarray, list[Any]]:
         """As `_flags_of`, compiled."""
         found, out = self._flags(list(values))
         return np.asarray(found), out
 
-    def run(self, values: Sequence[Any], found: np.ndarray | None = None) -> Operation | None:
+    def run(self, values: Sequence[object], found: np.ndarray | None = None) -> Operation | None:
         found = self.flags(values)[0] if found is None else found
         starts = [n for step in self._steps if step.equation.primitive is mark
                   for n in step.results if found[n, NAN]]  # fmt: skip
@@ -188,7 +189,7 @@ class _Search:
         return step.operands
 
     def _named(
-        self, at: int, found: np.ndarray, values: Sequence[Any], what: int
+        self, at: int, found: np.ndarray, values: Sequence[object], what: int
     ) -> Operation | None:
         step = self._steps[at]
         program = jax.jit(lambda values: [self._evaluated(values, at)[n] for n in numbers])
@@ -369,7 +370,7 @@ class _Search:
         return None
 
     def _in_a_loop(
-        self, kind: str, equation: Any, operands: list[Any], site: str | None
+        self, kind: str, equation: Equation, operands: list[Any], site: str | None
     ) -> Operation | None:
         *_, body = bodies_of(equation)
         search = _Search(*jaxprs.open_jaxpr(body.jaxpr), self.loops, site)
@@ -384,7 +385,7 @@ class _Search:
 
 
 def _iterations(
-    kind: str, equation: Any, operands: list[Any]
+    kind: str, equation: Equation, operands: list[Any]
 ) -> Iterator[tuple[int, list[Any], list[Any], list[Any]]]:
     """A loop's iterations: number, constants, carry (renewed by the caller), elements."""
     *tests, body = bodies_of(equation)

@@ -38,9 +38,9 @@ def floats_of(stage: Staged) -> dict[str, tuple[int, bool]]:
 
 def measure_parameters(
     stage: Staged,
-    grads: Mapping[int, Any] | None = None,
+    grads: Mapping[int, object] | None = None,
     updates: Mapping[int, Any] | None = None,
-    inputs: Sequence[Any] | None = None,
+    inputs: Sequence[object] | None = None,
 ) -> dict[str, Parameter]:
     """The parameters of a staged call's modules, by path, before the call is finished.
 

@@ -411,7 +411,7 @@ def _flatten_with_keys(record: Record) -> tuple[Any, Any]:
     return tuple(zip(names, children, strict=True)), aux
 
 
-def _unflatten(aux: Any, children: Any) -> Record:
+def _unflatten(aux: Any, children: object) -> Record:
     made = Record.__new__(Record)  # unchecked: jax also fills trees with other objects
     made._keys, unseen, made.eager, made._layout = aux
     made.unseen, made._children = dict(unseen), children

@@ -29,7 +29,7 @@ _SHARED: Final = ("total_variation", "quantile_distance", "mean_difference", "st
 """Columns that mean the same as those of `compare`."""
 
 
-def compare_weights(a: Any, b: Any) -> pd.DataFrame:
+def compare_weights(a: object, b: object) -> pd.DataFrame:
     """Measure how far apart the weights of two models or checkpoints are, largest change first.
 
     Args:
@@ -71,7 +71,7 @@ def frame_of(found: Sequence[tuple[dict[str, Any], Summary | None]]) -> pd.DataF
     return pd.DataFrame(rows, columns=[*_TEXTS, "distance", "relative_change", *_SHARED])
 
 
-def weights_apart(a: Any, b: Any) -> list[tuple[dict[str, Any], Summary | None]]:
+def weights_apart(a: object, b: object) -> list[tuple[dict[str, Any], Summary | None]]:
     """The rows of `compare_weights`, each with the summary of b - a, None if there is none."""
     of_a, of_b = _weights(a, "a"), _weights(b, "b")
     rows: list[tuple[dict[str, Any], Summary | None]] = []
@@ -101,7 +101,7 @@ def _place(row: dict[str, Any], whole: float) -> tuple[bool, bool, float]:
 _TEXTS: Final = ("parameter", "type", "in", "array")
 
 
-def _weights(of: Any, name: str) -> dict[str, tuple[str, Any]]:
+def _weights(of: object, name: str) -> dict[str, tuple[str, Any]]:
     """Path -> the type of the Variable and the array, for each array that is compared."""
     if isinstance(of, nnx.Pytree):
         of = nnx.state(of, graph=True)
@@ -132,7 +132,7 @@ def _is_compared(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.inexact)
 
 
-def _figures(a: Any, b: Any) -> tuple[dict[str, float], Summary | None]:
+def _figures(a: object, b: object) -> tuple[dict[str, float], Summary | None]:
     nan = float("nan")
     if a is None or b is None:
         return dict.fromkeys(("norm", "distance", "relative_change", *_SHARED), nan), None

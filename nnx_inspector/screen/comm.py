@@ -55,7 +55,7 @@ class InspectorWidget(anywidget.AnyWidget):
         if comm is not None and hasattr(comm, "_reply_subshell_id"):
             del comm._reply_subshell_id
 
-    def send(self, content: Any, buffers: Any = None) -> None:
+    def send(self, content: object, buffers: object = None) -> None:
         """Send a custom message, from any thread."""
         let_this_thread_send()
         super().send(content, buffers)
@@ -182,10 +182,10 @@ class Screen:
         """Look for messages from the browser, where a kernel does not do so while a cell runs."""
         self._ear.poll()
 
-    def _heard_early(self, content: Any, buffers: Any) -> None:
+    def _heard_early(self, content: object, buffers: object) -> None:
         self._received(None, content, buffers)
 
-    def _received(self, _widget: Any, content: Any, _buffers: Any) -> None:
+    def _received(self, _widget: object, content: object, _buffers: object) -> None:
         if (version := _other_version(content)) is not None:
             self._answer_another_version(version)
             return

@@ -77,7 +77,7 @@ class Inputs:
         """Whether the user said anything."""
         return self.decode is not None or self.labels is not None or self._names_pictures
 
-    def has_any(self, arrays: Sequence[Any]) -> bool:
+    def has_any(self, arrays: Sequence[object]) -> bool:
         """Whether a batch may have anything to show: the user said so, or there may be pictures."""
         return self.given or (self.images is None and any(map(could_be, arrays)))
 
@@ -88,7 +88,7 @@ class Inputs:
 
     # ------------------------------------------------------------------ texts
 
-    def text(self, ids: Any) -> list[str]:
+    def text(self, ids: object) -> list[str]:
         """The text of each of some ids, an array of any shape, flattened; digits for an id without
         a text.
         """
@@ -171,7 +171,7 @@ class Inputs:
             pictures=pictures,
         )
 
-    def predicting(self, batch: protocol.Inputs, outputs: Sequence[Any]) -> protocol.Inputs:
+    def predicting(self, batch: protocol.Inputs, outputs: Sequence[object]) -> protocol.Inputs:
         """The message with what a pass predicts, from the arrays that it returned."""
         said = self._predicted(outputs, batch.batch)
         if said is None:
@@ -253,7 +253,7 @@ class Inputs:
         return np.where(np.isnan(logits).any(-1), -1, np.nan_to_num(logits).argmax(-1))
 
 
-def inputs_of(f: Any, /, **given: Any) -> tuple[Inputs, dict[str, Any]]:
+def inputs_of(f: object, /, **given: object) -> tuple[Inputs, dict[str, Any]]:
     """The inputs that keywords of an Inspector name, and the keywords that go to the call of `f`.
 
     Raises:
@@ -280,7 +280,7 @@ def inputs_of(f: Any, /, **given: Any) -> tuple[Inputs, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def passing_on(others: Mapping[str, Any]) -> Iterator[None]:
+def passing_on(others: Mapping[str, object]) -> Iterator[None]:
     """Inside, an error of a call that names one of these keywords says that it was passed on."""
     try:
         yield
@@ -295,7 +295,7 @@ def passing_on(others: Mapping[str, Any]) -> Iterator[None]:
         raise
 
 
-def _why(name: str, value: Any) -> str:
+def _why(name: str, value: object) -> str:
     return f"{name}= takes {_TAKEN[name]}; it is {_what(value)}."
 
 
@@ -337,7 +337,7 @@ def _what(value: Any) -> str:
     return f"{type(value).__name__} {_short(repr(value))}"
 
 
-def _is_table(given: Any) -> bool:
+def _is_table(given: object) -> bool:
     return isinstance(given, (Sequence, Mapping)) and not isinstance(given, bytes)
 
 
@@ -348,7 +348,7 @@ def _entry(table: Names, number: int) -> Any | None:
     return table[number] if 0 <= number < len(table) else None
 
 
-def _one_text(found: Any) -> Any:
+def _one_text(found: object) -> Any:
     """The text that a function returned for one id, perhaps as the only one of a sequence."""
     if isinstance(found, (str, bytes)):
         return found
@@ -385,7 +385,7 @@ def _holds_ids(x: Any) -> bool:
     return _is_whole(x) and len(x.shape) in (1, 2) and 0 not in x.shape
 
 
-def _fits(x: Any, most: int) -> bool:
+def _fits(x: object, most: int) -> bool:
     values = np.asarray(x)
     return bool(values.size) and int(values.min()) >= 0 and int(values.max()) < most
 

@@ -65,7 +65,7 @@ def pictures_in(
     return _thumbnails(one, channels_last=last, most=most, more=more), ""
 
 
-def could_be(x: Any) -> bool:
+def could_be(x: object) -> bool:
     """Whether the shape of an array is that of pictures; reads no number."""
     return _layout(x, named=False) is not None
 
@@ -91,7 +91,7 @@ def _layout(x: Any, named: bool) -> bool | None:
     return shape[3] <= shape[1] if named else None
 
 
-def _has_pixels(x: npt.NDArray[Any]) -> bool:
+def _has_pixels(x: np.ndarray) -> bool:
     """Whether the numbers of an array can be pixels.
 
     Without an axis of channels they must be in [0, 1] or bytes; otherwise they are probably
@@ -108,7 +108,7 @@ def _has_pixels(x: npt.NDArray[Any]) -> bool:
     return max(-low, high) <= LARGEST
 
 
-def _some(x: Any, most: int) -> npt.NDArray[Any]:
+def _some(x: Any, most: int) -> np.ndarray:
     """The first examples, on the host, as numbers that NumPy computes with."""
     # a slice of an array on a device is a program of its own, so a small array comes whole
     if x.nbytes > LARGE and not isinstance(x, np.ndarray):
@@ -149,7 +149,7 @@ def _thumbnails(one: _Argument, *, channels_last: bool, most: int, more: str) ->
     )
 
 
-def _stretched(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint8], str]:
+def _stretched(x: np.ndarray) -> tuple[npt.NDArray[np.uint8], str]:
     """Pixels as bytes, and the range of numbers that became 0 to 255, in words."""
     finite = np.isfinite(x)
     numbers = np.where(finite, x, 0).astype(np.float64)

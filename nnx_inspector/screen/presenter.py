@@ -437,7 +437,7 @@ class Presenter:
     def _failed(self, error: Exception) -> None:
         self.screen.failures += 1
 
-    def mimebundle(self, text: str, **kwargs: Any) -> Any:
+    def mimebundle(self, text: str, **kwargs: object) -> Any:
         """The inspector's display in a notebook: the widget, but not twice in one cell.
 
         Where no widget can be shown, a line of text and the tree stand in its place.

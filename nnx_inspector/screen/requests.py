@@ -40,7 +40,7 @@ class Requests:
         self._workers = {n: Worker(f"nnx_inspector.{n}", lambda error: None) for n in names}
         view.screen.asked = weakref.WeakMethod(self.answer)
 
-    def meant(self, message: Any) -> tuple[Any, str]:
+    def meant(self, message: object) -> tuple[Any, str]:
         """The perturbation that a request adds or sets, if any, and the Python that does the same
         as the request, if any.
         """
@@ -76,7 +76,7 @@ class Requests:
             return
         view.screen.reply(message.id)
 
-    def compare(self, message: protocol.Compare, _: Any) -> Answer | None:
+    def compare(self, message: protocol.Compare, _: object) -> Answer | None:
         """What a comparison of two passes shows, if anything."""
         found = self._view.compared(message)
         return None if found is None else (found, None)

@@ -15,6 +15,7 @@ import jax
 
 from nnx_inspector._compat.lowering.parts import added_up
 from nnx_inspector._compat.sharding import auto_sharded
+from nnx_inspector.typing import PyTree
 
 
 @jax.tree_util.register_dataclass
@@ -36,7 +37,7 @@ def pays_off() -> bool:
     return jax.device_count() > 1 and jax.default_backend() == "cpu"
 
 
-def is_apart(x: Any) -> bool:
+def is_apart(x: object) -> bool:
     return isinstance(x, Apart)
 
 
@@ -49,7 +50,7 @@ def finished(those: Sequence[Apart]) -> list[Any]:
     return auto_sharded(finish, [one.words for one in those])
 
 
-def all_finished(tree: Any) -> Any:
+def all_finished(tree: PyTree) -> Any:
     """A tree of figures with those that are apart finished."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_apart)
     done = iter(finished([x for x in leaves if is_apart(x)]))

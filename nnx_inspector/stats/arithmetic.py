@@ -60,7 +60,7 @@ def bit_pattern(value: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(value, np.dtype(f"int{value.dtype.itemsize * 8}"))
 
 
-def infinity_pattern(dtype: Any) -> int:
+def infinity_pattern(dtype: object) -> int:
     """The pattern of +Inf; those of NaN are greater."""
     return 0x7FF0_0000_0000_0000 if dtype == np.float64 else 0x7F80_0000
 
@@ -347,6 +347,6 @@ def power_of_two(biased: jax.Array, real: Any) -> jax.Array:
     return lax.bitcast_convert_type(biased << _layout(real)[0], real)
 
 
-def _layout(real: Any) -> tuple[int, int]:
+def _layout(real: object) -> tuple[int, int]:
     """The bits of a float's fraction, and the bias of its exponent."""
     return (52, 1023) if real == np.float64 else (23, 127)

@@ -102,12 +102,12 @@ VARIED: Final = "(what the model received)"
 """The name under which a watched pass says whether its arguments differ between examples."""
 
 
-def head(vectors: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+def head(vectors: np.ndarray, name: str) -> np.ndarray:
     """One figure of the head of gauges `[..., LENGTH]`."""
     return vectors[..., HEAD.index(name)]
 
 
-def units(vectors: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+def units(vectors: np.ndarray, name: str) -> np.ndarray:
     """One figure of every unit: `[..., UNITS]`, NaN where there is no such unit."""
     start = len(HEAD) + PARTS.index(name) * UNITS
     return vectors[..., start : start + UNITS]
@@ -122,7 +122,7 @@ class Calls:
         scale, bias: of a BatchNorm, as `sampled` along its one axis; None for 1 and 0.
     """
 
-    vectors: Sequence[npt.NDArray[Any]]
+    vectors: Sequence[np.ndarray]
     scale: Any = None
     bias: Any = None
 
@@ -153,7 +153,7 @@ def read(
     def of(name: str) -> npt.NDArray[np.float64]:
         return np.where(is_unit, units(every, name), 0.0)
 
-    def total(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def total(values: np.ndarray) -> np.ndarray:
         return np.add.reduceat(values, start, axis=0)
 
     def always(values: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -201,7 +201,9 @@ def read(
     return measured.tolist(), rows_of, np.packbits(bits, axis=2)
 
 
-def _is_lone(low: Any, high: Any, mean: Any, values: Any) -> npt.NDArray[np.bool_]:
+def _is_lone(
+    low: np.ndarray, high: np.ndarray, mean: np.ndarray, values: np.ndarray
+) -> npt.NDArray[np.bool_]:
     """Whether all values of a unit but one are the same, or all are.
 
     The mean is then one n-th of the range away from an end; no other values are so near to it. So
@@ -218,7 +220,7 @@ from the end by the ratio of their distances from those: twice as far if both ar
 
 
 def _alike(
-    every: npt.NDArray[Any], number: npt.NDArray[Any], used: npt.NDArray[np.bool_]
+    every: np.ndarray, number: np.ndarray, used: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
     """Which rows count: if the calls of a site differ in shape, the last one stands for all."""
     counts = np.stack([head(every, "units"), head(every, "looked")], axis=1)
@@ -230,7 +232,7 @@ def _alike(
     return out
 
 
-def _from_affine(one: Calls, mean: Any, std: Any) -> tuple[float, float]:
+def _from_affine(one: Calls, mean: np.ndarray, std: np.ndarray) -> tuple[float, float]:
     """The figures "shifted" and "scaled" of a BatchNorm; NaN for another module.
 
     Args:
@@ -269,14 +271,14 @@ def bits_of(masks: npt.NDArray[np.uint8], name: str) -> npt.NDArray[np.bool_]:
     return np.unpackbits(masks[..., MASKS.index(name), :], axis=-1).astype(bool)
 
 
-def sample_of(state: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def sample_of(state: np.ndarray) -> npt.NDArray[np.float64]:
     """The elements of a parameter that were sent."""
     flat = np.asarray(state, np.float64).reshape(-1)[:STATE_LENGTH]
     count = int(flat[STATE_HEAD.index("elements")])
     return flat[len(STATE_HEAD) : len(STATE_HEAD) + count]
 
 
-def compared(states: npt.NDArray[Any], before: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+def compared(states: np.ndarray, before: np.ndarray) -> npt.NDArray[np.float32]:
     """The figures of parameters in one pass, float32[parameters, len(PARAMETER_FIGURES)].
 
     Both arguments are `[parameters, STATE_LENGTH]`; a row of NaN in `before` has no earlier state.
@@ -307,7 +309,7 @@ def compared(states: npt.NDArray[Any], before: npt.NDArray[Any]) -> npt.NDArray[
         return rows.astype(np.float32)
 
 
-def figure_of(rows: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+def figure_of(rows: np.ndarray, name: str) -> np.ndarray:
     """One figure of parameters, as a view of their rows."""
     return rows[:, PARAMETER_FIGURES.index(name)]
 
@@ -335,7 +337,7 @@ def all_parameter_figures(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float
     return np.pad(rows, ((0, 0), (0, missing)), constant_values=np.nan)
 
 
-def _is_decay(past: Any, change: Any, count: Any) -> npt.NDArray[np.bool_]:
+def _is_decay(past: np.ndarray, change: np.ndarray, count: np.ndarray) -> npt.NDArray[np.bool_]:
     """Whether a change is the value times one negative factor, to float32's rounding."""
     square = (past**2).sum(axis=1)
     factor = (past * change).sum(axis=1) / np.where(square > 0, square, 1.0)

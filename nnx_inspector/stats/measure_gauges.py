@@ -39,9 +39,10 @@ from nnx_inspector.stats.gauges import (
     UNITS,
 )
 from nnx_inspector.stats.summarize import is_number
+from nnx_inspector.typing import AnyArray, PyTree
 
 
-def is_gauged(x: Any) -> bool:
+def is_gauged(x: AnyArray) -> bool:
     """Whether an array has units and a batch: real floats with at least two axes."""
     return x.ndim >= 2 and x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
 
@@ -102,7 +103,7 @@ def _of_whole(found: jax.Array, examples: int, units: int) -> jax.Array:
     return found
 
 
-def _at_once(f: Callable[..., Any], *arrays: jax.Array, **how: Any) -> jax.Array:
+def _at_once(f: Callable[..., Any], *arrays: jax.Array, **how: object) -> jax.Array:
     """`f`, differentiating nothing, on arrays that XLA places."""
     measure = lambda arrays: f(*arrays, rows=0, **how)[0]  # noqa: E731
     return auto_sharded(measure, jax.lax.stop_gradient(arrays))
@@ -293,7 +294,7 @@ def _sums(a: jax.Array, b: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array,
     return first, second
 
 
-def is_sampled(x: Any) -> bool:
+def is_sampled(x: AnyArray) -> bool:
     """Whether a parameter's array is examined: real floats, and not empty."""
     return x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
 
@@ -421,7 +422,7 @@ _counted_in_parts = over_parts(_counted_part)
 
 
 def _sampled_in_parts(
-    _: Any, x: jax.Array, *, rows: int, steps: tuple[int, ...], devices: int
+    _: object, x: jax.Array, *, rows: int, steps: tuple[int, ...], devices: int
 ) -> list[jax.Array]:
     del devices
     counts, sample = _counted_in_parts(x, rows=rows, steps=steps)
@@ -457,7 +458,7 @@ def _commonest(ids: jax.Array) -> jax.Array:
 
 
 @internal_config()
-def varied(tree: Any, *, each: bool = False) -> jax.Array:
+def varied(tree: PyTree, *, each: bool = False) -> jax.Array:
     """Whether any array of a pytree (or each) differs along its first axis, as a `sampled` state.
 
     Arrays with fewer than two examples do not count.
@@ -486,6 +487,6 @@ def _differs(x: jax.Array) -> jax.Array:
 
 
 @internal_config()
-def samples_of(held: Any, arguments: Any) -> jax.Array:
+def samples_of(held: Any, arguments: object) -> jax.Array:
     """A sample of each parameter, and whether the arguments vary; float32[..., STATE_LENGTH]."""
     return jnp.stack(on_one_device([*map(sampled, held), varied(arguments)]))

@@ -94,7 +94,7 @@ def summarize(
 
 
 @internal_config()
-def summarize_apart(x: Any, *, batch_rank: int = 0, sample: Sample = "auto") -> Summary | Apart:
+def summarize_apart(x: object, *, batch_rank: int = 0, sample: Sample = "auto") -> Summary | Apart:
     """As `summarize` within a program, but what several devices have found may be apart still."""
     return _summarized(x, batch_rank, sample, _summarize_apart)
 
@@ -198,7 +198,7 @@ def merge_rows(s: Summary) -> Summary:
     return _merge_rows(s)
 
 
-def as_array(x: Any) -> Any:
+def as_array(x: object) -> Any:
     """A jax or NumPy array of the same values, if possible in a dtype that XLA compiles."""
     if not isinstance(x, jax.Array | np.ndarray):
         x = np.asarray(x)
@@ -229,7 +229,7 @@ def is_opaque(dtype: Any) -> bool:
     return extended or dtype == jax.dtypes.float0 or dtype.name in _BY_NAME_ONLY
 
 
-def in_words(dtype: Any, shape: tuple[int, ...]) -> str:
+def in_words(dtype: object, shape: tuple[int, ...]) -> str:
     """Dtype and shape as text, `"float32[8,10]"`."""
     name = "float0" if dtype == jax.dtypes.float0 else dtype
     return f"{name}[{','.join(map(str, shape))}]"
@@ -256,7 +256,7 @@ def _summarize(x: jax.Array, *, batch_rank: int, sample: Sample) -> Summary:
 
 
 @functools.partial(jax.jit, static_argnames=("batch_rank", "sample"))
-def _summarize_where(where: Any, x: jax.Array, *, batch_rank: int, sample: Sample) -> Summary:
+def _summarize_where(where: object, x: jax.Array, *, batch_rank: int, sample: Sample) -> Summary:
     """The others become NaN, which no figure counts but the number of NaN."""
 
     def measure(x: jax.Array, where: jax.Array) -> tuple[jax.Array, ...]:

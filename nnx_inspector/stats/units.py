@@ -248,7 +248,7 @@ _FIGURES: Final = (
 
 
 @internal_config()
-def measure_units(x: Any, *, axis: int = -1, where: Any = None) -> Units:
+def measure_units(x: Any, *, axis: int = -1, where: object = None) -> Units:
     """Measure the counts, moments and extremes of each unit along an axis, over all other axes.
 
     This takes two passes over `x` and stores sums of 128 values each, not a copy of `x`. As in
@@ -352,7 +352,7 @@ def _wide_enough(exact: Any) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _measured(x: jax.Array, where: Any, axis: int) -> Units:
+def _measured(x: jax.Array, where: object, axis: int) -> Units:
     return auto_sharded(functools.partial(_of_units, axis=axis), x, where)
 
 
@@ -403,7 +403,7 @@ def _along(figure: jax.Array, axis: int, rank: int) -> jax.Array:
 
 
 def _reduced(
-    values: Sequence[jax.Array], initial: Sequence[Any], combine: Callable[..., Any], axis: int
+    values: Sequence[jax.Array], initial: Sequence[object], combine: Callable[..., Any], axis: int
 ) -> list[jax.Array]:
     """All values reduced to their units together, as by `lax.reduce`.
 
@@ -415,7 +415,7 @@ def _reduced(
 
 
 def _without(
-    values: Sequence[jax.Array], initial: Sequence[Any], combine: Callable[..., Any], axis: int
+    values: Sequence[jax.Array], initial: Sequence[object], combine: Callable[..., Any], axis: int
 ) -> list[jax.Array]:
     """The values reduced over one axis: in chunks, whose results are reduced in the same way."""
 

@@ -41,7 +41,7 @@ class Function(Tracker):
         pass
 
 
-def tracker_of(to: Any) -> Tracker | None:
+def tracker_of(to: object) -> Tracker | None:
     """The tracker that the user has given as `to`; None for None.
 
     Raises:

@@ -24,6 +24,7 @@ from jax._src.lax.control_flow import conditionals, loops
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.redirect import Undone, put
+from nnx_inspector.typing import Jaxpr
 
 Presence = Callable[[Any, Any], Any]
 """Returns, for a jaxpr and a new variable, a bool, a jaxpr that has it as another input in front:
@@ -43,7 +44,7 @@ def swap_rules(presence: Presence, undone: Undone) -> None:
 
 
 def _cond(rule: Any, presence: Presence) -> Any:
-    def batch(axis_data: Any, args: Any, dims: Any, *, branches: Any, **params: Any) -> Any:
+    def batch(axis_data: Any, args: Any, dims: Any, *, branches: Any, **params: object) -> Any:
         # jax asks the platform anew where branches are of platforms: no example chooses
         if dims[0] is None or "branches_platforms" in params:
             return rule(axis_data, args, dims, branches=branches, **params)
@@ -67,7 +68,7 @@ def _cond(rule: Any, presence: Presence) -> Any:
     return batch
 
 
-def _among(inputs: Sequence[Any], present: Any, branch: Any) -> Any:
+def _among(inputs: Sequence[object], present: Any, branch: Any) -> Any:
     """A branch whose first operands are, for each branch, whether an example takes it."""
     whole = branch if present is None else present
     bare, _ = jaxprs.open_jaxpr(whole)
@@ -105,14 +106,14 @@ def _while(rule: Any, presence: Presence) -> Any:
     return batch
 
 
-def _called(jaxpr: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+def _called(jaxpr: object, operands: Sequence[object], results: Sequence[object]) -> Any:
     """An equation that runs a jaxpr without effects."""
     primitive, params = jaxprs.closed_call(jaxpr)
     return core.new_jaxpr_eqn(list(operands), list(results), primitive, params, core.no_effects)
 
 
 def ends_together(
-    params: dict[str, Any], operands: Sequence[Any], *, more: int
+    params: dict[str, Any], operands: Sequence[object], *, more: int
 ) -> tuple[dict[str, Any], list[Any]]:
     """The parameters and operands of a while loop that carries so many more values, last, than one
     that had a condition for each example of a vmap. The new one has a condition for all of them. To
@@ -131,7 +132,7 @@ def ends_together(
     carry = bare.invars[params["body_nconsts"] :]
     own = carry[: len(carry) - more]
 
-    def of_all(*values: Any) -> Any:
+    def of_all(*values: object) -> Any:
         return jnp.any(_evaluated(test, values))
 
     def kept(here: Any, *values: Any) -> Any:
@@ -164,7 +165,7 @@ def ends_together(
     return changed, [*operands[:tests], *operands]
 
 
-def _evaluated(jaxpr: Any, values: Sequence[Any]) -> Any:
+def _evaluated(jaxpr: Jaxpr, values: Sequence[object]) -> Any:
     (found,) = jaxprs.as_function(*jaxprs.open_jaxpr(jaxpr))(*values)
     return found
 
@@ -188,7 +189,7 @@ def _ends_apart(dims: Sequence[Any], params: dict[str, Any]) -> bool:
         carry = after
 
 
-def _depending(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
+def _depending(jaxpr: Jaxpr, inputs: Sequence[bool]) -> list[bool]:
     """For each output of a jaxpr, whether it may depend on one of these inputs."""
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     known = {v for v, wanted in zip(bare.invars, inputs, strict=True) if wanted}

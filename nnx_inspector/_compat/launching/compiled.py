@@ -62,7 +62,7 @@ def _swap(undone: Undone) -> None:
     # runs: `jit(f).lower().compile()` would compile it once more. It can go when there is one.
     original = pjit._pjit_call_impl_python
 
-    def noted(*args: Any, **params: Any) -> Any:
+    def noted(*args: object, **params: Any) -> Any:
         _thread.begun = weakref.ref(params["jaxpr"])
         found = original(*args, **params)
         known[params["jaxpr"]] = Executable(_name_of(params["name"]), found[1])

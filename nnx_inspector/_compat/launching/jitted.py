@@ -30,6 +30,7 @@ from jax._src.sharding_impls import GSPMDSharding
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.jit import abstract
 from nnx_inspector._compat.redirect import Swapped, Undone, copy_of, put, redirect
+from nnx_inspector.typing import Array, Jaxpr, PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +51,7 @@ def _swap_executables(undone: Undone) -> None:
         original = copy_of(method)
 
         def target(
-            self: Any, *args: Any, _original: Any = original, _name: Any = name, **kw: Any
+            self: object, *args: object, _original: Any = original, _name: str = name, **kw: object
         ) -> Any:
             for one in _executables.holders:
                 getattr(one, _name)(self)
@@ -131,7 +132,7 @@ each run, because the arrays have moved: 16 microseconds for a kernel, where a s
 most kernels of a summary run for 5."""
 
 
-def _changed(params: dict[str, Any], program: Any, inputs: int, outputs: int) -> dict[str, Any]:
+def _changed(params: dict[str, Any], program: object, inputs: int, outputs: int) -> dict[str, Any]:
     """The parameters of a jit for another program, with more inputs and outputs."""
     options = dict(params["compiler_options_kvs"])
     if jax.default_backend() == "gpu":
@@ -140,7 +141,7 @@ def _changed(params: dict[str, Any], program: Any, inputs: int, outputs: int) ->
     return {**changed, "compiler_options_kvs": tuple(options.items())}
 
 
-def _compile(types: Sequence[Any], params: dict[str, Any]) -> None:
+def _compile(types: Sequence[object], params: dict[str, Any]) -> None:
     """Lower and compile what a jit with these parameters runs; jax caches it."""
     how: dict[str, Any] = {"lowering_platforms": None, "pgle_profiler": None}
     lowering = mlir.LoweringParameters()
@@ -150,7 +151,7 @@ def _compile(types: Sequence[Any], params: dict[str, Any]) -> None:
     pjit._resolve_and_lower(types, **params, **how, lowering_parameters=lowering).compile()
 
 
-def _with_whole(params: dict[str, Any], whole: Any, outputs: int) -> dict[str, Any]:
+def _with_whole(params: dict[str, Any], whole: object, outputs: int) -> dict[str, Any]:
     """The parameters of a jit whose additional outputs have this sharding, if it is one."""
     if whole is None or not outputs:
         return params
@@ -158,7 +159,7 @@ def _with_whole(params: dict[str, Any], whole: Any, outputs: int) -> dict[str, A
     return {**params, "out_shardings": (*own, *(whole,) * outputs)}
 
 
-def _on_every_device(params: dict[str, Any], arrays: Sequence[Any]) -> Any:
+def _on_every_device(params: dict[str, Any], arrays: Sequence[object]) -> Any:
     """The sharding with a whole copy on each device of a jit that runs on several, or None.
 
     jax leaves it to XLA where a result goes that has no sharding: it may then be in pieces that no
@@ -187,7 +188,7 @@ _inside: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """Program -> what `_on_every_device` returns because of a sharding in it."""
 
 
-def _whole(sharding: Any) -> Any:
+def _whole(sharding: object) -> Any:
     """A whole copy on each of the devices of a sharding, if it has several and knows them."""
     if not isinstance(sharding, jax.sharding.Sharding):
         return None
@@ -202,7 +203,7 @@ def _whole(sharding: Any) -> Any:
     return GSPMDSharding.get_replicated(devices._internal_device_list)
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _alike(a: object, b: object) -> bool:
     a, b = jax.tree.flatten(a), jax.tree.flatten(b)
     return a[1] == b[1] and all(
         type(x) is type(y) and x == y for x, y in zip(a[0], b[0], strict=True)
@@ -216,7 +217,9 @@ class JitListener(Protocol):
     equal in both share a compilation. `made()` returns the call.
     """
 
-    def __call__(self, program: Any, variant: Hashable, made: Callable[[], JitCall], /) -> None: ...
+    def __call__(
+        self, program: object, variant: Hashable, made: Callable[[], JitCall], /
+    ) -> None: ...
 
 
 _start: Final = pjit.jit_p.impl
@@ -236,10 +239,12 @@ class JitProgram:
 
     params: dict[str, Any]
     arrays: Sequence[Any]
-    tree: Any = None
+    tree: PyTree = None
     start: Callable[..., Any] = _start
 
-    def run(self, program: Any, inputs: Sequence[Any], outputs: int = 0) -> tuple[Any, list[Any]]:
+    def run(
+        self, program: Jaxpr, inputs: Sequence[Array], outputs: int = 0
+    ) -> tuple[Any, list[Any]]:
         """The results of another program, which takes `inputs` before the arrays of this one, and
         its additional outputs, which follow the results.
 
@@ -256,7 +261,7 @@ class JitProgram:
         own = found[:count]
         return own if self.tree is None else jax.tree.unflatten(self.tree, own), found[count:]
 
-    def compiles(self, program: Any, inputs: Sequence[Any], outputs: int) -> bool:
+    def compiles(self, program: object, inputs: Sequence[object], outputs: int) -> bool:
         """Whether jax can compile a program for `run`; it is not compiled once more if it can."""
         changed = _changed(self.params, program, len(inputs), outputs)
         try:
@@ -279,7 +284,7 @@ class JitStart(JitProgram):
     kwargs: dict[str, Any]
     _own: Callable[[], Any]
 
-    def directly(self, program: Any, inputs: Sequence[Any]) -> Directly:
+    def directly(self, program: Jaxpr, inputs: Sequence[Array]) -> Directly:
         """As `run`; in jax's fast path the program gets the same `inputs` again."""
         params = _changed(self.params, program, len(inputs), 0)
         # What C++ needs to run the program by itself the next time: the executable, and the
@@ -301,7 +306,7 @@ class JitStart(JitProgram):
         tree = self.tree
         return Directly((jax.tree.unflatten(tree, leaves), leaves, tree, *rest))
 
-    def like_mine(self, out: Any) -> Any:
+    def like_mine(self, out: object) -> Any:
         """The results of the same function traced elsewhere, with the graphdefs of this program.
 
         Modules come out of a program with the tags of the layers that were open in its trace.
@@ -315,7 +320,7 @@ class JitStart(JitProgram):
         types = list(map(pjit.convert_to_metaty, self.arrays))
         before, whole = self.params, _on_every_device(self.params, self.arrays)
 
-        def compile_it(program: Any, inputs: Sequence[Any], outputs: int = 0) -> None:
+        def compile_it(program: Jaxpr, inputs: Sequence[Array], outputs: int = 0) -> None:
             every = [*map(pjit.convert_to_metaty, inputs), *types]
             _compile(
                 every, _with_whole(_changed(before, program, len(inputs), outputs), whole, outputs)
@@ -449,7 +454,7 @@ def swap_jit_misses(
     return undo
 
 
-def _jit_call(fun: Any, options: Any, args: Any, kwargs: Any) -> JitCall:
+def _jit_call(fun: object, options: Any, args: Any, kwargs: Any) -> JitCall:
     static = {*options.static_argnums}
     named = {*options.static_argnames}
     return JitCall(
@@ -461,8 +466,8 @@ def _jit_call(fun: Any, options: Any, args: Any, kwargs: Any) -> JitCall:
     )
 
 
-def _abstract(tree: Any) -> Any:
-    def one(x: Any) -> Any:
+def _abstract(tree: PyTree) -> Any:
+    def one(x: object) -> Any:
         return abstract(x) if isinstance(x, jax.Array | np.ndarray) else x
 
     return jax.tree.map(one, tree)

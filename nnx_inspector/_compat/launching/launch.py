@@ -31,6 +31,7 @@ from nnx_inspector._compat.launching.batched import swap_rules
 from nnx_inspector._compat.launching.rules import swap_rules_of_calls
 from nnx_inspector._compat.redirect import Swapped, Undone, put
 from nnx_inspector.errors import comes_from_a_handler
+from nnx_inspector.typing import Array, Jaxpr
 
 
 class Edited(Protocol):
@@ -87,8 +88,8 @@ class Chooser(Protocol):
 
     def choose(
         self,
-        program: Any,
-        arrays: Sequence[Any],
+        program: object,
+        arrays: Sequence[object],
         /,
         *,
         alone: dict[str, Any] | None = None,
@@ -108,11 +109,11 @@ class Chooser(Protocol):
         """
         ...
 
-    def holds(self, jaxpr: Any, /) -> bool:
+    def holds(self, jaxpr: object, /) -> bool:
         """Whether a jaxpr, or one inside it, holds anything of interest."""
         ...
 
-    def with_presence(self, jaxpr: Any, present: Any, /) -> Any:
+    def with_presence(self, jaxpr: Jaxpr, present: object, /) -> Any:
         """A jaxpr of the same kind with another input in front, this variable, a bool: whether what
         is of interest in it, also to other choosers, counts for an example. See `batched`.
         """
@@ -180,7 +181,7 @@ def is_taken() -> bool:
     return bool(here.takings) and here.running is None
 
 
-def run_alone(program: Any, arrays: Sequence[Any], params: dict[str, Any]) -> list[Any] | None:
+def run_alone(program: Jaxpr, arrays: Sequence[object], params: dict[str, Any]) -> list[Any] | None:
     """Run what is chosen in place of one equation on arrays: its own results, or None if nothing is
     chosen. Its program stands for all equations that differ from it in their `params` alone.
     """
@@ -195,7 +196,7 @@ def run_alone(program: Any, arrays: Sequence[Any], params: dict[str, Any]) -> li
     else:
         start = _alone[chosen.program]
 
-    def run(program: Any, inputs: Sequence[Any], outputs: int) -> tuple[list[Any], list[Any]]:
+    def run(program: Jaxpr, inputs: Sequence[Array], outputs: int) -> tuple[list[Any], list[Any]]:
         with internal_config():
             found = list(start(*inputs, *(_together(arrays) if outputs else arrays)))
         count = len(found) - outputs
@@ -204,7 +205,7 @@ def run_alone(program: Any, arrays: Sequence[Any], params: dict[str, Any]) -> li
     return _run(chosen, run, lambda: None, lambda *_: True)
 
 
-def _together(arrays: Sequence[Any]) -> Sequence[Any]:
+def _together(arrays: Sequence[object]) -> Sequence[Any]:
     """Arrays on the devices of the first of them, where a program can read them all."""
     bound = [x for x in arrays if isinstance(x, jax.Array) and x.committed]
     if all(x.sharding.device_set == bound[0].sharding.device_set for x in bound):
@@ -230,7 +231,7 @@ class _Chosen:
     instead: Instead | None = None
 
     @property
-    def program(self) -> Any:
+    def program(self) -> Jaxpr:
         return self.launches[-1].edited.program
 
     @property
@@ -247,8 +248,8 @@ class _Chosen:
 
 
 def _choose(
-    program: Any,
-    arrays: Sequence[Any],
+    program: object,
+    arrays: Sequence[object],
     *,
     alone: dict[str, Any] | None = None,
     call: jitted.JitStart | None = None,
@@ -276,7 +277,7 @@ def _choose(
 _names: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
-def _exported(jaxpr: Any) -> tuple[str, ...]:
+def _exported(jaxpr: object) -> tuple[str, ...]:
     """The names of the exported functions that a program calls: what is in them is compiled."""
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     if bare not in _names:
@@ -335,7 +336,7 @@ def _run(
     return own() if forbids_nan() and not _passes_checks(out) else out
 
 
-def _passes_checks(out: Any) -> bool:
+def _passes_checks(out: object) -> bool:
     """Whether results have no NaN or Inf that the user forbids.
 
     jax looks at the results of each program, and runs that one again, equation by equation, whose
@@ -375,7 +376,7 @@ def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], Any] | None:
 
 
 def _jit(impl: Callable[..., Any]) -> Callable[..., Any]:
-    def launched(*args: Any, **params: Any) -> Any:
+    def launched(*args: object, **params: object) -> Any:
         chosen = _choose(params["jaxpr"], args)
         if chosen is None:
             return impl(*args, **params)
@@ -386,7 +387,7 @@ def _jit(impl: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remat(impl: Callable[..., Any]) -> Callable[..., Any]:
-    def launched(*args: Any, **params: Any) -> Any:
+    def launched(*args: object, **params: object) -> Any:
         if not any(one.holds(params["jaxpr"]) for one in _choosers()):
             return impl(*args, **params)
         # jax has a jitted function for each primitive with parameters, which runs it by itself
@@ -439,7 +440,7 @@ def _escaped(name: str) -> None:
         one.escaped(name)
 
 
-def _presence(jaxpr: Any, present: Any) -> Any:
+def _presence(jaxpr: Jaxpr, present: object) -> Any:
     interested = next((one for one in _choosers() if one.holds(jaxpr)), None)
     return None if interested is None else interested.with_presence(jaxpr, present)
 

@@ -47,7 +47,7 @@ def _named(function: Any, name: str) -> Any:
         return None
 
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         before, _thread.here = _thread.here, name
         try:
             return function(*args, **kwargs)
@@ -68,7 +68,7 @@ def swap_rules_of_calls(undone: Undone) -> None:
 
 def _noting(cls: Any, attributes: tuple[str, ...], call: Callable[..., Any]) -> Any:
     @functools.wraps(call)
-    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def noted(self: object, *args: object, **kwargs: object) -> Any:
         if not _thread.within or not any(map(is_tracer, jax.tree.leaves((args, kwargs)))):
             return call(self, *args, **kwargs)
         mine = object.__new__(cls)  # jax has given the class no way to copy

@@ -59,7 +59,7 @@ class _Here:
         self.keeping: tuple[Keeping, ...] = ()
         self.error: BaseException | None = None
 
-    def note(self, out: Any) -> None:
+    def note(self, out: object) -> None:
         """Keep the results of a program that was started last."""
         latest = [one.latest for one in self.following if one.latest is not None]
         if latest and not any(map(is_tracer, jax.tree.leaves(out))):  # not within a trace
@@ -72,7 +72,7 @@ class _Thread(threading.local):
         self.here = _Here()
 
 
-def _arrays(out: Any) -> Iterator[Any]:
+def _arrays(out: object) -> Iterator[Any]:
     leaves = (x for x in jax.tree.leaves(out) if isinstance(x, jax.Array) and not is_tracer(x))
     return (getattr(x, "_base_array", x) for x in leaves)  # of a random key
 
@@ -175,7 +175,7 @@ def _swap_started(undone: Undone) -> None:
     # It can go when jax calls the hook there too.
     original = pjit._get_fastpath_data
 
-    def data(executable: Any, out_tree: Any, args: Any, out: Any, *rest: Any) -> Any:
+    def data(executable: object, out_tree: object, args: object, out: object, *rest: Any) -> Any:
         _thread.here.note(out)
         return original(executable, out_tree, args, out, *rest)
 
@@ -189,7 +189,7 @@ def _swap_started(undone: Undone) -> None:
 def _listening_after(hook: Callable[[Any], None]) -> Callable[[Any], None]:
     """Listen again when a user's setting has changed what jax calls after a program."""
 
-    def entered(value: Any) -> None:
+    def entered(value: bool | None) -> None:
         hook(value)
         if _thread.here.following:
             _listen()
@@ -236,7 +236,7 @@ def _listen_no_more() -> None:
         api._post_hook_state.set_local(_thread.here.before)
 
 
-def _started(fun: Any, args: Any, kwargs: Any, out: Any) -> None:
+def _started(fun: object, args: object, kwargs: object, out: object) -> None:
     here = _thread.here
     if not here.following:  # another thread has closed the last one
         _listen_no_more()

@@ -76,7 +76,7 @@ _asked: dict[bytes, _Asked] = {}
 """By their names in a program; a program that jax has kept on disk has the names too."""
 
 
-def _always(axis: int, length: int, **static: Any) -> bool:
+def _always(axis: int, length: int, **static: object) -> bool:
     del axis, length, static
     return True
 
@@ -95,7 +95,7 @@ def over_parts(function: Found, fits: Callable[..., bool] = _always) -> Callable
     name = f"{function.__module__}.{function.__name__}"
     _functions[name] = function, fits
 
-    def run(x: Any, *, apart: bool = False, rows: int = 0, **static: Any) -> list[jax.Array]:
+    def run(x: object, *, apart: bool = False, rows: int = 0, **static: object) -> list[jax.Array]:
         how = tuple(sorted(static.items()))
         return _parts.bind(x, name=name, static=how, rows=rows, apart=apart)
 
@@ -150,7 +150,7 @@ def _on_whole(name: str, static: Static, rows: int, x: jax.Array) -> Sequence[ja
 
 @functools.lru_cache(_KEPT)
 def _whole(
-    name: str, static: Static, rows: int, shape: tuple[int, ...], dtype: Any, wide: bool
+    name: str, static: Static, rows: int, shape: tuple[int, ...], dtype: object, wide: bool
 ) -> tuple[list[Any], str]:
     """The types of what is found in an array, and a text that stands for how."""
     function = functools.partial(_on_whole, name, static, rows)
@@ -159,13 +159,13 @@ def _whole(
     return list(traced.out_avals), hashlib.sha256(str(traced).encode()).hexdigest()[:16]
 
 
-def _batched(args: Any, dims: Any, *, rows: int, **how: Any) -> Any:
+def _batched(args: Any, dims: Any, *, rows: int, **how: object) -> Any:
     x = jnp.moveaxis(args[0], dims[0], 0)
     found = _parts.bind(x, rows=rows + 1, **how)
     return found, [0] * len(found)
 
 
-def _lower(ctx: Any, x: Any, *, name: str, static: Static, rows: int, apart: bool) -> Any:
+def _lower(ctx: Any, x: object, *, name: str, static: Static, rows: int, apart: bool) -> Any:
     (operand,), module = ctx.avals_in, ctx.module_context
     wide, devices = _is_wide(operand.dtype), devices_of(ctx)
     if devices < 2 or module.lowering_parameters.for_export:
@@ -177,7 +177,7 @@ def _lower(ctx: Any, x: Any, *, name: str, static: Static, rows: int, apart: boo
     return _call(ctx, [x], asked, how)
 
 
-def _lower_sum(ctx: Any, *arrays: Any) -> Any:
+def _lower_sum(ctx: Any, *arrays: object) -> Any:
     module, devices = ctx.module_context, devices_of(ctx)
     if devices < 2 or module.lowering_parameters.for_export:
         return arrays
@@ -185,7 +185,7 @@ def _lower_sum(ctx: Any, *arrays: Any) -> Any:
     return _call(ctx, arrays, asked, "")
 
 
-def _call(ctx: Any, operands: Sequence[Any], asked: _Asked, how: str) -> Any:
+def _call(ctx: Any, operands: Sequence[object], asked: _Asked, how: str) -> Any:
     key = f"{asked} {how}"  # the same in each process, or jax's cache on disk would not be used
     _asked[key.encode()] = asked
     has_functions()  # registers those that a program calls which jax has kept on disk
@@ -202,7 +202,7 @@ mlir.register_lowering(_sum, _lower_sum)
 # -------------------------------------------------------------- while XLA divides a program
 
 
-def _partition(kinds: Any, shardings: Any, results: Any, _: Any, key: bytes) -> Any:
+def _partition(kinds: Any, shardings: Any, results: Any, _: object, key: bytes) -> Any:
     """The program of each device, and how its array and its results lie on them."""
     asked, everywhere = _asked[key], xla_client.HloSharding.replicate()
     result = everywhere
@@ -249,7 +249,7 @@ def _sharding(devices: np.ndarray) -> Any:
 
 @functools.lru_cache(_KEPT)
 def _program(
-    asked: _Asked, shape: tuple[int, ...], dtype: Any, grid: tuple[int, ...], devices: bytes
+    asked: _Asked, shape: tuple[int, ...], dtype: object, grid: tuple[int, ...], devices: bytes
 ) -> bytes:
     *tiles, copies = grid
     static = {**dict(asked.static), "rows": asked.rows}
@@ -287,7 +287,7 @@ def _summed(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     return [part.reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
 
 
-def _module(run: Callable[..., Any], kinds: Sequence[Any], asked: _Asked) -> bytes:
+def _module(run: Callable[..., Any], kinds: Sequence[object], asked: _Asked) -> bytes:
     axes = [(_AXIS, asked.devices)]
     mesh = AbstractMesh((asked.devices,), (_AXIS,))
     context = sharding_impls.SPMDAxisContext(cast("Any", mesh), frozenset({_AXIS}))
@@ -304,11 +304,11 @@ def _module(run: Callable[..., Any], kinds: Sequence[Any], asked: _Asked) -> byt
         return module_to_bytecode(module)
 
 
-def _infer(*_: Any) -> Any:
+def _infer(*_: object) -> Any:
     return xla_client.HloSharding.replicate()
 
 
-def _propagate(sharding: Any, *_: Any) -> Any:
+def _propagate(sharding: object, *_: object) -> Any:
     return sharding
 
 

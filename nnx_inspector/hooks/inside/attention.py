@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector.typing import Jaxpr, Var
 
 _RESHAPES = frozenset(["reshape", "squeeze", "expand_dims"])
 _RESIZES = frozenset(["slice", "dynamic_slice", "dynamic_update_slice", "pad", "concatenate"])
@@ -93,17 +94,17 @@ class Trails:
             int, tuple[Any, Trail]
         ] = {}  # with the value, so that its id stays its own
 
-    def of(self, value: Any) -> Trail | None:
+    def of(self, value: object) -> Trail | None:
         known = self._known.get(id(value))
         return None if known is None else known[1]
 
-    def put(self, value: Any, trail: Trail | None) -> None:
+    def put(self, value: object, trail: Trail | None) -> None:
         if trail is None:
             self._known.pop(id(value), None)
         else:
             self._known[id(value)] = value, trail
 
-    def follow(self, primitive: str, params: Any, values: Any, results: Any) -> None:
+    def follow(self, primitive: str, params: object, values: Any, results: Any) -> None:
         """Note what is known about the results of a primitive."""
         known = [self.of(value) for value in values]
         arrays = [t for t, v in zip(known, values, strict=True) if t is not None or _shape(v)]
@@ -122,7 +123,7 @@ class Trails:
         for result, trail in zip(results, trails, strict=True):
             self.put(result, trail)
 
-    def within(self, jaxpr: Any, values: Sequence[Any]) -> list[Trail | None]:
+    def within(self, jaxpr: Jaxpr, values: Sequence[object]) -> list[Trail | None]:
         """What is known about the results of a function, given its operands."""
         bare, _ = jaxprs.open_jaxpr(jaxpr)
         for var, value in zip(bare.invars, values, strict=True):
@@ -141,13 +142,13 @@ class Trails:
         return [self.of(atom) for atom in bare.outvars]
 
 
-def _shape(value: Any) -> tuple[int, ...]:
+def _shape(value: object) -> tuple[int, ...]:
     """The shape of an array, or of a variable of a jaxpr; () if it is not an array."""
     known = getattr(value, "aval", value)
     return tuple(getattr(known, "shape", ()))
 
 
-def _multiplied(params: Any, values: Any, known: Sequence[Trail | None]) -> Trail:
+def _multiplied(params: object, values: Any, known: Sequence[Trail | None]) -> Trail:
     """The trail of a product: it mixes the heads of an operand's trail, or is the first product."""
     fixed = (known[0] is FIXED, known[1] is FIXED)
     for number in (0, 1):
@@ -192,7 +193,7 @@ def _product(
     )
 
 
-def _sizes(value: Any, trail: Trail | None) -> list[list[int]]:
+def _sizes(value: Var, trail: Trail | None) -> list[list[int]]:
     """The sizes of the parts of each axis, if known."""
     shape = _shape(value)
     axes = trail.axes if trail is not None and len(trail.axes) == len(shape) else ((),) * len(shape)
@@ -358,7 +359,7 @@ class Pattern:
 
 
 def pattern_in(
-    primitive: str, params: Any, values: Sequence[Any], trails: Trails
+    primitive: str, params: Any, values: Sequence[object], trails: Trails
 ) -> Pattern | None:
     """The pattern among a primitive's operands; None if it is not an attention's second product."""
     if primitive != "dot_general":

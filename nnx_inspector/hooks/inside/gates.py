@@ -8,7 +8,6 @@ nothing of values.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from flax import nnx
 
@@ -22,7 +21,7 @@ _CELLS: Mapping[type, Mapping[str, str]] = {
 _NONE: Mapping[str, str] = {}
 
 
-def gates_of(module: Any, method: str) -> Mapping[str, str]:
+def gates_of(module: object, method: str) -> Mapping[str, str]:
     """Name of an operation -> name of the gate that it computes, in a call of a module."""
     names = _CELLS.get(type(module), _NONE)
     functions = [getattr(module, name, None) for name in ("gate_fn", "activation_fn")]

@@ -33,7 +33,7 @@ _CAUSAL, _PADDED = {"CAUSAL", "PADDING_CAUSAL"}, {"PADDING", "PADDING_CAUSAL"}
 _MASKS = {"NO_MASK"} | _CAUSAL | _PADDED
 
 
-def pattern_within(body: Any, values: Sequence[Any]) -> Callable[[], jax.Array] | None:
+def pattern_within(body: object, values: Sequence[object]) -> Callable[[], jax.Array] | None:
     """A function that computes the pattern of the kernel that a function calls; None without a
     kernel.
     """

@@ -29,6 +29,7 @@ from nnx_inspector._compat import eqn_params, interpreter, jaxprs
 from nnx_inspector._compat.redirect import copy_of, redirect
 from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trails, pattern_in
+from nnx_inspector.typing import Jaxpr, Primitive
 
 Visit = Callable[[str, str, Callable[..., Any]], Callable[..., Any] | None]
 """`(name, primitive, operation)` -> what runs instead, or None if it is not selected."""
@@ -92,7 +93,10 @@ class Names:
         """The rule for what is below the first `known` scopes; `around` are enclosing scopes."""
 
         def rule(
-            primitive: Any, values: Sequence[Any], params: dict[str, Any], bind: Callable[..., Any]
+            primitive: Primitive,
+            values: Sequence[Any],
+            params: dict[str, Any],
+            bind: Callable[..., Any],
         ) -> Any:
             scopes = (*around, *jaxprs.scopes()[known:])
             is_result, self._is_result = self._is_result, False
@@ -134,7 +138,7 @@ class Names:
 
         return rule
 
-    def _fused(self, body: Any, values: Sequence[Any]) -> None:
+    def _fused(self, body: object, values: Sequence[object]) -> None:
         pattern = kernels.pattern_within(body, values)
         if pattern is not None:
             run = self._visit(self._numbered(PATTERN), kernels.KERNEL, lambda x: x)
@@ -153,7 +157,7 @@ class Names:
         of: tuple[str, Any],
         given: list[Any],
         known: list[Any],
-        jaxpr: Any,
+        jaxpr: Jaxpr,
     ) -> Any:
         """The jaxpr with its selected operations passed on; the same if there are none."""
         bare, consts = jaxprs.open_jaxpr(jaxpr)
@@ -193,7 +197,7 @@ class Names:
 _is_value = jaxprs.is_literal
 
 
-def _bind_entered(bind: Any, given: Any, entered: Any, values: Any = None) -> Any:
+def _bind_entered(bind: Any, given: object, entered: object, values: object = None) -> Any:
     return bind(given if values is None else values, entered)
 
 
@@ -210,7 +214,7 @@ def _given(primitive: str, params: dict[str, Any], known: list[Any]) -> list[Any
 def _call(bind: Callable[..., Any]) -> Callable[..., Any]:
     """An operation as a function of its operands; several results are a tuple."""
 
-    def run(*values: Any) -> Any:
+    def run(*values: object) -> Any:
         out = bind(values)
         several = isinstance(out, (list, tuple))
         return (out[0] if len(out) == 1 else tuple(out)) if several else out
@@ -294,7 +298,7 @@ def _put_back() -> None:
         _undo.pop()
 
 
-def _called(function: Callable[..., Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
+def _called(function: Callable[..., Any], name: str, /, *args: object, **kwargs: object) -> Any:
     if _thread.names is None:
         return function(*args, **kwargs)
     with jax.named_scope(name):

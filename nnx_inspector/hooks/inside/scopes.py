@@ -9,23 +9,22 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 OF_CALL = "nnx_inspector_module"
 """The scope around the call (`__call__`) of any module."""
 
 
 @functools.lru_cache(maxsize=256)
-def _name_of(owner: Any) -> str:
+def _name_of(owner: object) -> str:
     return f"nnx_inspector-{zlib.crc32(repr(owner).encode()):08x}:"
 
 
-def scope_of(owner: Any, site: str) -> str:
+def scope_of(owner: object, site: str) -> str:
     """The name of the scope of a site's call, for an owner of marks."""
     return _name_of(owner) + site
 
 
-def site_in(owner: Any, scopes: Sequence[str]) -> str | None:
+def site_in(owner: object, scopes: Sequence[str]) -> str | None:
     """The site of an owner that the innermost call belongs to; None if it is not selected."""
     start = _name_of(owner)
     for name in reversed(scopes):

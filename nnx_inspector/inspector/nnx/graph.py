@@ -62,7 +62,7 @@ class Leaf:
     again: bool
 
 
-def inside(module: Any, prefix: Path = ()) -> list[Node | Leaf]:
+def inside(module: object, prefix: Path = ()) -> list[Node | Leaf]:
     """The content of a module in the order of NNX's graphdef, each object under all its paths."""
     found: list[Node | Leaf] = []
     _visit(module, prefix, prefix, 0, found, set())
@@ -70,7 +70,7 @@ def inside(module: Any, prefix: Path = ()) -> list[Node | Leaf]:
 
 
 def _visit(
-    value: Any, path: Path, module: Path, depth: int, found: list[Node | Leaf], seen: set[int]
+    value: object, path: Path, module: Path, depth: int, found: list[Node | Leaf], seen: set[int]
 ) -> bool:
     """Add the content of a value; return False if NNX treats the value as static."""
     kind = "variable" if isinstance(value, nnx.Variable) else kind_of(type(value))
@@ -100,7 +100,7 @@ def _visit(
 
 
 def _visit_container(
-    value: Any, path: Path, module: Path, depth: int, found: list[Node | Leaf], seen: set[int]
+    value: object, path: Path, module: Path, depth: int, found: list[Node | Leaf], seen: set[int]
 ) -> bool:
     inner: list[Node | Leaf] = []
     if isinstance(value, dict):
@@ -120,14 +120,14 @@ def _visit_container(
     return bool(inner)
 
 
-def _attributes(node: Any) -> list[tuple[str | int, Any]]:
+def _attributes(node: object) -> list[tuple[str | int, Any]]:
     if isinstance(node, nnx.List):
         return list(enumerate(node))
     own = list(vars(node).items())  # at once: another thread may be setting one
     return sorted((kv for kv in own if not kv[0].startswith("_pytree__")), key=lambda kv: kv[0])
 
 
-def _pytree_parts(value: Any) -> Iterator[tuple[Path, Any]]:
+def _pytree_parts(value: object) -> Iterator[tuple[Path, Any]]:
     is_node = lambda x: isinstance(x, nnx.Variable | nnx.Pytree)  # noqa: E731
     for inner, leaf in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_node)[0]:
         if leaf is not value:
@@ -200,7 +200,7 @@ def node_row(node: Node, references: References) -> protocol.NnxNode:
     )
 
 
-def _in_words(value: Any) -> str:
+def _in_words(value: object) -> str:
     return str(value) if isinstance(value, np.dtype) else value_in_words(value)
 
 
@@ -238,7 +238,7 @@ def type_of(leaf: Leaf) -> str:
 Held = Literal["array", "traced", "deleted", "shape", "reference", "other"]
 
 
-def held_as(value: Any) -> Held:
+def held_as(value: object) -> Held:
     """The kind of a Variable's content, in one word."""
     if jit.is_tracer(value):
         return "traced"
@@ -251,12 +251,12 @@ def held_as(value: Any) -> Held:
     return "shape" if isinstance(value, jax.ShapeDtypeStruct) else "other"
 
 
-def byte_count(value: Any) -> int:
+def byte_count(value: object) -> int:
     """The bytes of all arrays in a value, as if they were on one device."""
     return sum(_size(x) * getattr(x.dtype, "itemsize", 0) for x in _arrays(value))
 
 
-def _arrays(value: Any) -> list[Any]:
+def _arrays(value: object) -> list[Any]:
     return [x for x in jax.tree.leaves(value) if is_array(x)]
 
 
@@ -288,7 +288,7 @@ def _sharding(value: Any) -> str:
     return f"{type(sharding).__name__} on {len(devices)} devices"
 
 
-def _committed(value: Any) -> bool | None:
+def _committed(value: object) -> bool | None:
     committed = getattr(value, "committed", None)
     return committed if isinstance(committed, bool) else None
 
@@ -296,7 +296,7 @@ def _committed(value: Any) -> bool | None:
 _OF_EVERY_VARIABLE = {"hijax": False, "ref": False, "eager_sharding": True}
 
 
-def _metadata(owner: Any) -> str:
+def _metadata(owner: object) -> str:
     if not isinstance(owner, nnx.Variable):
         return ""
     shown = {

@@ -37,7 +37,7 @@ class Look:
     copies: dict[int, tuple[nnx.Variable[Any], Any]]
     left_out: int
 
-    def copy_of(self, variable: Any) -> Any:
+    def copy_of(self, variable: object) -> Any:
         return self.copies.get(id(variable), (None, None))[1]
 
 
@@ -106,7 +106,7 @@ def of_norms(
     )
 
 
-def norm_of(value: Any) -> float:
+def norm_of(value: object) -> float:
     """The norm of a value in float64, NaN if it cannot be read."""
     copy = _copied(value) if held_as(value) == "array" else None
     if copy is None or (isinstance(copy, jax.Array) and not copy.is_fully_addressable):

@@ -97,7 +97,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
 
     # ------------------------------------------------------------- switching
 
-    def set(self, only: Only = None, **modes: Any) -> None:
+    def set(self, only: Only = None, **modes: object) -> None:
         """Switch modes for inspected passes, from the next one on.
 
         Args:
@@ -115,13 +115,13 @@ class Modes(Mapping[str, Mapping[str, Any]]):
             raise ValueError("set takes a mode and its value, for instance deterministic=True.")
         self._add(_Rule(Selection(only), modes), modes)
 
-    def train(self, only: Only = None, **modes: Any) -> None:
+    def train(self, only: Only = None, **modes: object) -> None:
         """Like `Module.train`, for inspected passes: `deterministic` and `use_running_average` are
         False on modules that have them, and `modes` are set as by `set`.
         """
         self._set_where_there({"deterministic": False, "use_running_average": False}, only, modes)
 
-    def eval(self, only: Only = None, **modes: Any) -> None:
+    def eval(self, only: Only = None, **modes: object) -> None:
         """Like `Module.eval`, for inspected passes: `deterministic` and `use_running_average` are
         True on modules that have them, and `modes` are set as by `set`.
         """
@@ -135,7 +135,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
     def _set_where_there(self, both: dict[str, Any], only: Only, modes: dict[str, Any]) -> None:
         self._add(_Rule(Selection(only), {**both, **modes}), modes)
 
-    def _add(self, rule: _Rule, required: Mapping[str, Any]) -> None:
+    def _add(self, rule: _Rule, required: Mapping[str, object]) -> None:
         sites = module_sites(self.model)
         chosen = [site for site in sites if rule.chooses(site.path, site.module)]
         if not chosen:
@@ -279,13 +279,13 @@ class Modes(Mapping[str, Mapping[str, Any]]):
         return "\n".join(lines)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return "-" if value is None else repr(value)
 
 
 def _check(
     name: str,
-    value: Any,
+    value: object,
     chosen: Sequence[ModuleSite],
     sites: Sequence[ModuleSite],
     *,

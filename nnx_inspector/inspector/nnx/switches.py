@@ -188,7 +188,7 @@ def documented(text: str | None) -> dict[str, str]:
 # ----------------------------------------------------------------- switching
 
 
-def exactly(value: Any) -> Any:
+def exactly(value: object) -> Any:
     """A key that distinguishes values that Python holds equal: 1, 1.0 and True; 0.0 and -0.0."""
     if isinstance(value, tuple):
         return (type(value), *(exactly(v) for v in value))
@@ -254,7 +254,7 @@ def _switch(module: nnx.Module, modes: dict[str, Any]) -> None:
 
 
 def viewed(
-    nodes: tuple[Any, ...], switches: Switches, read: Callable[[nnx.Module], Any]
+    nodes: tuple[object, ...], switches: Switches, read: Callable[[nnx.Module], Any]
 ) -> tuple[Any, Any]:
     """The first of these modules with its modes switched, and the others as they are, as shapes
     without arrays; and the result of `read` on the first.
@@ -264,7 +264,7 @@ def viewed(
     graphdef, state = nnx.split(nodes, graph=True)
     held: dict[str, Any] = {}
 
-    def build(state: Any) -> Any:
+    def build(state: object) -> Any:
         copy: Any = nnx.merge(graphdef, state)
         switches.apply(copy[0])
         held["read"] = read(copy[0])

@@ -33,7 +33,7 @@ MOST_TRACED = 12
 """The most programs that are traced to find out whose axes are whose."""
 
 
-def show_inputs(core: Core, value: Any = None) -> None:
+def show_inputs(core: Core, value: object = None) -> None:
     """Send the batch of the last requested pass.
 
     Args:

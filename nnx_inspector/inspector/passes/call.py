@@ -96,7 +96,7 @@ class Call:
         copy = self.copied()
         (function, args, kwargs), of_a_loss = copy.function(), copy.loss_fn is not None
 
-        def loss(*args: Any, **kwargs: Any) -> Any:
+        def loss(*args: object, **kwargs: object) -> Any:
             value = function.call(*args, **kwargs)
             return value[0] if isinstance(value, tuple) else value
 

@@ -59,7 +59,7 @@ class Entry:
     where: Where | None = None
 
     def call(
-        self, model: nnx.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, model: nnx.Module, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
         if self.f is None:
             if self.method == CALL:
@@ -82,7 +82,7 @@ class Entry:
 
 
 def entry_of(
-    f: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    f: Any, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[Entry, nnx.Module, tuple[Any, ...], dict[str, Any]]:
     """The entry of the user's call `f(*args, **kwargs)`, its model, and the other arguments.
 
@@ -116,7 +116,7 @@ def entry_of(
     )
 
 
-def others_in_words(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def others_in_words(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     """A notice about models among the other arguments, which are not shown; "" if there is none."""
     leaves = jax.tree.leaves((args, kwargs), is_leaf=is_node)
     others = [type(leaf).__name__ for leaf in leaves if isinstance(leaf, nnx.Module)]
@@ -159,7 +159,7 @@ def _members(module: nnx.Module) -> int | None:
     return shape[0] if len(shape) == own + 1 else 0
 
 
-def _may_be_a_function(f: Any) -> bool:
+def _may_be_a_function(f: object) -> bool:
     """Whether something is callable and not a class, a Linen module or an `nnx.Rngs`."""
     is_linen = any(c.__module__.startswith("flax.linen") for c in inspect.getmro(type(f)))
     return callable(f) and not isinstance(f, (type, nnx.Pytree)) and not is_linen

@@ -99,7 +99,7 @@ class PassRequest:
 
     @classmethod
     def of_a_loss(
-        cls, loss_fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, entry: Entry
+        cls, loss_fn: object, args: tuple[object, ...], kwargs: dict[str, Any], *, entry: Entry
     ) -> PassRequest:
         """The forward and backward pass of a call of `Inspector.step`."""
         if not callable(loss_fn):
@@ -172,7 +172,7 @@ def each_alone(
     return tuple(found)
 
 
-def _are_alike(a: Any, b: Any) -> bool:
+def _are_alike(a: object, b: object) -> bool:
     """Whether two results come from the same model, up to differences in rounding."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     arrays = [(np.asarray(x), np.asarray(y)) for x, y in pairs if isinstance(x, jax.Array)]

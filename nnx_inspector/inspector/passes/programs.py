@@ -107,7 +107,7 @@ class Program:
         self.ran_eagerly, self.ready = False, ready
         self.lock = threading.Lock()
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         if not self.ran_eagerly:
             try:
                 return self.compiled(*args)
@@ -200,7 +200,7 @@ class _Made:
     same: dict[Any, Any] = dataclasses.field(default_factory=lambda: {})
     lock: Any = dataclasses.field(default_factory=threading.RLock)
 
-    def of(self, key: Any) -> _OfForm:
+    def of(self, key: object) -> _OfForm:
         with self.lock:
             found = self.forms[key] = self.forms.pop(key, None) or _OfForm()
             while len(self.forms) > MOST_KEPT:
@@ -405,7 +405,7 @@ class OwnedPasses:
     ) -> Callable[..., Any]:
         what = form, setting.code, self.keys, self.selection, known, ()
 
-        def program(*given: Any) -> Any:
+        def program(*given: object) -> Any:
             with entered(*what, given) as (stage, inputs, plan, replaced):
                 if kind == "compare":
                     return differences(stage, inputs, plan, root=form.entry.site)
@@ -475,7 +475,7 @@ def _graded(
     return out, seen, None, {}
 
 
-def _avals(inputs: Any) -> Any:
+def _avals(inputs: object) -> Any:
     """The same tree with jit's key for each array; None if it holds anything else."""
     if any(isinstance(x, jax.Ref) for x in jax.tree.leaves(inputs)):
         return None

@@ -490,7 +490,7 @@ class Reruns:
         same = now is not None and now.outcome.perturbed is shown.outcome.perturbed
         return same and not self._core.closed and not self._core.looping
 
-    def _supplement(self, shown: Shown, **found: Any) -> None:
+    def _supplement(self, shown: Shown, **found: object) -> None:
         with self._core.lock:
             if self._core.shown is not None and self._still(shown):
                 before = self._core.shown

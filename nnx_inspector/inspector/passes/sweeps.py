@@ -130,7 +130,7 @@ def _swept(call: Call, asked: Asked, report: Callable[[int, int], bool]) -> pd.D
     )
 
 
-def _of(asked: Asked, kind: str = "", **more: Any) -> protocol.Sweep:
+def _of(asked: Asked, kind: str = "", **more: object) -> protocol.Sweep:
     """The message; `kind` is the default that was used, "" while unknown."""
     one = asked.perturbation
     default = f"nni.{kind}()" if kind else "the default"

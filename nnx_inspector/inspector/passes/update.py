@@ -21,7 +21,7 @@ from nnx_inspector.records.donated import is_gone, taken
 _Flat = dict[Path, Any]
 
 
-def renewed(model: nnx.Module, new: tuple[Any, ...]) -> nnx.Module:
+def renewed(model: nnx.Module, new: tuple[object, ...]) -> nnx.Module:
     """The model with a new state: the given module itself, or a new module with the given states.
 
     Args:
@@ -60,7 +60,7 @@ def _flat(state: Any) -> _Flat:
     return dict(flat)
 
 
-def _given(states: Iterable[Any]) -> _Flat:
+def _given(states: Iterable[object]) -> _Flat:
     found: _Flat = {}
     for state in states:
         if isinstance(state, nnx.GraphDef):
@@ -76,7 +76,7 @@ def _given(states: Iterable[Any]) -> _Flat:
     return found
 
 
-def _with_arrays(path: Path, variable: Any, new: Any) -> Any:
+def _with_arrays(path: Path, variable: object, new: object) -> Any:
     """The Variable `variable` with the arrays of `new`."""
     arrays, treedef = jax.tree.leaves(new), jax.tree.structure(variable)
     old = jax.tree.leaves(variable)

@@ -11,7 +11,6 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from nnx_inspector.errors import reply_text
 from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
@@ -155,7 +154,7 @@ class Control:
         )
         self._recording.keep_table(CONTROL, said.to_columns())
 
-    def _carry_out(self, message: Any) -> str | None:
+    def _carry_out(self, message: object) -> str | None:
         """Do what is asked; returns it as Python, None if it is answered later."""
         one = perturbation_of(message, self._handles)
         text = text_of(message, self._handles.all(), one)

@@ -182,7 +182,7 @@ class ValueRequests:
         return names_of_value(value.shape, value.dtype, around)
 
 
-def _copy_of(module: Any) -> Any:
+def _copy_of(module: object) -> Any:
     """A shallow copy of a module; None if it cannot be copied."""
     try:
         return copy.copy(module)

@@ -63,9 +63,9 @@ def watch(
     tree: int | None = None,
     start: int = 0,
     control: bool | Mapping[str, Known] = False,
-    to: Any = None,
-    optimizer: Any = None,
-    where: Any = None,
+    to: object = None,
+    optimizer: object = None,
+    where: object = None,
 ) -> Iterator[Recording]:
     """Record the passes that this thread makes through a model, which stays jitted and unchanged.
 
@@ -148,7 +148,7 @@ def _watched(
     start: int,
     control: bool | Mapping[str, Known],
     to: Tracker | None,
-    optimizer: Any,
+    optimizer: object,
     where: Where | None,
 ) -> Iterator[Recording]:
     require_module(model)

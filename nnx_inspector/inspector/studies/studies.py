@@ -47,7 +47,7 @@ def require_site(site: str | None) -> str:
     return site
 
 
-def study(what: Any, **fields: Any) -> protocol.Study:
+def study(what: Any, **fields: object) -> protocol.Study:
     """The request for a study from Python; other fields are as when a panel is opened."""
     of_nobody: dict[str, Any] = dict(
         id=0, again=True, site="", example=0, position=-1, unit=0, axis=-1, token=None, unembed="",
@@ -90,19 +90,19 @@ class Studies:
 
     # ------------------------------------------------------------- from Python
 
-    def lens(self, asked: protocol.Study, **how: Any) -> Lens:
+    def lens(self, asked: protocol.Study, **how: object) -> Lens:
         return self._now(asked, self._passing(lens, how))
 
-    def logits(self, asked: protocol.Study, **how: Any) -> LogitAttribution:
+    def logits(self, asked: protocol.Study, **how: object) -> LogitAttribution:
         return self._now(asked, self._passing(logit_attribution, how))
 
-    def attribution(self, asked: protocol.Study, **how: Any) -> Attribution:
+    def attribution(self, asked: protocol.Study, **how: object) -> Attribution:
         return self._now(asked, self._passing(attribute, how))
 
     def examples(
         self,
         asked: protocol.Study,
-        data: Iterable[Any] | None,
+        data: Iterable[object] | None,
         k: int,
         inputs: Callable[[Any], Any] | None,
         progress: Progress,
@@ -165,7 +165,7 @@ class Studies:
     def _searching(
         self,
         asked: protocol.Study,
-        data: Iterable[Any] | None,
+        data: Iterable[object] | None,
         k: int,
         inputs: Callable[[Any], Any] | None,
     ) -> Callable[[Call, Report], Any]:
@@ -184,7 +184,7 @@ class Studies:
         asked: protocol.Study,
         make: Callable[[Call, Report], Any],
         progress: Progress = False,
-        data: Iterable[Any] | None = None,
+        data: Iterable[object] | None = None,
         inputs: Callable[[Any], Any] | None = None,
     ) -> Any:
         self._core.require_open()
@@ -196,7 +196,7 @@ class Studies:
         asked: protocol.Study,
         make: Callable[[Call, Report], Any],
         progress: Progress,
-        data: Iterable[Any] | None,
+        data: Iterable[object] | None,
         inputs: Callable[[Any], Any] | None = None,
     ) -> Any:
         core = self._core
@@ -266,7 +266,7 @@ class Studies:
         return not is_apart(at, site)
 
     def _reader(
-        self, data: Iterable[Any], inputs: Callable[[Any], Any] | None, starts: Sequence[int]
+        self, data: Iterable[object], inputs: Callable[[Any], Any] | None, starts: Sequence[int]
     ) -> Callable[[Sequence[int]], list[Argument]]:
         """What gives the arguments of some examples of the data, as one batch; none if the data is
         gone once it was read, as that of a generator is.
@@ -281,7 +281,7 @@ class Studies:
 
         return read if isinstance(data, Sequence) or is_array(data) else lambda examples: []
 
-    def _empty(self, asked: protocol.Study, **more: Any) -> Any:
+    def _empty(self, asked: protocol.Study, **more: object) -> Any:
         """The message of a study that has found nothing yet."""
         kind = _EMPTY[asked.what]
         fields = {f.name: _nothing(f.type) for f in dataclasses.fields(kind) if f.name != "version"}
@@ -326,14 +326,14 @@ class _Batches:
         alike = len({tuple(x.shape for x in one) for one in found}) == 1
         return [np.stack(column) for column in zip(*found, strict=True)] if alike else []
 
-    def _read(self, batch: Any) -> tuple[list[Any], int]:
+    def _read(self, batch: object) -> tuple[list[Any], int]:
         """The arrays of a batch, and the number of its examples."""
         given = batch if self.inputs is None else self.inputs(batch)
         arrays: list[Any] = [x for x in jax.tree.leaves(given) if is_input(x)]
         return arrays, next((x.shape[0] for x in arrays if x.shape), 0)
 
 
-def _nothing(hint: Any) -> Any:
+def _nothing(hint: object) -> Any:
     """The empty value of a field's type, which is a text here."""
     text = str(hint)
     if text.startswith("tuple"):  # of what may be None, too

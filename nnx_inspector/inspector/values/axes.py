@@ -50,7 +50,7 @@ class Around:
     attends: bool = False
 
 
-def names_of_value(shape: Sequence[int], dtype: Any, around: Around) -> tuple[str, ...]:
+def names_of_value(shape: Sequence[int], dtype: object, around: Around) -> tuple[str, ...]:
     """The axes of an array that a call returns or receives, or of its gradient.
 
     Example:
@@ -97,7 +97,7 @@ def _inner(shape: tuple[int, ...], dtype: Any, around: Around) -> list[str]:
 
 
 def names_of_parameter(
-    shape: Sequence[int], name: str, module: Any, *, stacked: bool = False
+    shape: Sequence[int], name: str, module: object, *, stacked: bool = False
 ) -> tuple[str, ...]:
     """The axes of a Variable of one of NNX's modules; `stacked`: the module may hold layers."""
     known: list[str] = []

@@ -31,10 +31,10 @@ class OnDevice:
     def figures(self, x: jax.Array, starts: Any, *, tile: Tile) -> dict[str, jax.Array]:
         return _tile(x, starts, tile=tile)
 
-    def fetched(self, figures: Any) -> dict[str, np.ndarray]:
+    def fetched(self, figures: object) -> dict[str, np.ndarray]:
         return jax.device_get(figures)
 
-    def part(self, x: jax.Array, starts: Any, sizes: tuple[int, ...]) -> np.ndarray:
+    def part(self, x: jax.Array, starts: object, sizes: tuple[int, ...]) -> np.ndarray:
         host = np.asarray(_sliced(x, starts, sizes=sizes))
         if host.dtype.kind not in "iu" and jnp.issubdtype(host.dtype, jnp.integer):
             return host.astype(np.int64)  # of fewer than 8 bits
@@ -61,7 +61,7 @@ def _reals(x: jax.Array, component: Component) -> jax.Array:
     return {"real": jnp.real, "imag": jnp.imag}.get(component, real_values)(x)
 
 
-def _over(pair: Any, value: jax.Array, fill: Any, fine: tuple[int, int]) -> jax.Array:
+def _over(pair: object, value: jax.Array, fill: object, fine: tuple[int, int]) -> jax.Array:
     """A reduction of every fine block, `[tiles, rows, columns]`; `fill` completes the blocks at the
     ends.
 

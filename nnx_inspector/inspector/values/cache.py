@@ -54,7 +54,7 @@ class Moment:
         self._what = what
         self._references = [_reference(x) for x in arrays]
 
-    def is_like(self, what: tuple[Any, ...], arrays: Sequence[Any]) -> bool:
+    def is_like(self, what: tuple[object, ...], arrays: Sequence[object]) -> bool:
         """Whether the sources are the same: the identical arrays, none written to since."""
         if len(arrays) != len(self._references) or len(what) != len(self._what):
             return False
@@ -66,7 +66,7 @@ class Moment:
         )
 
 
-def _reference(x: Any) -> Any:
+def _reference(x: object) -> Any:
     # the content of a jax reference or a NumPy array can change
     return weakref.ref(x) if isinstance(x, jax.Array) and not isinstance(x, jax.Ref) else None
 
@@ -112,7 +112,7 @@ class ArrayCache:
             ):
                 self._sets.pop(0)
 
-    def find(self, what: tuple[Any, ...], arrays: Sequence[Any]) -> Opened | None:
+    def find(self, what: tuple[object, ...], arrays: Sequence[object]) -> Opened | None:
         """The set that was computed from these sources, if it is still kept."""
         with self._lock:
             for one in self._sets:

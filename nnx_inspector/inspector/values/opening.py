@@ -343,7 +343,7 @@ def convolves(model: nnx.Module) -> bool:
     return any(isinstance(module, CONVOLUTIONS) for _, module in nnx.iter_modules(model))
 
 
-def _attends(value: jax.Array, front: int, module: Any) -> bool:
+def _attends(value: jax.Array, front: int, module: object) -> bool:
     """Whether an array holds weights that add up to 1 along its last axis.
 
     Of rank 3 it could be the probabilities of classes, unless it has as many keys as queries.

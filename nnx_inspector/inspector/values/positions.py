@@ -184,7 +184,9 @@ def _examples(lengths: dict[str, int], along: int, count: int) -> int | None:
     return able[0] if len(able) == 1 and lengths[others[able[0]]] == count else None
 
 
-def _figures(x: Any, g: Any, *, index: tuple[Any, ...], axis: int, unit: int) -> dict[str, Any]:
+def _figures(
+    x: object, g: object, *, index: tuple[object, ...], axis: int, unit: int
+) -> dict[str, Any]:
     def rows(of: jax.Array) -> jax.Array:
         one = jnp.moveaxis(of[index].astype(jnp.promote_types(of.dtype, jnp.float32)), axis, 0)
         return one.reshape(one.shape[0], -1)

@@ -135,7 +135,7 @@ class ValuePasses:
     def _program(self, enter: Callable[[Inputs], Any], site: str, part: Part) -> Any:
         keep = Keep(values=True, parts=(part,), sites=(site,))
 
-        def program(*given: Any) -> Any:
+        def program(*given: object) -> Any:
             with enter(given) as (stage, inputs, plan, _):
                 plan = dataclasses.replace(plan, summarise=False, keep=keep)
                 if part == GRADIENT:
@@ -198,7 +198,7 @@ def _check_room(program: Program, inputs: Any, site: str, part: str) -> None:
     _require_room(arrays, site, part)
 
 
-def _require_room(arrays: Any, site: str, part: str) -> None:
+def _require_room(arrays: object, site: str, part: str) -> None:
     needed = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(arrays))
     there_is = available_bytes(jax.devices()[0])
     if needed > there_is:

@@ -81,7 +81,7 @@ class FastPath:
         return {calls for calls, _ in _known.get(self.number, {}).values()}
 
     def learn(
-        self, function: Any, calls: tuple[Call, ...], reached: frozenset[Any] = frozenset()
+        self, function: object, calls: tuple[Call, ...], reached: frozenset[Any] = frozenset()
     ) -> None:
         """Note what a program of a function does."""
         known = _known.setdefault(self.number, weakref.WeakKeyDictionary())
@@ -132,7 +132,7 @@ class FastPath:
         self.missed = self._key if self._thread == threading.get_ident() else 0
         self.stop()
 
-    def _after(self, function: Any) -> None:
+    def _after(self, function: object) -> None:
         try:
             found = _known.get(self.number, {}).get(function)
         except TypeError:

@@ -160,13 +160,13 @@ class Finished:
         self.takes = tuple(dict.fromkeys(calls_given(found)))
         self._edited: dict[bool | Keep, Edited] = {}
 
-    def without(self, program: Any, others: Set[int]) -> Finished:
+    def without(self, program: object, others: Set[int]) -> Finished:
         """What it says of the model if these of the places where calls begin are not the model's:
         then they are part of the user's program.
         """
         return Finished(program, self._owner, self._unmeasured, self, others)
 
-    def _survey(self, program: Any) -> Survey:
+    def _survey(self, program: object) -> Survey:
         program = with_choices(program, self._owner, finished=True)
         found, whole = survey(program, self._owner, finished=True), self._whole
         if whole is None:
@@ -181,7 +181,7 @@ class Finished:
     def has_site(self, site: str) -> bool:
         return any(one[0] == site and one[1] is None for one in self.reached)
 
-    def edited(self, program: Any, *, measures: bool, asked: Asked | None = None) -> Edited:
+    def edited(self, program: object, *, measures: bool, asked: Asked | None = None) -> Edited:
         """The program, measuring or only perturbed; measuring, it may also keep what was asked.
 
         Raises:

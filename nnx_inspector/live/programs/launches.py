@@ -42,6 +42,7 @@ from nnx_inspector.program.editing.counting import known_mask
 from nnx_inspector.program.editing.editor import WHERE
 from nnx_inspector.program.editing.slots import read
 from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT
+from nnx_inspector.typing import Array
 
 _Which = Callable[[MarkPlace], Index | None]
 """The iteration of a mark that belongs to a pass; None if none does."""
@@ -72,7 +73,7 @@ class Watched(Listener, Protocol):
 
     def count_other(self, type_name: str) -> None: ...
 
-    def takes_part(self, arrays: Any) -> bool: ...
+    def takes_part(self, arrays: object) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -259,7 +260,7 @@ class Launch:
                 self._begin(self.found.known_passes)
         return put(self.numbers())
 
-    def take(self, arrays: list[Any], /) -> None:
+    def take(self, arrays: list[Array], /) -> None:
         with noting(self.session, programs=False):
             seen = functools.cache(functools.partial(self.edited.read, arrays))
             if not self.found.is_known:

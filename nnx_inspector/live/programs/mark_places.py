@@ -131,7 +131,7 @@ def put_values(one: MarkPlace, at: Index, sent: Sent) -> None:
         )
 
 
-def _gauge_of(kept: Kept) -> Any:
+def _gauge_of(kept: Kept) -> np.ndarray:
     return kept.value[0] if isinstance(kept.value, tuple) else kept.value
 
 
@@ -149,6 +149,6 @@ def differentiated(mark: Marked) -> set[str]:
     return {path for path in moved if path in begun.parameters}
 
 
-def entry_of(x: Any, rows: Index) -> Any:
+def entry_of(x: object, rows: Index) -> Any:
     found = np.asarray(x)
     return found[rows[: found.ndim]] if found.ndim else found

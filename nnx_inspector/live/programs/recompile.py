@@ -77,7 +77,7 @@ class JitCalls:
         """Note the calls of this thread."""
         self._thread = threading.get_ident()
 
-    def hear(self, program: Any, variant: Hashable, made: Callable[[], jitted.JitCall]) -> None:
+    def hear(self, program: object, variant: Hashable, made: Callable[[], jitted.JitCall]) -> None:
         """Note a call, if it is made under the session's hook; see `jitted.JitListener`."""
         hooks, mine = open_hooks(), self._mine
         under = bool(mine) and hooks_key.value is not None and any(map(mine, hooks))
@@ -137,7 +137,7 @@ def _let_go() -> None:
             _undo.pop()
 
 
-def _hear(program: Any, variant: Hashable, made: Callable[[], jitted.JitCall], /) -> None:
+def _hear(program: object, variant: Hashable, made: Callable[[], jitted.JitCall], /) -> None:
     for one in _listening:
         one.calls.hear(program, variant, made)
 

@@ -31,6 +31,7 @@ from nnx_inspector.live.programs.whose import OTHER, Calls
 from nnx_inspector.perturbations.places import CLEAN, Setting
 from nnx_inspector.program.rewrite import with_presence
 from nnx_inspector.program.survey import holds_marks
+from nnx_inspector.typing import Jaxpr
 
 _finished: weakref.WeakKeyDictionary[Any, dict[Any, Finished]] = weakref.WeakKeyDictionary()
 
@@ -116,8 +117,8 @@ class Variants:
 
     def choose(
         self,
-        program: Any,
-        arrays: Sequence[Any],
+        program: object,
+        arrays: Sequence[object],
         /,
         *,
         alone: dict[str, Any] | None = None,
@@ -142,8 +143,8 @@ class Variants:
 
     def _read(
         self,
-        program: Any,
-        arrays: Sequence[Any] | None,
+        program: object,
+        arrays: Sequence[object] | None,
         session: Watched,
         alone: dict[str, Any] | None = None,
     ) -> tuple[Finished, Calls] | None:
@@ -171,7 +172,7 @@ class Variants:
 
     def _measured(
         self,
-        program: Any,
+        program: object,
         session: Watched,
         found: Finished,
         calls: Calls,
@@ -232,7 +233,7 @@ class Variants:
             return None
         return lambda: self._run_bare(bare, call, session, calls)
 
-    def _keeping(self, found: Finished, program: Any, asked: Asked) -> Edited | None:
+    def _keeping(self, found: Finished, program: object, asked: Asked) -> Edited | None:
         """The program that keeps what was asked, None if there is none."""
         try:
             return found.edited(program, measures=True, asked=asked)
@@ -241,7 +242,11 @@ class Variants:
             return None
 
     def _is_asked(
-        self, call: jitted.JitStart | None, session: Watched, found: Finished, program: Any = None
+        self,
+        call: jitted.JitStart | None,
+        session: Watched,
+        found: Finished,
+        program: object = None,
     ) -> bool:
         """Whether a program is to keep what was asked for. The first that can is compiled in a
         thread before.
@@ -292,7 +297,7 @@ class Variants:
 
         return run
 
-    def ahead(self, program: Any) -> tuple[Any, list[jax.Array], int] | None:
+    def ahead(self, program: object) -> tuple[Any, list[jax.Array], int] | None:
         """What is compiled ahead for a program: it, values for its additional inputs, and how many
         additional outputs it has; or None.
         """
@@ -363,7 +368,7 @@ class Variants:
     def _compile_ahead(
         self,
         those: weakref.WeakKeyDictionary[Any, Any],
-        program: Any,
+        program: Jaxpr,
         compiled: Callable[[], Any],
         session: Watched,
     ) -> None:

@@ -117,7 +117,7 @@ class Trees:
         return Trees(*every, len(marks), made, function, found.consts)
 
 
-def _kind(aval: Any) -> Any:
+def _kind(aval: object) -> Any:
     return getattr(aval, "shape", None), getattr(aval, "dtype", None)
 
 
@@ -176,7 +176,7 @@ class Whose:
         before.add(call)
         return new
 
-    def of(self, trees: Trees, arrays: Sequence[Any] | None) -> Calls:
+    def of(self, trees: Trees, arrays: Sequence[object] | None) -> Calls:
         """Whose calls a program makes that is launched on these arrays; of one that is compiled
         ahead, which has none, as far as that is known.
         """
@@ -270,7 +270,7 @@ class _Compared:
     paths: tuple[str, ...]
 
     @staticmethod
-    def of(tree: Tree, variables: Mapping[str, Any]) -> _Compared:
+    def of(tree: Tree, variables: Mapping[str, object]) -> _Compared:
         found = [(variables[p], x, p) for p, x in tree.sources.items() if p in variables]
         single = [(v, *x, p) for v, x, p in found if len(x) == 1 and min(x) >= 0]
         several = [(v, x, p) for v, x, p in found if len(x) != 1 or min(x) < 0]
@@ -278,15 +278,15 @@ class _Compared:
         paths = (*paths, *(p for *_, p in several))
         return _Compared(those, inputs, tuple((v, x) for v, x, _ in several), paths)
 
-    def holds(self, given: Sequence[Any]) -> bool:
+    def holds(self, given: Sequence[object]) -> bool:
         """Whether all are the arrays that the Variables hold now."""
         return bool(self.paths) and all(self._same(given))
 
-    def others(self, given: Sequence[Any]) -> list[str]:
+    def others(self, given: Sequence[object]) -> list[str]:
         """The paths of those that are not."""
         return [path for path, same in zip(self.paths, self._same(given), strict=True) if not same]
 
-    def _same(self, given: Sequence[Any]) -> Iterator[bool]:
+    def _same(self, given: Sequence[object]) -> Iterator[bool]:
         values = map(value_of, self.variables)
         yield from map(operator.is_, values, map(given.__getitem__, self.inputs))
         for variable, sources in self.several:

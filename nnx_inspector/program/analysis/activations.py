@@ -19,6 +19,7 @@ import numpy.typing as npt
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import is_call
 from nnx_inspector.program.marks import INPUT, mark
+from nnx_inspector.typing import Atom, Equation, Jaxpr, Var
 
 Floats = npt.NDArray[np.float64]
 
@@ -51,7 +52,7 @@ _EACH: Final[dict[str, Callable[..., Any]]] = {
 
 
 def kind_after(
-    variable: Any, uses: Mapping[Any, Sequence[Any]], made: Mapping[Any, Any], leaving: set[Any]
+    variable: Var, uses: Mapping[Any, Sequence[Any]], made: Mapping[Any, Any], leaving: set[Any]
 ) -> str:
     """The activation function that a value goes into; "" if it also goes elsewhere.
 
@@ -81,16 +82,16 @@ def kind_after(
     return _on_every_way(variable, known, uses, leaving)
 
 
-def _is_pending(equation: Any, waiting: Sequence[Any]) -> bool:
+def _is_pending(equation: Equation, waiting: Sequence[Var]) -> bool:
     return any(v in waiting for v in equation.invars if not jaxprs.is_literal(v))
 
 
-def _all_known(equation: Any, known: Mapping[Any, Any], made: Mapping[Any, Any]) -> bool:
+def _all_known(equation: Equation, known: Mapping[Any, Any], made: Mapping[Any, Any]) -> bool:
     return all(_is_in(v, known) or _constant(v, made) is not None for v in equation.invars)
 
 
 def _on_every_way(
-    variable: Any, known: Mapping[Any, Any], uses: Mapping[Any, Sequence[Any]], leaving: set[Any]
+    variable: Var, known: Mapping[Any, Any], uses: Mapping[Any, Sequence[Any]], leaving: set[Any]
 ) -> str:
     """The first function on each path from the variable, if it is the same on all of them."""
     kinds: set[str] = set()
@@ -111,7 +112,7 @@ def _on_every_way(
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def kind_before(variable: Any, made: Mapping[Any, Any]) -> str:
+def kind_before(variable: object, made: Mapping[Any, Any]) -> str:
     """The function that a value comes out of, or ""."""
     if jaxprs.is_literal(variable):
         return ""
@@ -131,7 +132,7 @@ def kind_before(variable: Any, made: Mapping[Any, Any]) -> str:
     return "sinusoid" if _is_sinusoid(variable, made) else ""
 
 
-def _is_sinusoid(variable: Any, made: Mapping[Any, Any]) -> bool:
+def _is_sinusoid(variable: object, made: Mapping[Any, Any]) -> bool:
     """Whether each element of a value is a product of sines, cosines and numbers."""
     passed = {*_PLACED, *_CHOSEN, "slice", "mul", "neg", mark.name}
     found = _sources(variable, _Around(made), passed, numbers=False)
@@ -154,7 +155,7 @@ _CHOSEN: Final = {
 _PRODUCTS: Final = frozenset(["dot_general", "conv_general_dilated"])
 
 
-def is_affine(variable: Any, made: Mapping[Any, Any], site: str) -> bool:
+def is_affine(variable: object, made: Mapping[Any, Any], site: str) -> bool:
     """Whether a value is what a call of a site receives times something, plus something else."""
     products = _sources(variable, _Around(made), {*_PLACED, "add", "add_any", "sub"})
     return any(
@@ -165,7 +166,7 @@ def is_affine(variable: Any, made: Mapping[Any, Any], site: str) -> bool:
     )
 
 
-def _is_received(variable: Any, around: _Around, site: str) -> bool:
+def _is_received(variable: Var, around: _Around, site: str) -> bool:
     return any(
         one is not None
         and one.primitive is mark
@@ -214,7 +215,9 @@ def _sources(
     return [*out, *((None, here) for _, here in waiting)]
 
 
-def _value(variable: Any, known: dict[Any, Any], made: Mapping[Any, Any], near: Any) -> Any:
+def _value(
+    variable: Any, known: dict[Any, Any], made: Mapping[Any, Any], near: object
+) -> np.ndarray | None:
     if variable in known:
         return known[variable]
     equation = made.get(variable)
@@ -228,13 +231,13 @@ def _value(variable: Any, known: dict[Any, Any], made: Mapping[Any, Any], near: 
     return known.get(variable)
 
 
-def _is_elementwise(equation: Any) -> bool:
+def _is_elementwise(equation: Equation) -> bool:
     name = equation.primitive.name
     return equation.primitive is mark or name in _EACH or is_call(equation) or name == "integer_pow"
 
 
 def _outputs(
-    equation: Any, known: Mapping[Any, Any], made: Mapping[Any, Any]
+    equation: Equation, known: Mapping[Any, Any], made: Mapping[Any, Any]
 ) -> dict[Any, Any] | None:
     """The outputs of an equation, if they follow from the known inputs; otherwise None."""
     values = [known[v] if _is_in(v, known) else _constant(v, made) for v in equation.invars]
@@ -244,11 +247,11 @@ def _outputs(
     return None if found is None else dict(zip(equation.outvars, found, strict=True))
 
 
-def _is_in(atom: Any, known: Mapping[Any, Any]) -> bool:
+def _is_in(atom: Atom, known: Mapping[Any, Any]) -> bool:
     return not jaxprs.is_literal(atom) and atom in known
 
 
-def _constant(atom: Any, made: Mapping[Any, Any]) -> Any:
+def _constant(atom: Atom, made: Mapping[Any, Any]) -> np.ndarray | None:
     """The number that fills an array; None if it is not known, or takes many operations."""
     waiting, near = [atom], dict[Any, Any]()
     while waiting:
@@ -276,7 +279,7 @@ def _filled(atom: Any, near: Mapping[Any, Any], known: dict[Any, Any]) -> Any:
     return known[atom]
 
 
-def _applied(equation: Any, values: list[Any]) -> list[Any] | None:
+def _applied(equation: Equation, values: list[Any]) -> list[Any] | None:
     name = equation.primitive.name
     if equation.primitive is mark:
         return values
@@ -292,7 +295,7 @@ def _applied(equation: Any, values: list[Any]) -> list[Any] | None:
     return None if found is None else [found]
 
 
-def _of_program(program: Any, values: list[Any]) -> list[Any] | None:
+def _of_program(program: Jaxpr, values: list[np.ndarray]) -> list[Any] | None:
     bare, constants = jaxprs.open_jaxpr(program)
     if len(bare.invars) != len(values) or len(bare.eqns) > STEPS or bare.constvars or constants:
         return None
@@ -308,7 +311,7 @@ def _of_program(program: Any, values: list[Any]) -> list[Any] | None:
     return outs if whole else None
 
 
-def _kind_of(values: Any) -> str:
+def _kind_of(values: np.ndarray) -> str:
     """The activation function with these values at `POINTS`; "" if it is not one of `KINDS`."""
     found = np.asarray(values, np.float64)
     if found.shape != POINTS.shape or not np.isfinite(found).all():

@@ -42,6 +42,7 @@ from nnx_inspector.program.marks import (
 from nnx_inspector.program.members import within
 from nnx_inspector.program.structure import Structure, is_whole
 from nnx_inspector.program.survey import counted_in, members_of
+from nnx_inspector.typing import Jaxpr
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +200,7 @@ class _Walk:
         self.flops: list[float | None] = [0.0]  # of the program, then of each open call or branch
         self.forwarded: dict[int, Any] = {}
 
-    def enter(self, jaxpr: Any, where: _Where) -> None:
+    def enter(self, jaxpr: Jaxpr, where: _Where) -> None:
         bare, _ = jaxprs.open_jaxpr(jaxpr)
         values, outside = Values(bare, self.forwarded), len(self.open)
         for equation in bare.eqns:
@@ -221,7 +222,7 @@ class _Walk:
         while len(self.open) > outside:  # a call that does not return within this jaxpr
             self._close()
 
-    def _follow(self, equation: Any, body: Body, within: _Where, *, known: bool) -> None:
+    def _follow(self, equation: Equation, body: Body, within: _Where, *, known: bool) -> None:
         inside, _ = jaxprs.open_jaxpr(body.jaxpr)
         if not known or within.again or body.operands is None or body.results is None:
             return self.enter(body.jaxpr, within)
@@ -233,7 +234,7 @@ class _Walk:
             if number is not None and part is None:
                 self.trails.put(equation.outvars[number], self.trails.of(atom))
 
-    def _attend(self, equation: Any) -> None:
+    def _attend(self, equation: Equation) -> None:
         name, params, values = equation.primitive.name, equation.params, equation.invars
         found = is_understood(equation) or pattern_in(name, params, values, self.trails)
         if self.open and found:
@@ -244,7 +245,7 @@ class _Walk:
         total = self.flops[-1]
         self.flops[-1] = None if total is None or flops is None else total + flops
 
-    def _mark(self, equation: Any, values: Values, where: _Where) -> None:
+    def _mark(self, equation: Equation, values: Values, where: _Where) -> None:
         params, part = equation.params, equation.params["part"]
         begun = params.get("call")  # not of one that could not be attributed
         if begun and not begun.source:  # such as an operation in a function that jax has inlined
@@ -270,7 +271,7 @@ class _Walk:
             self.calls[self.open[-1]] = call.returning(params["text"], arrays, params["structure"])
             self._close()
 
-    def _replace(self, **fields: Any) -> None:
+    def _replace(self, **fields: object) -> None:
         self.calls[self.open[-1]] = dataclasses.replace(self.calls[self.open[-1]], **fields)
 
     def _return_to(self, call: CallSite, where: _Where) -> None:
@@ -300,7 +301,7 @@ class _Walk:
         self.calls[number] = dataclasses.replace(self.calls[number], flops=flops)
         self._add(flops)
 
-    def _control(self, equation: Any, bodies: Sequence[Body], where: _Where) -> None:
+    def _control(self, equation: Equation, bodies: Sequence[Body], where: _Where) -> None:
         source = _source_of(equation) or where.source
         again = where.again or eqn_params.is_recomputation(equation)
         branches: list[float | None] = []
@@ -328,14 +329,14 @@ def _times(flops: float | None, times: int | None) -> float | None:
     return None if times is None else flops * times
 
 
-def _source_of(equation: Any) -> str:
+def _source_of(equation: Equation) -> str:
     ran = isinstance(equation, Equation)
     return equation.source if ran else sources.source_of_equation(equation)
 
 
 def calls_of(
-    jaxpr: Any,
-    owner: Any,
+    jaxpr: Jaxpr,
+    owner: object,
     modules: Modules,
     source: str,
     *,
@@ -384,7 +385,7 @@ class History:
         """Record what the innermost call receives, in words."""
         self._replace(inputs=text)
 
-    def end(self, output: Any, text: str) -> None:
+    def end(self, output: object, text: str) -> None:
         """Record that the innermost call returns."""
         leaves = jax.tree.leaves(output, is_leaf=is_whole)
         arrays = [x for x in leaves if isinstance(x, jax.Array)]
@@ -400,7 +401,7 @@ class History:
         self._open.pop()
         return first
 
-    def _replace(self, **fields: Any) -> None:
+    def _replace(self, **fields: object) -> None:
         number = self._open[-1]
         self.calls[number] = dataclasses.replace(self.calls[number], **fields)
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.arrays import is_array
+from nnx_inspector.typing import Equation, Jaxpr
 
 _FREE = frozenset(
     """
@@ -99,11 +100,11 @@ def _updates(equation: Any) -> float:
     return math.prod(equation.invars[-1].aval.shape)
 
 
-def _window(equation: Any) -> float:
+def _window(equation: Equation) -> float:
     return _results(equation) * math.prod(equation.params["window_dimensions"])
 
 
-def _power(equation: Any) -> float:
+def _power(equation: Equation) -> float:
     return _results(equation) * max(1, math.ceil(math.log2(max(2, abs(equation.params["y"])))))
 
 
@@ -150,7 +151,7 @@ _GROUP = pathlib.Path("/sys/fs/cgroup")
 _UNKNOWN = 4 << 30
 
 
-def peak_bytes(jaxpr: Any) -> int:
+def peak_bytes(jaxpr: Jaxpr) -> int:
     """An estimate of the most bytes of values alive at once, without the program's inputs."""
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     last: dict[Any, int] = {}

@@ -16,6 +16,7 @@ from typing import Any
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector.program.analysis.equations import Body, bodies_of
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
+from nnx_inspector.typing import Atom, Equation, Jaxpr
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,7 @@ class _Flow:
 
 
 def dataflow(
-    jaxpr: Any, owner: Any
+    jaxpr: Jaxpr, owner: object
 ) -> tuple[tuple[Edge, ...], tuple[Edge, ...], tuple[Arrival, ...]]:
     """The edges of a marked program, in its order: those between modules, those across their
     borders, and the arrivals that both are read from.
@@ -141,7 +142,9 @@ def dataflow(
     return tuple(between), tuple(across), tuple(_arrivals(flow.meetings))
 
 
-def inputs_received(jaxpr: Any, owner: Any, sites: Collection[str]) -> dict[int, dict[str, bool]]:
+def inputs_received(
+    jaxpr: Jaxpr, owner: object, sites: Collection[str]
+) -> dict[int, dict[str, bool]]:
     """The inputs of a marked program that reach one of the sites without passing another of them.
 
     Returns:
@@ -183,7 +186,7 @@ class _Follow:
         self.owner, self.only = owner, only
         self.known: dict[Any, tuple[Any, _Flow]] = {}
 
-    def flow(self, jaxpr: Any, fed: tuple[bool, ...]) -> _Flow:
+    def flow(self, jaxpr: Jaxpr, fed: tuple[bool, ...]) -> _Flow:
         """The flow of a jaxpr, given which of its inputs have stems at all."""
         bare, _ = jaxprs.open_jaxpr(jaxpr)
         key = (id(bare), fed)
@@ -191,7 +194,7 @@ class _Follow:
             self.known[key] = (bare, self._go_through(bare, fed))
         return self.known[key][1]
 
-    def _go_through(self, bare: Any, fed: tuple[bool, ...]) -> _Flow:
+    def _go_through(self, bare: Jaxpr, fed: tuple[bool, ...]) -> _Flow:
         entering = {v: frozenset([i]) for i, v in enumerate(bare.invars) if fed[i]}
         here = _Here(entering)
         for equation in bare.eqns:
@@ -201,7 +204,7 @@ class _Follow:
         results = tuple(here.read(v) for v in bare.outvars)
         return _Flow(results, tuple(here.meetings), frozenset(here.sites))
 
-    def _apply(self, equation: Any, stems: list[_Stems], here: _Here) -> Sequence[_Stems]:
+    def _apply(self, equation: Equation, stems: list[_Stems], here: _Here) -> Sequence[_Stems]:
         if equation.primitive is mark:
             params = equation.params
             own = params["owner"] == self.owner and params["part"] in (BEGIN, INPUT, OUTPUT)
@@ -240,7 +243,7 @@ class _Follow:
         return [_resolved(here.placed(out), stems) for out in flow.results]
 
     def _loop(
-        self, body: Any, stems: Sequence[_Stems], consts: int, carry: int, here: _Here
+        self, body: Jaxpr, stems: Sequence[_Stems], consts: int, carry: int, here: _Here
     ) -> list[_Stems]:
         start, end, number = consts, consts + carry, id(body)
         around = list(stems[start:end])
@@ -301,10 +304,10 @@ class _Here:
         self.open: list[_Open] = []
         self.first: dict[Any, int] = {}
 
-    def read(self, atom: Any) -> _Stems:
+    def read(self, atom: Atom) -> _Stems:
         return _NONE if jaxprs.is_literal(atom) else self.stems.get(atom, _NONE)
 
-    def mark(self, equation: Any, stems: list[_Stems]) -> Sequence[_Stems]:
+    def mark(self, equation: Equation, stems: list[_Stems]) -> Sequence[_Stems]:
         params, part = equation.params, equation.params["part"]
         site, inside = params["site"], set[str]()
         if part == BEGIN or (part == INPUT and not (self.open and self.open[-1].site == site)):
@@ -332,12 +335,12 @@ class _Here:
                 self.meetings.append(meeting)
         return [result] * len(stems)
 
-    def rename(self, equation: Any) -> None:
+    def rename(self, equation: Equation) -> None:
         """Identify the results of a mark with its operands."""
         for atom, out in zip(equation.invars, equation.outvars, strict=True):
             self.first[out] = self.value(atom)
 
-    def value(self, atom: Any) -> int:
+    def value(self, atom: Atom) -> int:
         """A number that identifies a value; one that enters a jit gets another number there."""
         return id(atom) if jaxprs.is_literal(atom) else self.first.get(atom, id(atom))
 

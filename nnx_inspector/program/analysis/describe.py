@@ -27,7 +27,7 @@ def in_words(args: Any, kwargs: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def value_in_words(value: Any) -> str:
+def value_in_words(value: object) -> str:
     """One value, any pytree: `"(float32[4,2], {mask: bool[4]})"`."""
     if is_array(value):
         return describe(value)
@@ -46,7 +46,7 @@ def value_in_words(value: Any) -> str:
     return _container(value)
 
 
-def _container(value: Any) -> str:
+def _container(value: object) -> str:
     if isinstance(value, dict):
         return "{" + _some([f"{k}: {value_in_words(v)}" for k, v in value.items()]) + "}"
     if isinstance(value, tuple) and (names := own_attribute(value, "_fields")) is not None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nnx_inspector._compat import eqn_params, jaxprs
+from nnx_inspector.typing import Equation, Jaxpr
 
 ROW = "row"
 """The part of an array that one iteration of a scan gets: an entry along the first axis."""
@@ -63,21 +64,21 @@ def kind_of(equation: Any) -> str:
     return _FORMS.get(equation.primitive.name, _UNKNOWN)[0]
 
 
-def is_call(equation: Any) -> bool:
+def is_call(equation: Equation) -> bool:
     """Whether an equation only calls a function: its body computes its results."""
     return _FORMS.get(equation.primitive.name, _UNKNOWN)[1] is _call
 
 
-def _unknown(equation: Any) -> tuple[Body, ...]:
+def _unknown(equation: Equation) -> tuple[Body, ...]:
     return tuple(Body(jaxpr, times=None) for jaxpr in jaxprs.sub_jaxprs(equation))
 
 
-def _counts(jaxpr: Any) -> tuple[int, int]:
+def _counts(jaxpr: Jaxpr) -> tuple[int, int]:
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     return len(bare.invars), len(bare.outvars)
 
 
-def _whole(jaxpr: Any, first: int = 0, **fields: Any) -> Body:
+def _whole(jaxpr: Jaxpr, first: int = 0, **fields: Any) -> Body:
     """A body whose inputs are the operands from `first` on, and whose outputs are the results."""
     inputs, outputs = _counts(jaxpr)
     operands = tuple(range(first, first + inputs))
@@ -85,11 +86,11 @@ def _whole(jaxpr: Any, first: int = 0, **fields: Any) -> Body:
     return Body(jaxpr, operands, tuple(range(outputs)), *nothing, **fields)
 
 
-def _call(equation: Any) -> tuple[Body, ...]:
+def _call(equation: Equation) -> tuple[Body, ...]:
     return tuple(map(_whole, jaxprs.sub_jaxprs(equation)))
 
 
-def _scan(equation: Any) -> tuple[Body, ...]:
+def _scan(equation: Equation) -> tuple[Body, ...]:
     (jaxpr,), length = jaxprs.sub_jaxprs(equation), equation.params["length"]
     inputs, outputs = _counts(jaxpr)
     consts, carry, xs = map(len, eqn_params.scan_parts(equation.params, range(inputs)))
@@ -101,7 +102,7 @@ def _scan(equation: Any) -> tuple[Body, ...]:
     return (dataclasses.replace(body, taken=taken, given=given),)
 
 
-def _while(equation: Any) -> tuple[Body, ...]:
+def _while(equation: Equation) -> tuple[Body, ...]:
     params = equation.params
     of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
     body = _whole(params["body_jaxpr"], of_test, consts=of_body, times=None)
@@ -112,11 +113,11 @@ def _while(equation: Any) -> tuple[Body, ...]:
     return dataclasses.replace(test, operands=operands, results=(None,)), body
 
 
-def _cond(equation: Any) -> tuple[Body, ...]:
+def _cond(equation: Equation) -> tuple[Body, ...]:
     return tuple(_whole(one, 1, conditional=True) for one in equation.params["branches"])
 
 
-def _shard_map(equation: Any) -> tuple[Body, ...]:
+def _shard_map(equation: Equation) -> tuple[Body, ...]:
     (jaxpr,), params = jaxprs.sub_jaxprs(equation), equation.params
     body = _whole(jaxpr, times=eqn_params.devices_of(equation))
     specs = tuple(params["in_specs"]), tuple(params["out_specs"])

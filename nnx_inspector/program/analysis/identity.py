@@ -14,6 +14,7 @@ import numpy as np
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import Body, bodies_of
+from nnx_inspector.typing import Equation, Jaxpr
 
 Order = tuple[int, ...] | None
 """A permutation of axes, or None for none."""
@@ -37,7 +38,7 @@ class Values:
         self._made: dict[Any, tuple[Any, int]] | None = None
         self._known = {} if known is None else known
 
-    def same(self, a: Any, b: Any) -> bool:
+    def same(self, a: object, b: object) -> bool:
         """Whether two of the jaxpr's variables (or literals) hold the same value."""
         return a is b or self.origin(a) == self.origin(b)
 
@@ -93,7 +94,7 @@ class Values:
             return None
         return body.operands[i], order
 
-    def _results(self, jaxpr: Any) -> Sequence[tuple[int, Order] | None]:
+    def _results(self, jaxpr: Jaxpr) -> Sequence[tuple[int, Order] | None]:
         """For each result of an inner jaxpr, the input that it equals, with the order of axes, or
         None.
         """
@@ -110,7 +111,7 @@ class Values:
         return self._known[id(bare)][1]
 
 
-def handed_on(equation: Any) -> list[int | None]:
+def handed_on(equation: Equation) -> list[int | None]:
     """For each result of an equation, the number of the operand that it equals, or None."""
     values = Values(equation)
     found = [values.passed_through(equation, i) for i in range(len(equation.outvars))]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import numpy as np
@@ -38,7 +37,7 @@ class Operand:
     high: float
 
     @staticmethod
-    def of(x: Any) -> Operand:
+    def of(x: object) -> Operand:
         array = np.asarray(jax.device_get(x))
         wide = array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
         values = np.abs(wide) if np.iscomplexobj(wide) else wide

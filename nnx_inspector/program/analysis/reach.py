@@ -20,6 +20,7 @@ from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector.program.analysis.equations import Body, bodies_of
 from nnx_inspector.program.marks import OUTPUT, mark
 from nnx_inspector.recordings.facts import BACKWARDS, CARRIED, CHOICE, FIRST, INNER, Flow, Role
+from nnx_inspector.typing import Atom, Equation, Jaxpr
 
 MOST_VALUES: Final = 8192
 """A program in which calls return more arrays has no graph: what is unknown explains nothing."""
@@ -35,7 +36,7 @@ class TooLargeError(Exception):
     """The program has more than `MOST_VALUES` values."""
 
 
-def flow_of(jaxpr: Any, owner: Any, received: Iterable[int], held: Mapping[int, str]) -> Flow:
+def flow_of(jaxpr: Jaxpr, owner: object, received: Iterable[int], held: Mapping[int, str]) -> Flow:
     """The graph of a marked program.
 
     Args:
@@ -77,7 +78,7 @@ class _Walk:
         self.edges: set[tuple[int, int, int]] = set()
         self.loops: dict[Any, int] = {}
 
-    def stems(self, key: Any, site: str, role: Role, loop: int = -1) -> _Stems:
+    def stems(self, key: object, site: str, role: Role, loop: int = -1) -> _Stems:
         """The stems of a value that begins here, which gets a number when it is first seen."""
         number = self.numbers.setdefault((role, key), len(self.values))
         if number == len(self.values):
@@ -91,7 +92,7 @@ class _Walk:
     ) -> list[_Stems]:
         known = dict(zip(bare.invars, entering, strict=True))
 
-        def read(atom: Any) -> _Stems:
+        def read(atom: object) -> _Stems:
             return _NONE if jaxprs.is_literal(atom) else known.get(atom, _NONE)
 
         for number, equation in enumerate(bare.eqns):
@@ -104,7 +105,7 @@ class _Walk:
         return [read(v) for v in bare.outvars]
 
     def _mark(
-        self, equation: Any, stems: list[_Stems], path: tuple[int, ...], where: _Where
+        self, equation: Equation, stems: list[_Stems], path: tuple[int, ...], where: _Where
     ) -> list[_Stems]:
         params = equation.params
         if params.get("part") != OUTPUT or params["owner"] != self.owner:
@@ -120,7 +121,7 @@ class _Walk:
         return out
 
     def _apply(
-        self, equation: Any, stems: list[_Stems], path: tuple[int, ...], where: _Where
+        self, equation: Equation, stems: list[_Stems], path: tuple[int, ...], where: _Where
     ) -> list[_Stems]:
         everything = _NONE.union(*stems)
         bodies = () if eqn_params.is_recomputation(equation) else bodies_of(equation)
@@ -162,7 +163,7 @@ class _Walk:
         return self._loop(body, bare, stems, path, where)
 
     def _loop(
-        self, body: Body, bare: Any, stems: Sequence[_Stems], path: tuple[int, ...], where: _Where
+        self, body: Body, bare: Jaxpr, stems: Sequence[_Stems], path: tuple[int, ...], where: _Where
     ) -> list[_Stems]:
         start, end = body.consts, body.consts + body.carry
         outermost = where.loop < 0
@@ -188,7 +189,7 @@ def _with(stems: _Stems, flag: int) -> _Stems:
     return frozenset((number, how | flag) for number, how in stems)
 
 
-def _is_float(variable: Any) -> bool:
+def _is_float(variable: Atom) -> bool:
     dtype = getattr(variable.aval, "dtype", None)
     return dtype is not None and getattr(dtype, "kind", "V") not in "biu"
 

@@ -150,7 +150,7 @@ def _short(number: float) -> str:
     return f"{number:.0f}"
 
 
-def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
+def trace(f: object, /, *args: object, only: Only = None, **kwargs: object) -> Trace:
     """List the calls that `f(*args, **kwargs)` makes, without running it.
 
     A function whose Python code reads the values of arrays cannot be traced. With concrete arrays
@@ -215,7 +215,7 @@ def trace_of(stage: Staged) -> Trace:
 @contextlib.contextmanager
 def staged_for_trace(
     function: Function,
-    args: Sequence[Any],
+    args: Sequence[object],
     kwargs: dict[str, Any],
     *,
     selection: Selection,
@@ -268,9 +268,9 @@ def _modules_of(roots: dict[Path, Any]) -> tuple[tuple[ModuleSite, ...], Modules
 
 
 def _hooks(
-    selection: Selection, history: History, where: Where | None = None, again: Any = None
+    selection: Selection, history: History, where: Where | None = None, again: object = None
 ) -> HooksOf:
-    def hooks(scope: Scope, owner: Any) -> Sequence[Hook]:
+    def hooks(scope: Scope, owner: object) -> Sequence[Hook]:
         owner = owner if again is None else (owner, again)
         return [
             *counting_hooks(owner, where, scope),

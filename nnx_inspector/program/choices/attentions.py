@@ -15,6 +15,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.inside.attention import Pattern, Trail, Trails
 from nnx_inspector.program.choices.frames import Frame, backwards
 from nnx_inspector.stats.choices.measure import Heads
+from nnx_inspector.typing import Var
 
 Place = tuple[Frame, Any]
 """A function, and a variable that it makes or receives."""
@@ -36,11 +37,11 @@ class Softmaxes:
     def __init__(self, trails: Trails):
         self._trails = trails
 
-    def kind(self, atom: Any) -> str:
+    def kind(self, atom: object) -> str:
         trail = None if jaxprs.is_literal(atom) else self._trails.of(atom)
         return "" if trail is None else trail.kind
 
-    def probabilities(self, frame: Frame, variable: Any) -> Place | None:
+    def probabilities(self, frame: Frame, variable: object) -> Place | None:
         """Where the softmax is made whose probabilities become a pattern."""
         for _ in range(_STEPS):
             frame, variable = frame.origin(variable)
@@ -58,7 +59,7 @@ class Softmaxes:
             frame, variable = within
         return None
 
-    def logits(self, frame: Frame, variable: Any) -> tuple[Frame, Any, bool, float] | None:
+    def logits(self, frame: Frame, variable: object) -> tuple[Frame, Any, bool, float] | None:
         """What these probabilities are the softmax of, whether these are the logits themselves, and
         the logarithm of the base.
         """
@@ -84,7 +85,7 @@ class Softmaxes:
             variable = min(before, key=lambda v: ranks.index(self.kind(v)))
         return None
 
-    def _before_shift(self, frame: Frame, variable: Any) -> tuple[Frame, Any, bool]:
+    def _before_shift(self, frame: Frame, variable: object) -> tuple[Frame, Any, bool]:
         """The logits from which their largest one was subtracted, and whether they are the logits:
         if something else is subtracted, they may be those less something.
         """
@@ -96,7 +97,7 @@ class Softmaxes:
             return *frame.origin(logits), True
         return frame, variable, True
 
-    def _is_largest(self, frame: Frame, shift: Any, logits: Any) -> bool:
+    def _is_largest(self, frame: Frame, shift: Var, logits: Var) -> bool:
         """Whether a value is the largest of these logits, or of those that a mask leaves."""
         for here, _, equation in backwards(frame, shift, _shifted):
             if equation is not None and equation.primitive.name == "reduce_max":
@@ -104,7 +105,7 @@ class Softmaxes:
         return False
 
 
-def _shifted(equation: Any, _: Any) -> Sequence[Any]:
+def _shifted(equation: Any, _: object) -> Sequence[Any]:
     return equation.invars if equation.primitive.name in _SHIFTS else ()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.sources import scopes_of
 from nnx_inspector.program.analysis.equations import CUSTOM, Body, bodies_of, kind_of
+from nnx_inspector.typing import Equation, Jaxpr
 
 _ENTERED = ("jit", "remat", "inline", "scan", "cond")
 
@@ -69,7 +70,7 @@ class Frame:
             self.inner[number] = found
         return found
 
-    def origin(self, variable: Any) -> tuple[Frame, Any]:
+    def origin(self, variable: object) -> tuple[Frame, Any]:
         """The function in which a value is made, and its variable there."""
         frame = self
         while frame.outer is not None:
@@ -90,11 +91,11 @@ class Frame:
             return None
         return self.equation.invars[body.operands[number]]
 
-    def maker(self, variable: Any) -> tuple[int, Any] | None:
+    def maker(self, variable: object) -> tuple[int, Any] | None:
         """The number of the equation that makes a value here, and the equation."""
         return self.made.get(variable)
 
-    def within(self, number: int, variable: Any) -> tuple[Frame, Any] | None:
+    def within(self, number: int, variable: object) -> tuple[Frame, Any] | None:
         """The function that makes a result of one of this one's equations, and its variable there;
         None if there is no such one.
         """
@@ -109,9 +110,9 @@ class Frame:
                 return inner, atom
         return None
 
-    def rebuilt(self) -> Any:
+    def rebuilt(self) -> Jaxpr:
         """The function with the equations that were added; the same object if there are none."""
-        equations: list[Any] = []
+        equations: list[Equation] = []
         changed = bool(self.more)
         for number, equation in enumerate(self.bare.eqns):
             inner = self.inner.get(number, [])
@@ -129,7 +130,7 @@ class Frame:
 
 
 def backwards(
-    frame: Frame, variable: Any, made_of: Callable[[Any, Any], Sequence[Any]]
+    frame: Frame, variable: object, made_of: Callable[[Any, Any], Sequence[Any]]
 ) -> Iterator[tuple[Frame, Any, Any]]:
     """The values that a value is made of, itself included, each with its function, and with the
     equation that makes it there (None if it is an input). Literals are left out.

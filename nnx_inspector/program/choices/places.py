@@ -23,6 +23,7 @@ from nnx_inspector.program.choices.frames import Frame
 from nnx_inspector.program.choices.routers import CHOOSES, router_at
 from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT, alone, mark
 from nnx_inspector.stats.choices.rows import EXPERTS
+from nnx_inspector.typing import Equation, Jaxpr
 
 _OURS = ("apply", "held", "link", "mark", "seeded")
 _IDENTITIES = frozenset(f"nnx_inspector_{name}" for name in _OURS)
@@ -34,8 +35,8 @@ _known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def with_choices(
-    jaxpr: Any,
-    owner: Any,
+    jaxpr: object,
+    owner: object,
     *,
     weights: Collection[int] = (),
     shapes: Mapping[str, Sequence[int]] = _NONE,
@@ -54,7 +55,7 @@ def with_choices(
     return _Search(jaxpr, owner, weights, shapes, finished=finished).found()
 
 
-def _may_choose(jaxpr: Any) -> bool:
+def _may_choose(jaxpr: object) -> bool:
     """Whether a program has an exponential, or a choice, at all."""
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     if bare not in _known:
@@ -90,7 +91,7 @@ class _Search:
         for router in self.routers:  # only now it is known what becomes of the choice
             self._router(*router)
 
-    def found(self) -> Any:
+    def found(self) -> Jaxpr:
         return self.whole.rebuilt()
 
     def look(self, frame: Frame) -> None:
@@ -137,7 +138,7 @@ class _Search:
             if number is not None and part is None:
                 self.trails.put(equation.outvars[number], self.trails.of(atom))
 
-    def _attention(self, frame: Frame, equation: Any) -> None:
+    def _attention(self, frame: Frame, equation: Equation) -> None:
         found = pattern_in(equation.primitive.name, equation.params, equation.invars, self.trails)
         if found is None:
             return
@@ -169,10 +170,12 @@ class _Search:
                 how = dataclasses.replace(how, kept=found.kept)
                 self._put(frame, found.equation, [values, chosen, found.value], how, EXPERTS)
 
-    def _site_of(self, frame: Frame, equation: Any) -> str | None:
+    def _site_of(self, frame: Frame, equation: Equation) -> str | None:
         return site_in(self.owner, (*frame.scopes, *scopes_of(equation)))
 
-    def _put(self, frame: Frame, equation: Any, operands: list[Any], how: Any, name: str) -> None:
+    def _put(
+        self, frame: Frame, equation: Equation, operands: list[Any], how: object, name: str
+    ) -> None:
         """Put a mark on these values behind an equation."""
         site = self._site_of(frame, equation)
         if site is None:

@@ -15,6 +15,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.inside.attention import Trail
 from nnx_inspector.program.choices.frames import Frame, backwards
 from nnx_inspector.stats.choices.measure import Experts
+from nnx_inspector.typing import Equation
 
 CHOOSES = ("top_k", "argmax")
 _USES = frozenset(["gather", "scatter-add", "scatter_add", "scatter", "sort", "ragged_dot"])
@@ -107,7 +108,7 @@ def _listed(shapes: Mapping[str, Sequence[int]], many: int) -> bool:
     )
 
 
-def _says_where_to_go(frame: Frame, choice: Any, many: int) -> bool:
+def _says_where_to_go(frame: Frame, choice: object, many: int) -> bool:
     """Whether a choice becomes a one-hot vector, or an index."""
     known, waiting = {choice}, [(frame, choice)]
     for _ in range(_STEPS):
@@ -136,7 +137,7 @@ def _says_where_to_go(frame: Frame, choice: Any, many: int) -> bool:
     return False
 
 
-def _is_linear(frame: Frame, variable: Any) -> bool:
+def _is_linear(frame: Frame, variable: object) -> bool:
     """Whether a value is what a product gives, but for what is added, scaled, masked or random."""
     return all(
         equation is None or equation.primitive.name in _LINEAR | _ENDS
@@ -144,5 +145,5 @@ def _is_linear(frame: Frame, variable: Any) -> bool:
     )
 
 
-def _added(equation: Any, _: Any) -> Sequence[Any]:
+def _added(equation: Equation, _: object) -> Sequence[Any]:
     return equation.invars if equation.primitive.name in _LINEAR else ()

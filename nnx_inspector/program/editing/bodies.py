@@ -39,6 +39,7 @@ from nnx_inspector.program.editing.updates import added_to, inputs_of_calls
 from nnx_inspector.program.marks import GRADIENT
 from nnx_inspector.program.plan import NOTHING, Kept, Seen
 from nnx_inspector.program.survey import Item, stride_of
+from nnx_inspector.typing import Atom, Equation, Jaxpr, Var
 
 PASSES = 64
 """How many of the last passes that begin in a while loop are kept apart. How often it runs is known
@@ -51,14 +52,14 @@ class Edited(str):
     """
 
 
-def _jaxpr(inner: Body, own: Any, outputs: Sequence[Any] | None = None) -> Any:
+def _jaxpr(inner: Body, own: Jaxpr, outputs: Sequence[Var] | None = None) -> Jaxpr:
     """A body as a jaxpr of the same kind as its own."""
     inputs = [v for v, _ in inner.places.values()]
     outputs = inner.outputs if outputs is None else outputs
     return jaxprs.edited(own, inputs=inputs, equations=inner.equations, outputs=outputs)
 
 
-def _effects(*every: Any) -> Any:
+def _effects(*every: object) -> Any:
     return frozenset().union(*(jaxprs.open_jaxpr(one)[0].effects for one in every))
 
 
@@ -67,13 +68,13 @@ def _moved(inner: Body, slots: Sequence[Slot]) -> Any:
     return each_slot(lambda x: slots[x.number] if isinstance(x, Output) else x, inner.seen)
 
 
-def _given(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+def _given(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
     (result,) = equation.outvars
     self.put(result, self.given(equation))
     return []
 
 
-def _choice(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+def _choice(self: Body, item: Item, equation: Equation, operands: list[Var]) -> Any:
     """A softmax that chooses: its figures are those of each head, or of each expert."""
     marked, plan = item.mark, self.of.plan
     assert marked is not None
@@ -85,7 +86,7 @@ def _choice(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     return Seen([], Always(()), [Kept(self.slot(self.measured(marked.choice, operands, equation)))])
 
 
-def _positions(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+def _positions(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
     """From here on, the mask is that of a call that begins."""
     if self.of.presence:
         self.add(equation.replace(invars=operands))
@@ -98,7 +99,7 @@ def _positions(self: Body, item: Item, equation: Any, operands: list[Any]) -> An
     return []
 
 
-def _counts(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+def _counts(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
     params, (result,) = equation.params, equation.outvars
     if self.of.presence:
         self.add(equation.replace(invars=operands))
@@ -108,14 +109,14 @@ def _counts(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     return []
 
 
-def _whole(self: Body, equation: Any, operands: list[Any], inner: Body, new: Any) -> Any:
+def _whole(self: Body, equation: Equation, operands: list[Any], inner: Body, new: Jaxpr) -> Any:
     """Add an equation of which a body is all, so that what it saw leaves it as it is."""
     given = [*self.given_to(inner), *operands]
     avals = [atom.aval for atom in inner.fields]
     return _moved(inner, self.take(equation, given, equation.params, avals, _effects(new)))
 
 
-def _jit(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+def _jit(self: Body, item: Item, equation: Equation, operands: list[Var]) -> Any:
     inner = self.body(item.children[0], equation)
     new = _jaxpr(inner, equation.params["jaxpr"])
     params = eqn_params.with_inputs(
@@ -125,7 +126,7 @@ def _jit(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     return [_whole(self, equation.replace(params=params), operands, inner, new)]
 
 
-def _remat(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+def _remat(self: Body, item: Item, equation: Equation, operands: list[Atom]) -> Any:
     before = self.of.again
     self.of.again = before or item.again
     inner = self.body(item.children[0], equation)
@@ -137,7 +138,7 @@ def _remat(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     return [seen] if backward or not item.again else []
 
 
-def _inline(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+def _inline(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
     inner = self.body(item.children[0], equation)
     (own,) = jaxprs.sub_jaxprs(equation)
     new = _jaxpr(inner, own)
@@ -145,7 +146,7 @@ def _inline(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     return [_whole(self, equation.replace(params=params), operands, inner, new)]
 
 
-def _custom(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+def _custom(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
     """A call with a rule of its own for derivatives, for which nobody asks any more."""
     inner = self.body(item.children[0], equation)
     new = _jaxpr(inner, next(iter(jaxprs.sub_jaxprs(equation))))
@@ -154,7 +155,7 @@ def _custom(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     return [_whole(self, plain, operands, inner, new)]
 
 
-def _scan(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+def _scan(self: Body, item: Item, equation: Equation, operands: list[Var]) -> Any:
     (form,) = bodies_of(equation)
     of, length, key = self.of, form.times or 0, ("row", next(self.of.counted))
     every = 1
@@ -263,7 +264,7 @@ def _carried(inner: Body, form: Form, inputs: Sequence[int]) -> dict[int, Any]:
     return {n: v for n, v in pairs if not same(bare.invars[n], v)}
 
 
-def _dynamic(inner: Body, like: Any) -> None:
+def _dynamic(inner: Body, like: object) -> None:
     """Let a body that may not run return how often it runs, like all else that it sees."""
     known: dict[Any, Slot] = {}
 
@@ -277,7 +278,7 @@ def _dynamic(inner: Body, like: Any) -> None:
     inner.seen = each_slot(once, inner.seen)
 
 
-def _while(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+def _while(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
     test, form = bodies_of(equation)
     of, plan = self.of, self.of.plan
     passes = plan.summarise and not of.gated and item.children[1].begins
@@ -321,7 +322,7 @@ def _while(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     return [[], _moved(inner, slots)]
 
 
-def _cond(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+def _cond(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
     inner = [self.body(child, equation) for child in item.children]
     for body in inner:
         body.finish(equation)
@@ -350,7 +351,7 @@ def _cond(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
     return seen
 
 
-def _shard_map(self: Body, item: Item, equation: Any, operands: list[Any]) -> Any:
+def _shard_map(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
     """Each device measures its own part; the rows of the devices are merged outside."""
     axes, of = eqn_params.manual_axes(equation), self.of
     before = of.axes, of.inside, of.plan

@@ -44,6 +44,7 @@ from nnx_inspector.program.marks import BEGIN, CHANGE, GRADIENT, INPUT, OUTPUT, 
 from nnx_inspector.program.plan import Kept, Seen
 from nnx_inspector.program.survey import Item, Marked, Survey
 from nnx_inspector.stats.apart import is_apart
+from nnx_inspector.typing import Atom, Equation, Var
 
 
 class Body:
@@ -94,18 +95,18 @@ class Body:
             else:
                 self.seen.append(self.of.enter[item.kind](self, item, equation, operands))
 
-    def add(self, equation: Any) -> None:
+    def add(self, equation: Equation) -> None:
         self.equations.append(equation)
         self.numbers.append(self._number)
 
-    def read(self, atoms: Sequence[Any]) -> list[Any]:
+    def read(self, atoms: Sequence[Atom]) -> list[Atom]:
         return [x if jaxprs.is_literal(x) else self._instead.get(x, x) for x in atoms]
 
-    def put(self, variable: Any, atom: Any) -> None:
+    def put(self, variable: Var, atom: Atom) -> None:
         """Let an atom stand for a variable from now on."""
         self._instead[variable] = atom
 
-    def place(self, key: Key, aval: Any, value: Any = None) -> Any:
+    def place(self, key: Key, aval: object, value: object = None) -> Var:
         """The variable of an additional input."""
         if key in self.own:
             return self.own[key]
@@ -117,7 +118,7 @@ class Body:
         return self.places[key][0]
 
     def traced(
-        self, f: Callable[..., Any], atoms: Sequence[Any], like: Any
+        self, f: Callable[..., Any], atoms: Sequence[object], like: object
     ) -> tuple[list[Any], Any]:
         """Add what computes `f` of some atoms; returns its results' atoms, and their tree."""
         closed, tree = self.of.trace(f, atoms, like)
@@ -130,7 +131,7 @@ class Body:
             else:
                 names[v] = jaxprs.literal(np.asarray(const)[()])
 
-        def read(x: Any) -> Any:
+        def read(x: Atom) -> Atom:
             return x if jaxprs.is_literal(x) else names[x]
 
         for equation in bare.eqns:
@@ -144,7 +145,7 @@ class Body:
             )
         return [read(v) for v in bare.outvars], tree
 
-    def measured(self, measure: Callable[..., Any], atoms: Sequence[Any], like: Any) -> Any:
+    def measured(self, measure: Callable[..., Any], atoms: Sequence[Atom], like: object) -> Any:
         """What a function measures of some atoms, with atoms for arrays."""
         axes = self.of.axes
         if self.of.gated:
@@ -154,7 +155,7 @@ class Body:
         found, tree = self.traced(measure, atoms, like)
         return jax.tree.unflatten(tree, self.at_home(found, like))
 
-    def at_home(self, atoms: list[Any], like: Any) -> list[Any]:
+    def at_home(self, atoms: list[Any], like: object) -> list[Any]:
         """Small results of an equation, on the mesh of this body.
 
         Within `jax.sharding.auto_axes` types have another mesh than in the body around.
@@ -163,14 +164,14 @@ class Body:
             return atoms
         return self.traced(OnThisMesh(), atoms, self.home)[0]
 
-    def slot(self, atom: Any) -> Slot:
+    def slot(self, atom: Atom) -> Slot:
         """An additional output."""
         number = self._field_of.setdefault(_named(atom), len(self.fields))
         if number == len(self.fields):
             self.fields.append(atom)
         return Output(number)
 
-    def finish(self, like: Any) -> None:
+    def finish(self, like: Equation | None) -> None:
         """Add up over all devices what each has found here and is still apart."""
         waiting: dict[int, Any] = {}
         for one in jax.tree.leaves(self.seen, is_leaf=lambda x: is_apart(x) or is_slot(x)):
@@ -193,7 +194,7 @@ class Body:
 
     # ---------------------------------------------------------------------- marks
 
-    def mark(self, item: Item, equation: Any, values: list[Any]) -> Any:
+    def mark(self, item: Item, equation: Equation, values: list[Any]) -> Any:
         marked, plan = item.mark, self.of.plan
         assert marked is not None
         count = len(marked.avals)
@@ -246,7 +247,7 @@ class Body:
             ticket = self.slot(self.measured(operator.pos, rest[-1:], equation))
         return Seen(summaries, Always(marked.rows(())), kept, ticket)
 
-    def _begun(self, marked: Marked, equation: Any, values: list[Any]) -> Seen:
+    def _begun(self, marked: Marked, equation: Equation, values: list[Atom]) -> Seen:
         """The first of the values ties the mark to the program."""
         self._instead.update(zip(equation.outvars, values, strict=True))
         if not self.of.plan.summarise or self.of.again:
@@ -263,7 +264,7 @@ class Body:
                 summaries.append(self.measured(how, [x], equation))
         return Seen(jax.tree.map(self.slot, summaries), Always(()), [Kept(self.slot(kept))])
 
-    def given(self, equation: Any) -> Any:
+    def given(self, equation: Equation) -> Var:
         """The atom of a value that is given to the program, at each run."""
         params, (result,) = equation.params, equation.outvars
         key = ("given", params["place"], params.get("call"))
@@ -280,10 +281,12 @@ class Body:
             ((atom,), _) = self.traced(layer, [atom, *counters], equation)
         return atom
 
-    def _gate(self, like: Any) -> Any:
+    def _gate(self, like: object) -> Any:
         return self.place(GATE, self.type_of(np.bool_, like))
 
-    def _mask(self, marked: Marked, equation: Any, number: int, present: list[Any]) -> list[Any]:
+    def _mask(
+        self, marked: Marked, equation: Equation, number: int, present: list[Any]
+    ) -> list[Any]:
         """The mask beside a value of a mark, if it has one: of positions, of the examples that are
         present, or of both.
         """
@@ -298,7 +301,7 @@ class Body:
         return self.traced(Both(), [atom, *present], equation)[0] if present else [atom]
 
     def _with_presence(
-        self, equation: Any, values: list[Any], mask: list[Any], ties: list[Any]
+        self, equation: Equation, values: list[Any], mask: list[Any], ties: list[Any]
     ) -> list[Any]:
         """Add the mark, with a mask that says whether the example is there."""
         present = self.place(PRESENT, self.type_of(np.bool_, equation))
@@ -322,11 +325,11 @@ class Body:
         )
         return []
 
-    def _once(self, equation: Any, x: Any, *after: Any) -> Any:
+    def _once(self, equation: Equation, x: object, *after: object) -> Var:
         return self.traced(Once(), [x, *after], equation)[0][0]
 
     def _summary(
-        self, marked: Marked, equation: Any, xs: list[Any], axis: int | None, number: int
+        self, marked: Marked, equation: Equation, xs: list[Any], axis: int | None, number: int
     ) -> Any:
         if marked.part == CHANGE:
             measure: Callable[..., Any] = Change(self.of.plan.sample, axis)
@@ -343,7 +346,7 @@ class Body:
             known[how] = self.measured(measure, xs, equation)
         return self._for_each(marked, axis, known[how], equation)
 
-    def _for_each(self, marked: Marked, axis: int | None, found: Any, like: Any) -> Any:
+    def _for_each(self, marked: Marked, axis: int | None, found: object, like: Equation) -> Any:
         """What was found in an array, for each member, even if all share the array."""
         if axis is not None or not marked.members:
             return found
@@ -352,8 +355,8 @@ class Body:
         return jax.tree.unflatten(tree, self.traced(each, atoms, like)[0])
 
     def _seeded(
-        self, marked: Marked, equation: Any, values: list[Any], masks: list[list[Any]]
-    ) -> list[Any]:
+        self, marked: Marked, equation: Equation, values: list[Any], masks: list[list[Any]]
+    ) -> list[Var]:
         """The values, each with a mark on what it will receive."""
         out = list(values)
         members = equation.params.get("members") if marked.members else None
@@ -370,7 +373,7 @@ class Body:
                 (out[leaf],), _ = self.traced(seeds, [x, seed, *masks[leaf]], equation)
         return out
 
-    def type_of(self, dtype: Any, like: Any) -> Any:
+    def type_of(self, dtype: Any, like: object) -> Any:
         """The type of a number where an equation stands: within a shard_map it is another."""
         closed, _ = self.of.trace(Zero(np.dtype(dtype)), [], like)
         return jaxprs.open_jaxpr(closed)[0].outvars[0].aval
@@ -380,8 +383,8 @@ class Body:
         perturb: Callable[..., list[Any]],
         marked: Marked,
         values: list[Any],
-        equation: Any,
-    ) -> list[Any]:
+        equation: Equation,
+    ) -> list[Var]:
         number = self.type_of(np.int32, equation)
         counters = [self.place(key, number) for key, _ in self.around]
         lengths = [length for _, length in self.around]
@@ -417,22 +420,22 @@ class Body:
 
     # ------------------------------------------------------------- bodies inside
 
-    def body(self, found: Survey, home: Any) -> Body:
+    def body(self, found: Survey, home: Equation) -> Body:
         """An edited jaxpr of one of its equations."""
         inner = Body(self.of, found, self.around, home=home)
         inner.edit()
         return inner
 
-    def given_to(self, inner: Body) -> list[Any]:
+    def given_to(self, inner: Body) -> list[Var]:
         """The operands for the additional inputs of a body."""
         return [self.place(key, v.aval, value) for key, (v, value) in inner.places.items()]
 
     def take(
         self,
-        equation: Any,
-        operands: Sequence[Any],
+        equation: Equation,
+        operands: Sequence[Atom],
         params: dict[str, Any],
-        fields: Sequence[Any],
+        fields: Sequence[object],
         effects: Any,
     ) -> list[Slot]:
         """Add an equation that returns more: a slot for each of these types."""
@@ -448,6 +451,6 @@ class Body:
         return list(map(self.slot, self.at_home(new, equation)))
 
 
-def _named(atom: Any) -> Any:
+def _named(atom: Atom) -> Any:
     """What stands for an atom in a dict: jax's literals cannot be hashed."""
     return ("literal", id(atom)) if jaxprs.is_literal(atom) else atom

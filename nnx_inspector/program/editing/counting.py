@@ -123,7 +123,7 @@ def where_of(given: Any) -> Where | None:
     return Where(shape=mask.shape, bits=mask.tobytes())
 
 
-def _checked(found: Any, what: str) -> Any:
+def _checked(found: object, what: str) -> Any:
     if isinstance(found, bool | list | tuple):
         found = np.asarray(found)
     dtype = getattr(found, "dtype", None)
@@ -147,7 +147,7 @@ _here = _Here()
 
 @contextlib.contextmanager
 def call_begins(
-    mask: Any, owner: Any, args: Any, kwargs: Any, context: Context
+    mask: Any, owner: object, args: object, kwargs: object, context: Context
 ) -> Iterator[tuple[Any, Any]]:
     """The outermost call, with this mask: its arguments, by which its program holds the mask."""
     if mask is not None:
@@ -165,7 +165,7 @@ def call_begins(
         del _here.shapes[owner]
 
 
-def counting(owner: Any) -> dict[str, Any]:
+def counting(owner: object) -> dict[str, Any]:
     """The parameter of a mark that says how the mask of the call under way is; {} if all of its
     positions count.
     """
@@ -210,14 +210,14 @@ class Counts:
 # --------------------------------------------------------------------- in a program
 
 
-def counting_hooks(owner: Any, where: Where | None, scope: Any) -> list[Hook]:
+def counting_hooks(owner: object, where: Where | None, scope: Any) -> list[Hook]:
     """The hooks, around all others, by which an owner's marks know which positions count."""
     return [] if where is None else [Hook(Counts(owner, where), TAP_OUTPUT, None, scope)]
 
 
 @counts.def_impl
 @internal_config()
-def _counts_now(_: Any, *, kind: Any, mapped: int, owner: Any) -> jax.Array:
+def _counts_now(_: object, *, kind: Any, mapped: int, owner: object) -> jax.Array:
     found = known_mask(owner, kind.shape, mapped)
     return jnp.ones(kind.shape, jnp.bool_) if found is None else jnp.asarray(found)
 
@@ -240,7 +240,7 @@ def misfit_of(marks: Sequence[Any]) -> str:
     )
 
 
-def known_mask(owner: Any, shape: tuple[int, ...], mapped: int) -> Any:
+def known_mask(owner: object, shape: tuple[int, ...], mapped: int) -> Any:
     """The mask of an owner's last call outside every program, for a program within it; None if
     there is none of this shape.
     """

@@ -17,6 +17,7 @@ from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.survey import Marked
+from nnx_inspector.typing import Array
 
 Key = tuple[Any, ...]
 """What an additional input of a body is: a constant, a seed, or the number of an iteration."""
@@ -73,7 +74,7 @@ class Editor:
         return bool(self.inside.get("check_vma", True))
 
     @staticmethod
-    def context_of(like: Any) -> contextlib.AbstractContextManager[None]:
+    def context_of(like: object) -> contextlib.AbstractContextManager[None]:
         """The context of an equation; None stands for the one that the program is edited in."""
         return contextlib.nullcontext() if like is None else jaxprs.context_of(like)
 
@@ -101,7 +102,7 @@ class Editor:
             if known is None:
                 tree: list[Any] = []
 
-                def flat(*xs: Any) -> list[Any]:
+                def flat(*xs: object) -> list[Array]:
                     leaves, structure = jax.tree.flatten(f(*xs))
                     tree.append(structure)
                     return leaves

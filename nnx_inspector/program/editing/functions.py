@@ -320,7 +320,7 @@ class Ring:
     length: int
     count: int
 
-    def __call__(self, number: jax.Array, *both: Any) -> list[Any]:
+    def __call__(self, number: jax.Array, *both: object) -> list[Any]:
         rows, found = both[: self.count], both[self.count :]
         at = number % self.length
         put = jax.lax.dynamic_update_index_in_dim
@@ -333,7 +333,7 @@ class Merged:
     def __init__(self, seen: list[Any], count: int):
         self._seen, self._count = seen, count
 
-    def __call__(self, *fields: Any) -> list[Any]:
+    def __call__(self, *fields: object) -> list[Any]:
         slots, tree = jax.tree.flatten(self._seen, is_leaf=is_slot)
         numbers = [slot.number for slot in slots]
         halves = fields[: self._count], fields[self._count :]

@@ -22,6 +22,7 @@ from nnx_inspector._compat.native import Type, by_rows
 from nnx_inspector._compat.sharding import on_one_device
 from nnx_inspector.stats.bins import BINS
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.typing import PyTree
 
 _DTYPES: Final = ("uint32", "int32", "float32", "uint64", "int64", "float64")
 _FIELDS: Final = ("bins", "points", "sums")
@@ -84,7 +85,7 @@ class Layout:
     leaves: tuple[_Leaf, ...]
 
 
-def is_joinable(tree: Any) -> bool:
+def is_joinable(tree: PyTree) -> bool:
     """Whether a tree can be joined: not where the devices of a shard_map differ."""
     leaves = jax.tree.leaves(tree, is_leaf=_is_whole)
     arrays = [array for leaf in leaves for array in _arrays_of(leaf)]
@@ -92,7 +93,7 @@ def is_joinable(tree: Any) -> bool:
 
 
 @internal_config()
-def joined(tree: Any) -> tuple[Layout, list[Any]]:
+def joined(tree: PyTree) -> tuple[Layout, list[Any]]:
     """A tree of arrays, summaries and `Small` as a layout, and its arrays.
 
     Returns:
@@ -142,16 +143,16 @@ def taken_apart(layout: Layout, arrays: Any) -> Any:
     return jax.tree.unflatten(layout.structure, leaves)
 
 
-def apart(tree: Any) -> Any:
+def apart(tree: PyTree) -> Any:
     """A tree that is not joined, with the array of each `Small`."""
     return jax.tree.map(lambda x: x.array if isinstance(x, Small) else x, tree, is_leaf=_is_whole)
 
 
-def _is_whole(x: Any) -> bool:
+def _is_whole(x: object) -> bool:
     return isinstance(x, (Summary, Small))
 
 
-def _arrays_of(leaf: Any) -> list[Any]:
+def _arrays_of(leaf: object) -> list[Any]:
     if isinstance(leaf, Summary):
         return [getattr(leaf, name) for name in _FIELDS]
     return [leaf.array] if isinstance(leaf, Small) else [leaf]
@@ -172,7 +173,9 @@ def _type_of_joined(*arrays: Type) -> list[Type]:
     return [Type((words,), np.dtype(np.uint32))]
 
 
-def _joined_in_parts(whole: Any, *arrays: jax.Array, devices: int, **how: Any) -> list[jax.Array]:
+def _joined_in_parts(
+    whole: Any, *arrays: jax.Array, devices: int, **how: object
+) -> list[jax.Array]:
     del devices
     return whole(*arrays, **how)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.program.editing.packed import Joined
+from nnx_inspector.typing import AnyArray
 
 Ones = Callable[[tuple[int, ...]], Any]
 """Makes an array of ones where the other arrays are: on the host, or on the device."""
@@ -28,7 +29,7 @@ class Output:
 
     number: int
 
-    def read(self, arrays: Sequence[Any], ones: Ones) -> Any:
+    def read(self, arrays: Sequence[object], ones: Ones) -> Any:
         return arrays[self.number]
 
 
@@ -38,20 +39,20 @@ class Always:
 
     shape: tuple[int, ...]
 
-    def read(self, arrays: Sequence[Any], ones: Ones) -> Any:
+    def read(self, arrays: Sequence[object], ones: Ones) -> AnyArray:
         return ones(self.shape)
 
 
 Slot = Output | Always | Joined
 
 
-def read(seen: Any, arrays: Sequence[Any]) -> Any:
+def read(seen: object, arrays: Sequence[object]) -> Any:
     """What was seen, by its slots, from the additional outputs of the program."""
     # asked once: a program has hundreds of slots and of arrays
     xp: Any = np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
 
     @functools.cache
-    def ones(shape: tuple[int, ...]) -> Any:
+    def ones(shape: tuple[int, ...]) -> AnyArray:
         with internal_config():
             return xp.ones(shape, np.uint32)
 
@@ -62,5 +63,5 @@ def is_slot(x: Any) -> bool:
     return isinstance(x, (Output, Always, Joined))
 
 
-def each_slot(change: Callable[[Slot], Slot], seen: Any) -> Any:
+def each_slot(change: Callable[[Slot], Slot], seen: object) -> Any:
     return jax.tree.map(change, seen, is_leaf=is_slot)

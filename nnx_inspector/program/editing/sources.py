@@ -14,6 +14,7 @@ from typing import Any
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import bodies_of
 from nnx_inspector.program.survey import Marked, Survey
+from nnx_inspector.typing import Atom, Equation, Var
 
 Sources = frozenset[int]
 """The numbers of a program's inputs, its constants behind them; a negative number stands for a
@@ -48,7 +49,7 @@ class _Within:
         self._inputs = {v: n for n, v in enumerate((*bare.invars, *bare.constvars))}
         self._of_input, self._bodies = of_input, dict[int, _Within]()
 
-    def sources(self, value: Any) -> Sources:
+    def sources(self, value: Atom) -> Sources:
         found, met, ahead = set[int](), set[Any](), [value]
         while ahead:
             value = ahead.pop()
@@ -63,7 +64,7 @@ class _Within:
             found |= set[int]() if before else {_token(value)}
         return frozenset(n for n in found if n >= 0) or frozenset(found)
 
-    def _before(self, equation: Any, position: int) -> list[Any]:
+    def _before(self, equation: Equation, position: int) -> list[Var]:
         """The operands that a result comes from."""
         found, bodies = list[Any](), bodies_of(equation)
         for body in bodies:
@@ -80,6 +81,6 @@ class _Within:
         return found
 
 
-def _token(*what: Any) -> int:
+def _token(*what: object) -> int:
     """Another negative number for each object, as long as all of them live."""
     return -1 - hash(tuple(map(id, what))) % 2**61

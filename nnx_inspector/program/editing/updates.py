@@ -23,6 +23,7 @@ from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.editing.sources import sources_of
 from nnx_inspector.program.marks import BEGIN
 from nnx_inspector.program.survey import Survey
+from nnx_inspector.typing import Atom, Equation
 
 Carried = Mapping[int, bool]
 """The inputs that a value carries, each with whether it is unchanged."""
@@ -52,11 +53,11 @@ class Rows:
                     if not jaxprs.is_literal(operand):
                         self._found.add(self._values.origin(operand))
 
-    def holds(self, atom: Any) -> bool:
+    def holds(self, atom: Atom) -> bool:
         return not jaxprs.is_literal(atom) and self._values.origin(atom) in self._found
 
 
-def _taken_by_rows(equation: Any, body: Body) -> Iterator[Any]:
+def _taken_by_rows(equation: Equation, body: Body) -> Iterator[Any]:
     inner, bare = None, jaxprs.open_jaxpr(body.jaxpr)[0]
     for i, position in enumerate(body.operands or ()):
         if body.taken[i] == ROW:
@@ -104,7 +105,7 @@ def results_of(bare: Any, inputs: Sequence[int]) -> dict[int, Any]:
     return found
 
 
-def added_to(bare: Any, results: Mapping[int, Any]) -> dict[int, Any]:
+def added_to(bare: Any, results: Mapping[int, object]) -> dict[int, Any]:
     """For inputs of a program and what takes their place, what is added to each (or subtracted), if
     that is all that makes one of the other: not if it is clipped, or chosen by a mask.
     """
@@ -127,7 +128,7 @@ def added_to(bare: Any, results: Mapping[int, Any]) -> dict[int, Any]:
     return found
 
 
-def _by_name(bare: Any, n: int, results: Sequence[int]) -> int | None:
+def _by_name(bare: object, n: int, results: Sequence[int]) -> int | None:
     """The only one of some results whose name is that of an input: the longest common end, in the
     order of those that share it.
     """
@@ -187,7 +188,7 @@ class _Carried:
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, list[Carried]]] = {}
 
-    def of(self, bare: Any) -> list[Carried]:
+    def of(self, bare: object) -> list[Carried]:
         if id(bare) not in self._known:
             self._known[id(bare)] = bare, self._read(bare)
         return self._known[id(bare)][1]
@@ -201,7 +202,7 @@ class _Carried:
         known: dict[Any, Carried] = {v: {n: True} for n, v in enumerate(bare.invars)}
         made: dict[Any, Any] = {}
 
-        def read(atom: Any) -> Carried:
+        def read(atom: Atom) -> Carried:
             return _NOTHING if jaxprs.is_literal(atom) else known.get(atom, _NOTHING)
 
         for equation in bare.eqns:
@@ -214,7 +215,7 @@ class _Carried:
         return known
 
     def _through(
-        self, equation: Any, operands: Sequence[Carried], made: Mapping[Any, Any]
+        self, equation: Equation, operands: Sequence[Carried], made: Mapping[Any, Any]
     ) -> list[Carried]:
         name, count = equation.primitive.name, len(equation.outvars)
         if name in _SAME:
@@ -234,7 +235,7 @@ class _Carried:
             return self._through_bodies(equation, operands)
         return [_NOTHING] * count
 
-    def _through_bodies(self, equation: Any, operands: Sequence[Carried]) -> list[Carried]:
+    def _through_bodies(self, equation: Equation, operands: Sequence[Carried]) -> list[Carried]:
         ways: list[list[Carried]] = [[] for _ in equation.outvars]
         for body in bodies_of(equation):
             inner = self.of(jaxprs.open_jaxpr(body.jaxpr)[0])

@@ -31,7 +31,7 @@ Loss = Callable[..., jax.Array]
 
 def propagation(
     make_model: Callable[..., nnx.Module],
-    *args: Any,
+    *args: object,
     widths: Sequence[int] | None = None,
     seeds: int | Sequence[int] = 3,
     loss: Loss | None = None,
@@ -134,7 +134,7 @@ def _made(
     """A function of width and seed that makes a model, and whether models of two seeds differ."""
     signature = inspect.signature(make_model)
 
-    def call_of(width: int | None, rngs: Any, *, named: bool) -> inspect.BoundArguments | None:
+    def call_of(width: int | None, rngs: object, *, named: bool) -> inspect.BoundArguments | None:
         """The arguments, if it takes a width, by this name or the first, and `rngs` unless None."""
         given: dict[str, Any] = {} if rngs is None else {"rngs": rngs}
         args = () if named or width is None else (width,)
@@ -179,7 +179,7 @@ def _add(
         found.setdefault(site, []).append(figures)
 
 
-def _projected(model: Any, *args: Any) -> jax.Array:
+def _projected(model: Any, *args: object) -> jax.Array:
     leaves = [x for x in jax.tree.leaves(model(*args)) if jnp.issubdtype(x.dtype, jnp.floating)]
     keys = jax.random.split(jax.random.key(0), max(len(leaves), 1))
     sums = (
@@ -219,6 +219,6 @@ def _layers(entry: Entry) -> Iterator[Entry]:
     yield from map(entry.row, range(entry.rows)) if entry.rows else (entry,)
 
 
-def _deviation(found: Any) -> float:
+def _deviation(found: object) -> float:
     leaves = jax.tree.leaves(found, is_leaf=lambda x: isinstance(x, Summary))
     return float(leaves[0].merged().std) if leaves else float("nan")

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from nnx_inspector.screen import protocol
 
@@ -39,7 +38,7 @@ class Controlled:
     answers: Mapping[int, str] = dataclasses.field(default_factory=dict[int, str])
     done: tuple[tuple[int, str], ...] = ()
 
-    def to_columns(self) -> dict[str, npt.NDArray[Any]]:
+    def to_columns(self) -> dict[str, np.ndarray]:
         """The table."""
         lines = [
             ("run", self.run),

@@ -42,7 +42,7 @@ class Elsewhere(Protocol):
     def selected(self) -> str: ...
     @selected.setter
     def selected(self, site: str) -> None: ...
-    def ask(self, request: Any) -> int: ...
+    def ask(self, request: object) -> int: ...
     def values(self, site: str) -> SiteValues: ...
 
 
@@ -64,12 +64,12 @@ class Clicks(Requests):
         self._numbers = itertools.count(1)
         self._arrays: dict[int, Any] = {}  # those on screen, by their numbers
 
-    def _look(self, message: protocol.Look, _: Any) -> Answer:
+    def _look(self, message: protocol.Look, _: object) -> Answer:
         if message.what != "casts":
             raise InspectorError(NEEDS_MODEL)
         return casts_message(self._run.recording, self._view.keys, message)
 
-    def _show_values(self, message: protocol.ShowValues, _: Any) -> Answer:
+    def _show_values(self, message: protocol.ShowValues, _: object) -> Answer:
         if not self._run.steers:
             raise InspectorError(NEEDS_MODEL)
         if message.part != "output" or message.clean:
@@ -81,7 +81,7 @@ class Clicks(Requests):
         held = tuple(dataclasses.replace(one, number=number) for number, one in pairs)
         return dataclasses.replace(found.shown, request=message.id, arrays=held), None
 
-    def _read_values(self, message: protocol.ReadValues, _: Any) -> Answer:
+    def _read_values(self, message: protocol.ReadValues, _: object) -> Answer:
         array = self._arrays.get(message.array)
         if array is None:
             raise InspectorError("these values are no longer here. Read them again.")

@@ -83,7 +83,7 @@ def made(recording: Path) -> str:
     return folder
 
 
-def send(recording: Path, run: str, message: Any) -> None:
+def send(recording: Path, run: str, message: object) -> None:
     """Ask a run for something; `message` is one of REQUESTS.
 
     Raises:

@@ -46,17 +46,17 @@ class SiteValues:
     arrays: tuple[npt.NDArray[Any], ...]
 
     @property
-    def calls(self) -> list[dict[str, npt.NDArray[Any]]]:
+    def calls(self) -> list[dict[str, np.ndarray]]:
         """For each call of the site that took place its arrays by their names; the name of a single
         one is "".
         """
-        found: dict[int, dict[str, npt.NDArray[Any]]] = {}
+        found: dict[int, dict[str, np.ndarray]] = {}
         for held, array in zip(self.shown.arrays, self.arrays, strict=True):
             found.setdefault(held.call, {})[held.name] = array
         return list(found.values())
 
     @property
-    def value(self) -> npt.NDArray[Any]:
+    def value(self) -> np.ndarray:
         """The array that the site returned, if it is one.
 
         Raises:
@@ -78,7 +78,7 @@ class SiteValues:
         return f"SiteValues({self.shown.site!r}, step {self.step}, {', '.join(kinds)})"
 
 
-def packed(run: str, step: int, shown: protocol.Arrays, arrays: Sequence[Any]) -> bytes:
+def packed(run: str, step: int, shown: protocol.Arrays, arrays: Sequence[np.ndarray]) -> bytes:
     """The file of some values; `shown` has a `HeldArray` for each array."""
     about = {"run": run, "step": step, "message": protocol.to_header(shown)}
     plain = (

@@ -61,7 +61,7 @@ class _Hearing(Ear):
     def forget(self, comm: str) -> None:
         self._handles.pop(comm, None)
 
-    def _ours(self, frames: Any) -> CommMessage | None:
+    def _ours(self, frames: object) -> CommMessage | None:
         """The message, if a handler of ours wants it and no subshell is to handle it."""
         one = ipykernel.comm_message(self._kernel, frames)
         if one is None or one.subshell is not None or one.comm not in self._handles:
@@ -92,7 +92,7 @@ class Tap(_Hearing):
         super().__init__(kernel)
         ipykernel.take_before(kernel, self._take)
 
-    def _take(self, frames: Any) -> bool:
+    def _take(self, frames: object) -> bool:
         one = self._ours(frames)
         return one is not None and self._worker.do(functools.partial(self._handle, one))
 

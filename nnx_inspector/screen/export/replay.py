@@ -91,7 +91,7 @@ class Packing:
         self._parts: list[bytes] = []
         self._at = 0
 
-    def add(self, array: Any, kind: str) -> dict[str, Any]:
+    def add(self, array: object, kind: str) -> dict[str, Any]:
         """Add an array as "u1", "u2", "u4", "f4" or "f8" and return its place."""
         numbers = np.ascontiguousarray(array, f"<{kind}").reshape(-1)
         part = numbers.view(np.uint8).reshape(-1, numbers.itemsize).T.tobytes()
@@ -100,7 +100,7 @@ class Packing:
         self._at += len(part)
         return place
 
-    def message(self, message: Any, buffer: bytes | None, *, shades: int = 0) -> dict[str, Any]:
+    def message(self, message: object, buffer: bytes | None, *, shades: int = 0) -> dict[str, Any]:
         """Add a message and its buffer, as float64 and what is left; or with as many numbers at its
         end that are shades.
         """
@@ -115,7 +115,7 @@ class Packing:
                 places.append(self.add(np.frombuffer(buffer[-rest:], "u1"), "u1"))
         return {"header": protocol.to_header(message), "buffer": places}
 
-    def packed(self, index: Mapping[str, Any]) -> bytes:
+    def packed(self, index: Mapping[str, object]) -> bytes:
         """The length of the index, the index as JSON, and all arrays."""
         text = json.dumps(index, allow_nan=False, ensure_ascii=True).encode()
         return b"".join([struct.pack("<I", len(text)), text, *self._parts])

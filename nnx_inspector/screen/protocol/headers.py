@@ -77,7 +77,7 @@ class Request(ToKernel):
     id: int
 
 
-def buffer_of(*parts: Any) -> bytes:
+def buffer_of(*parts: object) -> bytes:
     """The binary part of a message: bytes as they are, and arrays of uint8 or else float64, one
     after the other, little-endian throughout.
     """
@@ -88,7 +88,7 @@ def buffer_of(*parts: Any) -> bytes:
     )
 
 
-def finite(number: Any) -> float | None:
+def finite(number: float | None) -> float | None:
     """A figure of a message; None if it is not known or not finite."""
     return None if number is None or not math.isfinite(number) else float(number)
 
@@ -103,7 +103,7 @@ def to_header(message: Any) -> dict[str, Any]:
     return header
 
 
-def to_fields(value: Any) -> Any:
+def to_fields(value: object) -> Any:
     """A struct as JSON, as in the header of a message that holds it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_fields(getattr(value, f.name)) for f in dataclasses.fields(value)}
@@ -119,7 +119,7 @@ def to_fields(value: Any) -> Any:
     return value
 
 
-def from_header(header: Any) -> Any:
+def from_header(header: object) -> Any:
     """The message of a JSON header, checked field by field.
 
     Raises:
@@ -135,7 +135,7 @@ def from_header(header: Any) -> Any:
     return struct_of(cls, {k: v for k, v in header.items() if k != "type"}, cls.type)
 
 
-def struct_of(cls: type, fields: Any, where: str = "") -> Any:
+def struct_of(cls: type, fields: object, where: str = "") -> Any:
     """A struct, or a message, of its fields, which are checked.
 
     Raises:
@@ -153,7 +153,7 @@ def struct_of(cls: type, fields: Any, where: str = "") -> Any:
     return cls(**{n: _checked(hints[n], fields[n], f"{where}.{n}") for n in names})
 
 
-def _checked(hint: Any, value: Any, where: str) -> Any:
+def _checked(hint: Any, value: object, where: str) -> Any:
     origin = typing.get_origin(hint)
     if origin is Literal:
         words = typing.get_args(hint)
@@ -191,13 +191,13 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         return repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or very deep lists
         return f"a very long {type(value).__name__}"
 
 
-def to_json(message: Any) -> str:
+def to_json(message: object) -> str:
     """The header as text, for the golden messages."""
     return json.dumps(to_header(message), allow_nan=False, ensure_ascii=False, sort_keys=True)

@@ -8,7 +8,7 @@ jax.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,7 @@ def is_expert(site: str) -> bool:
     return site.rpartition("@")[2].partition("[")[0] == EXPERTS
 
 
-def merged_rows(found: Sequence[Any]) -> npt.NDArray[np.float32]:
+def merged_rows(found: Sequence[np.ndarray]) -> npt.NDArray[np.float32]:
     """The rows of several calls, each `[..., n, LENGTH]`, as those of one: float32[n,
     CHOICE_FIGURES]. If calls differ in the number of heads, the last one stands for all.
     """
@@ -78,6 +78,6 @@ def merged_rows(found: Sequence[Any]) -> npt.NDArray[np.float32]:
     return rows.astype(np.float32)
 
 
-def choice_figure(rows: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+def choice_figure(rows: np.ndarray, name: str) -> np.ndarray:
     """One figure of each row, as a view."""
     return rows[..., CHOICE_FIGURES.index(name)]
