@@ -132,7 +132,7 @@ class Recording(Saved, Series):
             self._expect()
             news = not item.firsts <= self._firsts
             item = dataclasses.replace(item, number=self._appended, news=news)
-            self.take(item)
+            item = self.take(item)
             before = self._held.pop(ticket := -1 if held is None else held, None)
             self._saved(lambda to: to.of_pass(item, ticket=ticket, like=before))
             for one, of_pass, _ in self._subscriptions:
@@ -168,10 +168,9 @@ class Recording(Saved, Series):
             self._saved(lambda to: to.of_pass(item, kind=HELD, ticket=ticket))
         self._tell()
 
-    def take(self, item: Pass) -> None:
-        """Add a finished pass, whose number is greater than those of all others.
-
-        Passes with summaries of the same keys share the layout.
+    def take(self, item: Pass) -> Pass:
+        """Add a finished pass, whose number is greater than those of all others, and return it as
+        it is kept: passes with summaries of the same keys share the layout.
         """
         with self._lock:
             layout = item.layout
@@ -190,11 +189,12 @@ class Recording(Saved, Series):
             while len(self._passes) > self.max_steps or self.nbytes > self.max_bytes:
                 gone = surplus([p.number for p in self._passes], [p.news for p in self._passes])
                 if not gone:
-                    return
+                    break
                 self._passes = [p for i, p in enumerate(self._passes) if i not in gone]
                 self._layouts = {p.keys: p.layout for p in self._passes}
                 self._bytes = sum(p.nbytes for p in self._passes)
                 self._bytes += sum(layout.nbytes for layout in self._layouts.values())
+            return item
 
     @property
     def _appended(self) -> int:
