@@ -281,6 +281,8 @@ def _repeated(frame: Frame, equation: Any, at: int, trace: _Trace) -> _Trace | N
     """An operand as an operation takes it, which may repeat it along an axis of length 1."""
     operand, after = equation.invars[at], tuple(equation.outvars[0].aval.shape)
     axes = tuple(range(len(after)))
+    if len(operand.aval.shape) != len(after):
+        return None
     grown = _grown(operand.aval.shape, axes, after)
     if not grown:
         return trace
@@ -305,7 +307,8 @@ def _constant(frame: Frame, atom: Any) -> float | None:
             frame, atom = frame.outer, frame.operand(atom)
         else:
             return None
-    return float(atom.val) if np.ndim(atom.val) == 0 else None
+    value = np.asarray(atom.val)
+    return float(value) if value.ndim == 0 and value.dtype.kind != "c" else None
 
 
 def _numbers(frame: Frame, atom: Any) -> tuple[int, int] | None:
