@@ -26,7 +26,7 @@ KEPT = ("sweep", "inputs", "lens", "logits", "attribution", "examples", "weights
 _NOT_SHOWN = "The words had no figures of this module when the page was saved."
 
 
-def content_of(core: Core, kept: Sequence[Any]) -> Content:
+def content_of(core: Core, kept: Sequence[object]) -> Content:
     """Everything on a page except the recording. `core` is at rest; `kept` are its messages."""
     layout, state = core.view.layout, core.view.state_at_rest()
     assert layout is not None  # both exist from the beginning
@@ -91,7 +91,7 @@ class Brief:
         self._made: dict[str, dict[str, Answer]] = {}
 
     def content(
-        self, layout: protocol.Layout, state: protocol.State, kept: Sequence[Any]
+        self, layout: protocol.Layout, state: protocol.State, kept: Sequence[object]
     ) -> Content:
         """Like `content_of`, with the details of at most MOST_SITES sites."""
         core = self._core
