@@ -2,7 +2,7 @@
 // Invariant: the line of the site is 44 pixels high; a path that is too long loses its leading segments,
 // and facts drop as a whole, from the right.
 import { statistic } from "../kernel/decode";
-import { isState, label } from "../kernel/sites";
+import { groupWord, isGroup, isState, label } from "../kernel/sites";
 import type { Site } from "../kernel/protocol";
 import { PerturbMenu } from "../perturb/PerturbMenu";
 import type { Store } from "../store";
@@ -66,7 +66,7 @@ function factsOf(store: Store, site: Site, index: number): readonly string[] {
   const whole = site.calls === 1 && site.stacked <= 1 && !site.counted; // else the figures are of other values
   const measured = (whole && frame ? statistic(frame, index, 0, "size") : NaN) || values;
   return [
-    `${site.kind} → ${shortType(site.output) || "nothing"}${(measured === values && !site.counted) || Number.isNaN(values) ? "" : " of the example"}`,
+    isGroup(site) ? groupWord(site) : `${site.kind} → ${shortType(site.output) || "nothing"}${(measured === values && !site.counted) || Number.isNaN(values) ? "" : " of the example"}`,
     countedWhere(store, site),
     isState(site) ? "" : `${count(site.parameters)} parameters`,
     Number.isNaN(measured) ? "" : `${bytes(measured * each)} of ${isState(site) ? "state" : "activations"}`,

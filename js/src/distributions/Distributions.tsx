@@ -7,6 +7,7 @@ import { Waiting } from "../header/Waiting";
 import { Examples } from "../inputs/Examples";
 import { rowFigure } from "../kernel/decode";
 import type { Site } from "../kernel/protocol";
+import { isGroup } from "../kernel/sites";
 import type { Store } from "../store";
 import { pinnedName } from "../time/names";
 import { count } from "../ui/format";
@@ -58,6 +59,7 @@ export function Distributions({ store, site, index }: Props) {
     hold,
     nothing: one.history ? "No finite value in any step." : <Waiting store={store} before="No steps recorded yet" />,
   });
+  if (isGroup(site)) return <p class="nni-faint nni-small nni-notes">It has no values of its own. Open its row, and select an array of it.</p>;
   return (
     <section class="nni-dist" aria-label="Distributions">
       {(pinned || store.perturbations.value.length > 0) && <Key store={store} pinned={pinned} />}
@@ -120,8 +122,10 @@ function Key({ store, pinned }: { store: Store; pinned: string }) {
   );
 }
 
+const none = (of: Distribution): string => `No ${of.title} ${of.title === "activations" ? "were" : "was"} measured here`;
+
 function reason(of: Distribution, sent: boolean, waits: string): string {
-  if (!of.figures || Number.isNaN(of.figures("size"))) return `No ${of.title} ${of.name === "output" ? "were" : "was"} measured here.`;
+  if (!of.figures || Number.isNaN(of.figures("size"))) return `${none(of)}.`;
   return sent ? "No finite value." : waits ? waits.replace("acts", "Comes") + "." : "Comes with the next frame.";
 }
 
@@ -133,7 +137,7 @@ function Notes({ store, site, index, sent, weights }: Props & { sent: readonly D
   const unseen = weights && frame?.parameters.some((one) => one.measured[1]) && Number.isNaN(rowFigure(frame, index, "update_ratio"));
   const missing = sent.filter((one) => one.figures && Number.isNaN(one.figures("size")));
   const lines = [
-    missing.length === sent.length ? "Nothing was measured here in this pass." : missing.map((one) => `No ${one.title} ${one.name === "output" ? "were" : "was"} measured here in this pass.`).join(" "),
+    missing.length === sent.length ? "Nothing was measured here in this pass." : missing.map((one) => `${none(one)} in this pass.`).join(" "),
     came && !weights && site.parameters > 0 && !site.single ? "This pass measured no parameter of this module itself. Select a module inside it to see the parameters there." : "",
     unseen ? "No update was seen in this pass. It is measured if the jitted function that computes the gradient also updates the parameters." : "",
     more > 0 ? `${count(more)} more parameters of this module are left out.` : "",

@@ -63,8 +63,14 @@ export function isOperation(key: string): boolean {
   return /^(\\.|[^\\@])*@/s.test(key);
 }
 
-/** Whether a row shows an array of an optimizer, which no call returns. */
-export const isState = (site: Site | undefined): boolean => site?.kind === "state";
+/** Whether a row shows an array of an optimizer, which no call returns, or a group of them. */
+export const isState = (site: Site | undefined): boolean => site?.kind === "state" || site?.kind === "optimizer";
+
+/** Whether a row is a group of an optimizer's arrays, which has no values of its own. */
+export const isGroup = (site: Site | undefined): boolean => isState(site) && site!.output === "";
+
+/** What a group is, in words. */
+export const groupWord = (site: Site): string => `${site.kind === "optimizer" ? "" : "a part of "}the optimizer's state`;
 
 /** The readable form of a site's key; the root's key is empty. */
 export function label(key: string): string {

@@ -3,7 +3,7 @@
 // Invariant: it keeps its place and its height, whatever it shows; a long line scrolls sideways.
 import { statistic } from "../kernel/decode";
 import type { Statistic } from "../kernel/protocol";
-import { label } from "../kernel/sites";
+import { groupWord, isGroup, isState, label } from "../kernel/sites";
 import type { Store } from "../store";
 import { compact, count, percent, real } from "../ui/format";
 import { EACH } from "../kernel/quantities";
@@ -37,7 +37,7 @@ function Pointed({ store }: { store: Store }) {
   return (
     <span class="nni-foot-text nni-pointed" tabIndex={0} data-testid={ids.tip} data-site={site.key}>
       <code>{label(site.key)}</code>
-      <span>{site.kind}</span>
+      {!isState(site) && <span>{site.kind}</span>}
       {site.unseen !== "" && <span>not seen: {site.unseen}</span>}
       {site.note !== "" && <span>{site.note}</span>}
       {site.aliases.length > 0 && <span>the same module: {site.aliases.join(", ")}</span>}
@@ -46,7 +46,7 @@ function Pointed({ store }: { store: Store }) {
         const bad = of("nan") + of("posinf") + of("neginf");
         return (
           <span key={quantity}>
-            <b class={`nni-q-${quantity}`}>{word}</b>
+            <b class={`nni-q-${quantity}`}>{isState(site) ? "state" : word}</b>
             {bad > 0 && <b class="nni-bad"> {count(bad)} NaN/Inf</b>}
             {FIGURES.map((name) => (
               <span key={name}>
@@ -57,11 +57,14 @@ function Pointed({ store }: { store: Store }) {
           </span>
         );
       })}
-      {measured.length === 0 && <span>{frame ? "not measured in this pass" : "no pass yet"}</span>}
-      <span class="nni-faint">
-        {count(site.parameters)} parameters, {site.flops === null ? "unknown" : compact(site.flops)} FLOPs
-        {site.calls !== 1 && `, ${count(site.calls)} calls`}
-      </span>
+      {isGroup(site) && <span>{groupWord(site)}</span>}
+      {measured.length === 0 && !isGroup(site) && <span>{frame ? "not measured in this pass" : "no pass yet"}</span>}
+      {!isState(site) && (
+        <span class="nni-faint">
+          {count(site.parameters)} parameters, {site.flops === null ? "unknown" : compact(site.flops)} FLOPs
+          {site.calls !== 1 && `, ${count(site.calls)} calls`}
+        </span>
+      )}
     </span>
   );
 }

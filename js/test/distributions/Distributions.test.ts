@@ -4,7 +4,7 @@ import { decades } from "../../src/distributions/Ratio";
 import { CLEAN, PARAMETER_QUANTITIES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, VERSION, type Frame, type FrameParameter } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
-import { cell, frame, perturbation, SITES, state } from "../helpers/messages";
+import { cell, frame, layout, perturbation, SITES, state } from "../helpers/messages";
 import { started, type Mounted } from "../helpers/mounted";
 
 let view: Mounted;
@@ -48,6 +48,35 @@ describe("values that are not finite", () => {
     expect(view.find(ids.histCount("output"))!.textContent).toBe("25\u202f% NaN");
     expect(view.find(ids.hist("output"))!.querySelector<HTMLElement>(".nni-hist-bad i")!.style.height).toContain("25%");
     expect(view.find(ids.hist("gradient"))!.querySelector(".nni-hist-bad")).toBeNull();
+  });
+});
+
+describe("an optimizer", () => {
+  const sites = SITES.map((site, i) => (i === 2 ? { ...site, kind: "state", flops: null, source: "" } : site));
+  const nothing = (table: Float64Array): unknown => STATISTICS.forEach((name) => (table[cell(2, 0, name)] = NaN));
+
+  it("has arrays whose values are called its state, and no parameters and FLOPs", async () => {
+    view.stream.emit(layout(sites.map((site, i) => (i === 2 ? { ...site, output: "float32[8]" } : site))));
+    view.stream.emit(...frame(2));
+    await settle();
+    expect(rowsOf()).toEqual(["state"]);
+    view.all(ids.row)[2]!.dispatchEvent(new PointerEvent("pointerenter"));
+    await settle();
+    expect(view.find(ids.tip)!.textContent).toContain("state 3 NaN/Inf mean 1");
+    expect(view.find(ids.tip)!.textContent).not.toMatch(/activation|parameters|FLOPs/);
+    const [header, buffer] = frame(3, { edit: nothing });
+    view.stream.emit({ ...header, histograms: [] }, new DataView(buffer.buffer, 0, buffer.byteLength - COUNTS.length));
+    await settle();
+    expect(view.el.textContent).toContain("No state was measured here.");
+  });
+
+  it("has groups, which say that they have no values", async () => {
+    view.stream.emit(layout(sites.map((site, i) => (i === 2 ? { ...site, output: "" } : site))));
+    view.stream.emit(...frame(2, { edit: nothing }));
+    await settle();
+    expect(view.find(ids.figures)).toBeNull();
+    expect(view.el.querySelector(".nni-site-facts")!.textContent).toBe("a part of the optimizer's state");
+    expect(view.el.querySelector(".nni-notes")!.textContent).toContain("Open its row, and select an array of it");
   });
 });
 
