@@ -330,6 +330,8 @@ def test_only_positions_that_count_are_found():
     order = np.argsort(smallest, axis=0, kind="stable")[:4].T
     np.testing.assert_array_equal(found.least.examples, order)
     assert tokens[found.random.examples, found.random.places[..., 0]].all()
+    nothing = nni.top_examples(model, [jnp.zeros((4, 5), int)], "layers/0", **how)
+    assert (nothing.count, set(nothing.most.examples.flat)) == (4, {-1})
     insp = nni.Inspector(model, batches[0], where=how["where"], display=False)
     shown = insp.examples(batches, "layers/0", k=4)
     np.testing.assert_array_equal(shown.most.examples, found.most.examples)

@@ -104,6 +104,9 @@ def test_an_inspector_and_its_loops_count_positions() -> None:
     assert found.moved[""] == pytest.approx(relative, rel=1e-4)
     insp.run(T)  # without a loss the output is compared
     assert insp.effect.output_change == pytest.approx(relative, rel=1e-4)
+    insp.run(jnp.zeros_like(T))  # of nothing there is no change
+    assert insp.effect.output_change is None
+    insp.run(T)
     frame = insp.sweep(sites="up", perturbation=nni.Mean(), progress=False)
     assert frame.iloc[0]["output_change"] == pytest.approx(relative, rel=1e-4)
 
@@ -163,6 +166,38 @@ def test_layers_and_members_have_means_of_their_own() -> None:
         clean, moved = result("")[W], result(site)[W]
         expected = np.linalg.norm(moved - clean) / np.linalg.norm(clean)
         assert found == pytest.approx(expected, rel=1e-4), site
+
+
+class Stack(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        make = nnx.vmap(lambda rngs: nnx.Linear(D, D, rngs=rngs))
+        self.layers = nnx.split_rngs(splits=2)(make)(rngs)
+        self.head = nnx.Linear(D, 3, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        one = nnx.remat(lambda x, layer: nnx.relu(layer(x)))
+        step = nnx.scan(one, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        return self.head(step(x, self.layers))
+
+
+def test_a_layer_and_a_part_in_a_step_that_is_differentiated() -> None:
+    """The mean of one layer of a scan that is computed again, and of two units of an input."""
+    model, x = Stack(), RNG.normal(size=(B, L, D))
+    layers, head = (np.asarray(one.kernel[...], np.float64) for one in (model.layers, model.head))
+
+    @nnx.jit
+    def step(model: Stack, x: jax.Array) -> Any:
+        return nnx.value_and_grad(lambda model, x: (model(x) ** 2).mean())(model, x)[0]
+
+    y = np.maximum(mean(np.maximum(x @ layers[0], 0) @ layers[1]), 0)
+    y[..., [0, 3]] = mean(y)[..., [0, 3]]
+    insp = nni.Inspector(model, jnp.asarray(x, jnp.float32), where=W, display=False)
+    insp.perturb("layers[1]", nni.Mean())
+    insp.perturb("head", nni.Mean(at="input").only([0, 3]))
+    for batch in insp.watch([jnp.asarray(x, jnp.float32)], every=1):
+        assert float(step(model, batch)) == pytest.approx(((y @ head) ** 2).mean(), rel=1e-4)
+    insp.close()
 
 
 @settings(max_examples=30, deadline=None)
