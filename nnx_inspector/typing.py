@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from flax import nnx
     from jax.extend import core
+    from jax.typing import DTypeLike
 
     # The classes of a program. jax 0.12 merged ClosedJaxpr into Jaxpr; `open_jaxpr` takes both.
     Jaxpr: TypeAlias = core.Jaxpr | core.ClosedJaxpr
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     GraphDef: TypeAlias = nnx.GraphDef[Any]
 else:
     Jaxpr = Equation = Var = Atom = Primitive = Aval = Any
-    Array = AnyArray = GraphDef = Any
+    Array = AnyArray = DTypeLike = GraphDef = Any
 
 PyTree: TypeAlias = Any
 """Nested containers with arrays or other values in them. Python's types cannot say this."""

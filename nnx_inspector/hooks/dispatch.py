@@ -44,6 +44,7 @@ from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Path, Selection, methods, site_key
 from nnx_inspector.hooks.variables import weights_at_first
 from nnx_inspector.opening import Opening, held
+from nnx_inspector.typing import PyTree
 
 
 @dataclasses.dataclass
@@ -139,7 +140,9 @@ class _Call:
     selected: Any
 
 
-def _in_linen(owner: Any, original: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
+def _in_linen(
+    owner: Any, original: Callable[..., Any], /, *args: object, **kwargs: object
+) -> PyTree:
     """Call a ToNNX, and send the calls of its Linen modules through the hooks too."""
     paths = [(scope.token, scope.path_of(owner)) for scope in _scopes()]
     key = tuple((token, path) for token, path in paths if path is not None)
@@ -166,7 +169,7 @@ def call_inside(
     original: Callable[..., Any],
     args: tuple[object, ...],
     kwargs: dict[str, Any],
-) -> Any:
+) -> PyTree:
     """Run a method of a Linen submodule through the hooks.
 
     Args:
@@ -200,7 +203,7 @@ def _called(
     args: tuple[object, ...],
     kwargs: dict[str, Any],
     call: _Call | None = None,
-) -> Any:
+) -> PyTree:
     """Run a method through the hooks; `call` describes it if it is not an NNX module's own."""
     ranks = EVERY
     if call is None:
@@ -385,7 +388,7 @@ def _around(number: int, hook: Hook, inner: Callable[..., Any], call: _Call) -> 
     marks = hook.rank == TAP_OUTPUT and call.kind in ("method", "linen")
     owner = getattr(hook.wrap, "owner", None) if marks else None
 
-    def run(*args: object, **kwargs: object) -> Any:
+    def run(*args: object, **kwargs: object) -> PyTree:
         counter = (number, path if path is not None else id(call.module), call.method)
         before = _thread.calls.get(counter, 0)
         _thread.calls[counter] = before + 1

@@ -20,6 +20,7 @@ from nnx_inspector.hooks.dispatch import executables_called, hooked
 from nnx_inspector.hooks.hook import INTERCEPTOR, TAP_OUTPUT, Context, Hook, Interceptor
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import Only, Selection, nothing_selected, site_keys
+from nnx_inspector.typing import PyTree
 
 
 @contextlib.contextmanager
@@ -85,7 +86,7 @@ class _Unhashable:
     def __init__(self, interceptor: Interceptor):
         self.interceptor = interceptor
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
         return self.interceptor(next_fun, args, kwargs, context)
 
     def __eq__(self, other: object) -> bool:
@@ -186,7 +187,7 @@ class _Remember:
     only: Selection
     called: list[_CalledModel] = dataclasses.field(compare=False)
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
         if context.path == "" and not self.called:
             module = context.module
             self.called.append(_CalledModel(site_keys(module), self.only.matches_any(module)))

@@ -18,7 +18,7 @@ from nnx_inspector.typing import PyTree
 _IsLeaf = Callable[[Any], bool] | None
 
 
-def rebuilt(tree: PyTree, leaves: Iterable[object], is_leaf: _IsLeaf = None) -> Any:
+def rebuilt(tree: PyTree, leaves: Iterable[object], is_leaf: _IsLeaf = None) -> PyTree:
     """`tree` with new leaves, one for each of `jax.tree.leaves(tree, is_leaf)`, in that order."""
     rest = iter(leaves)
     if is_leaf is not None and is_leaf(tree):

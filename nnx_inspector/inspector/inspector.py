@@ -63,6 +63,7 @@ from nnx_inspector.screen.inputs import Decode, Names, inputs_of, passing_on
 from nnx_inspector.screen.presenter import runs_by_itself
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.trackers.kinds import tracker_of
+from nnx_inspector.typing import PyTree
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -257,7 +258,7 @@ class Inspector(Displayed):
         """
         return parameters_at(self._core.trace, self._core.known(site))
 
-    def units(self, site: str, *, axis: int = -1) -> Any:
+    def units(self, site: str, *, axis: int = -1) -> PyTree:
         """The Units of a site's output (a pytree of them for a pytree): figures for each unit along
         an axis, such as -2 for the heads of `query`, `key` and `value`. The last pass is made
         again, with its perturbations, in a program that is compiled once per site and axis.
@@ -334,7 +335,7 @@ class Inspector(Displayed):
 
     def values(
         self, site: str, *, part: Part = "output", call: int | None = None, clean: bool = False
-    ) -> Any:
+    ) -> PyTree:
         """The arrays of one site in the pass on screen, as the panel "Values" shows them.
 
         The pass (the example, or the last `run` or `step`) is made again with the model's present
@@ -400,7 +401,7 @@ class Inspector(Displayed):
 
     # ------------------------------------------------------------- one pass
 
-    def run(self, *args: object, **kwargs: object) -> Any:
+    def run(self, *args: object, **kwargs: object) -> PyTree:
         """Run one forward pass with the perturbations and show it; the model does not change.
 
         Args:
@@ -455,7 +456,7 @@ class Inspector(Displayed):
                 self._loops.update(model)
             core.update(model)
 
-    def step(self, loss_fn: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    def step(self, loss_fn: Callable[..., Any], *args: object, **kwargs: object) -> PyTree:
         """Run a forward and backward pass of `loss_fn(model, *args, **kwargs)` and show it.
 
         The model does not change: no update is made, no statistic or RNG stream advances. If
@@ -717,7 +718,7 @@ class Inspector(Displayed):
     def attribute(
         self,
         *,
-        output: Any = None,
+        output: PyTree = None,
         method: Method = "gradient_times_input",
         position: int = -1,
         site: str | None = None,

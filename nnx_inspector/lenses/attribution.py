@@ -29,6 +29,7 @@ from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.typing import PyTree
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -202,7 +203,7 @@ def _program(
 ) -> Any:
     """The attribution, the outputs for input and baseline, and whether examples interact."""
 
-    def picked(x: Any) -> Any:
+    def picked(x: Any) -> PyTree:
         value = jnp.asarray(pick(run(x, inputs)))
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise TypeError(f"The output to attribute must be a real number, got {value.dtype}.")
@@ -259,7 +260,7 @@ def _along(picked: Any, x: Any, start: Any, method: Method, steps: int) -> Any:
     gradient = jax.grad(total, has_aux=True)
     if method == "integrated_gradients":
 
-        def step(sums: Any, share: Any) -> Any:
+        def step(sums: Any, share: Any) -> PyTree:
             return sums + gradient(start + share.astype(x.dtype) * (x - start))[0], None
 
         shares = (jnp.arange(steps) + 0.5) / steps
@@ -369,10 +370,10 @@ def _logit(out: object, chosen: object, position: int) -> tuple[Callable[[Any], 
     if logits.ndim == 3 and not -logits.shape[1] <= position < logits.shape[1]:
         raise ValueError(f"There are {logits.shape[1]} positions; there is no {position}.")
 
-    def at_position(logits: Any) -> Any:
+    def at_position(logits: Any) -> PyTree:
         return logits[:, position] if logits.ndim == 3 else logits
 
-    def largest(logits: object) -> Any:
+    def largest(logits: object) -> PyTree:
         return jnp.argmax(at_position(logits), -1)
 
     shape = (*logits.shape[:1], *logits.shape[-1:])

@@ -38,6 +38,7 @@ from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.stage import Staged
 from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.typing import PyTree
 
 Enter = Callable[[tuple[Any, ...]], tuple[Function, tuple[Any, ...], dict[str, Any]]]
 """The call of a model with a batch's arguments."""
@@ -211,7 +212,7 @@ class Stream:
                 f"all its places count"
             )
 
-        def values(held: Any, arrays: Any) -> Any:
+        def values(held: Any, arrays: Any) -> PyTree:
             _, seen = evaluate(survey, [*held, *arrays], plan=plan)
             (kept,) = [each.kept for _, _, each in survey.walk(seen) if each is not None]
             x, where = kept[call.array].value
@@ -224,7 +225,7 @@ class Stream:
             return found.merged(x, numbers.reshape(-1), salt, where)
 
         @jax.jit
-        def run(held: object, batches: Any, found: object, numbers: object, salt: object) -> Any:
+        def run(held: object, batches: Any, found: object, numbers: object, salt: object) -> PyTree:
             if len(batches) == 1:
                 of = values(held, batches[0])
             else:

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from nnx_inspector.typing import DTypeLike
+
 NOBODY = -1
 """The number that means no example."""
 
@@ -70,7 +72,7 @@ class Extremes:
     nan: Any
 
     @staticmethod
-    def empty(k: int, units: int, axes: int, dtype: Any) -> Extremes:
+    def empty(k: int, units: int, axes: int, dtype: DTypeLike) -> Extremes:
         """For `k` examples of each unit, at places with this many axes."""
         nobody = np.full((3, k, units), NOBODY, np.int32)
         value = np.full(nobody.shape, np.nan, dtype)
@@ -137,7 +139,7 @@ class Extremes:
         return Extremes(kept, self.nan + (nan & known).sum(0, dtype=jnp.int32))
 
 
-def _nothing(dtype: Any) -> tuple[int, Any]:
+def _nothing(dtype: DTypeLike) -> tuple[int, Any]:
     """The score that is below all others of such values, and its type."""
     integer = np.dtype(f"int{8 * jnp.dtype(dtype).itemsize}")
     return np.iinfo(integer).min, integer

@@ -36,6 +36,7 @@ from nnx_inspector.lenses.unembedding import (
 )
 from nnx_inspector.program.marks import INPUT
 from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.typing import PyTree
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -264,7 +265,7 @@ def makes_logits(rest: Downstream, last: jax.Array, own: Any) -> bool:
     """Whether a matrix makes logits from what enters at a place."""
     held = Held(own.shape[-1])
 
-    def run(x: object) -> Any:
+    def run(x: object) -> PyTree:
         traced = jax.make_jaxpr(rest)(x)
         return held.run(traced.jaxpr, traced.consts, [x], [LINEAR])[0]
 
@@ -302,7 +303,7 @@ def _read(reading: Readout, k: int) -> Any:
         tokens, top, probability, rank = jax.lax.map(one, stack)
         return tokens, top, chosen, probability, rank
 
-    def largest(logits: Any) -> Any:
+    def largest(logits: Any) -> PyTree:
         return jnp.argmax(logits, -1)
 
     def ranked(logits: Any, chosen: Any) -> Any:

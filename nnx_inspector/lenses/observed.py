@@ -87,14 +87,14 @@ class Observed:
         atoms: list[Any] = self.stage.survey.jaxpr.outvars
         return self.result([jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms])
 
-    def result(self, out: Sequence[object]) -> Any:
+    def result(self, out: Sequence[object]) -> PyTree:
         """What the pass returns, from the outputs of its program."""
         returned = self.stage.returned
         return returned.rebuild([None] * len(returned.nodes), out[: self.stage.outputs])
 
     def with_changed(
         self, mark: Marked, change: Callable[[list[Any]], list[Any]], inputs: Sequence[Any]
-    ) -> Any:
+    ) -> PyTree:
         """What the pass returns for some inputs if the values of one mark are changed."""
         found = self.stage.survey.only(lambda one: one is mark)
         plan = Plan(summarise=False, perturb=lambda mark, values, rows: change(values))

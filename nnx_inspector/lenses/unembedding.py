@@ -30,6 +30,7 @@ from nnx_inspector.hooks.sites import (
 from nnx_inspector.lenses.observed import Calls, Observed, arrays_in, copy_of, logits_in, module_at
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.typing import PyTree
 
 Unembed = str | Callable[[jax.Array], jax.Array] | None
 """A site, a function of the normalised stream, or None for a proposal."""
@@ -72,7 +73,7 @@ class Unembedding:
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.logits(self.normalised(x))
 
-    def _called(self, one: Any, x: jax.Array) -> Any:
+    def _called(self, one: Any, x: jax.Array) -> PyTree:
         if callable(one):
             return one(x)
         path, method = parse_key(one)

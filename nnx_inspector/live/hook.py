@@ -60,7 +60,7 @@ from nnx_inspector.program.marks import (
 )
 from nnx_inspector.program.members import ensemble_of, within
 from nnx_inspector.program.structure import is_whole
-from nnx_inspector.typing import Array
+from nnx_inspector.typing import Array, PyTree
 
 _numbers = itertools.count(1)
 
@@ -146,7 +146,7 @@ class Watch:
     def owner(self) -> Any:
         return self.owner_of(self.session)
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
         site = context.site or ""
         if rule_here():
             self._note_apart(site)
@@ -352,7 +352,7 @@ def parameters_of(keys: Sequence[str], unmeasured: Sequence[str]) -> frozenset[s
     return frozenset(site_key(parse_key(key)[0]) for key in measured)
 
 
-def _acted(x: object, one: Any, *, name: str) -> Any:
+def _acted(x: object, one: Any, *, name: str) -> PyTree:
     return one.apply_at(x, name)
 
 

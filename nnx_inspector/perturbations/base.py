@@ -27,6 +27,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.arrays import is_array, own_attribute, shape_of
+from nnx_inspector.typing import DTypeLike
 
 At = Literal["output", "input"]
 T = TypeVar("T")
@@ -409,7 +410,7 @@ def first_misfit(one: object, names: Iterable[str], x: Any) -> Refusal | None:
 _RANKS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
-def _rank(dtype: Any) -> int:
+def _rank(dtype: DTypeLike) -> int:
     """The rank of a dtype's kind of number; each kind includes those of lower rank."""
     return next(i for i, kind in enumerate(_RANKS) if jnp.issubdtype(dtype, kind))
 

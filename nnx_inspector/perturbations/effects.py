@@ -231,20 +231,20 @@ def _known(measure: Any, pairs: Any, *, of: Callable[[Any], bool] = _nothing) ->
 
 
 @internal_config()
-def relative_change_in_trace(clean: Any, perturbed: Any) -> jax.Array:
+def relative_change_in_trace(clean: PyTree, perturbed: PyTree) -> jax.Array:
     """`OutputChange.relative` as a scalar of at least float32; NaN stands for None."""
     pairs = _pairs(jnp, clean, perturbed)
     return _relative(jnp, pairs) if pairs else jnp.float32(jnp.nan)
 
 
 @internal_config()
-def kl_divergence_in_trace(clean: Any, perturbed: Any, *, where: Any = None) -> jax.Array:
+def kl_divergence_in_trace(clean: PyTree, perturbed: PyTree, *, where: Any = None) -> jax.Array:
     """`OutputChange.kl` as a scalar of at least float32, of the positions that count."""
     return _kl(jnp, _wide(jnp, clean), _wide(jnp, perturbed), where)
 
 
 @internal_config()
-def top1_changed_in_trace(clean: Any, perturbed: Any, *, where: Any = None) -> jax.Array:
+def top1_changed_in_trace(clean: PyTree, perturbed: PyTree, *, where: Any = None) -> jax.Array:
     """`OutputChange.top1_changed` as a scalar of at least float32, of the positions that count."""
     return _top1(jnp, _wide(jnp, clean), _wide(jnp, perturbed), where)
 
@@ -252,7 +252,7 @@ def top1_changed_in_trace(clean: Any, perturbed: Any, *, where: Any = None) -> j
 # -------------------------------------------------------------------- logits
 
 
-def logits_of(output: object, logits: Logits = None, program: Jaxpr | None = None) -> Any:
+def logits_of(output: object, logits: Logits = None, program: Jaxpr | None = None) -> PyTree:
     """The part of an output that is logits, `[..., classes]`, or None; see `Logits`.
 
     `program` is the marked jaxpr of the call, in which a loss must choose among the classes; None
@@ -369,7 +369,7 @@ def _root_of_squares(xp: Any, arrays: Sequence[AnyArray], scale: AnyArray) -> An
     return xp.sqrt(xp.sum(xp.stack([xp.sum(xp.abs(x / scale) ** 2) for x in arrays])))
 
 
-def _kl(xp: Any, clean: Any, perturbed: Any, where: Any = None) -> Any:
+def _kl(xp: Any, clean: PyTree, perturbed: PyTree, where: Any = None) -> Any:
     """The mean over rows of the sum of q - p - p log(q/p), whose terms are at least 0.
 
     So a small divergence is not a difference of large numbers. A class with p = 0 contributes its
@@ -394,7 +394,7 @@ def _log_softmax(xp: Any, x: object) -> Any:
     return shifted - xp.where(xp.isneginf(top), xp.nan, total)
 
 
-def _top1(xp: Any, clean: Any, perturbed: Any, where: Any = None) -> Any:
+def _top1(xp: Any, clean: PyTree, perturbed: PyTree, where: Any = None) -> Any:
     changed = xp.argmax(clean, axis=-1) != xp.argmax(perturbed, axis=-1)
     unknown = xp.isnan(xp.max(clean, axis=-1)) | xp.isnan(xp.max(perturbed, axis=-1))
     return _mean(xp, xp.where(unknown, xp.nan, changed.astype(clean.dtype)), where)

@@ -32,7 +32,7 @@ from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.values import Apply, Scale, Zero
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.structure import describe, is_observable
-from nnx_inspector.typing import Array
+from nnx_inspector.typing import Array, DTypeLike
 
 T = TypeVar("T")
 PARAMETER = "parameter"
@@ -170,7 +170,7 @@ def loud(one: Perturbation | ParameterPerturbation) -> Callable[[jax.Array, str]
 
 
 @internal_config()
-def _no_number(dtype: Any) -> jax.Array:
+def _no_number(dtype: DTypeLike) -> jax.Array:
     """What jax fills in for an element that does not exist: NaN for floats."""
     return jnp.take(jnp.zeros(1, dtype), 1, mode="fill")
 

@@ -156,7 +156,7 @@ class _Perturb:
 
     numbers: _Numbers
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
         if context.type_name == kernels.KERNEL:
             raise ValueError(kernels.NO_PATTERN.format(site=context.site))
         on, one = self.numbers.read()
@@ -203,7 +203,7 @@ class _Mark:
     owner: Any
     at: str
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
         site = context.site or type(context.module).__name__
         if context.type_name == kernels.KERNEL:
             raise ValueError(kernels.NO_PATTERN.format(site=site))
@@ -237,7 +237,7 @@ class _InLayer:
     rows: tuple[int, ...]
     selection: Selection
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
         self._require_stack(context.module)
         with opened(()):
             on, one = self.numbers.read()

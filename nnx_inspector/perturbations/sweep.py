@@ -60,6 +60,7 @@ from nnx_inspector.program.survey import Marked
 from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.records.donated import require_staged
 from nnx_inspector.stats.summarize import is_number
+from nnx_inspector.typing import PyTree
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -291,7 +292,7 @@ class _Pass:
         arrays = [next(rest) if is_number(aval.dtype) else None for aval in avals]
         return returned.rebuild([None] * len(returned.nodes), arrays)
 
-    def changes(self, clean: Any, results: Any) -> dict[str, Any]:
+    def changes(self, clean: PyTree, results: Any) -> dict[str, Any]:
         """The change of the model's output from its output in the clean pass."""
         both = zip(itertools.chain(*clean), itertools.chain(*results), strict=True)
         pairs = [(x, y, where) for (x, where), (y, _) in both]
@@ -306,7 +307,7 @@ class _Pass:
                 found["top1_changed"] = top1_changed_in_trace(*pair, where=where)
         return found
 
-    def program(self, is_on: On, is_first: Any, clean: object, data: Any) -> Any:
+    def program(self, is_on: On, is_first: Any, clean: object, data: PyTree) -> Any:
         """One chunk: a pass for each row of `is_on`.
 
         The first pass of the first chunk is the clean one; its results are passed to the other

@@ -33,6 +33,7 @@ from nnx_inspector.program.marks import OUTPUT, mark_tree
 from nnx_inspector.program.stage import HooksOf, Staged
 from nnx_inspector.program.survey import Marked, Survey, why_divided
 from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.typing import PyTree
 
 NONE = -1
 """The mask number that means no mask."""
@@ -49,7 +50,7 @@ class _MarkResult:
 
     owner: Any
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
         out = next_fun(*args, **kwargs)
         how: Any = {"owner": self.owner, "site": context.site, "part": RESULT}
         return mark_tree(out, **how, **counting(self.owner))

@@ -32,6 +32,7 @@ from nnx_inspector.perturbations.base import (
     one_number,
     static,
 )
+from nnx_inspector.typing import DTypeLike
 
 
 @kind(compared=True)
@@ -222,7 +223,7 @@ class Noise(Perturbation):
         return x + like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)
 
 
-def noise(seed: Any, shape: tuple[int, ...], dtype: Any, name: str) -> jax.Array:
+def noise(seed: Any, shape: tuple[int, ...], dtype: DTypeLike, name: str) -> jax.Array:
     """Standard normal numbers that depend only on a seed and a name."""
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
     wide = dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32

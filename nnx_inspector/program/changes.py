@@ -22,7 +22,7 @@ from nnx_inspector.hooks.variables import Contents, differences
 from nnx_inspector.program.analysis.describe import value_in_words
 from nnx_inspector.program.marks import CHANGE, mark_tree
 from nnx_inspector.program.structure import Structure
-from nnx_inspector.typing import Array
+from nnx_inspector.typing import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ _NOTHING = Structure(jax.tree.structure(None), (), ())
 _PAIR = Structure(jax.tree.structure((0, 0)), ("", ""), (0, 1))
 
 
-def mark_changes(out: object, before: Contents, module: nnx.Module, **params: Any) -> Any:
+def mark_changes(out: object, before: Contents, module: nnx.Module, **params: Any) -> PyTree:
     """`out`, a call's result, with marks of the Variables that hold another value object than
     `before` the call.
 

@@ -37,7 +37,7 @@ from nnx_inspector.program.marks import GRADIENT, alone, mark
 from nnx_inspector.program.plan import Plan, Seen
 from nnx_inspector.program.rewrite import Rewritten, rewritten
 from nnx_inspector.program.survey import Item, Marked, Survey, call_numbers, holds_marks, survey
-from nnx_inspector.typing import Primitive
+from nnx_inspector.typing import Primitive, PyTree
 
 PROGRAMS = 64
 """How many programs of inner transforms are cached."""
@@ -107,7 +107,7 @@ class EagerPass:
         )
         return Survey(program, (), self._items, self._unseen, self._unattributed)
 
-    def run(self, call: Callable[[], Any]) -> Any:
+    def run(self, call: Callable[[], Any]) -> PyTree:
         with interpreter.interpreted(self._bind):
             return call()
 

@@ -151,7 +151,7 @@ class Arguments:
     def take(self, which: tuple[int, ...]) -> tuple[Any, ...]:
         return tuple(self.leaves[i] for i in which)
 
-    def rebuild(self, nodes: Sequence[object], arrays: Sequence[Any]) -> Any:
+    def rebuild(self, nodes: Sequence[object], arrays: Sequence[Any]) -> PyTree:
         leaves = list(self.leaves)
         for i, value in [
             *zip(self.nodes, nodes, strict=True),

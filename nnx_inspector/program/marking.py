@@ -19,6 +19,7 @@ from nnx_inspector.program.marks import INPUT, OUTPUT, mark_arguments, mark_tree
 from nnx_inspector.program.members import within
 from nnx_inspector.program.stage import HooksOf
 from nnx_inspector.program.survey import UNATTRIBUTED
+from nnx_inspector.typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,7 @@ class MarkOutput:
 
     owner: Any
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
         with (
             held(context.module if context.kind == "method" else None) as before,
             within(context.module),
@@ -55,7 +56,7 @@ class MarkInput:
 
     owner: Any
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
         params = {"owner": self.owner, "site": context.site, "part": INPUT}
         params |= counting(self.owner)
         args, kwargs = mark_arguments(args, kwargs, context, **params)

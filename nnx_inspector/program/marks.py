@@ -236,7 +236,7 @@ def mark_tree(
     parameters: Sequence[str] | None = None,
     mask: object = None,
     **params: object,
-) -> Any:
+) -> PyTree:
     """`tree`, with its arrays marked; `params` are the mark's parameters (hashable).
 
     A `pair` of values becomes the mark's first operands. The arrays then tie it to the program: a

@@ -31,7 +31,7 @@ from nnx_inspector.program.editing.updates import results_of
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.survey import Marked, Survey, depths_of, survey
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.typing import Equation, Jaxpr
+from nnx_inspector.typing import Equation, Jaxpr, PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Rewritten:
 
     def run(
         self, args: Sequence[object], *, given: Sequence[object] | None = None, apart: bool = False
-    ) -> Any:
+    ) -> PyTree:
         """Run it with the program's own inputs; returns its own outputs, and what was seen.
 
         What was seen is a `Seen` for each mark, nested like the survey, and nothing for the second

@@ -23,7 +23,7 @@ from nnx_inspector.program.rewrite import rewritten
 from nnx_inspector.program.stage import Staged, variables_of_state
 from nnx_inspector.program.structure import is_node
 from nnx_inspector.program.survey import Marked, survey
-from nnx_inspector.typing import Array
+from nnx_inspector.typing import Array, PyTree
 
 
 def diff_state(argnum: Any) -> tuple[int, Any]:
@@ -103,7 +103,7 @@ def differentiable(
             position += 1
             builders.append((1, None))
 
-    def rebuild(grads: Sequence[object]) -> Any:
+    def rebuild(grads: Sequence[object]) -> PyTree:
         rest = list(grads)
         out = []
         for count, structure in builders:
@@ -158,7 +158,7 @@ def backward_pass(
     def both_ways(*values: object) -> Any:
         given, mine = list(values[:count]), list(values[count:])
 
-        def loss_of(chosen: dict[int, Any], seeds: list[Array]) -> Any:
+        def loss_of(chosen: dict[int, Any], seeds: list[Array]) -> PyTree:
             full = [chosen.get(i, value) for i, value in enumerate(mine)]
             out, seen = first.run(full, given=[*seeds, *given[start:]], apart=True)
             check(stage, out)
@@ -190,7 +190,7 @@ def _eager_backward_pass(
     wanted = lambda mark: mark.site not in plan.unmeasured and of(mark)  # noqa: E731
     last = EagerPass(stage.owner, plan, graded=wanted, calls=stage.calls)
 
-    def loss_of(chosen: dict[int, Any], seed: object) -> Any:
+    def loss_of(chosen: dict[int, Any], seed: object) -> PyTree:
         last.seed = seed
         out = stage.run_eagerly([chosen.get(i, x) for i, x in enumerate(inputs)], last)
         check(stage, out)

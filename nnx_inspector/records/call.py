@@ -74,7 +74,7 @@ class Call:
         return int(np.sum(concrete(self.ran))) > 0
 
     @property
-    def output(self) -> Any:
+    def output(self) -> PyTree:
         """The Summary of the output; for a pytree, a pytree of them (None for a non-array leaf).
 
         The summary of a PRNG key or a token is `opaque`: a dtype and a shape, without statistics.
@@ -82,7 +82,7 @@ class Call:
         return self.structure.summaries(self.outputs)
 
     @property
-    def input(self) -> Any:
+    def input(self) -> PyTree:
         """The summaries of `(args, kwargs)`, or a single Summary if they hold one array."""
         if self.inputs is None or self.input_structure is None:
             return None
@@ -91,7 +91,7 @@ class Call:
         return alone[0] if len(alone) == 1 else whole
 
     @property
-    def gradient(self) -> Any:
+    def gradient(self) -> PyTree:
         """The summaries of the output's cotangent, or None if it has no cotangent."""
         return _tree(self.structure, [_measured(g) for g in self.gradients])
 
@@ -113,7 +113,7 @@ class Call:
         ]
 
     @property
-    def values(self) -> Any:
+    def values(self) -> PyTree:
         """The output itself (a pytree of arrays), or what the reduction made of each array.
 
         None if `values=` did not ask for it, inside a while loop (whose number of iterations
@@ -123,17 +123,17 @@ class Call:
         return _tree(self.structure, [k.value for k in self.kept])
 
     @property
-    def input_values(self) -> Any:
+    def input_values(self) -> PyTree:
         """The `values` of `(args, kwargs)`, or a single array if they hold one array."""
         return _lone_or_tree(self.input_structure, [k.value for k in self.input_kept])
 
     @property
-    def units(self) -> Any:
+    def units(self) -> PyTree:
         """The Units of the output (for a pytree, a pytree of them), or None."""
         return _tree(self.structure, [k.units for k in self.kept])
 
     @property
-    def input_units(self) -> Any:
+    def input_units(self) -> PyTree:
         """The `units` of `(args, kwargs)`, or a single Units if they hold one array."""
         return _lone_or_tree(self.input_structure, [k.units for k in self.input_kept])
 
@@ -148,11 +148,11 @@ class Call:
         return {v.name: s for v, s in zip(self.variables, self.changed, strict=True)}
 
 
-def _tree(structure: Structure, values: list[Any]) -> Any:
+def _tree(structure: Structure, values: list[Any]) -> PyTree:
     return None if all(v is None for v in values) else structure.unflatten(values)
 
 
-def _lone_or_tree(structure: Structure | None, values: list[Any]) -> Any:
+def _lone_or_tree(structure: Structure | None, values: list[Any]) -> PyTree:
     if structure is None or not values:
         return None
     return values[0] if len(values) == 1 else _tree(structure, values)

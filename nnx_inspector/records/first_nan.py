@@ -27,6 +27,7 @@ from nnx_inspector.records import nan_search as search
 from nnx_inspector.records.backward import differentiable, require_scalar
 from nnx_inspector.records.donated import require_staged
 from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.typing import PyTree
 
 
 def first_nan(f: object, *args: object, gradients: bool = False) -> Callable[..., Operation | None]:
@@ -119,7 +120,7 @@ def first_nan_of(
     numbers = differentiable(stage, function, args, 0, nnx.Param).where
     floats = {i: stage.inputs[i] for i in numbers if _is_inexact(stage.inputs[i])}
 
-    def loss(chosen: dict[int, Any], inputs: list[Any]) -> Any:
+    def loss(chosen: dict[int, Any], inputs: list[Any]) -> PyTree:
         full = [chosen.get(i, x) for i, x in enumerate(inputs)]
         out, _ = stage.evaluate(full, plan=Plan(summarise=False))
         require_scalar(stage, out)

@@ -24,6 +24,7 @@ from nnx_inspector.recordings.layers import layer_key
 from nnx_inspector.records.call import Call, concrete, named_summaries
 from nnx_inspector.stats.summary import STATISTICS, Summary, merge
 from nnx_inspector.stats.units import Units, merge_units
+from nnx_inspector.typing import PyTree
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,17 +122,17 @@ class Entry:
         return [(path, merge(summaries)) for (path, _), summaries in found.items()]
 
     @property
-    def output(self) -> Any:
+    def output(self) -> PyTree:
         """The Summary of the outputs of all calls (for a pytree, a pytree of them)."""
         return self._merged("output")
 
     @property
-    def input(self) -> Any:
+    def input(self) -> PyTree:
         """The Summary of what the method received, or None if inputs were not measured."""
         return self._merged("input")
 
     @property
-    def gradient(self) -> Any:
+    def gradient(self) -> PyTree:
         """The Summary of the gradient of the output, or None if there is none."""
         return self._merged("gradient")
 
@@ -149,7 +150,7 @@ class Entry:
         return {name: merge(summaries) for name, summaries in found.items()}
 
     @property
-    def values(self) -> Any:
+    def values(self) -> PyTree:
         """The values kept of the output of the only call; see `Call.values`.
 
         Raises:
@@ -158,7 +159,7 @@ class Entry:
         return self._lone("values")
 
     @property
-    def input_values(self) -> Any:
+    def input_values(self) -> PyTree:
         """The values kept of the arguments of the only call; see `values`."""
         return self._lone("input_values")
 
@@ -170,7 +171,7 @@ class Entry:
         found = [fits for call in self.calls if call.took_place for fits in call.counted]
         return all(found) if found else None
 
-    def _lone(self, part: str) -> Any:
+    def _lone(self, part: str) -> PyTree:
         calls = [call for call in self.calls if call.took_place]
         if len(calls) > 1:
             raise InspectorError(
@@ -186,12 +187,12 @@ class Entry:
         return found
 
     @property
-    def units(self) -> Any:
+    def units(self) -> PyTree:
         """The Units of the outputs of all calls (for a pytree, a pytree of them), or None."""
         return self._merged("units", Units, functools.partial(self._merged_units, "units"))
 
     @property
-    def input_units(self) -> Any:
+    def input_units(self) -> PyTree:
         """The Units of what the method received, or None."""
         part = "input_units"
         return self._merged(part, Units, functools.partial(self._merged_units, part))

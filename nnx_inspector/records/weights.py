@@ -21,6 +21,7 @@ from nnx_inspector.recordings.compare import differences
 from nnx_inspector.records.donated import is_gone, taken
 from nnx_inspector.stats.summarize import in_words, summarize
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.typing import DTypeLike
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -125,7 +126,7 @@ def _weights(of: object, name: str) -> dict[str, tuple[str, Any]]:
     return found
 
 
-def _is_compared(dtype: Any) -> bool:
+def _is_compared(dtype: DTypeLike) -> bool:
     """Whether numbers of this type are weights: 32 bits of integers are counts, ids or keys."""
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).bits <= 16

@@ -40,6 +40,7 @@ from nnx_inspector.stats.arithmetic import (
 from nnx_inspector.stats.gauges import OFF_AT
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
 from nnx_inspector.stats.summarize import as_array, in_words, is_number, is_token, sum_saturating
+from nnx_inspector.typing import DTypeLike
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -299,7 +300,7 @@ def measure_units(x: Any, *, axis: int = -1, where: object = None) -> Units:
 
 
 @internal_config()
-def no_units(count: int, *, dtype: Any = np.float32) -> Units:
+def no_units(count: int, *, dtype: DTypeLike = np.float32) -> Units:
     """`count` units without values: the neutral element of `merge_units`.
 
     Example:

@@ -31,7 +31,7 @@ from nnx_inspector._compat.launching.batched import swap_rules
 from nnx_inspector._compat.launching.rules import swap_rules_of_calls
 from nnx_inspector._compat.redirect import Swapped, Undone, put
 from nnx_inspector.errors import comes_from_a_handler
-from nnx_inspector.typing import Array, Jaxpr
+from nnx_inspector.typing import Array, Jaxpr, PyTree
 
 
 class Edited(Protocol):
@@ -302,7 +302,7 @@ def _run(
     start: Start,
     own: Callable[[], Any],
     compiles: Callable[[Any, Sequence[Any], int], bool],
-) -> Any:
+) -> PyTree:
     """The results of the user's program; what was chosen in addition takes its own.
 
     Args:

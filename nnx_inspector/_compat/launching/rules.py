@@ -17,6 +17,7 @@ import jax
 
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.redirect import Undone, put
+from nnx_inspector.typing import PyTree
 
 
 class _Thread(threading.local):
@@ -47,7 +48,7 @@ def _named(function: Any, name: str) -> Any:
         return None
 
     @functools.wraps(function)
-    def run(*args: object, **kwargs: object) -> Any:
+    def run(*args: object, **kwargs: object) -> PyTree:
         before, _thread.here = _thread.here, name
         try:
             return function(*args, **kwargs)

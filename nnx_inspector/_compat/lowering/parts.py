@@ -139,7 +139,7 @@ def _like(x: Any, shape: tuple[int, ...]) -> Any:
     return x.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
-def _is_wide(dtype: Any) -> bool:
+def _is_wide(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize >= 8 or jax.config.read("jax_enable_x64")
 
 

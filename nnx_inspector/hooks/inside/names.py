@@ -29,7 +29,7 @@ from nnx_inspector._compat import eqn_params, interpreter, jaxprs
 from nnx_inspector._compat.redirect import copy_of, redirect
 from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trails, pattern_in
-from nnx_inspector.typing import Jaxpr, Primitive
+from nnx_inspector.typing import Jaxpr, Primitive, PyTree
 
 Visit = Callable[[str, str, Callable[..., Any]], Callable[..., Any] | None]
 """`(name, primitive, operation)` -> what runs instead, or None if it is not selected."""
@@ -214,7 +214,7 @@ def _given(primitive: str, params: dict[str, Any], known: list[Any]) -> list[Any
 def _call(bind: Callable[..., Any]) -> Callable[..., Any]:
     """An operation as a function of its operands; several results are a tuple."""
 
-    def run(*values: object) -> Any:
+    def run(*values: object) -> PyTree:
         out = bind(values)
         several = isinstance(out, (list, tuple))
         return (out[0] if len(out) == 1 else tuple(out)) if several else out
@@ -298,7 +298,7 @@ def _put_back() -> None:
         _undo.pop()
 
 
-def _called(function: Callable[..., Any], name: str, /, *args: object, **kwargs: object) -> Any:
+def _called(function: Callable[..., Any], name: str, /, *args: object, **kwargs: object) -> PyTree:
     if _thread.names is None:
         return function(*args, **kwargs)
     with jax.named_scope(name):

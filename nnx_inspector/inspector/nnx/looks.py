@@ -19,6 +19,7 @@ from flax import nnx
 
 from nnx_inspector.inspector.nnx.graph import byte_count, held_as, scalar_text
 from nnx_inspector.screen import protocol
+from nnx_inspector.typing import PyTree
 
 MOST_BYTES = 32 << 20
 """The most bytes of copies that are kept between two looks."""
@@ -37,7 +38,7 @@ class Look:
     copies: dict[int, tuple[nnx.Variable[Any], Any]]
     left_out: int
 
-    def copy_of(self, variable: object) -> Any:
+    def copy_of(self, variable: object) -> PyTree:
         return self.copies.get(id(variable), (None, None))[1]
 
 
@@ -59,7 +60,7 @@ def look_at(variables: Iterable[tuple[Any, Any]], step: int) -> Look:
     return Look(step, copies, left_out)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any) -> PyTree:
     if isinstance(value, np.ndarray):
         return value.copy()
     try:

@@ -23,6 +23,7 @@ from nnx_inspector.inspector.nnx.switches import Switches, viewed
 from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.program.function import Arguments, Function
 from nnx_inspector.program.stage import HeldState
+from nnx_inspector.typing import PyTree
 
 NONE = Switches()
 ITSELF = Entry()
@@ -96,7 +97,7 @@ class Call:
         copy = self.copied()
         (function, args, kwargs), of_a_loss = copy.function(), copy.loss_fn is not None
 
-        def loss(*args: object, **kwargs: object) -> Any:
+        def loss(*args: object, **kwargs: object) -> PyTree:
             value = function.call(*args, **kwargs)
             return value[0] if isinstance(value, tuple) else value
 

@@ -52,6 +52,7 @@ from nnx_inspector.records.parameters import floats_of, measure_parameters
 from nnx_inspector.records.record import Record
 from nnx_inspector.stats.gauges import IDS, VARIED
 from nnx_inspector.stats.measure_gauges import commonest, gauge, sampled, varied
+from nnx_inspector.typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,7 +346,7 @@ class OwnedPasses:
 
         return compile_it
 
-    def _run(self, kind: Kind, call: Call, setting: Setting) -> Any:
+    def _run(self, kind: Kind, call: Call, setting: Setting) -> PyTree:
         try:
             with under(call.configuration):
                 known = self.tracing(call)

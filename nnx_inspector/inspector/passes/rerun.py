@@ -33,6 +33,7 @@ from nnx_inspector.records import donated
 from nnx_inspector.records.donated import are_these, weak_arrays
 from nnx_inspector.records.nan_site import where
 from nnx_inspector.screen import protocol
+from nnx_inspector.typing import PyTree
 
 NOTHING = "Nothing is perturbed."
 NEW_PROGRAM = "The effect is measured once its program is compiled."
@@ -107,7 +108,7 @@ class Reruns:
         core = self._core
         return not (len(core.recording) or core.looping or core.closed or core.spread)
 
-    def run(self, request: PassRequest) -> Any:
+    def run(self, request: PassRequest) -> PyTree:
         """Make a requested pass, waiting for its program; returns what the function returns."""
         begun, self._first = self._first, None  # nothing waits for the first pass any more
         self._began = self._began or time.monotonic()
@@ -117,7 +118,7 @@ class Reruns:
             if begun is not None and self._lacks_first:
                 self.refresh()
 
-    def _run(self, request: PassRequest) -> Any:
+    def _run(self, request: PassRequest) -> PyTree:
         agree_on(self._core, request)
         setting, switches = self._core.handles.setting(), self._core.modes.switches()
 

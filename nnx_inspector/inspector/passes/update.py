@@ -17,6 +17,7 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import Path, closest, iter_modules, site_key
 from nnx_inspector.program.structure import describe
 from nnx_inspector.records.donated import is_gone, taken
+from nnx_inspector.typing import PyTree
 
 _Flat = dict[Path, Any]
 
@@ -55,7 +56,7 @@ def renewed(model: nnx.Module, new: tuple[object, ...]) -> nnx.Module:
     return nnx.merge(graphdef, nnx.from_flat_state(merged.items()))
 
 
-def _flat(state: Any) -> _Flat:
+def _flat(state: PyTree) -> _Flat:
     flat: Any = nnx.to_flat_state(state)
     return dict(flat)
 

@@ -39,6 +39,7 @@ from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.trace import Trace, trace_of
 from nnx_inspector.program.function import Arguments
 from nnx_inspector.records.donated import require_here, require_whole
+from nnx_inspector.typing import PyTree
 
 Part = Literal["output", "input", "gradient", "parameter", "attention"]
 ATTENDS_WITHIN = 0.02
@@ -243,7 +244,7 @@ def embeds(trace: Trace, example: PassRequest) -> bool:
     return modules or any(x.ndim == 2 and jnp.issubdtype(x.dtype, jnp.integer) for x in arrays)
 
 
-def opened_tree(opened: Opened, site: str, call: int | None) -> Any:
+def opened_tree(opened: Opened, site: str, call: int | None) -> PyTree:
     """The values of one call of a site; `call` may be None if there is only one call.
 
     Raises:

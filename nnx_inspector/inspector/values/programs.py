@@ -39,6 +39,7 @@ from nnx_inspector.program.stage import Staged
 from nnx_inspector.program.structure import Structure
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.records.backward import backward_pass
+from nnx_inspector.typing import PyTree
 
 GRADIENT = "gradient"
 Part = Literal["output", "input", "gradient"]
@@ -72,7 +73,7 @@ class CallValues:
     def took_place(self) -> bool:
         return bool(self.ran.any())
 
-    def tree(self) -> Any:
+    def tree(self) -> PyTree:
         """The values as the module's own pytree."""
         return self.structure.unflatten(self.values)
 

@@ -31,7 +31,7 @@ from nnx_inspector.live.programs.whose import OTHER, Calls
 from nnx_inspector.perturbations.places import CLEAN, Setting
 from nnx_inspector.program.rewrite import with_presence
 from nnx_inspector.program.survey import holds_marks
-from nnx_inspector.typing import Jaxpr
+from nnx_inspector.typing import Jaxpr, PyTree
 
 _finished: weakref.WeakKeyDictionary[Any, dict[Any, Finished]] = weakref.WeakKeyDictionary()
 
@@ -287,7 +287,7 @@ class Variants:
         edited, setting = found.edited(call.program, measures=False), session.setting
         one = self._launch(session, found, edited, setting)
 
-        def run() -> Any:
+        def run() -> PyTree:
             if self._passing.fits(one.key):
                 out: Any = call.directly(edited.program, one.inputs())
             else:

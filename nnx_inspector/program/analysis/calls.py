@@ -42,7 +42,7 @@ from nnx_inspector.program.marks import (
 from nnx_inspector.program.members import within
 from nnx_inspector.program.structure import Structure, is_whole
 from nnx_inspector.program.survey import counted_in, members_of
-from nnx_inspector.typing import Jaxpr
+from nnx_inspector.typing import Jaxpr, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -422,7 +422,7 @@ class MarkCalls:
     owner: Any
     history: History = dataclasses.field(compare=False, repr=False)
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
         module, site, kind = context.module, context.site or "", context.type_name
         part = held(module if context.kind == "method" else None)
         with sources.calling() as (source, inner), part as before, within(module):
@@ -459,7 +459,7 @@ class MarkInputs:
     owner: Any
     history: History = dataclasses.field(compare=False, repr=False)
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
         site, text = context.site or "", in_words(args, kwargs)
         self.history.receive(text)
         call = CallSite(site, _path(context), context.type_name, "", None)

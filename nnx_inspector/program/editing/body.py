@@ -44,7 +44,7 @@ from nnx_inspector.program.marks import BEGIN, CHANGE, GRADIENT, INPUT, OUTPUT, 
 from nnx_inspector.program.plan import Kept, Seen
 from nnx_inspector.program.survey import Item, Marked, Survey
 from nnx_inspector.stats.apart import is_apart
-from nnx_inspector.typing import Atom, Equation, Var
+from nnx_inspector.typing import Atom, DTypeLike, Equation, Var
 
 
 class Body:
@@ -373,7 +373,7 @@ class Body:
                 (out[leaf],), _ = self.traced(seeds, [x, seed, *masks[leaf]], equation)
         return out
 
-    def type_of(self, dtype: Any, like: object) -> Any:
+    def type_of(self, dtype: DTypeLike, like: object) -> Any:
         """The type of a number where an equation stands: within a shard_map it is another."""
         closed, _ = self.of.trace(Zero(np.dtype(dtype)), [], like)
         return jaxprs.open_jaxpr(closed)[0].outvars[0].aval

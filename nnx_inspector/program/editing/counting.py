@@ -28,6 +28,7 @@ from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook, opened
 from nnx_inspector.program.marks import OUTPUT, POSITIONS, counts, mark_arguments
 from nnx_inspector.program.structure import describe
 from nnx_inspector.stats.summarize import beside, in_words
+from nnx_inspector.typing import PyTree
 
 _EXAMPLE = "where=lambda tokens, *_: tokens != 0"
 MOST_KEPT = 16
@@ -194,7 +195,7 @@ class Counts:
     owner: Any
     where: Where
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
         if self.owner in _here.shapes or context.kind != "method":
             return next_fun(*args, **kwargs)
         try:

@@ -25,6 +25,7 @@ from nnx_inspector.records.capture import value_and_grad
 from nnx_inspector.records.propagation.result import Propagation
 from nnx_inspector.records.record import Entry, Record
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.typing import PyTree
 
 Loss = Callable[..., jax.Array]
 
@@ -191,7 +192,7 @@ def _projected(model: Any, *args: object) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _record(
-    loss: Loss, only: Only, where: Where | None, graphdef: Any, state: Any, args: Any
+    loss: Loss, only: Only, where: Where | None, graphdef: Any, state: PyTree, args: Any
 ) -> Record:
     model = nnx.merge(graphdef, state)
     (_, record), _ = value_and_grad(loss, only=only, inputs=False, where=where)(model, *args)
