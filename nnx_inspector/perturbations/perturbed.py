@@ -110,6 +110,7 @@ def perturbed(f: object) -> Callable[..., Any]:
         alphabetically first key acts first (jax sorts the keys of a dict). `"layers[3]"` chooses
         one layer of a stacked module. The mapping is a pytree: trace it, vmap it, differentiate
         it. The call updates the model as the plain call does; the model keeps its own parameters.
+        All positions of a value change; `nni.Mean(where=mask)` takes the mean of some.
 
     Raises:
         TypeError: a value is not a perturbation, or has no meaning for an array of the site.

@@ -323,7 +323,8 @@ def perturb(
         only: which sites; see `intercept_methods`. `"layers[3]"` chooses one layer of a stacked
             module, if the loop over the layers is within the call of the model.
         perturbation: any kind for values or gradients, such as `Scale(0.5)`, `Mask(units)` or
-            `StopGradient()`. Under vmap it acts on each example.
+            `StopGradient()`. Under vmap it acts on each example. All positions of a value change;
+            `Mean(where=mask)` takes the mean of some.
         model: the module that paths are relative to; by default the outermost module called.
 
     Raises:

@@ -53,7 +53,8 @@ def profile(
     The step is compiled once more, with the names of modules in its program. Then it runs `runs`
     times as it is, and as often under `jax.profiler`. Each run gets copies of the arguments: the
     model, the optimizer and donated arrays stay as they are. What the step takes from around it,
-    and not as an argument, is changed as by your own calls.
+    and not as an argument, is changed as by your own calls. Padding takes the time and memory of
+    tokens, so all positions are measured.
 
     Args:
         model: the model that the step calls, itself or through its state.
