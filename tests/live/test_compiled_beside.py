@@ -37,7 +37,7 @@ def of_nnx(model, optimizer):
     return lambda: step(model, optimizer, X)
 
 
-def listened_in_jax(model, optimizer):
+def of_jax(model, optimizer):
     """Split and merged by hand in each step."""
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -107,7 +107,7 @@ def _nothing_is_left_behind():
         yield
 
 
-@pytest.mark.parametrize("make", [of_nnx, listened_in_jax])
+@pytest.mark.parametrize("make", [of_nnx, of_jax])
 def test_the_loop_goes_on_and_the_measured_step_compiles_nothing(make):
     plain, one = Loop(make), Loop(make)
     expected = [float(plain.step()) for _ in range(40)]
