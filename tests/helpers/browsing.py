@@ -10,10 +10,10 @@ class Browser:
     """Collects the messages for the browser, in order, and sends requests."""
 
     def __init__(self, monkeypatch):
-        self.sent: list[tuple[dict, bytes | None]] = []
+        self.sent: list[tuple[str, dict, bytes | None]] = []  # of control or stream
 
         def send(widget, content, buffers=None):
-            self.sent.append((content, bytes(buffers[0]) if buffers else None))
+            self.sent.append((widget.role, content, bytes(buffers[0]) if buffers else None))
 
         monkeypatch.setattr(InspectorWidget, "send", send)
         monkeypatch.setattr(Presenter, "shown", True)
@@ -25,7 +25,13 @@ class Browser:
         self.sent.clear()
         receive(screen, message)
         requests.wait()  # a thread answers some requests
-        return list(self.sent)
+        return [one[1:] for one in self.sent]
 
     def of(self, kind):
-        return [(header, buffer) for header, buffer in self.sent if header["type"] == kind]
+        return [(header, buffer) for _, header, buffer in self.sent if header["type"] == kind]
+
+    def says(self, insp, message):
+        """Send a message (a dataclass or a raw header); returns the replies that came at once."""
+        before = len(self.of("reply"))
+        receive(inside(insp).view.screen, message)
+        return [header for header, _ in self.of("reply")[before:]]

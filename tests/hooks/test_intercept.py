@@ -920,38 +920,6 @@ def test_the_users_nnx_capture_works_after_ours():
     np.testing.assert_array_equal(sown["features"][0], model.linear(x))
 
 
-@pytest.mark.usefixtures("after_tabulate")
-def test_tabulate_works_while_hooked_and_hooks_work_after_it():
-    """TRAPS: nnx.tabulate leaves inherited methods copied onto subclasses for good."""
-
-    class Parent(models.Base):
-        pass
-
-    class Heir(Parent):
-        pass
-
-    model, x = Heir(rngs()), batch(4, 3)
-    plain = nnx.tabulate(model, x)
-    with intercept_methods(passing):
-        assert nnx.tabulate(model, x) == plain
-    log = Log()
-    with intercept_methods(log):
-        model(x)
-    assert log.sites == ["", "linear"]
-
-
-@pytest.mark.usefixtures("after_tabulate")
-def test_hooks_inside_tabulate_after_capture_of_ours_do_not_recurse():
-    """TRAPS: a later capture(method_outputs) recurses without end after nnx.tabulate."""
-    model, x, log = models.Inherits(rngs()), batch(4, 3), Log()
-    with intercept_methods(log):
-        nnx.tabulate(model, x)
-        log.calls.clear()
-        y = model(x)
-    np.testing.assert_array_equal(y, model(x))
-    assert log.sites == ["", "linear"]
-
-
 def test_capture_of_ours_works_inside_interception():
     model, log, x = models.MLP(rngs()), Log(), batch(4, 3)
     with intercept_methods(doubling, only="down"), intercept_methods(log):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from browsing import Browser
 from flax import nnx
 from inside import inside, receive
 
@@ -37,29 +38,6 @@ ADAM = optax.adam(1e-2)
 def loss_fn(model, x):
     y = model(x)
     return (y**2).mean(), {"largest": y.max(), "shape": y}
-
-
-class Browser:
-    """The browser's end of the two comms: the received messages, and a way to send."""
-
-    def __init__(self, monkeypatch):
-        self.sent: list[tuple[str, dict, bytes | None]] = []
-
-        def send(widget, content, buffers=None):
-            self.sent.append((widget.role, content, bytes(buffers[0]) if buffers else None))
-
-        monkeypatch.setattr(InspectorWidget, "send", send)
-        monkeypatch.setattr(Presenter, "shown", True)
-
-    def of(self, kind):
-        return [(header, buffer) for _, header, buffer in self.sent if header["type"] == kind]
-
-    def says(self, insp, message):
-        """Send a message (a dataclass or a raw header); returns the replies."""
-        header = message if isinstance(message, dict) else protocol.to_header(message)
-        before = len(self.of("reply"))
-        receive(inside(insp).view.screen, header)
-        return [header for header, _ in self.of("reply")[before:]]
 
 
 @pytest.fixture
