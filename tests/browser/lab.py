@@ -7,6 +7,7 @@ block does. Files of tests share one (conftest.py): it takes seconds to start.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 import os
@@ -22,7 +23,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import nbformat
@@ -51,7 +51,23 @@ def source_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}
 
 
-class Server:
+class Opened(abc.ABC):
+    """What is open from `with` on, and closed again where opening it fails half-way."""
+
+    @abc.abstractmethod
+    def _open(self, stack: contextlib.ExitStack) -> None: ...
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._open(stack)
+            self._opened = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+
+class Server(Opened):
     """A JupyterLab server, from `with` on; it ends with its kernels.
 
     Args:
@@ -75,22 +91,7 @@ class Server:
         self.url = ""
         self._python = python
         self._env = dict(source_path()) if env is None else dict(env)
-        self._stack = contextlib.ExitStack()
         self._home = pathlib.Path()
-
-    def __enter__(self) -> Self:
-        with contextlib.ExitStack() as stack:
-            self._serve(stack)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stack.close()
 
     def end_kernels(self) -> None:
         for kernel in json.loads(self._request("GET", "api/kernels")):
@@ -117,7 +118,7 @@ class Server:
         except (urllib.error.URLError, OSError):
             return False
 
-    def _serve(self, stack: contextlib.ExitStack) -> None:
+    def _open(self, stack: contextlib.ExitStack) -> None:
         home = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-")))
         self._home = home
         env: dict[str, str | None] = {**os.environ, "JAX_PLATFORMS": "cpu", **self._env}
@@ -156,7 +157,7 @@ class Server:
             time.sleep(0.1)  # a server that is still starting cannot say when it is ready
 
 
-class Lab:
+class Lab(Opened):
     """A folder of a server, and a browser, from `with` on; its kernels end with it.
 
     Args:
@@ -179,27 +180,15 @@ class Lab:
         self._settings = settings or {}
         self._given = server
         self._server = server or Server(root, **more)
-        self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Self:
-        with contextlib.ExitStack() as stack:
-            if self._given is None:
-                stack.enter_context(self._server)
-            playwright = stack.enter_context(sync_playwright())
-            self._browser = chromium.launch(playwright)
-            stack.callback(self._browser.close)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stack.close()
-        if self._given is not None:
-            self._server.end_kernels()  # none takes time from the tests that follow
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        if self._given is None:
+            stack.enter_context(self._server)
+        else:
+            stack.callback(self._server.end_kernels)  # none takes time from the tests that follow
+        playwright = stack.enter_context(sync_playwright())
+        self._browser = chromium.launch(playwright)
+        stack.callback(self._browser.close)
 
     @contextlib.contextmanager
     def notebook(
