@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.recordings.layers import STATE, layer_of
-from nnx_inspector.recordings.passes import Pass, Quantity
+from nnx_inspector.recordings.layers import layer_of
+from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.stats import table
 from nnx_inspector.stats.bins import (
     Binned,
@@ -26,13 +26,11 @@ from nnx_inspector.stats.bins import (
     tabulated,
 )
 from nnx_inspector.stats.choices.rows import (
-    EXPERT_FIGURES,
-    HEAD_FIGURES,
     choice_figure,
     is_expert,
 )
 from nnx_inspector.stats.encoding import Packed, Sparse, decoded, ranges
-from nnx_inspector.stats.summary import STATISTICS, Summary
+from nnx_inspector.stats.summary import STATISTICS
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -225,162 +223,3 @@ def metrics_frame(curves: Mapping[str, npt.NDArray[np.float64]]) -> pd.DataFrame
     points = [(step, name, value) for name, curve in curves.items() for step, value in curve]
     frame: Any = pd.DataFrame(points, columns=["step", "name", "value"])
     return frame.astype({"step": "int64", "value": "float64"})
-
-
-class Series:
-    """What a recording tells of many passes at once."""
-
-    if TYPE_CHECKING:  # what a recording has
-
-        @property
-        def passes(self) -> tuple[Pass, ...]: ...
-        @property
-        def seams(self) -> tuple[int, ...]: ...
-        def curves(self) -> dict[str, _Floats]: ...
-        def _check(self, site: str, quantity: str) -> None: ...
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        """The keys of the arrays of optimizers in its passes: `"optimizer/mu/head/kernel"`."""
-        layouts = {id(one.layout): one.layout for one in self.passes}.values()
-        keys = (key for one in layouts for key, quantity in one.keys if quantity == STATE)
-        return tuple(dict.fromkeys(keys))
-
-    def series(self, site: str, quantity: Quantity = "output") -> tuple[list[int], list[Summary]]:
-        """The steps and summaries of all passes that measured this, oldest first."""
-        steps, blobs = self._series(site, quantity)
-        found = decoded(Packed.of(blobs))
-        return steps, [found.summary(row) for row in range(len(steps))]
-
-    def history(
-        self, site: str, quantity: Quantity = "output", *, columns: int = 300
-    ) -> HistoryArrays:
-        """A site's quantity over the steps, as the screen draws it.
-
-        The axis spans the finite values of all passes kept. A pass that did not measure this has
-        no column.
-
-        Args:
-            site, quantity: as for `summary`.
-            columns: the most columns, at least 2. If there are more passes, this many are picked
-                evenly, including the first and the newest.
-
-        Raises:
-            ValueError: `columns` is below 2.
-        """
-        steps, every = self._series(site, quantity)
-        return history_of(evenly(steps, columns), evenly(every, columns), every)
-
-    def _series(self, site: str, quantity: str) -> tuple[list[int], list[bytes]]:
-        self._check(site, quantity)
-        found = [(p.step, blob) for p in self.passes if (blob := p.piece(site, quantity))]
-        return [step for step, _ in found], [blob for _, blob in found]
-
-    def to_frame(self, *, layers: bool = False) -> pd.DataFrame:
-        """A tidy pandas frame: a row for each pass, site (array, parameter) and quantity.
-
-        Columns: `step, pass, kind, perturbed, site, quantity`, statistics (counts as Int64; the
-        unknown is missing), quantiles within 6.25 %, `q01, q05, q25, q50, q75, q95, q99`, and of a
-        "parameter" `update_ratio`, the norm of the step's change divided by that of the value, and
-        `update_lost`: of the elements to which the step added something other than 0, the share
-        that stayed what they were, because the parameter's dtype rounds that off (both NaN: not
-        seen). `attrs["seams"]` has the numbers (`pass`) with which a restarted run went on.
-
-        Args:
-            layers: whether to add rows for single layers of stacked modules (`"blocks[3]"`). The
-                row of the stack covers the same values: do not add both up.
-        """
-        return passes_frame(self.passes, layers=layers, seams=self.seams)
-
-    def casts_frame(self, *, step: int | None = None) -> pd.DataFrame:
-        """What would become of all that was measured in lower precision, as a tidy pandas frame.
-
-        Columns: `site, quantity, dtype, scaled`, and three shares of the finite values. `to_zero`
-        are the nonzero values that would be rounded to 0. `subnormal` are those that would lose
-        precision because they are too small. `overflow` are those that are too large. The dtypes
-        are bfloat16, float16, float8_e4m3fn and float8_e5m2. Each has a row as it is, and a row
-        with the array scaled so that its largest value is the largest of the dtype. All shares come
-        from the histogram, so they are estimates where it counts a sample, or where a limit falls
-        within one of its bins.
-
-        Args:
-            step: that of the pass; by default the newest one.
-
-        Raises:
-            KeyError: no pass has this step.
-
-        Example:
-            >>> from nnx_inspector.recordings.recording import Recording
-            >>> from nnx_inspector.stats.summarize import summarize
-            >>> recording = Recording()
-            >>> recording.append(0, {"head": {"output": summarize(np.array([1e-9, 1e-6, 1.0]))}})
-            >>> frame = recording.casts_frame()
-            >>> float(frame[frame["dtype"] == "float16"]["to_zero"].iloc[0])
-            0.3333333333333333
-        """
-        passes = [one for one in self.passes if step is None or one.step == step]
-        if step is not None and not passes:
-            steps = [one.step for one in self.passes]
-            said = f"It has {len(steps)} passes, of the steps {steps[0]} to {steps[-1]}" * bool(
-                steps
-            )
-            raise KeyError(f"No pass of step {step} is in the recording. {said or 'It is empty'}.")
-        return casts_frame(passes[-1] if passes else None)
-
-    def heads_frame(self) -> pd.DataFrame:
-        """What each head of each attention did in each pass, as a tidy pandas frame.
-
-        Columns: `step, pass, site, head`, and the following. All but `logit` are means over queries
-        with at least two keys that no mask excludes; of many, over 64 evenly spaced queries of 16
-        examples.
-
-        - `entropy` of the probabilities in nats, before a dropout.
-        - `evenness`, the entropy as a share of the logarithm of the number of allowed keys, which
-          is the most that it can be: 1 if a head looks at all keys alike, 0 if at one key.
-        - `distance` between a query and its keys in positions, weighted by probability; NaN if
-          there are not as many queries as keys.
-        - `first`, the probability of the first key.
-        - `logit`, the greatest of all logits that enter the softmax, of keys that no mask excludes.
-        - `keys`, the number of allowed keys.
-
-        A site is the call that computes the attention, `"attn@attention"`. Attention that a fused
-        kernel computes, or a while loop, has no rows, nor has a call of a loop that nothing jits.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from flax import nnx
-            >>> import nnx_inspector as nni
-            >>> attn = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
-            >>> insp = nni.Inspector(attn, jnp.ones((1, 4, 8)), display=False)
-            >>> y = insp.run()
-            >>> insp.recording.heads_frame()[["site", "head", "evenness", "keys"]].round(2)
-                     site  head  evenness  keys
-            0  @attention     0       1.0   4.0
-            1  @attention     1       1.0   4.0
-        """
-        return choices_frame(self.passes, "head", HEAD_FIGURES)
-
-    def experts_frame(self) -> pd.DataFrame:
-        """What each expert of each router was given in each pass, as a tidy pandas frame.
-
-        Columns: `step, pass, site, expert`, and the following.
-
-        - `load`, the share of the tokens that choose the expert; of all experts together, as many
-          as a token chooses.
-        - `dropped`, the share of these choices that the capacity of the expert leaves out. It is
-          known where the choice becomes a one-hot mask, whose cumulative sum over the tokens is
-          compared with the capacity, or becomes a one-hot vector of as many slots; NaN elsewhere (a
-          sort, a scatter that drops, a kernel), where the program says it in no form that is
-          recognised, and for an expert that nothing chooses.
-        - `entropy` of the router's softmax over all experts in nats, the mean over tokens; NaN if
-          it has none.
-        - `evenness`, the same as a share of the logarithm of the number of experts.
-        - `logit`, the greatest that the expert got; NaN if the choice is made by probabilities.
-
-        A site is the call that chooses, `"moe@experts"`.
-        """
-        return choices_frame(self.passes, "expert", EXPERT_FIGURES)
-
-    def metrics_frame(self) -> pd.DataFrame:
-        """The metrics as a tidy pandas frame: columns `step, name, value`, name by name."""
-        return metrics_frame(self.curves())

@@ -8,7 +8,11 @@ imports no jax.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import os
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,10 +20,20 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.background import Subscription
+from nnx_inspector.files import whole_path
 from nnx_inspector.recordings.curves import Curves, Tally, scalar, surplus
 from nnx_inspector.recordings.facts import Facts, Figures, Learnt, Uncalled, joined, read
 from nnx_inspector.recordings.format import Columns
-from nnx_inspector.recordings.history import Series, table_frame
+from nnx_inspector.recordings.history import (
+    HistoryArrays,
+    casts_frame,
+    choices_frame,
+    evenly,
+    history_of,
+    metrics_frame,
+    passes_frame,
+    table_frame,
+)
 from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES, STATE
 from nnx_inspector.recordings.passes import (
     Layout,
@@ -28,10 +42,14 @@ from nnx_inspector.recordings.passes import (
     Quantity,
     check_quantity,
     check_site,
+    end_of,
+    mark_now,
     recorded,
     step_number,
 )
-from nnx_inspector.recordings.save import HELD, Saved, State
+from nnx_inspector.recordings.save import HELD, Journal, Sections, State, save
+from nnx_inspector.stats.choices.rows import EXPERT_FIGURES, HEAD_FIGURES
+from nnx_inspector.stats.encoding import Packed, decoded
 from nnx_inspector.stats.summary import Summary
 
 if TYPE_CHECKING:
@@ -40,7 +58,7 @@ if TYPE_CHECKING:
 _POINTS_PER_PASS: Final = 10
 
 
-class Recording(Saved, Series):
+class Recording:
     """Summaries and metrics of a run, bounded in passes and in bytes.
 
     When a bound is exceeded, about every second pass of the older half is dropped, so that the
@@ -76,7 +94,10 @@ class Recording(Saved, Series):
                 f"and max_bytes={max_bytes}. The defaults are 2000 passes and 256 MiB."
             )
         self.max_steps, self.max_bytes = max_steps, max_bytes
-        super().__init__()
+        self._lock = threading.RLock()
+        self._journal: Journal | None = None
+        self._held: dict[int, Pass] = {}
+        self._marks: list[Mark] = []
         self._passes: list[Pass] = []
         self._incomplete: tuple[Pass, ...] = ()
         self._bytes = 0
@@ -504,3 +525,247 @@ class Recording(Saved, Series):
         """What was counted of each metric; exact, even where points were dropped."""
         with self._lock:
             return self._curves.tallies()
+
+    # -------------------------------------------------------- many passes at once
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The keys of the arrays of optimizers in its passes: `"optimizer/mu/head/kernel"`."""
+        layouts = {id(one.layout): one.layout for one in self.passes}.values()
+        keys = (key for one in layouts for key, quantity in one.keys if quantity == STATE)
+        return tuple(dict.fromkeys(keys))
+
+    def series(self, site: str, quantity: Quantity = "output") -> tuple[list[int], list[Summary]]:
+        """The steps and summaries of all passes that measured this, oldest first."""
+        steps, blobs = self._series(site, quantity)
+        found = decoded(Packed.of(blobs))
+        return steps, [found.summary(row) for row in range(len(steps))]
+
+    def history(
+        self, site: str, quantity: Quantity = "output", *, columns: int = 300
+    ) -> HistoryArrays:
+        """A site's quantity over the steps, as the screen draws it.
+
+        The axis spans the finite values of all passes kept. A pass that did not measure this has
+        no column.
+
+        Args:
+            site, quantity: as for `summary`.
+            columns: the most columns, at least 2. If there are more passes, this many are picked
+                evenly, including the first and the newest.
+
+        Raises:
+            ValueError: `columns` is below 2.
+        """
+        steps, every = self._series(site, quantity)
+        return history_of(evenly(steps, columns), evenly(every, columns), every)
+
+    def _series(self, site: str, quantity: str) -> tuple[list[int], list[bytes]]:
+        self._check(site, quantity)
+        found = [(p.step, blob) for p in self.passes if (blob := p.piece(site, quantity))]
+        return [step for step, _ in found], [blob for _, blob in found]
+
+    def to_frame(self, *, layers: bool = False) -> pd.DataFrame:
+        """A tidy pandas frame: a row for each pass, site (array, parameter) and quantity.
+
+        Columns: `step, pass, kind, perturbed, site, quantity`, statistics (counts as Int64; the
+        unknown is missing), quantiles within 6.25 %, `q01, q05, q25, q50, q75, q95, q99`, and of a
+        "parameter" `update_ratio`, the norm of the step's change divided by that of the value, and
+        `update_lost`: of the elements to which the step added something other than 0, the share
+        that stayed what they were, because the parameter's dtype rounds that off (both NaN: not
+        seen). `attrs["seams"]` has the numbers (`pass`) with which a restarted run went on.
+
+        Args:
+            layers: whether to add rows for single layers of stacked modules (`"blocks[3]"`). The
+                row of the stack covers the same values: do not add both up.
+        """
+        return passes_frame(self.passes, layers=layers, seams=self.seams)
+
+    def casts_frame(self, *, step: int | None = None) -> pd.DataFrame:
+        """What would become of all that was measured in lower precision, as a tidy pandas frame.
+
+        Columns: `site, quantity, dtype, scaled`, and three shares of the finite values. `to_zero`
+        are the nonzero values that would be rounded to 0. `subnormal` are those that would lose
+        precision because they are too small. `overflow` are those that are too large. The dtypes
+        are bfloat16, float16, float8_e4m3fn and float8_e5m2. Each has a row as it is, and a row
+        with the array scaled so that its largest value is the largest of the dtype. All shares come
+        from the histogram, so they are estimates where it counts a sample, or where a limit falls
+        within one of its bins.
+
+        Args:
+            step: that of the pass; by default the newest one.
+
+        Raises:
+            KeyError: no pass has this step.
+
+        Example:
+            >>> from nnx_inspector.stats.summarize import summarize
+            >>> recording = Recording()
+            >>> recording.append(0, {"head": {"output": summarize(np.array([1e-9, 1e-6, 1.0]))}})
+            >>> frame = recording.casts_frame()
+            >>> float(frame[frame["dtype"] == "float16"]["to_zero"].iloc[0])
+            0.3333333333333333
+        """
+        passes = [one for one in self.passes if step is None or one.step == step]
+        if step is not None and not passes:
+            steps = [one.step for one in self.passes]
+            said = f"It has {len(steps)} passes, of the steps {steps[0]} to {steps[-1]}" * bool(
+                steps
+            )
+            raise KeyError(f"No pass of step {step} is in the recording. {said or 'It is empty'}.")
+        return casts_frame(passes[-1] if passes else None)
+
+    def heads_frame(self) -> pd.DataFrame:
+        """What each head of each attention did in each pass, as a tidy pandas frame.
+
+        Columns: `step, pass, site, head`, and the following. All but `logit` are means over queries
+        with at least two keys that no mask excludes; of many, over 64 evenly spaced queries of 16
+        examples.
+
+        - `entropy` of the probabilities in nats, before a dropout.
+        - `evenness`, the entropy as a share of the logarithm of the number of allowed keys, which
+          is the most that it can be: 1 if a head looks at all keys alike, 0 if at one key.
+        - `distance` between a query and its keys in positions, weighted by probability; NaN if
+          there are not as many queries as keys.
+        - `first`, the probability of the first key.
+        - `logit`, the greatest of all logits that enter the softmax, of keys that no mask excludes.
+        - `keys`, the number of allowed keys.
+
+        A site is the call that computes the attention, `"attn@attention"`. Attention that a fused
+        kernel computes, or a while loop, has no rows, nor has a call of a loop that nothing jits.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from flax import nnx
+            >>> import nnx_inspector as nni
+            >>> attn = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
+            >>> insp = nni.Inspector(attn, jnp.ones((1, 4, 8)), display=False)
+            >>> y = insp.run()
+            >>> insp.recording.heads_frame()[["site", "head", "evenness", "keys"]].round(2)
+                     site  head  evenness  keys
+            0  @attention     0       1.0   4.0
+            1  @attention     1       1.0   4.0
+        """
+        return choices_frame(self.passes, "head", HEAD_FIGURES)
+
+    def experts_frame(self) -> pd.DataFrame:
+        """What each expert of each router was given in each pass, as a tidy pandas frame.
+
+        Columns: `step, pass, site, expert`, and the following.
+
+        - `load`, the share of the tokens that choose the expert; of all experts together, as many
+          as a token chooses.
+        - `dropped`, the share of these choices that the capacity of the expert leaves out. It is
+          known where the choice becomes a one-hot mask, whose cumulative sum over the tokens is
+          compared with the capacity, or becomes a one-hot vector of as many slots; NaN elsewhere (a
+          sort, a scatter that drops, a kernel), where the program says it in no form that is
+          recognised, and for an expert that nothing chooses.
+        - `entropy` of the router's softmax over all experts in nats, the mean over tokens; NaN if
+          it has none.
+        - `evenness`, the same as a share of the logarithm of the number of experts.
+        - `logit`, the greatest that the expert got; NaN if the choice is made by probabilities.
+
+        A site is the call that chooses, `"moe@experts"`.
+        """
+        return choices_frame(self.passes, "expert", EXPERT_FIGURES)
+
+    def metrics_frame(self) -> pd.DataFrame:
+        """The metrics as a tidy pandas frame: columns `step, name, value`, name by name."""
+        return metrics_frame(self.curves())
+
+    # ------------------------------------------------------------------- its file
+
+    def save(self, path: str | bytes | os.PathLike[str]) -> None:
+        """Save the recording to a file, which `nni.load` reads.
+
+        An existing file is replaced in one piece, or stays as it is if saving fails.
+
+        Raises:
+            OSError: the file cannot be written.
+            InspectorError: a name is longer than 65,536 bytes.
+        """
+        with self._lock:
+            if self._journal is not None and self._journal.path == whole_path(path):
+                self._journal.anew()
+                return
+        save(path, self.state())
+
+    def attach(self, path: str | bytes | os.PathLike[str], failed: Callable[[str], object]) -> None:
+        """Save to a file, and from then on append each pass and metric to it.
+
+        A process that is killed loses nothing that was appended. The file stays within about
+        twice the recording's bytes: it is rewritten when it has grown beyond that.
+
+        Args:
+            path: the file. A file that was attached before is left as it is.
+            failed: called once, with a message, if appending fails.
+        """
+        with self._lock:
+            going_on = bool(self._marks) and self._marks[-1].event == "resumed"
+            begun = [] if going_on else [mark_now("begun", self._appended)]
+            before, marks = self._journal, self._marks
+            self._marks = [*marks, *begun]
+            try:
+                self._journal = Journal(path, self.state, failed)
+            except BaseException:
+                self._marks = marks
+                raise
+            _attached.add(self)
+            if before is not None:
+                if before.path != self._journal.path:  # else the new file is in its place
+                    before.end(mark_now("saved", self._appended))
+                before.close(retry=False)
+
+    def detach(self, error: BaseException | None = None) -> None:
+        """Stop appending to the file, which then says that the run ended, or what error left it."""
+        with self._lock:
+            before = self._journal
+            if before is not None:
+                if self._marks[-1].open:  # an interrupt may have left the rest to a second call
+                    self.note(end_of(error, self._appended))
+                self._journal = None
+                before.close()
+            self._held = {}
+        if before is not None:
+            before.tell()
+
+    def note(self, mark: Mark) -> None:
+        """Add an event of the run."""
+        with self._lock:
+            self._expect()
+            self._marks = [*self._marks, mark]
+            self._saved(lambda sections: sections.of_mark(mark))
+
+    def catch_up(self) -> None:
+        """Write to the attached file what an interrupt has left out."""
+        with self._lock:
+            if self._journal is not None:
+                self._journal.catch_up()
+
+    @property
+    def attached(self) -> bool:
+        """Whether passes are appended to a file."""
+        return self._journal is not None
+
+    def _expect(self) -> None:
+        """Before each change that is written, so that none is left out by an interrupt."""
+        if self._journal is not None:
+            self._journal.expect()
+
+    def _saved(self, make: Callable[[Sections], bytes]) -> None:
+        if self._journal is not None:
+            self._journal.write(make, self.nbytes)
+
+    def _tell(self) -> None:
+        if (journal := self._journal) is not None:
+            journal.tell()
+
+
+_attached: weakref.WeakSet[Recording] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    """Let the files say that the run has ended, where nobody has closed what writes them."""
+    for one in list(_attached):
+        one.detach()

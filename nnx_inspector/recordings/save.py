@@ -7,15 +7,12 @@ writing. Reads nothing, and imports no jax. The format is in notebooks/recording
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import json
 import os
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +28,6 @@ from nnx_inspector.recordings.passes import (
     QUANTITIES,
     Mark,
     Pass,
-    end_of,
     mark_now,
 )
 
@@ -385,116 +381,3 @@ class Journal:
         if self._due and self._process == os.getpid():
             with contextlib.suppress(OSError, InspectorError):
                 self.anew()
-
-
-class Saved:
-    """A recording's file: each change of the recording is announced before it is made."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._journal: Journal | None = None
-        self._held: dict[int, Pass] = {}
-        self._marks: list[Mark] = []
-
-    if TYPE_CHECKING:  # what a recording has
-
-        def state(self) -> State: ...
-        @property
-        def nbytes(self) -> int: ...
-        @property
-        def _appended(self) -> int: ...
-
-    def save(self, path: str | bytes | os.PathLike[str]) -> None:
-        """Save the recording to a file, which `nni.load` reads.
-
-        An existing file is replaced in one piece, or stays as it is if saving fails.
-
-        Raises:
-            OSError: the file cannot be written.
-            InspectorError: a name is longer than 65,536 bytes.
-        """
-        with self._lock:
-            if self._journal is not None and self._journal.path == whole_path(path):
-                self._journal.anew()
-                return
-        save(path, self.state())
-
-    def attach(self, path: str | bytes | os.PathLike[str], failed: Callable[[str], object]) -> None:
-        """Save to a file, and from then on append each pass and metric to it.
-
-        A process that is killed loses nothing that was appended. The file stays within about
-        twice the recording's bytes: it is rewritten when it has grown beyond that.
-
-        Args:
-            path: the file. A file that was attached before is left as it is.
-            failed: called once, with a message, if appending fails.
-        """
-        with self._lock:
-            going_on = bool(self._marks) and self._marks[-1].event == "resumed"
-            begun = [] if going_on else [mark_now("begun", self._appended)]
-            before, marks = self._journal, self._marks
-            self._marks = [*marks, *begun]
-            try:
-                self._journal = Journal(path, self.state, failed)
-            except BaseException:
-                self._marks = marks
-                raise
-            _attached.add(self)
-            if before is not None:
-                if before.path != self._journal.path:  # else the new file is in its place
-                    before.end(mark_now("saved", self._appended))
-                before.close(retry=False)
-
-    def detach(self, error: BaseException | None = None) -> None:
-        """Stop appending to the file, which then says that the run ended, or what error left it."""
-        with self._lock:
-            before = self._journal
-            if before is not None:
-                if self._marks[-1].open:  # an interrupt may have left the rest to a second call
-                    self.note(end_of(error, self._appended))
-                self._journal = None
-                before.close()
-            self._held = {}
-        if before is not None:
-            before.tell()
-
-    def note(self, mark: Mark) -> None:
-        """Add an event of the run."""
-        with self._lock:
-            self._expect()
-            self._marks = [*self._marks, mark]
-            self._saved(lambda sections: sections.of_mark(mark))
-
-    def catch_up(self) -> None:
-        """Write to the attached file what an interrupt has left out."""
-        with self._lock:
-            if self._journal is not None:
-                self._journal.catch_up()
-
-    @property
-    def attached(self) -> bool:
-        """Whether passes are appended to a file."""
-        return self._journal is not None
-
-    def _expect(self) -> None:
-        """Before each change that is written, so that none is left out by an interrupt."""
-        if self._journal is not None:
-            self._journal.expect()
-
-    def _saved(self, make: Callable[[Sections], bytes]) -> None:
-        if self._journal is not None:
-            self._journal.write(make, self.nbytes)
-
-    def _tell(self) -> None:
-        if (journal := self._journal) is not None:
-            journal.tell()
-
-
-_attached: weakref.WeakSet[Saved] = weakref.WeakSet()
-
-
-@atexit.register
-def _leave() -> None:
-    """Let the files say that the run has ended, where nobody has closed what writes them."""
-    for one in list(_attached):
-        one.detach()
