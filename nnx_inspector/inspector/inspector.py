@@ -240,11 +240,10 @@ class Inspector(Displayed):
         """The effect of the active perturbations against the clean pass, or None until it is
         measured.
 
-        After `step` there is an effect without a perturbation too, with equal figures on both
-        sides. Reading it waits for the program that measures it. In a watched loop it is that of
-        the last measured step, or of the model as it is now if no step has measured it; from
-        another thread than the loop's it is None until a step has. `source` names the pass and the
-        model's step.
+        After `step` there is one without a perturbation too, with equal figures on both sides.
+        Reading it waits for the program that measures it. In a watched loop it is that of the last
+        measured step, or else of the model as it is now; from another thread than the loop's it is
+        None until a step has measured it. `source` names the pass and the model's step.
         """
         return self._rerun.read_effect()
 
@@ -674,8 +673,6 @@ class Inspector(Displayed):
         self._core.require_open()
         self._rerun.show(selected(self._core, site, shown=shown))
 
-    # --------------------------------------------------- studies of the example
-
     def lens(
         self,
         *,
@@ -765,8 +762,6 @@ class Inspector(Displayed):
         asked = study("examples", site=site, unit=unit or 0, axis=axis)
         found = self._studies.examples(asked, data, k, inputs, progress)
         return found if unit is None else found.to_frame(unit)
-
-    # ------------------------------------------------------------------- display
 
     def _select(self, site: str) -> None:
         self._core.select(site)
