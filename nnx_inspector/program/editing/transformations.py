@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
-
-import numpy as np
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import bodies_of, is_call
 from nnx_inspector.program.editing.functions import Product
 from nnx_inspector.program.marks import GRADIENT
+from nnx_inspector.typing import Atom, Equation, Jaxpr, Var
 
 _SAME: Final = {
     "copy", "copy_p", "optimization_barrier", "name", "nnx_inspector_mark", "nnx_inspector_held",
@@ -40,10 +39,10 @@ class Factor(NamedTuple):
         divides: of each, whether it divides.
     """
 
-    numbers: tuple[Any, ...] = ()
+    numbers: tuple[Atom, ...] = ()
     divides: tuple[bool, ...] = ()
 
-    def times(self, number: Any, *, divides: bool) -> Factor:
+    def times(self, number: Atom, *, divides: bool) -> Factor:
         return Factor((*self.numbers, number), (*self.divides, divides))
 
 
@@ -57,12 +56,12 @@ class Decay:
         keeps: whether the sum is the new value, so that the factor is 1 without decay.
     """
 
-    rest: Any
+    rest: Atom
     factor: Factor
     keeps: bool
 
     @property
-    def atoms(self) -> tuple[Any, ...]:
+    def atoms(self) -> tuple[Atom, ...]:
         return (self.rest, *self.factor.numbers)
 
     @property
@@ -82,13 +81,13 @@ class Clipping:
         on: whether it is used where that is true.
     """
 
-    arrays: tuple[Any, ...] = ()
+    arrays: tuple[Atom, ...] = ()
     factor: Factor | None = None
-    when: Any = None
+    when: Atom | None = None
     on: bool = True
 
     @property
-    def atoms(self) -> tuple[Any, ...]:
+    def atoms(self) -> tuple[Atom, ...]:
         numbers = () if self.factor is None else self.factor.numbers
         return (*self.arrays, *numbers, *(() if self.when is None else (self.when,)))
 
@@ -103,28 +102,38 @@ class _Step(NamedTuple):
     """What makes one value: an equation of the program, or of a function that it calls."""
 
     name: str
-    params: Any
-    operands: list[Any]
+    params: Mapping[str, Any]
+    operands: list[Atom]
     position: int
+
+
+def _shape(atom: Atom) -> tuple[int, ...]:
+    aval: Any = atom.aval
+    return aval.shape
+
+
+def _are_like(a: Atom, b: Atom) -> bool:
+    """Whether two values have one shape, and the first is no literal."""
+    return not jaxprs.is_literal(a) and _shape(a) == _shape(b)
 
 
 class Transformations:
     """Finds the weight decay and the clipping of a program's parameters."""
 
-    def __init__(self, bare: Any):
+    def __init__(self, bare: Jaxpr):
         self._here = {*bare.invars, *bare.constvars}
-        self._made: dict[Any, tuple[Any, int]] = {}
-        self._steps: dict[Any, _Step] = {}
+        self._made: dict[Var, tuple[Equation, int]] = {}
+        self._steps: dict[Atom, _Step] = {}
         for equation in bare.eqns:
             for i, v in enumerate(equation.outvars):
                 self._made[v] = equation, i
                 self._here.add(v)
 
-    def of(self, parameter: Any, result: Any) -> tuple[Decay | None, Clipping | None]:
+    def of(self, parameter: Atom, result: Atom) -> tuple[Decay | None, Clipping | None]:
         """What is done on the way into a parameter, whose new value is the result."""
         decay: Decay | None = None
         clipping: Clipping | None = None
-        if not parameter.aval.shape:
+        if not _shape(parameter):
             return None, None  # a number: nothing tells it from a factor
         for x, step, inside in self._way(result, parameter):
             decay = decay or self._decay(step, parameter, inside)
@@ -133,7 +142,7 @@ class Transformations:
 
     # ------------------------------------------------------------------ the equations
 
-    def _step(self, atom: Any) -> _Step | None:
+    def _step(self, atom: Atom) -> _Step | None:
         """What makes a value; None for an input of the program."""
         if jaxprs.is_literal(atom) or atom in self._steps or atom not in self._made:
             return None if jaxprs.is_literal(atom) else self._steps.get(atom)
@@ -146,29 +155,31 @@ class Transformations:
         self._enter(bodies[0].jaxpr, list(equation.invars), list(equation.outvars))
         return self._steps.get(atom)
 
-    def _enter(self, jaxpr: Any, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    def _enter(self, jaxpr: Jaxpr, operands: Sequence[Atom], results: Sequence[Atom]) -> None:
         """Read a function that is called, with variables of this call's own."""
         bare, _ = jaxprs.open_jaxpr(jaxpr)
-        names: dict[Any, Any] = dict(zip(bare.invars, operands, strict=True))
+        names: dict[Atom, Atom] = dict(zip(bare.invars, operands, strict=True))
         inner = {v for equation in bare.eqns for v in equation.outvars}
+
+        def own(x: Atom) -> Atom:
+            return x if jaxprs.is_literal(x) else names.get(x) or x
+
         for v, result in zip(bare.outvars, results, strict=True):
             if not jaxprs.is_literal(v) and v in inner and v not in names:
                 names[v] = result
             else:
-                self._steps[result] = _Step(
-                    "copy", {}, [v if jaxprs.is_literal(v) else names.get(v, v)], 0
-                )
+                self._steps[result] = _Step("copy", {}, [own(v)], 0)
         for equation in bare.eqns:
-            given = [x if jaxprs.is_literal(x) else names.get(x, x) for x in equation.invars]
-            own = [names.setdefault(v, jaxprs.variable(v.aval)) for v in equation.outvars]
+            given = list(map(own, equation.invars))
+            made = [names.setdefault(v, jaxprs.variable(v.aval)) for v in equation.outvars]
             bodies = bodies_of(equation) if is_call(equation) else ()
             if len(bodies) == 1:
-                self._enter(bodies[0].jaxpr, given, own)
+                self._enter(bodies[0].jaxpr, given, made)
                 continue
-            for i, v in enumerate(own):
+            for i, v in enumerate(made):
                 self._steps[v] = _Step(equation.primitive.name, equation.params, given, i)
 
-    def _origin(self, atom: Any) -> Any:
+    def _origin(self, atom: Atom) -> Atom:
         """The earliest variable, or literal, with this value but for its dtype."""
         while (step := self._step(atom)) is not None and step.name in _SAME:
             if step.params.get("part") == GRADIENT:
@@ -176,39 +187,39 @@ class Transformations:
             atom = step.operands[step.position]
         return atom
 
-    def _number(self, atom: Any) -> Any:
+    def _number(self, atom: Atom) -> Atom | None:
         """The number that an array consists of, or None."""
-        while np.shape(atom.val) if jaxprs.is_literal(atom) else atom.aval.shape:
+        while _shape(atom):
             step = self._step(self._origin(atom))
             if step is None or step.name not in _OF_NUMBERS:
                 return None
             atom = step.operands[0]
         return atom if self._is_here(atom) else self._origin(atom)
 
-    def _value(self, atom: Any) -> float | None:
+    def _value(self, atom: Atom) -> float | None:
         """The value of a number that the program holds as a literal, or None."""
         number = self._number(atom)
-        number = None if number is None else self._origin(number)
-        return float(number.val) if number is not None and jaxprs.is_literal(number) else None
+        literal: Any = None if number is None else self._origin(number)
+        return float(literal.val) if jaxprs.is_literal(literal) else None
 
-    def _alike(self, a: Any, b: Any) -> bool:
+    def _alike(self, a: Atom, b: Atom) -> bool:
         value = self._value(a)
         if value is not None:
             return value == self._value(b)
         a, b = (self._number(x) or x for x in (a, b))
         return self._origin(a) is self._origin(b)
 
-    def _is_here(self, *atoms: Any) -> bool:
+    def _is_here(self, *atoms: Atom) -> bool:
         """Whether these are values of the program itself, and not of a function that it calls."""
         return all(jaxprs.is_literal(x) or x in self._here for x in atoms)
 
     # ------------------------------------------------------------------ the way of a gradient
 
-    def _way(self, result: Any, parameter: Any) -> Iterator[tuple[Any, _Step, bool]]:
+    def _way(self, result: Atom, parameter: Atom) -> Iterator[tuple[Atom, _Step, bool]]:
         """The values between a parameter's gradient and its new value, the last one first; of each
         whether it is added to the value before, so that none of it is that.
         """
-        waiting, seen = deque([(result, False)]), set[Any]()
+        waiting, seen = deque([(result, False)]), set[Atom]()
         while waiting:
             x, inside = waiting.popleft()
             step = None if jaxprs.is_literal(x) or x in seen else self._step(x)
@@ -219,11 +230,11 @@ class Transformations:
             if step.name in _SUMS and any(self._origin(y) is parameter for y in step.operands):
                 inside = True
             for y in self._before(step):
-                if not jaxprs.is_literal(y) and y.aval.shape == parameter.aval.shape:
+                if _are_like(y, parameter):
                     waiting.append((y, inside))
 
     @staticmethod
-    def _before(step: _Step) -> Sequence[Any]:
+    def _before(step: _Step) -> Sequence[Atom]:
         """The operands that a value is a sum, a multiple or a choice of."""
         name, operands = step.name, step.operands
         if name in _SAME:
@@ -236,7 +247,7 @@ class Transformations:
             return operands
         return operands[1:] if name == "select_n" else ()
 
-    def _multiples(self, atom: Any) -> Iterator[tuple[Any, Factor]]:
+    def _multiples(self, atom: Atom) -> Iterator[tuple[Atom, Factor]]:
         """The values that a value is a multiple of, with the factor (without its sign)."""
         factor = Factor()
         while True:
@@ -259,7 +270,7 @@ class Transformations:
             else:
                 return
 
-    def _factor_of(self, atom: Any, of: Any) -> Factor | None:
+    def _factor_of(self, atom: Atom, of: Atom) -> Factor | None:
         """By what another value is multiplied to make a value, or None."""
         of = self._origin(of)
         each = self._multiples(atom)
@@ -268,7 +279,7 @@ class Transformations:
 
     # ------------------------------------------------------------------ decay
 
-    def _decay(self, step: _Step, parameter: Any, inside: bool) -> Decay | None:
+    def _decay(self, step: _Step, parameter: Atom, inside: bool) -> Decay | None:
         if step.name not in _SUMS:
             return None
         for x, rest in (step.operands, step.operands[::-1]):
@@ -283,11 +294,10 @@ class Transformations:
                 return found
         return None
 
-    def _is_array(self, atom: Any, parameter: Any) -> bool:
-        is_like = not jaxprs.is_literal(atom) and atom.aval.shape == parameter.aval.shape
-        return is_like and self._origin(atom) is not parameter
+    def _is_array(self, atom: Atom, parameter: Atom) -> bool:
+        return _are_like(atom, parameter) and self._origin(atom) is not parameter
 
-    def _added_to(self, atom: Any, parameter: Any) -> Any:
+    def _added_to(self, atom: Atom, parameter: Atom) -> Atom | None:
         """What is added to a parameter to make a value, or None."""
         step = self._step(self._origin(atom))
         if step is None or step.name not in _SUMS:
@@ -297,7 +307,7 @@ class Transformations:
 
     # ------------------------------------------------------------------ clipping
 
-    def _clipping(self, x: Any, step: _Step, parameter: Any) -> Clipping | None:
+    def _clipping(self, x: Atom, step: _Step, parameter: Atom) -> Clipping | None:
         find = {
             "clamp": self._bounded, "min": self._bounded, "max": self._bounded,
             "select_n": self._chosen, "mul": self._shortened, "div": self._shortened,
@@ -305,7 +315,7 @@ class Transformations:
         found = find(x, step, parameter) if find is not None else None
         return found if found is not None and self._is_here(*found.atoms) else None
 
-    def _bounded(self, x: Any, step: _Step, parameter: Any) -> Clipping | None:
+    def _bounded(self, x: Atom, step: _Step, parameter: Atom) -> Clipping | None:
         """A bound on each element."""
         if step.name == "clamp":
             low, before, high = step.operands
@@ -317,11 +327,10 @@ class Transformations:
             if outer is None or inner is None or sorted(map(str, names)) != ["max", "min"]:
                 return None
             before, (low, high) = inner[0], (outer[1], inner[1])
-        shape = None if jaxprs.is_literal(before) else before.aval.shape
-        is_even = shape == parameter.aval.shape and self._are_opposite(low, high)
+        is_even = _are_like(before, parameter) and self._are_opposite(low, high)
         return Clipping((before, x)) if is_even else None
 
-    def _with_bound(self, step: _Step | None) -> tuple[Any, Any, str] | None:
+    def _with_bound(self, step: _Step | None) -> tuple[Atom, Atom, str] | None:
         """The value and the bound of a minimum or maximum."""
         if step is None or step.name not in ("max", "min"):
             return None
@@ -330,7 +339,7 @@ class Transformations:
                 return x, bound, step.name
         return None
 
-    def _are_opposite(self, a: Any, b: Any) -> bool:
+    def _are_opposite(self, a: Atom, b: Atom) -> bool:
         values = self._value(a), self._value(b)
         if values[0] is not None and values[1] is not None:
             return values[0] == -values[1]
@@ -344,7 +353,7 @@ class Transformations:
             for x, y in pairs
         )
 
-    def _chosen(self, x: Any, step: _Step, parameter: Any) -> Clipping | None:
+    def _chosen(self, x: Atom, step: _Step, parameter: Atom) -> Clipping | None:
         """A choice between a value and the same times what is computed from it."""
         which, *cases = step.operands
         if len(cases) != 2 or not self._is_compared(which):
@@ -363,21 +372,19 @@ class Transformations:
                         return Clipping((whole, x))
         return None
 
-    def _is_compared(self, atom: Any) -> bool:
+    def _is_compared(self, atom: Atom) -> bool:
         step = self._step(self._origin(atom))
         while step is not None and step.name in _OF_NUMBERS:
             step = self._step(self._origin(step.operands[0]))
         return step is not None and step.name in _COMPARED
 
-    def _shortened(self, x: Any, step: _Step, parameter: Any) -> Clipping | None:
+    def _shortened(self, x: Atom, step: _Step, parameter: Atom) -> Clipping | None:
         """A factor that is at most 1, computed from what it multiplies."""
         ways = [(step.operands[0], step.operands[1])]
         ways += [(step.operands[1], step.operands[0])] if step.name == "mul" else []
         for whole, by in ways:
             divides = step.name == "div"
-            if jaxprs.is_literal(whole) or jaxprs.is_literal(by):
-                continue
-            if whole.aval.shape != parameter.aval.shape:
+            if jaxprs.is_literal(by) or not _are_like(whole, parameter):
                 continue
             first = Factor()
             if divides and (most := self._common(whole, by)) is not None:
@@ -391,7 +398,7 @@ class Transformations:
                 return Clipping((), first.times(number, divides=divides))
         return None
 
-    def _common(self, numerator: Any, denominator: Any) -> tuple[Any, Factor] | None:
+    def _common(self, numerator: Atom, denominator: Atom) -> tuple[Atom, Factor] | None:
         """As in `g * c / max(norm, c)`: g, and the factor c."""
         step = self._step(self._of_number(denominator))
         if step is None or step.name != "max":
@@ -402,11 +409,11 @@ class Transformations:
                 return (x, factor) if is_bound else None
         return None
 
-    def _of_number(self, atom: Any) -> Any:
+    def _of_number(self, atom: Atom) -> Atom:
         number = self._number(atom)
         return self._origin(atom if number is None else number)
 
-    def _is_at_most_one(self, atom: Any) -> bool:
+    def _is_at_most_one(self, atom: Atom) -> bool:
         step = self._step(self._of_number(atom))
         if step is None:
             return False
@@ -431,17 +438,17 @@ class Transformations:
             return False
         return any(self._alike(operands[1], y) for y in over.operands)  # min(norm, c) / norm
 
-    def _is_at_least_one(self, atom: Any) -> bool:
+    def _is_at_least_one(self, atom: Atom) -> bool:
         step = self._step(self._of_number(atom))
         return step is not None and step.name == "max" and 1 in map(self._value, step.operands)
 
-    def _is_from(self, atom: Any, whole: Any, parameter: Any) -> bool:
+    def _is_from(self, atom: Atom, whole: Atom, parameter: Atom) -> bool:
         """Whether a factor is computed from what it multiplies, or from what that is made of."""
         way = [whole]
         for _, step, _ in self._way(whole, parameter):
             way += self._before(step)
         made_of = {x for x in map(self._origin, way) if not jaxprs.is_literal(x)}
-        waiting, seen = deque([atom]), set[Any]()
+        waiting, seen = deque([atom]), set[Atom]()
         while waiting:
             x = self._origin(waiting.popleft())
             if jaxprs.is_literal(x) or x in seen:
