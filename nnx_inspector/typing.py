@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flax import nnx
     from jax.extend import core
     from jax.typing import DTypeLike
+    from jaxtyping import Bool, Float, Int, Num, UInt32
 
     # The classes of a program. jax 0.12 merged ClosedJaxpr into Jaxpr; `open_jaxpr` takes both.
     Jaxpr: TypeAlias = core.Jaxpr | core.ClosedJaxpr
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     Primitive: TypeAlias = core.Primitive
     Aval: TypeAlias = jax.core.ShapedArray
 
+    # With the axes of an array, as jaxtyping writes them: Float[Array, "batch units"].
     Array: TypeAlias = jax.Array
     AnyArray: TypeAlias = jax.Array | np.ndarray
     GraphDef: TypeAlias = nnx.GraphDef[Any]
 else:
     Jaxpr = Equation = Var = Atom = Primitive = Aval = Any
     Array = AnyArray = DTypeLike = GraphDef = Any
+    Bool = Float = Int = Num = UInt32 = Any
 
 PyTree: TypeAlias = Any
 """Nested containers with arrays or other values in them. Python's types cannot say this."""

@@ -29,7 +29,7 @@ from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Array, Float, PyTree
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -174,7 +174,7 @@ def attribute(
     )
 
 
-def _start(baseline: object, x: jax.Array) -> jax.Array:
+def _start(baseline: object, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """The baseline in the form of what is attributed to."""
     try:
         given = jnp.asarray(baseline, x.dtype)

@@ -21,7 +21,7 @@ from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.lenses.observed import Observed, logits_in
 from nnx_inspector.program.analysis.equations import Body, bodies_of, kind_of
 from nnx_inspector.program.marks import mapped_first, mark
-from nnx_inspector.typing import Equation, Jaxpr
+from nnx_inspector.typing import Array, Equation, Float, Jaxpr
 
 SCALES = {"rsqrt", "sqrt", "cbrt", "pow"}
 """The primitives that make the scale of a norm."""
@@ -63,7 +63,7 @@ class Downstream:
         before = "before" if self.part == "input" else "after"
         return f"(all {before} {self.site})" if before == "after" else f"(all from {self.site} on)"
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch vocabulary"]:
         last = self.one.marks_of(self.site, self.part)[-1]
 
         def replaced(values: list[Any]) -> list[Any]:

@@ -25,6 +25,7 @@ from nnx_inspector.program.editing.counting import Where, where_of
 from nnx_inspector.program.function import as_function
 from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.typing import Float, Int
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -41,9 +42,9 @@ class Examples:
             and column.
     """
 
-    values: npt.NDArray[np.floating[Any]]
-    examples: npt.NDArray[np.integer[Any]]
-    places: npt.NDArray[np.integer[Any]]
+    values: Float[np.ndarray, "units k"]
+    examples: Int[np.ndarray, "units k"]
+    places: Int[np.ndarray, "units k axes"]
 
     def rows(self, unit: int) -> Iterator[tuple[int, npt.NDArray[np.integer[Any]], float]]:
         """The example, place and value of each rank of a unit."""
@@ -74,7 +75,7 @@ class TopExamples:
     most: Examples
     least: Examples
     random: Examples
-    nan: npt.NDArray[np.integer[Any]]
+    nan: Int[np.ndarray, " units"]
     stopped: bool
     notes: tuple[str, ...]
     shape: tuple[int, ...] = ()

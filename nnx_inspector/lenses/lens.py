@@ -36,7 +36,7 @@ from nnx_inspector.lenses.unembedding import (
 )
 from nnx_inspector.program.marks import INPUT
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Array, Float, PyTree
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -234,7 +234,7 @@ def names_of(read: Readout) -> tuple[str, str]:
 def explaining(
     one: Observed,
     reads: Sequence[Readout],
-    last: jax.Array,
+    last: Float[Array, "*batch d"],
     own: Any,
     *,
     required: bool,
@@ -356,7 +356,9 @@ def stacked(
     return tuple(names), _together(found), last, out
 
 
-def _together(found: list[jax.Array]) -> jax.Array:
+def _together(
+    found: list[Float[Array, "*batch d"]],
+) -> Float[Array, "layers *batch d"]:
     """Arrays stacked along a new first axis, each where the last one lies."""
     return jnp.stack([keeping_sharding(lambda _, x: x, found[-1], x) for x in found])
 
@@ -395,7 +397,9 @@ def as_logits(own: jax.Array | None) -> tuple[jax.Array | None, bool]:
     return (jnp.log(own), True) if distribution else (own, False)
 
 
-def gap_between(last: jax.Array, own: jax.Array | None) -> float | None:
+def gap_between(
+    last: Float[Array, "*batch vocabulary"], own: Float[Array, "*batch vocabulary"] | None
+) -> float | None:
     """The largest difference of logits.
 
     The model's own may be those of the last position, or logarithms of probabilities, which

@@ -45,6 +45,7 @@ from nnx_inspector.lenses.unembedding import (
     selects,
 )
 from nnx_inspector.program.marks import INPUT, OUTPUT
+from nnx_inspector.typing import Array, Float, Int
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -272,11 +273,15 @@ def _divide(read: Readout, distribution: bool) -> Any:
     return divide
 
 
-def _largest(logits: jax.Array) -> jax.Array:
+def _largest(logits: Float[Array, "*batch vocabulary"]) -> Int[Array, "*batch"]:
     return jnp.argmax(logits, -1)
 
 
-def _onehot(logits: jax.Array, token: jax.Array, other: jax.Array | None) -> jax.Array:
+def _onehot(
+    logits: Float[Array, "*batch vocabulary"],
+    token: Int[Array, "*batch"],
+    other: Int[Array, "*batch"] | None,
+) -> Float[Array, "*batch vocabulary"]:
     """1 for each token, -1 for the other one."""
     tokens = (token,) if other is None else (token, other)
     found = [jax.nn.one_hot(t, logits.shape[-1], dtype=jnp.float32) for t in tokens]

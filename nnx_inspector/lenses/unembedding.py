@@ -30,7 +30,7 @@ from nnx_inspector.hooks.sites import (
 from nnx_inspector.lenses.observed import Calls, Observed, arrays_in, copy_of, logits_in, module_at
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Array, Float, PyTree
 
 Unembed = str | Callable[[jax.Array], jax.Array] | None
 """A site, a function of the normalised stream, or None for a proposal."""
@@ -64,13 +64,13 @@ class Unembedding:
     _norm: Any
     proposed: bool = False
 
-    def normalised(self, x: jax.Array) -> jax.Array:
+    def normalised(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
         return x if not self._norm else self._called(self._norm, x)
 
-    def logits(self, normalised: jax.Array) -> jax.Array:
+    def logits(self, normalised: Float[Array, "*batch d"]) -> Float[Array, "*batch vocabulary"]:
         return self._called(self._unembed, normalised)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch vocabulary"]:
         return self.logits(self.normalised(x))
 
     def _called(self, one: Any, x: jax.Array) -> PyTree:

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from nnx_inspector.stats.bins import MINUS_ZERO_BIN, NAN_BIN, NEGINF_BIN, POSINF_BIN, ZERO_BIN
+from nnx_inspector.typing import Array, Bool, Int, Num, UInt32
 
 APART: Final = (ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN)
 """The bins whose counts are exact, in the order in which they are counted."""
@@ -69,7 +70,7 @@ def is_floating(value: jax.Array) -> bool:
     return value.dtype.kind == "f"
 
 
-def ordered_keys(value: jax.Array) -> jax.Array:
+def ordered_keys(value: Num[Array, "*shape"]) -> Int[Array, "*shape"]:
     """Floats as integers of the same order (also subnormals, signed zeros); integers unchanged."""
     return _folded(bit_pattern(value)) if is_floating(value) else value
 
@@ -181,7 +182,7 @@ def in_rows(figures: list[jax.Array], *, axis: int = 0) -> jax.Array:
     return out
 
 
-def words_of(x: jax.Array) -> list[jax.Array]:
+def words_of(x: Num[Array, "*shape"]) -> list[UInt32[Array, "*shape"]]:
     """The 32-bit words of each number, uint32: one array, or two of a wide dtype."""
     words = lax.bitcast_convert_type(x, jnp.uint32)
     return [words] if words.ndim == x.ndim else [words[..., i] for i in range(words.shape[-1])]
@@ -194,7 +195,7 @@ def from_words(words: jax.Array, dtype: Any) -> jax.Array:
     return lax.bitcast_convert_type(words, dtype)
 
 
-def is_finite(value: jax.Array) -> jax.Array:
+def is_finite(value: Num[Array, "*shape"]) -> Bool[Array, "*shape"]:
     if not is_floating(value):
         return jnp.ones(value.shape, bool)
     bits = bit_pattern(value)

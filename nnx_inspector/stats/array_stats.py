@@ -59,7 +59,7 @@ from nnx_inspector.stats.bins import (
     UNSEEN_BIN,
     ZERO_BIN,
 )
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Array, Num, PyTree, UInt32
 
 Sample = int | Literal["auto"]
 """See `summarize`."""
@@ -216,13 +216,15 @@ def _in_parts(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...], devices:
     return from_parts(words, points_dtype(x.dtype))
 
 
-def array_stats_apart(x: jax.Array, *, batch_rank: int, sample: Sample) -> jax.Array:
+def array_stats_apart(
+    x: Num[Array, "..."], *, batch_rank: int, sample: Sample
+) -> UInt32[Array, "*rows words"]:
     """What `from_parts` makes the figures of an array of, once it has been `added_up`."""
     how = {"steps": strides(x.shape[batch_rank:], sample), "devices": jax.device_count()}
     return _words(x, rows=batch_rank, apart=True, **how)[0]
 
 
-def from_parts(words: jax.Array, exact: np.dtype[Any]) -> _Raw:
+def from_parts(words: UInt32[Array, "*rows words"], exact: np.dtype[Any]) -> _Raw:
     """The figures of an array, from what all devices have found in their parts."""
     parts = words[..., BINS:].reshape(*words.shape[:-1], -1, width_of_words(exact))
     first, second = merged_words(parts, exact)
@@ -345,7 +347,7 @@ def _broadcastable(figure: jax.Array, axes: _Axes) -> jax.Array:
     return lax.expand_dims(figure, axes)
 
 
-def _bins_of(value: jax.Array) -> jax.Array:
+def _bins_of(value: Num[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     """The bin of each value, uint32, in the values' shape."""
     wide = value.dtype == np.float64
     top = np.finfo(np.float32).max
@@ -393,7 +395,9 @@ def _counted(
 # ------------------------------------------------------------------ counting
 
 
-def _scattered(index: jax.Array, batch_rank: int, *, lanes: int = 1) -> jax.Array:
+def _scattered(
+    index: UInt32[Array, "*rows_and_values"], batch_rank: int, *, lanes: int = 1
+) -> UInt32[Array, "*rows bins"]:
     """How often each of the 4096 bins occurs, uint32, rows + (4096,).
 
     With several lanes, neighbours along the last axis have separate counters.
@@ -414,14 +418,18 @@ def _scattered(index: jax.Array, batch_rank: int, *, lanes: int = 1) -> jax.Arra
     return counts.sum(axis=-2, dtype=jnp.uint32)
 
 
-def _counted_apart(index: jax.Array, batch_rank: int) -> jax.Array:
+def _counted_apart(
+    index: UInt32[Array, "*rows_and_values"], batch_rank: int
+) -> UInt32[Array, "*rows bins"]:
     """On a GPU: additions to one counter queue up, so that many values get several."""
     rows = math.prod(index.shape[:batch_rank])
     lanes = min(_COUNTERS // rows, index.shape[-1]) if index.size >= _CROWD else 1
     return _scattered(index, batch_rank, lanes=max(lanes, 1))
 
 
-def _multiplied(index: jax.Array, batch_rank: int) -> jax.Array:
+def _multiplied(
+    index: UInt32[Array, "*rows_and_values"], batch_rank: int
+) -> UInt32[Array, "*rows bins"]:
     """For a TPU, whose scatter is slow: products of one-hot halves of each bin's number.
 
     The sums are exact, because they stay below 2**24.

@@ -39,7 +39,7 @@ from nnx_inspector.stats.gauges import (
     UNITS,
 )
 from nnx_inspector.stats.summarize import is_number
-from nnx_inspector.typing import AnyArray, PyTree
+from nnx_inspector.typing import AnyArray, Array, Bool, Float, Int, PyTree
 
 
 def is_gauged(x: AnyArray) -> bool:
@@ -48,7 +48,9 @@ def is_gauged(x: AnyArray) -> bool:
 
 
 @internal_config()
-def gauge(x: jax.Array, where: jax.Array | None = None) -> jax.Array:
+def gauge(
+    x: Float[Array, "examples *places units"], where: Bool[Array, "..."] | None = None
+) -> Float[Array, " figures"]:
     """The gauge of an array, float32[LENGTH]: its last axis has the units, its first the examples.
 
     All zeros ("not measured") unless `is_gauged(x)`. Move the axis of a vmap over examples to the
@@ -441,7 +443,7 @@ _sampled = by_rows(
 
 
 @internal_config()
-def commonest(ids: jax.Array) -> jax.Array:
+def commonest(ids: Int[Array, "..."]) -> Int[Array, " figures"]:
     """`OF_IDS` of an array of integers that is not empty, float32[4]; an id below 0 as it is."""
     return auto_sharded(_commonest, ids)
 

@@ -40,7 +40,7 @@ from nnx_inspector.stats.arithmetic import (
 from nnx_inspector.stats.gauges import OFF_AT
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
 from nnx_inspector.stats.summarize import as_array, in_words, is_number, is_token, sum_saturating
-from nnx_inspector.typing import DTypeLike
+from nnx_inspector.typing import Array, DTypeLike, Num
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -398,7 +398,7 @@ def _of_units(x: jax.Array, where: Any, *, axis: int) -> Units:
     )
 
 
-def _along(figure: jax.Array, axis: int, rank: int) -> jax.Array:
+def _along(figure: Num[Array, " units"], axis: int, rank: int) -> Num[Array, "..."]:
     """A figure of each unit in the shape of the array."""
     return lax.expand_dims(figure, [a for a in range(rank) if a != axis])
 

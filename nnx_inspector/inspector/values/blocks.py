@@ -18,6 +18,7 @@ from jax import lax
 from nnx_inspector._compat.sharding import automatic
 from nnx_inspector.screen.values.blocks import TILE, Component, Tile, arranged
 from nnx_inspector.stats.arithmetic import real_values
+from nnx_inspector.typing import Array, Float, Num
 
 LINE = 64
 """Elements of a line that are added up in one stage."""
@@ -134,7 +135,7 @@ def _sliced(x: jax.Array, starts: Any, *, sizes: tuple[int, ...]) -> jax.Array:
 # ---------------------------------------------------------------------- norms
 
 
-def norms(x: jax.Array, axis: int) -> jax.Array:
+def norms(x: Num[Array, "..."], axis: int) -> Float[Array, "..."]:
     """The Euclidean norms along an axis, on the device, float32 (float64 for 64-bit dtypes).
 
     NaN and Inf carry over; complex numbers count by their magnitudes.

@@ -17,6 +17,7 @@ import numpy as np
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.sharding import auto_sharded
 from nnx_inspector.stats.choices.rows import CHOICE_FIGURES, MASKED, MOST_EXAMPLES, MOST_QUERIES
+from nnx_inspector.typing import Array, Float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Heads:
             means["logit"] = largest
         return _rows(looked, means)
 
-    def _turned(self, x: jax.Array) -> jax.Array:
+    def _turned(self, x: Float[Array, "..."]) -> Float[Array, "examples heads queries keys"]:
         return x.reshape(self.parts).transpose(self.order).reshape(self.shape)
 
 
@@ -172,14 +173,18 @@ def _step(length: int, most: int) -> int:
     return -(-length // most)
 
 
-def _sample(x: jax.Array) -> jax.Array:
+def _sample(
+    x: Float[Array, "examples heads queries keys"],
+) -> Float[Array, "some heads few keys"]:
     """Evenly spaced examples, and queries up to the last one."""
     examples, _, queries, _ = x.shape
     step = _step(queries, MOST_QUERIES)
     return x[:: _step(examples, MOST_EXAMPLES), :, (queries - 1) % step :: step]
 
 
-def _rows(looked: jax.Array, figures: dict[str, jax.Array]) -> jax.Array:
+def _rows(
+    looked: Float[Array, " heads"], figures: dict[str, Float[Array, " heads"]]
+) -> Float[Array, "heads figures"]:
     unknown = jnp.full(looked.shape, jnp.nan, jnp.float32)
     columns = [looked, *(figures.get(name, unknown) for name in CHOICE_FIGURES)]
     return jnp.stack([jnp.asarray(x, jnp.float32) for x in columns], axis=-1)
