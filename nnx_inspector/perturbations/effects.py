@@ -39,7 +39,7 @@ class Differences:
             otherwise NaN.
         top1_changed: for logits, the fraction of predictions that changed; otherwise NaN.
         result: `|perturbed - clean| / |clean|` of what the call itself returns, where the positions
-            of what the model returns count; None if all positions count.
+            of what the model returns count; None if all positions count, or if that is not marked.
 
     All of them are those of the positions that count.
     """
@@ -80,9 +80,9 @@ def differences(stage: Staged, inputs: list[Array], plan: Plan, *, root: str = R
     output = [clean for clean, *_ in pairs.get(root, [])]
     of_logits = (False, None) if stage.eager else (None, stage.survey.jaxpr)
     result = None
-    if any(mark.counted for mark in stage.survey.marks):
+    if root in pairs and any(mark.counted for mark in stage.survey.marks):
         both = (out[: stage.outputs] for out in (of_clean, of_moved))
-        wheres = wheres_by_form(pairs.get(root, []))
+        wheres = wheres_by_form(pairs[root])
         result = [(x, y, wheres.get(form_of(x))) for x, y in zip(*both, strict=True)]
     return _figures(pairs, result, None if logits_of(output, *of_logits) is None else root)
 

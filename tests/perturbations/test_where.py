@@ -126,6 +126,22 @@ def test_an_inspector_and_its_loops_count_positions() -> None:
     insp.close()
 
 
+def test_a_function_of_the_model_counts_what_has_the_form_of_its_output() -> None:
+    both = lambda model, tokens: (jax.nn.log_softmax(y := model(tokens)), y.mean(1))  # noqa: E731
+    insp = nni.Inspector(both, Net(), T, where=WHERE, only=["", "up"], display=False)
+    insp.perturb("up", nni.Zero())
+    insp.run(T)
+    pair = [np.append(log_softmax(y)[W], y.mean(1)) for y in (CLEAN, plain("up", np.zeros_like))]
+    expected = np.linalg.norm(pair[1] - pair[0]) / np.linalg.norm(pair[0])
+    assert insp.effect.output_change == pytest.approx(expected, rel=1e-4)
+    insp.close()
+    insp = nni.Inspector(both, Net(), T, where=WHERE, only="up", display=False)
+    insp.perturb("up", nni.Zero())
+    insp.run(T)  # nothing says which positions of what the model returns count
+    assert insp.effect.output_change is None
+    insp.close()
+
+
 class Ensemble(nnx.Module):
     """Members that share what they receive, behind a scan over layers."""
 
