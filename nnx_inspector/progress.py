@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nnx_inspector.typing import PyTree
-
 Report = Callable[[int, int], bool]
 """`(done, total) -> whether to stop`."""
 TICK = 0.1
@@ -96,7 +94,7 @@ class Bar:
 
         display(self._box)
 
-    def _heard(self, content: PyTree, _buffers: object) -> None:
+    def _heard(self, content: Any, _buffers: object) -> None:
         if content.get("event") == "click":
             self._stop.set()
 

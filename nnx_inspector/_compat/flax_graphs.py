@@ -21,7 +21,7 @@ from flax.typing import HashableMapping
 
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.redirect import copy_of, redirect
-from nnx_inspector.typing import GraphDef, PyTree
+from nnx_inspector.typing import GraphDef
 
 NODES = "_pytree__nodes"
 """The attribute of every NNX object that says which of its attributes are data."""
@@ -314,7 +314,7 @@ def swap_pytree_nodes(
 
     original_unflatten = copy_of(unflatten)
 
-    def unflattened(cls: object, aux: Any, children: object) -> PyTree:
+    def unflattened(cls: object, aux: Any, children: object) -> Any:
         node_keys, static_keys, static = aux
         tags = [value.tag for value in static if isinstance(value, TaggedNodes)]
         if tags:

@@ -18,7 +18,6 @@ from jax._src import core
 from jax._src.interpreters import ad, batching, partial_eval
 
 from nnx_inspector._compat.sources import source_of_caller
-from nnx_inspector.typing import PyTree
 
 
 def trace_state() -> Any:
@@ -28,7 +27,7 @@ def trace_state() -> Any:
     return jex.get_opaque_trace_state(convention="nnx")
 
 
-def trace_is_over(state: PyTree) -> bool:
+def trace_is_over(state: Any) -> bool:
     """Whether the trace of a `trace_state()` is gone: no later state will equal it."""
     # jax gives no way to ask. Without it, notes about a trace would be kept for good, or be taken
     # for those of a later trace at the same address. It can go when jax lets a trace state be

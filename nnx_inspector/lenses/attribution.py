@@ -203,7 +203,7 @@ def _program(
 ) -> Any:
     """The attribution, the outputs for input and baseline, and whether examples interact."""
 
-    def picked(x: Any) -> PyTree:
+    def picked(x: Any) -> Array:
         value = jnp.asarray(pick(run(x, inputs)))
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise TypeError(f"The output to attribute must be a real number, got {value.dtype}.")
@@ -370,10 +370,10 @@ def _logit(out: object, chosen: object, position: int) -> tuple[Callable[[Any], 
     if logits.ndim == 3 and not -logits.shape[1] <= position < logits.shape[1]:
         raise ValueError(f"There are {logits.shape[1]} positions; there is no {position}.")
 
-    def at_position(logits: Any) -> PyTree:
+    def at_position(logits: Any) -> Array:
         return logits[:, position] if logits.ndim == 3 else logits
 
-    def largest(logits: object) -> PyTree:
+    def largest(logits: object) -> Array:
         return jnp.argmax(at_position(logits), -1)
 
     shape = (*logits.shape[:1], *logits.shape[-1:])

@@ -303,7 +303,7 @@ def _read(reading: Readout, k: int) -> Any:
         tokens, top, probability, rank = jax.lax.map(one, stack)
         return tokens, top, chosen, probability, rank
 
-    def largest(logits: Any) -> PyTree:
+    def largest(logits: Any) -> Array:
         return jnp.argmax(logits, -1)
 
     def ranked(logits: Any, chosen: Any) -> Any:

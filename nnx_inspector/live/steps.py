@@ -126,7 +126,7 @@ def _whole_number(given: Any) -> int | None:
         return None
 
 
-def batches_of(data: PyTree) -> Iterable[Any] | None:
+def batches_of(data: Any) -> Iterable[Any] | None:
     """What Python's `for` would iterate over, up to its length if it has one; otherwise None.
 
     A data set may have `__getitem__` and `__len__` alone, and raise nothing behind its last item.
@@ -139,7 +139,7 @@ def batches_of(data: PyTree) -> Iterable[Any] | None:
 
 
 class _Items:
-    def __init__(self, data: PyTree):
+    def __init__(self, data: Any):
         self._data = data
 
     def __len__(self) -> int:

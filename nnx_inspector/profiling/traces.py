@@ -20,7 +20,6 @@ import jax
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.profiling.attribution import WAITING
 from nnx_inspector.profiling.timeline import Event
-from nnx_inspector.typing import PyTree
 
 RUN: Final = "nnx_inspector run"
 """The name of the event around each run."""
@@ -88,7 +87,7 @@ def _traced(folder: str, options: Any) -> Iterator[None]:
         jax.profiler.stop_trace()
 
 
-def runs_in(data: PyTree) -> list[Run]:
+def runs_in(data: Any) -> list[Run]:
     """The runs in a trace, in the order of time.
 
     Args:

@@ -22,7 +22,6 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.ear.hearing import ear
 from nnx_inspector.screen.export.assets import asset, packed_module
-from nnx_inspector.typing import PyTree
 
 CREDITS = 8
 """The most frames that are sent but not yet drawn; the browser acknowledges every second one. At 30
@@ -86,7 +85,7 @@ class StreamWidget(InspectorWidget):
     _esm = asset("stream.js")
 
 
-def _other_version(content: PyTree) -> int | None:
+def _other_version(content: Any) -> int | None:
     """The version in the hello of a page that is older or newer, whatever else it has."""
     hello = isinstance(content, dict) and content.get("type") == protocol.Hello.type
     version = content.get("version") if hello else None

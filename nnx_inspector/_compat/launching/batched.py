@@ -24,7 +24,7 @@ from jax._src.lax.control_flow import conditionals, loops
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.redirect import Undone, put
-from nnx_inspector.typing import Jaxpr, PyTree
+from nnx_inspector.typing import Jaxpr
 
 Presence = Callable[[Any, Any], Any]
 """Returns, for a jaxpr and a new variable, a bool, a jaxpr that has it as another input in front:
@@ -106,7 +106,7 @@ def _while(rule: Any, presence: Presence) -> Any:
     return batch
 
 
-def _called(jaxpr: object, operands: Sequence[object], results: Sequence[object]) -> PyTree:
+def _called(jaxpr: object, operands: Sequence[object], results: Sequence[object]) -> Any:
     """An equation that runs a jaxpr without effects."""
     primitive, params = jaxprs.closed_call(jaxpr)
     return core.new_jaxpr_eqn(list(operands), list(results), primitive, params, core.no_effects)

@@ -19,7 +19,6 @@ from flax import nnx
 
 from nnx_inspector.inspector.nnx.graph import byte_count, held_as, scalar_text
 from nnx_inspector.screen import protocol
-from nnx_inspector.typing import PyTree
 
 MOST_BYTES = 32 << 20
 """The most bytes of copies that are kept between two looks."""
@@ -38,7 +37,7 @@ class Look:
     copies: dict[int, tuple[nnx.Variable[Any], Any]]
     left_out: int
 
-    def copy_of(self, variable: object) -> PyTree:
+    def copy_of(self, variable: object) -> Any:
         return self.copies.get(id(variable), (None, None))[1]
 
 
@@ -60,7 +59,7 @@ def look_at(variables: Iterable[tuple[Any, Any]], step: int) -> Look:
     return Look(step, copies, left_out)
 
 
-def _copied(value: Any) -> PyTree:
+def _copied(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     try:
