@@ -234,11 +234,11 @@ class Scope:
 
         In the trace in which the original was flattened, the module is the user's own clone or the
         result of a transform: a second model. In another trace it is a transform's stand-in for the
-        original, unless its parameters are not the model's: see `lookalikes`. With `candidates`, of
-        one whose parameters are all given to the program that is left open. A transform makes one
-        stand-in per trace; a second one is the user's own merge, perhaps of another model's state
-        (unless it has the same Variables: a view). `moved` says that a transform replaced its own
-        stand-in by this module. A `path` of None means an unknown origin (an older graphdef).
+        original, unless its parameters are not the model's: see `merged_copies`. With `candidates`,
+        of one whose parameters are all given to the program that is left open. A transform makes
+        one stand-in per trace; a second one is the user's own merge, perhaps of another model's
+        state (unless it has the same Variables: a view). `moved` says that a transform replaced its
+        own stand-in by this module. A `path` of None means an unknown origin (an older graphdef).
         """
         if self._known(module) is not None or type(module) not in self.types:
             return

@@ -183,7 +183,7 @@ class Walk:
         return [len(every.variables), len(every.containers), len(every.entries)]
 
     def _collect_pytree(self, node: object, path: Path) -> int:
-        leaves = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_node)[0]
+        leaves = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_node)[0]
         found = [
             self.collect(leaf, (*path, *map(plain_key, inner)))
             for inner, leaf in leaves
@@ -268,13 +268,14 @@ def held_by(module: object) -> Iterator[Any]:
             if kind in ("list", "dict"):
                 nodes.append(value)
             elif kind == "pytree":
-                leaves = jax.tree.leaves(value, is_leaf=_is_node)
-                yield from (leaf for leaf in leaves if _is_node(leaf))
+                leaves = jax.tree.leaves(value, is_leaf=is_node)
+                yield from (leaf for leaf in leaves if is_node(leaf))
             elif kind != "plain":
                 yield value
 
 
-def _is_node(x: object) -> bool:
+def is_node(x: object) -> bool:
+    """Whether a value is a module or a Variable: flattening one would create other objects."""
     return isinstance(x, nnx.Variable | nnx.Pytree)
 
 

@@ -125,7 +125,7 @@ class Watch:
 
     `inside` marks the hook for calls within a pass: a block that is jitted by itself has one
     program there, and another one where it is called directly, as a pass of its own. `salt` has no
-    effect but another key for jit's caches; see `live.programs.passing`.
+    effect but another key for jit's caches; see `live.programs.fast_path`.
     """
 
     session: int

@@ -294,10 +294,6 @@ class Session:
         self.variants.stop_passing()
         self.setting = setting if isinstance(setting, Setting) else Setting(rows=dict(setting))
 
-    def sample(self, every: int) -> None:
-        """Sample every `every`-th of the next passes, 0 for none; see `Inbox.every`."""
-        self.inbox.every = every
-
     def hook(self, places: tuple[Place, ...]) -> Hook:
         """The watching hook, with room for these places."""
         self._scope.renew()

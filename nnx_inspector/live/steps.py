@@ -167,7 +167,7 @@ class Steps:
         due = self._step % self._every == 0 and self._session.meet(self._owner.shares)
         self._perturbed = self._owner.step_begins(self._session)
         self._sampled = due and not self._session.bare
-        self._session.sample(1 if self._sampled else 0)
+        self._session.inbox.every = 1 if self._sampled else 0
         self._began = time.perf_counter()
         those: tuple[Opening, ...] = ()
         if self._sampled or self._perturbed:

@@ -20,7 +20,8 @@ from nnx_inspector.arrays import own_attribute
 from nnx_inspector.hooks.hook import Context
 from nnx_inspector.hooks.pytrees import plain_key, rebuilt, with_arguments
 from nnx_inspector.hooks.sites import Path, method_name, require_module, ways_into
-from nnx_inspector.program.structure import is_node, is_whole
+from nnx_inspector.hooks.variables import is_node
+from nnx_inspector.program.structure import is_whole
 from nnx_inspector.stats.summarize import is_number
 from nnx_inspector.typing import PyTree
 

@@ -18,6 +18,7 @@ from flax import nnx
 
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.pytrees import path_in_words
+from nnx_inspector.hooks.variables import is_node
 from nnx_inspector.stats.summarize import in_words, is_number, is_opaque, is_token
 from nnx_inspector.stats.summary import opaque
 from nnx_inspector.typing import PyTree
@@ -86,11 +87,6 @@ def describe(leaf: Any) -> str:
         return "token"
     value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
     return in_words(value.dtype, value.shape) if is_array(value) else type(leaf).__name__
-
-
-def is_node(x: object) -> bool:
-    """Whether a value is a module or a Variable: flattening one would create other objects."""
-    return isinstance(x, (nnx.Pytree, nnx.Variable))
 
 
 def is_observable(leaf: object) -> bool:

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector.hooks.variables import is_node
 from nnx_inspector.program.eager import EagerPass
 from nnx_inspector.program.function import Arguments, Function, name_of
 from nnx_inspector.program.marks import GRADIENT
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import rewritten
 from nnx_inspector.program.stage import Staged, variables_of_state
-from nnx_inspector.program.structure import is_node
 from nnx_inspector.program.survey import Marked, survey
 from nnx_inspector.typing import Array, PyTree
 

@@ -22,7 +22,7 @@ from nnx_inspector.hooks.sites import closest, of_operation
 from nnx_inspector.program.editing.packed import Small, apart, is_joinable, joined, taken_apart
 from nnx_inspector.recordings.layers import layer_key
 from nnx_inspector.records.call import Call, concrete, named_summaries
-from nnx_inspector.stats.summary import STATISTICS, Summary, merge
+from nnx_inspector.stats.summary import STATISTICS, Summary, merge, row_index
 from nnx_inspector.stats.units import Units, merge_units
 from nnx_inspector.typing import PyTree
 
@@ -317,12 +317,7 @@ class Record(Mapping[str, Entry]):
         Raises:
             IndexError: there is no such row.
         """
-        indices = index if isinstance(index, tuple) else (index,)
-        rows = self.rows
-        if len(indices) > len(rows) or any(
-            not -n <= i < n for i, n in zip(indices, rows, strict=False)
-        ):
-            raise IndexError(f"There is no row {index} in a record with rows {rows}.")
+        indices = row_index(index, self.rows, "a record")
         return jax.tree.map(lambda x: x[indices], self)
 
     def __contains__(self, key: object) -> bool:

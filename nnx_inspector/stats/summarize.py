@@ -2,7 +2,7 @@
 
 Works eagerly and inside jit, vmap, scan and grad, for every dtype, without raising and without
 being differentiated. Invariant: a value that cannot be measured is NaN or counted separately, never
-guessed. `stats.array_stats` reads the array, and `stats.summary` the figures.
+guessed. `array_stats` reads the array, and `summary` the figures.
 """
 
 from __future__ import annotations

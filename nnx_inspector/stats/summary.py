@@ -135,6 +135,20 @@ def merge(summaries: Sequence[Summary]) -> Summary:
     return Summary(bins=total, points=merged_points, sums=merged_sums, opaque=opaque)
 
 
+def row_index(index: int | tuple[int, ...], rows: tuple[int, ...], of: str) -> tuple[int, ...]:
+    """The index of one row, or of several, as a tuple; `of` is what has the rows.
+
+    Raises:
+        IndexError: there is no such row.
+    """
+    indices = index if isinstance(index, tuple) else (index,)
+    if len(indices) > len(rows) or any(
+        not -n <= i < n for i, n in zip(indices, rows, strict=False)
+    ):
+        raise IndexError(f"There is no row {index} in {of} with rows {rows}.")
+    return indices
+
+
 def _widened(one: Summary) -> Summary:
     """What `merge` returns for a single summary without rows, in a fifth of the time."""
     bins = one.bins.astype(np.uint64)
@@ -225,12 +239,7 @@ class Summary:
         Raises:
             IndexError: there is no such row.
         """
-        indices = index if isinstance(index, tuple) else (index,)
-        rows = self.rows
-        if len(indices) > len(rows) or any(
-            not -n <= i < n for i, n in zip(indices, rows, strict=False)
-        ):
-            raise IndexError(f"There is no row {index} in a summary with rows {rows}.")
+        index = row_index(index, self.rows, "a summary")
         fields = (self.bins, self.points, self.sums)
         if self._is_host:
             bins, points, sums = (field[index] for field in fields)

@@ -40,6 +40,7 @@ from nnx_inspector.stats.arithmetic import (
 from nnx_inspector.stats.gauges import OFF_AT
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
 from nnx_inspector.stats.summarize import as_array, in_words, is_number, is_token, sum_saturating
+from nnx_inspector.stats.summary import row_index
 from nnx_inspector.typing import Array, DTypeLike, Num
 
 if TYPE_CHECKING:
@@ -106,8 +107,7 @@ class Units:
         Raises:
             IndexError: there is no such row.
         """
-        if not self.rows or not -self.rows[0] <= index < self.rows[0]:
-            raise IndexError(f"There is no row {index} in units with rows {self.rows}.")
+        row_index(index, self.rows, "units")
         return jax.tree.map(lambda leaf: entry(leaf, index), self)
 
     def merged(self) -> Units:

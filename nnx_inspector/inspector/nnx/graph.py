@@ -21,7 +21,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector.arrays import is_array, own_attribute
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import Path, site_key
-from nnx_inspector.hooks.variables import kind_of
+from nnx_inspector.hooks.variables import is_node, kind_of
 from nnx_inspector.program.analysis.describe import value_in_words
 from nnx_inspector.screen import protocol
 
@@ -128,7 +128,6 @@ def _attributes(node: object) -> list[tuple[str | int, Any]]:
 
 
 def _pytree_parts(value: object) -> Iterator[tuple[Path, Any]]:
-    is_node = lambda x: isinstance(x, nnx.Variable | nnx.Pytree)  # noqa: E731
     for inner, leaf in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_node)[0]:
         if leaf is not value:
             yield tuple(map(plain_key, inner)), leaf

@@ -25,9 +25,9 @@ from nnx_inspector.hooks.sites import (
     require_module,
     site_key,
 )
+from nnx_inspector.hooks.variables import is_node
 from nnx_inspector.program.editing.counting import Where
 from nnx_inspector.program.function import Function, as_function, name_of, roots_of
-from nnx_inspector.program.structure import is_node
 
 _ARRAYS: dict[type, str] = {
     nnx.Linear: "kernel",

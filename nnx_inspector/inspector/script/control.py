@@ -95,7 +95,7 @@ class Control:
         """A step was measured: after the one that was asked for, go on as before."""
         if self._once is not None and step >= self._once:
             self._once = None
-            self._session.sample(self._every)
+            self._session.inbox.every = self._every
 
     def close(self) -> None:
         """Take no more requests; called again, it does nothing."""
@@ -161,11 +161,11 @@ class Control:
         match message:
             case protocol.SetEvery():
                 self._every = check_every(message.every)
-                self._session.sample(self._every)
+                self._session.inbox.every = self._every
                 text = f"every = {self._every}"
             case protocol.MeasureNext():
                 self._once = self._next
-                self._session.sample(1)
+                self._session.inbox.every = 1
                 text = "measure_next()"
             case protocol.ReadSite():
                 self._values.ask(message)

@@ -243,7 +243,7 @@ class Launch:
 
     @property
     def key(self) -> int:
-        """That of the programs that get these perturbations; see `passing`."""
+        """That of the programs that get these perturbations; see `fast_path`."""
         given = zip(self.edited.keys, self.numbers(), strict=True)
         active = self.setting.active
         return key_of([x for (kind, *_), x in given if kind == "given"] if active else ())

@@ -7,7 +7,7 @@ launched the inputs are arrays. So it is decided for each launch, for all of its
 model's are those with the arrays that the model's Variables hold. A loop that carries the state
 itself gives other arrays from its second step on: then it is the tree which comes from the inputs
 that held the model before, or the only one. Only which modules get marks is known earlier; see
-`hooks.lookalikes`. Invariant: of two trees of which nothing tells which is the model, neither is
+`hooks.merged_copies`. Invariant: of two trees of which nothing tells which is the model, neither is
 taken for it without a choice of the user's.
 """
 
