@@ -7,7 +7,7 @@ import threading
 import types
 
 import pytest
-from inside import inside
+from inside import receive
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.commands import Commands
@@ -303,7 +303,7 @@ def test_what_may_take_long_is_answered_in_order_before_its_reply_in_a_thread(fa
     ]  # fmt: skip
     assert threading.current_thread() not in threads
     assert view.python == "", "a panel looks by itself: nothing was clicked"
-    inside(one).core.closing.close()
+    one._core.closing.close()  # what a core would close with itself
     one.answer(protocol.Look(id=9, what="code", site="a"))
     assert said[-1] == (9, "This inspector was closed.")
 
@@ -428,7 +428,7 @@ def test_how_changes_reach_a_loop(silent, kind):
     told, said = [], itertools.count(1)
     screen.heard_elsewhere = lambda: told.append(screen.listening(None))
 
-    def receive():
+    def come():
         hello = {
             "type": "hello",
             "version": protocol.VERSION,
@@ -440,12 +440,12 @@ def test_how_changes_reach_a_loop(silent, kind):
 
     here = threading.get_ident()
     assert screen.listening(None) == screen.listening(here) == "after"
-    receive()  # the shell that runs cells, after the cell
+    come()  # the shell that runs cells, after the cell
     assert screen.listening(here) == "after"
-    other = elsewhere(receive)  # a subshell
+    other = elsewhere(come)  # a subshell
     assert screen.listening(None) == screen.listening(here) == "during"
     assert screen.listening(-1) == "thread", "a loop in a thread, told beside a cell"
-    receive()
+    come()
     assert screen.listening(other) == "thread", "and without a subshell"
     assert told == ([] if kind == "hello" else ["during", "after"]), "a hello gets everything"
     screen.close()
@@ -456,7 +456,7 @@ def test_a_hello_that_waited_behind_cells_is_not_answered_any_more(silent):
     screen = Screen()
     screen.asked = lambda: heard.append
 
-    def receive(page, said):
+    def come(page, said):
         hello = {
             "type": "hello",
             "version": protocol.VERSION,
@@ -466,11 +466,11 @@ def test_a_hello_that_waited_behind_cells_is_not_answered_any_more(silent):
         }
         receive(screen, hello)
 
-    elsewhere(lambda: receive("a", 2))  # through the subshell, while cells run
-    receive("a", 1)  # sent before it, and received after the cells
+    elsewhere(lambda: come("a", 2))  # through the subshell, while cells run
+    come("a", 1)  # sent before it, and received after the cells
     assert [message.said for message in heard] == [2]
     assert screen.listening(None) == "during"
-    receive("b", 1)  # another page
+    come("b", 1)  # another page
     assert screen.listening(None) == "after"
     assert [message.page for message in heard] == ["a", "b"]
     screen.close()
