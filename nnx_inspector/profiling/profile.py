@@ -207,25 +207,27 @@ class _Program:
     times: int
 
 
-def _programs_of(run: traces.Run) -> dict[str, _Program]:
-    """The programs of a run by name, each the one of its name whose operations the trace has."""
-    counts: dict[str, dict[str, int]] = {}
+def _programs_of(run: traces.Run) -> dict[traces.Started, _Program]:
+    """The programs of a run: each the one with its number or, without a number that is known, the
+    one of its name whose operations the trace has.
+    """
+    counts: dict[traces.Started, dict[str, int]] = {}
     for event in run.events:
-        name, operation = _key(event)
-        of = counts.setdefault(name, {})
+        started, operation = _key(event)
+        of = counts.setdefault(started, {})
         of[operation] = of.get(operation, 0) + 1
-    found: dict[str, _Program] = {}
-    for name, seen in counts.items():
+    found: dict[traces.Started, _Program] = {}
+    for started, seen in counts.items():
+        named = [(jaxpr, one) for jaxpr, one in known.items() if one.name == started.name]
+        same = [(jaxpr, one) for jaxpr, one in named if one.number == started.number]
         best: tuple[int, Any, Executable, hlo.Module] | None = None
-        for jaxpr, executable in known.items():
-            if executable.name != name:
-                continue
+        for jaxpr, executable in same or named:
             module = hlo.parse(executable.text())
             names = {one.name for those in module.computations.values() for one in those}
             fits = len(names & seen.keys())
             if best is None or fits >= best[0]:  # of several that fit, the newest
                 best = fits, jaxpr, executable, module
-        found[name] = _program(seen, *best[1:]) if best else _unknown(seen)
+        found[started] = _program(seen, *best[1:]) if best else _unknown(seen)
     return found
 
 
@@ -249,12 +251,14 @@ def _program(
     )
 
 
-def _key(event: Event) -> tuple[str, str]:
+def _key(event: Event) -> tuple[traces.Started, str]:
     key: Any = event.key
     return key
 
 
-def _times(run: traces.Run, programs: Mapping[str, _Program]) -> tuple[dict[Owner, float], float]:
+def _times(
+    run: traces.Run, programs: Mapping[traces.Started, _Program]
+) -> tuple[dict[Owner, float], float]:
     """The milliseconds of each owner in a run, and those in which nothing ran.
 
     A program without a module or a derivative that starts after the backward pass has begun is an
@@ -267,7 +271,7 @@ def _times(run: traces.Run, programs: Mapping[str, _Program]) -> tuple[dict[Owne
     divided, idle = shares(run.events, run.start, run.end)
     found: dict[Owner, float] = {}
     for key, time_ns in divided.items():
-        name, operation = cast(tuple[str, str], key)
+        name, operation = cast(tuple[traces.Started, str], key)
         otherwise = (None, "update") if name in late else (None, "forward")
         parts = {otherwise: 1.0}
         if name not in late:
@@ -288,7 +292,7 @@ def _profile_of(
     model: nnx.Module,
     times: Mapping[Owner, float],
     idle: float,
-    programs: Mapping[str, _Program],
+    programs: Mapping[traces.Started, _Program],
     **of_the_run: Any,
 ) -> Profile:
     flops, kept, notes = _accounts(programs)
@@ -348,13 +352,13 @@ def _profile_of(
 
 
 def _accounts(
-    programs: Mapping[str, _Program],
+    programs: Mapping[traces.Started, _Program],
 ) -> tuple[dict[Of, float | None], dict[Of, float], tuple[str, ...]]:
     """The FLOPs of each module, and the bytes that it keeps; and what is not known of them."""
     flops: dict[Of, float | None] = {}
     kept: dict[Of, float] = {}
     notes: list[str] = []
-    for name, one in programs.items():
+    for (name, _), one in programs.items():
         account = one.account
         if account is None:
             if one.derives:
@@ -374,7 +378,7 @@ def _accounts(
     return flops, kept, tuple(notes)
 
 
-def _main_dtype(programs: Mapping[str, _Program]) -> str:
+def _main_dtype(programs: Mapping[traces.Started, _Program]) -> str:
     """The dtype of the operands of most matrix products, by their FLOPs; "" without any."""
     found: dict[str, float] = {}
     for one in programs.values():

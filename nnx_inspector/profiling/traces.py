@@ -13,7 +13,7 @@ import pathlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 
@@ -26,9 +26,20 @@ RUN: Final = "nnx_inspector run"
 _END: Final = "end: "
 """Begins the name of the event when a CPU's operation ends that other threads have gone on with.
 Its statistic `_c` is the `_p` of the operation's own event."""
-_Key = tuple[str, str]
 _DERIVED: Final = ("Steps", "XLA Modules", "XLA TraceMe", "Framework")
 """The beginnings of the names of lines that only sum up others."""
+
+
+class Started(NamedTuple):
+    """A program as the events of its operations name it: by its name, and by XLA's number for it
+    where the trace has one.
+    """
+
+    name: str
+    number: int | None
+
+
+_Key = tuple[Started, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +122,10 @@ def runs_in(data: Any) -> list[Run]:
                     continue
                 of = dict(event.stats)
                 if "hlo_op" in of and "hlo_module" in of:
-                    key = str(of["hlo_module"]).partition("(")[0], str(of["hlo_op"])
-                    found[is_device].append((start, end, key, of.get("_p")))
+                    program = Started(str(of["hlo_module"]).partition("(")[0], of.get("program_id"))
+                    found[is_device].append(
+                        (start, end, (program, str(of["hlo_op"])), of.get("_p"))
+                    )
                 elif event.name.startswith(_END):
                     ends[of.get("_c")] = end
     ends.pop(None, None)

@@ -31,7 +31,7 @@ from taking import (
     twice,
 )
 
-from nnx_inspector._compat.launching import jitted
+from nnx_inspector._compat.launching import compiled, jitted
 from nnx_inspector._compat.launching.launch import Taking
 from nnx_inspector.opening import held
 
@@ -380,6 +380,15 @@ def test_the_parts_of_jax_that_are_replaced_are_where_they_were():
     assert callable(dispatch.xla_primitive_callable), "the jitted function of a primitive"
     assert callable(dispatch.get_intermediate_shardings), "the shardings in a program"
     assert callable(dispatch.check_special), "jax's check for NaN"
+
+
+def test_a_program_that_ran_has_the_number_of_its_module():
+    with compiled.noting():
+        jax.jit(lambda x: jnp.sin(x) + 1)(X)
+        jax.jit(lambda x: jnp.cos(x) + 1)(X)
+    numbers = [one.number for one in list(compiled.known.values())[-2:]]
+    assert all(isinstance(n, int) for n in numbers)
+    assert numbers[0] != numbers[1]
 
 
 def test_a_compiled_executable_has_the_name_of_its_function():

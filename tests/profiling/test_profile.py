@@ -152,6 +152,17 @@ def test_loops_remat_and_inner_functions_keep_their_modules():
     assert found["layers"].flops > 4 * 3 * product
 
 
+def test_two_programs_of_one_name_stand_at_the_modules_of_each():
+    model, square = Unequal(), nnx.jit(lambda layer, x: layer(x) ** 2)
+    found = nni.profile(model, lambda m: (square(m.small, X), square(m.large, X)), model)
+    own = {row.site: row for row in found.rows}
+    products = {site: 2 * 256 * D * n for site, n in (("small", D), ("large", 40 * D))}
+    for site, flops in products.items():
+        assert flops <= own[site].flops <= 1.1 * flops, site
+        assert own[site].forward_ms > 0, site
+    check(found)
+
+
 def test_a_step_without_a_gradient_is_forward_alone():
     model, _ = made()
     found = nni.profile(model, nnx.jit(lambda m, x: m(x)), model, X)

@@ -16,7 +16,7 @@ import pytest
 
 import nnx_inspector as nni
 from nnx_inspector.profiling.timeline import shares
-from nnx_inspector.profiling.traces import RUN, record, runs_in
+from nnx_inspector.profiling.traces import RUN, Started, record, runs_in
 
 
 def event(name: str, start: float, duration: float, **stats: Any) -> Any:
@@ -38,6 +38,7 @@ def data(*planes: Any) -> Any:
     return SimpleNamespace(planes=planes)
 
 
+STEP = Started("jit_step", None)
 HOST = plane("/host:CPU", python=[event(RUN, 100, 100), event("other", 0, 500)])
 
 
@@ -51,9 +52,9 @@ def test_kernels_of_two_streams_are_read_and_what_the_host_starts_is_not():
     (run,) = runs_in(data(started, device))
     found, idle = shares(run.events, run.start, run.end)
     assert found == {
-        ("jit_step", "dot.1"): 35,
-        ("jit_step", "add.2"): 5,
-        ("jit_step", "copy.3"): 10,
+        (STEP, "dot.1"): 35,
+        (STEP, "add.2"): 5,
+        (STEP, "copy.3"): 10,
     }
     assert idle == 50
 
@@ -73,14 +74,14 @@ def test_each_run_has_the_operations_within_it():
     host = plane("/host:CPU", python=[event(RUN, 0, 10), event(RUN, 20, 10)])
     pool = plane("/host:CPU", pool=[kernel("a", 1, 2), kernel("b", 21, 2), kernel("c", 12, 2)])
     first, second = runs_in(data(host, pool))
-    assert [e.key for e in first.events] == [("jit_step", "a")]
-    assert [e.key for e in second.events] == [("jit_step", "b")]
+    assert [e.key for e in first.events] == [(STEP, "a")]
+    assert [e.key for e in second.events] == [(STEP, "b")]
 
 
 def test_a_program_with_its_number_is_known_by_its_name():
     pool = plane("/host:CPU", pool=[kernel("a", 101, 2, module="jit_step(12345)")])
     (run,) = runs_in(data(HOST, pool))
-    assert [e.key for e in run.events] == [("jit_step", "a")]
+    assert [e.key for e in run.events] == [(STEP, "a")]
 
 
 def test_loops_and_calls_may_wait():
@@ -107,7 +108,7 @@ def test_a_trace_made_here_has_the_operations_of_each_run():
     runs = runs_in(record(run, times=3, folder=None))
     assert len(runs) == 3
     for one in runs:
-        assert {program for program, _ in (e.key for e in one.events)} == {"jit__lambda"}  # type: ignore[misc]
+        assert {program.name for program, _ in (e.key for e in one.events)} == {"jit__lambda"}  # type: ignore[misc]
         found, idle = shares(one.events, one.start, one.end)
         assert sum(found.values()) + idle == pytest.approx(one.end - one.start)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -33,9 +34,44 @@ class Executable:
         """The program as XLA has compiled it."""
         return self._compiled.as_text()
 
+    @functools.cached_property
+    def number(self) -> int | None:
+        """The number of its module, which the events of a trace have as `program_id`."""
+        # XLA numbers the modules of a process. The number is in the serialized module only, as
+        # field 5 (`int64 id`) of `HloModuleProto`. Without it two programs of one name, such as a
+        # function jitted once and called for two shapes, could not be told apart in a trace. It can
+        # go when jaxlib's HloModule has its `unique_id`.
+        (module,) = self._compiled.runtime_executable().hlo_modules()[:1] or (None,)
+        return None if module is None else _varint(module.as_serialized_hlo_module_proto(), 5)
+
     def memory(self) -> Any:
         """XLA's account of its memory; None where the platform has none."""
         return self._compiled.memory_analysis()
+
+
+def _varint(message: bytes, wanted: int) -> int | None:
+    """The number in a field of a protocol buffer; None if the message has no such field."""
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        found = shift = 0
+        while True:
+            byte = message[at]
+            at, found, shift = at + 1, found | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return found
+
+    while at < len(message):
+        field, kind = divmod(number(), 8)
+        if kind == 0:  # a number
+            value = number()
+            if field == wanted:
+                return value
+        else:  # bytes behind their length, or 4 or 8 bytes
+            size = {1: 8, 5: 4}[kind] if kind != 2 else number()
+            at += size
+    return None
 
 
 class _Thread(threading.local):
