@@ -25,7 +25,6 @@ GAPS = {
     "all units are copies": "the input of the first layer is not known",
     "attention without residual": "the examples stay apart, only the tokens of each grow alike",
     "a siamese net without negatives": "half of its units die first, which is reported",
-    "weight decay that shrinks all": "after 50 steps no layer is small beside another",
 }
 """Faults that are not found, or not named first, with the reason; some in one way only."""
 

@@ -371,7 +371,7 @@ def a_siamese_net_without_negatives():
     return Stranger(net, a, (a, a + 0.3 * gauss(64, 8, seed=1)), alike, tx=optax.adam(3e-2))
 
 
-@fault("collapse", "constant", "update-ratio", after=True)
+@fault("weight-decay", after=True)
 def weight_decay_that_shrinks_all():
     tx = optax.adamw(1e-2, weight_decay=10.0)
     return of(Net([8, 32, 32, 4], act=nnx.tanh), POINTS(), tx=tx)

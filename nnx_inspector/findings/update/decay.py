@@ -1,12 +1,14 @@
 """Weight decay that moves a parameter farther than its gradient does.
 
 Both parts of the update are those that the step itself added up. Where training has settled the two
-are of one size, so only what is clearly larger is noted, and only where it moves the parameter at
-all. Invariant: of an update whose parts were not seen nothing is said.
+are of one size, so only what is clearly larger is noted: in all steps, or in the first ones, until
+most of the parameter is gone; and only where it moves the parameter at all. Invariant: of an update
+whose parts were not seen nothing is said.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -18,8 +20,13 @@ from nnx_inspector.findings.rule_context import FEW, RuleContext
 from nnx_inspector.recordings.facts import ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 
+BALANCED: Final = 1.0
+"""The two parts hold a parameter where it is, which is what weight decay is for."""
 FARTHER: Final = 2.0
-"""At 1 the two parts hold a parameter where it is, which is what weight decay is for."""
+"""Not even the noise of the gradients is as large as the decay."""
+HALF: Final = 0.5
+"""A decay that is too strong shrinks a parameter until the two parts are of one size again. One
+that took half of the parameter by then has taken what it began with."""
 Seen = Sequence[tuple[Pass, float]]
 """The measured steps in which a figure of a parameter is known, with it."""
 
@@ -41,24 +48,37 @@ def lasting(of: Seen) -> float:
     return min(map(statistics.median, (figures, figures[-FEW:])))
 
 
+def _strong(path: str, of: Seen) -> Seen:
+    """The steps in which the decay of a parameter is too strong: all, or the first ones, in which
+    the decay was larger, if they left less than half of it.
+    """
+    if lasting(of) >= FARTHER:
+        return of
+    those = list(itertools.takewhile(lambda one: one[1] > BALANCED, of))
+    if len(those) < FEW:
+        return ()
+    sizes = [one.figures.parameter(path, "norm") for one, _ in those if one.figures]
+    return those if sizes[-1] <= HALF * sizes[0] else ()
+
+
 def weight_decay(context: RuleContext) -> Iterator[Finding]:
     """Weight decay that moves parameters farther than their gradients do."""
-    seen = seen_in(context, "decayed")
     held = {p.path: p for ps in context.held.values() for p in ps}
+    each = {p: _strong(p, of) for p, of in seen_in(context, "decayed").items()}
 
     def moves(path: str) -> float:
-        return statistics.median(one.update_ratio(path) for one, _ in seen[path])
+        return statistics.median(one.update_ratio(path) for one, _ in each[path])
 
     found: list[tuple[ParameterFacts, float]] = [
         (held[path], statistics.median(figure for _, figure in of))
-        for path, of in seen.items()
-        if path in held and lasting(of) >= FARTHER and moves(path) >= TOO_SMALL
+        for path, of in each.items()
+        if path in held and of and moves(path) >= TOO_SMALL
     ]
     if not found:
         return
     found.sort(key=lambda one: (-one[1], context.at(one[0].site)))
     (one, ratio), *others = found
-    steps = [p for p, _ in seen[one.path]]
+    steps = [p for p, _ in each[one.path]]
     how = f"moves {one.path!r} {_far(ratio)}, in the median over {len(steps)} measured steps"
     yield Finding(
         rule="weight-decay",
@@ -67,7 +87,7 @@ def weight_decay(context: RuleContext) -> Iterator[Finding]:
         severity="warning",
         evidence={
             "ratio": ratio,
-            "limit": FARTHER,
+            "limit": BALANCED,
             "update": moves(one.path),
             "passes": len(steps),
             "parameters": len(found),

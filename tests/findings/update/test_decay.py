@@ -191,6 +191,24 @@ def test_all_that_decay_too_strongly_are_one_finding() -> None:
     assert close(more[4], medians[third])
 
 
+def test_a_decay_that_took_half_of_a_parameter_at_first_is_named_with_those_steps() -> None:
+    strength = weak()
+    strength[NAMES.index("adamw")] = 8.0
+    recording, history = trained(strength, steps=40)
+    each = ratios("adamw", 8.0, history)
+    first = next(i for i, x in enumerate(each) if x <= 1)
+    sizes = [np.linalg.norm(values[NAMES.index("adamw")]) for values, _ in history]
+    assert 3 <= first < 37
+    assert sizes[first - 1] <= sizes[0] / 2
+    (one,) = found_in(recording)
+    said = re.match(
+        r"From step 0 to step (\d+), weight decay moves '(\S+)' (\S+) times as far", one.what
+    )
+    assert said is not None, one.what
+    assert (int(said[1]), said[2]) == (first - 1, path("adamw"))
+    assert close(said[3], float(np.median(each[:first])))
+
+
 @pytest.mark.parametrize("what", ["weak", "usual", "ended", "at first", "balanced"])
 def test_a_healthy_decay_has_no_finding(what: str) -> None:
     strength, steps = weak(), 4
