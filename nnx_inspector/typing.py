@@ -36,3 +36,11 @@ else:
 
 PyTree: TypeAlias = Any
 """Nested containers with arrays or other values in them. Python's types cannot say this."""
+
+Value: TypeAlias = Any
+"""What a program computes with: an array, a tracer, an array of PRNG keys, a reference or a token.
+jax has no common class of them."""
+Params: TypeAlias = dict[str, Any]
+"""The parameters of an equation, or of a primitive that is bound."""
+Kwargs: TypeAlias = dict[str, Any]
+"""The arguments by name of a user's call."""

@@ -16,12 +16,10 @@ from typing import Any
 import jax
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.typing import Equation, Jaxpr
+from nnx_inspector.typing import Equation, Jaxpr, Params, Value
 
 
-def with_inputs(
-    params: dict[str, Any], jaxpr: object, inputs: int, *, outputs: int = 0
-) -> dict[str, Any]:
+def with_inputs(params: Params, jaxpr: object, inputs: int, *, outputs: int = 0) -> dict[str, Any]:
     """A jit's parameters for a jaxpr that takes so many more inputs before the others, and returns
     so many more outputs after the others.
     """
@@ -42,7 +40,7 @@ def with_inputs(
 
 
 def scan_with(
-    params: dict[str, Any], jaxpr: Jaxpr, *, consts: int = 0, carry: int = 0, outputs: int = 0
+    params: Params, jaxpr: Jaxpr, *, consts: int = 0, carry: int = 0, outputs: int = 0
 ) -> dict[str, Any]:
     """A scan's parameters for a jaxpr with so many more constants, carried values and outputs.
 
@@ -64,9 +62,7 @@ def scan_with(
     }
 
 
-def while_with(
-    params: dict[str, Any], jaxpr: Jaxpr, *, consts: int = 0, carry: int = 0
-) -> dict[str, Any]:
+def while_with(params: Params, jaxpr: Jaxpr, *, consts: int = 0, carry: int = 0) -> dict[str, Any]:
     """A while loop's parameters for a body with so many more constants and carried values.
 
     Operands: the test's constants, more constants of the body, its constants, carry, more carry.
@@ -85,7 +81,7 @@ def while_with(
     }
 
 
-def remat_with(params: dict[str, Any], jaxpr: Jaxpr, *, inputs: int = 0) -> dict[str, Any]:
+def remat_with(params: Params, jaxpr: Jaxpr, *, inputs: int = 0) -> dict[str, Any]:
     """A remat's parameters for a jaxpr that takes so many more inputs before the others. It may
     return more outputs after the others.
     """
@@ -96,7 +92,7 @@ def remat_with(params: dict[str, Any], jaxpr: Jaxpr, *, inputs: int = 0) -> dict
 
 
 def shard_map_with(
-    params: dict[str, Any],
+    params: Params,
     jaxpr: Jaxpr,
     *,
     inputs: int = 0,
@@ -130,7 +126,7 @@ def shard_map_with(
 
 
 @contextlib.contextmanager
-def inside_shard_map(params: dict[str, Any]) -> Iterator[None]:
+def inside_shard_map(params: Params) -> Iterator[None]:
     """A context in which what is traced fits into the jaxpr of a shard_map with these parameters.
 
     jax traces the body like this: its axes have names, its mesh is manual along them, and types
@@ -163,9 +159,7 @@ def _flattree() -> Any:
     return importlib.import_module("jax._src.flattree")
 
 
-def scan_parts(
-    params: dict[str, Any], values: Sequence[object]
-) -> tuple[list[Any], list[Any], list[Any]]:
+def scan_parts(params: Params, values: Sequence[object]) -> tuple[list[Any], list[Any], list[Any]]:
     """A scan's operands as (consts, carry, xs): jax 0.10 has counts for them, jax 0.12 a tree."""
     if "num_consts" in params:
         consts, carry = params["num_consts"], params["num_carry"]
@@ -200,7 +194,7 @@ def jit_shardings(equation: Equation) -> tuple[list[Any], list[Any]]:
     return given(equation.params["in_shardings"]), given(equation.params["out_shardings"])
 
 
-def is_inlined(params: dict[str, Any]) -> bool:
+def is_inlined(params: Params) -> bool:
     """Whether jax dissolves a jitted function where it is called, so no equation has its name."""
     # A bool in jax 0.10, an enum in jax 0.12. `jax.nn.relu` and its kind are inlined, so their
     # names are in no program: they are found another way.
@@ -214,7 +208,7 @@ def is_recomputation(equation: Any) -> bool:
     return bool(equation.params.get("differentiated")) and equation.primitive.name in jaxprs.REMAT
 
 
-def bind_whole(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+def bind_whole(jaxpr: Any, consts: Sequence[Value], values: Sequence[Value]) -> list[Value]:
     """Run a jaxpr under a trace as one equation, a jit.
 
     To evaluate it would bind each equation anew, which takes as long as to trace them. jax has no

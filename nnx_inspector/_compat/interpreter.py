@@ -13,6 +13,7 @@ from jax._src import linear_util as lu
 
 from nnx_inspector._compat.jaxprs import is_literal, open_jaxpr
 from nnx_inspector._compat.jit import is_tracer
+from nnx_inspector.typing import Value
 
 Bind = Callable[..., Any]
 
@@ -116,7 +117,7 @@ class _Interpreted(core.Trace):
             with core.set_current_trace(self._outer), _apart(primitive):
                 return self._outer.process_shard_map(primitive, fun, tracers, **params)
 
-        results: list[Any] = []
+        results: list[Value] = []
 
         def stage(*xs: object) -> list[Any]:
             trace = core.trace_ctx.trace

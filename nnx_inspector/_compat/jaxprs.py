@@ -11,7 +11,7 @@ import jax.stages
 import numpy as np
 from jax.interpreters import ad
 
-from nnx_inspector.typing import Array, Atom, Aval, Equation, Jaxpr, Primitive, Var
+from nnx_inspector.typing import Array, Atom, Aval, Equation, Jaxpr, Params, Primitive, Value, Var
 
 REMAT = frozenset(["remat2", "remat", "checkpoint"])
 """The names of jax's remat primitive."""
@@ -42,7 +42,7 @@ def sub_jaxprs(equation: Any) -> Iterator[Any]:
                 yield item
 
 
-def with_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+def with_jaxprs(params: Params, change: Callable[[Any], Any]) -> dict[str, Any]:
     """An equation's parameters with changed jaxprs; the same object if `change` changes none."""
     new: dict[str, Any] = {}
     for name, value in params.items():
@@ -234,7 +234,7 @@ def needed_inputs(jaxpr: Jaxpr, outputs: int, each_its_own: Primitive) -> list[b
     return list(used)
 
 
-def varying_axes(x: Any) -> frozenset[str]:
+def varying_axes(x: Value) -> frozenset[str]:
     """The manual axes along which an array differs between devices; none without `check_vma`."""
     if isinstance(x, (np.ndarray, np.generic)):
         return frozenset()

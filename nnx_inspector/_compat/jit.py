@@ -18,6 +18,7 @@ from jax._src import core
 from jax._src.interpreters import ad, batching, partial_eval
 
 from nnx_inspector._compat.sources import source_of_caller
+from nnx_inspector.typing import Value
 
 
 def trace_state() -> Any:
@@ -68,12 +69,12 @@ class Origin:
         given: whether that program takes it from outside and has not computed it.
     """
 
-    value: Any
+    value: Value
     program: Hashable
     given: bool
 
 
-def origin_of(x: Any) -> Origin:
+def origin_of(x: Value) -> Origin:
     """What an array or a tracer is outside `vmap`, `grad` and the like, up to the next program."""
     while is_tracer(x):
         # Each transformation wraps a value in a tracer of its own: a BatchTracer has it as `val`, a

@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector.typing import Aval
+from nnx_inspector.typing import Aval, Value
 
 Type = jax.ShapeDtypeStruct
 ARRAY_STATS: Final = "nnx_inspector_census"
@@ -89,8 +89,8 @@ def devices_of(context: Any) -> int:
 
 
 def call(
-    name: str, out: Sequence[Any], *args: Any, in_place: bool = False, **how: Any
-) -> list[Any]:
+    name: str, out: Sequence[Value], *args: Any, in_place: bool = False, **how: Any
+) -> list[Value]:
     """Call a function on arrays, with results of these types, and numbers as its attributes.
 
     In place, its first result overwrites its first array, which XLA copies if it is still needed.
@@ -101,7 +101,7 @@ def call(
     return list(jax.ffi.ffi_call(name, types, input_output_aliases=aliases)(*args, **attributes))
 
 
-def _attribute(value: float | tuple[int, ...]) -> Any:
+def _attribute(value: float | tuple[int, ...]) -> Value:
     if isinstance(value, tuple):
         return np.array(value, np.int64)
     return np.float32(value) if isinstance(value, float) else np.int32(value)
@@ -225,7 +225,7 @@ def by_rows(
     return primitive.bind
 
 
-def _rows_of(x: Any, axis: int | None, other: Any, its_axis: int) -> Any:
+def _rows_of(x: Value, axis: int | None, other: Any, its_axis: int) -> Any:
     """`x` with a first axis of rows: its own, or one like the axis of another array."""
     if axis is not None:
         return jnp.moveaxis(x, axis, 0)

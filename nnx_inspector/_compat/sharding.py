@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
 from nnx_inspector._compat import jaxprs, jit
-from nnx_inspector.typing import Array, PyTree
+from nnx_inspector.typing import Array, PyTree, Value
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ def _automatic(f: Callable[..., T], operands: object, mesh: Any, spec: Partition
         return run(arrays)
 
 
-def _devices_of(arrays: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
+def _devices_of(arrays: Iterable[Value]) -> contextlib.AbstractContextManager[Any]:
     """In an eager call without a current mesh, the context of the mesh of explicit arrays."""
     if jit.is_tracing() or not jax.sharding.get_abstract_mesh().empty:
         return contextlib.nullcontext()
@@ -98,7 +98,7 @@ def _explicit_mesh(operands: object) -> Any:
     return next(filter(_explicit, meshes), None)
 
 
-def entry(x: object, index: object) -> Any:
+def entry(x: object, index: object) -> Value:
     """`x[index]`, a small array, where a row may lie on any device."""
     return auto_sharded(lambda x, index: x[index], x, index)
 
@@ -149,7 +149,7 @@ def with_even_axes(x: jax.Array, filling: jax.Array) -> jax.Array:
     return jax.lax.pad(x, filling, [(0, n, 0) for n in more]) if any(more) else x
 
 
-def placed(values: Sequence[object], shardings: Sequence[Sharding | None]) -> list[Any]:
+def placed(values: Sequence[object], shardings: Sequence[Sharding | None]) -> list[Value]:
     """The values, each placed by its sharding; with None a value may lie anywhere."""
     return [
         x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)

@@ -20,6 +20,7 @@ import numpy as np
 
 from nnx_inspector._compat import jit
 from nnx_inspector.arrays import own_attribute
+from nnx_inspector.typing import Value
 
 _PLAIN = frozenset((bool, int, str, bytes, type(None)))
 _MOST_OBJECTS = 10_000
@@ -30,7 +31,7 @@ _MOST_OBJECTS = 10_000
 class _Itself:
     """Compares and hashes one object by identity, despite its own `__eq__`; keeps it alive."""
 
-    value: Any
+    value: Value
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Itself) and self.value is other.value
@@ -80,7 +81,7 @@ class _Keys:
         self._around: list[int] = []
         self._left = _MOST_OBJECTS
 
-    def add(self, x: Any) -> None:
+    def add(self, x: Value) -> None:
         kind = type(x)
         if kind in _PLAIN:
             self.flat += kind, x

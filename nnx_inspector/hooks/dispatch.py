@@ -44,7 +44,7 @@ from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Path, Selection, methods, site_key
 from nnx_inspector.hooks.variables import weights_at_first
 from nnx_inspector.opening import Opening, held
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Kwargs, PyTree
 
 
 @dataclasses.dataclass
@@ -168,7 +168,7 @@ def call_inside(
     method: str,
     original: Callable[..., Any],
     args: tuple[object, ...],
-    kwargs: dict[str, Any],
+    kwargs: Kwargs,
 ) -> PyTree:
     """Run a method of a Linen submodule through the hooks.
 
@@ -201,7 +201,7 @@ def _called(
     function: Any,
     module: Any,
     args: tuple[object, ...],
-    kwargs: dict[str, Any],
+    kwargs: Kwargs,
     call: _Call | None = None,
 ) -> PyTree:
     """Run a method through the hooks; `call` describes it if it is not an NNX module's own."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Kwargs, PyTree, Value
 
 _IsLeaf = Callable[[Any], bool] | None
 
@@ -71,7 +71,7 @@ def orders(tree: PyTree | None) -> tuple[tuple[Any, ...], ...]:
 
 
 def with_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Iterable[object], is_leaf: _IsLeaf = None
+    args: tuple[Value, ...], kwargs: Kwargs, leaves: Iterable[object], is_leaf: _IsLeaf = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call with new leaves, one for each leaf of `(args, kwargs)`.
 
@@ -84,7 +84,7 @@ def with_arguments(
     return new_args, {key: by_name[key] for key in kwargs}
 
 
-def _through_tuples(node: object, leaves: Iterator[Any], is_leaf: _IsLeaf) -> Any:
+def _through_tuples(node: object, leaves: Iterator[Value], is_leaf: _IsLeaf) -> Any:
     if isinstance(node, tuple) and not (is_leaf is not None and is_leaf(node)):
         children, kind = jax.tree.flatten(node, is_leaf=lambda child: child is not node)
         if not (len(children) == 1 and children[0] is node):

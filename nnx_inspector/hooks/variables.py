@@ -28,6 +28,7 @@ from nnx_inspector.arrays import is_array, shape_of
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import Path, linen_parts, site_key
 from nnx_inspector.stats.summarize import is_number
+from nnx_inspector.typing import Value
 
 _PLAIN = (
     int, float, str, bytes, bool, complex, type, types.FunctionType, types.BuiltinFunctionType,
@@ -63,7 +64,7 @@ class Contents:
     """
 
     variables: list[nnx.Variable[Any]]
-    values: list[Any]
+    values: list[Value]
     paths: list[Path]
     depth: int
     containers: list[Any]

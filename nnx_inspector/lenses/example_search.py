@@ -38,7 +38,7 @@ from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.stage import Staged
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Kwargs, PyTree
 
 Enter = Callable[[tuple[Any, ...]], tuple[Function, tuple[Any, ...], dict[str, Any]]]
 """The call of a model with a batch's arguments."""
@@ -174,7 +174,7 @@ class Stream:
         return self.programs[key], list(arrays)
 
     def _program(
-        self, key: Any, function: Function, args: Any, kwargs: dict[str, Any], size: int
+        self, key: Any, function: Function, args: Any, kwargs: Kwargs, size: int
     ) -> _Program:
         whole, rows = without_layers(self.site)
         _require_fits(function, args, kwargs)
@@ -327,7 +327,7 @@ def _filled(args: tuple[object, ...], count: int, size: int) -> tuple[Any, ...]:
     return jax.tree.map(filled, args)
 
 
-def _require_fits(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _require_fits(function: Function, args: tuple[Any, ...], kwargs: Kwargs) -> None:
     """Raise an error that says how to choose a batch's arguments, if the model cannot take them."""
     try:
         inspect.signature(function.call).bind(*args, **kwargs)

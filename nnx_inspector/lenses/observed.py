@@ -43,7 +43,7 @@ from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.stage import Staged, Tracing, staged
 from nnx_inspector.program.survey import Marked, Survey, why_divided
 from nnx_inspector.records.donated import require_staged
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Kwargs, PyTree
 
 ALL: tuple[Any, ...] = (None, "**:*")
 """The calls of all modules and their other methods, such as `attend` of an `nnx.Embed`."""
@@ -188,7 +188,7 @@ def and_operations(sites: object) -> tuple[Any, ...]:
 def observed(
     f: object,
     args: Sequence[object],
-    kwargs: dict[str, Any],
+    kwargs: Kwargs,
     *,
     what: str,
     only: object = ALL,
@@ -226,9 +226,7 @@ def observed(
         yield one
 
 
-def model_of(
-    function: Function, args: Sequence[object], kwargs: dict[str, Any], what: str
-) -> nnx.Module:
+def model_of(function: Function, args: Sequence[object], kwargs: Kwargs, what: str) -> nnx.Module:
     roots = roots_of(function, args, kwargs)
     if len(roots) > 1:
         names = ", ".join(repr(site_key(path)) for path in roots)

@@ -39,6 +39,7 @@ from nnx_inspector.stats.gauges import (
     sample_of,
 )
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.typing import Value
 
 AT = len(STATE_HEAD)
 """The index of a parameter's first element."""
@@ -69,7 +70,7 @@ def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]
         record: the record of one pass, on the host.
         stacks: site -> how many of its layers have sites of their own.
     """
-    out: dict[str, list[Any]] = {}
+    out: dict[str, list[Value]] = {}
     for site in record:
         for call in record[site].calls:
             if not call.kept or call.kept[call.structure.main].value is None:
@@ -90,7 +91,7 @@ def with_layers(
     """The gauges of the sites of watched passes, or the rows of their softmaxes that choose, also
     of single layers. Each array has so many axes behind those of iterations.
     """
-    out: dict[str, list[Any]] = {}
+    out: dict[str, list[Value]] = {}
     for one in passes:
         for site, arrays in one.items():
             out.setdefault(site, []).extend(arrays)
@@ -104,7 +105,7 @@ def with_layers(
 
 def choices_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]:
     """The rows of a record's softmaxes that choose, including single layers of stacks."""
-    out: dict[str, list[Any]] = {}
+    out: dict[str, list[Value]] = {}
     for site, arrays in record.choices.items():
         out.setdefault(site, []).extend(arrays)
         for found in (x for x in arrays if x.ndim > 2):

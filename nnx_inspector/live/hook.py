@@ -60,7 +60,7 @@ from nnx_inspector.program.marks import (
 )
 from nnx_inspector.program.members import ensemble_of, within
 from nnx_inspector.program.structure import is_whole
-from nnx_inspector.typing import Array, PyTree
+from nnx_inspector.typing import Array, PyTree, Value
 
 _numbers = itertools.count(1)
 
@@ -242,7 +242,7 @@ class Watch:
         run.data = [self._data(run, i) for i in range(len(self.places))]
         return run
 
-    def _rows(self, run: Run) -> Any:
+    def _rows(self, run: Run) -> Value:
         """The rows of the sites: named anew in each trace, so that none holds another's tracer."""
         if not self.keys:
             return None
@@ -262,7 +262,7 @@ class Watch:
         )
         return on, numbers
 
-    def _given(self, key: object, kind: Any, those: object, *ties: object, **how: object) -> Any:
+    def _given(self, key: object, kind: Any, those: object, *ties: object, **how: object) -> Value:
         aval = ShapedArray(kind.shape, kind.dtype)
         return given.bind(*ties, place=(self.owner, key, those), kind=aval, **how)
 
@@ -311,7 +311,7 @@ class Watch:
         if not row and not mine:
             return None
 
-        def change(values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        def change(values: list[Value]) -> tuple[list[Any], dict[str, Any]]:
             reached = set[Any]()
             if row:
                 index, rows = self.keys.index(site), self._rows(run)

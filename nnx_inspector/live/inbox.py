@@ -21,6 +21,7 @@ import numpy as np
 from nnx_inspector.live.calls import OF_MODEL, Call, UnderWay
 from nnx_inspector.stats.bins import NAN_BIN
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.typing import Value
 
 Arrived = dict[tuple[str, str], list[Summary]]
 """(site, quantity) -> a summary for each call, in order of arrival."""
@@ -51,7 +52,7 @@ class Sent:
     differentiated: set[str] = dataclasses.field(default_factory=set[str])
     calls: list[Any] = dataclasses.field(default_factory=lambda: [])
     members: int = 0
-    values: list[Any] = dataclasses.field(default_factory=lambda: [])
+    values: list[Value] = dataclasses.field(default_factory=lambda: [])
     is_empty: bool = False
 
 
@@ -65,7 +66,7 @@ class Message:
     """
 
     read: Callable[[Sent], None]
-    arrays: Sequence[Any] = ()
+    arrays: Sequence[Value] = ()
 
     @property
     def is_here(self) -> bool:
@@ -78,7 +79,7 @@ class Message:
                 x.block_until_ready()
 
     @property
-    def _pending(self) -> list[Any]:
+    def _pending(self) -> list[Value]:
         return [x for x in self.arrays if hasattr(x, "block_until_ready")]
 
 

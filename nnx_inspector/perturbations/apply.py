@@ -46,6 +46,7 @@ from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.stage import HooksOf, Staged
 from nnx_inspector.program.survey import Marked, Survey
+from nnx_inspector.typing import Value
 
 
 def hooks_for(selection: Selection, received: Iterable[str], where: Where | None = None) -> HooksOf:
@@ -87,7 +88,7 @@ def at_marks(
         lambda one, mark: check_fits(one, mark, stage),
     )
 
-    def perturb(mark: Marked, values: list[Any], rows: Rows, *wheres: Any) -> list[Any]:
+    def perturb(mark: Marked, values: list[Value], rows: Rows, *wheres: Any) -> list[Value]:
         if mark.part == OUTPUT and mark.site in index:
             values = [apply(value, numbers, index[mark.site]) for value in values]
         return at_places(mark, values, rows, *wheres)
@@ -197,7 +198,7 @@ class Reach:
         """Raise if a key names no parameter, or one that the perturbation does not fit."""
         rules = [parameter_rule(key, rows, one) for key in keys]
 
-        def replaced(inputs: list[Any]) -> Any:
+        def replaced(inputs: list[Value]) -> Any:
             stage = dataclasses.replace(self._stage, inputs=inputs)
             return list(perturbed_parameters(stage, rules).values())
 
@@ -232,7 +233,7 @@ class _Switched(ParameterPerturbation):
 
     place: Place
     on: Any
-    leaves: tuple[Any, ...]
+    leaves: tuple[Value, ...]
 
     @property
     def kind_name(self) -> str:

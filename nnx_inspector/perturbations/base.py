@@ -27,7 +27,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.arrays import is_array, own_attribute, shape_of
-from nnx_inspector.typing import DTypeLike
+from nnx_inspector.typing import DTypeLike, Value
 
 At = Literal["output", "input"]
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def _as_pytree(cls: type[T]) -> type[T]:
         leaves, aux = flatten(one)
         return [(GetAttrKey(n), x) for n, x in zip(data, leaves, strict=True)], aux
 
-    def unflatten(aux: tuple[object, ...], leaves: Iterable[Any]) -> T:
+    def unflatten(aux: tuple[object, ...], leaves: Iterable[Value]) -> T:
         one = object.__new__(cls)
         for name, value in zip((*data, *code), (*leaves, *aux), strict=True):
             object.__setattr__(one, name, value)
@@ -361,13 +361,13 @@ class Part(OfPart, Perturbation):  # pyright: ignore[reportIncompatibleVariableO
         return self.whole.why_not(x) or self.misfit(x.shape)
 
 
-def _indices(value: object, name: str, rank: int) -> Any:
+def _indices(value: object, name: str, rank: int) -> Value:
     """Indices (or booleans) as one array; traced ones pass."""
     if isinstance(value, jax.ShapeDtypeStruct):
         return value
     several = isinstance(value, (list, tuple))
     traced = any(isinstance(one, jax.Array) for one in (value if several else (value,)))
-    array: Any = jnp.asarray(value) if traced else np.asarray(value)
+    array: Value = jnp.asarray(value) if traced else np.asarray(value)
     array = array.reshape(1) if rank == 1 and array.ndim == 0 else array
     fits = array.dtype.kind in ("iu" if rank == 0 else "iub") and array.ndim == rank
     if not fits or not array.size:
@@ -394,7 +394,7 @@ def is_random(one: object) -> bool:
     return of is not Perturbation.apply_at
 
 
-def first_misfit(one: object, names: Iterable[str], x: Any) -> Refusal | None:
+def first_misfit(one: object, names: Iterable[str], x: Value) -> Refusal | None:
     """Why one of the named fields, the first that fails, does not fit an array; or None."""
     for name in names:
         value = getattr(one, name)
@@ -433,7 +433,7 @@ def check_numbers(one: object, numbers: Mapping[str, float | None]) -> None:
         object.__setattr__(one, name, number)
 
 
-def check_number(value: Any, kind: str, *, low: float | None = None) -> Any:
+def check_number(value: Value, kind: str, *, low: float | None = None) -> Any:
     """A finite float32 number as a float. Arrays and traced values, which may be vmapped, pass."""
     if isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return value
@@ -472,7 +472,7 @@ def _is_default(value: object, default: object) -> bool:
     return plain and type(value) is type(default) and value == default
 
 
-def _text(value: Any, short: bool) -> str:
+def _text(value: Value, short: bool) -> str:
     """A value as Python text; without `short`, "" if there is none."""
     if isinstance(value, (bool, int, NoneType)):
         return repr(value)

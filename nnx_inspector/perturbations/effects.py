@@ -22,7 +22,7 @@ from nnx_inspector.arrays import is_array, shape_of
 from nnx_inspector.program.marks import CHANGE, OUTPUT, mark
 from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.stage import Staged
-from nnx_inspector.typing import AnyArray, Array, Jaxpr, PyTree
+from nnx_inspector.typing import AnyArray, Array, Jaxpr, PyTree, Value
 
 ROOT = ""
 
@@ -50,7 +50,7 @@ class Differences:
     result: Any = None
 
 
-def with_positions(x: Any, where: Any) -> tuple[Any, Any]:
+def with_positions(x: Value, where: Any) -> tuple[Any, Any]:
     """What `Keep(values=)` keeps of an array: itself, and which of its positions count; None for
     all.
     """
@@ -87,7 +87,7 @@ def differences(stage: Staged, inputs: list[Array], plan: Plan, *, root: str = R
     return _figures(pairs, result, None if logits_of(output, *of_logits) is None else root)
 
 
-def form_of(x: Any) -> Any:
+def form_of(x: Value) -> Any:
     """What a mask of positions depends on."""
     return tuple(x.shape), jnp.issubdtype(x.dtype, jnp.inexact)
 
@@ -210,12 +210,12 @@ def top1_changed(clean: object, perturbed: object) -> float | None:
     )
 
 
-def _nothing(arrays: Sequence[Any]) -> bool:
+def _nothing(arrays: Sequence[Value]) -> bool:
     """Whether no change can be relative to these arrays: all are zero, or one is not finite."""
     return not all(np.isfinite(x).all() for x in arrays) or not any(np.any(x) for x in arrays)
 
 
-def _no_logits(arrays: Sequence[Any]) -> bool:
+def _no_logits(arrays: Sequence[Value]) -> bool:
     """Whether logits are empty or contain NaN. -Inf, which rules a class out, is allowed."""
     return any(x.size == 0 or np.isnan(x).any() for x in arrays)
 
@@ -329,7 +329,7 @@ def _pairs(xp: object, clean: object, perturbed: object) -> list[tuple[Any, Any]
     return pairs
 
 
-def _wide(xp: object, x: Any) -> Any:
+def _wide(xp: object, x: Value) -> Value:
     """The array as float64 on the host, at least float32 in a program: bfloat16 sums are poor."""
     is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
     if xp is np:
@@ -337,7 +337,7 @@ def _wide(xp: object, x: Any) -> Any:
     return x if is_complex or x.dtype.itemsize >= 4 else x.astype(jnp.float32)
 
 
-def _relative(xp: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
+def _relative(xp: Any, pairs: Sequence[tuple[Any, Any]]) -> Value:
     """Scaled by the largest elements: squares and differences may overflow otherwise. A place with
     the same infinity in both, as a mask has, is left out.
     """
@@ -360,12 +360,12 @@ def _relative(xp: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
     return xp.where((of_clean > 0) & xp.isfinite(of_clean), ratio, xp.nan)
 
 
-def _largest(xp: Any, arrays: Sequence[AnyArray]) -> Any:
+def _largest(xp: Any, arrays: Sequence[AnyArray]) -> Value:
     """The largest magnitude; NaN if there is a NaN, otherwise Inf if there is an Inf."""
     return xp.max(xp.stack([xp.max(xp.abs(x), initial=0.0) for x in arrays]))
 
 
-def _root_of_squares(xp: Any, arrays: Sequence[AnyArray], scale: AnyArray) -> Any:
+def _root_of_squares(xp: Any, arrays: Sequence[AnyArray], scale: AnyArray) -> Value:
     return xp.sqrt(xp.sum(xp.stack([xp.sum(xp.abs(x / scale) ** 2) for x in arrays])))
 
 
@@ -400,7 +400,7 @@ def _top1(xp: Any, clean: PyTree, perturbed: PyTree, where: Any = None) -> Any:
     return _mean(xp, xp.where(unknown, xp.nan, changed.astype(clean.dtype)), where)
 
 
-def _mean(xp: Any, x: Any, where: Any) -> Any:
+def _mean(xp: Any, x: Value, where: Any) -> Any:
     """The mean of the rows that count; NaN of none. Beside logits a mask has one class."""
     if not x.size:
         return xp.asarray(xp.nan, x.dtype)

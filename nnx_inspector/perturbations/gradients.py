@@ -17,6 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector.perturbations.base import At, Form, Perturbation, Refusal, kind, static
+from nnx_inspector.typing import Value
 
 
 class GradientPerturbation(Perturbation):
@@ -137,7 +138,7 @@ def _jvp(primals: Any, tangents: Any, *, of: Primitive, **params: Any) -> Any:
     return out, _changed_linear.bind(t, number, **params)
 
 
-def _transpose(ct: Any, t: object, number: Any, *, how: str, mapped: int) -> Any:
+def _transpose(ct: Value, t: object, number: Any, *, how: str, mapped: int) -> Any:
     if type(ct) is ad.Zero:
         return ct, None
     change = functools.partial(_cotangent, how=how)

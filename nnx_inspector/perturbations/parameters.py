@@ -24,6 +24,7 @@ from nnx_inspector.perturbations.base import (
     static,
 )
 from nnx_inspector.perturbations.values import noise
+from nnx_inspector.typing import Value
 
 
 class ParameterPerturbation(Kind):
@@ -42,7 +43,7 @@ class ParameterPerturbation(Kind):
         """The same perturbation of chosen units along an axis; see `Perturbation.only`."""
         return ParameterPart(self, units, axis=axis)
 
-    def why_not(self, x: Any) -> Refusal | None:
+    def why_not(self, x: Value) -> Refusal | None:
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return TypeError(f"{type(self).__name__} needs floating-point values")
         return first_misfit(self, self.arrays, x)
@@ -105,5 +106,5 @@ class ParameterPart(OfPart, ParameterPerturbation):  # pyright: ignore[reportInc
     def apply(self, x: jax.Array, name: str) -> jax.Array:
         return jnp.where(self.where(x.shape), self.whole.apply(x, name), x)
 
-    def why_not(self, x: Any) -> Refusal | None:
+    def why_not(self, x: Value) -> Refusal | None:
         return self.whole.why_not(x) or self.misfit(x.shape)

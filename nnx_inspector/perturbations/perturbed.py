@@ -36,6 +36,7 @@ from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.records.donated import require_staged
+from nnx_inspector.typing import Value
 
 Perturbations = Mapping[str, Any]
 """A glob over site keys (or parameter paths) -> a perturbation, or several in the order in which
@@ -228,8 +229,8 @@ def at_marks(
     """
 
     def perturb(
-        mark: Marked, values: list[Any], rows: Rows, wheres: Sequence[Any] = ()
-    ) -> list[Any]:
+        mark: Marked, values: list[Value], rows: Rows, wheres: Sequence[Any] = ()
+    ) -> list[Value]:
         for act in acts(mark):
             check(act.one, mark)
             check_apart(mark, act.rows)
@@ -250,7 +251,7 @@ def at_marks(
     return perturb
 
 
-def _loudly(x: Any, one: Any, *, mapped: tuple[int, ...], name: str) -> Any:
+def _loudly(x: Value, one: Any, *, mapped: tuple[int, ...], name: str) -> Any:
     if not isinstance(one, tuple):
         return applied(lambda x: loud(one)(x, name), x, mapped)
     whole, where = one
@@ -346,7 +347,7 @@ def check_layers(site: str, wanted: Sequence[int], lengths: Sequence[int]) -> No
 
 
 def applied(
-    apply: Callable[..., jax.Array], x: Any, mapped: tuple[int, ...], *others: jax.Array
+    apply: Callable[..., jax.Array], x: Value, mapped: tuple[int, ...], *others: jax.Array
 ) -> Any:
     """A marked array, perturbed; each example of a vmap separately. `others` have the axes of the
     vmaps in front.
@@ -383,7 +384,7 @@ def arrays_of(mark: Marked) -> Iterator[jax.ShapeDtypeStruct]:
     return map(as_seen, mark.avals, mark.mapped)
 
 
-def as_seen(x: Any, mapped: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+def as_seen(x: Value, mapped: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     """An array, or its aval, as the module sees it, without the axes of vmaps."""
     shape = list(x.shape)
     for axis in reversed(mapped):

@@ -32,7 +32,7 @@ from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.values import Apply, Scale, Zero
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.structure import describe, is_observable
-from nnx_inspector.typing import Array, DTypeLike
+from nnx_inspector.typing import Array, DTypeLike, Value
 
 T = TypeVar("T")
 PARAMETER = "parameter"
@@ -147,7 +147,7 @@ def _as_it_is(x: jax.Array) -> jax.Array:
     return x
 
 
-def refusal(one: Any, site: str, x: Any) -> Refusal | None:
+def refusal(one: Any, site: str, x: Value) -> Refusal | None:
     """The error to raise if a perturbation does not fit an array of a site, or a parameter."""
     why = one.why_not(jax.ShapeDtypeStruct(x.shape, x.dtype))
     if why is None:

@@ -64,7 +64,7 @@ from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.structure import is_observable, is_whole
 from nnx_inspector.program.survey import Marked, call_numbers, survey
-from nnx_inspector.typing import Primitive, PyTree
+from nnx_inspector.typing import Primitive, PyTree, Value
 
 
 class _Met:
@@ -134,7 +134,7 @@ class _Numbers:
         kind = ShapedArray(kind.shape, kind.dtype)
         return given.bind(place=place, kind=kind, otherwise=otherwise)
 
-    def check(self, one: Perturbation, site: str, x: Any) -> None:
+    def check(self, one: Perturbation, site: str, x: Value) -> None:
         """Raise if the perturbation does not fit an array, by the numbers that it has now."""
         found = self._fixed() or _numbers.get(self.token)
         known = one if found is None else jax.tree.unflatten(self.treedef, found[1:])
@@ -171,7 +171,7 @@ class _Perturb:
         return next_fun(*args, **kwargs)
 
     def _each(
-        self, one: Perturbation, on: Any, leaves: list[Any], site: str, call: int
+        self, one: Perturbation, on: Any, leaves: list[Value], site: str, call: int
     ) -> list[Any]:
         """The leaves of what a module returns or receives, with the arrays perturbed."""
         if not any(map(is_observable, leaves)):
@@ -245,7 +245,7 @@ class _InLayer:
         calls: dict[int, int] = {}
         act = at_marks(calls, lambda _: [Act(one, self.rows, on)], self._check)
 
-        def perturb(mark: Marked, values: list[Any], around: Rows) -> list[Any]:
+        def perturb(mark: Marked, values: list[Value], around: Rows) -> list[Any]:
             if ensemble is not None and not around:
                 around = ((ensemble.number, ensemble.count),)
             if not around:

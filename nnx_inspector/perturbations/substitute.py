@@ -29,7 +29,7 @@ from nnx_inspector.program.analysis.equations import ROW, bodies_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.stage import Staged, array_names
 from nnx_inspector.program.structure import describe
-from nnx_inspector.typing import Jaxpr
+from nnx_inspector.typing import Jaxpr, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _arrays(stage: Staged) -> list[_Array]:
 
 
 def _perturbed(
-    one: ParameterPerturbation, value: Any, name: str, layer: tuple[int, ...]
+    one: ParameterPerturbation, value: Value, name: str, layer: tuple[int, ...]
 ) -> tuple[Any, Refusal | None]:
     """The perturbed parameter; or the parameter itself, and why the perturbation does not fit."""
     part = jax.ShapeDtypeStruct(value.shape[len(layer) :], value.dtype)
@@ -214,7 +214,7 @@ def _stack_lengths(jaxpr: Jaxpr, number: int) -> tuple[int, ...]:
 
 def with_own_parameters(
     stage: Staged, out: Sequence[object], replaced: Mapping[int, object]
-) -> list[Any]:
+) -> list[Value]:
     """The outputs, with the model's own array for each parameter that the call leaves as it is."""
     if not replaced:
         return list(out)

@@ -60,7 +60,7 @@ from nnx_inspector.program.survey import Marked
 from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.records.donated import require_staged
 from nnx_inspector.stats.summarize import is_number
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Kwargs, PyTree, Value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -167,7 +167,7 @@ def sweep(
 def swept(
     function: Function,
     args: tuple[object, ...],
-    kwargs: dict[str, Any],
+    kwargs: Kwargs,
     *,
     model: nnx.Module,
     sites: Only,
@@ -251,7 +251,7 @@ class _Pass:
         """The names of the scalars: the loss, and those of aux."""
         return tuple(self._scalars([v.aval for v in self.stage.survey.jaxpr.outvars]))
 
-    def _scalars(self, out: list[Any]) -> dict[str, Any]:
+    def _scalars(self, out: list[Value]) -> dict[str, Any]:
         return _scalars(self.stage.finish(out, update=False)) if self.of_a_loss else {}
 
     def run(self, is_on: On, data: tuple[Any, ...]) -> tuple[Any, Any, Any]:
@@ -283,7 +283,7 @@ class _Pass:
         found = [mark for mark in self.stage.survey.marks if mark.part == RESULT]
         return [mark for mark in found if mark.site == self.root] or found
 
-    def _output(self, values: list[Any]) -> Any:
+    def _output(self, values: list[Value]) -> Any:
         """What the model returns, with `values` in place of its arrays."""
         if self.of_a_loss:
             return self._results[0].structure.unflatten(values)
@@ -345,7 +345,7 @@ def _scalars(value: object) -> dict[str, Any]:
     return out
 
 
-def _is_scalar(x: Any) -> bool:
+def _is_scalar(x: Value) -> bool:
     if not is_array(x):
         return isinstance(x, (bool, int, float))
     kinds = (jnp.floating, jnp.integer, jnp.bool_)

@@ -32,7 +32,7 @@ from nnx_inspector.perturbations.base import (
     one_number,
     static,
 )
-from nnx_inspector.typing import DTypeLike
+from nnx_inspector.typing import DTypeLike, Value
 
 
 @kind(compared=True)
@@ -69,7 +69,7 @@ class Mean(Perturbation):
             `where=`, and otherwise all. Where none counts along `axis`, it is the mean of all.
     """
 
-    value: Any = None
+    value: Value = None
     axis: int | tuple[int, ...] = static(0)
     at: At = static("output")
     where: Any = None
@@ -428,7 +428,7 @@ class Patch(Perturbation):
     Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT" (causal tracing).
     """
 
-    value: Any
+    value: Value
     where: Any = None
     at: At = static("output")
     floating_only: ClassVar[bool] = False
@@ -451,7 +451,7 @@ class Apply(Perturbation):
     """
 
     fn: Callable[..., Any] = static()
-    args: tuple[Any, ...] = ()
+    args: tuple[Value, ...] = ()
     at: At = static("output")
     floating_only: ClassVar[bool] = False
 

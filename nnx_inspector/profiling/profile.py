@@ -34,7 +34,7 @@ from nnx_inspector.profiling.result import IDLE, OUTSIDE, ModuleCost, Profile
 from nnx_inspector.profiling.scopes import naming
 from nnx_inspector.profiling.timeline import Event, shares
 from nnx_inspector.program.function import Arguments
-from nnx_inspector.typing import Jaxpr, PyTree
+from nnx_inspector.typing import Jaxpr, Kwargs, PyTree
 
 RUNS: Final = 3
 
@@ -122,7 +122,7 @@ def profile(
 class _Given:
     """A step and its arguments, which are copied for each run."""
 
-    def __init__(self, model: nnx.Module, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
+    def __init__(self, model: nnx.Module, step: Any, args: tuple[Any, ...], kwargs: Kwargs):
         self._model, self._step = model, step
         self._arguments = Arguments.of((args, kwargs))
         self._own = self._arguments.take(self._arguments.nodes)

@@ -22,7 +22,7 @@ from nnx_inspector.hooks.variables import Contents, differences
 from nnx_inspector.program.analysis.describe import value_in_words
 from nnx_inspector.program.marks import CHANGE, mark_tree
 from nnx_inspector.program.structure import Structure
-from nnx_inspector.typing import Array, PyTree
+from nnx_inspector.typing import Array, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _arrays(path: Path, old: Any, new: Any) -> Any:
             yield change, ()
 
 
-def _as_array(value: Any) -> Array:
+def _as_array(value: Value) -> Array:
     return (
         jnp.asarray(value)
         if isinstance(value, bool | int | float | complex | np.ndarray)

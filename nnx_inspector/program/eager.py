@@ -37,7 +37,7 @@ from nnx_inspector.program.marks import GRADIENT, alone, mark
 from nnx_inspector.program.plan import Plan, Seen
 from nnx_inspector.program.rewrite import Rewritten, rewritten
 from nnx_inspector.program.survey import Item, Marked, Survey, call_numbers, holds_marks, survey
-from nnx_inspector.typing import Primitive, PyTree
+from nnx_inspector.typing import Params, Primitive, PyTree
 
 PROGRAMS = 64
 """How many programs of inner transforms are cached."""
@@ -55,7 +55,7 @@ class Equation:
     """A primitive that ran, in the form of a jaxpr's equation. Its operands have no origin."""
 
     primitive: Primitive
-    params: dict[str, Any]
+    params: Params
     invars: list[Atom]
     outvars: list[Atom] = dataclasses.field(default_factory=lambda: list[Atom]())
     source: str = ""
@@ -139,7 +139,7 @@ class EagerPass:
         self,
         primitive: Primitive,
         values: Sequence[object],
-        params: dict[str, Any],
+        params: Params,
         bind: Callable[[], Any],
     ) -> Any:
         if primitive is mark:
@@ -187,7 +187,7 @@ class EagerPass:
         with internal_config():
             return self.seed + (len(self._runs) + 1)
 
-    def _program(self, primitive: Primitive, params: dict[str, Any], avals: list[Any]) -> _Program:
+    def _program(self, primitive: Primitive, params: Params, avals: list[Any]) -> _Program:
         code = _Code(primitive, tuple(sorted(params.items())), tuple(avals), jit.trace_context())
         if self._plan.perturb is None and self._graded is None:
             return _program(code, self._owner, self._plan)
@@ -199,7 +199,7 @@ class EagerPass:
         return self._programs[code]
 
 
-def _of(params: dict[str, Any]) -> Any:
+def _of(params: Params) -> Any:
     return types.SimpleNamespace(params=params)
 
 

@@ -23,7 +23,7 @@ from nnx_inspector.hooks.sites import Path, method_name, require_module, ways_in
 from nnx_inspector.hooks.variables import is_node
 from nnx_inspector.program.structure import is_whole
 from nnx_inspector.stats.summarize import is_number
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Kwargs, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ def as_function(f: Any, what: str) -> Function:
     return Function(f)
 
 
-def roots_of(function: Function, args: Sequence[object], kwargs: dict[str, Any]) -> dict[Path, Any]:
+def roots_of(function: Function, args: Sequence[object], kwargs: Kwargs) -> dict[Path, Any]:
     """The outermost modules of a call, each with the prefix of its keys.
 
     With one module the prefix is empty. With several it is the argument's name, followed by the
@@ -130,7 +130,7 @@ class Arguments:
     """
 
     treedef: Any
-    leaves: tuple[Any, ...]
+    leaves: tuple[Value, ...]
     nodes: tuple[int, ...]
     arrays: tuple[int, ...]
     numbered: Any
@@ -152,7 +152,7 @@ class Arguments:
     def take(self, which: tuple[int, ...]) -> tuple[Any, ...]:
         return tuple(self.leaves[i] for i in which)
 
-    def rebuild(self, nodes: Sequence[object], arrays: Sequence[Any]) -> PyTree:
+    def rebuild(self, nodes: Sequence[object], arrays: Sequence[Value]) -> PyTree:
         leaves = list(self.leaves)
         for i, value in [
             *zip(self.nodes, nodes, strict=True),
@@ -178,8 +178,8 @@ class WatchedCall:
 
     path: str
     method: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[Value, ...]
+    kwargs: Kwargs
 
 
 def call_in_shapes(context: Context, args: Any, kwargs: Any) -> WatchedCall | None:

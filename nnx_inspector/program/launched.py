@@ -22,6 +22,7 @@ from nnx_inspector.program.editing.slots import read
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import Rewritten, rewritten, with_presence
 from nnx_inspector.program.survey import Survey, holds_marks, survey, without_jaxprs
+from nnx_inspector.typing import Value
 
 Seen = Callable[[Survey, list[Any]], None]
 """Gets the survey of a program that was launched, and what its marks saw."""
@@ -64,7 +65,7 @@ class _Launch:
         with internal_config():
             return jax.device_put(values)
 
-    def take(self, arrays: list[Any], /) -> None:
+    def take(self, arrays: list[Value], /) -> None:
         self.seen(self.edited.found, read(self.edited.new.seen, arrays))
 
 

@@ -27,7 +27,7 @@ from nnx_inspector.hooks.sites import parameter_names
 from nnx_inspector.program.members import members_in
 from nnx_inspector.program.structure import Structure, is_whole, structure_of
 from nnx_inspector.stats.summarize import beside
-from nnx_inspector.typing import Array, Jaxpr, PyTree
+from nnx_inspector.typing import Array, Jaxpr, Params, PyTree, Value
 
 OUTPUT, INPUT, CHANGE, GRADIENT, BEGIN = "output", "input", "change", "gradient", "begin"
 CHOICE, POSITIONS = "choice", "positions"
@@ -57,9 +57,7 @@ def alone(
 _alone = functools.lru_cache(maxsize=4096)(alone)
 
 
-def _run_alone(
-    primitive: Primitive, xs: Sequence[object], params: dict[str, Any]
-) -> list[Any] | None:
+def _run_alone(primitive: Primitive, xs: Sequence[object], params: Params) -> list[Any] | None:
     """What this thread's choosers make of a program that is this equation alone; None if nothing.
 
     On arrays outside every program, a mark reports what it sees at once.
@@ -71,7 +69,7 @@ def _run_alone(
     return launch.run_alone(program, xs, params)
 
 
-def _of_any_call(params: dict[str, Any]) -> dict[str, Any]:
+def _of_any_call(params: Params) -> dict[str, Any]:
     """The parameters without the number of the call that begins a pass, which is another each time,
     so that all calls share a program.
     """
@@ -87,13 +85,13 @@ def _of_any_call(params: dict[str, Any]) -> dict[str, Any]:
 
 
 @mark.def_impl
-def _mark_now(*xs: object, **params: object) -> list[Any]:
+def _mark_now(*xs: object, **params: object) -> list[Value]:
     if params["part"] != POSITIONS:  # which is for marks inside
         _run_alone(mark, xs, params)
     return list(xs)
 
 
-def _linearize_mark(moves: Sequence[bool], *xs: Any, **params: Any) -> jaxprs.Linearized:
+def _linearize_mark(moves: Sequence[bool], *xs: Value, **params: Any) -> jaxprs.Linearized:
     if params["part"] == GRADIENT:
         # of a gradient that the program differentiates once more: a penalty on gradients, say
         return mark.bind(*xs, **{**params, "inner": True}), moves, lambda *ts: list(ts)
@@ -130,7 +128,7 @@ def _linearize_mark(moves: Sequence[bool], *xs: Any, **params: Any) -> jaxprs.Li
     return out, moves, tangents
 
 
-def outside(where: tuple[int, ...], x: Any, mapped: Sequence[int]) -> tuple[int, ...] | None:
+def outside(where: tuple[int, ...], x: Value, mapped: Sequence[int]) -> tuple[int, ...] | None:
     """The lengths of the vmaps of a value that its mask of positions has axes for besides those of
     the call, outermost first: not those that map positions. None if the mask does not fit.
     """
@@ -143,7 +141,7 @@ def outside(where: tuple[int, ...], x: Any, mapped: Sequence[int]) -> tuple[int,
     return None
 
 
-def _counts_beside(x: Array, params: Any, mapped: Sequence[int]) -> jax.Array | None:
+def _counts_beside(x: Array, params: Params, mapped: Sequence[int]) -> jax.Array | None:
     """What names the mask of positions of a mark, for one of its values; None if it has none."""
     sizes = outside(params["where"], x, mapped) if "where" in params else None
     if sizes is None:
@@ -157,7 +155,7 @@ def both(positions: jax.Array, present: jax.Array) -> jax.Array:
     return positions & present.reshape(*present.shape, *[1] * (positions.ndim - present.ndim))
 
 
-def values_of(params: Any, operands: Sequence[Any]) -> int:
+def values_of(params: Params, operands: Sequence[Value]) -> int:
     """How many of a mark's operands are marked: before its mask, if it has one, and its ties."""
     return len(operands) - params.get("ties", 0) - params.get("masked", False)
 
@@ -189,7 +187,7 @@ def _batch_mark(xs: Any, dims: Any, **params: Any) -> Any:
     return mark.bind(*xs, **params), dims
 
 
-def _with_axis_of_mask(xs: Sequence[Any], dims: Sequence[Any], count: int, params: Any) -> Any:
+def _with_axis_of_mask(xs: Sequence[Value], dims: Sequence[Any], count: int, params: Params) -> Any:
     """The operands of a masked mark, with a vmap's axis in the mask and in each value, or in none.
 
     The axes of the mask are those of the outermost vmaps, in the same order as in the values. If it
@@ -328,7 +326,7 @@ def _link_jvp(primals: Any, tangents: Any, *, how: object) -> Any:
     return out, t if type(t) is ad.Zero else _link.bind(t, *primals[1:], how=how)
 
 
-def _link_transpose(ct: object, t: Any, *others: Any, how: Any) -> list[Any]:
+def _link_transpose(ct: object, t: Any, *others: Value, how: Any) -> list[Any]:
     if type(ct) is ad.Zero:
         return [None, *(None for _ in others)]
     params = dict(how)

@@ -21,6 +21,7 @@ from nnx_inspector.stats.array_stats import Sample
 from nnx_inspector.stats.summarize import merge_in_trace
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units, merge_units
+from nnx_inspector.typing import Value
 
 Reduce = Callable[..., Any]
 """A function of an array that returns the arrays to keep."""
@@ -37,7 +38,7 @@ class Kept:
             axis or more than `MAX_UNITS` units.
     """
 
-    value: Any = None
+    value: Value = None
     units: Units | None = None
 
 
@@ -87,7 +88,7 @@ class Keep:
         """What is kept of an array whose first `mapped` axes come from vmaps, and whose positions
         count where `where` is True.
         """
-        value: Any = None
+        value: Value = None
         if callable(self.values):
             try:
                 value = self.values(x, where) if self.counts else self.values(x)
@@ -123,7 +124,7 @@ class Seen:
 def merge_seen(a: object, b: object) -> Any:
     """The sum of two trees of `Seen` with equal structure."""
 
-    def add(x: Any, y: Any) -> Any:
+    def add(x: Value, y: Any) -> Any:
         if isinstance(x, Summary):
             return merge_in_trace(x, y)
         return merge_units([x, y]) if isinstance(x, Units) else x + y

@@ -31,7 +31,7 @@ from nnx_inspector.program.editing.updates import results_of
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.survey import Marked, Survey, depths_of, survey
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.typing import Equation, Jaxpr, PyTree
+from nnx_inspector.typing import Equation, Jaxpr, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,8 +51,8 @@ class Rewritten:
 
     found: Survey
     jaxpr: Any
-    consts: tuple[Any, ...]
-    given: tuple[Any, ...]
+    consts: tuple[Value, ...]
+    given: tuple[Value, ...]
     keys: tuple[Key, ...]
     seeds: int
     outputs: int
@@ -150,7 +150,7 @@ def _join(body: Body) -> None:
     others = [n for n in range(len(body.fields)) if n not in taken]
     layouts: list[Layout] = []
 
-    def join(*fields: object) -> list[Any]:
+    def join(*fields: object) -> list[Value]:
         parts = [
             jax.tree.map(lambda x: fields[x.number], one, is_leaf=is_slot)
             for one in summaries.values()
@@ -182,7 +182,7 @@ def _bound(
     consts: Sequence[object],
     values: Sequence[object],
     note: Callable[[FloatingPointError, int], None] | None,
-) -> list[Any]:
+) -> list[Value]:
     """Run a program equation by equation.
 
     Under a trace only the outermost equations are bound, each with its jaxprs as they are. Outside
@@ -213,7 +213,7 @@ def _is_edited(equation: Equation) -> bool:
     return isinstance(equation.params.get("name"), Edited)
 
 
-def _run_apart(equation: Equation, operands: Sequence[object]) -> list[Any]:
+def _run_apart(equation: Equation, operands: Sequence[object]) -> list[Value]:
     (inner,) = jaxprs.sub_jaxprs(equation)
     before, after = eqn_params.jit_shardings(equation)
     bare, consts = jaxprs.open_jaxpr(inner)
@@ -221,7 +221,7 @@ def _run_apart(equation: Equation, operands: Sequence[object]) -> list[Any]:
         return placed(_bound(bare, consts, placed(operands, before), None), after)
 
 
-def as_array(x: Any) -> Any:
+def as_array(x: Value) -> Value:
     """A constant of the program, which jax holds in types of its own, as an array."""
     if isinstance(x, jax.Array) or type(x) is np.ndarray:
         return x

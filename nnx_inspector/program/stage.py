@@ -41,7 +41,7 @@ from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.structure import describe
 from nnx_inspector.program.survey import Survey, call_numbers, survey
-from nnx_inspector.typing import GraphDef, PyTree
+from nnx_inspector.typing import GraphDef, Kwargs, PyTree, Value
 
 _TAG = "nnx_inspector"
 
@@ -90,14 +90,14 @@ class Staged:
     """
 
     survey: Survey
-    inputs: list[Any]
+    inputs: list[Value]
     outputs: int
     returned: Arguments
     scope: Scope
     owner: Any
     roots: dict[Path, nnx.Module]
     spans: dict[int, tuple[int, ...]]
-    arrays: tuple[Any, ...]
+    arrays: tuple[Value, ...]
     _finish: Callable[[Sequence[Any], bool], Any]
     _call: Callable[[Sequence[Any]], tuple[list[Any], Arguments]]
     tracing: Tracing | None = None
@@ -141,7 +141,7 @@ HooksOf = Callable[[Scope, Any], Sequence[Hook]]
 def staged(
     function: Function,
     args: Sequence[object],
-    kwargs: dict[str, Any],
+    kwargs: Kwargs,
     hooks: HooksOf,
     *,
     roots: dict[Path, Any] | None = None,
@@ -306,14 +306,14 @@ class HeldState:
         arrays = [x for i, x in enumerate(leaves) if i not in others]
         return HeldState(treedef, others), arrays
 
-    def with_arrays(self, arrays: Sequence[Any]) -> Any:
+    def with_arrays(self, arrays: Sequence[Value]) -> Any:
         rest = iter(arrays)
         count = len(self.others) + len(arrays)
         leaves = [self.others[i] if i in self.others else next(rest) for i in range(count)]
         return jax.tree.unflatten(self.treedef, leaves)
 
 
-def _dereferenced(leaves: Sequence[object]) -> list[Any]:
+def _dereferenced(leaves: Sequence[object]) -> list[Value]:
     """The values of references; NNX makes new references, ours, from them when it merges."""
     return [leaf[...] if isinstance(leaf, jax.Ref) else leaf for leaf in leaves]
 

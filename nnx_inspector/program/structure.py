@@ -21,7 +21,7 @@ from nnx_inspector.hooks.pytrees import path_in_words
 from nnx_inspector.hooks.variables import is_node
 from nnx_inspector.stats.summarize import in_words, is_number, is_opaque, is_token
 from nnx_inspector.stats.summary import opaque
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Structure:
         """As `unflatten`, with a Summary of only dtype and shape for each opaque leaf."""
         return self._filled(values, {i: opaque(self.leaves[i], size) for i, size in self.opaque})
 
-    def unflatten(self, values: Sequence[Any]) -> PyTree:
+    def unflatten(self, values: Sequence[Value]) -> PyTree:
         """The tree with one value for each observed array, None for every other leaf."""
         return self._filled(values, {})
 
@@ -81,7 +81,7 @@ class Structure:
         return ", ".join(self.leaves) if self.leaves else "nothing"
 
 
-def describe(leaf: Any) -> str:
+def describe(leaf: Value) -> str:
     """One leaf in words: dtype and shape of an array, otherwise the type's name."""
     if is_token(leaf):
         return "token"
@@ -149,7 +149,7 @@ def structure_of(
     )
 
 
-def _rank(array: Any, path: Sequence[object]) -> tuple[bool, bool, int]:
+def _rank(array: Value, path: Sequence[object]) -> tuple[bool, bool, int]:
     """Sorts first what stands for a whole tree; see `Structure.main`."""
     discrete = not jnp.issubdtype(array.dtype, jnp.inexact)
     return discrete, not (array.ndim and array.size), len(path)

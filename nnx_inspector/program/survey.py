@@ -34,7 +34,7 @@ from nnx_inspector.program.marks import (
 from nnx_inspector.program.members import Members
 from nnx_inspector.program.structure import Structure
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import Equation
+from nnx_inspector.typing import Equation, Value
 
 UNATTRIBUTED = "unattributed"
 """The part of a mark on a call that only looks like the model's; its site is the type's name."""
@@ -114,12 +114,12 @@ class Survey:
     """
 
     jaxpr: Any
-    consts: tuple[Any, ...]
+    consts: tuple[Value, ...]
     items: Mapping[int, Item]
     unseen: Mapping[str, str]
     unattributed: Mapping[str, int]
 
-    def walk(self, *results: Any, around: Around = ()) -> Iterator[tuple[Any, ...]]:
+    def walk(self, *results: Value, around: Around = ()) -> Iterator[tuple[Any, ...]]:
         """Each mark in the order of the program, loop bodies once: `(mark, around, *results)`.
 
         Args:

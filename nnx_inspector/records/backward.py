@@ -23,7 +23,7 @@ from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import rewritten
 from nnx_inspector.program.stage import Staged, variables_of_state
 from nnx_inspector.program.survey import Marked, survey
-from nnx_inspector.typing import Array, PyTree
+from nnx_inspector.typing import Array, PyTree, Value
 
 
 def diff_state(argnum: Any) -> tuple[int, Any]:
@@ -114,7 +114,7 @@ def differentiable(
     return Part(tuple(where), rebuild)
 
 
-def require_scalar(stage: Staged, out: Sequence[Any]) -> None:
+def require_scalar(stage: Staged, out: Sequence[Value]) -> None:
     """Raise TypeError unless the first output is a floating-point scalar."""
     if not stage.outputs or jnp.shape(out[0]) != ():
         shape = f"an array of shape {jnp.shape(out[0])}" if stage.outputs else "no array"

@@ -18,7 +18,7 @@ from nnx_inspector.program.plan import Kept
 from nnx_inspector.program.structure import Structure
 from nnx_inspector.recordings.layers import leaf_key
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import PyTree, Value
 
 
 @jax.tree_util.register_dataclass
@@ -148,11 +148,11 @@ class Call:
         return {v.name: s for v, s in zip(self.variables, self.changed, strict=True)}
 
 
-def _tree(structure: Structure, values: list[Any]) -> PyTree:
+def _tree(structure: Structure, values: list[Value]) -> PyTree:
     return None if all(v is None for v in values) else structure.unflatten(values)
 
 
-def _lone_or_tree(structure: Structure | None, values: list[Any]) -> PyTree:
+def _lone_or_tree(structure: Structure | None, values: list[Value]) -> PyTree:
     if structure is None or not values:
         return None
     return values[0] if len(values) == 1 else _tree(structure, values)

@@ -40,6 +40,7 @@ from nnx_inspector.records.parameters import Parameter, measure_parameters, upda
 from nnx_inspector.records.record import Call, Record
 from nnx_inspector.stats.array_stats import Sample
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.typing import Value
 
 
 def _check_selection(selection: Selection, stage: Staged) -> None:
@@ -231,7 +232,7 @@ class _Passed:
 def record_of(
     stage: Staged,
     seen: list[Any],
-    cotangents: list[Any] | None = None,
+    cotangents: list[Value] | None = None,
     *,
     parameters: Mapping[str, Parameter] | None = None,
 ) -> Record:

@@ -21,6 +21,7 @@ from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import variables_by_path
 from nnx_inspector.program.stage import Staged
 from nnx_inspector.program.structure import describe
+from nnx_inspector.typing import Value
 
 T = TypeVar("T")
 TRIES = 5
@@ -81,7 +82,7 @@ def _gone_in(of: Any) -> list[str]:
     ]
 
 
-def require_there(arrays: Iterable[Any]) -> None:
+def require_there(arrays: Iterable[Value]) -> None:
     """Raise as jax would if an array is deleted, before a program is run on it."""
     for x in filter(is_gone, arrays):
         raise RuntimeError(f"Array has been deleted with shape={x.dtype}{list(x.shape)}.")

@@ -27,7 +27,7 @@ from nnx_inspector.records import nan_search as search
 from nnx_inspector.records.backward import differentiable, require_scalar
 from nnx_inspector.records.donated import require_staged
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import PyTree, Value
 
 
 def first_nan(f: object, *args: object, gradients: bool = False) -> Callable[..., Operation | None]:
@@ -120,7 +120,7 @@ def first_nan_of(
     numbers = differentiable(stage, function, args, 0, nnx.Param).where
     floats = {i: stage.inputs[i] for i in numbers if _is_inexact(stage.inputs[i])}
 
-    def loss(chosen: dict[int, Any], inputs: list[Any]) -> PyTree:
+    def loss(chosen: dict[int, Any], inputs: list[Value]) -> PyTree:
         full = [chosen.get(i, x) for i, x in enumerate(inputs)]
         out, _ = stage.evaluate(full, plan=Plan(summarise=False))
         require_scalar(stage, out)
@@ -131,5 +131,5 @@ def first_nan_of(
     return search.first_nan(inner, closed, jax.tree.leaves(arguments))
 
 
-def _is_inexact(x: Any) -> bool:
+def _is_inexact(x: Value) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)

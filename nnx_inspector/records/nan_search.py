@@ -25,7 +25,7 @@ from nnx_inspector.program.analysis.equations import Body, bodies_of, is_call, k
 from nnx_inspector.program.analysis.operation import OF_NEGATIVES, Loops, Operand, Operation
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
 from nnx_inspector.stats.summarize import is_number
-from nnx_inspector.typing import Equation, Jaxpr
+from nnx_inspector.typing import Equation, Jaxpr, Value
 
 NAN, INFINITE = 0, 1
 _CAPABLE = {*OF_NEGATIVES, "div", "rem", "integer_pow", "exp", "exp2", "expm1", "acos", "asin",
@@ -88,7 +88,7 @@ class _Step:
 class _Search:
     """A program whose inner calls are written out, in numbered values."""
 
-    def __init__(self, jaxpr: Any, consts: Sequence[Any], loops: Loops, site: str | None):
+    def __init__(self, jaxpr: Any, consts: Sequence[Value], loops: Loops, site: str | None):
         self.loops, self._outer, self.has_site = loops, site, False
         self._known: dict[int, Any] = {}
         self._count = 0
@@ -356,7 +356,7 @@ class _Search:
                 del calls[calls.index(site, 1) :]
         return None if self._steps[at].backward else calls[-1]
 
-    def _within(self, at: int, operands: list[Any]) -> Operation | None:
+    def _within(self, at: int, operands: list[Value]) -> Operation | None:
         """The operation inside a loop or a branch; None if the equation cannot be entered."""
         equation, site = self._steps[at].equation, self._site(at)
         kind = kind_of(equation)
@@ -370,7 +370,7 @@ class _Search:
         return None
 
     def _in_a_loop(
-        self, kind: str, equation: Equation, operands: list[Any], site: str | None
+        self, kind: str, equation: Equation, operands: list[Value], site: str | None
     ) -> Operation | None:
         *_, body = bodies_of(equation)
         search = _Search(*jaxprs.open_jaxpr(body.jaxpr), self.loops, site)
@@ -385,7 +385,7 @@ class _Search:
 
 
 def _iterations(
-    kind: str, equation: Equation, operands: list[Any]
+    kind: str, equation: Equation, operands: list[Value]
 ) -> Iterator[tuple[int, list[Any], list[Any], list[Any]]]:
     """A loop's iterations: number, constants, carry (renewed by the caller), elements."""
     *tests, body = bodies_of(equation)
@@ -405,11 +405,11 @@ def _iterations(
         yield i, consts, carry, []
 
 
-def _has_numbers(x: Any) -> bool:
+def _has_numbers(x: Value) -> bool:
     return hasattr(x, "dtype") and is_number(x.dtype)
 
 
-def _flags(x: Any) -> jax.Array:
+def _flags(x: Value) -> jax.Array:
     if not _has_numbers(x) or not jnp.issubdtype(x.dtype, jnp.inexact) or not jnp.size(x):
         return jnp.zeros(2, bool)
     x = x if x.dtype.itemsize >= 2 else x.astype(jnp.float32)

@@ -19,6 +19,7 @@ from nnx_inspector.records.record import Parameter
 from nnx_inspector.stats.measure_gauges import is_sampled
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.typing import Value
 
 
 def floats_of(stage: Staged) -> dict[str, tuple[int, bool]]:
@@ -65,7 +66,7 @@ def measure_parameters(
     return found
 
 
-def _summary(x: Any) -> Summary | None:
+def _summary(x: Value) -> Summary | None:
     # an input that cannot be differentiated has a gradient of dtype float0
     if x is None or x.dtype == jax.dtypes.float0:
         return None

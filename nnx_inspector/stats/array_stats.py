@@ -59,7 +59,7 @@ from nnx_inspector.stats.bins import (
     UNSEEN_BIN,
     ZERO_BIN,
 )
-from nnx_inspector.typing import Array, Num, UInt32
+from nnx_inspector.typing import Array, Num, UInt32, Value
 
 Sample = int | Literal["auto"]
 """See `summarize`."""
@@ -159,7 +159,7 @@ _array_stats.multiple_results = True
 
 
 @_array_stats.def_abstract_eval
-def _types(x: Any, *, batch_rank: int, steps: tuple[int, ...]) -> list[Any]:
+def _types(x: Value, *, batch_rank: int, steps: tuple[int, ...]) -> list[Any]:
     rows, exact = x.shape[:batch_rank], points_dtype(x.dtype)
     spec = PartitionSpec(*[None] * (batch_rank + 1))
     sharding = NamedSharding(x.sharding.mesh, spec)
@@ -171,7 +171,7 @@ def _types(x: Any, *, batch_rank: int, steps: tuple[int, ...]) -> list[Any]:
 
 
 @_array_stats.def_impl
-def _run(x: Any, **how: Any) -> Any:
+def _run(x: Value, **how: Any) -> Any:
     x = jnp.asarray(x)  # without jit (`jax_disable_jit`) a NumPy array arrives as it is
     (platform,) = {device.platform for device in x.devices()}
     if platform == "cpu" and not serves(len(x.devices())):

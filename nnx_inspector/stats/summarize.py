@@ -36,6 +36,7 @@ from nnx_inspector.stats.arithmetic import (
 from nnx_inspector.stats.array_stats import Sample, array_stats, array_stats_apart, from_parts
 from nnx_inspector.stats.bins import BINS, FINITE_BINS, NAN_BIN, OPAQUE_BIN
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.typing import Value
 
 jax.tree_util.register_dataclass(
     Summary, data_fields=("bins", "points", "sums"), meta_fields=("opaque",)
@@ -48,7 +49,7 @@ _BY_NAME_ONLY: Final = frozenset(["int1", "uint1", "float6_e2m3fn", "float6_e3m2
 
 @internal_config()
 def summarize(
-    x: Any, *, batch_rank: int = 0, sample: Sample = "auto", where: Any = None
+    x: Value, *, batch_rank: int = 0, sample: Sample = "auto", where: Any = None
 ) -> Summary:
     """Measure the counts, moments and histogram of an array.
 
@@ -99,7 +100,7 @@ def summarize_apart(x: object, *, batch_rank: int = 0, sample: Sample = "auto") 
     return _summarized(x, batch_rank, sample, _summarize_apart)
 
 
-def _summarized(x: Any, batch_rank: int, sample: Sample, measure: Callable[..., Any]) -> Any:
+def _summarized(x: Value, batch_rank: int, sample: Sample, measure: Callable[..., Any]) -> Any:
     if is_token(x):
         return _uncounted((), 0, np.dtype(np.float32), "token")
     x = as_array(x)
@@ -130,7 +131,7 @@ def _summarized(x: Any, batch_rank: int, sample: Sample, measure: Callable[..., 
     return measure(lax.stop_gradient(x), batch_rank=batch_rank, sample=sample)
 
 
-def beside(mask: tuple[int, ...], x: Any) -> tuple[int, ...] | None:
+def beside(mask: tuple[int, ...], x: Value) -> tuple[int, ...] | None:
     """The shape that a mask of positions takes beside an array; None if it does not fit.
 
     Its axes are the first of the array's, each as long or of length 1. Of floats the last axis is
@@ -198,7 +199,7 @@ def merge_rows(s: Summary) -> Summary:
     return _merge_rows(s)
 
 
-def as_array(x: object) -> Any:
+def as_array(x: object) -> Value:
     """A jax or NumPy array of the same values, if possible in a dtype that XLA compiles."""
     if not isinstance(x, jax.Array | np.ndarray):
         x = np.asarray(x)
@@ -235,7 +236,7 @@ def in_words(dtype: object, shape: tuple[int, ...]) -> str:
     return f"{name}[{','.join(map(str, shape))}]"
 
 
-def is_token(x: Any) -> bool:
+def is_token(x: Value) -> bool:
     """Whether this is a token, which orders effects and has neither shape nor dtype."""
     return isinstance(x, Token) or (is_tracer(x) and isinstance(x.aval, AbstractToken))
 

@@ -41,7 +41,7 @@ from nnx_inspector.stats.gauges import OFF_AT
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
 from nnx_inspector.stats.summarize import as_array, in_words, is_number, is_token, sum_saturating
 from nnx_inspector.stats.summary import row_index
-from nnx_inspector.typing import Array, DTypeLike, Num
+from nnx_inspector.typing import Array, DTypeLike, Num, Value
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -249,7 +249,7 @@ _FIGURES: Final = (
 
 
 @internal_config()
-def measure_units(x: Any, *, axis: int = -1, where: object = None) -> Units:
+def measure_units(x: Value, *, axis: int = -1, where: object = None) -> Units:
     """Measure the counts, moments and extremes of each unit along an axis, over all other axes.
 
     This takes two passes over `x` and stores sums of 128 values each, not a copy of `x`. As in

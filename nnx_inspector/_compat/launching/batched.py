@@ -24,7 +24,7 @@ from jax._src.lax.control_flow import conditionals, loops
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.redirect import Undone, put
-from nnx_inspector.typing import Jaxpr
+from nnx_inspector.typing import Jaxpr, Value
 
 Presence = Callable[[Any, Any], Any]
 """Returns, for a jaxpr and a new variable, a bool, a jaxpr that has it as another input in front:
@@ -135,7 +135,7 @@ def ends_together(
     def of_all(*values: object) -> Any:
         return jnp.any(_evaluated(test, values))
 
-    def kept(here: Any, *values: Any) -> Any:
+    def kept(here: Any, *values: Value) -> Any:
         before, after = values[: len(own)], values[len(own) :]
         wider = lambda x: jax.lax.broadcast_in_dim(here, x.shape, range(here.ndim))  # noqa: E731
         return [jax.lax.select(wider(x), new, x) for x, new in zip(before, after, strict=True)]

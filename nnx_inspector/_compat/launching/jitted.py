@@ -30,7 +30,7 @@ from jax._src.sharding_impls import GSPMDSharding
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.jit import abstract
 from nnx_inspector._compat.redirect import Swapped, Undone, copy_of, put, redirect
-from nnx_inspector.typing import Array, Jaxpr, PyTree
+from nnx_inspector.typing import Array, Jaxpr, Kwargs, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,8 +89,8 @@ class JitCall:
 
     function: Any
     options: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[Value, ...]
+    kwargs: Kwargs
     nnx: Any
 
     def same(self, other: JitCall) -> bool:
@@ -238,7 +238,7 @@ class JitProgram:
     """
 
     params: dict[str, Any]
-    arrays: Sequence[Any]
+    arrays: Sequence[Value]
     tree: PyTree = None
     start: Callable[..., Any] = _start
 
@@ -280,8 +280,8 @@ class JitStart(JitProgram):
     program: Any
     function: Any
     made: Callable[[], JitCall]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[Value, ...]
+    kwargs: Kwargs
     _own: Callable[[], Any]
 
     def directly(self, program: Jaxpr, inputs: Sequence[Array]) -> Directly:

@@ -31,7 +31,7 @@ from nnx_inspector._compat.launching.batched import swap_rules
 from nnx_inspector._compat.launching.rules import swap_rules_of_calls
 from nnx_inspector._compat.redirect import Swapped, Undone, put
 from nnx_inspector.errors import comes_from_a_handler
-from nnx_inspector.typing import Array, Jaxpr, PyTree
+from nnx_inspector.typing import Array, Jaxpr, PyTree, Value
 
 
 class Edited(Protocol):
@@ -68,7 +68,7 @@ class Launch(Protocol):
         """The arrays that it takes in addition; the same in each process of a job."""
         ...
 
-    def take(self, arrays: list[Any], /) -> None:
+    def take(self, arrays: list[Value], /) -> None:
         """Gets what it returned in addition, which may not be there yet. Each process has all of
         it, and so has each device.
         """
@@ -205,7 +205,7 @@ def run_alone(program: Jaxpr, arrays: Sequence[object], params: dict[str, Any]) 
     return _run(chosen, run, lambda: None, lambda *_: True)
 
 
-def _together(arrays: Sequence[object]) -> Sequence[Any]:
+def _together(arrays: Sequence[object]) -> Sequence[Value]:
     """Arrays on the devices of the first of them, where a program can read them all."""
     bound = [x for x in arrays if isinstance(x, jax.Array) and x.committed]
     if all(x.sharding.device_set == bound[0].sharding.device_set for x in bound):
@@ -242,7 +242,7 @@ class _Chosen:
     def is_compiled(self) -> bool:
         return any(one.edited.is_compiled for one in self.launches)
 
-    def inputs(self) -> list[Any]:
+    def inputs(self) -> list[Value]:
         # each edit puts its inputs in front of those of the program that it edited
         return [x for one in reversed(self.launches) for x in one.inputs()]
 

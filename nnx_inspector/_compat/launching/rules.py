@@ -17,7 +17,7 @@ import jax
 
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.redirect import Undone, put
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import PyTree, Value
 
 
 class _Thread(threading.local):
@@ -69,7 +69,7 @@ def swap_rules_of_calls(undone: Undone) -> None:
 
 def _noting(cls: Any, attributes: tuple[str, ...], call: Callable[..., Any]) -> Any:
     @functools.wraps(call)
-    def noted(self: object, *args: object, **kwargs: object) -> Any:
+    def noted(self: object, *args: object, **kwargs: object) -> Value:
         if not _thread.within or not any(map(is_tracer, jax.tree.leaves((args, kwargs)))):
             return call(self, *args, **kwargs)
         mine = object.__new__(cls)  # jax has given the class no way to copy

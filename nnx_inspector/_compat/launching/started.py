@@ -20,6 +20,7 @@ from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.redirect import Swapped, Undone, put
 from nnx_inspector.errors import comes_from_a_handler
+from nnx_inspector.typing import Value
 
 _SMALL = 4096  # bytes that are copied in no time
 
@@ -88,7 +89,7 @@ def wait_for(*those: jax.Array) -> None:
             return
 
 
-def is_awaited(x: Any) -> bool:
+def is_awaited(x: Value) -> bool:
     """Whether an array's program has not ended; False for a deleted one.
 
     To ask jax 0.10 whether a deleted array is ready ends the process.

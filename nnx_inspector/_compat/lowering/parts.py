@@ -26,6 +26,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.native import devices_of, has_functions
+from nnx_inspector.typing import Value
 
 _TARGET: Final = "nnx_inspector_parts"
 _AXIS: Final = "devices"
@@ -122,18 +123,18 @@ _parts.multiple_results = _sum.multiple_results = True
 
 
 @_parts.def_abstract_eval
-def _types(x: Any, *, name: str, static: Static, rows: int, apart: bool) -> list[Any]:
+def _types(x: Value, *, name: str, static: Static, rows: int, apart: bool) -> list[Any]:
     del apart
     kinds, _ = _whole(name, static, rows, x.shape, x.dtype, _is_wide(x.dtype))
     return [_like(x, kind.shape) for kind in kinds]
 
 
 @_sum.def_abstract_eval
-def _types_of_sums(*arrays: Any) -> list[Any]:
+def _types_of_sums(*arrays: Value) -> list[Any]:
     return [_like(x, x.shape) for x in arrays]
 
 
-def _like(x: Any, shape: tuple[int, ...]) -> Any:
+def _like(x: Value, shape: tuple[int, ...]) -> Any:
     sharding = NamedSharding(x.sharding.mesh, PartitionSpec(*[None] * len(shape)))
     dtype = np.dtype(np.uint32)
     return x.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)

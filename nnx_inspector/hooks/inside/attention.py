@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.typing import Jaxpr, Var
+from nnx_inspector.typing import Jaxpr, Value, Var
 
 _RESHAPES = frozenset(["reshape", "squeeze", "expand_dims"])
 _RESIZES = frozenset(["slice", "dynamic_slice", "dynamic_update_slice", "pad", "concatenate"])
@@ -346,7 +346,7 @@ class Pattern:
     shape: tuple[int, ...]
     starts: tuple[int, int, int] = (0, 0, 0)
 
-    def replaced(self, values: Sequence[Any], run: Callable[[Any], Any]) -> list[Any]:
+    def replaced(self, values: Sequence[Value], run: Callable[[Any], Any]) -> list[Any]:
         """The operands, with `run(pattern)` for the pattern as `[batch ..., head, query, key]`."""
         given = values[self.operand]
         apart = lax.reshape(given, [part.size for part in self.parts])

@@ -29,7 +29,7 @@ from nnx_inspector._compat import eqn_params, interpreter, jaxprs
 from nnx_inspector._compat.redirect import copy_of, redirect
 from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trails, pattern_in
-from nnx_inspector.typing import Jaxpr, Primitive, PyTree
+from nnx_inspector.typing import Jaxpr, Primitive, PyTree, Value
 
 Visit = Callable[[str, str, Callable[..., Any]], Callable[..., Any] | None]
 """`(name, primitive, operation)` -> what runs instead, or None if it is not selected."""
@@ -78,7 +78,7 @@ class Names:
         self._is_result = False
         self.trails = Trails()
         self.weights: Mapping[int, Any] = {}  # by the id of their Variable, at first of that around
-        self.given: list[Any] = []  # what is known of the call's operands and, later, its result
+        self.given: list[Value] = []  # what is known of the call's operands and, later, its result
         self.left: Any = None
 
     @contextlib.contextmanager
@@ -94,7 +94,7 @@ class Names:
 
         def rule(
             primitive: Primitive,
-            values: Sequence[Any],
+            values: Sequence[Value],
             params: dict[str, Any],
             bind: Callable[..., Any],
         ) -> Any:
@@ -103,7 +103,7 @@ class Names:
             if _WITHIN in scopes or primitive.name.startswith("nnx_inspector"):
                 return bind()
             one = primitive.name, params
-            results: list[Any] = []  # what is known of them
+            results: list[Value] = []  # what is known of them
             if primitive.name in _ENTERED:
                 given = _given(*one, [self.trails.of(v) for v in values])
                 enter = functools.partial(self._entered, scopes, one, given, results)
@@ -155,7 +155,7 @@ class Names:
         self,
         scopes: tuple[str, ...],
         of: tuple[str, Any],
-        given: list[Any],
+        given: list[Value],
         known: list[Any],
         jaxpr: Jaxpr,
     ) -> Any:
@@ -172,7 +172,7 @@ class Names:
             selected = selected or found is not None
             return found
 
-        def run(*values: Any) -> list[Any]:
+        def run(*values: Value) -> list[Any]:
             env = dict(zip((*bare.constvars, *bare.invars), (*consts, *values), strict=True))
             read = lambda v: v.val if _is_value(v) else env[v]  # noqa: E731
             for value, trail in zip(values, given, strict=False):

@@ -23,7 +23,7 @@ from nnx_inspector.inspector.nnx.switches import Switches, viewed
 from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.program.function import Arguments, Function
 from nnx_inspector.program.stage import HeldState
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Kwargs, PyTree, Value
 
 NONE = Switches()
 ITSELF = Entry()
@@ -39,8 +39,8 @@ class Call:
     """
 
     model: nnx.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[Value, ...]
+    kwargs: Kwargs
     loss_fn: Callable[..., Any] | None = None
     switches: Switches = NONE
     configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
@@ -139,8 +139,8 @@ class Parts:
 
     form: Form
     key: Any
-    leaves: list[Any]
-    arrays: tuple[Any, ...]
+    leaves: list[Value]
+    arrays: tuple[Value, ...]
 
 
 def blank(arguments: Arguments) -> tuple[Any, ...]:

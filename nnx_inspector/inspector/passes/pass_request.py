@@ -29,6 +29,7 @@ from nnx_inspector.perturbations.effects import Differences
 from nnx_inspector.perturbations.places import Setting
 from nnx_inspector.records.donated import WeakArrays, are_there, require_there
 from nnx_inspector.screen import protocol
+from nnx_inspector.typing import Kwargs, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +91,8 @@ class PassRequest:
         number: tells requests apart.
     """
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[Value, ...]
+    kwargs: Kwargs
     loss_fn: Callable[..., Any] | None = None
     configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
     entry: Entry = ITSELF
@@ -99,7 +100,7 @@ class PassRequest:
 
     @classmethod
     def of_a_loss(
-        cls, loss_fn: object, args: tuple[object, ...], kwargs: dict[str, Any], *, entry: Entry
+        cls, loss_fn: object, args: tuple[object, ...], kwargs: Kwargs, *, entry: Entry
     ) -> PassRequest:
         """The forward and backward pass of a call of `Inspector.step`."""
         if not callable(loss_fn):

@@ -52,7 +52,7 @@ from nnx_inspector.records.parameters import floats_of, measure_parameters
 from nnx_inspector.records.record import Record
 from nnx_inspector.stats.gauges import IDS, VARIED
 from nnx_inspector.stats.measure_gauges import commonest, gauge, sampled, varied
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Result:
         states: parameter (or running statistic) -> its state from `measure_gauges.sampled`.
     """
 
-    value: Any
+    value: Value
     record: Record
     states: dict[str, Any] = dataclasses.field(default_factory=lambda: dict[str, Any]())
 
@@ -438,7 +438,7 @@ class OwnedPasses:
         return program
 
 
-def _ids(stage: Staged, inputs: Sequence[Any], held: Collection[str]) -> dict[str, Any]:
+def _ids(stage: Staged, inputs: Sequence[Value], held: Collection[str]) -> dict[str, Any]:
     """What embeddings receive just as it is given, by `IDS` and the path of their parameter."""
     every = [] if stage.eager else module_sites(stage.roots[()])
     sites = [site.key for site in every if isinstance(site.module, nnx.Embed)]
@@ -455,7 +455,7 @@ def _ids(stage: Staged, inputs: Sequence[Any], held: Collection[str]) -> dict[st
 
 
 def _graded(
-    stage: Staged, inputs: list[Any], plan: Plan, held: Mapping[str, tuple[int, bool]]
+    stage: Staged, inputs: list[Value], plan: Plan, held: Mapping[str, tuple[int, bool]]
 ) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
     """The outputs, the seen values, the activations' gradients, and the parameters' by input
     number.

@@ -17,7 +17,7 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import Path, closest, iter_modules, site_key
 from nnx_inspector.program.structure import describe
 from nnx_inspector.records.donated import is_gone, taken
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import PyTree, Value
 
 _Flat = dict[Path, Any]
 
@@ -90,11 +90,11 @@ def _with_arrays(path: Path, variable: object, new: object) -> Any:
     return jax.tree.unflatten(treedef, arrays)
 
 
-def _array(x: Any) -> tuple[Any, ...]:
+def _array(x: Value) -> tuple[Any, ...]:
     return jnp.shape(x), jnp.result_type(x)
 
 
-def _words(arrays: list[Any]) -> str:
+def _words(arrays: list[Value]) -> str:
     return ", ".join(map(describe, arrays)) or "no array"
 
 

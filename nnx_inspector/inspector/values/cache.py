@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.values.blocks import norms
+from nnx_inspector.typing import Value
 
 MOST_BYTES = 1 << 30
 """The most bytes of all sets together, if there is more than one."""
@@ -50,7 +51,7 @@ class Moment:
         arrays: the leaves of the model and of the arguments.
     """
 
-    def __init__(self, what: tuple[Any, ...], arrays: Sequence[Any]):
+    def __init__(self, what: tuple[Any, ...], arrays: Sequence[Value]):
         self._what = what
         self._references = [_reference(x) for x in arrays]
 
@@ -158,5 +159,5 @@ class ArrayCache:
             self._sets = []
 
 
-def is_shown(x: Any) -> bool:
+def is_shown(x: Value) -> bool:
     return jnp.issubdtype(x.dtype, jnp.number) or x.dtype == jnp.bool_

@@ -39,7 +39,7 @@ from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.trace import Trace, trace_of
 from nnx_inspector.program.function import Arguments
 from nnx_inspector.records.donated import require_here, require_whole
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import PyTree, Value
 
 Part = Literal["output", "input", "gradient", "parameter", "attention"]
 ATTENDS_WITHIN = 0.02
@@ -318,7 +318,7 @@ def _is_discrete(call: CallValues) -> bool:
 
 
 def _trees(calls: list[CallValues], part: Part) -> tuple[Any, ...]:
-    out: list[Any] = []
+    out: list[Value] = []
     for call in calls:
         present = [v for v in call.values if v is not None]
         if not call.took_place or not present:

@@ -39,7 +39,7 @@ from nnx_inspector.program.stage import Staged
 from nnx_inspector.program.structure import Structure
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.records.backward import backward_pass
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import PyTree, Value
 
 GRADIENT = "gradient"
 Part = Literal["output", "input", "gradient"]
@@ -62,7 +62,7 @@ class CallValues:
         ran: how often the call took place, with these axes.
     """
 
-    values: list[Any]
+    values: list[Value]
     structure: Structure
     mapped: tuple[int, ...]
     loops: int
@@ -156,7 +156,7 @@ _Found = list[tuple[Marked, list[Any], Any]]
 """The mark of each call, its values, and how often it took place."""
 
 
-def _kept(stage: Staged, inputs: list[Any], plan: Plan, site: str, part: Part) -> _Found:
+def _kept(stage: Staged, inputs: list[Value], plan: Plan, site: str, part: Part) -> _Found:
     _, seen = stage.evaluate(inputs, plan=plan)
     found: _Found = []
     entered: list[tuple[int, Any]] = []
@@ -176,7 +176,7 @@ def _kept(stage: Staged, inputs: list[Any], plan: Plan, site: str, part: Part) -
 # ------------------------------------------------------------------ gradients
 
 
-def _gradients(stage: Staged, inputs: list[Any], plan: Plan, site: str) -> _Found:
+def _gradients(stage: Staged, inputs: list[Value], plan: Plan, site: str) -> _Found:
     of = lambda mark: mark.part == OUTPUT and mark.site == site  # noqa: E731
     _, seen, gradients, _ = backward_pass(stage, inputs, plan, of=of)
     found: _Found = []

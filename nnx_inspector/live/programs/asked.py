@@ -19,6 +19,7 @@ import jax
 from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.program.plan import Keep, Kept
+from nnx_inspector.typing import Value
 
 SOUGHT_FOR: Final = 8
 """How many passes, and programs, may go by without the site."""
@@ -68,7 +69,7 @@ class KeptCall:
     """
 
     names: tuple[str, ...]
-    values: tuple[Any, ...]
+    values: tuple[Value, ...]
     mapped: tuple[int, ...]
     loops: int
     members: bool
@@ -145,7 +146,7 @@ class Asked:
     def fail(self, error: Exception) -> None:
         self.problem = reply_text(error)
 
-    def require_room(self, arrays: Sequence[Any]) -> None:
+    def require_room(self, arrays: Sequence[Value]) -> None:
         """Raise an error if arrays of these shapes are too large, or if there are none."""
         if not arrays:
             raise InspectorError(
@@ -166,5 +167,5 @@ class Asked:
             )
 
 
-def _named(x: Any) -> str:
+def _named(x: Value) -> str:
     return f"{x.dtype.name}[{','.join(map(str, x.shape))}]"

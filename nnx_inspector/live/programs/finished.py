@@ -49,6 +49,7 @@ from nnx_inspector.program.survey import (
 )
 from nnx_inspector.stats.apart import pays_off
 from nnx_inspector.stats.measure_gauges import gauge, gauge_apart
+from nnx_inspector.typing import Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +83,13 @@ class Edited:
     inputs: int
     outputs: int
     keys: tuple[Any, ...]
-    values: tuple[Any, ...]
+    values: tuple[Value, ...]
     measures: bool
     seen: list[Any]
     places: tuple[MarkPlace, ...]
     is_compiled: bool = True
 
-    def read(self, arrays: Sequence[Any]) -> list[MarkPlace]:
+    def read(self, arrays: Sequence[Value]) -> list[MarkPlace]:
         """Its marks, each with what was seen of it; waits for the program."""
         here, (leaves, tree) = jax.device_get(list(arrays)), self._leaves
         found = [x.read(here, _ones) if slots.is_slot(x) else x for x in leaves]

@@ -42,7 +42,7 @@ from nnx_inspector.program.editing.counting import known_mask
 from nnx_inspector.program.editing.editor import WHERE
 from nnx_inspector.program.editing.slots import read
 from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT
-from nnx_inspector.typing import Array
+from nnx_inspector.typing import Array, Value
 
 _Which = Callable[[MarkPlace], Index | None]
 """The iteration of a mark that belongs to a pass; None if none does."""
@@ -228,9 +228,9 @@ class Launch:
     asked: Asked | None = None  # what its program keeps besides
     started: list[tuple[Pass, _Started]] = dataclasses.field(default_factory=lambda: [])
 
-    def numbers(self) -> list[Any]:
+    def numbers(self) -> list[Value]:
         """The values of its additional inputs, on the host."""
-        out: list[Any] = []
+        out: list[Value] = []
         for (kind, *rest), value in zip(self.edited.keys, self.edited.values, strict=True):
             if kind == "given":
                 value = _number(self.setting, *rest[0])
@@ -254,7 +254,7 @@ class Launch:
         if self.is_doubted:
             self.session.whose.doubted += [one.now.number for one in begun]
 
-    def inputs(self) -> list[Any]:
+    def inputs(self) -> list[Value]:
         with noting(self.session):
             if self.found.is_known:
                 self._begin(self.found.known_passes)
@@ -323,7 +323,7 @@ class Launch:
             notes.append(self.found.misfit)
 
 
-def _number(setting: Setting, owner: Any, key: Any, those: Any) -> Any:
+def _number(setting: Setting, owner: Any, key: Any, those: Any) -> Value:
     if key == "rows":
         return rows_of(those, setting.rows)
     number, part = key

@@ -30,6 +30,7 @@ from nnx_inspector.hooks.variables import value_of
 from nnx_inspector.program.editing.sources import Sources, sources_of
 from nnx_inspector.program.marks import BEGIN
 from nnx_inspector.program.survey import Survey
+from nnx_inspector.typing import Value
 
 TWINS = (
     "two trees of its structure, split outside the program that calls them (an average of its "
@@ -86,7 +87,7 @@ class Trees:
     calls: int
     made: Counter[Any]
     function: str
-    consts: tuple[Any, ...]
+    consts: tuple[Value, ...]
 
     @staticmethod
     def of(found: Survey) -> Trees:

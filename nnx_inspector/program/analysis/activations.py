@@ -19,7 +19,7 @@ import numpy.typing as npt
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import is_call
 from nnx_inspector.program.marks import INPUT, mark
-from nnx_inspector.typing import Atom, Equation, Jaxpr, Var
+from nnx_inspector.typing import Atom, Equation, Jaxpr, Value, Var
 
 Floats = npt.NDArray[np.float64]
 
@@ -181,7 +181,7 @@ class _Around:
 
     made: Mapping[Any, Any]
     call: Any = None
-    inputs: Sequence[Any] = ()
+    inputs: Sequence[Value] = ()
     outer: Any = None
 
 
@@ -279,7 +279,7 @@ def _filled(atom: Any, near: Mapping[Any, Any], known: dict[Any, Any]) -> Any:
     return known[atom]
 
 
-def _applied(equation: Equation, values: list[Any]) -> list[Any] | None:
+def _applied(equation: Equation, values: list[Value]) -> list[Any] | None:
     name = equation.primitive.name
     if equation.primitive is mark:
         return values

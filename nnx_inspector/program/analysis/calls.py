@@ -42,7 +42,7 @@ from nnx_inspector.program.marks import (
 from nnx_inspector.program.members import within
 from nnx_inspector.program.structure import Structure, is_whole
 from nnx_inspector.program.survey import counted_in, members_of
-from nnx_inspector.typing import Jaxpr, PyTree
+from nnx_inspector.typing import Jaxpr, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -473,5 +473,5 @@ def _path(context: Context) -> str:
     return (context.site if context.kind == "operation" else context.path) or ""
 
 
-def _first_shape(arrays: Iterator[Any]) -> tuple[int, ...] | None:
+def _first_shape(arrays: Iterator[Value]) -> tuple[int, ...] | None:
     return next((tuple(x.shape) for x in arrays), None)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nnx_inspector._compat import eqn_params, jaxprs
-from nnx_inspector.typing import Equation, Jaxpr
+from nnx_inspector.typing import Equation, Jaxpr, Value
 
 ROW = "row"
 """The part of an array that one iteration of a scan gets: an entry along the first axis."""
@@ -44,7 +44,7 @@ class Body:
     operands: tuple[int, ...] | None = None
     results: tuple[int | None, ...] | None = None
     taken: tuple[Any, ...] = ()
-    given: tuple[Any, ...] = ()
+    given: tuple[Value, ...] = ()
     consts: int = 0
     carry: int = 0
     times: int | None = 1

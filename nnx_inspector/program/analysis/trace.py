@@ -44,6 +44,7 @@ from nnx_inspector.program.function import Function, as_function, roots_of
 from nnx_inspector.program.marking import MarkUnattributed
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import HooksOf, Staged, Tracing, staged
+from nnx_inspector.typing import Kwargs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -216,7 +217,7 @@ def trace_of(stage: Staged) -> Trace:
 def staged_for_trace(
     function: Function,
     args: Sequence[object],
-    kwargs: dict[str, Any],
+    kwargs: Kwargs,
     *,
     selection: Selection,
     roots: dict[Path, Any],

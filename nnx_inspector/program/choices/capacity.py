@@ -20,6 +20,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.choices.attentions import level
 from nnx_inspector.program.choices.frames import Frame, backwards
 from nnx_inspector.stats.choices.measure import Kept, Step
+from nnx_inspector.typing import Value
 
 _SAME = """
     convert_element_type copy copy_p nnx_inspector_apply nnx_inspector_held nnx_inspector_link
@@ -65,7 +66,7 @@ class Place(NamedTuple):
     """Where a mark may be put: the equation behind which it is, the value, and how to read it."""
 
     equation: Any
-    value: Any
+    value: Value
     kept: Kept
 
 

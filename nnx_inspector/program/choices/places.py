@@ -23,7 +23,7 @@ from nnx_inspector.program.choices.frames import Frame
 from nnx_inspector.program.choices.routers import CHOOSES, router_at
 from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT, alone, mark
 from nnx_inspector.stats.choices.rows import EXPERTS
-from nnx_inspector.typing import Equation, Jaxpr
+from nnx_inspector.typing import Equation, Jaxpr, Value
 
 _OURS = ("apply", "held", "link", "mark", "seeded")
 _IDENTITIES = frozenset(f"nnx_inspector_{name}" for name in _OURS)
@@ -174,7 +174,7 @@ class _Search:
         return site_in(self.owner, (*frame.scopes, *scopes_of(equation)))
 
     def _put(
-        self, frame: Frame, equation: Equation, operands: list[Any], how: object, name: str
+        self, frame: Frame, equation: Equation, operands: list[Value], how: object, name: str
     ) -> None:
         """Put a mark on these values behind an equation."""
         site = self._site_of(frame, equation)

@@ -39,7 +39,7 @@ from nnx_inspector.program.editing.updates import added_to, inputs_of_calls
 from nnx_inspector.program.marks import GRADIENT
 from nnx_inspector.program.plan import NOTHING, Kept, Seen
 from nnx_inspector.program.survey import Item, stride_of
-from nnx_inspector.typing import Atom, Equation, Jaxpr, Var
+from nnx_inspector.typing import Atom, Equation, Jaxpr, Value, Var
 
 PASSES = 64
 """How many of the last passes that begin in a while loop are kept apart. How often it runs is known
@@ -68,7 +68,7 @@ def _moved(inner: Body, slots: Sequence[Slot]) -> Any:
     return each_slot(lambda x: slots[x.number] if isinstance(x, Output) else x, inner.seen)
 
 
-def _given(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
+def _given(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
     (result,) = equation.outvars
     self.put(result, self.given(equation))
     return []
@@ -86,7 +86,7 @@ def _choice(self: Body, item: Item, equation: Equation, operands: list[Var]) -> 
     return Seen([], Always(()), [Kept(self.slot(self.measured(marked.choice, operands, equation)))])
 
 
-def _positions(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
+def _positions(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
     """From here on, the mask is that of a call that begins."""
     if self.of.presence:
         self.add(equation.replace(invars=operands))
@@ -99,7 +99,7 @@ def _positions(self: Body, item: Item, equation: Equation, operands: list[Any]) 
     return []
 
 
-def _counts(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
+def _counts(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
     params, (result,) = equation.params, equation.outvars
     if self.of.presence:
         self.add(equation.replace(invars=operands))
@@ -109,7 +109,7 @@ def _counts(self: Body, item: Item, equation: Equation, operands: list[Any]) -> 
     return []
 
 
-def _whole(self: Body, equation: Equation, operands: list[Any], inner: Body, new: Jaxpr) -> Any:
+def _whole(self: Body, equation: Equation, operands: list[Value], inner: Body, new: Jaxpr) -> Any:
     """Add an equation of which a body is all, so that what it saw leaves it as it is."""
     given = [*self.given_to(inner), *operands]
     avals = [atom.aval for atom in inner.fields]
@@ -138,7 +138,7 @@ def _remat(self: Body, item: Item, equation: Equation, operands: list[Atom]) -> 
     return [seen] if backward or not item.again else []
 
 
-def _inline(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
+def _inline(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
     inner = self.body(item.children[0], equation)
     (own,) = jaxprs.sub_jaxprs(equation)
     new = _jaxpr(inner, own)
@@ -146,7 +146,7 @@ def _inline(self: Body, item: Item, equation: Equation, operands: list[Any]) -> 
     return [_whole(self, equation.replace(params=params), operands, inner, new)]
 
 
-def _custom(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
+def _custom(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
     """A call with a rule of its own for derivatives, for which nobody asks any more."""
     inner = self.body(item.children[0], equation)
     new = _jaxpr(inner, next(iter(jaxprs.sub_jaxprs(equation))))
@@ -278,7 +278,7 @@ def _dynamic(inner: Body, like: object) -> None:
     inner.seen = each_slot(once, inner.seen)
 
 
-def _while(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
+def _while(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
     test, form = bodies_of(equation)
     of, plan = self.of, self.of.plan
     passes = plan.summarise and not of.gated and item.children[1].begins
@@ -322,7 +322,7 @@ def _while(self: Body, item: Item, equation: Equation, operands: list[Any]) -> A
     return [[], _moved(inner, slots)]
 
 
-def _cond(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
+def _cond(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
     inner = [self.body(child, equation) for child in item.children]
     for body in inner:
         body.finish(equation)
@@ -351,7 +351,7 @@ def _cond(self: Body, item: Item, equation: Equation, operands: list[Any]) -> An
     return seen
 
 
-def _shard_map(self: Body, item: Item, equation: Equation, operands: list[Any]) -> Any:
+def _shard_map(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
     """Each device measures its own part; the rows of the devices are merged outside."""
     axes, of = eqn_params.manual_axes(equation), self.of
     before = of.axes, of.inside, of.plan

@@ -44,7 +44,7 @@ from nnx_inspector.program.marks import BEGIN, CHANGE, GRADIENT, INPUT, OUTPUT, 
 from nnx_inspector.program.plan import Kept, Seen
 from nnx_inspector.program.survey import Item, Marked, Survey
 from nnx_inspector.stats.apart import is_apart
-from nnx_inspector.typing import Atom, DTypeLike, Equation, Var
+from nnx_inspector.typing import Atom, DTypeLike, Equation, Params, Value, Var
 
 
 class Body:
@@ -185,7 +185,7 @@ class Body:
         whole = jax.tree.unflatten(tree, list(map(self.slot, found)))
         done = dict(zip(waiting, whole, strict=True))
 
-        def moved(x: Any) -> Any:
+        def moved(x: Value) -> Any:
             if is_apart(x):
                 return done[x.words.number]
             return self.slot(fields[x.number]) if isinstance(x, Output) else x
@@ -194,7 +194,7 @@ class Body:
 
     # ---------------------------------------------------------------------- marks
 
-    def mark(self, item: Item, equation: Equation, values: list[Any]) -> Any:
+    def mark(self, item: Item, equation: Equation, values: list[Value]) -> Any:
         marked, plan = item.mark, self.of.plan
         assert marked is not None
         count = len(marked.avals)
@@ -301,7 +301,7 @@ class Body:
         return self.traced(Both(), [atom, *present], equation)[0] if present else [atom]
 
     def _with_presence(
-        self, equation: Equation, values: list[Any], mask: list[Any], ties: list[Any]
+        self, equation: Equation, values: list[Value], mask: list[Any], ties: list[Any]
     ) -> list[Any]:
         """Add the mark, with a mask that says whether the example is there."""
         present = self.place(PRESENT, self.type_of(np.bool_, equation))
@@ -329,7 +329,7 @@ class Body:
         return self.traced(Once(), [x, *after], equation)[0][0]
 
     def _summary(
-        self, marked: Marked, equation: Equation, xs: list[Any], axis: int | None, number: int
+        self, marked: Marked, equation: Equation, xs: list[Value], axis: int | None, number: int
     ) -> Any:
         if marked.part == CHANGE:
             measure: Callable[..., Any] = Change(self.of.plan.sample, axis)
@@ -355,7 +355,7 @@ class Body:
         return jax.tree.unflatten(tree, self.traced(each, atoms, like)[0])
 
     def _seeded(
-        self, marked: Marked, equation: Equation, values: list[Any], masks: list[list[Any]]
+        self, marked: Marked, equation: Equation, values: list[Value], masks: list[list[Any]]
     ) -> list[Var]:
         """The values, each with a mark on what it will receive."""
         out = list(values)
@@ -382,7 +382,7 @@ class Body:
         self,
         perturb: Callable[..., list[Any]],
         marked: Marked,
-        values: list[Any],
+        values: list[Value],
         equation: Equation,
     ) -> list[Var]:
         number = self.type_of(np.int32, equation)
@@ -394,7 +394,7 @@ class Body:
             masks = [self._mask(marked, equation, n, []) for n in range(count)]
         at = [n for n, mask in enumerate(masks) if mask]
 
-        def run(*xs: Any) -> list[Any]:
+        def run(*xs: Value) -> list[Value]:
             rows = tuple(zip(xs[count : count + len(counters)], lengths, strict=True))
             if not self.of.plan.positions:
                 return of_values(list(xs[:count]), rows)
@@ -404,11 +404,11 @@ class Body:
                 wheres[n] = how.beside(xs[n], mask)[1]
             return of_values(list(xs[:count]), rows, wheres)
 
-        def of_values(xs: list[Any], rows: Any, *wheres: Any) -> list[Any]:
+        def of_values(xs: list[Value], rows: Any, *wheres: Any) -> list[Any]:
             if not marked.members:
                 return perturb(marked, xs, rows, *wheres)
 
-            def of_member(xs: list[Any], number: Any, *wheres: Any) -> list[Any]:
+            def of_member(xs: list[Value], number: Any, *wheres: Any) -> list[Any]:
                 return perturb(marked, xs, (*rows, (number, marked.members)), *wheres)
 
             first = [None if axis is None else 0 for axis in axes]
@@ -434,7 +434,7 @@ class Body:
         self,
         equation: Equation,
         operands: Sequence[Atom],
-        params: dict[str, Any],
+        params: Params,
         fields: Sequence[object],
         effects: Any,
     ) -> list[Slot]:

@@ -20,6 +20,7 @@ from nnx_inspector.program.survey import Marked
 from nnx_inspector.stats.array_stats import Sample
 from nnx_inspector.stats.summarize import beside, merge_rows, summarize
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.typing import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Masked:
     present: bool = True
 
     @staticmethod
-    def of(marked: Marked, params: Any, number: int, axis: int | None) -> Masked:
+    def of(marked: Marked, params: Params, number: int, axis: int | None) -> Masked:
         """That of one of a mark's values, whose members have this axis."""
         mapped, member = params["mapped"][number] if "mapped" in params else (), None
         if axis is not None:
@@ -50,7 +51,7 @@ class Masked:
         positions = len(params["where"]) if counts else None
         return Masked(mapped, member, positions, masked and params.get("present", True))
 
-    def params(self, params: Any) -> dict[str, Any]:
+    def params(self, params: Params) -> dict[str, Any]:
         """Those of a mark that holds such a mask."""
         of_positions = {} if self.positions is None else {"where": params["where"]}
         return {"masked": True, "present": self.present, **of_positions}

@@ -22,7 +22,7 @@ from nnx_inspector._compat.native import Type, by_rows
 from nnx_inspector._compat.sharding import on_one_device
 from nnx_inspector.stats.bins import BINS
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import PyTree, Value
 
 _DTYPES: Final = ("uint32", "int32", "float32", "uint64", "int64", "float64")
 _FIELDS: Final = ("bins", "points", "sums")
@@ -35,7 +35,7 @@ figures in kernels of their own."""
 class Small:
     """An array that is joined too, as a leaf of a tree; others are kept as they are."""
 
-    array: Any
+    array: Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Joined:
     number: int = 0
     at: int = 0
 
-    def read(self, arrays: Sequence[Any], _ones: Any = None) -> Any:
+    def read(self, arrays: Sequence[Value], _ones: Any = None) -> Any:
         if self.number:
             return arrays[self.number]
         words, width = arrays[0], self.dtype.itemsize // 4
@@ -103,10 +103,10 @@ def joined(tree: PyTree) -> tuple[Layout, list[Any]]:
     leaves, structure = jax.tree.flatten(tree, is_leaf=_is_whole)
     together = is_joinable(tree)
     pieces: list[Any] = []
-    others: list[Any] = []
+    others: list[Value] = []
     end = 0
 
-    def placed(x: Any, whole: bool) -> Joined:
+    def placed(x: Value, whole: bool) -> Joined:
         nonlocal end
         x = jnp.asarray(x)
         if not (whole and together) or x.dtype.name not in _DTYPES:
@@ -152,7 +152,7 @@ def _is_whole(x: object) -> bool:
     return isinstance(x, (Summary, Small))
 
 
-def _arrays_of(leaf: object) -> list[Any]:
+def _arrays_of(leaf: object) -> list[Value]:
     if isinstance(leaf, Summary):
         return [getattr(leaf, name) for name in _FIELDS]
     return [leaf.array] if isinstance(leaf, Small) else [leaf]

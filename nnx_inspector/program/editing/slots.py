@@ -17,7 +17,7 @@ import numpy as np
 
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.program.editing.packed import Joined
-from nnx_inspector.typing import AnyArray
+from nnx_inspector.typing import AnyArray, Value
 
 Ones = Callable[[tuple[int, ...]], Any]
 """Makes an array of ones where the other arrays are: on the host, or on the device."""
@@ -29,7 +29,7 @@ class Output:
 
     number: int
 
-    def read(self, arrays: Sequence[object], ones: Ones) -> Any:
+    def read(self, arrays: Sequence[object], ones: Ones) -> Value:
         return arrays[self.number]
 
 
@@ -59,7 +59,7 @@ def read(seen: object, arrays: Sequence[object]) -> Any:
     return jax.tree.map(lambda x: x.read(arrays, ones), seen, is_leaf=is_slot)
 
 
-def is_slot(x: Any) -> bool:
+def is_slot(x: Value) -> bool:
     return isinstance(x, (Output, Always, Joined))
 
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import bodies_of, is_call
 from nnx_inspector.program.editing.functions import Product
 from nnx_inspector.program.marks import GRADIENT
-from nnx_inspector.typing import Atom, Equation, Jaxpr, Var
+from nnx_inspector.typing import Atom, Equation, Jaxpr, Params, Var
 
 _SAME: Final = {
     "copy", "copy_p", "optimization_barrier", "name", "nnx_inspector_mark", "nnx_inspector_held",
@@ -102,7 +102,7 @@ class _Step(NamedTuple):
     """What makes one value: an equation of the program, or of a function that it calls."""
 
     name: str
-    params: Mapping[str, Any]
+    params: Params
     operands: list[Atom]
     position: int
 
