@@ -47,23 +47,25 @@ class Heads:
         least = math.log(float(jnp.finfo(p.dtype).tiny)) + 1
         p, x = (self._turned(each) for each in (p, x))
         x = x.astype(jnp.float32) * self.base
-        largest = jnp.where(p > 0, x, -jnp.inf).max(axis=(0, 2, 3))
-        p, x = (_sample(each) for each in (p, x))
+        most = jnp.where(p > 0, x, -jnp.inf).max(axis=-1, keepdims=True)
+        largest = most.max(axis=(0, 2, 3))
+        p, x, most = (_sample(each) for each in (p, x, most))
         _, _, queries, keys = self.shape
         at = np.arange(queries - 1, -1, -_step(queries, MOST_QUERIES))[::-1]
-        most = jnp.where(p > 0, x, -jnp.inf).max(axis=-1, keepdims=True)
         below = jnp.where(x > -jnp.inf, x - most, -jnp.inf)
         share = jnp.where(p > 0, jnp.exp(below), 0.0)
         total = share.sum(axis=-1)
         # a key whose probability is too small for a number is allowed too
         small = (below - jnp.log(total)[..., None] < least) & (below > -MASKED)
         allowed = (p > 0) | small
-        count = allowed.sum(axis=-1).astype(jnp.float32)
-        product = jnp.where(allowed, share * below, 0.0).sum(axis=-1)
+        apart = np.abs(at[:, None] - np.arange(keys)).astype(np.float32)
+        # The sums are made together: on a GPU each reduction is a kernel, however small
+        of_keys = [allowed.astype(jnp.float32), jnp.where(allowed, share * below, 0.0)]
+        of_keys += [share * apart] if queries == keys else []
+        count, product, *distance = jnp.stack(of_keys).sum(axis=-1)
         chooses = count > 1
         unit = jnp.where(chooses, total, 1.0)
         entropy = jnp.maximum(jnp.log(unit) - product / unit, 0.0)
-        apart = np.abs(at[:, None] - np.arange(keys)).astype(np.float32)
         figures = {
             "entropy": entropy,
             "evenness": entropy / jnp.log(jnp.where(chooses, count, 2.0)),
@@ -71,11 +73,12 @@ class Heads:
             "keys": count,
         }
         if queries == keys:
-            figures["distance"] = (share * apart).sum(axis=-1) / unit
-        looked = chooses.sum(axis=(0, 2)).astype(jnp.float32)
+            figures["distance"] = distance[0] / unit
+        of_queries = [jnp.where(chooses, each, 0.0) for each in (1.0, *figures.values())]
+        looked, *sums = jnp.stack(of_queries).sum(axis=(1, 3))
         means = {
-            name: jnp.where(chooses, each, 0.0).sum(axis=(0, 2)) / jnp.where(looked > 0, looked, 1)
-            for name, each in figures.items()
+            name: each / jnp.where(looked > 0, looked, 1)
+            for name, each in zip(figures, sums, strict=True)
         }
         if self.exact:
             means["logit"] = largest
