@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from nnx_inspector.lenses.examples import top_examples as top_examples
     from nnx_inspector.lenses.lens import lens as lens
     from nnx_inspector.lenses.logits import logit_attribution as logit_attribution
+    from nnx_inspector.perturbations.activations import Apply as Apply
+    from nnx_inspector.perturbations.activations import Cast as Cast
+    from nnx_inspector.perturbations.activations import Clamp as Clamp
+    from nnx_inspector.perturbations.activations import Mask as Mask
+    from nnx_inspector.perturbations.activations import Mean as Mean
+    from nnx_inspector.perturbations.activations import Noise as Noise
+    from nnx_inspector.perturbations.activations import Patch as Patch
+    from nnx_inspector.perturbations.activations import Scale as Scale
+    from nnx_inspector.perturbations.activations import Shift as Shift
+    from nnx_inspector.perturbations.activations import Zero as Zero
     from nnx_inspector.perturbations.gradients import ClipGradient as ClipGradient
     from nnx_inspector.perturbations.gradients import ReverseGradient as ReverseGradient
     from nnx_inspector.perturbations.gradients import ScaleGradient as ScaleGradient
@@ -25,16 +35,6 @@ if TYPE_CHECKING:
     from nnx_inspector.perturbations.perturbed import perturbed as perturbed
     from nnx_inspector.perturbations.region import perturb as perturb
     from nnx_inspector.perturbations.sweep import sweep as sweep
-    from nnx_inspector.perturbations.values import Apply as Apply
-    from nnx_inspector.perturbations.values import Cast as Cast
-    from nnx_inspector.perturbations.values import Clamp as Clamp
-    from nnx_inspector.perturbations.values import Mask as Mask
-    from nnx_inspector.perturbations.values import Mean as Mean
-    from nnx_inspector.perturbations.values import Noise as Noise
-    from nnx_inspector.perturbations.values import Patch as Patch
-    from nnx_inspector.perturbations.values import Scale as Scale
-    from nnx_inspector.perturbations.values import Shift as Shift
-    from nnx_inspector.perturbations.values import Zero as Zero
     from nnx_inspector.profiling.profile import profile as profile
     from nnx_inspector.profiling.scopes import named_scopes as named_scopes
     from nnx_inspector.program.analysis.trace import trace as trace

@@ -68,8 +68,9 @@ class Bar:
     """A progress bar with a Stop button.
 
     The button has its own comm, and a running cell never sends on it: see
-    `screen.InspectorWidget.answer_where_asked`. Where no subshell handles its messages, the ear of
-    the kernel does; its file is named as text, because rooms that show progress come before it.
+    `screen.InspectorWidget.answer_where_asked`. Where no subshell handles its messages, the
+    kernel's listener does; its file is named as text, because rooms that show progress come
+    before it.
     """
 
     def __init__(self, what: str):
@@ -82,8 +83,10 @@ class Bar:
         self.text = ipywidgets.Label(f"{what}: preparing")
         self.button = ipywidgets.Button(description="Stop", tooltip=f"Stop the {what}")
         self.button.on_click(lambda _: self._stop.set())
-        self._ear: Any = importlib.import_module("nnx_inspector.screen.ear.hearing").ear()
-        self._ear.listen(self.button.model_id or "", self._heard)
+        self._listener: Any = importlib.import_module(
+            "nnx_inspector.screen.listener.listener"
+        ).listener()
+        self._listener.listen(self.button.model_id or "", self._heard)
         comm: Any = self.button.comm
         if comm is not None and hasattr(comm, "_reply_subshell_id"):
             del comm._reply_subshell_id
@@ -100,7 +103,7 @@ class Bar:
 
     def report(self, done: int, total: int) -> bool:
         """Show the progress now and then; see `Report`. A stop may come from any thread."""
-        self._ear.poll()
+        self._listener.poll()
         self._done = done, total
         if time.monotonic() - self._shown_at >= TICK:
             self._show()
@@ -117,7 +120,7 @@ class Bar:
         """Leave the bar and the text on the page, and remove the button."""
         self._show()
         self._box.children = (self.bar, self.text)
-        self._ear.forget(self.button.model_id or "")
+        self._listener.forget(self.button.model_id or "")
         layout, style = self.button.layout, self.button.style
         self.button.close()
         layout.close()

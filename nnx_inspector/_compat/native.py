@@ -27,7 +27,7 @@ from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.typing import Aval, Value
 
 Type = jax.ShapeDtypeStruct
-ARRAY_STATS: Final = "nnx_inspector_census"
+ARRAY_STATS: Final = "nnx_inspector_array_stats"
 APPLY: Final = "nnx_inspector_apply"
 FUNCTIONS: Final = (
     ARRAY_STATS,

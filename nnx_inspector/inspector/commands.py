@@ -22,7 +22,7 @@ from nnx_inspector.inspector.studies.studies import Studies
 from nnx_inspector.inspector.targets import Targets
 from nnx_inspector.inspector.values.opening import Opening
 from nnx_inspector.inspector.values.reading import positions_message, read_values
-from nnx_inspector.perturbations.values import Mask
+from nnx_inspector.perturbations.activations import Mask
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export.assets import asset
 from nnx_inspector.screen.flow import flow_of

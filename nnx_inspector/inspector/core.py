@@ -207,7 +207,7 @@ class Core:
 
     def require_open(self) -> Core:
         """Return the core; raise an error if the inspector was closed."""
-        self.view.screen.hear()  # every call of the user's begins with this
+        self.view.screen.poll()  # every call of the user's begins with this
         if self.closed:
             raise InspectorError(
                 "This inspector was closed. Make a new one: nni.Inspector(model, x)."

@@ -47,8 +47,8 @@ from nnx_inspector.lenses.lens import Lens
 from nnx_inspector.lenses.logits import LogitAttribution
 from nnx_inspector.lenses.unembedding import Norm, Unembed
 from nnx_inspector.live.steps import Region, Watching, check_start
+from nnx_inspector.perturbations.activations import Perturbation
 from nnx_inspector.perturbations.places import Known
-from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.program.analysis.operation import Operation
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.program.editing.counting import where_of

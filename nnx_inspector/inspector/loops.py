@@ -68,7 +68,7 @@ class Loops:
         self._taken: tuple[Handle, ...] = ()
         self._first = self._perturbed = self._some = False  # the last: whether any step has ended
         self._given: int | None = None  # the number of the first step, if the user chose it
-        self.hear = core.view.screen.hear
+        self.poll = core.view.screen.poll
         self._last_end: StepEnd | None = None  # of a step that is recorded behind the loop
         self.shares = Alike(core, weakly(self._take_over))
         core.handles.on_change, core.handles.elsewhere = self._changed, self._is_compiling

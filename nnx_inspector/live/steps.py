@@ -60,7 +60,7 @@ class Owner(Protocol):
     @property
     def shares(self) -> Shares: ...
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         """Let the browser's messages arrive, between two steps or passes; no lock is held."""
 
     def loop_begins(self, loop: object, total: int | None) -> int: ...
@@ -163,7 +163,7 @@ class Steps:
         self._path: Following | None = None
 
     def begin(self) -> None:
-        self._owner.hear()
+        self._owner.poll()
         due = self._step % self._every == 0 and self._session.meet(self._owner.shares)
         self._perturbed = self._owner.step_begins(self._session)
         self._sampled = due and not self._session.bare
@@ -474,7 +474,7 @@ class _Receiver:
         """Hand on the passes that have arrived, before the next begins: a killed process keeps
         them.
         """
-        self._owner.hear()
+        self._owner.poll()
         with self._holding:
             for one in self._session.inbox.completed():
                 self._hold(one)

@@ -20,6 +20,7 @@ from nnx_inspector.hooks.hook import Hook
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Only, Selection, module_sites
 from nnx_inspector.perturbations import perturbed, places
+from nnx_inspector.perturbations.activations import Perturbation, Scale
 from nnx_inspector.perturbations.base import OfPart, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import (
@@ -40,7 +41,6 @@ from nnx_inspector.perturbations.places import (
     refusal,
 )
 from nnx_inspector.perturbations.substitute import ParameterRule, perturbed_parameters
-from nnx_inspector.perturbations.values import Perturbation, Scale
 from nnx_inspector.program.editing.counting import Where
 from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import OUTPUT

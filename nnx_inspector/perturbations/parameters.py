@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from nnx_inspector.perturbations.activations import noise
 from nnx_inspector.perturbations.base import (
     Chosen,
     Form,
@@ -23,7 +24,6 @@ from nnx_inspector.perturbations.base import (
     lists_as_arrays,
     static,
 )
-from nnx_inspector.perturbations.values import noise
 from nnx_inspector.typing import Value
 
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.sites import Only, Selection, of_operation
+from nnx_inspector.perturbations.activations import Mean
 from nnx_inspector.perturbations.base import Kind, OfPart, Perturbation, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.places import loud, nothing_to_perturb, refusal, switched
@@ -28,7 +29,6 @@ from nnx_inspector.perturbations.substitute import (
     perturbed_parameters,
     with_own_parameters,
 )
-from nnx_inspector.perturbations.values import Mean
 from nnx_inspector.program.function import as_function
 from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import INPUT, OUTPUT, mapped_first

@@ -27,9 +27,9 @@ from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.native import APPLY, call, in_the_width, lower_for_a_cpu, serves_here
 from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.perturbations.activations import Apply, Scale, Zero
 from nnx_inspector.perturbations.base import OfPart, Perturbation, Refusal
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.values import Apply, Scale, Zero
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.structure import describe, is_observable
 from nnx_inspector.typing import Array, DTypeLike, Value

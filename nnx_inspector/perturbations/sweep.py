@@ -26,6 +26,7 @@ from nnx_inspector.arrays import is_array, require_examples
 from nnx_inspector.errors import InspectorError, add_note, warn
 from nnx_inspector.hooks.hook import unwatched, without
 from nnx_inspector.hooks.sites import Only, Selection, require_module
+from nnx_inspector.perturbations.activations import Perturbation, Zero
 from nnx_inspector.perturbations.effects import (
     Logits,
     change_where,
@@ -47,7 +48,6 @@ from nnx_inspector.perturbations.sweep_masks import (
     marking_of,
     masks_of,
 )
-from nnx_inspector.perturbations.values import Perturbation, Zero
 from nnx_inspector.program.analysis.cost import available_bytes, peak_bytes
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.editing.counting import Where, misfit_of, where_of

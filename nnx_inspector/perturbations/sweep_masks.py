@@ -23,9 +23,9 @@ from nnx_inspector.hooks.globs import escape
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Selection, parse_key, site_key
+from nnx_inspector.perturbations.activations import Mean, Perturbation, Zero
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import Act, arrays_of, at_marks, check_fits, why_unseen
-from nnx_inspector.perturbations.values import Mean, Perturbation, Zero
 from nnx_inspector.program.analysis.equations import is_call
 from nnx_inspector.program.editing.counting import Where, counting, counting_hooks
 from nnx_inspector.program.marking import marking_hooks

@@ -20,8 +20,8 @@ import traitlets
 from nnx_inspector._compat.ipykernel import let_this_thread_send
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.ear.hearing import ear
 from nnx_inspector.screen.export.assets import asset, packed_module
+from nnx_inspector.screen.listener.listener import listener
 
 CREDITS = 8
 """The most frames that are sent but not yet drawn; the browser acknowledges every second one. At 30
@@ -148,8 +148,8 @@ class Screen:
         self.stream = StreamWidget("stream", self.id)
         self.control.on_msg(self._received)
         self.control.answer_where_asked()
-        self._ear, self._comm = ear(), self.control.model_id or ""
-        self._ear.listen(self._comm, self._heard_early)
+        self._listener, self._comm = listener(), self.control.model_id or ""
+        self._listener.listen(self._comm, self._heard_early)
         self.greeted = False
         self.page = ""  # the page of the view that said hello last
         self._said = 0
@@ -171,16 +171,18 @@ class Screen:
 
         A kernel that receives them on another thread than the cells' receives them while a cell
         runs. ipykernel 7 does so if the front end asks for it (kernel subshells). Otherwise see
-        `ear`.
+        `listener`.
         """
         if loop not in (None, self._cells):
             return "thread"
         elsewhere = self._heard not in (None, self._cells)
-        return "during" if self._ear.hears == "after" and elsewhere else self._ear.hears
+        return (
+            "during" if self._listener.listens == "after" and elsewhere else self._listener.listens
+        )
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         """Look for messages from the browser, where a kernel does not do so while a cell runs."""
-        self._ear.poll()
+        self._listener.poll()
 
     def _heard_early(self, content: object, buffers: object) -> None:
         self._received(None, content, buffers)
@@ -280,7 +282,7 @@ class Screen:
         with self._lock:
             if not self.closed:
                 self.closed = True
-                self._ear.forget(self._comm)
+                self._listener.forget(self._comm)
                 self.control.on_msg(self._received, remove=True)
                 self.control.close()
                 self.stream.close()

@@ -21,11 +21,11 @@ from nnx_inspector.screen import protocol
 
 def offers() -> dict[protocol.Offer, Any]:
     """The kinds that a click can add, in the menu's order, with their classes. Python has more."""
-    from nnx_inspector.perturbations import gradients, values
+    from nnx_inspector.perturbations import activations, gradients
     from nnx_inspector.perturbations.base import Kind
 
     found = {}
-    for module in (values, gradients):
+    for module in (activations, gradients):
         for kind in vars(module).values():
             if not isinstance(kind, type) or not issubclass(kind, Kind):
                 continue
@@ -58,10 +58,10 @@ def read(text: str) -> Any:
     Raises:
         ValueError: it is no such text.
     """
-    from nnx_inspector.perturbations import gradients, parameters, values
+    from nnx_inspector.perturbations import activations, gradients, parameters
     from nnx_inspector.perturbations.base import Kind
 
-    modules = (values, gradients, parameters)
+    modules = (activations, gradients, parameters)
     kinds = {n: kind for module in modules for n, kind in vars(module).items()}
 
     def made_by(node: ast.expr) -> Any:

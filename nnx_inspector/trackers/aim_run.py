@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from nnx_inspector.trackers.read import FINDINGS, METRICS, NUMBERED, Entry
+from nnx_inspector.trackers.scalars import FINDINGS, METRICS, NUMBERED, Entry
 from nnx_inspector.trackers.tracker import Tracker, joined
 
 

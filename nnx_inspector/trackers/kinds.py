@@ -13,7 +13,7 @@ from typing import Any, Final
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.trackers.aim_run import AimRun
 from nnx_inspector.trackers.mlflow_run import MlflowRun
-from nnx_inspector.trackers.read import Entry
+from nnx_inspector.trackers.scalars import Entry
 from nnx_inspector.trackers.summary_writer import SummaryWriter
 from nnx_inspector.trackers.tracker import Tracker
 from nnx_inspector.trackers.wandb_run import WandbRun

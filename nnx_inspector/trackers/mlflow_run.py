@@ -10,7 +10,7 @@ import importlib
 import time
 from typing import Any, Final
 
-from nnx_inspector.trackers.read import Entry
+from nnx_inspector.trackers.scalars import Entry
 from nnx_inspector.trackers.tracker import Names, Tracker, joined
 
 AT_A_TIME: Final = 1000

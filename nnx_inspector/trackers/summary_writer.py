@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nnx_inspector.trackers.read import Entry
+from nnx_inspector.trackers.scalars import Entry
 from nnx_inspector.trackers.tracker import Names, Tracker, joined
 
 HISTOGRAM = "histogram"

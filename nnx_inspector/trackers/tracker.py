@@ -9,7 +9,7 @@ import re
 
 from nnx_inspector.findings.finding import Finding
 from nnx_inspector.recordings.passes import Pass
-from nnx_inspector.trackers.read import FINDINGS, METRICS, OURS, ROOT, Entry, Reader, Scalar
+from nnx_inspector.trackers.scalars import FINDINGS, METRICS, OURS, ROOT, Entry, Reader, Scalar
 
 
 class Tracker:

@@ -13,7 +13,7 @@ import importlib
 from collections import deque
 from typing import Any, Final
 
-from nnx_inspector.trackers.read import EVERY, OURS, Entry
+from nnx_inspector.trackers.scalars import EVERY, OURS, Entry
 from nnx_inspector.trackers.summary_writer import HISTOGRAM
 from nnx_inspector.trackers.tracker import Tracker, joined
 

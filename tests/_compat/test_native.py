@@ -33,11 +33,11 @@ def test_a_program_for_one_of_several_devices_calls_the_functions(
 ) -> None:
     monkeypatch.setattr(jax, "device_count", lambda: 8)
     x = jax.ShapeDtypeStruct((64, 32), jnp.float32)
-    assert "nnx_inspector_census" in jax.jit(summarize).lower(x).as_text()
+    assert "nnx_inspector_array_stats" in jax.jit(summarize).lower(x).as_text()
     mesh = jax.sharding.AbstractMesh((8,), ("data",))
     spread = x.update(sharding=NamedSharding(mesh, PartitionSpec("data")))
     program = jax.jit(summarize).trace(spread).lower(lowering_platforms=("cpu",)).as_text()
-    assert "nnx_inspector_census" not in program
+    assert "nnx_inspector_array_stats" not in program
 
 
 @pytest.mark.parametrize("content", [None, b"not a library"])

@@ -19,7 +19,7 @@ import optax
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector.trackers.read import Reader
+from nnx_inspector.trackers.scalars import Reader
 
 STEPS, EVERY, BAD = 9, 2, 5
 X = jnp.asarray(np.random.default_rng(0).normal(size=(16, 4)), jnp.float32)

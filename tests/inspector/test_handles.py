@@ -6,8 +6,8 @@ import pytest
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.handles import Handles
+from nnx_inspector.perturbations.activations import Clamp, Mask, Noise, Patch, Scale, Shift, Zero
 from nnx_inspector.perturbations.parameters import ParameterNoise
-from nnx_inspector.perturbations.values import Clamp, Mask, Noise, Patch, Scale, Shift, Zero
 
 UNITS = np.array([1.0, 0.0], np.float32)
 

@@ -18,7 +18,7 @@ from trackers import SummaryWriter
 
 import nnx_inspector as nni
 from nnx_inspector import background
-from nnx_inspector.trackers.read import Reader
+from nnx_inspector.trackers.scalars import Reader
 
 IN_TIME = 120.0
 STEPS = 7

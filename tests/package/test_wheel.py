@@ -82,7 +82,7 @@ def test_the_front_end_is_in_wheel_and_sdist(built: pathlib.Path, wheel: pathlib
     assert extra == []
     with zipfile.ZipFile(wheel) as packed:
         for name in STATIC[len(BUILT) :]:
-            assert b"nnx_inspector_census" in packed.read(name)
+            assert b"nnx_inspector_array_stats" in packed.read(name)
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as packed_source:
         names = {name.partition("/")[2] for name in packed_source.getnames()}

@@ -14,18 +14,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.programs import OwnedPasses
-from nnx_inspector.perturbations.apply import Reach, parameter_keys
-from nnx_inspector.perturbations.base import Kind, OfPart
-from nnx_inspector.perturbations.gradients import (
-    ClipGradient,
-    ReverseGradient,
-    ScaleGradient,
-    StopGradient,
-)
-from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
-from nnx_inspector.perturbations.perturbed import chosen_layer, perturbed
-from nnx_inspector.perturbations.places import Setting, place_of
-from nnx_inspector.perturbations.values import (
+from nnx_inspector.perturbations.activations import (
     Apply,
     Cast,
     Clamp,
@@ -37,6 +26,17 @@ from nnx_inspector.perturbations.values import (
     Shift,
     Zero,
 )
+from nnx_inspector.perturbations.apply import Reach, parameter_keys
+from nnx_inspector.perturbations.base import Kind, OfPart
+from nnx_inspector.perturbations.gradients import (
+    ClipGradient,
+    ReverseGradient,
+    ScaleGradient,
+    StopGradient,
+)
+from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
+from nnx_inspector.perturbations.perturbed import chosen_layer, perturbed
+from nnx_inspector.perturbations.places import Setting, place_of
 
 X = batch(4, 3)
 UNITS = jnp.array([1.0, 0.0, 0.5, 1.0])

@@ -11,16 +11,7 @@ from flax import nnx
 from models import batch, rngs
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.perturbations.gradients import (
-    ClipGradient,
-    ReverseGradient,
-    ScaleGradient,
-    StopGradient,
-)
-from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
-from nnx_inspector.perturbations.perturbed import perturbed
-from nnx_inspector.perturbations.region import perturb
-from nnx_inspector.perturbations.values import (
+from nnx_inspector.perturbations.activations import (
     Apply,
     Cast,
     Clamp,
@@ -32,6 +23,15 @@ from nnx_inspector.perturbations.values import (
     Shift,
     Zero,
 )
+from nnx_inspector.perturbations.gradients import (
+    ClipGradient,
+    ReverseGradient,
+    ScaleGradient,
+    StopGradient,
+)
+from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
+from nnx_inspector.perturbations.perturbed import perturbed
+from nnx_inspector.perturbations.region import perturb
 from nnx_inspector.records.capture import capture
 
 X = batch(4, 3)

@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from nnx_inspector.perturbations.gradients import (
-    ClipGradient,
-    ReverseGradient,
-    ScaleGradient,
-    StopGradient,
-)
-from nnx_inspector.perturbations.parameters import ParameterNoise, ParameterPerturbation, PruneMask
-from nnx_inspector.perturbations.places import CLEAN, Setting, applied, data_of, place_of
-from nnx_inspector.perturbations.values import (
+from nnx_inspector.perturbations.activations import (
     Apply,
     Cast,
     Clamp,
@@ -26,6 +18,14 @@ from nnx_inspector.perturbations.values import (
     Shift,
     Zero,
 )
+from nnx_inspector.perturbations.gradients import (
+    ClipGradient,
+    ReverseGradient,
+    ScaleGradient,
+    StopGradient,
+)
+from nnx_inspector.perturbations.parameters import ParameterNoise, ParameterPerturbation, PruneMask
+from nnx_inspector.perturbations.places import CLEAN, Setting, applied, data_of, place_of
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 4, 3)), jnp.float32)
 UNITS = np.array([1.0, 0.0, 0.5], np.float32)

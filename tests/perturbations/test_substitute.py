@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 from models import batch, rngs
 
+from nnx_inspector.perturbations.activations import Zero
 from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
 from nnx_inspector.perturbations.perturbed import perturbed
-from nnx_inspector.perturbations.values import Zero
 
 X = batch(4, 3)
 NONE = PruneMask(0.0)

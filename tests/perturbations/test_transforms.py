@@ -18,15 +18,7 @@ import pytest
 from flax import nnx
 from models import batch, rngs
 
-from nnx_inspector.perturbations.gradients import (
-    ClipGradient,
-    ReverseGradient,
-    ScaleGradient,
-    StopGradient,
-)
-from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
-from nnx_inspector.perturbations.perturbed import perturbed
-from nnx_inspector.perturbations.values import (
+from nnx_inspector.perturbations.activations import (
     Apply,
     Cast,
     Clamp,
@@ -38,6 +30,14 @@ from nnx_inspector.perturbations.values import (
     Shift,
     Zero,
 )
+from nnx_inspector.perturbations.gradients import (
+    ClipGradient,
+    ReverseGradient,
+    ScaleGradient,
+    StopGradient,
+)
+from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
+from nnx_inspector.perturbations.perturbed import perturbed
 
 X = batch(4, 4) + 0.5
 UNITS = jnp.array([1.0, 0.0, 0.5, 1.0])

@@ -25,7 +25,7 @@ from recorded import assert_same, contents, pool
 from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.inspector.inspector import Inspector
 from nnx_inspector.inspector.script.watch import watch
-from nnx_inspector.perturbations.values import Scale
+from nnx_inspector.perturbations.activations import Scale
 from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.recording import Recording
 

@@ -19,8 +19,8 @@ from models import ZOO, batch, rngs
 import nnx_inspector
 from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.hooks.intercept import intercept_methods
+from nnx_inspector.perturbations.activations import Scale
 from nnx_inspector.perturbations.region import perturb
-from nnx_inspector.perturbations.values import Scale
 from nnx_inspector.records.capture import capture, value_and_grad
 
 pytestmark = pytest.mark.filterwarnings(

@@ -109,7 +109,7 @@ def test_what_is_lowered_for_each_platform(sample: Any, monkeypatch: pytest.Monk
     texts["cpus"] = lowered((16, 512, 1024), "cpus", sample=sample)
     scatters = {p: text.count('"stablehlo.scatter"(') for p, text in texts.items()}
     assert scatters == {"cpu": 0, "cpus": 1, "cuda": 1, "tpu": 0}
-    calls = {p: text.count("@nnx_inspector_census(") for p, text in texts.items()}
+    calls = {p: text.count("@nnx_inspector_array_stats(") for p, text in texts.items()}
     assert calls == {"cpu": 1, "cpus": 0, "cuda": 0, "tpu": 0}
     assert {p: "dot_general" in text for p, text in texts.items()} == {
         "cpu": False, "cpus": False, "cuda": False, "tpu": True,

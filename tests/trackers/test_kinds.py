@@ -23,7 +23,7 @@ from nnx_inspector.findings.finding import Finding
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.trackers import mlflow_run
 from nnx_inspector.trackers.kinds import tracker_of
-from nnx_inspector.trackers.read import Reader
+from nnx_inspector.trackers.scalars import Reader
 from nnx_inspector.trackers.tracker import Names, Tracker
 
 X = np.arange(-3, 5, dtype=np.float32)

@@ -19,8 +19,8 @@ from nnx_inspector.hooks.hook import TAP_OUTPUT, Hook
 from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.hooks.scope import scope_of
 from nnx_inspector.live.session import Session
+from nnx_inspector.perturbations.activations import Zero
 from nnx_inspector.perturbations.region import perturb
-from nnx_inspector.perturbations.values import Zero
 from nnx_inspector.program.analysis.trace import trace
 from nnx_inspector.records.capture import capture, value_and_grad
 
@@ -230,8 +230,8 @@ def test_a_watched_step_sees_them():
 
 
 def test_a_site_that_only_a_call_reveals_can_be_perturbed_in_a_watched_step():
+    from nnx_inspector.perturbations.activations import Scale
     from nnx_inspector.perturbations.places import row_of
-    from nnx_inspector.perturbations.values import Scale
 
     model, x = models.Perturbs(rngs()), batch(4, 3)
     step = nnx.jit(lambda m, x: m(x))

@@ -90,7 +90,7 @@ class Job:
         """
 
         def report(done: int, total: int) -> bool:
-            self._core.view.screen.hear()
+            self._core.view.screen.poll()
             now = time.monotonic()
             if done in (0, total) or now - self._shown_at >= TICK:
                 self._shown_at = now

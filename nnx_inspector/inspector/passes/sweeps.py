@@ -14,9 +14,9 @@ from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.job import Job
+from nnx_inspector.perturbations.activations import Perturbation
 from nnx_inspector.perturbations.effects import Logits
 from nnx_inspector.perturbations.sweep import swept
-from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.progress import Progress, shown
 from nnx_inspector.records.donated import undisturbed
 from nnx_inspector.screen import protocol

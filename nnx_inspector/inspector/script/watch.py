@@ -271,7 +271,7 @@ class _Recorder:
     def begins_at(self, step: int) -> int:
         return step
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         pass
 
     def step_begins(self, session: Session) -> bool:

@@ -258,7 +258,7 @@ static void complete(uint32_t *bins, int64_t n, int64_t sampled, const Counts *c
 }
 
 /* array_stats(x, batch_rank=, steps=) -> bins, points, sums: see `array_stats.py`. */
-EXPORT void *nnx_inspector_census(Frame *frame) {
+EXPORT void *nnx_inspector_array_stats(Frame *frame) {
     if (is_asked(frame)) return NULL;
     const Buffer *x = frame->in.at[0];
     uint32_t *bins = frame->out.at[0]->data;

@@ -28,7 +28,7 @@ class Screen:
         protocol.from_header(protocol.to_header(message))  # valid at both ends
         self.sent.append((message, buffer))
 
-    def hear(self):
+    def poll(self):
         """Nobody sends clicks."""
 
     def reply(self, number, error=""):

@@ -1,6 +1,6 @@
 """Clicks in a running cell, without kernel subshells, in real kernels of several versions.
 
-Each loop ends when its click has acted: a kernel that does not hear it never ends the test's cell,
+Each loop ends when its click has acted: a kernel that does not poll it never ends the test's cell,
 and the test fails by its limit of steps.
 """
 
@@ -19,7 +19,7 @@ import asyncio, collections, itertools, os, threading, time
 import jax, jax.numpy as jnp
 from flax import nnx
 import nnx_inspector as nni
-from nnx_inspector.screen.ear.hearing import ear
+from nnx_inspector.screen.listener.listener import listener
 
 class Net(nnx.Module):
     def __init__(self, *, rngs):
@@ -52,7 +52,7 @@ def steps():
 
 def heard_by(comm_id):
     notes = []
-    ear().listen(comm_id, lambda content, buffers: notes.append(content))
+    listener().listen(comm_id, lambda content, buffers: notes.append(content))
     return notes
 """
 LOOPS = {
@@ -106,8 +106,8 @@ def acted(one, request, *, status="ok"):
 
 
 def test_it_says_how_it_hears(kernel_of):
-    hears = "steps" if kernel_of.version.startswith("6") else "during"
-    assert kernel_of.ask("insp._core.view.screen.listening(None)") == hears
+    listens = "steps" if kernel_of.version.startswith("6") else "during"
+    assert kernel_of.ask("insp._core.view.screen.listening(None)") == listens
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
@@ -207,9 +207,9 @@ def test_a_handler_that_raises_or_looks_itself_is_harmless(kernel_of):
         "seen = []\n"
         "def handle(content, buffers):\n"
         "    seen.append(content['n'])\n"
-        "    insp._core.view.screen.hear()\n"
+        "    insp._core.view.screen.poll()\n"
         "    raise ZeroDivisionError\n"
-        "ear().listen(odd.model_id, handle)"
+        "listener().listen(odd.model_id, handle)"
     )
     odd = kernel_of.ask("odd.model_id")
     request = begin(kernel_of, LOOPS["iterated"], wanted="second")
@@ -269,7 +269,7 @@ def test_what_is_for_a_subshell_goes_there_and_another_click_acts_beside_it(kern
         "by_shell, by_ear = [], []\n"
         "name = lambda: threading.current_thread().name\n"
         "both.on_msg(lambda widget, content, buffers: by_shell.append(name()))\n"
-        "ear().listen(both.model_id, lambda content, buffers: by_ear.append(name()))"
+        "listener().listen(both.model_id, lambda content, buffers: by_ear.append(name()))"
     )
     both, subshell = kernel_of.ask("both.model_id"), kernel_of.subshell()
     request = begin(kernel_of, LOOPS["iterated"], wanted="second")
@@ -279,7 +279,7 @@ def test_what_is_for_a_subshell_goes_there_and_another_click_acts_beside_it(kern
     kernel_of.idle(here)
     click(kernel_of, "second")
     acted(kernel_of, request)
-    assert kernel_of.ask("by_ear") == ["nnx_inspector.ear"]
+    assert kernel_of.ask("by_ear") == ["nnx_inspector.listener"]
     (name,) = kernel_of.ask("by_shell")
     assert "subshell" in name
 
@@ -295,7 +295,7 @@ def test_comms_that_the_page_closes_leave_the_loop_and_its_recording_alone(kerne
         "    for one in comms:\n"
         "        message = {'content': {'comm_id': one.comm_id, 'data': {}}}\n"
         "        get_ipython().kernel.comm_manager.comm_close(None, None, message)\n"
-        "ear().listen(closer.model_id, close)"
+        "listener().listen(closer.model_id, close)"
     )
     closer = kernel_of.ask("closer.model_id")
     loop = (

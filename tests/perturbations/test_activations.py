@@ -12,15 +12,7 @@ import pytest
 from flax import nnx
 from models import batch, rngs
 
-from nnx_inspector.perturbations.gradients import (
-    ClipGradient,
-    ReverseGradient,
-    ScaleGradient,
-    StopGradient,
-)
-from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
-from nnx_inspector.perturbations.perturbed import perturbed
-from nnx_inspector.perturbations.values import (
+from nnx_inspector.perturbations.activations import (
     Apply,
     Cast,
     Clamp,
@@ -32,6 +24,14 @@ from nnx_inspector.perturbations.values import (
     Shift,
     Zero,
 )
+from nnx_inspector.perturbations.gradients import (
+    ClipGradient,
+    ReverseGradient,
+    ScaleGradient,
+    StopGradient,
+)
+from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
+from nnx_inspector.perturbations.perturbed import perturbed
 
 EVERY = [
     Zero(), Scale(0.5), Shift(0.25), Shift(np.ones(3)), Noise(0.1), Clamp(-1, 1), Clamp(-0.5, 0.5),

@@ -12,7 +12,7 @@ from nnx_inspector.recordings.facts import PARAMETER_FIGURES, Figures
 from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.trackers.aim_run import AimRun
-from nnx_inspector.trackers.read import BINS, Entry, Reader
+from nnx_inspector.trackers.scalars import BINS, Entry, Reader
 
 RNG = np.random.default_rng(0)
 VALUES: dict[str, np.ndarray[Any, Any]] = {

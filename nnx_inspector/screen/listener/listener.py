@@ -1,9 +1,9 @@
-"""Hearing the browser while a cell runs, without kernel subshells.
+"""Listens to the browser while a cell runs, without kernel subshells.
 
 Messages on comms of ours go to a thread of ours; all others stay where they are, in their order.
 Where a thread of the kernel reads its shell socket (ipykernel 7.1), ours are taken out there.
 Where the thread of the cells reads it (ipykernel 6), a loop of ours looks at it now and then; a
-cell without one keeps messages waiting. Invariant: hearing never runs a cell, and never raises into
+cell without one keeps messages waiting. Invariant: it never runs a cell, and never raises into
 a loop; a message is handled once. Knows no message of ours.
 """
 
@@ -29,15 +29,15 @@ Handle = Callable[[Any, list[Any]], object]
 """Called with the content and the buffers of a custom message of a widget."""
 
 
-class Ear:
+class Listener:
     """Hears nothing: there is no kernel, or one that cannot be listened to.
 
     Attributes:
-        hears: when messages are heard that no subshell handles: "during" any cell, at the "steps"
+        listens: when messages are heard that no subshell handles: "during" any cell, at the "steps"
             of our loops, or "after" the cell.
     """
 
-    hears: ClassVar[Literal["during", "steps", "after"]] = "after"
+    listens: ClassVar[Literal["during", "steps", "after"]] = "after"
 
     def listen(self, comm: str, handle: Handle) -> None:
         """Hand the custom messages on a comm to `handle`, in a thread, while a cell runs."""
@@ -49,11 +49,11 @@ class Ear:
         """Look whether messages have arrived. To be called between two steps, in any thread."""
 
 
-class _Hearing(Ear):
+class _Listening(Listener):
     def __init__(self, kernel: Any):
         self._kernel, self._pid = kernel, os.getpid()
         self._handles: dict[str, Handle] = {}
-        self._worker = Worker("nnx_inspector.ear", self._failed)
+        self._worker = Worker("nnx_inspector.listener", self._failed)
 
     def listen(self, comm: str, handle: Handle) -> None:
         self._handles[comm] = handle
@@ -83,10 +83,10 @@ class _Hearing(Ear):
         self._kernel.log.error("nnx_inspector could not handle a message", exc_info=error)
 
 
-class Tap(_Hearing):
+class Tap(_Listening):
     """Takes messages out in the thread that reads the kernel's shell socket."""
 
-    hears = "during"
+    listens = "during"
 
     def __init__(self, kernel: Any):
         super().__init__(kernel)
@@ -97,10 +97,10 @@ class Tap(_Hearing):
         return one is not None and self._worker.do(functools.partial(self._handle, one))
 
 
-class Pump(_Hearing):
+class Pump(_Listening):
     """Looks at the kernel's shell socket and queue, in the thread that runs the cells."""
 
-    hears = "steps"
+    listens = "steps"
 
     def __init__(self, kernel: Any):
         super().__init__(kernel)
@@ -138,17 +138,17 @@ class Pump(_Hearing):
             self._said_idle = True
 
 
-_ears: dict[int, tuple[Any, Ear]] = {}
-"""The ear of this process's kernel, by its `id`."""
+_listeners: dict[int, tuple[Any, Listener]] = {}
+"""The listener of this process's kernel, by its `id`."""
 _lock = threading.Lock()
 
 
-def ear() -> Ear:
-    """The one ear of the kernel of this process."""
+def listener() -> Listener:
+    """The one listener of the kernel of this process."""
     kernel = ipykernel.kernel_here()
     with _lock:
-        if id(kernel) not in _ears:
+        if id(kernel) not in _listeners:
             way = "other" if kernel is None else ipykernel.reads_shell_by(kernel)
             made = {"thread": Tap, "queue": Pump}.get(way)
-            _ears[id(kernel)] = kernel, Ear() if made is None else made(kernel)
-        return _ears[id(kernel)][1]
+            _listeners[id(kernel)] = kernel, Listener() if made is None else made(kernel)
+        return _listeners[id(kernel)][1]

@@ -1,4 +1,4 @@
-/* A row applied to an array in place: what `slots.py` in perturbations describes. */
+/* A row applied to an array in place: what `places.py` in perturbations describes. */
 
 #include "xla.h"
 

@@ -1,4 +1,4 @@
-/* FastPath an array on: what `computed_once` in `_compat/native.py` describes. */
+/* Hands an array on: what `computed_once` in `_compat/native.py` describes. */
 
 #include "xla.h"
 
