@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.recordings.layers import layer_of
-from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.recordings.passes import UPDATE, Pass
 from nnx_inspector.stats import table
 from nnx_inspector.stats.bins import (
     Binned,
@@ -139,13 +139,13 @@ def passes_frame(
     heads = [(p.step, p.number, p.kind, p.perturbed, *key) for p, key, _ in chosen]
     figures = figures_of([blob for _, _, blob in chosen]).tolist()
     updates = [
-        (p.update_ratio(key[0]), p.update_lost(key[0])) if key[1] == "parameter" else (np.nan,) * 2
+        tuple(p.update_of(key[0]).values()) if key[1] == "parameter" else (np.nan,) * len(UPDATE)
         for p, key, _ in chosen
     ]
     rows = [(*h, *row, *update) for h, row, update in zip(heads, figures, updates, strict=True)]
     quantiles = [f"q{round(100 * q):02d}" for q in HISTORY_QUANTILES]
     heads_of = "step", "pass", "kind", "perturbed", "site", "quantity"
-    names = (*heads_of, *STATISTICS, *quantiles, "update_ratio", "update_lost")
+    names = (*heads_of, *STATISTICS, *quantiles, *UPDATE)
     types = dict.fromkeys(("step", "pass"), "int64") | {"perturbed": "bool"}
     types |= dict.fromkeys(_COUNTED, "Int64")
     types |= {n: "float64" for n in names[6:] if n not in _COUNTED}

@@ -31,6 +31,10 @@ from nnx_inspector.stats.encoding import (
 from nnx_inspector.stats.summary import STATISTICS, Summary
 from nnx_inspector.stats.table import figures_of
 
+UPDATE: Final = {"update_ratio": "update"} | {
+    f"update_{name}": name for name in ("lost", "decayed", "clipped")
+}
+"""A parameter's figures of its update in tables and trackers -> their names in `OF_UPDATE`."""
 NONFINITE: Final = {"nan": NAN_BIN, "posinf": POSINF_BIN, "neginf": NEGINF_BIN}
 """The bins of non-finite values, by kind, in the order of the kinds' numbers in a file."""
 
@@ -238,6 +242,13 @@ class Pass:
         it was not seen what was added, or for a dtype other than float16 and bfloat16.
         """
         return float("nan") if self.figures is None else self.figures.parameter(path, "lost")
+
+    def update_of(self, path: str) -> dict[str, float]:
+        """`UPDATE` of a parameter, by name; NaN for what is not known."""
+        return {
+            name: float("nan") if self.figures is None else self.figures.parameter(path, figure)
+            for name, figure in UPDATE.items()
+        }
 
     def has_values(self, site: str) -> bool:
         """Whether it measured the output of a site, and that has any values."""

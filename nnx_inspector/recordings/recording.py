@@ -572,8 +572,10 @@ class Recording:
         unknown is missing), quantiles within 6.25 %, `q01, q05, q25, q50, q75, q95, q99`, and of a
         "parameter" `update_ratio`, the norm of the step's change divided by that of the value, and
         `update_lost`: of the elements to which the step added something other than 0, the share
-        that stayed what they were, because the parameter's dtype rounds that off (both NaN: not
-        seen). `attrs["seams"]` has the numbers (`pass`) with which a restarted run went on.
+        that stayed what they were, because the parameter's dtype rounds that off;
+        `update_decayed`, the norm of weight decay divided by that of what it is added to; and
+        `update_clipped`, the part of a norm that clipping takes (NaN: not seen). `attrs["seams"]`
+        has the numbers (`pass`) with which a restarted run went on.
 
         Args:
             layers: whether to add rows for single layers of stacked modules (`"blocks[3]"`). The

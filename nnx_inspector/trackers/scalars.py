@@ -120,9 +120,8 @@ class Reader:
                 if not math.isnan(of[name]):
                     found.append(Scalar(group, at, name, of[name]))
             if quantity == "parameter":
-                update = {"ratio": item.update_ratio(site), "lost": item.update_lost(site)}
-                seen = {name: x for name, x in update.items() if math.isfinite(x)}
-                found += [Scalar(group, at, f"update_{name}", x) for name, x in seen.items()]
+                seen = {name: x for name, x in item.update_of(site).items() if math.isfinite(x)}
+                found += [Scalar(group, at, name, x) for name, x in seen.items()]
         return [*found, *_of_choices(item)]
 
     def histograms(self, item: Pass) -> list[Histogram]:

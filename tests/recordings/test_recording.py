@@ -171,7 +171,8 @@ def test_parameters_are_no_sites_and_have_a_ratio() -> None:
     for step, ratio in enumerate([1e-3, 0.0, np.nan]):
         rows = np.full((1, len(PARAMETER_FIGURES)), np.nan, np.float32)
         rows[0, PARAMETER_FIGURES.index("update")] = ratio
-        rows[0, PARAMETER_FIGURES.index("lost")] = ratio / 2
+        for name, times in (("lost", 2), ("decayed", 4), ("clipped", 8)):
+            rows[0, PARAMETER_FIGURES.index(name)] = ratio / times
         figures = Figures(parameters=("up/kernel",), parameter_rows=rows)
         of_up = {"parameter": weights, "parameter_gradient": weights if step else None}
         recording.append(step, {"up": {"output": weights}, "up/kernel": of_up}, figures=figures)
@@ -180,7 +181,8 @@ def test_parameters_are_no_sites_and_have_a_ratio() -> None:
     assert recording.summary("up/kernel", "parameter_gradient", index=0) is None
     assert recording.summary("up", "parameter") is None
     frame = recording.to_frame().set_index(["site", "quantity"])
-    for name, first in (("update_ratio", 1e-3), ("update_lost", 5e-4)):
+    for name, times in (("ratio", 1), ("lost", 2), ("decayed", 4), ("clipped", 8)):
+        first, name = 1e-3 / times, f"update_{name}"
         found = frame.loc[("up/kernel", "parameter"), name].to_numpy()
         np.testing.assert_array_equal(found, np.array([first, 0.0, np.nan], np.float32))
         assert frame.drop(index=[("up/kernel", "parameter")])[name].isna().all()
@@ -197,7 +199,8 @@ def test_frame_values_equal_the_summaries() -> None:
     frame = recording.to_frame()
     quantiles = ["q01", "q05", "q25", "q50", "q75", "q95", "q99"]
     heads = ["step", "pass", "kind", "perturbed", "site", "quantity"]
-    assert list(frame.columns) == [*heads, *STATISTICS, *quantiles, "update_ratio", "update_lost"]
+    assert list(frame.columns)[:-4] == [*heads, *STATISTICS, *quantiles]
+    assert all(name.startswith("update_") for name in frame.columns[-4:])
     assert len(frame) == 3 * 2 * len(VALUES)
     for row in frame.to_dict("records"):
         summary = recording.summary(row["site"], row["quantity"], index=row["pass"])

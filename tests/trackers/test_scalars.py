@@ -57,6 +57,7 @@ def item() -> Any:
     rows = np.full((1, len(PARAMETER_FIGURES)), np.nan, np.float32)
     rows[0, PARAMETER_FIGURES.index("update")] = 1e-3
     rows[0, PARAMETER_FIGURES.index("lost")] = 0.25
+    rows[0, PARAMETER_FIGURES.index("clipped")] = 0.5
     figures = Figures(parameters=("relu/kernel",), parameter_rows=rows)
     recording.append(3, summaries, figures=figures)
     return recording.passes[0]
@@ -74,7 +75,7 @@ def test_every_scalar_is_that_of_numpy(item: Any) -> None:
         x = VALUES["relu" if site == "relu/kernel" else site or "normal"]
         expected = oracle(x, quantity)
         if quantity == "parameter":
-            expected |= {"update_ratio": 1e-3, "update_lost": 0.25}
+            expected |= {"update_ratio": 1e-3, "update_lost": 0.25, "update_clipped": 0.5}
         got = found.pop((GROUPS[quantity], site or "(root)"), {})
         assert got == pytest.approx(expected, rel=2e-6, abs=1e-12), (site, quantity)
     assert found == {}
