@@ -57,15 +57,22 @@ class Seen:
         doubtful: type -> those of `others` that may be the model's after all.
         executables: calls of programs that were compiled ahead of time, or exported.
         twins: whether a program has two trees that may be the model.
+        failure: why a program could not be read, in the words of the first error; "" if none.
     """
 
     others: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
     doubtful: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
     executables: int = 0
     twins: bool = False
+    failure: str = ""
 
     def in_words(self, model: str, every: int) -> tuple[str, str]:
         """Two clauses: what was called instead of the model, and what to do about it."""
+        if self.failure:
+            return (
+                f"the program could not be read ({self.failure})",
+                "report this fault of nnx_inspector; the step itself ran as it is",
+            )
         count = sum(self.others.values())
         them = f"{count} call{'s' * (count > 1)} of modules"
         if self.executables:
@@ -94,6 +101,10 @@ class Seen:
             "no call of any module of its types was seen",
             f"call it in the loop's own thread; it may be called in another one{often}",
         )
+
+
+def _is_of_reading(error: str) -> bool:
+    return error.startswith("choosing a program: ")
 
 
 class Diagnostics:
@@ -125,6 +136,7 @@ class Diagnostics:
             for name, calls in found.items():
                 into[name] = into.get(name, 0) + calls
         session.doubtful.clear()
+        seen.failure = seen.failure or next(filter(_is_of_reading, session.errors), "")
         seen.executables += session.executables
         seen.twins |= any(why.startswith(TWINS) for why in session.unseen.values())
         self._now = count > self._before
@@ -149,7 +161,8 @@ class Diagnostics:
     @property
     def _strange(self) -> bool:
         seen = self._seen
-        return bool(seen.executables or seen.twins or self._model in seen.doubtful)
+        doubtful = self._model in seen.doubtful
+        return bool(seen.executables or seen.twins or seen.failure or doubtful)
 
     def uncalled(self, *, over: bool) -> Uncalled | None:
         """The report if no measured step has called the model; None if one has, or if it is not
@@ -172,7 +185,8 @@ class Diagnostics:
             return None
         if self._steps == 0 and not self._in_region:
             return None  # the loop was left in its first step
-        if not (self._seen.others or self._seen.executables or self._seen.twins):
+        seen = self._seen
+        if not (seen.others or seen.executables or seen.twins or seen.failure):
             # nothing was called in the model's place: other steps may call the model
             few = self._steps < MEASURED and not (self._in_region and self._steps == 0)
             if self.called or few:
@@ -183,14 +197,15 @@ class Diagnostics:
         instead, advice = self._seen.in_words(self._model, self._every if self._steps else 1)
         of = {0: "Nothing in the watched region", 1: "No measured step"}
         which = of.get(self._steps, f"None of the {self._steps} measured steps{so_far}{since}")
+        called = (
+            f"called the {self._model} that is watched, so none of its passes was recorded there"
+        )
+        called = "could be measured" if seen.failure else called
         return Uncalled(
             step=self._first,
             steps=self._steps,
             calls=sum(self._seen.others.values()),
-            what=(
-                f"{which} called the {self._model} that is watched, so none of its passes was "
-                f"recorded there; {instead}"
-            ),
+            what=f"{which} {called}; {instead}",
             advice=advice,
         )
 
@@ -225,6 +240,8 @@ class Diagnostics:
     def _why_not(self, one: Expected) -> str:
         if self._away:
             instead, advice = self._seen.in_words(self._model, self._every)
+            if self._seen.failure:
+                return f"{instead}; {advice}"
             return f"the loop does not call the inspected {self._model}: {instead}; {advice}"
         for site in one.sites:
             if site in self._session.unseen:

@@ -228,6 +228,21 @@ def test_a_region_tells_it_when_it_is_left(insp, model, tick):
     assert len(uncalled(insp.findings)) == 1
 
 
+def test_a_program_that_cannot_be_read_is_no_model_that_is_not_called(insp, model, monkeypatch):
+    def planted(*_):
+        raise ValueError("planted")
+
+    monkeypatch.setattr("nnx_inspector.program.rewrite.see_moves", planted)
+    step = nnx.jit(lambda model, x: nnx.value_and_grad(loss_fn)(model, x)[0] + 0)  # traced anew
+    losses = []
+    text = " ".join(loop(insp, lambda _: losses.append(float(step(model, X)))))
+    assert "None of the 3 measured steps so far could be measured; the program could" in text
+    assert "ValueError: planted" in text
+    assert "called the TwoLayers" not in text
+    assert losses == [float(loss_fn(model, X))] * 4
+    assert watched(insp.recording) == []
+
+
 def test_a_region_without_a_screen_tells_it(model, tmp_path):
     step = of_a_clone(model)
     found = []
