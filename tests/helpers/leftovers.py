@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from jax._src import api, pjit
+from jax._src import api, config, pjit
 
 from nnx_inspector.hooks import dispatch, wrapping
 
@@ -36,12 +36,10 @@ def classes() -> list[type]:
 
 def listened_in_jax() -> list[Any]:
     """What the package replaces in jax while it listens to launches: private parts of jax."""
-    return [
-        pjit._get_fastpath_data,
-        pjit._infer_params,
-        pjit._run_python_pjit,
-        api._post_hook_state.get_local(),
-    ]
+    hook = api._post_hook_state.get_local()
+    # jax leaves None where a thread has once opened `jax.debug_nans(False)`, as flax does too
+    hook = None if hook is config.config_ext.unset else hook
+    return [pjit._get_fastpath_data, pjit._infer_params, pjit._run_python_pjit, hook]
 
 
 def code_of(value: Any) -> list[Any]:
