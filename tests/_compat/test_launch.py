@@ -383,9 +383,10 @@ def test_the_parts_of_jax_that_are_replaced_are_where_they_were():
 
 
 def test_a_program_that_ran_has_the_number_of_its_module():
+    functions = jax.jit(lambda x: jnp.sin(x) + 1), jax.jit(lambda x: jnp.cos(x) + 1)
     with compiled.noting():
-        jax.jit(lambda x: jnp.sin(x) + 1)(X)
-        jax.jit(lambda x: jnp.cos(x) + 1)(X)
+        for function in functions:
+            function(X)
     numbers = [one.number for one in list(compiled.known.values())[-2:]]
     assert all(isinstance(n, int) for n in numbers)
     assert numbers[0] != numbers[1]
