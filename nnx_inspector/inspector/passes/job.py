@@ -59,11 +59,15 @@ class Job:
         self._stop.clear()
 
         def in_turn() -> None:
-            while not self._place.acquire(timeout=TICK):
-                if self._stop.is_set():
-                    dropped()
-                    return
-            work()
+            taken = False
+            while not (taken or self._stop.is_set()):
+                taken = self._place.acquire(timeout=TICK)
+            if not self._stop.is_set():  # it may be stopped at the moment when the place is free
+                work()
+                return
+            if taken:
+                self._place.release()
+            dropped()
 
         self._worker.do(in_turn)
 
