@@ -246,7 +246,7 @@ def test_what_nni_watch_would_warn_of_becomes_a_note_of_the_error_that_leaves_it
 ):
     from nnx_inspector.inspector.script import watch
 
-    monkeypatch.setattr(watch, "losses_of", lambda session: ["Something is lost."])
+    monkeypatch.setattr(watch, "dropped_of", lambda session: ["Something is lost."])
     with pytest.raises(KeyboardInterrupt) as caught, nni.watch(Net(nnx.Rngs(0))):
         raise KeyboardInterrupt
     assert caught.value.__notes__ == ["nnx_inspector: Something is lost."]

@@ -191,7 +191,7 @@ def test_layers_through_which_the_example_cannot_be_run_are_told_and_the_loop_go
         if number == 1:
             model.a = nnx.Linear(4, 2, rngs=nnx.Rngs(7))
         run(model, X if number == 0 else jnp.ones((5, 4)))
-    (text,) = [one for one in inside(insp).notices if "new layers" in one.text]
+    (text,) = [one for one in inside(insp).notices if "new layers" in one]
     assert text.startswith("The example cannot be run with the model's new layers")
     assert [one.step for one in insp.recording.passes if one.kind == "watch"] == [0, 1, 2]
     insp.close()

@@ -84,14 +84,15 @@ class Trace:
     def to_frame(self) -> pd.DataFrame:
         """A tidy pandas DataFrame, with a row for each call.
 
-        The columns are the fields of `TracedCall` but `arrays`: `site, type, depth, parent, inputs,
-        output, shape, dtype, parameters, parameter_bytes, output_bytes, flops, times, conditional,
-        stacked, members, source, changed, error, attends`. `changed` is in words: `"mean
-        (BatchStat), var (BatchStat)"`.
+        The columns are the fields of `TracedCall` but `arrays` and `counted`: `site, type, depth,
+        parent, inputs, output, shape, dtype, parameters, parameter_bytes, output_bytes, flops,
+        times, conditional, stacked, members, source, changed, error, attends`. `changed` is in
+        words: `"mean (BatchStat), var (BatchStat)"`.
         """
         import pandas as pd
 
-        columns = [f.name for f in dataclasses.fields(TracedCall) if f.name != "arrays"]
+        known = (field.name for field in dataclasses.fields(TracedCall))
+        columns = [name for name in known if name not in ("arrays", "counted")]
         rows = [[getattr(call, name) for name in columns] for call in self.calls]
         frame = pd.DataFrame(rows, columns=columns)
         frame["changed"] = [", ".join(map(str, call.changed or ())) for call in self.calls]
