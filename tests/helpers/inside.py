@@ -4,6 +4,7 @@ sees. This is the one place that knows where they are.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from nnx_inspector import Inspector
@@ -79,8 +80,8 @@ class inside:
 
 
 def receive(screen: Screen, message: Any) -> None:
-    """A message, or a raw header, comes from the browser."""
-    header = message if isinstance(message, dict) else protocol.to_header(message)
+    """A message, or whatever else a page may send as a header, comes from the browser."""
+    header = protocol.to_header(message) if dataclasses.is_dataclass(message) else message
     screen._received(None, header, [])
 
 

@@ -47,8 +47,7 @@ TABLE: dict[str, str] = {
         "records/capture::raw_jax_transforms_inside_are_seen"
     ),
     "nnx.tabulate, in either order": (
-        "hooks/intercept::tabulate_works_while_hooked_and_hooks_work_after_it "
-        "hooks/intercept::hooks_inside_tabulate_after_capture_of_ours_do_not_recurse "
+        "records/capture_oracle::tabulate_and_hooks_in_every_order "
         "whole/traps::sow_is_seen_once_where_tabulate_has_copied_it_onto_the_class"
     ),
     # dispatch and paths
