@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Num, UInt32
 
     # The classes of a program. jax 0.12 merged ClosedJaxpr into Jaxpr; `open_jaxpr` takes both.
-    Jaxpr: TypeAlias = core.Jaxpr | core.ClosedJaxpr
+    Jaxpr: TypeAlias = core.Jaxpr | core.ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
     Equation: TypeAlias = core.JaxprEqn
     Var: TypeAlias = core.Var
     Atom: TypeAlias = core.Var | core.Literal

@@ -161,7 +161,8 @@ def closed_call(jaxpr: Any) -> tuple[Any, dict[str, Any]]:
     # A changed custom_jvp_call or remat under its own name would be differentiated by the rule of
     # the old jaxpr. `closed_call` has no rule of its own: jax goes through its equations.
     if not hasattr(jaxpr, "jaxpr"):  # of jax 0.10, without constants
-        jaxpr = core.ClosedJaxpr(jaxpr, ())
+        closed: Any = core
+        jaxpr = closed.ClosedJaxpr(jaxpr, ())
     return core.closed_call_p, {"call_jaxpr": jaxpr}
 
 

@@ -237,7 +237,7 @@ def _divide(read: Readout, distribution: bool) -> Any:
     def divide(stream: Any, terms: Sequence[Any], wanted: object, other: object) -> Any:
         stream = stream.astype(jnp.float32)
         traced = jax.make_jaxpr(read)(stream)
-        own = traced.out_avals[0]
+        own: Any = traced.out_avals[0]
 
         def linear(x: object) -> tuple[Any, Any]:
             held = Held(own.shape[-1])

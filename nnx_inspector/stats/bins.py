@@ -189,7 +189,7 @@ def pooled(bins: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         >>> pooled(parts)[[5, 6, UNSEEN_BIN]].tolist()
         [1, 11, 98]
     """
-    total = bins.sum(axis=0)
+    total = bins.sum(axis=0, dtype=np.uint64)
     if not total[UNSEEN_BIN]:
         return total
     sampled = bins[:, VALUE_ORDER].astype(np.float64)

@@ -124,6 +124,7 @@ class Transformations:
         self._here = {*bare.invars, *bare.constvars}
         self._made: dict[Var, tuple[Equation, int]] = {}
         self._steps: dict[Atom, _Step] = {}
+        self._computed_from: dict[Atom, set[Atom]] = {}
         for equation in bare.eqns:
             for i, v in enumerate(equation.outvars):
                 self._made[v] = equation, i
@@ -448,15 +449,23 @@ class Transformations:
         for _, step, _ in self._way(whole, parameter):
             way += self._before(step)
         made_of = {x for x in map(self._origin, way) if not jaxprs.is_literal(x)}
-        waiting, seen = deque([atom]), set[Atom]()
-        while waiting:
-            x = self._origin(waiting.popleft())
-            if jaxprs.is_literal(x) or x in seen:
-                continue
-            if x in made_of:
-                return True
-            seen.add(x)
-            step = self._step(x)
-            if step is not None and step.params.get("part") != GRADIENT:
-                waiting.extend(step.operands)
-        return False
+        return not made_of.isdisjoint(self._sources(atom))
+
+    def _sources(self, atom: Atom) -> set[Atom]:
+        """All that a value is computed from, back to gradients; kept, because a norm of all
+        gradients is asked about once for each of them.
+        """
+        if jaxprs.is_literal(atom := self._origin(atom)):
+            return set()  # and it has no hash
+        if atom not in self._computed_from:
+            waiting, found = deque([atom]), set[Atom]()
+            while waiting:
+                x = self._origin(waiting.popleft())
+                if jaxprs.is_literal(x) or x in found:
+                    continue
+                found.add(x)
+                step = self._step(x)
+                if step is not None and step.params.get("part") != GRADIENT:
+                    waiting.extend(step.operands)
+            self._computed_from[atom] = found
+        return self._computed_from[atom]
