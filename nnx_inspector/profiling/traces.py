@@ -12,6 +12,7 @@ import dataclasses
 import pathlib
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -120,7 +121,7 @@ def runs_in(data: Any) -> list[Run]:
                 if event.name == RUN:
                     spans.append((start, end))
                     continue
-                of = dict(event.stats)
+                of = _stats_of(event)
                 if "hlo_op" in of and "hlo_module" in of:
                     program = Started(str(of["hlo_module"]).partition("(")[0], of.get("program_id"))
                     found[is_device].append(
@@ -145,6 +146,15 @@ def runs_in(data: Any) -> list[Run]:
             f"jax's profiler does not see those of this device ({jax.default_backend()})."
         )
     return runs
+
+
+def _stats_of(event: Any) -> dict[str, Any]:
+    # jaxlib makes the class of these pairs when it is used first, and Python 3.13 warns that it has
+    # no `__module__`. Where warnings are errors (-W error), the process would be aborted, because
+    # the class cannot be made. It can go when jaxlib's class has one.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return dict(event.stats)
 
 
 def _waits(operation: str) -> bool:
