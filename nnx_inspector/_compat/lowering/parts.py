@@ -292,7 +292,10 @@ def _module(run: Callable[..., Any], kinds: Sequence[object], asked: _Asked) -> 
     axes = [(_AXIS, asked.devices)]
     mesh = AbstractMesh((asked.devices,), (_AXIS,))
     context = sharding_impls.SPMDAxisContext(cast("Any", mesh), frozenset({_AXIS}))
-    with internal_config(), jax.enable_x64(asked.wide):
+    # XLA asks while the user's mesh may be set (`jax.set_mesh`). With explicit axes jax 0.12 then
+    # places the arrays of this program on that mesh, by custom calls that nothing replaces any more.
+    alone = jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+    with internal_config(), jax.enable_x64(asked.wide), alone:
         traced = jax.make_jaxpr(run, axis_env=axes)(*kinds)
         with core.extend_axis_env_nd(axes):
             module = build_mlir_module_helper(
