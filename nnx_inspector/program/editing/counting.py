@@ -91,7 +91,8 @@ def _body_of(function: Any) -> str:
     code = function.__code__
     known = [place for place in code.co_positions() if all(place)]  # others belong to no expression
     lines = {line for start, end, *_ in known for line in (start, end)}
-    if len(lines) != 1:
+    # Python 3.13 keeps the text of `python -c` as "<string>", and all that eval has made names that
+    if len(lines) != 1 or code.co_filename == "<string>":
         return ""
     source = linecache.getline(code.co_filename, *lines).encode()
     columns = [(start or 0, end) for *_, start, end in known]
