@@ -293,7 +293,8 @@ def _module(run: Callable[..., Any], kinds: Sequence[object], asked: _Asked) -> 
     mesh = AbstractMesh((asked.devices,), (_AXIS,))
     context = sharding_impls.SPMDAxisContext(cast("Any", mesh), frozenset({_AXIS}))
     # XLA asks while the user's mesh may be set (`jax.set_mesh`). With explicit axes jax 0.12 then
-    # places the arrays of this program on that mesh, by custom calls that nothing replaces any more.
+    # places the arrays of this program on that mesh, by custom calls that nothing replaces, and the
+    # program cannot be compiled. It can go when jax lowers these within a partitioner too.
     alone = jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
     with internal_config(), jax.enable_x64(asked.wide), alone:
         traced = jax.make_jaxpr(run, axis_env=axes)(*kinds)
