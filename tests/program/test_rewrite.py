@@ -115,7 +115,7 @@ def check(read: Read, expected: dict[Any, list[Summary]], *, rtol: float = 1e-5)
                 assert abs(a - b) <= rtol * scale, (site, part, name)
     ours, own = read.outputs
     for a, b in zip(ours, own, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 10)
 
 
 POLICIES = {
