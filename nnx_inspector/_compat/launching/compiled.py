@@ -38,11 +38,12 @@ class Executable:
     def number(self) -> int | None:
         """The number of its module, which the events of a trace have as `program_id`."""
         # XLA numbers the modules of a process. The number is in the serialized module only, as
-        # field 5 (`int64 id`) of `HloModuleProto`. Without it two programs of one name, such as a
-        # function jitted once and called for two shapes, could not be told apart in a trace. It can
-        # go when jaxlib's HloModule has its `unique_id`.
-        (module,) = self._compiled.runtime_executable().hlo_modules()[:1] or (None,)
-        return None if module is None else _varint(module.as_serialized_hlo_module_proto(), 5)
+        # field 5 (`int64 id`) of `HloModuleProto`. Without it, nothing in a trace distinguishes two
+        # programs of one function that is called with two shapes. It can go when jaxlib's HloModule
+        # has its `unique_id`.
+        for module in self._compiled.runtime_executable().hlo_modules():
+            return _varint(module.as_serialized_hlo_module_proto(), 5)
+        return None
 
     def memory(self) -> Any:
         """XLA's account of its memory; None where the platform has none."""

@@ -1,4 +1,4 @@
-"""Rules for the experts of routers: those that are never chosen, and loads that stay uneven.
+"""Rules for experts that a router never chooses, and for loads that stay uneven.
 
 Invariant: a small batch, or a pass or two, is no evidence: by chance an expert may get nothing.
 """
@@ -124,7 +124,7 @@ def uneven_experts(context: RuleContext) -> Iterator[Finding]:
 
 
 def _shares(loads: Rows) -> Rows:
-    """The tokens of each expert, as a multiple of those of all experts on average."""
+    """The load of each expert, divided by the mean load."""
     return loads / loads.mean(axis=-1, keepdims=True)
 
 

@@ -1,9 +1,9 @@
 """Weight decay that moves a parameter farther than its gradient does.
 
-Both parts of the update are those that the step itself added up. Where training has settled the two
-are of one size, so only what is clearly larger is noted: in all steps, or in the first ones, until
-most of the parameter is gone; and only where it moves the parameter at all. Invariant: of an update
-whose parts were not seen nothing is said.
+Both parts are read from the step's own sum. Once training has settled they have one size, so decay
+is noted only where it is clearly larger: in all steps, or in the first ones until most of the
+parameter is gone. It must also move the parameter. Invariant: nothing is said of an update whose
+parts were not seen.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import optax
 import pytest
 from flax import nnx
 from said import close
+from side_by_side import Rows
 
 import nnx_inspector as nni
 from nnx_inspector.findings.finding import Finding
@@ -67,17 +68,6 @@ def cut(name: str, g: np.ndarray, p: np.ndarray, limit: float) -> np.ndarray:
     return g * min(1, limit / size)
 
 
-class Rows(nnx.Module):
-    """A layer for each form, all of which see the same input."""
-
-    def __init__(self) -> None:
-        rngs = nnx.Rngs(0)
-        self.layers = nnx.List([nnx.Linear(6, 4, rngs=rngs, use_bias=False) for _ in NAMES])
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return jnp.stack([layer(x) for layer in self.layers])
-
-
 def loss_of(model: Rows) -> jax.Array:
     return (model(X) ** 2).mean(axis=(1, 2)).sum()
 
@@ -97,7 +87,7 @@ def path(name: str) -> str:
 
 def trained(limits: np.ndarray, *, scales: Any = (1.0,) * 6) -> tuple[Any, list[dict[str, float]]]:
     """What was recorded, and of each step what clipping took, relative to the gradient."""
-    model, wanted = Rows(), list[dict[str, float]]()
+    model, wanted = Rows(len(NAMES)), list[dict[str, float]]()
     with nni.watch(model, every=1) as recording:
         for scale in scales:
             values = [np.asarray(layer.kernel[...], np.float64) for layer in model.layers]
@@ -117,7 +107,7 @@ def high() -> np.ndarray:
 
 def low(name: str, part: float) -> float:
     """A limit that takes about this part of the first gradient, for the form."""
-    grads = nnx.grad(loss_of)(Rows())
+    grads = nnx.grad(loss_of)(Rows(len(NAMES)))
     g = np.asarray(grads["layers"][NAMES.index(name)]["kernel"][...], np.float64)
     if name in ("clip", "clamp"):
         return float((1 - part) * np.abs(g).max() / 3)
@@ -182,7 +172,7 @@ def test_clipping_that_seldom_acts_has_no_finding(what: str) -> None:
 
 
 def test_clipping_of_all_gradients_together_is_one_finding() -> None:
-    model = Rows()
+    model = Rows(len(NAMES))
     optimizer = nnx.Optimizer(
         model, optax.chain(optax.clip_by_global_norm(0.01), optax.adam(1e-3)), wrt=nnx.Param
     )

@@ -20,6 +20,7 @@ import optax
 import pytest
 from flax import nnx
 from said import close
+from side_by_side import Rows
 
 import nnx_inspector as nni
 from nnx_inspector.findings.finding import Finding
@@ -68,17 +69,6 @@ NAMES = list(FORMS)
 COUPLED = [name for name in NAMES if name not in ("adamw", "lion")]
 
 
-class Rows(nnx.Module):
-    """A layer for each form, all of which see the same input."""
-
-    def __init__(self) -> None:
-        rngs = nnx.Rngs(0)
-        self.layers = nnx.List([nnx.Linear(6, 4, rngs=rngs, use_bias=False) for _ in NAMES])
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return jnp.stack([layer(x) for layer in self.layers])
-
-
 def loss_of(model: Rows, x: jax.Array, decay: jax.Array) -> jax.Array:
     in_loss = model.layers[NAMES.index("in the loss")].kernel[...]
     penalty = decay[NAMES.index("in the loss")] * jnp.sum(in_loss**2) / 2
@@ -109,7 +99,7 @@ History = list[tuple[list[np.ndarray], list[np.ndarray]]]
 
 
 def trained(decay: np.ndarray, *, x: Any = X, steps: int = 4) -> tuple[Any, History]:
-    model, history = Rows(), History()
+    model, history = Rows(len(NAMES)), History()
     states: Any = [
         DECAYED[name](0.1).init(model.layers[i].kernel[...]) if name in DECAYED else ()
         for i, name in enumerate(NAMES)
@@ -241,7 +231,7 @@ def test_a_parameter_without_a_gradient_that_decays_is_named() -> None:
 
 
 def test_what_is_masked_out_or_frozen_has_no_decay() -> None:
-    model = Rows()
+    model = Rows(len(NAMES))
     tx = optax.adamw(RATE, weight_decay=50.0, mask=lambda tree: jax.tree.map(lambda _: False, tree))
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
