@@ -2,7 +2,7 @@
 // bottom line. Invariants: the view has a fixed height, and only its rows, its panel and lists scroll,
 // so the tree never leaves; an error in one part shows its text in that part's place and leaves the rest
 // alone; a key pressed here never triggers a shortcut of the host.
-import { render, type ComponentChildren } from "preact";
+import { render } from "preact";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Detail } from "./detail/Detail";
 import { chooseGroup } from "./detail/groups";
@@ -124,13 +124,13 @@ function Parts({ store, bridge, layout, root }: Props & { layout: Layout; root: 
 
   return (
     <>
-      <Part name="the header" view={<Header store={store} bridge={bridge} open={findings} setOpen={setFindings} />} />
-      {findings && <Part name="the findings" view={<Findings store={store} close={closeFindings} />} />}
-      <Part name="the notices" view={<Banner store={store} bridge={bridge} />} />
-      <Part name="the notices" view={<Notices store={store} bridge={bridge} />} />
-      <Part name="the perturbations" view={<Perturbations store={store} bridge={bridge} />} />
+      <Boundary name="the header"><Header store={store} bridge={bridge} open={findings} setOpen={setFindings} /></Boundary>
+      {findings && <Boundary name="the findings"><Findings store={store} close={closeFindings} /></Boundary>}
+      <Boundary name="the notices"><Banner store={store} bridge={bridge} /></Boundary>
+      <Boundary name="the notices"><Notices store={store} bridge={bridge} /></Boundary>
+      <Boundary name="the perturbations"><Perturbations store={store} bridge={bridge} /></Boundary>
       <Body store={store} layout={layout} />
-      <Part name="the bottom line" view={<Foot store={store} />} />
+      <Boundary name="the bottom line"><Foot store={store} /></Boundary>
     </>
   );
 }
@@ -153,8 +153,8 @@ function Body({ store, layout }: { store: Store; layout: Layout }) {
         "--nni-above-size": stacked ? undefined : size(above),
       }}
     >
-      <Part name="time" view={<Time store={store} layout={layout} />} />
-      <Part name="the tree" view={<Tree store={store} layout={layout} />} />
+      <Boundary name="time"><Time store={store} layout={layout} /></Boundary>
+      <Boundary name="the tree"><Tree store={store} layout={layout} /></Boundary>
       {!stacked && (
         <Split label="Height of the tree" sizes={store.sizes} name={above} sideways={false} of=".nni-tree" least={rows} rest={100} />
       )}
@@ -168,11 +168,7 @@ function Body({ store, layout }: { store: Store; layout: Layout }) {
         least={stacked ? rows : TREE_WIDTH}
         rest={stacked ? DETAIL_HEIGHT : DETAIL_WIDTH}
       />
-      <Part name="the detail" view={<Detail store={store} />} />
+      <Boundary name="the detail"><Detail store={store} /></Boundary>
     </div>
   );
-}
-
-function Part({ name, view }: { name: string; view: ComponentChildren }) {
-  return <Boundary name={name}>{view}</Boundary>;
 }

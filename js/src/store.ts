@@ -213,7 +213,7 @@ export class Store implements Receiver {
   private newest: FrameData | null = null;
   private asked: FrameData | null = null;
   /** The progress in the last message. */
-  private told: Progress | null = null;
+  private lastProgress: Progress | null = null;
   private drawing = 0;
   private selecting = 0;
   private stateSelected: string | null = null;
@@ -245,7 +245,7 @@ export class Store implements Receiver {
         const sites = this.sites.value;
         if (!sites || message.layout !== sites.id) return;
         const frame = decodeFrame(message, buffer);
-        this.told = message.progress;
+        this.lastProgress = message.progress;
         if (sitesOf(frame) !== sites.list.length) {
           return this.refuse(`Frame ${message.seq} has ${sitesOf(frame)} sites, its layout ${sites.list.length}.`);
         }
@@ -345,7 +345,7 @@ export class Store implements Receiver {
     batch(() => {
       if (message.python !== this.state.value?.python) this.inputs.clicked.value = false;
       this.state.value = message;
-      this.progress.value = this.told = message.progress;
+      this.progress.value = this.lastProgress = message.progress;
       if (message.recorded) {
         this.replay.value = message.recorded.text;
         this.missing.value = new Set(message.recorded.missing);
@@ -373,7 +373,7 @@ export class Store implements Receiver {
       this.asked = null;
       batch(() => {
         this.frame.value = frame;
-        this.progress.value = this.told;
+        this.progress.value = this.lastProgress;
       });
       setTimeout(() => this.kernel.ack(frame.header.seq)); // after the views' microtasks
     });

@@ -87,7 +87,7 @@ def test_hostile_words_are_text(lab: Lab):
         strip.focus()
         notebook.page.keyboard.press("Home")
         notebook.page.keyboard.press("ArrowRight")
-        told = view.part("nni-word-told")
+        told = view.part("nni-word-pointed")
         expect(told).to_have_attribute("data-value", "1")
         norm = notebook.ask("float(insp.words('embed').norm[1])")
         expect(told).to_contain_text(f"norm {norm:#.4g}"[:9])
@@ -109,7 +109,7 @@ def test_hostile_words_are_text(lab: Lab):
         notebook.page.keyboard.press("Home")
         score = notebook.ask("float(insp.attribute().scores[1, 0])")
         close = "Math.abs(value - arg) <= 1e-5 * Math.abs(arg)"
-        view.wait("nni-attribution-told", close, score)
+        view.wait("nni-attribution-pointed", close, score)
         view.tab("lens")
         view.part("nni-study-start").click()
         expect(view.part("nni-study-problem")).to_contain_text("No block that repeats")

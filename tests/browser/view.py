@@ -145,7 +145,7 @@ class View:
         """Click one of a few units in the strip, after "Edit mask"."""
         strip = self.part("nni-strip")
         strip.click(position={"x": 26 * unit + 13, "y": 15})
-        expect(self.part("nni-unit-told")).to_have_attribute("data-value", str(unit))
+        expect(self.part("nni-unit-pointed")).to_have_attribute("data-value", str(unit))
         expect(self.part("nni-units-off")).to_have_attribute("data-value", "1")
 
     def wait_selected(self, site: str) -> None:

@@ -2,6 +2,7 @@
 // Invariant: it is repainted when the function, the size, the pixel ratio or the theme changes, and
 // the painting never affects the layout: streaming data moves nothing on the page.
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
+import { onSize } from "../ui/size";
 import { paletteOf, repaint, type Palette } from "../ui/theme";
 
 export interface Area {
@@ -34,10 +35,7 @@ export function Canvas({ height: tall, width: wide, label, testid, paint }: Prop
       const [w, h] = [Math.floor(parent.clientWidth), tall === undefined ? Math.floor(parent.clientHeight) : 0];
       setMeasured((old) => (old[0] === w && old[1] === h ? old : [w, h]));
     };
-    measure();
-    const observer = new ResizeObserver(measure);
-    observer.observe(parent);
-    return () => observer.disconnect();
+    return onSize(parent, measure);
   }, [wide, tall]);
 
   useLayoutEffect(() => {

@@ -4,9 +4,10 @@
 // chart; a tall bar that is cut says how much it holds.
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { count, percent, real, tick } from "../ui/format";
+import { onSize } from "../ui/size";
 import { ids } from "../ui/testids";
 import { quantile, total, type Bar } from "./bins";
-import { outlineOf, place, told, type Drawn } from "./drawn";
+import { outlineOf, place, readout, type Drawn } from "./drawn";
 import { labels } from "./scale";
 import { textWidth } from "./text";
 
@@ -45,11 +46,7 @@ export function Histogram({ bars, log, quantity, tone, word, behind = NONE, bad,
   const ticks = useMemo(() => (chart ? labels(chart.scale, length, tick, (text) => textWidth(text, svg.current)) : []), [chart, length]);
   useLayoutEffect(() => {
     const element = svg.current!;
-    const measure = (): void => setLength(element.getBoundingClientRect().width || WIDTH);
-    measure();
-    const observer = new ResizeObserver(measure);
-    observer.observe(element);
-    return () => observer.disconnect();
+    return onSize(element, () => setLength(element.getBoundingClientRect().width || WIDTH));
   }, []);
   const drawn = chart?.drawn ?? [];
   const all = total(bars);
@@ -59,7 +56,7 @@ export function Histogram({ bars, log, quantity, tone, word, behind = NONE, bad,
   const cut = chart && chart.top > 0 ? chart.cut : null;
   const go = (to: number | null): void => {
     setAt(to);
-    say(to === null || !drawn[to] ? null : told(drawn[to]!, all));
+    say(to === null || !drawn[to] ? null : readout(drawn[to]!, all));
   };
 
   const point = (event: PointerEvent): void => {

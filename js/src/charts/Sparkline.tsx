@@ -26,10 +26,15 @@ function outline(heights: Uint8Array, width: number, height: number): string {
   return `${path}V${low}Z`;
 }
 
+/** Heights that came as text in hexadecimal. */
+export function heightsOf(hex: string): Uint8Array {
+  return Uint8Array.from({ length: hex.length / 2 }, (_, i) => parseInt(hex.slice(2 * i, 2 * i + 2), 16) || 0);
+}
+
 /** Two histograms on one axis, from the heights of both in hexadecimal: filled, and as an outline. */
 export function Shapes({ hex, tone }: { hex: string; tone: string }) {
   if (hex.length !== 4 * SPARK) return <span />;
-  const heights = Uint8Array.from({ length: 2 * SPARK }, (_, i) => parseInt(hex.slice(2 * i, 2 * i + 2), 16) || 0);
+  const heights = heightsOf(hex);
   return (
     <svg class="nni-shapes" viewBox="0 0 96 20" preserveAspectRatio="none" aria-hidden="true">
       <path class={`nni-bar-${tone}`} d={outline(heights.subarray(0, SPARK), 96, 20)} />

@@ -97,7 +97,7 @@ function ceiling(drawn: readonly Drawn[]): { top: number; cut: Drawn | null } {
 }
 
 /** What is known of a bar, for its read-out. */
-export const told = (bar: Drawn, all: number): string => `${bar.text}: ${count(bar.count)} (${percent(bar.count / all)})`;
+export const readout = (bar: Drawn, all: number): string => `${bar.text}: ${count(bar.count)} (${percent(bar.count / all)})`;
 
 /** The outline of bars as an SVG path in a picture of this size; it falls to the ground in gaps. */
 export function outlineOf({ behind, top }: Chart, width: number, height: number): string {

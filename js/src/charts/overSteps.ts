@@ -5,7 +5,7 @@ import type { HistoryData } from "../kernel/decode";
 import { HISTORY_BINS, HISTORY_QUANTILES } from "../kernel/protocol";
 import { tick } from "../ui/format";
 import type { Area } from "./Canvas";
-import { along, linear, type Scale } from "./scale";
+import { along, linear, runs, type Scale } from "./scale";
 import { SIZE } from "./text";
 
 const Q = HISTORY_QUANTILES.length;
@@ -38,7 +38,7 @@ export function paintBands(area: Area, history: HistoryData, color: string, log:
   const scale = log ? along(history.edges) : quantileScale(quantiles);
   const x = (i: number): number => xOf(marks, width, steps[i]);
   const y = (value: number): number => 2 + (1 - scale.at(value)) * (height - 4);
-  for (const [from, to] of runs(quantiles)) {
+  for (const [from, to] of runs(steps.length, (i) => !Number.isNaN(quantiles[i * Q]))) {
     const single = to - from === 1;
     context.fillStyle = color;
     for (const [low, high, opacity] of BANDS) {
@@ -111,7 +111,7 @@ export function scaleTexts(context: CanvasRenderingContext2D, palette: Area["pal
 }
 
 /** The quantiles of a step, or of the last one before it, in words. */
-export function toldAt({ steps, quantiles }: HistoryData, step: number): string {
+export function readoutAt({ steps, quantiles }: HistoryData, step: number): string {
   let i = steps.length - 1;
   while (i > 0 && steps[i] > step) i -= 1;
   const [low, middle, high] = [1, MEDIAN, Q - 2].map((q) => quantiles[i * Q + q]);
@@ -121,14 +121,7 @@ export function toldAt({ steps, quantiles }: HistoryData, step: number): string 
 
 /** The ranges of steps without a finite value. */
 function without({ steps, quantiles }: HistoryData): [number, number][] {
-  const found: [number, number][] = [];
-  for (let i = 0; i < steps.length; i++) {
-    if (!Number.isNaN(quantiles[i * Q])) continue;
-    const last = found.at(-1);
-    if (last && i > 0 && Number.isNaN(quantiles[(i - 1) * Q])) last[1] = steps[i];
-    else found.push([steps[i], steps[i]]);
-  }
-  return found;
+  return runs(steps.length, (i) => Number.isNaN(quantiles[i * Q])).map(([from, end]) => [steps[from], steps[end - 1]]);
 }
 
 /** Columns meet halfway between their steps. */
@@ -186,16 +179,4 @@ function finiteEnds(quantiles: Float64Array): number[] {
 function quantileScale(quantiles: Float64Array): Scale {
   const [high = 1, low = 0] = finiteEnds(quantiles);
   return low < high ? linear(low, high) : linear(low - 0.5, high + 0.5);
-}
-
-/** The ranges of steps that were measured. */
-function* runs(quantiles: Float64Array): Generator<[from: number, to: number]> {
-  const n = quantiles.length / Q;
-  for (let from = 0; from < n; from++) {
-    if (Number.isNaN(quantiles[from * Q])) continue;
-    let to = from + 1;
-    while (to < n && !Number.isNaN(quantiles[to * Q])) to += 1;
-    yield [from, to];
-    from = to;
-  }
 }

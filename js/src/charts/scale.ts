@@ -114,6 +114,19 @@ export function labels(scale: Scale, length: number, text: (value: number) => st
   return kept.sort((a, b) => a.at - b.at);
 }
 
+/** The stretches of numbers below `count` for which something holds, from the first to behind the last. */
+export function runs(count: number, holds: (i: number) => boolean): [from: number, end: number][] {
+  const found: [number, number][] = [];
+  for (let from = 0; from < count; from++) {
+    if (!holds(from)) continue;
+    let end = from + 1;
+    while (end < count && holds(end)) end += 1;
+    found.push([from, end]);
+    from = end;
+  }
+  return found;
+}
+
 /** Ticks whose labels do not touch: earlier ones have priority; `apart` is a fraction of the axis. */
 export function spaced(scale: Scale, apart: number): { value: number; at: number }[] {
   const kept: { value: number; at: number }[] = [];

@@ -8,11 +8,12 @@ import { Card } from "../distributions/Card";
 import { useMeasured } from "../distributions/measured";
 import { OTHER, type Compared, type ComparedRow, type Quantity } from "../kernel/protocol";
 import { WORDS } from "../kernel/quantities";
-import { label, rowOf } from "../kernel/sites";
+import { rowOf } from "../kernel/sites";
 import type { Store } from "../store";
 import { otherName, pinnedName } from "../time/names";
 import { count, exact, percent, real, signed } from "../ui/format";
 import { Pick } from "../ui/Pick";
+import { SiteLink } from "../ui/SiteLink";
 import { ids } from "../ui/testids";
 import { WeightsRanking } from "./WeightsRanking";
 
@@ -193,20 +194,12 @@ function rank(rows: readonly ComparedRow[], measure: Measure): ComparedRow[] {
 }
 
 function Row({ row, store }: { row: ComparedRow; store: Store }) {
-  const sites = store.sites.value;
-  const key = sites ? rowOf(sites, row.site) : undefined;
-  const selected = key !== undefined && key === store.selected.value;
+  const selected = rowOf(store.sites.value, row.site) === store.selected.value;
   const why = whyNot(row, store);
   const nan = (row.nan ?? 0) !== (row.nan_pinned ?? 0) ? `${count(row.nan)} NaN here, ${count(row.nan_pinned)} there` : "";
   return (
-    <li class="nni-compared" data-testid={ids.compareRow} data-site={row.site} data-value={exact(row.total_variation)} data-distance={exact(row.quantile_distance)} aria-current={selected ? "true" : undefined} title={told(row)}>
-      {key === undefined ? (
-        <span class="nni-site">{label(row.site)}</span>
-      ) : (
-        <button type="button" class="nni-link nni-site" title={label(row.site)} onClick={() => store.select(key)}>
-          {label(row.site)}
-        </button>
-      )}
+    <li class="nni-compared" data-testid={ids.compareRow} data-site={row.site} data-value={exact(row.total_variation)} data-distance={exact(row.quantile_distance)} aria-current={selected ? "true" : undefined} title={differences(row)}>
+      <SiteLink store={store} site={row.site} />
       {why ? (
         <span class="nni-faint nni-why" title={why}>
           {why}
@@ -233,7 +226,7 @@ function whyNot(row: ComparedRow, store: Store): string {
   return row.total_variation === null ? "its counts are unknown" : "";
 }
 
-function told(row: ComparedRow): string | undefined {
+function differences(row: ComparedRow): string | undefined {
   if (row.where !== "both" || row.mean_difference === null) return undefined;
   const parts = [`mean ${signed(row.mean_difference)}`];
   if (row.std_difference !== null) parts.push(`std ${signed(row.std_difference)}`);

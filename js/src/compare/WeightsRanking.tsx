@@ -1,10 +1,10 @@
 // The weights of the model against others: each array with how far it moved, largest change first.
 // Invariant: the kernel computes; an array without a counterpart says so in words.
-import { Sparkline } from "../charts/Sparkline";
+import { heightsOf, Sparkline } from "../charts/Sparkline";
 import { SPARK, type WeightRow, type Weights } from "../kernel/protocol";
-import { rowOf } from "../kernel/sites";
 import type { Store } from "../store";
 import { count, exact, percent, real } from "../ui/format";
+import { SiteLink } from "../ui/SiteLink";
 import { ids } from "../ui/testids";
 
 export function WeightsRanking({ weights, store }: { weights: Weights; store: Store }) {
@@ -31,19 +31,11 @@ export function WeightsRanking({ weights, store }: { weights: Weights; store: St
 }
 
 function Row({ row, name, store }: { row: WeightRow; name: string; store: Store }) {
-  const sites = store.sites.value;
-  const key = sites ? rowOf(sites, row.parameter.split("/").slice(0, -1).join("/")) : undefined;
   const why = row.where === "here" ? `not in ${name}` : row.where === "pinned" ? `only in ${name}` : row.distance === null ? "not comparable" : "";
   const hint = `${row.parameter}, ${row.array}${row.total_variation === null ? "" : `; total variation ${percent(row.total_variation)}`}`;
   return (
     <li data-testid={ids.weightRow} data-site={row.parameter} data-value={exact(row.relative_change)} data-distance={exact(row.distance)} title={hint}>
-      {key === undefined ? (
-        <span class="nni-site">{row.parameter}</span>
-      ) : (
-        <button type="button" class="nni-link nni-site" onClick={() => store.select(key)}>
-          {row.parameter}
-        </button>
-      )}
+      <SiteLink store={store} site={row.parameter} title={hint} of={[row.parameter.split("/").slice(0, -1).join("/")]} />
       {why ? (
         <span class="nni-faint nni-why">{why}</span>
       ) : (
@@ -57,8 +49,4 @@ function Row({ row, name, store }: { row: WeightRow; name: string; store: Store 
       )}
     </li>
   );
-}
-
-function heightsOf(hex: string): Uint8Array {
-  return Uint8Array.from({ length: SPARK }, (_, i) => parseInt(hex.slice(2 * i, 2 * i + 2), 16) || 0);
 }

@@ -13,7 +13,6 @@ import { CopyPath } from "./CopyPath";
 import { Facts } from "./Facts";
 import { Operations } from "./Operations";
 import { Panels } from "./Panels";
-import { sizeOf } from "./sizes";
 
 export function Detail({ store }: { store: Store }) {
   const sites = store.sites.value;
@@ -75,4 +74,13 @@ function factsOf(store: Store, site: Site, index: number): readonly string[] {
     site.stacked > 1 ? `${count(site.stacked)} layers` : "",
     site.source,
   ].filter(Boolean);
+}
+
+/** How many values "float32[64,8,8,24]" has, and the bytes of each; null if it is not one array of whole bytes. */
+function sizeOf(text: string): readonly [values: number, bytes: number] | null {
+  const found = /^(bool|bfloat16|(?:float|u?int|complex)(\d+)\w*)\[([\d,]*)\]$/.exec(text);
+  if (!found) return null;
+  const bits = found[1] === "bool" ? 8 : found[1] === "bfloat16" ? 16 : Number(found[2]);
+  if (bits % 8 !== 0) return null;
+  return [found[3]!.split(",").reduce((size, length) => size * (length === "" ? 1 : Number(length)), 1), bits / 8];
 }

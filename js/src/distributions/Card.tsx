@@ -7,7 +7,7 @@ import { useLog, type Axis } from "../charts/axis";
 import { precision, toBars } from "../charts/bins";
 import { Canvas, type Area } from "../charts/Canvas";
 import { Histogram, type NotFinite } from "../charts/Histogram";
-import { paintBands, paintHeatmap, stepAt, toldAt, type Steps } from "../charts/overSteps";
+import { paintBands, paintHeatmap, stepAt, readoutAt, type Steps } from "../charts/overSteps";
 import type { HistoryData } from "../kernel/decode";
 import type { Statistic } from "../kernel/protocol";
 import { count, percent, tick } from "../ui/format";
@@ -67,7 +67,7 @@ interface Props {
 
 export function Card({ of, as: name = of.name, axis, site, nothing, over, choice }: Props) {
   const { title, tone, figures, pairs, before, history } = of;
-  const [told, tell] = useState<string | null>(null);
+  const [readout, setReadout] = useState<string | null>(null);
   const bars = useMemo(() => (pairs ? toBars(pairs) : null), [pairs]);
   const behind = useMemo(() => (before?.pairs ? toBars(before.pairs) : undefined), [before?.pairs]);
   const log = useLog(axis, bars?.length || !behind ? bars : behind, `${site} ${of.name}`);
@@ -78,19 +78,19 @@ export function Card({ of, as: name = of.name, axis, site, nothing, over, choice
   return (
     <figure class="nni-card" data-testid={ids.hist(name)}>
       <h4 class={`nni-q-${tone}`} title={of.hint}>
-        {choice ?? <span class="nni-card-title">{title}</span>}
-        <span class="nni-card-figure" data-testid={ids.histCount(name)} data-value={Number.isNaN(all) ? "" : Math.round(all)} title={told ?? precise} aria-live={told ? "polite" : "off"}>
-          {told ?? (figures && named(figures))}
+        {choice || <span class="nni-card-title">{title}</span>}
+        <span class="nni-card-figure" data-testid={ids.histCount(name)} data-value={Number.isNaN(all) ? "" : Math.round(all)} title={readout ?? precise} aria-live={readout ? "polite" : "off"}>
+          {readout ?? (figures && named(figures))}
         </span>
       </h4>
       {figures && (bars?.length || bad || behind?.length) ? (
-        <Histogram bars={bars ?? []} log={log} quantity={name} tone={tone} word={title} behind={behind} bad={bad} precise={precise} say={tell} />
+        <Histogram bars={bars ?? []} log={log} quantity={name} tone={tone} word={title} behind={behind} bad={bad} precise={precise} say={setReadout} />
       ) : (
         <div class="nni-nothing">{nothing(bars !== null)}</div>
       )}
       {over && (
         <div class="nni-over" data-testid={ids.over(name)}>
-          {history && some ? <Over history={history} tone={tone} word={title} log={log} say={tell} {...over} /> : <span class="nni-faint">{over.nothing}</span>}
+          {history && some ? <Over history={history} tone={tone} word={title} log={log} say={setReadout} {...over} /> : <span class="nni-faint">{over.nothing}</span>}
         </div>
       )}
     </figure>
@@ -127,7 +127,7 @@ function Over({ history, tone, word, log, heatmap, steps, hold, say }: OverProps
         hold(under(event));
       }}
       onPointerMove={(event) => {
-        say(toldAt(history, under(event)));
+        say(readoutAt(history, under(event)));
         if (event.buttons & 1) hold(under(event));
       }}
       onPointerLeave={() => say(null)}

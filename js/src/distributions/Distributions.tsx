@@ -16,7 +16,7 @@ import { Choice } from "../ui/Choice";
 import { Pick } from "../ui/Pick";
 import { ids } from "../ui/testids";
 import { Card, type Distribution } from "./Card";
-import { useMeasured, useParameters, type ParameterOfSite } from "./measured";
+import { useMeasured, useParameters } from "./measured";
 import { Ratio } from "./Ratio";
 import { Numbers } from "./Numbers";
 import { useSteps } from "./steps";
@@ -76,7 +76,7 @@ export function Distributions({ store, site, index }: Props) {
             site={site.key}
             over={chosen.value.history && over(chosen.value)}
             nothing={() => "No finite value."}
-            choice={parameters.length > 1 ? <Parameter of={parameters} chosen={chosen.name} choose={choose} /> : undefined}
+            choice={parameters.length > 1 && <Pick path label="Parameter" testid={ids.parameterChoice} value={chosen.name} options={parameters.map((one) => one.name)} choose={choose} />}
           />
         )}
         {chosen?.gradient && (
@@ -89,11 +89,6 @@ export function Distributions({ store, site, index }: Props) {
       {store.replay.value !== "" && <Examples store={store} />}
     </section>
   );
-}
-
-/** Which parameter a card shows. */
-function Parameter({ of, chosen, choose }: { of: readonly ParameterOfSite[]; chosen: string; choose: (name: string) => void }) {
-  return <Pick path label="Parameter" testid={ids.parameterChoice} value={chosen} options={of.map((one) => one.name)} choose={choose} />;
 }
 
 /** What the filled and the dashed histograms are. */
@@ -144,4 +139,3 @@ function Notes({ store, site, index, sent, weights }: Props & { sent: readonly D
   ];
   return <p class="nni-faint nni-small nni-notes">{lines.filter(Boolean).join(" ")}</p>;
 }
-

@@ -114,7 +114,7 @@ function Lines({ updates, steps, label }: { updates: UpdatesData; steps: Steps; 
       for (let power = low; power <= high; power += every) {
         context.fillStyle = palette.line;
         context.fillRect(GUTTER, Math.round(y(10 ** power)), area.width - GUTTER, 1);
-        context.fillStyle = palette.faint;
+        context.fillStyle = palette["text-faint"];
         context.fillText(`1e${power}`.replace("-", "−"), 0, y(10 ** power));
       }
       context.globalAlpha = 0.18;

@@ -68,8 +68,7 @@ export function Findings({ store, close }: { store: Store; close: () => void }) 
 }
 
 function One({ one, store }: { one: FindingRow; store: Store }) {
-  const sites = store.sites.value;
-  const row = sites ? rowOf(sites, one.site) : undefined;
+  const row = rowOf(store.sites.value, one.site);
   return (
     <li class={one.gone === null ? undefined : "nni-found-gone"} data-testid={ids.finding} data-rule={one.rule} data-site={one.site}>
       <h4 class={`nni-found-${one.severity}`}>

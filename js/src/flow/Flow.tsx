@@ -104,7 +104,7 @@ function Crumbs({ store }: { store: Store }) {
 function Legend({ store, colours: signal }: { store: Store; colours: ReadonlySignal<Coloured> }) {
   const figure = store.flow.figure.value;
   const colours = signal.value;
-  const told = store.flow.told.value;
+  const pointed = store.flow.pointed.value;
   const text = figure === "effect" ? percent : figure === "NaN and Inf" ? count : real;
   const known = Number.isFinite(colours.high);
   return (
@@ -126,9 +126,9 @@ function Legend({ store, colours: signal }: { store: Store; colours: ReadonlySig
           </span>
           <span class="nni-faint">{colours.log ? "logarithmic; " : ""}grey: not measured</span>
           <span class="nni-grow" />
-          {told !== null && (
-            <span class="nni-flow-told" role="status">
-              {label(told)}: {colours.values.has(told) ? text(colours.values.get(told)!) : "not measured"}
+          {pointed !== null && (
+            <span class="nni-flow-under-pointer" role="status">
+              {label(pointed)}: {colours.values.has(pointed) ? text(colours.values.get(pointed)!) : "not measured"}
             </span>
           )}
         </>

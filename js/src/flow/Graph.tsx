@@ -88,10 +88,10 @@ export function Graph({ store, drawing, colours, hold }: Props) {
     return effect(() => paint(nodes, colours.value, store.flow.figure.value === "NaN and Inf"));
   }, [drawing, colours, store]);
 
-  const tell = (target: EventTarget | null): void => {
+  const point = (target: EventTarget | null): void => {
     const number = numberAt(target);
     const node = number === null ? undefined : flow.nodes[number];
-    store.flow.told.value = node?.role === "module" ? node.site : null;
+    store.flow.pointed.value = node?.role === "module" ? node.site : null;
   };
   const numberAt = (target: EventTarget | null): number | null => {
     const node = target instanceof Element ? target.closest<HTMLElement>("[data-number]") : null;
@@ -166,9 +166,9 @@ export function Graph({ store, drawing, colours, hold }: Props) {
       onPointerDown={onPointerDown}
       onPointerMove={onPointerMove}
       onClick={onClick}
-      onPointerOver={(event) => tell(event.target)}
-      onPointerLeave={() => tell(null)}
-      onFocusIn={(event) => tell(event.target)}
+      onPointerOver={(event) => point(event.target)}
+      onPointerLeave={() => point(null)}
+      onFocusIn={(event) => point(event.target)}
       onDblClick={(event) => {
         const number = numberAt(event.target);
         if (number !== null) enter(number);

@@ -30,7 +30,7 @@ export class FlowState {
   readonly problem = signal("");
   readonly figure = signal<Figure>("none");
   /** The site whose figure is shown: under the pointer, or focused. */
-  readonly told = signal<string | null>(null);
+  readonly pointed = signal<string | null>(null);
   /** Site key -> its node's number in the drawing; a newer flow has other numbers until it is laid out. */
   readonly byKey = computed(() => {
     const found = new Map<string, number>();

@@ -3,6 +3,7 @@
 // views of one inspector may differ; styles use the same bounds (`@container nni-view`).
 import type { RefObject } from "preact";
 import { useLayoutEffect, useState } from "preact/hooks";
+import { onSize } from "../ui/size";
 
 export type Layout = "narrow" | "medium" | "side" | "wide";
 
@@ -25,11 +26,7 @@ export function useLayout(element: RefObject<HTMLElement>): Layout {
   const [layout, set] = useState<Layout>("narrow");
   useLayoutEffect(() => {
     const box = element.current!;
-    const measure = (): void => set(layoutOf(box.clientWidth));
-    measure();
-    const observer = new ResizeObserver(measure);
-    observer.observe(box);
-    return () => observer.disconnect();
+    return onSize(box, () => set(layoutOf(box.clientWidth)));
   }, [element]);
   return layout;
 }

@@ -3,13 +3,13 @@
 
 const PANES = ".jp-LinkedOutputView, .jupyterlab-sidecar";
 
-/** Keeps a view as high as the pane that it fills, and tells whether it is in one: a pane whose tab was
+/** Keeps a view as high as the pane that it fills, and reports whether it is in one: a pane whose tab was
  * closed may keep its views, but is not in the page. Call the returned function to end. */
-export function fillPane(view: HTMLElement, tell: (docked: boolean) => void): () => void {
+export function fillPane(view: HTMLElement, setDocked: (docked: boolean) => void): () => void {
   let pane: Element | null = null;
   const fit = (): void => {
     const around = pane ?? view.closest(PANES);
-    tell(around?.isConnected ?? false);
+    setDocked(around?.isConnected ?? false);
     if (!around) return;
     if (!pane) {
       pane = around;

@@ -3,6 +3,7 @@
 // says where the run is; the step is that of the drawn frame, not of the newest one received.
 import type { Progress } from "../kernel/protocol";
 import type { Store } from "../store";
+import { ORIGINS } from "../ui/Badge";
 import { count, exact } from "../ui/format";
 import { ids } from "../ui/testids";
 import { Waiting } from "./Waiting";
@@ -62,12 +63,7 @@ function doneOf({ step, total, running }: Progress, held: boolean): string {
 /** How a run that happens elsewhere is. */
 const RECORDED = { running: "running", stalled: "stalled", ended: "finished", gone: "stopped" } as const;
 
-const TITLES: Readonly<Record<string, string>> = {
-  running: "Shows each new pass as it arrives",
-  held: "Stays at this pass; the run goes on",
-  saved: "What was saved; the model is not here",
-  idle: "No loop runs",
-};
+const TITLES: Readonly<Record<string, string>> = { ...ORIGINS, running: ORIGINS.live, idle: "No loop runs" };
 
 /** A loop that was left before its end is idle, not finished. */
 function statusOf({ kind, running, step, total }: Progress): string {

@@ -26,17 +26,24 @@ export function LaidOver({ pictures, example, mark, share }: Props) {
       </span>
       <label>
         laid over it
-        <input
-          type="range"
-          min={0}
-          max={1}
-          step={0.05}
-          value={share.value}
-          aria-label="How much of the picture shows through"
-          data-testid={ids.valuesShare}
-          onInput={(event) => (share.value = Number(event.currentTarget.value))}
-        />
+        <Through share={share} />
       </label>
     </div>
+  );
+}
+
+/** The slider of how much of the picture shows through. */
+export function Through({ share }: { share: Signal<number> }) {
+  return (
+    <input
+      type="range"
+      min={0}
+      max={1}
+      step={0.05}
+      value={share.value}
+      aria-label="How much of the picture shows through"
+      data-testid={ids.valuesShare}
+      onInput={(event) => (share.value = Number(event.currentTarget.value))}
+    />
   );
 }

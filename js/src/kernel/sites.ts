@@ -42,9 +42,9 @@ export function ancestors(sites: Sites, index: number): string[] {
 }
 
 /** The key of the row that shows a site: its own key, or for a layer or an array without a row that of the whole. */
-export function rowOf(sites: Sites, key: string): string | undefined {
+export function rowOf(sites: Sites | null, key: string): string | undefined {
   const whole = withoutArray(key);
-  return [key, withoutLayers(key), whole, withoutLayers(whole)].find((one) => sites.byKey.has(one));
+  return [key, withoutLayers(key), whole, withoutLayers(whole)].find((one) => sites?.byKey.has(one));
 }
 
 /** A key without the name of an array, "head" for "head(logits)". */

@@ -2,7 +2,7 @@
 import type { ComponentChildren } from "preact";
 import type { Bridge } from "../kernel/bridge";
 import type { Store } from "../store";
-import { Origin } from "../ui/Badge";
+import { Badge, ORIGINS } from "../ui/Badge";
 import { ids } from "../ui/testids";
 
 /** What can be asked of a run that happens elsewhere, besides its perturbations. */
@@ -45,8 +45,11 @@ function textOf(store: Store, bridge: Bridge): ComponentChildren {
   const saved = store.replay.value;
   if (saved) {
     const recorded = store.state.value?.recorded;
+    const origin = store.saved.value ? "saved" : "live";
     return [
-      <Origin key="" of={store.saved.value ? "saved" : "live"} />,
+      <Badge key="" look={origin} title={ORIGINS[origin]}>
+        {origin}
+      </Badge>,
       ` ${saved} `,
       recorded?.steers ? <Steering key="steering" store={store} every={recorded.every} /> : "Controls that need the model are switched off.",
     ];

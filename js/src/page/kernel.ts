@@ -80,17 +80,15 @@ export class Replay {
       case "show_positions":
         return this.positions(request);
       case "show_values":
-        return this.asked("values", [request.site, request.part, request.clean], { request: request.id }, NO_VALUES);
+        return this.answered("values", JSON.stringify([request.site, request.part, request.clean]), { request: request.id }, NO_VALUES);
       case "read_values": {
         if (request.exact) return done([]);
         const index = request.index.map((n, axis) => (request.axes.includes(axis) ? 0 : n));
         const slice = [request.array, index, request.axes, request.norm_over, request.component];
-        return this.asked("values", slice, { request: request.id }, NO_VALUES);
+        return this.answered("values", JSON.stringify(slice), { request: request.id }, NO_VALUES);
       }
-      case "compare": {
-        const found = this.recorded.answer("compare", `${request.number} ${request.pinned}`);
-        return Array.isArray(found) ? done([[{ ...(found[0] as object), id: request.id }, undefined]]) : refused(NOT_COMPARED);
-      }
+      case "compare":
+        return this.answered("compare", `${request.number} ${request.pinned}`, { id: request.id }, NOT_COMPARED);
       case "perturb":
       case "adjust":
       case "remove":
@@ -112,17 +110,12 @@ export class Replay {
   }
 
   private kept(what: string, { id, site }: { readonly id: number; readonly site: string }): Answered {
-    const found = this.recorded.answer(what, site);
-    if (found === null) return refused(`This page does not keep the details of ${label(site)}.`);
-    if (typeof found === "string") return refused(found);
-    const [header, buffer] = found;
-    return done([[{ ...(header as object), id }, buffer]]);
+    return this.answered(what, site, { id }, `This page does not keep the details of ${label(site)}.`);
   }
-
-  /** The kept answer to what was asked, named as `key_of` of the kernel names it. */
-  private asked(what: string, asked: readonly unknown[], id: object, otherwise: string): Answered {
-    const found = this.recorded.answer(what, JSON.stringify(asked));
-    return Array.isArray(found) ? done([[{ ...(found[0] as object), ...id }, found[1]]]) : refused(otherwise);
+  /** The kept answer with this key, which the kernel gave it, or why it was none; `otherwise` if there is none. */
+  private answered(what: string, key: string, number: object, otherwise: string): Answered {
+    const found = this.recorded.answer(what, key) ?? otherwise;
+    return typeof found === "string" ? refused(found) : done([[{ ...(found[0] as object), ...number }, found[1]]]);
   }
 
   /** The figures of a text, of the example and unit that were on screen. */

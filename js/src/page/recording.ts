@@ -10,7 +10,7 @@ export type Message = readonly [header: unknown, buffer: DataView | undefined];
 interface Place {
   readonly at: number;
   readonly count: number;
-  readonly type: "u1" | "u2" | "u4" | "f4" | "f8";
+  readonly type: keyof typeof KINDS;
 }
 
 interface Packed {
@@ -54,7 +54,7 @@ interface Index {
 
 const NO_HISTOGRAM = 0xffff;
 const OF_PARAMETER = PARAMETER_QUANTITIES.length * STATISTICS.length;
-const SIZES = { u1: 1, u2: 2, u4: 4, f4: 4, f8: 8 } as const;
+const KINDS = { u1: Uint8Array, u2: Uint16Array, f4: Float32Array, f8: Float64Array } as const;
 
 export class Recorded {
   readonly note: string;
@@ -214,8 +214,8 @@ export class Recorded {
     return [header, viewOf(bytes)];
   }
 
-  private numbers({ at, count, type }: Place, expected = count): Float64Array | Float32Array | Uint32Array | Uint16Array | Uint8Array {
-    const size = SIZES[type];
+  private numbers({ at, count, type }: Place, expected = count): InstanceType<(typeof KINDS)[keyof typeof KINDS]> {
+    const size = KINDS[type]?.BYTES_PER_ELEMENT;
     const from = this.from + at;
     if (!(size > 0) || count !== expected || !(at >= 0) || !(from + count * size <= this.bytes.length)) {
       throw new ProtocolError("The recording does not fit its index.");
@@ -225,18 +225,7 @@ export class Recorded {
       const start = from + plane * count;
       for (let i = 0; i < count; i++) plain[i * size + plane] = this.bytes[start + i];
     }
-    switch (type) {
-      case "u1":
-        return plain;
-      case "u2":
-        return new Uint16Array(plain.buffer);
-      case "u4":
-        return new Uint32Array(plain.buffer);
-      case "f4":
-        return new Float32Array(plain.buffer);
-      case "f8":
-        return new Float64Array(plain.buffer);
-    }
+    return new KINDS[type](plain.buffer);
   }
 }
 

@@ -46,13 +46,13 @@ async function show(place: HTMLElement): Promise<void> {
   frame.dataset["testid"] = "nni-saved-frame";
   const height = place.clientWidth < NARROW ? 1200 : Math.min(900, Math.max(560, 0.82 * window.innerHeight));
   frame.style.cssText = `display: block; width: 100%; height: 0; border: 0; resize: vertical; color-scheme: auto`;
-  const tell = (): void => frame.contentWindow?.postMessage({ nniDark: isDark() }, "*");
-  const theme = new MutationObserver(tell);
+  const sendTheme = (): void => frame.contentWindow?.postMessage({ nniDark: isDark() }, "*");
+  const theme = new MutationObserver(sendTheme);
   const heard = ({ source, data }: MessageEvent<unknown>): void => {
     if (!frame.isConnected) return leave();
     if (source !== frame.contentWindow || typeof data !== "object" || data === null || !("nniShown" in data)) return;
     URL.revokeObjectURL(url);
-    tell();
+    sendTheme();
     frame.style.height = `${height}px`;
     for (const plain of place.querySelectorAll<HTMLElement>(":scope > .nni-snapshot")) plain.hidden = true;
     silence(place);

@@ -3,10 +3,11 @@
 // is compiled; only a change without an answer says in words what it waits for.
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Perturbation } from "../kernel/protocol";
-import { label, rowOf } from "../kernel/sites";
+import { label } from "../kernel/sites";
 import type { Store } from "../store";
 import { useCopy } from "../python/copy";
 import { count, plain } from "../ui/format";
+import { SiteLink } from "../ui/SiteLink";
 import { ids } from "../ui/testids";
 import { Strength } from "./Strength";
 
@@ -92,22 +93,12 @@ function Status({ perturbation: p }: { perturbation: Perturbation }) {
 }
 
 function Where({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
-  const sites = store.sites.value;
-  const row = sites && [p.site, ...p.sites].map((key) => rowOf(sites, key)).find((key) => key !== undefined);
   const all = p.reach > p.sites.length ? [...p.sites, `… ${count(p.reach)} sites`] : p.sites;
   const extra = [p.at === "output" ? "" : p.at, p.reach > 1 ? `${count(p.reach)} sites` : "", partOf(p)].filter(Boolean).join(", ");
   const title = [...(p.reach > 1 ? all : [label(p.site)]), extra].filter(Boolean).join("\n");
   return (
     <span class="nni-where" title={title}>
-      {row === undefined || row === null ? (
-        <span class="nni-site">
-          <bdi>{label(p.site)}</bdi>
-        </span>
-      ) : (
-        <button type="button" class="nni-link nni-site" onClick={() => store.select(row)}>
-          <bdi>{label(p.site)}</bdi>
-        </button>
-      )}
+      <SiteLink store={store} site={p.site} title={title} of={[p.site, ...p.sites]} />
       {extra && <span class="nni-extra">{extra}</span>}
     </span>
   );

@@ -3,9 +3,10 @@
 // of the same message, not from later requests; a figure without any change says so, and does not look
 // like a change.
 import type { Effect, EffectAlone, State } from "../kernel/protocol";
-import { label, rowOf } from "../kernel/sites";
+import { label } from "../kernel/sites";
 import type { Store } from "../store";
 import { NOT_MEASURED, exact, percent, real, signed } from "../ui/format";
+import { SiteLink } from "../ui/SiteLink";
 import { ids } from "../ui/testids";
 
 export function EffectView({ state, store }: { state: State; store: Store }) {
@@ -140,7 +141,6 @@ function Change({ by, show }: ChangeProps) {
 
 /** The sites that changed most, each with a link; bars compare them with the largest change. */
 function Downstream({ effect, store }: { effect: Effect; store: Store }) {
-  const sites = store.sites.value;
   const largest = Math.max(...effect.sites.map((s) => s.change ?? 0));
   return (
     <div class="nni-downstream">
@@ -148,28 +148,17 @@ function Downstream({ effect, store }: { effect: Effect; store: Store }) {
         Downstream
       </b>
       <ol aria-label="Sites downstream, by how far their output moved">
-        {effect.sites.map(({ site, change }) => {
-          const row = sites ? rowOf(sites, site) : undefined;
-          return (
-            <li key={site} data-testid={ids.downstream} data-site={site} data-value={exact(change)}>
-              {row === undefined ? (
-                <span class="nni-site">
-                  <bdi>{label(site)}</bdi>
-                </span>
-              ) : (
-                <button type="button" class="nni-link nni-site" title={label(site)} onClick={() => store.select(row)}>
-                  <bdi>{label(site)}</bdi>
-                </button>
-              )}
-              <span class="nni-share" aria-hidden="true">
-                <span style={{ transform: `scaleX(${change && largest ? change / largest : 0})` }} />
-              </span>
-              <span class={change === null ? "nni-bad" : undefined} title="Relative norm of the change of its output">
-                {change === null ? "not finite" : percent(change)}
-              </span>
-            </li>
-          );
-        })}
+        {effect.sites.map(({ site, change }) => (
+          <li key={site} data-testid={ids.downstream} data-site={site} data-value={exact(change)}>
+            <SiteLink store={store} site={site} />
+            <span class="nni-share" aria-hidden="true">
+              <span style={{ transform: `scaleX(${change && largest ? change / largest : 0})` }} />
+            </span>
+            <span class={change === null ? "nni-bad" : undefined} title="Relative norm of the change of its output">
+              {change === null ? "not finite" : percent(change)}
+            </span>
+          </li>
+        ))}
       </ol>
     </div>
   );

@@ -94,9 +94,9 @@ function Places({ found }: { found: Attributed }) {
   return (
     <>
       <Strip words={words} values={values} range={range} at={at} point={point} label={`The ${words.length} places of the input, coloured by how much each counts.`} />
-      <Told value={at === null ? null : values[at]!} hint="Point at a place for its score">
+      <UnderPointer value={at === null ? null : values[at]!} hint="Point at a place for its score">
         {at} <bdi class="nni-word">{visible(words[at ?? 0] ?? "")}</bdi> {real(values[at ?? 0])}
-      </Told>
+      </UnderPointer>
       <div class="nni-legend">
         <ColourBar range={range} />
       </div>
@@ -117,7 +117,7 @@ function Pixels({ store, found }: { store: Store; found: Attributed }) {
       <Beside values={pixels}>
         <Picture values={pixels} inputs={inputs} label={`How much each of ${array.shape.join(" by ")} pixels counts`} drawn={null} />
       </Beside>
-      <Told value={at < 0 ? null : cells.mean[at]!} hint="Point at a pixel for its score">{`row ${row}, column ${column}${sum}: ${real(cells.mean[at])}`}</Told>
+      <UnderPointer value={at < 0 ? null : cells.mean[at]!} hint="Point at a pixel for its score">{`row ${row}, column ${column}${sum}: ${real(cells.mean[at])}`}</UnderPointer>
       <Legend values={pixels} cells={cells} />
       <Signs count={cells.mean.length} signed={cells.mean.some((one) => one < 0)} />
     </>
@@ -125,9 +125,9 @@ function Pixels({ store, found }: { store: Store; found: Attributed }) {
 }
 
 /** The score that is pointed at. */
-function Told({ value, hint, children }: { value: number | null; hint: string; children: ComponentChildren }) {
+function UnderPointer({ value, hint, children }: { value: number | null; hint: string; children: ComponentChildren }) {
   return (
-    <p class="nni-told" aria-live="polite" data-testid={ids.attributionTold} data-value={value === null ? "" : exact(value)}>
+    <p class="nni-under-pointer" aria-live="polite" data-testid={ids.attributionPointed} data-value={value === null ? "" : exact(value)}>
       {value === null ? <span class="nni-faint">{hint}</span> : children}
     </p>
   );

@@ -147,9 +147,9 @@ function Grid({ store, lens }: { store: Store; lens: Lens }) {
           </tbody>
         </table>
       </div>
-      <p class="nni-told">
+      <p class="nni-under-pointer">
         {at && lens.rows[at[0]]?.cells[at[1]] ? (
-          <Told cell={lens.rows[at[0]]!.cells[at[1]]!} layer={label(lens.rows[at[0]]!.site)} position={at[1]} answer={lens.answers[at[1]]!} />
+          <UnderPointer cell={lens.rows[at[0]]!.cells[at[1]]!} layer={label(lens.rows[at[0]]!.site)} position={at[1]} answer={lens.answers[at[1]]!} />
         ) : (
           <span class="nni-faint">Point at a word for the likeliest; click for what each site adds to its position's logit.</span>
         )}
@@ -163,7 +163,7 @@ function Grid({ store, lens }: { store: Store; lens: Lens }) {
   );
 }
 
-function Told({ cell, layer, position, answer }: { cell: LensCell; layer: string; position: number; answer: string }) {
+function UnderPointer({ cell, layer, position, answer }: { cell: LensCell; layer: string; position: number; answer: string }) {
   return (
     <>
       {layer}, position {position}:{" "}
@@ -180,8 +180,8 @@ function Told({ cell, layer, position, answer }: { cell: LensCell; layer: string
 function Parts({ store }: { store: Store }) {
   const shown = store.studies.logits.value;
   const found = shown?.found;
-  const told = shown?.now.running || refusalOf(store, "logits") || shown?.now.error;
-  if (!found && !told) return null;
+  const state = shown?.now.running || refusalOf(store, "logits") || shown?.now.error;
+  if (!found && !state) return null;
   return (
     <>
       <div class="nni-heading nni-wrap">
@@ -196,7 +196,7 @@ function Parts({ store }: { store: Store }) {
         </h4>
         <span class="nni-faint nni-small">what each site adds to it; the scale of the last norm is held</span>
       </div>
-      {told && <Now store={store} what="logits" now={shown?.now} found="" />}
+      {state && <Now store={store} what="logits" now={shown?.now} found="" />}
       {found && <Bars store={store} bars={found.bars} name="What each site adds to the logit" />}
     </>
   );

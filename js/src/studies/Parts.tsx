@@ -1,9 +1,9 @@
 // What the panels of studies share: the button that computes, what is under way, bars with a sign.
 import type { ComponentChildren } from "preact";
 import type { Attributed, Lens, Logits, LogitBar, UnitExamples } from "../kernel/protocol";
-import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
 import { count, exact, NOT_MEASURED, real } from "../ui/format";
+import { SiteLink } from "../ui/SiteLink";
 import { ids } from "../ui/testids";
 import type { What } from "./state";
 
@@ -90,22 +90,15 @@ export function Now({ store, what, now, found }: NowProps) {
 
 /** Bars to the left and the right of zero, in the order given. */
 export function Bars({ store, bars, name }: { store: Store; bars: readonly LogitBar[]; name: string }) {
-  const sites = store.sites.value;
   const most = Math.max(...bars.map((bar) => Math.abs(bar.value ?? 0)), 0) || 1;
   return (
     <ol class="nni-bars" aria-label={name}>
       {bars.map(({ site, value }) => {
-        const key = sites ? rowOf(sites, site) : undefined;
+
         const share = Math.abs(value ?? 0) / most / 2;
         return (
           <li key={site} data-site={site} data-value={exact(value)}>
-            {key === undefined ? (
-              <span class="nni-site">{label(site)}</span>
-            ) : (
-              <button type="button" class="nni-link nni-site" title={label(site)} onClick={() => store.select(key)}>
-                {label(site)}
-              </button>
-            )}
+            <SiteLink store={store} site={site} />
             <span class="nni-signed-bar" aria-hidden="true">
               <span data-below={(value ?? 0) < 0 ? "" : undefined} style={{ width: `${100 * share}%` }} />
             </span>

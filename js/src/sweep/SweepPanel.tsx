@@ -5,11 +5,12 @@
 // not be measured says why, and what is left out is said below.
 import { useState } from "preact/hooks";
 import { OFFERS, type Site, type Sweep, type SweepRow } from "../kernel/protocol";
-import { label, rowOf } from "../kernel/sites";
+import { rowOf } from "../kernel/sites";
 import type { Store } from "../store";
 import { Refusal, waits } from "../studies/Parts";
 import { NOT_MEASURED, count, exact, real } from "../ui/format";
 import { Pick } from "../ui/Pick";
+import { SiteLink } from "../ui/SiteLink";
 import { ids } from "../ui/testids";
 import { Lead } from "./Lead";
 import { MEASURES, rank, wholeLeftOut, type Measure } from "./measures";
@@ -176,20 +177,13 @@ interface BarProps {
 }
 
 function Bar({ row, measure, span, store }: BarProps) {
-  const sites = store.sites.value;
-  const key = sites ? rowOf(sites, row.site) : undefined;
+  const selected = rowOf(store.sites.value, row.site) === store.selected.value;
   const value = row[measure];
   const { show } = MEASURES[measure];
   const share = value === null || span === 0 ? 0 : Math.abs(value) / span;
   return (
-    <li data-testid={ids.sweepRow} data-site={row.site} data-value={exact(value)} aria-current={key !== undefined && key === store.selected.value ? "true" : undefined}>
-      {key === undefined ? (
-        <span class="nni-site" title={label(row.site)}>{label(row.site)}</span>
-      ) : (
-        <button type="button" class="nni-link nni-site" title={label(row.site)} onClick={() => store.select(key)}>
-          {label(row.site)}
-        </button>
-      )}
+    <li data-testid={ids.sweepRow} data-site={row.site} data-value={exact(value)} aria-current={selected ? "true" : undefined}>
+      <SiteLink store={store} site={row.site} />
       {row.why_not ? (
         <span class="nni-faint nni-why" title={row.why_not}>
           {row.why_not}

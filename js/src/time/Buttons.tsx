@@ -57,22 +57,18 @@ function Play({ store: { timeline }, word }: Of & { word: boolean }) {
   );
 }
 
-export function Back({ store: { timeline, frame } }: Of) {
-  const none = timeline.passes.value.count < 2 || !frame.value || timeline.index() <= 0;
-  return (
-    <button type="button" class="nni-icon" title="One pass back" aria-label="One pass back" data-testid={ids.stepBack} disabled={none} onClick={() => timeline.stepBy(-1)}>
-      ◂
+export function BackAndForward({ store: { timeline, frame } }: Of) {
+  const last = timeline.passes.value.count - 1;
+  const button = (name: string, testid: string, sign: string, by: number, end: number) => (
+    <button type="button" class="nni-icon" title={name} aria-label={name} data-testid={testid} disabled={last < 1 || !frame.value || timeline.index() === end} onClick={() => timeline.stepBy(by)}>
+      {sign}
     </button>
   );
-}
-
-export function Forward({ store: { timeline, frame } }: Of) {
-  const passes = timeline.passes.value;
-  const none = passes.count < 2 || !frame.value || timeline.index() >= passes.count - 1;
   return (
-    <button type="button" class="nni-icon" title="One pass forward" aria-label="One pass forward" data-testid={ids.stepForward} disabled={none} onClick={() => timeline.stepBy(1)}>
-      ▸
-    </button>
+    <>
+      {button("One pass back", ids.stepBack, "◂", -1, 0)}
+      {button("One pass forward", ids.stepForward, "▸", 1, last)}
+    </>
   );
 }
 
@@ -112,8 +108,7 @@ export function TimeMenu({ store, steps = false, curve, log = false, toggle }: M
         {other ? <Play store={store} word /> : <HoldOrFollow store={store} word />}
         {steps && (
           <span>
-            <Back store={store} />
-            <Forward store={store} />
+            <BackAndForward store={store} />
           </span>
         )}
       </span>

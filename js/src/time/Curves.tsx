@@ -5,6 +5,7 @@ import { useCallback, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import type { CurveData } from "../kernel/decode";
 import { plain } from "../ui/format";
+import { onSize } from "../ui/size";
 import { ids } from "../ui/testids";
 import { ends, paintCurve, type Marks } from "./curve";
 
@@ -37,13 +38,7 @@ function One({ curve, log, possible, value, exactly, gaps, marks, toggle }: Row 
   const { name, points } = curve;
   const plot = useRef<HTMLDivElement>(null);
   const [height, setHeight] = useState(44);
-  useLayoutEffect(() => {
-    const measure = (): void => setHeight(Math.max(plot.current!.clientHeight, 1));
-    measure();
-    const observer = new ResizeObserver(measure);
-    observer.observe(plot.current!);
-    return () => observer.disconnect();
-  }, []);
+  useLayoutEffect(() => onSize(plot.current!, () => setHeight(Math.max(plot.current!.clientHeight, 1))), []);
   const paint = useCallback((area: Area) => paintCurve(area, points, marks, log), [points, marks, log]);
   const [low, high] = ends(points, log);
   return (

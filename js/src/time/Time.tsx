@@ -8,11 +8,11 @@ import type { Store } from "../store";
 import { count, exact, plain } from "../ui/format";
 import { isStacked, type Layout } from "../frame/layout";
 import { ids } from "../ui/testids";
-import { Back, Forward, Main, Pin, TimeMenu } from "./Buttons";
+import { BackAndForward, Main, Pin, TimeMenu } from "./Buttons";
 import { Curves } from "./Curves";
 import { badSteps, canBeLog, paintCurve, paintTrack, stepAt, suitsLog, valueAt, type Marks } from "./curve";
 import { pinnedName } from "./names";
-import type { PassList } from "./passes";
+import { perturbedSteps, type PassList } from "./passes";
 
 /** The heights of the track with its curve above it, and alone. */
 const [PLOT, TRACK] = [40, 12];
@@ -109,8 +109,7 @@ function Beside({ store, curves, isLog, toggle, marks }: Shown) {
     <>
       <div class="nni-time-bar">
         <Main store={store} word />
-        <Back store={store} />
-        <Forward store={store} />
+        <BackAndForward store={store} />
         <span class="nni-grow" />
         <Named store={store} />
         <Pin store={store} />
@@ -246,15 +245,4 @@ function useMarks(store: Store): Marks {
   const spans = useMemo(() => perturbedSteps(passes), [passes]);
   const at = pinned && passes.indexOf(pinned.number) >= 0 ? pinned.step : NaN;
   return useMemo(() => ({ last, cursor, pinned: at, spans }), [last, cursor, at, spans]);
-}
-
-/** The ranges of steps whose passes were perturbed. */
-function perturbedSteps(passes: PassList): (readonly [number, number])[] {
-  const spans: [number, number][] = [];
-  for (let i = 0; i < passes.count; i++) {
-    if (!passes.perturbed(i)) continue;
-    if (i > 0 && passes.perturbed(i - 1)) spans.at(-1)![1] = passes.step(i);
-    else spans.push([passes.step(i), passes.step(i)]);
-  }
-  return spans;
 }

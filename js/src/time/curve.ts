@@ -2,7 +2,7 @@
 // from 0 to the newest; values that have no place on the axis are gaps; a value between two gaps is a
 // dot; a step whose value is not finite has a mark over the whole height.
 import type { Area } from "../charts/Canvas";
-import { linear, logarithmic } from "../charts/scale";
+import { linear, logarithmic, runs } from "../charts/scale";
 
 /** The room at either end of the axis of steps, in which the thumb of the track is whole. */
 export const INSET = 6;
@@ -55,18 +55,6 @@ export function suitsLog(points: Float64Array): boolean {
   return low > 0 && high >= 100 * low;
 }
 
-/** The ranges of points that a line joins. */
-function* runs(points: Float64Array, hasPlace: (value: number) => boolean): Generator<[from: number, to: number]> {
-  const n = points.length / 2;
-  for (let from = 0; from < n; from++) {
-    if (!hasPlace(points[from * 2 + 1])) continue;
-    let to = from + 1;
-    while (to < n && hasPlace(points[to * 2 + 1])) to += 1;
-    yield [from, to];
-    from = to;
-  }
-}
-
 /** A curve from top to bottom of the canvas, less the `foot` pixels below it. */
 export function paintCurve(area: Area, points: Float64Array, { last, cursor, spans }: Marks, log: boolean, foot = 0): void {
   const { context, width, palette } = area;
@@ -81,26 +69,22 @@ export function paintCurve(area: Area, points: Float64Array, { last, cursor, spa
   for (const [from, to] of spans) context.fillRect(x(from) - 1, 0, x(to) - x(from) + 2, height);
   context.fillStyle = palette.bad;
   context.globalAlpha = 0.3;
+  const step = (i: number): number => x(points[i * 2]);
+  const value = (i: number): number => points[i * 2 + 1];
   const n = points.length / 2;
-  for (let i = 0; i < n; i++) {
-    if (Number.isFinite(points[i * 2 + 1])) continue;
-    const from = i;
-    while (i + 1 < n && !Number.isFinite(points[i * 2 + 3])) i += 1;
-    context.fillRect(x(points[from * 2]) - 1, 0, x(points[i * 2]) - x(points[from * 2]) + 2, height);
-  }
+  for (const [from, end] of runs(n, (i) => !Number.isFinite(value(i)))) context.fillRect(step(from) - 1, 0, step(end - 1) - step(from) + 2, height);
   context.globalAlpha = 1;
-  const hasPlace = (value: number): boolean => Number.isFinite(value) && !(log && value <= 0);
   context.strokeStyle = context.fillStyle = palette.metric;
   context.lineWidth = 1.5;
   context.lineJoin = "round";
-  for (const [from, to] of runs(points, hasPlace)) {
+  for (const [from, end] of runs(n, (i) => Number.isFinite(value(i)) && !(log && value(i) <= 0))) {
     context.beginPath();
-    if (to - from === 1) {
-      context.arc(x(points[from * 2]), y(points[from * 2 + 1]), 1.5, 0, 2 * Math.PI);
+    if (end - from === 1) {
+      context.arc(step(from), y(value(from)), 1.5, 0, 2 * Math.PI);
       context.fill();
       continue;
     }
-    for (let i = from; i < to; i++) context.lineTo(x(points[i * 2]), y(points[i * 2 + 1]));
+    for (let i = from; i < end; i++) context.lineTo(step(i), y(value(i)));
     context.stroke();
   }
   paintCursor(area, x(cursor), height);

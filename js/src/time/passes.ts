@@ -1,5 +1,6 @@
 // The passes that the recording still has, decoded, and a search for one of them.
 // Invariant: they are in ascending order of number; an index is a place on the time strip.
+import { runs } from "../charts/scale";
 import { Reader } from "../kernel/decode";
 import type { Passes } from "../kernel/protocol";
 
@@ -39,6 +40,11 @@ export function decodePasses(header: Passes, buffer: DataView | undefined): Pass
       return low;
     },
   };
+}
+
+/** The steps from which to which something was perturbed. */
+export function perturbedSteps(passes: PassList): (readonly [from: number, to: number])[] {
+  return runs(passes.count, passes.perturbed).map(([from, end]) => [passes.step(from), passes.step(end - 1)]);
 }
 
 export const NO_PASSES: PassList = decodePasses({ type: "passes", version: 0, passes: 0, kinds: [], thinned: 0 }, undefined);

@@ -4,6 +4,7 @@
 import { useCallback, useEffect, useId, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Store } from "../store";
 import { ROW_HEIGHT, type Layout } from "../frame/layout";
+import { onSize } from "../ui/size";
 import { ids } from "../ui/testids";
 import { gridOf } from "./columns";
 import { Head } from "./Head";
@@ -43,10 +44,7 @@ export function Tree({ store, layout }: { store: Store; layout: Layout }) {
       setHeight(height);
       whole.current!.style.setProperty("--nni-gutter", `${element.offsetWidth - element.clientWidth}px`);
     };
-    measure();
-    const observer = new ResizeObserver(measure);
-    observer.observe(element);
-    return () => observer.disconnect();
+    return onSize(element, measure);
   }, [store, tree]);
 
   useEffect(() => {

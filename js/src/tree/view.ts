@@ -87,10 +87,9 @@ export class TreeView {
     const matches = this.matches.value;
     const sort = this.sort.value;
     const column = COLUMNS.find((c) => c.id === sort?.by);
-    if (sort && sort.by === "name") return sorted(indices(sites, matches), (i) => sites.list[i].key, sort.rising);
-    if (!sort || !column) return visibleRows(sites, this.open.value, matches);
-    if (column.text) return sorted(indices(sites, matches), (i) => column.text!(sites.list[i]), sort.rising);
-    return sorted(indices(sites, matches), (i) => this.figure(column, sites, i), sort.rising);
+    if (!sort || (!column && sort.by !== "name")) return visibleRows(sites, this.open.value, matches);
+    const listed = matches ? [...matches] : sites.list.map((_, i) => i);
+    return sorted(listed, (i) => (column ? (column.text?.(sites.list[i]) ?? this.figure(column, sites, i)) : sites.list[i].key), sort.rising);
   });
 
   /** The columns that compare with the pinned pass: those whose quantity that pass has. */
@@ -134,7 +133,8 @@ export class TreeView {
   }
 
   filter(filter: Filter, on: boolean): void {
-    this.filters.value = changed(this.filters.value, filter, on);
+    const others = [...this.filters.value].filter((one) => one !== filter);
+    this.filters.value = new Set(on ? [...others, filter] : others);
   }
 
   /** Show all rows, in the tree's order. */
@@ -151,11 +151,8 @@ export class TreeView {
     clearTimeout(this.timer);
     const wait = this.since + REORDER_MS - performance.now();
     const now = held !== null || frame === null || this.basis.peek() === null || wait <= 0;
-    if (!now) {
-      this.timer = setTimeout(() => this.take(this.from.frame.peek()), wait);
-      return;
-    }
-    this.take(frame);
+    if (now) this.take(frame);
+    else this.timer = setTimeout(() => this.take(this.from.frame.peek()), wait);
   }
 
   private take(frame: FrameData | null): void {
@@ -202,10 +199,6 @@ export class TreeView {
   }
 }
 
-function indices(sites: Sites, matches: ReadonlySet<number> | null): number[] {
-  return matches ? [...matches] : sites.list.map((_, i) => i);
-}
-
 /** Stable; unknown values come last in either direction. */
 function sorted<T extends number | string>(rows: number[], value: (index: number) => T, rising: boolean): number[] {
   const sign = rising ? 1 : -1;
@@ -218,11 +211,4 @@ function sorted<T extends number | string>(rows: number[], value: (index: number
   }
   known.sort((a, b) => (a.value < b.value ? -sign : a.value > b.value ? sign : a.index - b.index));
   return [...known.map((k) => k.index), ...rest];
-}
-
-function changed<T>(set: ReadonlySet<T>, item: T, on: boolean): ReadonlySet<T> {
-  const next = new Set(set);
-  if (on) next.add(item);
-  else next.delete(item);
-  return next;
 }

@@ -34,17 +34,9 @@ export function Perturbed({ on }: { on: boolean | undefined }) {
   );
 }
 
-const ORIGINS = {
+/** Where what is on screen comes from. */
+export const ORIGINS = {
   live: "Shows each new pass as it arrives",
   held: "Stays at this pass; the run goes on",
   saved: "What was saved; the model is not here",
 } as const;
-
-/** Where what is on screen comes from. */
-export function Origin({ of }: { of: keyof typeof ORIGINS }) {
-  return (
-    <Badge look={of === "held" ? undefined : of} title={ORIGINS[of]}>
-      {of}
-    </Badge>
-  );
-}

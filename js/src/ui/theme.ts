@@ -6,20 +6,8 @@ import { signal } from "@preact/signals";
 export const repaint = signal(0);
 export const dark = signal(false);
 
-export interface Palette {
-  readonly text: string;
-  readonly faint: string;
-  readonly line: string;
-  readonly control: string;
-  readonly background: string;
-  readonly output: string;
-  readonly gradient: string;
-  readonly weight: string;
-  readonly focus: string;
-  readonly metric: string;
-  readonly perturb: string;
-  readonly bad: string;
-}
+const COLOURS = ["text", "text-faint", "line", "control", "background", "output", "gradient", "weight", "focus", "metric", "perturb", "bad"] as const;
+export type Palette = Readonly<Record<(typeof COLOURS)[number], string>>;
 
 /** Called before the first rendering, so that the first painting has its colours. */
 export function readTheme(): void {
@@ -93,21 +81,7 @@ export function paletteOf(element: Element): Palette {
   if (known?.at === repaint.peek()) return known.palette;
   const style = getComputedStyle(root);
   if (style.getPropertyValue("--nni-text") === "") repaintWhenStyled(root);
-  const color = (name: string): string => style.getPropertyValue(`--nni-${name}`).trim() || "gray";
-  const palette = {
-    text: color("text"),
-    faint: color("text-faint"),
-    line: color("line"),
-    control: color("control"),
-    background: color("background"),
-    output: color("output"),
-    gradient: color("gradient"),
-    weight: color("weight"),
-    focus: color("focus"),
-    metric: color("metric"),
-    perturb: color("perturb"),
-    bad: color("bad"),
-  };
+  const palette = Object.fromEntries(COLOURS.map((name) => [name, style.getPropertyValue(`--nni-${name}`).trim() || "gray"])) as Palette;
   palettes.set(root, { at: repaint.peek(), palette });
   return palette;
 }

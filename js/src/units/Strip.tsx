@@ -7,6 +7,7 @@ import { Canvas, type Area } from "../charts/Canvas";
 import type { UnitFigure, UnitsData } from "../kernel/decode";
 import { visible } from "../inputs/state";
 import { count, percent, real } from "../ui/format";
+import { onSize } from "../ui/size";
 import { ids } from "../ui/testids";
 import { dark } from "../ui/theme";
 import { cellAt, gridOf, isDead, lineOf, paintStrip } from "./cells";
@@ -32,11 +33,7 @@ export function Strip({ data, figure, mask: given, editing, change, words, pictu
   const [drag, setDrag] = useState<{ mask: Mask; to: 0 | 1; last: number } | null>(null);
   useEffect(() => {
     const element = box.current!;
-    const measure = (): void => setWidth(element.clientWidth);
-    measure();
-    const observer = new ResizeObserver(measure);
-    observer.observe(element);
-    return () => observer.disconnect();
+    return onSize(element, () => setWidth(element.clientWidth));
   }, []);
   const grid = gridOf(units, width, picture?.patches);
   const mask = drag?.mask ?? given;
@@ -103,7 +100,7 @@ export function Strip({ data, figure, mask: given, editing, change, words, pictu
   };
 
   const id = `nni-unit-${data.header.id}`;
-  const told = active === null ? "" : tell(data, active, mask, words?.[active]);
+  const readout = active === null ? "" : inWords(data, active, mask, words?.[active]);
   return (
     <div class="nni-strip">
       <div
@@ -127,19 +124,19 @@ export function Strip({ data, figure, mask: given, editing, change, words, pictu
       >
         <Canvas height={grid.rows * grid.height + grid.below} width={Math.max(width, 1)} label="" paint={paint} />
         {active !== null && (
-          <span id={id} class="nni-unseen-text" role="option" aria-selected={mask[active] === 1}>
-            {told}
+          <span id={id} class="nni-hidden" role="option" aria-selected={mask[active] === 1}>
+            {readout}
           </span>
         )}
       </div>
-      <p class="nni-told" data-testid={ids.unitTold} data-value={active ?? ""}>
-        {told || " "}
+      <p class="nni-under-pointer" data-testid={ids.unitPointed} data-value={active ?? ""}>
+        {readout || " "}
       </p>
     </div>
   );
 }
 
-function tell({ figures: f }: UnitsData, unit: number, mask: Mask, word: string | undefined): string {
+function inWords({ figures: f }: UnitsData, unit: number, mask: Mask, word: string | undefined): string {
   const parts = [
     `unit ${unit}${word === undefined ? "" : ` \u2068${visible(word)}\u2069`}`,
     `mean ${real(f.mean[unit])}`,

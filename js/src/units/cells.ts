@@ -98,7 +98,7 @@ export function paintStrip({ context: c, palette }: Area, { data, figure, grid, 
   const table = colours(range, dark);
   const [w, h] = [grid.width, grid.height];
   c.lineWidth = 1;
-  numberThem(c, palette.faint, grid, values.length);
+  numberThem(c, palette["text-faint"], grid, values.length);
   c.save();
   c.translate(grid.left, 0);
   const first = picture ? (picture.patches.skip + grid.lead) / grid.columns : 0;

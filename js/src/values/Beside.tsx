@@ -4,23 +4,32 @@
 import type { ComponentChildren } from "preact";
 import { useCallback, useMemo } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
-import { LaidOver } from "../inputs/LaidOver";
+import { LaidOver, Through } from "../inputs/LaidOver";
+import { toGrid } from "../inputs/patches";
 import { thumbnail } from "../inputs/pictures";
 import { Thumbnail } from "../inputs/Thumbnail";
+import type { HeldArray } from "../kernel/protocol";
 import { ids } from "../ui/testids";
 import { dark } from "../ui/theme";
 import { rangeOf } from "./cells";
-import { lengthOf, type Pictured } from "./layout";
+import { lengthOf, type Cursor, type Pictured, type Shown } from "./layout";
 import { paintPicture, places, raster, type Under } from "./painting";
 import type { ValuesState } from "./state";
-import { toGrid } from "../inputs/patches";
+
+/** How many rows and columns of an array are shown. */
+const sidesOf = (array: HeldArray, shown: Shown) => [lengthOf(array, shown.rows), lengthOf(array, shown.columns)] as const;
+
+/** A place as shares of the height and width of a picture with these sides: top, bottom, left, right; null outside it. */
+function markOf({ row, column }: Cursor, [rows, columns]: readonly [number, number]): readonly [number, number, number, number] | null {
+  return row >= 0 ? [row / rows, (row + 1) / rows, column / columns, (column + 1) / columns] : null;
+}
 
 /** What lies under the cells, with a key for what is drawn; nothing if nothing shows through. */
 export function under(values: Pictured): (Under & { key: string }) | undefined {
   const [array, shown, share, grid] = [values.array.value, values.shown.value, values.share.value, values.patches.value];
   const pictures = values.pictures.value;
   if (!array || !shown || !pictures || share === 0) return undefined;
-  const whole = shown.view === "patches" && grid ? ([grid.rows, grid.columns] as const) : ([lengthOf(array, shown.rows), lengthOf(array, shown.columns)] as const);
+  const whole = shown.view === "patches" && grid ? ([grid.rows, grid.columns] as const) : sidesOf(array, shown);
   const key = [share, pictures.pixels.length, values.index.value].join();
   return { share, whole, key, of: (tile) => thumbnail(pictures, values.example(tile)) };
 }
@@ -32,8 +41,7 @@ export function Beside({ values, children }: { values: Pictured; children: Compo
   if (!pictures || example < 0 || example >= pictures.count) return <div class="nni-beside">{children}</div>;
   const of = shown.view === "patches" && grid;
   const at = cursor && of ? toGrid(cursor, of) : cursor;
-  const [rows, columns] = of ? [of.rows, of.columns] : [lengthOf(array, shown.rows), lengthOf(array, shown.columns)];
-  const mark = at && at.row >= 0 ? ([at.row / rows, (at.row + 1) / rows, at.column / columns, (at.column + 1) / columns] as const) : null;
+  const mark = at && markOf(at, of ? [of.rows, of.columns] : sidesOf(array, shown));
   return (
     <div class="nni-beside">
       <LaidOver pictures={pictures} example={example} mark={mark} share={values.share} />
@@ -62,8 +70,7 @@ export function Tile({ values, tile, label, share = 0 }: TileProps) {
       const picture = cells && range ? raster(cells, range, night) : null;
       if (!picture || !cells) return;
       const at = places(shown, { ...whole, tiles: [tile, tile + 1] }, area.width, area.height);
-      const size = [lengthOf(array, shown.rows), lengthOf(array, shown.columns)] as const;
-      const below: Under = { share, whole: size, of: (one) => thumbnail(pictures, values.example(one)) };
+      const below: Under = { share, whole: sidesOf(array, shown), of: (one) => thumbnail(pictures, values.example(one)) };
       paintPicture(area, at, cells, picture, marked, share > 0 ? below : undefined);
     },
     [cells, range, night, shown, whole, tile, share, pictures, array, values.index.value, marked && `${marked.row} ${marked.column}`],
@@ -84,9 +91,7 @@ export function Bigs({ values, caption }: { values: ValuesState; caption: Compon
   const example = values.example(large);
   const name = `${array.axes[shown.tiles]} ${large}`;
   const known = pictures && example >= 0 && example < pictures.count;
-  const cursor = values.cursor.value;
-  const [rows, columns] = [lengthOf(array, shown.rows), lengthOf(array, shown.columns)];
-  const mark = cursor ? ([cursor.row / rows, (cursor.row + 1) / rows, cursor.column / columns, (cursor.column + 1) / columns] as const) : null;
+  const mark = values.cursor.value && markOf(values.cursor.value, sidesOf(array, shown));
   return (
     <div class="nni-bigs">
       {known && (
@@ -110,16 +115,7 @@ export function Bigs({ values, caption }: { values: ValuesState; caption: Compon
             <b>
               {large} over {example}
             </b>
-            <input
-              type="range"
-              min={0}
-              max={1}
-              step={0.05}
-              value={values.through.value}
-              aria-label="How much of the picture shows through"
-              data-testid={ids.valuesShare}
-              onInput={(event) => (values.through.value = Number(event.currentTarget.value))}
-            />
+            <Through share={values.through} />
           </figcaption>
         </figure>
       )}

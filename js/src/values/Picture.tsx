@@ -8,6 +8,7 @@ import { exampleOf, type InputsState } from "../inputs/state";
 import type { HeldArray } from "../kernel/protocol";
 import { boxed } from "../masks/drawn";
 import type { Mask } from "../masks/mask";
+import { onSize } from "../ui/size";
 import { ids } from "../ui/testids";
 import { dark } from "../ui/theme";
 import { under } from "./Beside";
@@ -108,10 +109,7 @@ export function Picture({ values, inputs, label, drawn, single = false, marked =
       const now = [Math.floor(element.clientWidth), (element.closest(".nni-detail")?.clientWidth ?? 0) >= WIDE] as const;
       setRoom((old) => (String(old) === String(now) ? old : now));
     };
-    measure();
-    const observer = new ResizeObserver(measure);
-    observer.observe(element);
-    return () => observer.disconnect();
+    return onSize(element, measure);
   }, []);
 
   const wheel = useRef<(event: WheelEvent) => void>(() => undefined);

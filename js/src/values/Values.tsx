@@ -164,7 +164,7 @@ export function Readout({ values, inputs }: { values: ValuesState; inputs: Input
           {block}
         </span>
       )}
-      <span class="nni-unseen-text" aria-live="polite">
+      <span class="nni-hidden" aria-live="polite">
         {said}
       </span>
     </div>

@@ -7,16 +7,16 @@ import { cellAt, digits } from "./cells";
 import { lengthOf, type Cursor, type Shown } from "./layout";
 
 /** Whether the cells themselves have every digit of an element. */
-function tellsExactly(array: HeldArray, shown: Shown, cells: Cells): boolean {
+function areExact(array: HeldArray, shown: Shown, cells: Cells): boolean {
   const wide = shown.over < 0 && /^(u?int64|complex)/.test(array.dtype);
   return !wide && cells.header.block.every((n) => n === 1);
 }
 
 /** Every digit of the element under the cursor; null until the kernel has sent it. */
-export function exactAt(array: HeldArray, shown: Shown, cells: Cells, cursor: Cursor, told: string | null): string | null {
-  if (!tellsExactly(array, shown, cells)) return told;
+export function exactAt(array: HeldArray, shown: Shown, cells: Cells, cursor: Cursor, received: string | null): string | null {
+  if (!areExact(array, shown, cells)) return received;
   const at = cellAt(cells, cursor.tile, cursor.row, cursor.column);
-  return at < 0 ? told : digits(cells.mean[at]!);
+  return at < 0 ? received : digits(cells.mean[at]!);
 }
 
 /** The shortest form that is unique in the array's own precision. */

@@ -21,12 +21,14 @@ const NAMES: Readonly<Record<Figure, string>> = {
   gradient: "gradient",
   gradient_times_activation: "gradient × value",
 };
-const TOLD: Readonly<Record<Figure, string>> = {
+
+const MEANINGS: Readonly<Record<Figure, string>> = {
   norm: "The norm over the units at each position.",
   unit: "The value of one unit at each position.",
   gradient: "The norm of the gradient of the loss at each position.",
   gradient_times_activation: "The gradient times the value, added up over the units: what the loss owes to each position.",
 };
+
 const NONE = new Float64Array();
 
 export function WordsOptions({ store }: { store: Store }) {
@@ -95,19 +97,19 @@ export function WordsPanel({ store, site }: { store: Store; site: Site }) {
         point={(to) => (state.at.value = to)}
         label={`The ${words.length} words of example ${example}, coloured by ${NAMES[figure]}. Arrows go along them.`}
       />
-      <p class="nni-told" aria-live="polite" data-testid={ids.wordTold} data-value={at ?? ""}>
-        {at === null || at >= words.length ? <span class="nni-faint">Point at a word, or move with the arrow keys</span> : <Told data={data} word={words[at]!} at={at} />}
+      <p class="nni-under-pointer" aria-live="polite" data-testid={ids.wordPointed} data-value={at ?? ""}>
+        {at === null || at >= words.length ? <span class="nni-faint">Point at a word, or move with the arrow keys</span> : <UnderPointer data={data} word={words[at]!} at={at} />}
       </p>
       <div class="nni-legend">{values ? <ColourBar range={range} /> : null}</div>
       <Examples store={store} />
       {batch && batch.positions > words.length && <p class="nni-faint nni-small">The first {words.length} of {batch.positions} words.</p>}
-      <p class="nni-faint nni-small nni-words-source">{data && values ? `${TOLD[figure]} ${data.header.source}` : state.busy.value ? "Computing this module's values…" : ""}</p>
+      <p class="nni-faint nni-small nni-words-source">{data && values ? `${MEANINGS[figure]} ${data.header.source}` : state.busy.value ? "Computing this module's values…" : ""}</p>
       <Python text={code} testid={ids.wordsPython} line={store.inputs.line} />
     </section>
   );
 }
 
-function Told({ data, word, at }: { data: PositionsData | null; word: string; at: number }) {
+function UnderPointer({ data, word, at }: { data: PositionsData | null; word: string; at: number }) {
   const figures = [...(data?.figures ?? [])].map(([name, of]) => `${name === "unit" ? `unit ${data!.header.unit}` : NAMES[name]} ${real(of[at])}`);
   return (
     <>

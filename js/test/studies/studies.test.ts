@@ -138,7 +138,7 @@ it("draws what pixels count as a picture of its own, with a crosshair and a key 
   await open("attribution");
   await told(golden("attribution", { blocks: 2, words: [], shape: [3, 3], scores }));
   expect(["legendLow", "legendHigh"].map((id) => view.find(ids[id as "legendLow"])!.dataset["value"])).toEqual(["-6", "6"]);
-  const at = (): HTMLElement => view.find(ids.attributionTold)!;
+  const at = (): HTMLElement => view.find(ids.attributionPointed)!;
   expect(at().textContent).toBe("Point at a pixel for its score");
   const go = async (key: string): Promise<void> => {
     press(view.find(ids.picture)!, key);

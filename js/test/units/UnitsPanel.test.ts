@@ -24,7 +24,7 @@ it("edits a mask by the keyboard, only once that was asked for", async () => {
   strip.focus();
   await settle();
   for (const key of ["ArrowRight", "ArrowRight", " "]) await type(key);
-  expect(find(ids.unitTold)?.dataset["value"]).toBe("2");
+  expect(find(ids.unitPointed)?.dataset["value"]).toBe("2");
   expect(control.of("set_mask"), "it does not edit yet").toHaveLength(0);
   find(ids.editMask)!.click();
   await settle();

@@ -39,7 +39,7 @@ describe("cells", () => {
       fillStyle: "", fillRect: () => painted.push(context.fillStyle), beginPath: ignore, moveTo: ignore, lineTo: ignore, stroke: ignore,
       save: ignore, restore: ignore, translate: ignore, fillText: (text: string) => numbers.push(text),
     }; // prettier-ignore
-    const palette = { text: "text", faint: "", line: "line", background: "", output: "", gradient: "", weight: "grey", focus: "blue", control: "", metric: "", perturb: "off", bad: "bad" };
+    const palette = { text: "text", "text-faint": "", line: "line", background: "", output: "", gradient: "", weight: "grey", focus: "blue", control: "", metric: "", perturb: "off", bad: "bad" };
     const area = { context: context as unknown as CanvasRenderingContext2D, width: 100, height: 30, palette };
     paintStrip(area, { data, figure: "mean", grid: gridOf(3, 100), mask: Uint8Array.from([1, 1, 1]), active: null, dark });
     expect(numbers).toEqual(["0", "1", "2"]);

@@ -51,7 +51,7 @@ it("colours the words of the chosen example by the chosen figure", async () => {
   await settle();
   press(strip, "ArrowRight");
   await settle();
-  expect(find(ids.wordTold)!.textContent).toBe("1 ·the norm 2 · unit 0 0");
+  expect(find(ids.wordPointed)!.textContent).toBe("1 ·the norm 2 · unit 0 0");
   expect(words()[1]!.hasAttribute("data-pointed")).toBe(true);
   const point = (type: string, at: number): boolean => words()[at]!.dispatchEvent(new Event(type, { bubbles: true }));
   point("pointerover", 2); // as when the page moves under a pointer that rests
@@ -66,7 +66,7 @@ it("colours the words of the chosen example by the chosen figure", async () => {
   expect(control.of("show_positions").at(-1)).toMatchObject({ example: 1 });
   expect(find(ids.exampleSaid)!.textContent).toBe(", label cat, predicted <b>dog</b>");
   await answered({ example: 0 }, [[9, 9, 9], [9, 9, 9]]);
-  expect(find(ids.wordTold)!.textContent, "an answer for another example is ignored").not.toContain("9");
+  expect(find(ids.wordPointed)!.textContent, "an answer for another example is ignored").not.toContain("9");
   expect(find(ids.wordsPython)!.dataset["value"]).toBe('insp.words("blocks/0", 1)');
 });
 
@@ -131,7 +131,7 @@ it("adds to a long text by itself, and at once what one goes to", async () => {
   await settle();
   press(find(ids.words)!, "End");
   await settle();
-  expect(find(ids.wordTold)!.textContent).toContain("w1999");
+  expect(find(ids.wordPointed)!.textContent).toContain("w1999");
   expect(find(ids.words)!.querySelectorAll(".nni-word")).toHaveLength(2000);
   await openTab(find, "overview");
   await settle();

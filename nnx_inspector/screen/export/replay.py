@@ -92,7 +92,7 @@ class Packing:
         self._at = 0
 
     def add(self, array: object, kind: str) -> dict[str, Any]:
-        """Add an array as "u1", "u2", "u4", "f4" or "f8" and return its place."""
+        """Add an array as "u1", "u2", "f4" or "f8" and return its place."""
         numbers = np.ascontiguousarray(array, f"<{kind}").reshape(-1)
         part = numbers.view(np.uint8).reshape(-1, numbers.itemsize).T.tobytes()
         place = {"at": self._at, "count": len(numbers), "type": kind}
