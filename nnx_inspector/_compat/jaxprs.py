@@ -250,6 +250,12 @@ def is_literal(atom: object) -> bool:
     return hasattr(atom, "val")
 
 
+def real_number(atom: object) -> float | None:
+    """The value of a literal that is one real number, None of anything else."""
+    value = np.asarray(getattr(atom, "val", None))
+    return float(value) if value.ndim == 0 and value.dtype.kind not in "cO" else None
+
+
 def bind(equation: Equation, values: Sequence[object]) -> list[Array]:
     """Run an equation's primitive under its own name stack, source line and context."""
     from jax._src import api_util, source_info_util

@@ -331,7 +331,9 @@ def weights_at_first(module: object, outer: Mapping[int, object]) -> dict[int, A
 
 
 def float_arrays(variable: Any) -> list[Any]:
-    """Each array of a Variable, as in `stage.array_names`; None if it is not of floats."""
+    """Each array of a Variable, as in `stage.array_names`; None if it holds neither floats nor
+    complex numbers.
+    """
     leaves = [x for x in jax.tree.leaves(variable.get_raw_value()) if shape_of(x) is not None]
     # NumPy holds arrays that XLA does not take: texts, float6
     leaves = [x for x in leaves if not isinstance(x, np.ndarray) or is_number(x.dtype)]
@@ -340,7 +342,7 @@ def float_arrays(variable: Any) -> list[Any]:
 
 def _holds_floats(x: object) -> bool:
     return isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct) and jnp.issubdtype(
-        x.dtype, jnp.floating
+        x.dtype, jnp.inexact
     )
 
 

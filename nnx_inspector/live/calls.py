@@ -14,13 +14,26 @@ from typing import NamedTuple
 
 MODEL = ""
 
-Program = tuple[str, ...]
-"""The sites that a program calls, not within each other, in the order of its trace."""
+
+class Program(NamedTuple):
+    """What tells the programs of a loop apart.
+
+    Two steps that call the same parts, such as those of a generator and a discriminator, differ in
+    which of them they differentiate; so do a training step and an evaluation.
+
+    Attributes:
+        sites: what it calls, not within each other, in the order of its trace.
+        graded: those of these sites whose gradients it computes.
+    """
+
+    sites: tuple[str, ...]
+    graded: frozenset[str] = frozenset()
+
 
 Key = tuple[str, Program]
 """A site as one of a program's calls."""
 
-OF_MODELS: Program = (MODEL,)
+OF_MODELS = Program((MODEL,))
 """Leads where the calls of the model are the passes, in whatever program."""
 
 
@@ -29,7 +42,7 @@ class Call(NamedTuple):
 
     Attributes:
         site: the module that is called.
-        program: what the program calls.
+        program: the program that calls it.
         starts: whether it is the first call of a run of the program; None if that is not known.
     """
 
@@ -44,7 +57,7 @@ class Call(NamedTuple):
     @property
     def leads(self) -> bool:
         """Whether the program calls the model, and this not after it."""
-        sites = self.program
+        sites = self.program.sites
         return MODEL in sites and sites.index(self.site) <= sites.index(MODEL)
 
 
@@ -138,18 +151,18 @@ class UnderWay(NamedTuple):
         if call.starts is not None:
             return call.starts
         # the model may be in a branch that this run does not take
-        first = next((site for site in call.program if site != MODEL), MODEL)
+        first = next((site for site in call.program.sites if site != MODEL), MODEL)
         return call.site == first and (first in self.sites or call.program not in self.runs)
 
     def _led(self, call: Call, starts: bool) -> tuple[Program, int, frozenset[Program]]:
         """The leader after a call, how many passes it has begun, and the openers."""
         leader, led, openers = self.leader, self.led, self.openers
         if leader is None:
-            return (OF_MODELS if MODEL in call.program else call.program), led, openers
+            return (OF_MODELS if MODEL in call.program.sites else call.program), led, openers
         if call.site == MODEL and leader != OF_MODELS and led < FEW:
             return OF_MODELS, led, openers | {leader}
         if starts and self.runs.get(call.program, 0) >= FEW:
-            of_models = MODEL in self.sites and MODEL in call.program
+            of_models = MODEL in self.sites and MODEL in call.program.sites
             return (OF_MODELS if of_models else call.program), FEW, openers
         return leader, led, openers
 

@@ -56,6 +56,16 @@ def real_values(x: jax.Array) -> jax.Array:
     return x.astype(exact)
 
 
+def in_real_parts(x: jax.Array) -> jax.Array:
+    """Complex numbers as pairs of reals, along an axis behind the others; other arrays as they are.
+
+    Sums of squares, shares of equal values and counts of values that are not finite are then those
+    of both parts.
+    """
+    is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
+    return jnp.stack([x.real, x.imag], axis=-1) if is_complex else x
+
+
 def bit_pattern(value: jax.Array) -> jax.Array:
     """The pattern of floats as signed integers of their width."""
     return lax.bitcast_convert_type(value, np.dtype(f"int{value.dtype.itemsize * 8}"))

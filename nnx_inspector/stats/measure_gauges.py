@@ -24,7 +24,14 @@ from nnx_inspector._compat.native import Type, by_rows
 from nnx_inspector._compat.sharding import auto_sharded, on_one_device
 from nnx_inspector.arrays import is_array
 from nnx_inspector.stats.apart import Apart
-from nnx_inspector.stats.arithmetic import added, in_rows, one_each, pair_of_parts, power_of_two
+from nnx_inspector.stats.arithmetic import (
+    added,
+    in_real_parts,
+    in_rows,
+    one_each,
+    pair_of_parts,
+    power_of_two,
+)
 from nnx_inspector.stats.gauges import (
     EXAMPLES,
     HEAD,
@@ -297,18 +304,18 @@ def _sums(a: jax.Array, b: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array,
 
 
 def is_sampled(x: AnyArray) -> bool:
-    """Whether a parameter's array is examined: real floats, and not empty."""
-    return x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
+    """Whether a parameter's array is examined: floats or complex numbers, and not empty."""
+    return x.size > 0 and jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 @internal_config()
 def sampled(x: jax.Array) -> jax.Array:
-    """What is sent of a parameter (a floating-point array) besides its summary.
+    """What is sent of a parameter (a floating-point or complex array) besides its summary.
 
     Returns:
         float32[STATE_LENGTH].
     """
-    given = jnp.asarray(x)
+    given = in_real_parts(jnp.asarray(x))
     x = _readable(given)
     x = x.reshape(1) if x.ndim == 0 else x
     steps = _steps(x.shape, [*_shares(x.shape[:-1], SAMPLE // UNITS), UNITS])

@@ -231,6 +231,18 @@ def test_update_ratio(change: float, expected: list[Any]) -> None:
     assert [(rule, severity) for rule, _, severity in found] == [(r, s) for r, _, s in expected]
 
 
+def test_the_update_ratio_leaves_out_what_gets_no_gradient() -> None:
+    """Experts that no token chose move by their weight decay alone."""
+    model = Model(kind="watch")
+    for site in SITES:
+        model.told[site] = {"update": 1e-6, "gradient": 0.0}
+    model.told[SITES[0]] = {"update": 1e-3, "gradient": 1.0}
+    assert "update-ratio" not in [rule for rule, *_ in model.found()]
+    for site in SITES:
+        model.told[site]["gradient"] = 1.0
+    assert "update-ratio" in [rule for rule, *_ in model.found()]
+
+
 @pytest.mark.parametrize(("every", "expected"), [(1, []), (10, ["update-ratio"])])
 def test_one_interval_of_many_large_steps_is_too_large(every: int, expected: list[str]) -> None:
     """A single large step may be the first of a healthy run; ten of them are not."""

@@ -72,9 +72,9 @@ EXAMINED = {
     "the axes between (64 at most)",
 }
 LARGEST = (
-    "the largest median over matrices of norm(update) / norm(value) in a measured step; where a "
-    "step does not show its update, of rms(change) / rms(value), a step, of the elements that are "
-    "sampled"
+    "the largest median over matrices with a gradient of norm(update) / norm(value) in a measured "
+    "step; where a step does not show its update, of rms(change) / rms(value), a step, of the "
+    "elements that are sampled"
 )
 
 EACH = "the newest unperturbed passes, 5 at most"

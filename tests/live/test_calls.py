@@ -10,7 +10,7 @@ from flax import nnx
 from models import TwoLayers
 
 import nnx_inspector as nni
-from nnx_inspector.live.calls import MODEL, OF_MODEL, Call, UnderWay
+from nnx_inspector.live.calls import MODEL, OF_MODEL, Call, Program, UnderWay
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 
@@ -25,7 +25,7 @@ def passes(runs: list[str], every: int = 1):
         sites = [MODEL if site == "M" else site for site in program]
         found.append([])
         for i, site in enumerate(sites):
-            call = Call(site, tuple(dict.fromkeys(sites)), i == 0)
+            call = Call(site, Program(tuple(dict.fromkeys(sites))), i == 0)
             due = now.may_measure([call], setting, every)
             now = now.after(call, setting, every)
             assert due or not now.measures(call, every)
@@ -81,7 +81,7 @@ def test_a_model_in_a_branch_that_is_seldom_taken_does_not_collect_steps(program
     now, found = UnderWay(), []
     for i in range(40):
         for site in program if i % 10 == at else ("e", "d"):
-            now = now.after(Call(site, program), None, 1)
+            now = now.after(Call(site, Program(program)), None, 1)
         found.append(now.begun - 1)
     assert found[-30:] == list(range(found[-30], found[-30] + 30))
 
@@ -90,14 +90,14 @@ def test_calls_that_are_not_told_in_order_share_a_pass_too():
     now, found = UnderWay(), []
     for site in ["M", "a", "a", "M", "M", "a"]:
         site = MODEL if site == "M" else site
-        now = now.after(Call(site, ("a", MODEL)), None, 1)
+        now = now.after(Call(site, Program(("a", MODEL))), None, 1)
         found.append(now.begun - 1)
     assert found == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_changed_setting_and_an_ended_step_begin_a_pass():
     now = UnderWay().after(OF_MODEL, "first", 1)
-    joining = Call("a", ("a",))
+    joining = Call("a", Program(("a",)))
     assert now.after(joining, "first", 1).begun == 1
     assert now.after(joining, "second", 1).begun == 2
     assert now.ended().after(joining, "first", 1).begun == 2
@@ -207,6 +207,69 @@ def test_the_calls_of_a_scan_over_steps_join_their_own_pass():
         (a, out), (twice, _) = norms(model, xs[one.step]), norms(model, 2 * xs[one.step])
         np.testing.assert_allclose(one.summary("").norm, out, rtol=1e-4)
         np.testing.assert_allclose(one.summary("a").norm, np.hypot(a, twice), rtol=1e-4)
+
+
+@nnx.jit
+def train_a(model, x):
+    return nnx.grad(lambda a: model.b(a(x)).sum())(model.a)
+
+
+@nnx.jit
+def train_b(model, x):
+    return nnx.grad(lambda b: b(model.a(x)).sum())(model.b)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_two_steps_that_train_different_parts_are_one_pass(every):
+    """A GAN: with an even `every`, only the first of the two was measured."""
+    model = TwoLayers(nnx.Rngs(0))
+    with nni.watch(model, every=every) as recording:
+        for _ in range(6):
+            train_b(model, X)
+            train_a(model, X)
+    assert recording.steps == [*range(0, 6, every)]
+    for one in recording.passes:
+        graded = {site for site, quantity in one.keys if quantity == "gradient"}
+        assert graded == {"a", "b"}
+
+
+def test_an_evaluation_beside_each_training_step_is_measured_too():
+    model = TwoLayers(nnx.Rngs(0))
+    evaluate = nnx.jit(lambda model, x: model(x))
+    with nni.watch(model, every=10) as recording:
+        for _ in range(40):
+            beside(model, X)
+            evaluate(model, X)
+    graded = [("", "gradient") in one.keys for one in recording.passes]
+    assert graded.count(True) == 8  # passes 0, 10, ..., 70
+    assert graded.count(False) == 3  # one of eleven evaluations
+
+
+def test_an_update_belongs_to_the_passes_that_are_differentiated():
+    """A rollout and two updates, in one program."""
+    model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    values = [np.asarray(model.kernel[...], np.float64)]
+
+    @nnx.jit
+    def train(model, x):
+        graphdef, state = nnx.split(model)
+        act = lambda x, _: (jnp.tanh(nnx.merge(graphdef, state)(x)), None)  # noqa: E731
+        x, _ = jax.lax.scan(act, x, None, length=3)
+        for _ in range(2):
+            grads = nnx.grad(lambda model: (model(x) ** 2).sum())(model)
+            update = lambda p, g: p - 0.01 * g  # noqa: E731
+            nnx.update(model, jax.tree.map(update, nnx.state(model), grads))
+
+    with nni.watch(model, every=1) as recording:
+        for _ in range(2):
+            train(model, X)
+            values.append(np.asarray(model.kernel[...], np.float64))
+    assert len(recording.passes) == 10
+    for number, one in enumerate(recording.passes):
+        run, at = divmod(number, 5)
+        old, new = values[run : run + 2]
+        moved = np.linalg.norm(new - old) / np.linalg.norm(old) if at >= 3 else np.nan
+        np.testing.assert_allclose(one.update_ratio("kernel"), moved, rtol=1e-4)
 
 
 def test_a_backward_pass_that_calls_a_layer_again_begins_no_pass():

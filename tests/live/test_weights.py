@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -298,6 +299,44 @@ def test_several_calls_in_one_step_have_one_value_of_each_parameter() -> None:
         assert found.size == value.size
         np.testing.assert_allclose(found.norm, np.linalg.norm(value), rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(one.update_ratio(path), ratio(value, after[path]), rtol=1e-4)
+
+
+class Spectral(nnx.Module):
+    """A layer of a Fourier neural operator."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.weight = nnx.Param(jax.random.normal(rngs.params(), (3, 4), jnp.complex64))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.fft.irfft(jnp.fft.rfft(x, axis=1)[:, :3] @ self.weight[...], axis=1)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.1 + 0j], ids=["real rate", "complex rate"])
+def test_complex_parameters(rate: complex) -> None:
+    model, x = Spectral(nnx.Rngs(0)), jnp.asarray(np.random.default_rng(0).normal(size=(5, 4)))
+    values, grads = [np.asarray(model.weight[...], np.complex128)], []
+
+    @nnx.jit
+    def step(model: Spectral, x: jax.Array) -> Any:
+        grads = nnx.grad(lambda model: (model(x) ** 2).sum())(model)
+        model.weight[...] -= rate * jnp.conj(grads.weight[...])
+        return grads.weight[...]
+
+    with nni.watch(model, every=1) as recording:
+        for _ in range(3):
+            grads.append(np.asarray(step(model, x)))
+            values.append(np.asarray(model.weight[...], np.complex128))
+    assert len(recording.passes) == 3
+    steps = zip(recording.passes, itertools.pairwise(values), grads, strict=True)
+    for one, (old, new), grad in steps:
+        found = one.summary("weight", "parameter")
+        np.testing.assert_allclose(found.norm, np.linalg.norm(old), rtol=1e-5)
+        np.testing.assert_allclose(found.mean, np.abs(old).mean(), rtol=1e-5)
+        found = one.summary("weight", "parameter_gradient")
+        np.testing.assert_allclose(found.norm, np.linalg.norm(grad), rtol=1e-5)
+        moved = np.linalg.norm(new - old) / np.linalg.norm(old)
+        np.testing.assert_allclose(one.update_ratio("weight"), moved, rtol=1e-5)
+    assert "could not be read" not in str(nni.diagnose(recording))
 
 
 def test_the_ratio_of_a_large_parameter_is_as_exact_as_that_of_a_small_one() -> None:

@@ -199,12 +199,15 @@ def _intervals(context: RuleContext) -> list[_Interval]:
     for one, after in itertools.zip_longest(passes, passes[1:]):
         if one.number not in graded or one.figures is None:
             continue
-        found = [(one.figures.parameter(p.path, "update"), p.path) for p in weights]
+        of = one.figures
+        # the loss moves no others: an expert that is not chosen moves by its weight decay alone
+        here = [p for p in weights if of.parameter(p.path, "gradient") > 0] or weights
+        found = [(of.parameter(p.path, "update"), p.path) for p in here]
         found, steps = [x for x in found if math.isfinite(x[0])], 1
         exact = bool(found)
         if not exact and after and after.figures and after.number == one.number + 1:
             steps = max(1, after.step - one.step)
-            each = ((after.figures.parameter(p.path, "change"), p.path) for p in weights)
+            each = ((after.figures.parameter(p.path, "change"), p.path) for p in here)
             found = [(x / steps, path) for x, path in each if not math.isnan(x)]
             found = found if after.number in graded else []
         if found:

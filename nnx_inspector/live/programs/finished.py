@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.live.calls import Call
+from nnx_inspector.live.calls import Call, Program
 from nnx_inspector.live.messages import GRADIENT
 from nnx_inspector.live.programs.asked import Asked
 from nnx_inspector.live.programs.mark_places import (
@@ -26,6 +26,7 @@ from nnx_inspector.live.programs.mark_places import (
     Loop,
     MarkPlace,
     Moves,
+    differentiated,
     entry_of,
     values_of,
 )
@@ -143,6 +144,7 @@ class Finished:
         places = list(self._walk(self._found))
         self.misfit = misfit_of([one.mark for one in places])
         self.begins = [one for one in places if one.mark.part == BEGIN]
+        self._trained = {i for i, one in enumerate(self.begins) if differentiated(one.mark)}
         self._numbers = {id(one.mark): i for i, one in enumerate(self.begins)}
         self._of = self._attributed(places)
         self.is_known = not _is_chosen(found)
@@ -203,10 +205,8 @@ class Finished:
             others = new.jaxpr.outvars[len(bare.outvars) :]
             for site in new.outside:
                 self.unseen[site] = OUTSIDE
-            places = tuple(
-                dataclasses.replace(one, begins=begins)
-                for one, begins in zip(self._walk(self._found, new.seen), self._of, strict=True)
-            )
+            pairs = zip(self._walk(self._found, new.seen), self._of, strict=True)
+            places = tuple(self._placed(one, begins) for one, begins in pairs)
             if asked is not None:
                 types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in others]
                 kept = [x for one in places for x in values_of(one)]
@@ -226,16 +226,28 @@ class Finished:
             )
         return self._edited[which]
 
+    def _placed(self, one: MarkPlace, begins: int | None) -> MarkPlace:
+        """A mark with the pass that it belongs to. An update is made for the passes that are
+        differentiated: a rollout, or a teacher's call, in the same program has no part in it.
+        """
+        shares = not self._trained or begins in self._trained
+        return dataclasses.replace(one, begins=begins, moves=one.moves if shares else ())
+
     def calls(self, order: Sequence[Pass]) -> list[Call]:
         """The calls of some passes of one run."""
-        sites = tuple(dict.fromkeys(one.mark.site for one in self.begins))
         found: list[Call] = []
         before: Index | None = None
         for one in order:  # each iteration is like a run of its own
             starts = before is None or one.index != before
-            found.append(Call(self.begins[one.number].mark.site, sites, starts=starts))
+            found.append(Call(self.begins[one.number].mark.site, self._called, starts=starts))
             before = one.index
         return found
+
+    @functools.cached_property
+    def _called(self) -> Program:
+        sites = [one.mark.site for one in self.begins]
+        graded = frozenset(site for i, site in enumerate(sites) if i in self.graded)
+        return Program(tuple(dict.fromkeys(sites)), graded)
 
     @functools.cached_property
     def known_passes(self) -> list[Pass]:

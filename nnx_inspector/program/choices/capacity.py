@@ -14,8 +14,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.choices.attentions import level
 from nnx_inspector.program.choices.frames import Frame, backwards
@@ -308,8 +306,7 @@ def _constant(frame: Frame, atom: Any) -> float | None:
             frame, atom = frame.outer, frame.operand(atom)
         else:
             return None
-    value = np.asarray(atom.val)
-    return float(value) if value.ndim == 0 and value.dtype.kind != "c" else None
+    return jaxprs.real_number(atom)
 
 
 def _numbers(frame: Frame, atom: Any) -> tuple[int, int] | None:

@@ -27,6 +27,7 @@ from nnx_inspector.program.editing.slots import Always, Output, is_slot
 from nnx_inspector.program.marks import mapped_first, seeded
 from nnx_inspector.program.plan import merge_seen
 from nnx_inspector.stats.apart import Apart, all_finished, finished
+from nnx_inspector.stats.arithmetic import in_real_parts
 from nnx_inspector.stats.array_stats import Sample
 from nnx_inspector.stats.measure_gauges import samples_of
 from nnx_inspector.stats.summarize import merge_rows, summarize, summarize_apart
@@ -209,8 +210,7 @@ _COUNTED: Final = 2**24
 
 def _real(x: jax.Array) -> jax.Array:
     """The same in a dtype of which the function in C reads differences and squares exactly."""
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return jnp.stack([x.real, x.imag], axis=-1)
+    x = in_real_parts(x)
     return x if x.dtype.name in _EXACT else x.astype(jnp.float32)
 
 

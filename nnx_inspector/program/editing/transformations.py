@@ -198,10 +198,9 @@ class Transformations:
         return atom if self._is_here(atom) else self._origin(atom)
 
     def _value(self, atom: Atom) -> float | None:
-        """The value of a number that the program holds as a literal, or None."""
+        """The value of a real number that the program holds as a literal, or None."""
         number = self._number(atom)
-        literal: Any = None if number is None else self._origin(number)
-        return float(literal.val) if jaxprs.is_literal(literal) else None
+        return None if number is None else jaxprs.real_number(self._origin(number))
 
     def _alike(self, a: Atom, b: Atom) -> bool:
         value = self._value(a)

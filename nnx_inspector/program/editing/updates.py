@@ -15,8 +15,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector.program.analysis.equations import ROW, Body, bodies_of, kind_of
 from nnx_inspector.program.analysis.identity import Values
@@ -269,14 +267,11 @@ def _is_near_one(atom: Any, made: Mapping[Any, Any]) -> bool:
             return False
         name = equation.primitive.name
         if name in ("sub", "add") and any(
-            map(_is_one, equation.invars[: 1 if name == "sub" else 2])
+            jaxprs.real_number(x) == 1 for x in equation.invars[: 1 if name == "sub" else 2]
         ):
             return True
         if name not in ("broadcast_in_dim", "convert_element_type", "reshape", "copy"):
             return False
         atom = equation.invars[0]
-    return np.ndim(atom.val) == 0 and _KEPT[0] < float(atom.val) < _KEPT[1]
-
-
-def _is_one(atom: Any) -> bool:
-    return jaxprs.is_literal(atom) and np.ndim(atom.val) == 0 and float(atom.val) == 1.0
+    number = jaxprs.real_number(atom)
+    return number is not None and _KEPT[0] < number < _KEPT[1]
