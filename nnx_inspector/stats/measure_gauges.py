@@ -315,9 +315,8 @@ def sampled(x: jax.Array) -> jax.Array:
     Returns:
         float32[STATE_LENGTH].
     """
-    given = in_real_parts(jnp.asarray(x))
+    given = jnp.atleast_1d(in_real_parts(jnp.asarray(x)))
     x = _readable(given)
-    x = x.reshape(1) if x.ndim == 0 else x
     steps = _steps(x.shape, [*_shares(x.shape[:-1], SAMPLE // UNITS), UNITS])
     state = _at_once(_sampled, x, steps=steps)
     if given.dtype.itemsize > x.dtype.itemsize:  # what float32 cannot hold is not infinite
