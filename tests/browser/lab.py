@@ -28,7 +28,7 @@ from typing import Any, Literal, Self
 import nbformat
 from browser import chromium
 from browser.notebook import WAIT, Notebook
-from playwright.sync_api import ViewportSize, sync_playwright
+from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "notebook-extension/tracker": {"windowingMode": "none", "kernelShutdown": True},
@@ -93,9 +93,12 @@ class Server(Opened):
         self._env = dict(source_path()) if env is None else dict(env)
         self._home = pathlib.Path()
 
-    def end_kernels(self) -> None:
-        for kernel in json.loads(self._request("GET", "api/kernels")):
-            self._request("DELETE", f"api/kernels/{kernel['id']}")
+    def end_kernels(self, folder: pathlib.Path) -> None:
+        """Those of the notebooks in a folder."""
+        here = folder.relative_to(self.root).as_posix()
+        for session in json.loads(self._request("GET", "api/sessions")):
+            if pathlib.PurePosixPath(session["path"]).is_relative_to(here):
+                self._request("DELETE", f"api/sessions/{session['id']}")
 
     def settle(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
         """These are the settings, whatever pages changed in them."""
@@ -164,6 +167,7 @@ class Lab(Opened):
         root: the folder of the notebooks.
         server: one that serves this folder or one above it; by default there is one for this
             folder alone, which ends with the block.
+        browser: one that stays; by default there is one for this block.
         settings: of further extensions, by the name of the file.
         more: of the server that is for this folder alone.
     """
@@ -173,10 +177,12 @@ class Lab(Opened):
         root: pathlib.Path,
         server: Server | None = None,
         *,
+        browser: Browser | None = None,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         **more: Any,
     ):
         self.root = root
+        self._browser_given = browser
         self._settings = settings or {}
         self._given = server
         self._server = server or Server(root, **more)
@@ -185,10 +191,14 @@ class Lab(Opened):
         if self._given is None:
             stack.enter_context(self._server)
         else:
-            stack.callback(self._server.end_kernels)  # none takes time from the tests that follow
-        playwright = stack.enter_context(sync_playwright())
-        self._browser = chromium.launch(playwright)
-        stack.callback(self._browser.close)
+            # none takes time from the tests that follow
+            stack.callback(self._server.end_kernels, self.root)
+        if self._browser_given is None:
+            playwright = stack.enter_context(sync_playwright())
+            self._browser = chromium.launch(playwright)
+            stack.callback(self._browser.close)
+        else:
+            self._browser = self._browser_given
 
     @contextlib.contextmanager
     def notebook(
@@ -232,6 +242,28 @@ class Lab(Opened):
             yield notebook
         finally:
             context.close()
+
+
+class Sheet:
+    """A notebook whose page and kernel serve many tests, one after the other.
+
+    Attributes:
+        root: the folder in which its cells run.
+    """
+
+    def __init__(self, lab: Lab, notebook: Notebook):
+        self.root = lab.root
+        self._notebook = notebook
+
+    @contextlib.contextmanager
+    def __call__(self, cells: Sequence[str], *, width: int = 1400) -> Iterator[Notebook]:
+        """The notebook with these cells alone, nothing of those before them in the kernel."""
+        notebook = self._notebook
+        notebook.begin(cells)
+        notebook.page.set_viewport_size({"width": width, "height": 1000})
+        yield notebook
+        assert notebook.errors == []
+        assert notebook.foreign == []
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:

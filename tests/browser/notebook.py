@@ -8,9 +8,18 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from playwright.sync_api import ConsoleMessage, Locator, Page, Route, WebSocket, expect
+from playwright.sync_api import (
+    ConsoleMessage,
+    Locator,
+    Page,
+    Route,
+    TimeoutError,
+    WebSocket,
+    expect,
+)
 
 WAIT = 60.0
 """The time limit in seconds; runs share two cores with others."""
@@ -18,6 +27,14 @@ expect.set_options(timeout=WAIT * 1000)
 
 ARMED = "(insp._rerun._arming.wait(), insp._core.meter.compilations.count)[1]"
 """For `Notebook.ask`: the compilations so far, those for insp.run and insp.step included."""
+
+LEAVE = """
+import gc
+from nnx_inspector import Inspector
+for one in [one for one in gc.get_objects() if type(one) is Inspector]:
+    one.close()
+get_ipython().reset(new_session=False)
+"""
 
 _SCOPE = """
 const app = window.jupyterapp;
@@ -133,6 +150,25 @@ class Notebook:
             "return notebook.widgets.length - 1",
             code,
         )
+
+    def begin(self, cells: Sequence[str]) -> None:
+        """Close what the kernel shows, empty its namespace, and put these cells into the page."""
+        try:
+            self.wait("kernel.status === 'idle'")
+        except TimeoutError:
+            self.restart_kernel()  # a test that failed has left a loop behind
+        self.run(self.append(LEAVE), seconds=240)
+        self.evaluate(
+            "const { sharedModel } = notebook.model, before = notebook.widgets.length;"
+            "for (const source of arg) sharedModel.addCell({ cell_type: 'code', source });"
+            "sharedModel.deleteCellRange(0, before); app.shell.expandLeft()",
+            list(cells),
+        )
+        if self.evaluate("return document.body.dataset.jpThemeLight") != "true":
+            self.theme(dark=False)
+        self._asking = None
+        self.console.clear()
+        self.foreign.clear()
 
     def ask(self, expression: str) -> Any:
         """The value of a Python expression in the kernel, by JSON; uses one cell at the end."""

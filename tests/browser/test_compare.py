@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from browser.lab import Lab
+from browser.lab import Sheet
 from browser.view import View
 from playwright.sync_api import expect
 
@@ -51,8 +51,8 @@ def ranking(view: View) -> list[list[object]]:
     ]
 
 
-def test_another_run_out_of_a_file(lab: Lab):
-    with lab.notebook("runs.ipynb", [RUNS]) as notebook:
+def test_another_run_out_of_a_file(sheet: Sheet):
+    with sheet([RUNS]) as notebook:
         notebook.run(0, seconds=180)
         view = View(notebook.cell(0))
         view.wait_selected("")
@@ -103,4 +103,3 @@ def test_another_run_out_of_a_file(lab: Lab):
         assert [[one, float(a), float(b)] for one, a, b in figures] == moved
         shown[0].get_by_role("button").click()
         view.wait_selected("head")
-        assert notebook.errors == []

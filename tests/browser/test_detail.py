@@ -7,11 +7,10 @@ and the cross-entropy among three classes is log(3), whatever the parameters are
 from __future__ import annotations
 
 import math
-import pathlib
 import re
 
 import pytest
-from browser.lab import Lab
+from browser.lab import Sheet
 from browser.view import View
 from playwright.sync_api import expect
 
@@ -70,9 +69,9 @@ insp.step(loss_fn, (x, y))
 """
 
 
-def test_units_masks_and_a_sweep_in_a_running_notebook(lab: Lab):
-    stop = pathlib.Path(lab.root) / "stop-detail"
-    with lab.notebook("detail.ipynb", [MODEL, "train()"]) as notebook:
+def test_units_masks_and_a_sweep_in_a_running_notebook(sheet: Sheet):
+    stop = sheet.root / "stop-detail"
+    with sheet([MODEL, "train()"]) as notebook:
         notebook.run(0, seconds=240)
         view = View(notebook.cell(0))
         expect(view.part("nni-python")).to_have_count(0)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pathlib
 from collections.abc import Iterator
 
 import pytest
-from browser.lab import Lab
+from browser.lab import Lab, Sheet
 from browser.notebook import ARMED, Notebook
 from browser.view import View
 from playwright.sync_api import expect
@@ -82,13 +81,9 @@ NO_SUBSHELLS = "kernel.commsOverSubshells = 'disabled'"
 
 
 @contextlib.contextmanager
-def opened(lab: Lab, name: str, *, first: str = "") -> Iterator[tuple[Notebook, View]]:
-    """A notebook whose inspector shows the last layer, and knows how it hears the page.
-
-    `first` is JavaScript that is run before its cells.
-    """
-    with lab.notebook(f"{name}.ipynb", [MODEL, INSPECT]) as notebook:
-        notebook.evaluate(first)
+def opened(sheet: Sheet) -> Iterator[tuple[Notebook, View]]:
+    """A notebook whose inspector shows the last layer, and knows how it hears the page."""
+    with sheet([MODEL, INSPECT]) as notebook:
         notebook.run(0, seconds=120)
         notebook.run(1, seconds=120)
         view = View(notebook.cell(1))
@@ -96,15 +91,12 @@ def opened(lab: Lab, name: str, *, first: str = "") -> Iterator[tuple[Notebook, 
         view.open("nni-menu")
         expect(view.part("nni-listening")).not_to_be_empty()
         yield notebook, view
-        assert notebook.errors == []
-        assert notebook.foreign == []
-        notebook.evaluate("await panel.sessionContext.shutdown()")
 
 
 @contextlib.contextmanager
-def training(lab: Lab, notebook: Notebook, view: View, code: str) -> Iterator[int]:
+def training(sheet: Sheet, notebook: Notebook, view: View, code: str) -> Iterator[int]:
     """The loop runs for as long as the block lasts."""
-    stop = pathlib.Path(lab.root) / "stop"
+    stop = sheet.root / "stop"
     stop.unlink(missing_ok=True)
     index = notebook.append(code)
     notebook.start(index)
@@ -176,8 +168,8 @@ def assert_screen_was_true(view: View) -> None:
         assert not seen["effects"][one].keys() & seen["effects"][other].keys(), (one, other)
 
 
-def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
-    with opened(lab, "cell") as (notebook, view):
+def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(sheet: Sheet):
+    with opened(sheet) as (notebook, view):
         view.open("nni-menu")
         expect(view.part("nni-listening")).to_have_attribute("data-value", "during")
         expect(view.part("nni-listening")).to_contain_text("even while a cell runs")
@@ -185,7 +177,7 @@ def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
         view.part("nni-output-change").wait_for()  # the measuring program is compiled once
         view.part("nni-switch").click()
         zeroed, compiled = notebook.ask(f"[zeroed, {ARMED}]")
-        with training(lab, notebook, view, IN_A_CELL) as cell:
+        with training(sheet, notebook, view, IN_A_CELL) as cell:
             view.root.evaluate(WATCH_SCREEN)
             toggle(view, 1)
             near = "Math.abs(value - arg) < 1e-5 * arg"
@@ -239,8 +231,8 @@ moved = [float(np.linalg.norm(out - clean) / np.linalg.norm(clean)) for out in s
 """
 
 
-def test_kinds_are_added_and_tuned_from_the_page(lab: Lab):
-    with opened(lab, "kinds") as (notebook, view):
+def test_kinds_are_added_and_tuned_from_the_page(sheet: Sheet):
+    with opened(sheet) as (notebook, view):
         notebook.run(notebook.append(BY_HAND))
         (clean, *shifted), moved = notebook.ask("[expected, moved]")
         near = "Math.abs(value - arg) < 1e-4 * arg"
@@ -275,9 +267,9 @@ def test_kinds_are_added_and_tuned_from_the_page(lab: Lab):
         view.wait("nni-stat-gradient-zeros", "value < arg", 16 * 8)
 
 
-def test_a_loop_in_the_background_is_switched_while_cells_run(lab: Lab):
-    with opened(lab, "thread") as (notebook, view):
-        with training(lab, notebook, view, IN_A_THREAD) as cell:
+def test_a_loop_in_the_background_is_switched_while_cells_run(sheet: Sheet):
+    with opened(sheet) as (notebook, view):
+        with training(sheet, notebook, view, IN_A_THREAD) as cell:
             view.open("nni-menu")
             expect(view.part("nni-listening")).to_have_attribute("data-value", "thread")
             assert notebook.finished(cell)
@@ -293,11 +285,63 @@ def test_a_loop_in_the_background_is_switched_while_cells_run(lab: Lab):
         expect(view.part("nni-listening")).to_have_attribute("data-value", "during")
 
 
+FEW_STEPS = """
+insp.step(loss_fn, (x, y))
+for _ in insp.watch(range(STEPS), every=2):
+    insp.metrics(loss=train_step(model, optimizer, (x, y)))
+"""
+
+BOXES = """
+root => [...root.querySelectorAll('.nni-view *')]
+  .filter(e => !e.closest('[role=tabpanel], .nni-effect-items, .nni-time-plot, .nni-row'))
+  .filter(e => !e.closest('.nni-progress, .nni-chip-status, .nni-footer, .nni-compiling'))
+  .map(e => [e, e.getBoundingClientRect()])
+  .filter(([, box]) => box.width > 0)
+  .map(([e, box]) => [e.className, box.x, box.y, box.width, box.height].join(' '))
+"""
+"""Where each box of the frame is. Texts within boxes may change their length."""
+
+
+@pytest.mark.parametrize("width", [900, pytest.param(1400, marks=pytest.mark.long)])
+def test_a_switch_and_a_new_step_move_nothing(sheet: Sheet, width: int):
+    with opened(sheet) as (notebook, view):
+        notebook.page.set_viewport_size({"width": width, "height": 1000})
+        notebook.evaluate("app.shell.collapseLeft()")
+        notebook.run(notebook.append(FEW_STEPS.replace("STEPS", "8")), seconds=120)
+        view.select("first")
+        view.perturb("Zero")
+        view.part("nni-effect").wait_for()
+        view.row("second").hover()
+        notebook.page.mouse.move(0, 0)
+        expect(view.part("nni-compiling")).to_have_attribute("data-value", "0")
+        expect(view.root.get_by_test_id("nni-training-perturbed")).to_have_count(0)
+        before = view.root.evaluate(BOXES)
+        clean = view.number("nni-effect-loss-clean")
+        view.part("nni-switch").click()
+        view.wait("nni-effect-loss-perturbed", "value === arg", clean)
+        assert view.root.evaluate(BOXES) == before
+        view.part("nni-switch").click()
+        view.wait("nni-effect-loss-perturbed", "value !== arg", clean)
+        assert view.root.evaluate(BOXES) == before
+        step = view.number("nni-step")
+        notebook.run(notebook.append(FEW_STEPS.replace("STEPS", "6")), seconds=120)
+        view.wait("nni-step", "value > arg", step)
+        expect(view.root.get_by_test_id("nni-training-perturbed")).to_have_count(0)
+        after = view.root.evaluate(BOXES)
+        assert [box for box in after if box not in before] == []
+
+
 def test_without_subshells_a_cell_that_trains_is_switched_while_it_runs(lab: Lab):
-    with opened(lab, "plain", first=NO_SUBSHELLS) as (notebook, view):
+    with lab.notebook("plain.ipynb", [""]) as one:
+        one.evaluate(NO_SUBSHELLS)
+        switched(Sheet(lab, one))
+
+
+def switched(sheet: Sheet) -> None:
+    with opened(sheet) as (notebook, view):
         view.open("nni-menu")
         expect(view.part("nni-listening")).to_have_attribute("data-value", "during")
-        with training(lab, notebook, view, IN_A_CELL) as cell:
+        with training(sheet, notebook, view, IN_A_CELL) as cell:
             view.perturb("Zero")
             expect(view.part("nni-training-perturbed")).to_be_visible()
             some_steps(view)

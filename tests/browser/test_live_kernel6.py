@@ -6,11 +6,10 @@ The oracle is that of `test_live`, and so are the loops.
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Iterator
 
 import pytest
-from browser.lab import Lab
+from browser.lab import Lab, Sheet
 from browser.test_live import (
     IN_A_CELL,
     assert_perturbed_as_toggled,
@@ -20,17 +19,19 @@ from browser.test_live import (
     training,
 )
 from kernels import installed
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def sheet(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Sheet]:
     """A JupyterLab whose kernels are of ipykernel 6."""
     paths = installed("6.30", tmp_path_factory.mktemp("packages"))
-    with Lab(tmp_path_factory.mktemp("live"), env={"PYTHONPATH": os.pathsep.join(paths)}) as lab:
-        yield lab
+    env = {"PYTHONPATH": os.pathsep.join(paths)}
+    with Lab(tmp_path_factory.mktemp("live"), browser=browser, env=env) as lab:
+        with lab.notebook("six.ipynb", [""]) as notebook:
+            yield Sheet(lab, notebook)
 
 
 WITHOUT_A_LOOP = """
@@ -40,12 +41,12 @@ while not pathlib.Path("stop").exists() and time.monotonic() < end:
 """
 
 
-def test_with_ipykernel_6_a_cell_that_trains_is_switched_at_its_steps(lab: Lab):
-    with opened(lab, "six") as (notebook, view):
+def test_with_ipykernel_6_a_cell_that_trains_is_switched_at_its_steps(sheet: Sheet):
+    with opened(sheet) as (notebook, view):
         assert notebook.ask("__import__('ipykernel').__version__").startswith("6.")
         view.open("nni-menu")
         expect(view.part("nni-listening")).to_have_attribute("data-value", "steps")
-        with training(lab, notebook, view, IN_A_CELL) as cell:
+        with training(sheet, notebook, view, IN_A_CELL) as cell:
             view.perturb("Zero")
             expect(view.part("nni-training-perturbed")).to_be_visible()
             some_steps(view)
@@ -56,9 +57,9 @@ def test_with_ipykernel_6_a_cell_that_trains_is_switched_at_its_steps(lab: Lab):
         assert_perturbed_as_toggled(notebook, 4)
 
 
-def test_with_ipykernel_6_a_click_in_another_cell_says_that_it_waits(lab: Lab):
-    stop = pathlib.Path(lab.root) / "stop"
-    with opened(lab, "waits") as (notebook, view):
+def test_with_ipykernel_6_a_click_in_another_cell_says_that_it_waits(sheet: Sheet):
+    stop = sheet.root / "stop"
+    with opened(sheet) as (notebook, view):
         view.perturb("Zero")
         view.part("nni-output-change").wait_for()
         stop.unlink(missing_ok=True)

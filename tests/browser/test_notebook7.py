@@ -9,14 +9,14 @@ from browser.lab import Lab
 from browser.notebook import Notebook
 from browser.test_robustness import INSPECT, MODEL
 from browser.view import View
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with Lab(tmp_path_factory.mktemp("notebook7"), app="notebook") as lab:
+def notebook(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Notebook]:
+    with Lab(tmp_path_factory.mktemp("notebook7"), browser=browser, app="notebook") as lab:
         with lab.notebook("a.ipynb", [MODEL, INSPECT]) as notebook:
             notebook.run(0, seconds=240)
             notebook.run(1, seconds=240)

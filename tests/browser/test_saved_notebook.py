@@ -10,7 +10,7 @@ import pytest
 from browser.lab import Lab, Server, source_path
 from browser.notebook import Notebook
 from browser.view import View
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Browser, Locator, expect
 
 from nnx_inspector.screen.export.last_state import MOST_BYTES
 from nnx_inspector.screen.export.snapshot import MOST_BYTES as MOST_PLAIN
@@ -90,13 +90,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def means(root: pathlib.Path, server: Server) -> dict[str, str]:
+def means(root: pathlib.Path, server: Server, browser: Browser) -> dict[str, str]:
     """Saves a notebook with a training in it, and one that was loaded anew; its kernel ends.
 
     Returns:
         What the kernel said of the first: the mean of "second" in the newest pass, and before.
     """
-    with Lab(root, server, settings=SETTINGS) as lab:
+    with Lab(root, server, browser=browser, settings=SETTINGS) as lab:
         with lab.notebook("one.ipynb", [MODEL, INSPECT, TRAIN, STEP]) as notebook:
             for index in range(3):
                 notebook.run(index, seconds=240)
@@ -150,9 +150,10 @@ def test_it_stays_small(root: pathlib.Path, means: dict[str, str]):
 
 
 def test_it_shows_the_screen_without_a_kernel(
-    root: pathlib.Path, server: Server, means: dict[str, str]
+    root: pathlib.Path, server: Server, browser: Browser, means: dict[str, str]
 ):
-    with Lab(root, server) as lab, lab.notebook("copy.ipynb", kernel=False) as notebook:
+    lab = Lab(root, server, browser=browser)
+    with lab, lab.notebook("copy.ipynb", kernel=False) as notebook:
         cell = notebook.cell(1)
         frame = cell.get_by_test_id("nni-saved-frame")
 
@@ -198,7 +199,7 @@ def test_it_shows_the_screen_without_a_kernel(
         expect(view.root).to_have_class("nni-root nni-dark")
         # the kernel's later state, in the cell that was run after the page was loaded anew
         later = notebook.cell(3)
-        plain(later).scroll_into_view_if_needed()  # what is out of sight is left alone
+        later.scroll_into_view_if_needed()  # what is out of sight is left alone
         expect(later.get_by_test_id("nni-saved-frame")).to_have_count(1)
         expect(plain(later)).to_be_hidden()
         for page in notebook.page.frames:
@@ -208,12 +209,15 @@ def test_it_shows_the_screen_without_a_kernel(
 
 
 @pytest.mark.parametrize("without", ["anywidget", "@jupyter-widgets/jupyterlab-manager"])
-def test_a_kernel_whose_page_lacks_the_script_says_how_to_get_it(without: str, tmp_path):
+def test_a_kernel_whose_page_lacks_the_script_says_how_to_get_it(
+    without: str, tmp_path: pathlib.Path, browser: Browser
+):
     folder = tmp_path / "settings" / "labconfig"
     folder.mkdir(parents=True)
     (folder / "page_config.json").write_text(f'{{"disabledExtensions": {{"{without}": true}}}}')
     env = {**source_path(), "JUPYTER_CONFIG_PATH": str(folder.parent)}
-    with Lab(tmp_path, env=env) as lab, lab.notebook("a.ipynb", [MODEL, INSPECT, TRAIN]) as shown:
+    lab = Lab(tmp_path, browser=browser, env=env)
+    with lab, lab.notebook("a.ipynb", [MODEL, INSPECT, TRAIN]) as shown:
         for index in range(3):
             shown.run(index, seconds=240)
         cell = shown.cell(1)

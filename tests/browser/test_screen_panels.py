@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from browser.lab import Lab
+from browser.lab import Sheet
 from browser.view import View
 from playwright.sync_api import expect
 
@@ -98,8 +98,8 @@ def found(view: View, *selectors: str) -> list[Any]:
     return view.root.evaluate(WHOLE, list(selectors))
 
 
-def test_the_matrix_the_text_and_three_keys_are_in_sight(lab: Lab):
-    with lab.notebook("words.ipynb", [MODEL + WORDS], width=1700) as notebook:
+def test_the_matrix_the_text_and_three_keys_are_in_sight(sheet: Sheet):
+    with sheet([MODEL + WORDS], width=1700) as notebook:
         notebook.run(0, seconds=240)
         notebook.evaluate("app.shell.collapseLeft()")
         view = View(notebook.cell(0))
@@ -130,11 +130,10 @@ def test_the_matrix_the_text_and_three_keys_are_in_sight(lab: Lab):
         made = 'insp.perturb("attn@attention", nni.Zero().only(units=[2], axis=-3))'
         expect(view.part("nni-python")).to_have_attribute("data-value", made)
         expect(view.part("nni-zero-head")).to_be_disabled()
-        assert notebook.errors == []
 
 
-def test_the_picture_all_maps_and_all_bars_are_in_sight(lab: Lab):
-    with lab.notebook("pictures.ipynb", [MODEL + PICTURES], width=1700) as notebook:
+def test_the_picture_all_maps_and_all_bars_are_in_sight(sheet: Sheet):
+    with sheet([MODEL + PICTURES], width=1700) as notebook:
         notebook.run(0, seconds=240)
         notebook.evaluate("app.shell.collapseLeft()")
         view = View(notebook.cell(0))
@@ -163,4 +162,3 @@ def test_the_picture_all_maps_and_all_bars_are_in_sight(lab: Lab):
             sized(view, width)
             (bars,) = found(view, "[data-testid=nni-sweep-row]")
             assert all(bar[0] for bar in bars), width
-        assert notebook.errors == []
