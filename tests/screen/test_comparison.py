@@ -36,7 +36,7 @@ def insp():
     made.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def other():
     made = nni.Inspector(TwoLayers(nnx.Rngs(7)), X, display=False)
     inside(made).rerun.first()

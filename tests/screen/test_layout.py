@@ -36,7 +36,7 @@ class Net(nnx.Module):
         return jnp.float32(1e6), {"logits": y, "classes": y.argmax(-1)}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def insp():
     one = nni.Inspector(Net(), X, display=False)
     yield one

@@ -64,13 +64,14 @@ def ask(browser, run, message):
     return browser.ask_screen(shown_of(run).screen, clicks_of(run), message)
 
 
-@pytest.fixture(params=MODELS)
-def recorded(request, tmp_path):
+@pytest.fixture(params=MODELS, scope="module")
+def recorded(request, tmp_path_factory):
     """An inspector of a model, and the file that it saves two passes to."""
     insp = nni.Inspector(MODELS[request.param](), X, display=False)
-    insp.save(tmp_path / "run.nni")
+    path = tmp_path_factory.mktemp("recorded") / "run.nni"
+    insp.save(path)
     insp.run(2 * X)
-    yield insp, tmp_path / "run.nni"
+    yield insp, path
     insp.close()
 
 
@@ -83,7 +84,9 @@ def run(recorded):
 
 def test_the_rows_are_those_of_the_inspector(recorded, run):
     insp, _ = recorded
-    assert shown_of(run).layout.sites == inside(insp).view.layout.sites
+    rows = inside(insp).view.layout.sites
+    assert shown_of(run).layout.sites == rows
+    assert rows_of_columns(columns_of_rows(rows)) == rows
     assert shown_of(run).layout.model == inside(insp).view.layout.model
     assert run.recording.tables[MODULES].key.tolist() == [s.key for s in shown_of(run).layout.sites]
 
@@ -169,14 +172,6 @@ def test_one_or_two_runs(paths):
 
 
 # ------------------------------------------------------------------ its rows
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_rows_survive_a_table(name):
-    insp = nni.Inspector(MODELS[name](), X, display=False)
-    rows = inside(insp).view.layout.sites
-    assert rows_of_columns(columns_of_rows(rows)) == rows
-    insp.close()
 
 
 def test_rows_of_a_file_without_the_newest_columns_are_read():

@@ -34,7 +34,7 @@ def show(number, site="a", request=7):
     return protocol.ShowPass(id=request, number=number, site=site)
 
 
-def test_a_pass_comes_whole_with_the_histograms_of_a_site_and_before_the_reply(browser):
+def test_a_pass_comes_whole_before_the_reply_and_beside_the_live_frames(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
     inside(insp).rerun.first()
     for scale in (2.0, 3.0):
@@ -51,26 +51,14 @@ def test_a_pass_comes_whole_with_the_histograms_of_a_site_and_before_the_reply(b
     assert norm == insp.recording.passes[1].summary("b").norm
     assert norm != insp.recording.passes[2].summary("b").norm
     assert insp.selected == "", "another page may look at something else"
-    insp.close()
-
-
-def test_live_frames_are_of_the_newest_pass_and_go_on_beside_a_held_one(browser):
-    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    inside(insp).rerun.first()
-    browser.ask(insp, show(0))
-    browser.sent.clear()
-    insp.run(X)
-    frames = [header for header, _ in browser.of("frame")]
-    assert [(f["number"], f["held"]) for f in frames] == [(1, False)]
-    insp.close()
-
-
-def test_a_pass_that_is_not_there_is_an_error_that_says_why(browser):
-    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    inside(insp).rerun.first()
     ((reply, _),) = browser.ask(insp, show(40))
     assert not reply["ok"]
     assert reply["error"].startswith("Pass 40 is not in the recording")
+    # live frames are of the newest pass, and go on beside the one that is held
+    browser.sent.clear()
+    insp.run(X)
+    frames = [header for header, _ in browser.of("frame")]
+    assert [(f["number"], f["held"]) for f in frames] == [(3, False)]
     insp.close()
 
 
