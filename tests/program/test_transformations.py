@@ -52,6 +52,8 @@ NEITHER: dict[str, Update] = {
     "a loss scale": lambda p, g, t: p - 0.1 * (g / t),
     "a skipped step": lambda p, g, t: jnp.where(jnp.isfinite(norm(g)), p - 0.1 * g, p),
     "zeros for NaN": by(optax.chain(optax.zero_nans(), optax.sgd(0.1))),
+    "spectral normalisation": lambda p, g, t: p / jnp.linalg.norm(p @ P.T) - 0.1 * g,
+    "complex numbers": lambda p, g, t: jnp.real((p - 0.1 * g) * (1 + 0j)),
     "a value that stays positive": lambda p, g, t: jnp.maximum(p - 0.1 * g, 1e-3),
     "towards the first weights": lambda p, g, t: p - 0.1 * (g + t * (p - P)),
     "a normalised step": lambda p, g, t: p - 0.1 * g / (norm(g) + 1e-6),

@@ -286,6 +286,8 @@ class Transformations:
             factor = self._factor_of(x, parameter)
             if factor is None or not self._is_array(rest, parameter):
                 continue
+            if any(parameter in self._sources(number) for number in factor.numbers):
+                continue  # a norm of the parameter's own, as in spectral normalisation
             keeps = not inside
             if keeps and (more := self._added_to(rest, parameter)) is not None:
                 rest, keeps = more, False
