@@ -6,9 +6,13 @@ The names mean something to a type checker and to a reader only. When the code r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Protocol
+
     import jax
     import jax.core
     import numpy as np
@@ -17,11 +21,67 @@ if TYPE_CHECKING:
     from jax.typing import DTypeLike
     from jaxtyping import Bool, Float, Int, Num, UInt32
 
-    # The classes of a program. jax 0.12 merged ClosedJaxpr into Jaxpr; `open_jaxpr` takes both.
-    Jaxpr: TypeAlias = core.Jaxpr | core.ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
-    Equation: TypeAlias = core.JaxprEqn
-    Var: TypeAlias = core.Var
-    Atom: TypeAlias = core.Var | core.Literal
+    class Atom(Protocol):
+        """A variable or a literal of a program. Only a literal has a value; see `is_literal`."""
+
+        @property
+        def aval(self) -> Aval: ...
+
+        @property
+        def val(self) -> Any: ...
+
+    class Equation(Protocol):
+        """What jax's `JaxprEqn` and `eager.Equation` have."""
+
+        @property
+        def primitive(self) -> Primitive: ...
+
+        @property
+        def params(self) -> Params: ...
+
+        @property
+        def invars(self) -> Sequence[Atom]: ...
+
+        @property
+        def outvars(self) -> Sequence[Atom]: ...
+
+        @property
+        def effects(self) -> Any: ...
+
+        @property
+        def ctx(self) -> Any: ...
+
+        @property
+        def source_info(self) -> Any: ...
+
+        def replace(self, **changed: Any) -> Equation: ...
+
+    class OpenJaxpr(Protocol):
+        """A program without its constants: what `open_jaxpr` gives."""
+
+        @property
+        def eqns(self) -> Sequence[Equation]: ...
+
+        @property
+        def invars(self) -> Sequence[Atom]: ...
+
+        @property
+        def constvars(self) -> Sequence[Atom]: ...
+
+        @property
+        def outvars(self) -> Sequence[Atom]: ...
+
+        @property
+        def effects(self) -> Any: ...
+
+        @property
+        def debug_info(self) -> Any: ...
+
+        def replace(self, **changed: Any) -> OpenJaxpr: ...
+
+    # jax 0.12 merged ClosedJaxpr into Jaxpr; `open_jaxpr` takes both.
+    Jaxpr: TypeAlias = OpenJaxpr | core.ClosedJaxpr
+    Var: TypeAlias = Atom
     Primitive: TypeAlias = core.Primitive
     Aval: TypeAlias = jax.core.ShapedArray
 
@@ -30,12 +90,15 @@ if TYPE_CHECKING:
     AnyArray: TypeAlias = jax.Array | np.ndarray
     GraphDef: TypeAlias = nnx.GraphDef[Any]
 else:
-    Jaxpr = Equation = Var = Atom = Primitive = Aval = Any
+    Jaxpr = OpenJaxpr = Equation = Var = Atom = Primitive = Aval = Any
     Array = AnyArray = DTypeLike = GraphDef = Any
     Bool = Float = Int = Num = UInt32 = Any
 
 PyTree: TypeAlias = Any
 """Nested containers with arrays or other values in them. Python's types cannot say this."""
+
+Treedef: TypeAlias = Any
+"""The structure of a pytree."""
 
 Value: TypeAlias = Any
 """What a program computes with: an array, a tracer, an array of PRNG keys, a reference or a token.
@@ -44,3 +107,7 @@ Params: TypeAlias = dict[str, Any]
 """The parameters of an equation, or of a primitive that is bound."""
 Kwargs: TypeAlias = dict[str, Any]
 """The arguments by name of a user's call."""
+Function: TypeAlias = Callable[..., PyTree]
+"""A function of arrays, or of pytrees of arrays."""
+Owner: TypeAlias = Hashable
+"""Whose marks they are: a program may hold marks of several."""

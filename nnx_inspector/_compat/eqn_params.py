@@ -14,20 +14,21 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+from jax._src import config, core
+from jax._src.mesh import use_abstract_mesh
+from jax._src.named_sharding import UNSPECIFIED
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.typing import Equation, Jaxpr, Params, Value
+from nnx_inspector.typing import Equation, Jaxpr, OpenJaxpr, Params, Value
 
 
-def with_inputs(params: Params, jaxpr: object, inputs: int, *, outputs: int = 0) -> dict[str, Any]:
+def with_inputs(params: Params, jaxpr: object, inputs: int, *, outputs: int = 0) -> Params:
     """A jit's parameters for a jaxpr that takes so many more inputs before the others, and returns
     so many more outputs after the others.
     """
     # A jit has a sharding, a layout and a flag for donation for each input, and jax indexes them by
     # the number of the input. Without it, a parameter would get the sharding of its neighbour, or
     # be donated in its place. It can go when jax can change the signature of a traced function.
-    from jax._src.named_sharding import UNSPECIFIED
-
     return {
         **params,
         "jaxpr": jaxpr,
@@ -41,7 +42,7 @@ def with_inputs(params: Params, jaxpr: object, inputs: int, *, outputs: int = 0)
 
 def scan_with(
     params: Params, jaxpr: Jaxpr, *, consts: int = 0, carry: int = 0, outputs: int = 0
-) -> dict[str, Any]:
+) -> Params:
     """A scan's parameters for a jaxpr with so many more constants, carried values and outputs.
 
     Operands, and inputs of the jaxpr: more constants, constants, carry, more carry, rows. Results,
@@ -62,7 +63,7 @@ def scan_with(
     }
 
 
-def while_with(params: Params, jaxpr: Jaxpr, *, consts: int = 0, carry: int = 0) -> dict[str, Any]:
+def while_with(params: Params, jaxpr: Jaxpr, *, consts: int = 0, carry: int = 0) -> Params:
     """A while loop's parameters for a body with so many more constants and carried values.
 
     Operands: the test's constants, more constants of the body, its constants, carry, more carry.
@@ -81,7 +82,7 @@ def while_with(params: Params, jaxpr: Jaxpr, *, consts: int = 0, carry: int = 0)
     }
 
 
-def remat_with(params: Params, jaxpr: Jaxpr, *, inputs: int = 0) -> dict[str, Any]:
+def remat_with(params: Params, jaxpr: Jaxpr, *, inputs: int = 0) -> Params:
     """A remat's parameters for a jaxpr that takes so many more inputs before the others. It may
     return more outputs after the others.
     """
@@ -98,7 +99,7 @@ def shard_map_with(
     inputs: int = 0,
     outputs: int = 0,
     axes: tuple[str, ...] = (),
-) -> tuple[dict[str, Any], list[Any]]:
+) -> tuple[Params, list[Any]]:
     """A shard_map's parameters for a jaxpr that takes so many more inputs before the others and
     returns so many more outputs after the others, and the types of these outside. To be called in
     the `context_of` the equation.
@@ -107,8 +108,6 @@ def shard_map_with(
     first dimension, along these axes: a row, if that has length 1. On an explicit mesh, and where
     jax checks what varies between devices, the type inside is another than outside.
     """
-    from jax._src import core
-
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     whole, rows = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axes)
     changed = {
@@ -133,9 +132,6 @@ def inside_shard_map(params: Params) -> Iterator[None]:
     say along which axes a value varies if that is checked. The `context_of` an equation has only
     the mesh, and without the last one `pcast` makes a value that varies and has the wrong type.
     """
-    from jax._src import config, core
-    from jax._src.mesh import use_abstract_mesh
-
     mesh, manual = params["mesh"], params["newly_manual_axes"]
     known = manual | set(mesh.manual_axes)
     axes = [(name, size) for name, size in mesh.shape.items() if name in known]
@@ -185,10 +181,10 @@ def manual_axes(equation: Equation) -> tuple[str, ...]:
     return tuple(axis for axis in mesh.axis_names if axis in manual)
 
 
-def jit_shardings(equation: Equation) -> tuple[list[Any], list[Any]]:
+def jit_shardings(equation: Equation) -> tuple[list[Value], list[Value]]:
     """The shardings that a jit gives its operands and its results, each a Sharding or None."""
 
-    def given(shardings: Any) -> list[Any]:
+    def given(shardings: Any) -> list[Value]:
         return [s if isinstance(s, jax.sharding.Sharding) else None for s in shardings]
 
     return given(equation.params["in_shardings"]), given(equation.params["out_shardings"])
@@ -201,14 +197,14 @@ def is_inlined(params: Params) -> bool:
     return getattr(params["inline"], "value", params["inline"]) in (True, "jax_early")
 
 
-def is_recomputation(equation: Any) -> bool:
+def is_recomputation(equation: Equation) -> bool:
     """Whether an equation is the second pass of a remat, within a backward pass."""
     # jax sets this flag where the backward pass computes a remat anew. Without it, everything in
     # the block would count twice: once for each pass.
     return bool(equation.params.get("differentiated")) and equation.primitive.name in jaxprs.REMAT
 
 
-def bind_whole(jaxpr: Any, consts: Sequence[Value], values: Sequence[Value]) -> list[Value]:
+def bind_whole(jaxpr: OpenJaxpr, consts: Sequence[Value], values: Sequence[Value]) -> list[Value]:
     """Run a jaxpr under a trace as one equation, a jit.
 
     To evaluate it would bind each equation anew, which takes as long as to trace them. jax has no

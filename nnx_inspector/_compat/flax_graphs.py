@@ -21,7 +21,7 @@ from flax.typing import HashableMapping
 
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.redirect import copy_of, redirect
-from nnx_inspector.typing import GraphDef
+from nnx_inspector.typing import Function, GraphDef
 
 NODES = "_pytree__nodes"
 """The attribute of every NNX object that says which of its attributes are data."""
@@ -300,7 +300,7 @@ def swap_pytree_nodes(
     flattens = (cls._pytree__flatten, cls._pytree__flatten_with_paths)
     unflatten = cls._pytree__unflatten.__func__  # type: ignore[attr-defined]
 
-    def flattening(original: Any) -> Callable[..., Any]:
+    def flattening(original: Any) -> Function:
         def flatten(node: object) -> Any:
             children, (node_keys, static_keys, static) = original(node)
             tag = tag_of(node) if NODES in static_keys else None
@@ -351,7 +351,7 @@ def linen_dry_run(module: Any) -> bool:
 
 
 @contextlib.contextmanager
-def outermost_linen_interceptor(interceptor: Callable[..., Any]) -> Iterator[None]:
+def outermost_linen_interceptor(interceptor: Function) -> Iterator[None]:
     """As `linen.intercept_methods`, but around the open interceptors instead of inside them."""
     from flax.linen import module
 

@@ -13,13 +13,13 @@ from jax._src import linear_util as lu
 
 from nnx_inspector._compat.jaxprs import is_literal, open_jaxpr
 from nnx_inspector._compat.jit import is_tracer
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import Params, PyTree, Value
 
-Bind = Callable[..., Any]
+Bind = Callable[..., PyTree]
 
 
 @contextlib.contextmanager
-def interpreted(rule: Callable[[Any, Sequence[Any], dict[str, Any], Bind], Any]) -> Iterator[None]:
+def interpreted(rule: Callable[[Any, Sequence[Any], Params, Bind], Any]) -> Iterator[None]:
     """Within the context, `rule(primitive, values, params, bind)` gives the results of each
     primitive; `bind()` gives its usual results.
 
@@ -55,7 +55,7 @@ def _apart(primitive: Any) -> Iterator[None]:
 
 
 @lu.transformation2
-def _run_apart(function: Any, primitive: object, /, *values: object) -> Any:
+def _run_apart(function: Any, primitive: object, /, *values: object) -> PyTree:
     with _apart(primitive):
         return function(*values)
 
@@ -72,24 +72,30 @@ class _Interpreted(core.Trace):
         self._weakref = outer._weakref  # NNX and jit's cache keys identify a trace by it
         self.requires_low = outer.requires_low
 
-    def process_primitive(self, primitive: object, tracers: object, params: Any, /) -> Any:
-        def bind(values: object = tracers, how: object = params) -> Any:
+    def process_primitive(self, primitive: object, tracers: object, params: Params, /) -> PyTree:
+        def bind(values: object = tracers, how: object = params) -> PyTree:
             return self._outer.process_primitive(primitive, values, how)
 
         with core.set_current_trace(self._outer):
             return self._rule(primitive, tracers, params, bind)
 
-    def stage_value(self, val: object) -> Any:
+    def stage_value(self, val: object) -> PyTree:
         return self._outer.stage_value(val)
 
     def process_call(
-        self, call_primitive: object, f: object, tracers: object, params: Any, /
-    ) -> Any:
+        self, call_primitive: object, f: object, tracers: object, params: Params, /
+    ) -> PyTree:
         return self._outer.process_call(call_primitive, f, tracers, params)
 
     def process_custom_jvp_call(
-        self, primitive: object, fun: Any, jvp: object, tracers: Any, /, **params: Any
-    ) -> Any:
+        self,
+        primitive: object,
+        fun: Any,
+        jvp: object,
+        tracers: Sequence[Value],
+        /,
+        **params: Value,
+    ) -> PyTree:
         # Under a derivative the rule of a custom_jvp replaces the function, so what runs in it
         # cannot be shown. On plain arrays no rule is asked, and the function runs like any other
         # code.
@@ -100,8 +106,15 @@ class _Interpreted(core.Trace):
             return fun.call_wrapped(*tracers)
 
     def process_custom_vjp_call(
-        self, primitive: object, fun: Any, fwd: object, bwd: object, tracers: Any, /, **params: Any
-    ) -> Any:
+        self,
+        primitive: object,
+        fun: Any,
+        fwd: object,
+        bwd: object,
+        tracers: Sequence[Value],
+        /,
+        **params: Value,
+    ) -> PyTree:
         if any(map(is_tracer, tracers)):
             # these two may run after this call
             fwd, bwd = (_run_apart(rule, primitive) for rule in (fwd, bwd))
@@ -112,14 +125,16 @@ class _Interpreted(core.Trace):
         with core.set_current_trace(self):
             return fun.call_wrapped(*tracers)
 
-    def process_shard_map(self, primitive: object, fun: Any, tracers: Any, /, **params: Any) -> Any:
-        def bind() -> Any:
+    def process_shard_map(
+        self, primitive: object, fun: Any, tracers: Sequence[Value], /, **params: Value
+    ) -> PyTree:
+        def bind() -> PyTree:
             with core.set_current_trace(self._outer), _apart(primitive):
                 return self._outer.process_shard_map(primitive, fun, tracers, **params)
 
         results: list[Value] = []
 
-        def stage(*xs: object) -> list[Any]:
+        def stage(*xs: object) -> list[Value]:
             trace = core.trace_ctx.trace
             results.append(trace.process_shard_map(primitive, fun, xs, **params))
             return list(results[0])
@@ -143,7 +158,7 @@ class _Interpreted(core.Trace):
             given = [v.val if is_literal(v) else env[v] for v in inner.outvars]
             return results[0].update(given) if hasattr(results[0], "update") else given
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> PyTree:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._outer, name)  # methods of some traces only
@@ -153,8 +168,14 @@ class _Operations(_Interpreted):
     """As above, but a function with its own derivative is one primitive; `body()` traces it."""
 
     def process_custom_jvp_call(
-        self, primitive: object, fun: object, jvp: object, tracers: object, /, **params: Any
-    ) -> Any:
+        self,
+        primitive: object,
+        fun: object,
+        jvp: object,
+        tracers: Sequence[Value],
+        /,
+        **params: Value,
+    ) -> PyTree:
         process = self._outer.process_custom_jvp_call
         return self._derived(primitive, (fun, jvp), process, tracers, params)
 
@@ -164,24 +185,29 @@ class _Operations(_Interpreted):
         fun: object,
         fwd: object,
         bwd: object,
-        tracers: object,
+        tracers: Sequence[Value],
         /,
-        **params: Any,
-    ) -> Any:
+        **params: Value,
+    ) -> PyTree:
         process = self._outer.process_custom_vjp_call
         return self._derived(primitive, (fun, fwd, bwd), process, tracers, params)
 
     def _derived(
-        self, primitive: object, functions: Any, process: Any, tracers: Any, params: Any
-    ) -> Any:
+        self,
+        primitive: object,
+        functions: Any,
+        process: Any,
+        tracers: Sequence[Value],
+        params: Params,
+    ) -> PyTree:
         ran, fun = False, functions[0]
 
-        def bind(values: object = tracers) -> Any:
+        def bind(values: object = tracers) -> PyTree:
             nonlocal ran
             ran = True
             return process(primitive, *functions, values, **params)
 
-        def body() -> Any:
+        def body() -> PyTree:
             jaxpr = jax.make_jaxpr(fun.call_wrapped)(*tracers)
             # A function that jax calls may run once: it stores the structure of its results, and
             # raises if there is one already. The trace here is an additional run.
@@ -198,14 +224,14 @@ class _Operations(_Interpreted):
             return out
 
     def process_shard_map(
-        self, primitive: object, fun: object, tracers: object, /, **params: Any
-    ) -> Any:
+        self, primitive: object, fun: object, tracers: object, /, **params: Value
+    ) -> PyTree:
         with core.set_current_trace(self._outer):
             return self._outer.process_shard_map(primitive, fun, tracers, **params)
 
 
 @contextlib.contextmanager
-def operations(rule: Callable[[Any, Sequence[Any], dict[str, Any], Bind], Any]) -> Iterator[None]:
+def operations(rule: Callable[[Any, Sequence[Any], Params, Bind], Any]) -> Iterator[None]:
     """As `interpreted`, for operations; `bind(values, params)` runs one with other operands."""
     with core.set_current_trace(_Operations(core.trace_ctx.trace, rule)):
         yield

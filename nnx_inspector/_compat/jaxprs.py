@@ -7,11 +7,27 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.stages
 import numpy as np
-from jax.interpreters import ad
+from jax._src import api_util, core, source_info_util
+from jax._src.interpreters import ad as private
+from jax.extend import core as jex
+from jax.interpreters import ad, batching, mlir, partial_eval
 
-from nnx_inspector.typing import Array, Atom, Aval, Equation, Jaxpr, Params, Primitive, Value, Var
+from nnx_inspector.typing import (
+    Array,
+    Atom,
+    Aval,
+    Equation,
+    Function,
+    Jaxpr,
+    OpenJaxpr,
+    Params,
+    Primitive,
+    Value,
+    Var,
+)
 
 REMAT = frozenset(["remat2", "remat", "checkpoint"])
 """The names of jax's remat primitive."""
@@ -23,28 +39,34 @@ PLACING = frozenset(
 """The primitives that only say on which devices a value lies."""
 
 
-def open_jaxpr(jaxpr: object) -> tuple[Any, Sequence[Any]]:
+def open_jaxpr(jaxpr: object) -> tuple[OpenJaxpr, Sequence[Value]]:
     """The pair (jaxpr, consts) of a Jaxpr or a ClosedJaxpr; jax 0.12 merged the two classes."""
-    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+    bare: Any = getattr(jaxpr, "jaxpr", jaxpr)
+    return bare, getattr(jaxpr, "consts", ())
 
 
-def sub_jaxprs(equation: Any) -> Iterator[Any]:
+def sub_jaxprs(equation: Equation) -> Iterator[Jaxpr]:
     """The jaxprs among an equation's parameters, in order."""
+    return jaxprs_in(equation.params)
+
+
+def jaxprs_in(params: Params) -> Iterator[Jaxpr]:
+    """The jaxprs among some parameters, in order."""
 
     # jax.core.jaxprs_in_params does this for its own class of jaxprs. In jax 0.10 a jaxpr may be
     # closed or bare, also in a tuple, and both kinds stand in the parameters of the same equation.
     def is_jaxpr(value: object) -> bool:
         return hasattr(value, "eqns") and hasattr(value, "invars")
 
-    for value in equation.params.values():
+    for value in params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if is_jaxpr(item) or is_jaxpr(getattr(item, "jaxpr", None)):
                 yield item
 
 
-def with_jaxprs(params: Params, change: Callable[[Any], Any]) -> dict[str, Any]:
+def with_jaxprs(params: Params, change: Callable[[Any], Any]) -> Params:
     """An equation's parameters with changed jaxprs; the same object if `change` changes none."""
-    new: dict[str, Any] = {}
+    new: Params = {}
     for name, value in params.items():
         several = value if isinstance(value, tuple) else (value,)
         if name != "cond_jaxpr" and any(hasattr(open_jaxpr(x)[0], "eqns") for x in several):
@@ -54,7 +76,7 @@ def with_jaxprs(params: Params, change: Callable[[Any], Any]) -> dict[str, Any]:
     return {**params, **new} if new else params
 
 
-def retraced(jaxpr: Jaxpr, run: Callable[..., Any]) -> Any:
+def retraced(jaxpr: Jaxpr, run: Function) -> Any:
     """A jaxpr of the same kind, traced from `run(*inputs)`; the same object if that fails."""
     bare, _ = open_jaxpr(jaxpr)
     if not is_simple(jaxpr):
@@ -106,13 +128,12 @@ def is_simple(jaxpr: Jaxpr) -> bool:
     return all(type(v.aval).__name__ == "ShapedArray" for v in (*bare.constvars, *bare.invars))
 
 
-def variable(aval: Any) -> Var:
+def variable(aval: Aval) -> Var:
     """A new variable of a type, for an input of a jaxpr or an output of an equation."""
-    from jax._src import core
-
     # Variables are compared by identity, so new ones never meet those of a program. jax.extend.core
     # has the class without a public way to make one.
-    return core.Var(aval)
+    found: Any = core.Var(aval)
+    return found
 
 
 class _Typed:
@@ -129,35 +150,29 @@ def typed(aval: object) -> Any:
     stand-in for an array, cannot say all that is in a type (the memory space in jax 0.10). This one
     has the very type that a variable has, so that what is traced fits in where the variable is.
     """
-    from jax._src import core
-
     core.pytype_aval_mappings.setdefault(_Typed, lambda x: x.aval)
     return _Typed(aval)
 
 
-def closed_like(own: Any, bare: Jaxpr) -> Jaxpr:
+def closed_like(own: Any, bare: OpenJaxpr) -> Any:
     """A bare jaxpr as one of the same kind as `own`, with its constants."""
     return bare if open_jaxpr(own)[0] is own else own.replace(jaxpr=bare)
 
 
 def stacked(aval: Aval, length: int) -> Any:
     """The type of what a scan of so many iterations makes of an output of each."""
-    from jax._src import core
-
     # On an explicit mesh the type also says how the new axis lies on the devices, which is more
     # than a shape and a dtype.
     return core.unmapped_aval(length, 0, aval)
 
 
-def closed_call(jaxpr: Any) -> tuple[Any, dict[str, Any]]:
+def closed_call(jaxpr: Jaxpr) -> tuple[Primitive, Params]:
     """The primitive and the parameters that run a jaxpr where it stands.
 
     For a call with a rule of its own for derivatives or vmap whose jaxpr was changed: the rule was
     made for the inputs and outputs that it had, and nobody asks for it any more. Operands are the
     inputs of the jaxpr, and results its outputs.
     """
-    from jax._src import core
-
     # A changed custom_jvp_call or remat under its own name would be differentiated by the rule of
     # the old jaxpr. `closed_call` has no rule of its own: jax goes through its equations.
     if not hasattr(jaxpr, "jaxpr"):  # of jax 0.10, without constants
@@ -168,24 +183,19 @@ def closed_call(jaxpr: Any) -> tuple[Any, dict[str, Any]]:
 
 def is_dropped(variable: Var) -> bool:
     """Whether an output of an equation has no name, because nothing uses it."""
-    from jax._src import core
-
     return isinstance(variable, core.DropVar)
 
 
 def literal(value: np.ndarray | np.generic) -> Atom:
     """A constant as an equation's operand."""
-    from jax._src import core
-
     # A constant of a jaxpr is either this or one more input. An input would be a new argument of
     # each program around it.
-    return core.Literal(value, core.typeof(value))
+    found: Any = core.Literal(value, core.typeof(value))
+    return found
 
 
 def scopes() -> tuple[str, ...]:
     """The names of the `jax.named_scope`s that are open in this trace, outermost first."""
-    from jax._src import source_info_util
-
     # The name stack is what XProf shows. jax writes it into each equation, and has no public way to
     # read it. Without it, an operation within a `jax.named_scope` would lose that part of its name.
     stack = source_info_util.current_name_stack().stack
@@ -216,8 +226,6 @@ def needed_inputs(jaxpr: Jaxpr, outputs: int, each_its_own: Primitive) -> list[b
     """For each input of a jaxpr, whether any of its first `outputs` outputs depends on it. Each
     output of the primitive `each_its_own` depends only on the input at the same position.
     """
-    from jax.interpreters import partial_eval
-
     bare, _ = open_jaxpr(jaxpr)
     equations: list[Equation] = []
     for one in bare.eqns:
@@ -226,12 +234,12 @@ def needed_inputs(jaxpr: Jaxpr, outputs: int, each_its_own: Primitive) -> list[b
             continue
         for i, o in zip(one.invars, one.outvars, strict=True):
             equations.append(one.replace(invars=[i], outvars=[o]))
-    bare = bare.replace(eqns=equations)
+    cut: Any = bare.replace(eqns=equations)
     wanted = [i < outputs for i in range(len(bare.outvars))]
     # jax's own removal of dead code, also through scans and branches. It takes a primitive of
     # several results as one, and a mark has one for each leaf: so the marks are cut into single
     # ones first. Otherwise each input that is marked would seem to be needed.
-    _, used = partial_eval.dce_jaxpr(bare, wanted)
+    _, used = partial_eval.dce_jaxpr(cut, wanted)
     return list(used)
 
 
@@ -258,8 +266,6 @@ def real_number(atom: object) -> float | None:
 
 def bind(equation: Equation, values: Sequence[object]) -> list[Array]:
     """Run an equation's primitive under its own name stack, source line and context."""
-    from jax._src import api_util, source_info_util
-
     params = equation.primitive.get_bind_params(equation.params)
     stack = source_info_util.current_name_stack() + equation.source_info.name_stack
     traceback = equation.source_info.traceback
@@ -288,23 +294,59 @@ def _bind_apart(equation: Equation, values: Sequence[object]) -> None:
 
 def as_function(jaxpr: Any, consts: Sequence[object]) -> Any:
     """A jaxpr as a function of its inputs, which returns the list of its outputs."""
-    from jax.core import eval_jaxpr
-
-    return lambda *values: eval_jaxpr(jaxpr, consts, *values)
+    return lambda *values: jax.core.eval_jaxpr(jaxpr, consts, *values)
 
 
-def context_of(equation: Any) -> contextlib.AbstractContextManager[None]:
+def context_of(equation: Equation) -> contextlib.AbstractContextManager[None]:
     """The settings an equation was traced under, such as the mesh, as a context manager."""
     return equation.ctx.manager
 
 
 def no_tangent(x: object) -> Any:
     """The tangent of a value that nothing differentiates."""
-    aval: Any = jax.typeof(x)
+    aval: Aval = jax.typeof(x)
     return ad.Zero(aval.to_tangent_aval())
 
 
-Linearized = tuple[Any, Any, Callable[..., Any]]
+def identity(name: str) -> Primitive:
+    """A primitive that returns its first operand as it is, whatever the others and its parameters;
+    it has no rule for derivatives and for vmap yet.
+    """
+    primitive = jex.Primitive(name)
+    primitive.def_impl(lambda x, *_, **how: x)
+    primitive.def_abstract_eval(lambda x, *_, **how: x)
+    mlir.register_lowering(primitive, lambda ctx, x, *_, **how: [x])
+    return primitive
+
+
+def without_tangent(
+    name: str,
+    value: Callable[..., jax.Array],
+    kind: Callable[..., Aval],
+    batch: Callable[..., tuple[Value, int | None]],
+) -> Primitive:
+    """A primitive that nothing differentiates.
+
+    Args:
+        value: what it computes, of its operands and parameters.
+        kind: the type of that.
+        batch: what a vmap makes of it, of the operands, their mapped axes and the parameters.
+    """
+    primitive = jex.Primitive(name)
+    primitive.def_impl(value)
+    primitive.def_abstract_eval(kind)
+    mlir.register_lowering(primitive, mlir.lower_fun(value, multiple_results=False))
+
+    def jvp(operands: Sequence[object], _: object, **params: object) -> tuple[Value, Value]:
+        out = primitive.bind(*operands, **params)
+        return out, no_tangent(out)
+
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+Linearized = tuple[Any, Any, Function]
 """The outputs of an equation (one, or a list), whether each has a tangent that is not 0, and the
 function from the operands' tangents to those of the outputs; an `ad.Zero` stands for 0.
 """
@@ -320,8 +362,6 @@ def register_linearization(primitive: Primitive, linearize: Callable[..., Linear
     0.11 on, a rule also returns residuals that keep their structure, of which ours has none. It can
     go when jax makes `deflinear` accept a rule with parameters, or the table is public.
     """
-    from jax._src.interpreters import ad as private
-
     # There is no version to ask for: the change came within a release. The names that jax's code
     # uses tell which form of a rule it will call.
     fields = private.LinearizeTrace.process_primitive.__code__.co_names

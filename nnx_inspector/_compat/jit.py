@@ -14,11 +14,12 @@ from typing import Any, Final
 import jax
 import jax.core as jcore
 import jax.extend.core as jex
-from jax._src import core
+import jax.monitoring
+from jax._src import config, core, mesh, monitoring
 from jax._src.interpreters import ad, batching, partial_eval
 
 from nnx_inspector._compat.sources import source_of_caller
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import Aval, OpenJaxpr, Value
 
 
 def trace_state() -> Any:
@@ -98,7 +99,7 @@ def _without_hold(trace: object) -> Hashable:
     return found
 
 
-def names_of_inputs(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
+def names_of_inputs(jaxpr: OpenJaxpr) -> tuple[str, tuple[str, ...]]:
     """The function that a bare jaxpr was traced from, with its line, and what it calls each input:
     `"state['a'].value"`, or "" if jax does not know; no names if it knows none.
     """
@@ -106,13 +107,13 @@ def names_of_inputs(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
     return jaxpr.debug_info.func_src_info, names if len(names) == len(jaxpr.invars) else ()
 
 
-def names_of_results(jaxpr: Any) -> tuple[str, ...]:
+def names_of_results(jaxpr: OpenJaxpr) -> tuple[str, ...]:
     """What a bare jaxpr calls each output: `"result[0]['a']"`; none if jax knows none."""
-    names = tuple(jaxpr.debug_info.result_paths or ())
+    names: tuple[str, ...] = tuple(jaxpr.debug_info.result_paths or ())
     return names if len(names) == len(jaxpr.outvars) else ()
 
 
-def vmaps_here() -> list[Any]:
+def vmaps_here() -> list[Value]:
     """The identity of each `vmap` that is being traced here, innermost first.
 
     Those around a jitted or scanned function, or around `interpreter.interpreted`, are not here.
@@ -154,8 +155,6 @@ def compilation_events(listener: Callable[[str, float, str], None]) -> Callable[
     """Call `listener(kind, seconds, function)` for each trace and compilation, in its thread, with
     the function's name; returns an undo function.
     """
-    import jax.monitoring
-    from jax._src import monitoring
 
     def on_event(event: str, seconds: float, fun_name: str = "", **_: object) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
@@ -246,7 +245,7 @@ def cache_misses(listener: Callable[[Miss], None]) -> Callable[[], None]:
 _difference_of_keys: Callable[[Any, Any], tuple[Any, ...]] = partial_eval.diff_tracing_cache_keys
 
 
-def _by_arguments(new: Any, old: Any) -> tuple[Any, ...]:
+def _by_arguments(new: Value, old: Value) -> tuple[Value, ...]:
     rank, *rest = _difference_of_keys(new, old)
     return (rank + 10 * (new[0] != old[0]), *rest)
 
@@ -302,8 +301,6 @@ def is_tracing() -> bool:
 
 def trace_context() -> Hashable:
     """Everything besides its arguments that a trace depends on: settings, mesh, open layers."""
-    from jax._src import config
-
     # The tuple that jax itself has in each cache key. A list of settings of our own would miss
     # those that a later version of jax adds, and a program would then be used under settings that
     # it was not made for. It can go when jax makes the tuple public.
@@ -312,15 +309,13 @@ def trace_context() -> Hashable:
 
 def abstract(x: object) -> jax.ShapeDtypeStruct:
     """An array as jit's cache sees it: shape, dtype, weak type and committed sharding."""
-    aval: Any = jax.typeof(x)
+    aval: Aval = jax.typeof(x)
     where = x.sharding if isinstance(x, jax.Array) and x.committed else None
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=where, weak_type=aval.weak_type)
 
 
 def local_settings() -> tuple[tuple[Any, Any], ...]:
     """The jax settings made in this thread by context managers, each with its value."""
-    from jax._src import config
-
     found: list[tuple[Any, Any]] = []
     for state in (*config.config_states.values(), *_unnamed_settings()):
         # A context manager such as `jax.default_matmul_precision` sets a value for one thread, and
@@ -335,10 +330,8 @@ def local_settings() -> tuple[tuple[Any, Any], ...]:
     return tuple(found)
 
 
-def _unnamed_settings() -> list[Any]:
+def _unnamed_settings() -> list[Value]:
     """Settings without a flag, such as meshes; jax 0.12 keeps some of them in its mesh module."""
-    from jax._src import config, mesh
-
     names = ("mesh_context_manager", "abstract_mesh_context_manager", "device_context",
              "compute_on_context_manager", "xla_metadata_context_manager")  # fmt: skip
     every = [getattr(module, name, None) for module in (config, mesh) for name in names]
@@ -348,8 +341,6 @@ def _unnamed_settings() -> list[Any]:
 @contextlib.contextmanager
 def with_local_settings(local: tuple[tuple[Any, Any], ...]) -> Iterator[None]:
     """A context with the settings that `local_settings` found, for any thread."""
-    from jax._src import config
-
     unset = config.config_ext.unset
     with contextlib.ExitStack() as stack:
         for state, value in local:

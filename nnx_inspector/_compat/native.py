@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector.typing import Aval, Value
+from nnx_inspector.typing import Aval, Function, Value
 
 Type = jax.ShapeDtypeStruct
 ARRAY_STATS: Final = "nnx_inspector_array_stats"
@@ -89,7 +89,7 @@ def devices_of(context: Any) -> int:
 
 
 def call(
-    name: str, out: Sequence[Value], *args: Any, in_place: bool = False, **how: Any
+    name: str, out: Sequence[Value], *args: Value, in_place: bool = False, **how: Value
 ) -> list[Value]:
     """Call a function on arrays, with results of these types, and numbers as its attributes.
 
@@ -107,10 +107,10 @@ def _attribute(value: float | tuple[int, ...]) -> Value:
     return np.float32(value) if isinstance(value, float) else np.int32(value)
 
 
-def in_the_width(program: Callable[..., Any]) -> Callable[..., Any]:
+def in_the_width(program: Function) -> Function:
     """`program` for a lowering, which may happen when 64 bits are off again."""
 
-    def lowered(*args: Any, **how: Any) -> Any:
+    def lowered(*args: Value, **how: Value) -> Any:
         wide = any(x.dtype.itemsize >= 8 for x in args) or jax.config.read("jax_enable_x64")
         with internal_config(), jax.enable_x64(wide):
             return program(*args, **how)
@@ -120,9 +120,9 @@ def in_the_width(program: Callable[..., Any]) -> Callable[..., Any]:
 
 def lower_for_a_cpu(
     primitive: Primitive,
-    program: Callable[..., Any],
-    in_c: Callable[..., Any],
-    in_parts: Callable[..., Any] | None = None,
+    program: Function,
+    in_c: Function,
+    in_parts: Function | None = None,
 ) -> None:
     """Lower a primitive for a CPU as `in_c`, which calls the functions, where they can be called.
 
@@ -158,8 +158,8 @@ def by_rows(
     *,
     attributes: tuple[str, ...] = (),
     work: int = 0,
-    in_parts: Callable[..., Any] | None = None,
-) -> Callable[..., list[Any]]:
+    in_parts: Function | None = None,
+) -> Callable[..., list[Value]]:
     """`program`, which is one of the functions where it is lowered for a CPU.
 
     Args:
@@ -188,12 +188,12 @@ def by_rows(
         leading = args[0].shape[:rows]
         return [Type((*leading, *x.shape), x.dtype) for x in results(*arrays)]
 
-    def in_c(*args: object, rows: int, **how: Any) -> Sequence[jax.Array]:
+    def in_c(*args: object, rows: int, **how: Value) -> Sequence[jax.Array]:
         out = found(args, rows)
         memory = [Type((work,), np.dtype(np.uint32))] if work else []
         return call(name, [*out, *memory], *args, rows=rows, **how)[: len(out)]
 
-    def types(*args: Any, rows: int, **_: Any) -> list[Aval]:
+    def types(*args: Value, rows: int, **_: Any) -> list[Aval]:
         like = max(args, key=lambda x: len(jaxprs.varying_axes(x)))  # within a shard_map
         return [
             like.update(
@@ -205,7 +205,9 @@ def by_rows(
             for x in found(args, rows)
         ]
 
-    def batched(args: Any, dims: Any, *, rows: int, **how: Any) -> Any:
+    def batched(
+        args: Sequence[Value], dims: Sequence[int | None], *, rows: int, **how: Value
+    ) -> Any:
         pairs = list(zip(args, dims, strict=True))
         like = next((x, d) for x, d in pairs if d is not None)
         out = primitive.bind(*(_rows_of(x, d, *like) for x, d in pairs), rows=rows + 1, **how)
@@ -217,7 +219,7 @@ def by_rows(
     everywhere = mlir.lower_fun(in_the_width(of_all_rows), multiple_results=True)
     mlir.register_lowering(primitive, everywhere)
 
-    def whole(*args: object, **how: Any) -> Sequence[jax.Array]:
+    def whole(*args: object, **how: Value) -> Sequence[jax.Array]:
         return (in_c if has_functions() else of_all_rows)(*args, **how)
 
     divided = None if in_parts is None else functools.partial(in_parts, whole)

@@ -18,6 +18,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from nnx_inspector.typing import Function
+
 Reduce = Callable[[Any], Any]
 Undone = Callable[[Callable[[], None]], object]
 """Gets what undoes a change before it is made, so that no interrupt comes between."""
@@ -69,7 +71,7 @@ def can_redirect(function: types.FunctionType) -> bool:
 
 def redirect(
     function: types.FunctionType,
-    target: Callable[..., Any],
+    target: Function,
     original: types.FunctionType,
     undone: Undone = lambda undo: None,
 ) -> Redirection:
@@ -202,7 +204,7 @@ class Reductions:
                 note = functools.partial(self._undo.__setitem__, function)
                 redirect(function, target, original, note)
 
-    def _target(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _target(self, original: Function) -> Function:
         return lambda pickler, obj: self._instead(lambda one: original(pickler, one), obj)
 
     def undo(self) -> None:

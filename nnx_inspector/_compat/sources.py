@@ -11,7 +11,8 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
-from typing import Any
+
+from jax._src import source_info_util
 
 from nnx_inspector.typing import Equation
 
@@ -65,8 +66,6 @@ def source_of_equation(equation: Equation) -> str:
 
 def place_of_equation(equation: Equation) -> tuple[str, str]:
     """As `source_of_equation`, and the name of the function around that line; "" for a lambda."""
-    from jax._src import source_info_util
-
     # jax keeps the stack of each equation as code objects and instruction numbers. Its own function
     # for the line looks each frame up in Python, and the stack of a deep model is long.
     traceback = equation.source_info.traceback
@@ -94,10 +93,8 @@ def names_of(equation: Equation) -> str:
     return str(equation.source_info.name_stack)
 
 
-def scopes_of(equation: Any) -> tuple[str, ...]:
+def scopes_of(equation: Equation) -> tuple[str, ...]:
     """The names of the `jax.named_scope`s around an equation in its function, outermost first."""
-    from jax._src import source_info_util
-
     stack = equation.source_info.name_stack.stack
     return tuple(one.name for one in stack if isinstance(one, source_info_util.Scope))
 
@@ -114,8 +111,6 @@ def _is_user_or_traces(filename: str, name: str) -> bool:
 
 @functools.cache
 def is_user_file(filename: str) -> bool:
-    from jax._src import source_info_util
-
     own = os.path.dirname(os.path.dirname(__file__)) + os.sep
     flax = os.path.dirname(sys.modules["flax"].__file__ or "") + os.sep
     return source_info_util.is_user_filename(filename) and not filename.startswith((own, flax))

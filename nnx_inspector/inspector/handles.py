@@ -157,9 +157,14 @@ class _Layout:
     owners: Mapping[int, int] = dataclasses.field(default_factory=dict[int, int])
 
     @property
-    def code(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-        values = tuple(place for place in self.places if place.at != PARAMETER)
-        return values, tuple(place for place in self.places if place.at == PARAMETER)
+    def order(self) -> list[int]:
+        """The numbers of the places, those of parameters last: they act beside the others."""
+        return sorted(range(len(self.places)), key=lambda n: self.places[n].at == PARAMETER)
+
+    @property
+    def code(self) -> tuple[Place, ...]:
+        """The places of its settings."""
+        return tuple(self.places[n] for n in self.order)
 
     def fitted(self, needs: Sequence[_Needs]) -> _Layout | None:
         """The same places for these handles, oldest first; None if they do not fit."""
@@ -363,22 +368,12 @@ class Handles:
             at = layout.owners.get(one.handle.id)
             if at is not None and layout.places[at] == one.place:
                 data[at] = one.handle.data
-        apart: tuple[list[tuple[Place, Data]], ...] = ([], [])
-        for place, of_place in zip(layout.places, data, strict=True):
-            apart[place.at == PARAMETER].append((place, of_place))
-        values, parameters = apart
-        return Setting(
-            rows=self._rows(needs),
-            places=tuple(place for place, _ in values),
-            data=tuple(of_place for _, of_place in values),
-            parameters=tuple(place for place, _ in parameters),
-            parameter_data=tuple(of_place for _, of_place in parameters),
-        )
+        return Setting(self._rows(needs), layout.code, tuple(data[n] for n in layout.order))
 
     def arm(self, setting: Setting) -> None:
         """The program of this setting is now the running one."""
         with self._lock:
-            if setting.code == self._wanted.code:
+            if setting.places == self._wanted.code:
                 self._armed = self._wanted
 
     def give_up(self, why: str) -> None:

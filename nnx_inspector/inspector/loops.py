@@ -184,7 +184,7 @@ class Loops:
         return session.compiling and handle.place not in session.places
 
     def _take_over(self, session: Session, setting: Setting) -> None:
-        core, setting, alone = self._core, setting.in_one(), session.company is None
+        core, alone = self._core, session.company is None
         if self._first or alone or not self._between_passes:
             session.perturb(setting)
         if self._first:

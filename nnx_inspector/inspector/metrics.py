@@ -20,7 +20,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.launching.started import is_awaited
 from nnx_inspector.errors import warn
 from nnx_inspector.inspector.passes.programs import Result
-from nnx_inspector.perturbations.effects import Differences, OutputChange, output_change
+from nnx_inspector.perturbations.effects import Differences, relative_change
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
@@ -179,16 +179,16 @@ def effect_of(
     """
     if differences is not None and root not in differences.sites:
         root = ""
-    if before is None and differences is not None and differences.result is not None:
-        output = OutputChange(differences.result)
-    elif before is None and counts:
-        output = OutputChange()
-    elif before is None:
-        output = output_change(clean.value, perturbed.value, logits=False)
-    elif differences is not None:
-        output = OutputChange(differences.sites.get(root), differences.kl, differences.top1_changed)
-    else:
-        output = OutputChange()
+    relative: float | None = None
+    kl: float | None = None
+    top1: float | None = None
+    if before is not None and differences is not None:
+        relative = differences.sites.get(root)
+        kl, top1 = differences.kl, differences.top1_changed
+    elif before is None and differences is not None and differences.result is not None:
+        relative = differences.result
+    elif before is None and not counts:
+        relative = relative_change(clean.value, perturbed.value)
     moved = [] if differences is None else _moved(differences, perturbed)
     apart = {"", root, *direct}
     downstream = [(site, change) for site, change in moved if site not in apart and change != 0]
@@ -196,9 +196,9 @@ def effect_of(
         source=source,
         clean=dict(before or {}),
         perturbed=dict(after or {}),
-        output_change=protocol.finite(output.relative),
-        kl=protocol.finite(output.kl),
-        top1_changed=protocol.finite(output.top1_changed),
+        output_change=protocol.finite(relative),
+        kl=protocol.finite(kl),
+        top1_changed=protocol.finite(top1),
         sites=tuple(
             protocol.SiteEffect(site=site, change=protocol.finite(change))
             for site, change in downstream[: protocol.MOST_EFFECTS]

@@ -12,7 +12,7 @@ Source: Simonyan et al. 2014, "Deep Inside Convolutional Networks"; Sundararajan
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
@@ -29,7 +29,7 @@ from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import Array, Float, PyTree
+from nnx_inspector.typing import Array, Float, PyTree, Value
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -192,7 +192,7 @@ Run = Callable[[Any, Any], Any]
 
 
 def _program(
-    x: Any,
+    x: Value,
     start: object,
     inputs: object,
     run: Run,
@@ -203,7 +203,7 @@ def _program(
 ) -> Any:
     """The attribution, the outputs for input and baseline, and whether examples interact."""
 
-    def picked(x: Any) -> Array:
+    def picked(x: Value) -> Array:
         value = jnp.asarray(pick(run(x, inputs)))
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise TypeError(f"The output to attribute must be a real number, got {value.dtype}.")
@@ -228,7 +228,7 @@ def _program(
     return _along(picked, x, start, method, steps), mixed
 
 
-def _meet(pull: Callable[[Any], Any], value: Any, x: Any) -> Any:
+def _meet(pull: Callable[[Any], Any], value: Value, x: Value) -> Any:
     """Whether the outputs of some examples depend on other examples.
 
     The outputs are weighted by powers of 2, which scale, exactly, the gradient of an example that
@@ -242,7 +242,7 @@ def _meet(pull: Callable[[Any], Any], value: Any, x: Any) -> Any:
     )
     of_all, weighted = (pull(w)[0] for w in weights)
 
-    def differ(of_all: object, weighted: object, powers: Any) -> Any:
+    def differ(of_all: object, weighted: object, powers: Value) -> Any:
         scaled = of_all * powers.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1))
         error, size = (abs(each).reshape(len(x), -1).max(1) for each in (weighted - scaled, scaled))
         return ~jnp.less_equal(error, 16 * jnp.finfo(x.dtype).eps * size).all()
@@ -250,7 +250,7 @@ def _meet(pull: Callable[[Any], Any], value: Any, x: Any) -> Any:
     return auto_sharded(differ, of_all, weighted, powers)
 
 
-def _along(picked: Any, x: Any, start: Any, method: Method, steps: int) -> Any:
+def _along(picked: Any, x: Value, start: Any, method: Method, steps: int) -> Any:
     """The attribution of the outputs to x, the outputs, and those of the baseline."""
 
     def total(x: object) -> Any:
@@ -260,7 +260,7 @@ def _along(picked: Any, x: Any, start: Any, method: Method, steps: int) -> Any:
     gradient = jax.grad(total, has_aux=True)
     if method == "integrated_gradients":
 
-        def step(sums: Any, share: Any) -> PyTree:
+        def step(sums: Value, share: Value) -> PyTree:
             return sums + gradient(start + share.astype(x.dtype) * (x - start))[0], None
 
         shares = (jnp.arange(steps) + 0.5) / steps
@@ -280,7 +280,7 @@ def _passes(
     if number is not None:
         place = len(stage.inputs) - len(stage.arrays) + number
 
-        def of_argument(x: object, inputs: Any) -> Any:
+        def of_argument(x: object, inputs: Sequence[Value]) -> Any:
             given = [x if i == place else value for i, value in enumerate(inputs)]
             out, _ = evaluate(stage.survey.only(lambda mark: False), given, plan=Plan())
             return one.result(out)
@@ -300,7 +300,7 @@ def _passes(
 
     mark = one.marks_of(site or "", OUTPUT)[call or 0]
 
-    def of_site(x: object, inputs: Any) -> Any:
+    def of_site(x: object, inputs: Sequence[Value]) -> Any:
         replaced = lambda values: [x if i == arrays[0] else v for i, v in enumerate(values)]  # noqa: E731
         return one.with_changed(mark, replaced, inputs)
 
@@ -370,7 +370,7 @@ def _logit(out: object, chosen: object, position: int) -> tuple[Callable[[Any], 
     if logits.ndim == 3 and not -logits.shape[1] <= position < logits.shape[1]:
         raise ValueError(f"There are {logits.shape[1]} positions; there is no {position}.")
 
-    def at_position(logits: Any) -> Array:
+    def at_position(logits: Value) -> Array:
         return logits[:, position] if logits.ndim == 3 else logits
 
     def largest(logits: object) -> Array:
@@ -378,12 +378,12 @@ def _logit(out: object, chosen: object, position: int) -> tuple[Callable[[Any], 
 
     shape = (*logits.shape[:1], *logits.shape[-1:])
     given = token_at(chosen, shape, what="The logit that output= chooses")
-    classes: Any = auto_sharded(largest, logits) if given is None else given
+    classes: Value = auto_sharded(largest, logits) if given is None else given
 
     def pick(out: object) -> jax.Array:
         return auto_sharded(chosen_of, logits_in(out), classes)
 
-    def chosen_of(logits: object, classes: Any) -> jax.Array:
+    def chosen_of(logits: object, classes: Value) -> jax.Array:
         return jnp.take_along_axis(at_position(logits), jnp.expand_dims(classes, -1), -1)[:, 0]
 
     return pick, classes

@@ -21,7 +21,7 @@ from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.lenses.observed import Observed, logits_in
 from nnx_inspector.program.analysis.equations import Body, bodies_of, kind_of
 from nnx_inspector.program.marks import mapped_first, mark
-from nnx_inspector.typing import Array, Equation, Float, Jaxpr
+from nnx_inspector.typing import Array, Atom, Equation, Float, OpenJaxpr, Value
 
 SCALES = {"rsqrt", "sqrt", "cbrt", "pow"}
 """The primitives that make the scale of a norm."""
@@ -38,7 +38,7 @@ FIXED, LINEAR, OTHER = range(3)
 """How a value depends on the stream: not at all, as a linear function plus a constant, or else."""
 
 
-Value = tuple[str, str, int]
+Place = tuple[str, str, int]
 """A site, what it receives or returns, and the number of the array in that."""
 
 
@@ -57,8 +57,10 @@ class Downstream:
     array: int
     distribution: bool = False
 
+    norm = ""
+
     @property
-    def words(self) -> str:
+    def unembed(self) -> str:
         """The rest of the model, as the site that unembeds."""
         before = "before" if self.part == "input" else "after"
         return f"(all {before} {self.site})" if before == "after" else f"(all from {self.site} on)"
@@ -66,7 +68,7 @@ class Downstream:
     def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch vocabulary"]:
         last = self.one.marks_of(self.site, self.part)[-1]
 
-        def replaced(values: list[Any]) -> list[Any]:
+        def replaced(values: list[Any]) -> list[Value]:
             new = list(values)
             like = functools.partial(_as_in_program, mapped=last.mapped[self.array])
             new[self.array] = keeping_sharding(like, values[self.array], x)
@@ -105,17 +107,21 @@ class Held:
     classes: int
     product: bool = False
     window: bool = False
-    logits: Any = None
+    logits: Array | None = None
 
     def run(
-        self, jaxpr: Jaxpr, consts: Any, args: Sequence[object], kinds: Sequence[int]
+        self,
+        jaxpr: OpenJaxpr,
+        consts: Sequence[Value],
+        args: Sequence[object],
+        kinds: Sequence[int],
     ) -> tuple[list[Any], list[int]]:
         """The results, and how each depends on the stream."""
         env: dict[Any, tuple[Any, int]] = {}
         env.update(zip(jaxpr.constvars, ((c, FIXED) for c in consts), strict=True))
         env.update(zip(jaxpr.invars, zip(args, kinds, strict=True), strict=True))
 
-        def read(atom: Any) -> tuple[Any, int]:
+        def read(atom: Atom) -> tuple[Any, int]:
             return (atom.val, FIXED) if jaxprs.is_literal(atom) else env[atom]
 
         for equation in jaxpr.eqns:

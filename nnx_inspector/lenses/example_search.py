@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -38,9 +38,9 @@ from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.stage import Staged
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import Kwargs, PyTree
+from nnx_inspector.typing import Kwargs, Params, PyTree, Value
 
-Enter = Callable[[tuple[Any, ...]], tuple[Function, tuple[Any, ...], dict[str, Any]]]
+Enter = Callable[[tuple[Any, ...]], tuple[Function, tuple[Any, ...], Params]]
 """The call of a model with a batch's arguments."""
 
 
@@ -174,13 +174,13 @@ class Stream:
         return self.programs[key], list(arrays)
 
     def _program(
-        self, key: Any, function: Function, args: Any, kwargs: Kwargs, size: int
+        self, key: Any, function: Function, args: tuple[Value, ...], kwargs: Kwargs, size: int
     ) -> _Program:
         whole, rows = without_layers(self.site)
         _require_fits(function, args, kwargs)
         key = (key, self.site, self.k, self.axis, size, self.where)
         tracing, known = _kept.pop(key, (None, None))
-        how: Any = {"only": whole, "known": tracing, "where": self.where}
+        how: Params = {"only": whole, "known": tracing, "where": self.where}
         with observed(function, args, kwargs, what="top_examples", **how) as one:
             pass
         stage = one.stage
@@ -212,14 +212,14 @@ class Stream:
                 f"all its places count"
             )
 
-        def values(held: Any, arrays: Any) -> PyTree:
+        def values(held: Any, arrays: Sequence[Value]) -> PyTree:
             _, seen = evaluate(survey, [*held, *arrays], plan=plan)
             (kept,) = [each.kept for _, _, each in survey.walk(seen) if each is not None]
             x, where = kept[call.array].value
             x, where = (x[rows], where if where is None else where[rows]) if rows else (x, where)
             return x, None if where is None else jnp.broadcast_to(where, x.shape)
 
-        def merged(found: Extremes, of: Any, numbers: Any, salt: Any) -> Extremes:
+        def merged(found: Extremes, of: Any, numbers: Value, salt: Value) -> Extremes:
             each = lambda x: jnp.moveaxis(x.reshape(-1, *call.shape[1:]), axes % ndim, -1)  # noqa: E731
             x, where = jax.tree.map(each, of)
             return found.merged(x, numbers.reshape(-1), salt, where)
@@ -312,10 +312,10 @@ def _size_of(args: tuple[object, ...]) -> int:
     )
 
 
-def _filled(args: tuple[object, ...], count: int, size: int) -> tuple[Any, ...]:
+def _filled(args: tuple[object, ...], count: int, size: int) -> tuple[Value, ...]:
     """A smaller batch, filled up with copies of its first example."""
 
-    def filled(x: Any) -> Any:
+    def filled(x: Value) -> Any:
         if not is_array(x) or not len(x.shape) or x.shape[0] != count:
             return x
         if isinstance(x, np.ndarray):

@@ -25,7 +25,7 @@ from nnx_inspector.program.editing.counting import Where, where_of
 from nnx_inspector.program.function import as_function
 from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import Float, Int
+from nnx_inspector.typing import Float, Int, Value
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -148,7 +148,7 @@ def top_examples(
     inputs: Callable[[Any], Any] | None = None,
     seed: int = 0,
     progress: Progress = True,
-    where: Any = None,
+    where: Value = None,
 ) -> TopExamples:
     """Find the inputs that excite each unit, head or channel of a site most and least.
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from nnx_inspector.typing import DTypeLike
+from nnx_inspector.typing import DTypeLike, Value
 
 NOBODY = -1
 """The number that means no example."""
@@ -41,9 +41,9 @@ class Kept:
         place: where in the example the value is: an array for each axis of places.
     """
 
-    score: Any
-    value: Any
-    example: Any
+    score: Value
+    value: Value
+    example: Value
     place: tuple[Any, ...]
 
     def with_one(self, new: Kept) -> Kept:
@@ -52,7 +52,7 @@ class Kept:
         at = (self.score >= new.score[:, None]).sum(1)[:, None]
         ranks = jnp.arange(k)[:, None]
 
-        def put(old: Any, new: Any) -> Any:
+        def put(old: Value, new: Value) -> Any:
             later = jnp.roll(old, 1, 1)
             return jnp.where(ranks < at, old, jnp.where(ranks == at, new[:, None], later))
 
@@ -80,7 +80,7 @@ class Extremes:
         kept = Kept(score, value, nobody, (nobody,) * axes)
         return Extremes(kept, np.zeros(units, np.int32))
 
-    def merged(self, x: Any, numbers: Any, salt: Any, where: Any = None) -> Extremes:
+    def merged(self, x: Value, numbers: Value, salt: Value, where: Value = None) -> Extremes:
         """With more examples.
 
         Args:
@@ -145,14 +145,14 @@ def _nothing(dtype: DTypeLike) -> tuple[int, Any]:
     return np.iinfo(integer).min, integer
 
 
-def _ordered(x: Any) -> Any:
+def _ordered(x: Value) -> Any:
     """Integers in the order of floats, without NaN; those of both zeros are equal."""
     nothing, integer = _nothing(x.dtype)
     bits = lax.bitcast_convert_type(jnp.where(x == 0, 0, x), integer)
     return jnp.where(bits < 0, bits ^ ~integer.type(nothing), bits)
 
 
-def _largest_and_smallest(x: Any) -> tuple[Any, Any, Any]:
+def _largest_and_smallest(x: Value) -> tuple[Any, Any, Any]:
     """The extremes of each example without NaN, [batch, units], and whether there is one."""
     largest, smallest = x.max(1), x.min(1)  # NaN, if there is one
     nan = jnp.isnan(largest)
@@ -164,7 +164,7 @@ def _largest_and_smallest(x: Any) -> tuple[Any, Any, Any]:
     return *lax.cond(nan.any(), without, lambda: (largest, smallest)), nan
 
 
-def _place(x: Any, value: Any, lengths: Sequence[int]) -> tuple[Any, ...]:
+def _place(x: Value, value: Value, lengths: Sequence[int]) -> tuple[Value, ...]:
     """The first place, along the last axis, with a value: XLA has no fast argmax on a CPU."""
     numbers = jnp.arange(x.shape[-1], dtype=jnp.int32)
     place = jnp.where(x == value[..., None], numbers, x.shape[-1] - 1).min(-1)
@@ -175,7 +175,7 @@ def _place(x: Any, value: Any, lengths: Sequence[int]) -> tuple[Any, ...]:
     return tuple(reversed(found))
 
 
-def _lots(numbers: Any, salt: object) -> Any:
+def _lots(numbers: Value, salt: object) -> Any:
     """Numbers that draw examples (MurmurHash3's mixing), however the data is divided."""
     x = numbers.astype(jnp.uint32) * np.uint32(0x9E3779B9) ^ salt
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):

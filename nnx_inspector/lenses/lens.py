@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from nnx_inspector._compat.sharding import auto_sharded, keeping_sharding
 from nnx_inspector.hooks.sites import Only
-from nnx_inspector.lenses.downstream import LINEAR, Downstream, Held, Value
+from nnx_inspector.lenses.downstream import LINEAR, Downstream, Held, Place
 from nnx_inspector.lenses.observed import Observed, and_operations, logits_in, observed, rows_of
 from nnx_inspector.lenses.unembedding import (
     Norm,
@@ -36,7 +36,7 @@ from nnx_inspector.lenses.unembedding import (
 )
 from nnx_inspector.program.marks import INPUT
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import Array, Float, PyTree
+from nnx_inspector.typing import Array, Float, PyTree, Value
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -111,9 +111,9 @@ class Lens:
         return pd.DataFrame(columns)
 
     def __repr__(self) -> str:
-        how = " after ".join(filter(None, (self.unembed, self.norm)))
         gap = "" if self.gap is None else f", gap {self.gap:.2g}"
-        return f"Lens({len(self.sites)} layers, {how}, positions {self.answer.shape}{gap})"
+        how, shape = read_by(self.unembed, self.norm), self.answer.shape
+        return f"Lens({len(self.sites)} layers, {how}, positions {shape}{gap})"
 
 
 def texts_by(decode: Decode | None) -> Callable[[_Ints], Any]:
@@ -212,12 +212,11 @@ def lens(
         shape = jax.eval_shape(read, last).shape
         wanted = token_at(answer, shape)
         found: Any = jax.device_get(_read(read, min(k, shape[-1]))(stack, last, wanted))
-    unembedded, normed = names_of(read)
-    return Lens(names, unembedded, normed, *found, gap=gap)
+    return Lens(names, read.unembed, read.norm, *found, gap=gap)
 
 
 def readings(
-    one: Observed, reading: Unembedding, place: Value, last: jax.Array, distribution: bool
+    one: Observed, reading: Unembedding, place: Place, last: jax.Array, distribution: bool
 ) -> list[Readout]:
     """The ways in which logits may be read from the stream at a place, the preferred one first."""
     takes_it = reading.stream[-1:] in ((), last.shape[-1:])
@@ -226,16 +225,16 @@ def readings(
     return [*found, rest] if reading.proposed and rest.possible else found
 
 
-def names_of(read: Readout) -> tuple[str, str]:
-    """The names of the unembedding and the norm of a reading."""
-    return (read.words, "") if isinstance(read, Downstream) else (read.unembed, read.norm)
+def read_by(unembed: str, norm: str) -> str:
+    """What reads logits, in words: `"head after norm"`."""
+    return " after ".join(filter(None, (unembed, norm)))
 
 
 def explaining(
     one: Observed,
     reads: Sequence[Readout],
     last: Float[Array, "*batch d"],
-    own: Any,
+    own: Value,
     *,
     required: bool,
 ) -> tuple[Readout, float | None]:
@@ -261,7 +260,7 @@ def explaining(
     return found[0]
 
 
-def makes_logits(rest: Downstream, last: jax.Array, own: Any) -> bool:
+def makes_logits(rest: Downstream, last: jax.Array, own: Value) -> bool:
     """Whether a matrix makes logits from what enters at a place."""
     held = Held(own.shape[-1])
 
@@ -277,36 +276,35 @@ def _unexplained(
     one: Observed,
     rest: Downstream | None,
     best: tuple[Readout, float | None],
-    own: Any,
+    own: Value,
 ) -> str:
-    unembed, norm = names_of(best[0])
-    how = " after ".join(filter(None, (unembed, norm)))
+    how = read_by(best[0].unembed, best[0].norm)
     differ = "are of another shape" if best[1] is None else f"differ by up to {best[1]:.2g}"
     site = rest.site if rest is not None else ""
     rows = one.calls[site].rows if site in one.calls else ()
     times = f" {site!r} runs in a scan of {rows[0]}: time steps are not layers." if rows else ""
     return (
-        f"The logits that {how!r} reads from the last layer are not the model's: they {differ}, "
-        f"and the model's are {in_words(own.dtype, own.shape)}.{times} Choose the sites that "
-        f"return the residual stream with sites=, or pass unembed= a function of it."
+        f"The logits that {how!r} reads from the last layer are not the model's: they "
+        f"{differ}, and the model's are {in_words(own.dtype, own.shape)}.{times} Choose the sites "
+        f"that return the residual stream with sites=, or pass unembed= a function of it."
     )
 
 
 def _read(reading: Readout, k: int) -> Any:
     @jax.jit
-    def read(stack: object, last: Any, wanted: object) -> Any:
+    def read(stack: object, last: Value, wanted: object) -> Any:
         chosen = auto_sharded(largest, reading(last)) if wanted is None else wanted
 
-        def one(x: Any) -> Any:
+        def one(x: Value) -> Any:
             return auto_sharded(ranked, reading(x), chosen)
 
         tokens, top, probability, rank = jax.lax.map(one, stack)
         return tokens, top, chosen, probability, rank
 
-    def largest(logits: Any) -> Array:
+    def largest(logits: Value) -> Array:
         return jnp.argmax(logits, -1)
 
-    def ranked(logits: Any, chosen: Any) -> Any:
+    def ranked(logits: Value, chosen: Value) -> Any:
         logits = logits.astype(jnp.float32)
         top, tokens = jax.lax.top_k(logits, k)
         own = jnp.take_along_axis(logits, chosen[..., None], -1)

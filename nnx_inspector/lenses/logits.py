@@ -27,8 +27,8 @@ from nnx_inspector.lenses.lens import (
     Readout,
     as_logits,
     explaining,
-    names_of,
     place_names,
+    read_by,
     readings,
     texts_by,
     token_at,
@@ -45,7 +45,7 @@ from nnx_inspector.lenses.unembedding import (
     selects,
 )
 from nnx_inspector.program.marks import INPUT, OUTPUT
-from nnx_inspector.typing import Array, Float, Int
+from nnx_inspector.typing import Array, Float, Int, Value
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -105,8 +105,8 @@ class LogitAttribution:
         return pd.DataFrame(columns)
 
     def __repr__(self) -> str:
-        how = " after ".join(filter(None, (self.unembed, self.norm)))
-        return f"LogitAttribution({len(self.sites)} rows, {how}, positions {self.token.shape})"
+        how, shape = read_by(self.unembed, self.norm), self.token.shape
+        return f"LogitAttribution({len(self.sites)} rows, {how}, positions {shape})"
 
 
 def logit_attribution(
@@ -186,15 +186,14 @@ def logit_attribution(
         divided = _divide(read, distribution)
         found = divided(stream, terms, token_at(token, shape), token_at(minus, shape))
     contributions, chosen_token, logit, beyond = jax.device_get(found)
-    unembedded, normed = names_of(read)
     also = (BEYOND,) if beyond is not None else ()
     return LogitAttribution(
         sites=(*names, REST, BIAS, *also),
         contributions=contributions if beyond is None else np.stack([*contributions, beyond]),
         token=chosen_token,
         logit=logit,
-        unembed=unembedded,
-        norm=normed,
+        unembed=read.unembed,
+        norm=read.norm,
         gap=gap,
     )
 
@@ -234,10 +233,10 @@ def _adds_nothing(chosen: Selection, one: Observed) -> str:
 
 def _divide(read: Readout, distribution: bool) -> Any:
     @jax.jit
-    def divide(stream: Any, terms: Sequence[Any], wanted: object, other: object) -> Any:
+    def divide(stream: Value, terms: Sequence[Any], wanted: object, other: object) -> Any:
         stream = stream.astype(jnp.float32)
         traced = jax.make_jaxpr(read)(stream)
-        own: Any = traced.out_avals[0]
+        own: Value = traced.out_avals[0]
 
         def linear(x: object) -> tuple[Any, Any]:
             held = Held(own.shape[-1])
@@ -256,8 +255,10 @@ def _divide(read: Readout, distribution: bool) -> Any:
         direction = pull(onehot)[0]
         summed = (*range(logits.ndim - 1, stream.ndim - 1), -1)  # of a pooling, the positions too
 
-        def added(stream: Any, direction: object, terms: Any, onehot: object, logits: Any) -> Any:
-            def along(x: Any) -> Any:
+        def added(
+            stream: Value, direction: object, terms: Any, onehot: object, logits: Value
+        ) -> Any:
+            def along(x: Value) -> Any:
                 return (direction * x.astype(jnp.float32)).sum(summed)
 
             before, logit = ((x * onehot).sum(-1) for x in logits)
@@ -289,9 +290,8 @@ def _onehot(
 
 
 def _not_linear(read: Readout) -> str:
-    unembed, norm = names_of(read)
     return (
-        f"What {' after '.join(filter(None, (unembed, norm)))!r} does to the residual stream is "
+        f"What {read_by(read.unembed, read.norm)!r} does to the residual stream is "
         f"not linear, so its logits are not a sum over sites. Pass unembed= the last matrix, or "
         f"a linear function; nni.attribute serves any model."
     )

@@ -33,7 +33,7 @@ from nnx_inspector.hooks.sites import (
 )
 from nnx_inspector.lenses.residual_terms import Walk
 from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
-from nnx_inspector.program.eager import why_untraceable
+from nnx_inspector.program.eager import requiring_a_trace
 from nnx_inspector.program.editing.counting import Where
 from nnx_inspector.program.function import Function, as_function, roots_of
 from nnx_inspector.program.marking import marking_hooks
@@ -43,7 +43,7 @@ from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.stage import Staged, Tracing, staged
 from nnx_inspector.program.survey import Marked, Survey, why_divided
 from nnx_inspector.records.donated import require_staged
-from nnx_inspector.typing import Kwargs, PyTree
+from nnx_inspector.typing import Kwargs, PyTree, Value
 
 ALL: tuple[Any, ...] = (None, "**:*")
 """The calls of all modules and their other methods, such as `attend` of an `nnx.Embed`."""
@@ -84,7 +84,7 @@ class Observed:
     @property
     def shapes(self) -> Any:
         """What the pass returns, with shapes in place of arrays."""
-        atoms: list[Any] = self.stage.survey.jaxpr.outvars
+        atoms = self.stage.survey.jaxpr.outvars
         return self.result([jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms])
 
     def result(self, out: Sequence[object]) -> PyTree:
@@ -154,7 +154,7 @@ class Observed:
         require_whole(found)
 
         @jax.jit
-        def program(inputs: Any, consts: Any) -> Any:
+        def program(inputs: Sequence[Value], consts: Sequence[Value]) -> Any:
             survey = dataclasses.replace(found, consts=tuple(consts))
             out, seen = evaluate(survey, inputs, plan=Plan(summarise=False, keep=keep))
             values: dict[tuple[str, str], list[Any]] = {}
@@ -178,7 +178,7 @@ def require_whole(found: Survey) -> None:
             )
 
 
-def and_operations(sites: object) -> tuple[Any, ...]:
+def and_operations(sites: object) -> tuple[Value, ...]:
     """`ALL`, and the operations within calls that a selection names: `"blocks/*@add"`."""
     terms = sites if isinstance(sites, (list, tuple, set, frozenset)) else (sites,)
     return (*ALL, *(term for term in terms if isinstance(term, str) and of_operation(term)[1]))
@@ -212,17 +212,13 @@ def observed(
     model = model_of(function, args, kwargs, what)
     hooks = marking_hooks(Selection(only), inputs=True, where=where)
     with unchecked(), unwatched():
-        try:
-            with staged(function, args, kwargs, hooks, roots={(): model}, known=known) as stage:
-                require_staged(stage)
-                require_examples(stage.arrays, what)
-                one = Observed(model, stage, _calls(stage))
-        except InspectorError:  # it says what is wrong, such as with where=
-            raise
-        except Exception as error:
-            if why := why_untraceable(error):
-                raise InspectorError(f"{what} cannot trace this call: {why}.") from error
-            raise
+        with (
+            requiring_a_trace(lambda why: f"{what} cannot trace this call: {why}."),
+            staged(function, args, kwargs, hooks, roots={(): model}, known=known) as stage,
+        ):
+            require_staged(stage)
+            require_examples(stage.arrays, what)
+            one = Observed(model, stage, _calls(stage))
         yield one
 
 
@@ -273,7 +269,7 @@ def arrays_of(mark: Marked) -> tuple[jax.ShapeDtypeStruct, ...]:
     return tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in mark.avals)
 
 
-def arrays_in(tree: PyTree) -> list[Any]:
+def arrays_in(tree: PyTree) -> list[Value]:
     """The arrays (or their shapes) in what a call returns."""
     return [x for x in jax.tree.leaves(tree) if is_array(x)]
 

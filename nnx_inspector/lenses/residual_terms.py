@@ -13,30 +13,14 @@ from typing import Any
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.sites import of_operation, parse_key
-from nnx_inspector.program.analysis.equations import Body, bodies_of
+from nnx_inspector.program.analysis.equations import bodies_of
+from nnx_inspector.program.choices.frames import Frame
 from nnx_inspector.program.marks import INPUT, OUTPUT, mark
-from nnx_inspector.typing import Atom
+from nnx_inspector.typing import Atom, Equation, Jaxpr, Owner
 
 _SAME = {"copy", "copy_p", "convert_element_type", "optimization_barrier", "name"}
 _SAME |= {"broadcast_in_dim"} | jaxprs.PLACING
 """Primitives whose result is their operand; a broadcast, for an embedding of the positions."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Frame:
-    """A jaxpr that the walk is in, and the equation that holds it."""
-
-    jaxpr: Any
-    made: dict[Any, tuple[Any, int]]
-    outer: _Frame | None = None
-    equation: Any = None
-    body: Body | None = None
-
-    @staticmethod
-    def of(jaxpr: object, outer: Any = None, equation: object = None, body: Any = None) -> _Frame:
-        bare, _ = jaxprs.open_jaxpr(jaxpr)
-        made = {v: (e, i) for e in bare.eqns for i, v in enumerate(e.outvars)}
-        return _Frame(bare, made, outer, equation, body)
 
 
 ResidualTerm = tuple[str, int]
@@ -67,8 +51,8 @@ class _Sum:
 class Walk:
     """A walk through one marked program."""
 
-    jaxpr: Any
-    owner: Any
+    jaxpr: Jaxpr
+    owner: Owner
 
     def of_mark(self, site: str, part: str, array: int) -> tuple[ResidualTerm, ...]:
         """The addends of an array that a site's last call receives or returns."""
@@ -80,26 +64,26 @@ class Walk:
         return bool(found.addends or found.carries)
 
     def _sum_of(self, site: str, part: str, array: int) -> _Sum:
-        found = self._find(_Frame.of(self.jaxpr), site, part)
+        found = self._find(Frame(self.jaxpr), site, part)
         return _Sum() if found is None else self._walk(found[0], found[1].invars[array])
 
-    def _find(self, frame: _Frame, site: str, part: str) -> tuple[_Frame, Any] | None:
-        for equation in reversed(frame.jaxpr.eqns):
+    def _find(self, frame: Frame, site: str, part: str) -> tuple[Frame, Any] | None:
+        for equation in reversed(frame.bare.eqns):
             if self._is(equation, part) and equation.params["site"] == site:
                 return frame, equation
             for body in bodies_of(equation):
-                inner = _Frame.of(body.jaxpr, frame, equation, body)
+                inner = Frame(body.jaxpr, outer=frame, equation=equation, body=body)
                 found = self._find(inner, site, part)
                 if found is not None:
                     return found
         return None
 
-    def _is(self, equation: Any, part: str) -> bool:
+    def _is(self, equation: Equation, part: str) -> bool:
         if equation.primitive is not mark or equation.params["owner"] != self.owner:
             return False
         return equation.params["part"] == part
 
-    def _walk(self, frame: _Frame, atom: Atom) -> _Sum:
+    def _walk(self, frame: Frame, atom: Atom) -> _Sum:
         while True:
             if jaxprs.is_literal(atom):
                 return _Sum()
@@ -109,7 +93,8 @@ class Walk:
                     return entered
                 frame, atom = entered
                 continue
-            equation, position = frame.made[atom]
+            _, equation = frame.made[atom]
+            position = equation.outvars.index(atom)
             name = equation.primitive.name
             if name in ("add", "add_any"):
                 first, second = equation.invars
@@ -127,7 +112,7 @@ class Walk:
                 continue
             return self._of_body(frame, equation, position)
 
-    def _of_site(self, frame: _Frame, equation: Any, position: int) -> _Sum:
+    def _of_site(self, frame: Frame, equation: Equation, position: int) -> _Sum:
         site = equation.params["site"]
         path, _ = parse_key(site)
         inner = self._walk(frame, equation.invars[position])
@@ -139,12 +124,12 @@ class Walk:
             return dataclasses.replace(inner, residual=True)
         return _Sum(((site, position),))
 
-    def _entered(self, frame: _Frame, atom: object) -> _Sum | tuple[_Frame, Any]:
+    def _entered(self, frame: Frame, atom: Atom) -> _Sum | tuple[Frame, Any]:
         """Where an input of an inner jaxpr comes from."""
         if frame.outer is None or frame.body is None or frame.body.operands is None:
             return _Sum()
         try:
-            number = frame.jaxpr.invars.index(atom)
+            number = frame.bare.invars.index(atom)
         except ValueError:  # a constant
             return _Sum()
         carried = number - frame.body.consts
@@ -155,7 +140,7 @@ class Walk:
             return _Sum()
         return frame.outer, frame.equation.invars[frame.body.operands[number]]
 
-    def _of_body(self, frame: _Frame, equation: Any, position: int) -> _Sum:
+    def _of_body(self, frame: Frame, equation: Equation, position: int) -> _Sum:
         """The sum that an equation with one jaxpr returns."""
         bodies = bodies_of(equation)
         if len(bodies) != 1 or bodies[0].results is None or position not in bodies[0].results:
@@ -163,8 +148,8 @@ class Walk:
         body = bodies[0]
         results = body.results or ()
         number = results.index(position)
-        inner = _Frame.of(body.jaxpr, frame, equation, body)
-        atom = inner.jaxpr.outvars[number]
+        inner = Frame(body.jaxpr, outer=frame, equation=equation, body=body)
+        atom = inner.bare.outvars[number]
         if not body.carry:
             return _Sum() if body.given[number] is not None else self._walk(inner, atom)
         if number >= body.carry or body.times is None or body.operands is None:

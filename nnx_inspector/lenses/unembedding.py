@@ -30,7 +30,7 @@ from nnx_inspector.hooks.sites import (
 from nnx_inspector.lenses.observed import Calls, Observed, arrays_in, copy_of, logits_in, module_at
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import Array, Float, PyTree
+from nnx_inspector.typing import Array, Float, PyTree, Value
 
 Unembed = str | Callable[[jax.Array], jax.Array] | None
 """A site, a function of the normalised stream, or None for a proposal."""
@@ -172,7 +172,7 @@ def no_matrix(one: Observed) -> str:
     )
 
 
-def _is_restored(x: Any) -> bool:
+def _is_restored(x: Value) -> bool:
     """Whether an input is what a model of its shape restores: not words as one-hot rows."""
     whole = jnp.issubdtype(x.dtype, jnp.floating)
     return whole and not bool(((x >= 0) & (jnp.abs(x.sum(-1, keepdims=True) - 1) < 1e-3)).all())

@@ -60,7 +60,7 @@ from nnx_inspector.program.marks import (
 )
 from nnx_inspector.program.members import ensemble_of, within
 from nnx_inspector.program.structure import is_whole
-from nnx_inspector.typing import Array, PyTree, Value
+from nnx_inspector.typing import Array, Kwargs, PyTree, Value
 
 _numbers = itertools.count(1)
 
@@ -190,7 +190,7 @@ class Watch:
         run.bound.extend(filter(jit.is_tracer, jax.tree.leaves(out, is_leaf=is_whole)))
         return out
 
-    def _counting(self, args: object, kwargs: object, context: Context) -> Any:
+    def _counting(self, args: tuple[Value, ...], kwargs: Kwargs, context: Context) -> Any:
         """The context of a call that begins, in which it is known which of its positions count; it
         gives the call's arguments.
         """
@@ -215,7 +215,7 @@ class Watch:
             return value
         return held(value, site=path, call=run.number, owner=self.owner)
 
-    def _begin(self, those: Held, args: object, kwargs: object, context: Context) -> Run:
+    def _begin(self, those: Held, args: tuple[Value, ...], kwargs: Kwargs, context: Context) -> Run:
         """Name the place where a pass begins.
 
         Its operands are the parameters and the arguments, of which a measured pass takes samples.

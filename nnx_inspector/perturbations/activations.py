@@ -8,7 +8,7 @@ Invariant: the array's shape and dtype stay the same. Does not know sites, model
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -32,7 +32,7 @@ from nnx_inspector.perturbations.base import (
     one_number,
     static,
 )
-from nnx_inspector.typing import DTypeLike, Value
+from nnx_inspector.typing import DTypeLike, Function, Params, Value
 
 
 @kind(compared=True)
@@ -72,7 +72,7 @@ class Mean(Perturbation):
     value: Value = None
     axis: int | tuple[int, ...] = static(0)
     at: At = static("output")
-    where: Any = None
+    where: Value = None
     form: ClassVar[Form] = Form(does="replace it by its mean over the batch")
     arrays: ClassVar[tuple[str, ...]] = ("value",)
 
@@ -118,7 +118,7 @@ class Mean(Perturbation):
         return super().why_not(x)
 
 
-def _mask_of(given: Any) -> Any:
+def _mask_of(given: Value) -> Any:
     """The mask of a `Mean`; traced ones pass."""
     if isinstance(given, jax.ShapeDtypeStruct):
         return given
@@ -148,7 +148,7 @@ class Scale(Perturbation):
         Scale(factor=0.5)
     """
 
-    factor: Any
+    factor: Value
     at: At = static("output")
     form: ClassVar[Form] = Form(
         does="multiply it by the factor", strength_name="factor", strength=0.5, high=2.0
@@ -176,8 +176,8 @@ class Shift(Perturbation):
     Engineering".
     """
 
-    offset: Any
-    strength: Any = 1.0
+    offset: Value
+    strength: Value = 1.0
     at: At = static("output")
     form: ClassVar[Form] = Form(
         does="add the strength to every number",
@@ -204,8 +204,8 @@ class Noise(Perturbation):
             noise; the examples of a `vmap` and the layers of a `scan` share theirs.
     """
 
-    std: Any
-    seed: Any = 0
+    std: Value
+    seed: Value = 0
     at: At = static("output")
     form: ClassVar[Form] = Form(
         does="add Gaussian noise of this std",
@@ -223,7 +223,7 @@ class Noise(Perturbation):
         return x + like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)
 
 
-def noise(seed: Any, shape: tuple[int, ...], dtype: DTypeLike, name: str) -> jax.Array:
+def noise(seed: Value, shape: tuple[int, ...], dtype: DTypeLike, name: str) -> jax.Array:
     """Standard normal numbers that depend only on a seed and a name."""
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
     wide = dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32
@@ -234,8 +234,8 @@ def noise(seed: Any, shape: tuple[int, ...], dtype: DTypeLike, name: str) -> jax
 class Clamp(Perturbation):
     """Limits the value to `[low, high]`; either may be omitted. Use integers for integer values."""
 
-    low: Any = None
-    high: Any = None
+    low: Value = None
+    high: Value = None
     at: At = static("output")
     form: ClassVar[Form] = Form(
         does="cut it off at ± the limit", strength_name="limit", strength=1.0, high=4.0, least=0.0
@@ -334,7 +334,7 @@ class Mask(Perturbation):
     (DiffMask).
     """
 
-    mask: Any
+    mask: Value
     axis: int = static(-1)
     at: At = static("output")
     floating_only: ClassVar[bool] = False
@@ -379,7 +379,7 @@ class Mask(Perturbation):
         on = None if short else self.switches
         if on is None:
             return super().python(short=short)
-        named: dict[str, Any] = {"units": on.shape if on.ndim > 1 else len(on)}
+        named: Params = {"units": on.shape if on.ndim > 1 else len(on)}
         named |= {} if self.axis == -1 else {"axis": self.axis}
         named |= {} if self.at == "output" else {"at": self.at}
         return self._written("Mask.without", [_listed(np.flatnonzero(~on))], named, short=False)
@@ -429,7 +429,7 @@ class Patch(Perturbation):
     """
 
     value: Value
-    where: Any = None
+    where: Value = None
     at: At = static("output")
     floating_only: ClassVar[bool] = False
     arrays: ClassVar[tuple[str, ...]] = ("value", "where")
@@ -450,7 +450,7 @@ class Apply(Perturbation):
         args: arrays that may change without compiling again.
     """
 
-    fn: Callable[..., Any] = static()
+    fn: Function = static()
     args: tuple[Value, ...] = ()
     at: At = static("output")
     floating_only: ClassVar[bool] = False

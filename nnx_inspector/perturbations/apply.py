@@ -33,6 +33,7 @@ from nnx_inspector.perturbations.perturbed import (
     why_unseen,
 )
 from nnx_inspector.perturbations.places import (
+    PARAMETER,
     Live,
     Place,
     Setting,
@@ -88,7 +89,7 @@ def at_marks(
         lambda one, mark: check_fits(one, mark, stage),
     )
 
-    def perturb(mark: Marked, values: list[Value], rows: Rows, *wheres: Any) -> list[Value]:
+    def perturb(mark: Marked, values: list[Value], rows: Rows, *wheres: Value) -> list[Value]:
         if mark.part == OUTPUT and mark.site in index:
             values = [apply(value, numbers, index[mark.site]) for value in values]
         return at_places(mark, values, rows, *wheres)
@@ -98,16 +99,17 @@ def at_marks(
 
 def are_random(places: Sequence[Place]) -> bool:
     """Whether the effect of any place depends on the number of the call at its site."""
-    return any(map(is_random, _kinds_of(places)))
+    return any(map(is_random, _of_values(places)))
 
 
 def take_positions(places: Sequence[Place]) -> bool:
     """Whether the effect of any place depends on which positions count."""
-    return any(map(takes_positions, _kinds_of(places)))
+    return any(map(takes_positions, _of_values(places)))
 
 
-def _kinds_of(places: Sequence[Place]) -> list[Any]:
-    return [jax.tree.unflatten(p.treedef, [0] * p.treedef.num_leaves) for p in places]
+def _of_values(places: Sequence[Place]) -> list[Perturbation]:
+    trees = [place.treedef for place in places if place.at != PARAMETER]
+    return [jax.tree.unflatten(tree, [0] * tree.num_leaves) for tree in trees]
 
 
 # ----------------------------------------------------------------- selections
@@ -232,7 +234,7 @@ class _Switched(ParameterPerturbation):
     """A place and its data, as a perturbation of parameters."""
 
     place: Place
-    on: Any
+    on: Value
     leaves: tuple[Value, ...]
 
     @property
@@ -262,9 +264,10 @@ def parameters_under(
 
 
 def parameter_rules(places: Sequence[Place], data: Sequence[Any]) -> list[ParameterRule]:
-    """Places of parameter kinds, each with its data, as rules."""
+    """The places of parameter kinds, each with its data, as rules."""
     return [
         parameter_rule(key, place.rows, _Switched(place, on, tuple(leaves)))
         for place, (on, *leaves) in zip(places, data, strict=True)
         for key in place.sites
+        if place.at == PARAMETER
     ]

@@ -27,7 +27,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.arrays import is_array, own_attribute, shape_of
-from nnx_inspector.typing import DTypeLike, Value
+from nnx_inspector.typing import DTypeLike, Params, Value
 
 At = Literal["output", "input"]
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class Form:
     low: float = 0.0
     high: float = 0.0
     least: float | None = None
-    given: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    given: Mapping[str, Any] = dataclasses.field(default_factory=Params)
 
 
 class Kind:
@@ -119,7 +119,7 @@ class Kind:
     def clicked(cls, strength: float | None, at: At) -> Self:
         """The perturbation that a click adds; `strength` defaults to that of the form."""
         form = cls.form
-        given: dict[str, Any] = {**form.given, "at": at}
+        given: Params = {**form.given, "at": at}
         if form.strength_name:
             given[form.strength_name] = form.strength if strength is None else strength
         return cls(**given)
@@ -235,9 +235,9 @@ Chosen = int | Sequence[int] | Sequence[bool] | npt.NDArray[Any] | jax.Array | N
 class OfPart(Kind):
     """What the part of a value and that of a parameter share."""
 
-    whole: Any
-    units: Any
-    example: Any
+    whole: Value
+    units: Value
+    example: Value
     axis: int
 
     def __post_init__(self) -> None:
@@ -273,7 +273,7 @@ class OfPart(Kind):
         return f"{self.whole!r}{self._chosen()}"
 
     def _chosen(self) -> str:
-        named: dict[str, Any] = {}
+        named: Params = {}
         if self.units is not None:
             units = np.asarray(self.units)
             named["units"] = (np.flatnonzero(units) if units.dtype == np.bool_ else units).tolist()
@@ -324,7 +324,7 @@ class OfPart(Kind):
         return found
 
 
-def _known(numbers: object) -> list[Any] | None:
+def _known(numbers: object) -> list[Value] | None:
     """The numbers, where `vmap` or `grad` maps arrays and not those of a program; None if not."""
     if isinstance(numbers, jax.ShapeDtypeStruct):
         return None
@@ -336,9 +336,9 @@ def _known(numbers: object) -> list[Any] | None:
 class Part(OfPart, Perturbation):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A perturbation of a part of a value; see `Perturbation.only`, which makes it."""
 
-    whole: Any
-    units: Any = None
-    example: Any = None
+    whole: Value
+    units: Value = None
+    example: Value = None
     axis: int = static(-1)
     __repr__ = OfPart.__repr__
 

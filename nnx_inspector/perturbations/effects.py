@@ -1,6 +1,6 @@
 """Measures of an effect: how far a perturbed result is from the clean one.
 
-Each measure is written once, for NumPy in float64 on the host and for jax in a traced program.
+`relative_change` is written once, for NumPy in float64 on the host and for jax in a traced program.
 Invariant: an undefined measure is None (NaN in a program), a result that is not finite stays so,
 and neither ever becomes 0. Knows no model, pass or record.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from nnx_inspector.arrays import is_array, shape_of
 from nnx_inspector.program.marks import CHANGE, OUTPUT, mark
 from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.stage import Staged
-from nnx_inspector.typing import AnyArray, Array, Jaxpr, PyTree, Value
+from nnx_inspector.typing import AnyArray, Array, Bool, Float, Jaxpr, Params, PyTree, Value
 
 ROOT = ""
 
@@ -44,13 +45,13 @@ class Differences:
     All of them are those of the positions that count.
     """
 
-    sites: dict[str, Any]
-    kl: Any
-    top1_changed: Any
-    result: Any = None
+    sites: Params
+    kl: Value
+    top1_changed: Value
+    result: Value = None
 
 
-def with_positions(x: Value, where: Any) -> tuple[Any, Any]:
+def with_positions(x: Value, where: Value) -> tuple[Any, Any]:
     """What `Keep(values=)` keeps of an array: itself, and which of its positions count; None for
     all.
     """
@@ -101,7 +102,7 @@ def wheres_by_form(found: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:
 
 @internal_config()
 def change_where(found: Iterable[tuple[Any, Any, Any]]) -> jax.Array:
-    """`OutputChange.relative` in a program, of clean and perturbed arrays, each pair with the
+    """`relative_change` in a program, of clean and perturbed arrays, each pair with the
     positions that count; None for all.
     """
     pairs = [
@@ -120,8 +121,8 @@ def _figures(
     kl = top1 = jnp.float32(jnp.nan)
     if logits is not None:
         clean, moved, where = pairs[logits][0]
-        kl = kl_divergence_in_trace(clean, moved, where=where)
-        top1 = top1_changed_in_trace(clean, moved, where=where)
+        kl = kl_divergence(clean, moved, where=where)
+        top1 = top1_changed(clean, moved, where=where)
     sites = {site: change_where(of) for site, of in pairs.items()}
     return Differences(sites, kl, top1, None if result is None else change_where(result))
 
@@ -143,88 +144,35 @@ none. None: its one array, if that is floating-point and of rank 2 or more, and 
 maximum over its last axis, as a softmax and an accuracy do."""
 
 
-@dataclasses.dataclass(frozen=True)
-class OutputChange:
-    """How far an output is from the clean one.
-
-    Attributes:
-        relative: `|perturbed - clean| / |clean|`, Euclidean norms over all floating-point (and
-            complex) arrays of the output together. None if there are none, or if the clean ones
-            are all zero or not finite; NaN or Inf if the perturbed arrays contain one. A place with
-            the same infinity in both, as a mask has, counts for nothing.
-        kl: mean KL divergence of the class probabilities, KL(clean || perturbed), in nats.
-        top1_changed: the fraction, 0 to 1, of positions whose most likely class changed.
-            Both are None without logits, and NaN if the perturbed logits contain NaN.
-    """
-
-    relative: float | None = None
-    kl: float | None = None
-    top1_changed: float | None = None
-
-
 @internal_config()
-def output_change(clean: PyTree, perturbed: PyTree, *, logits: Logits = None) -> OutputChange:
-    """Compare two results of one call on the host, in float64.
+def relative_change(clean: PyTree, perturbed: PyTree) -> float | None:
+    """`|perturbed - clean| / |clean|` of two results of one call, on the host in float64.
 
-    Args:
-        clean: a pytree of arrays; other leaves are ignored.
-        perturbed: the result of the same call with the perturbation.
-        logits: which part of the output is logits, `[..., classes]`; see `Logits`.
+    The norms are Euclidean, over all floating-point (and complex) arrays of a pytree together;
+    other leaves are ignored. A place with the same infinity in both, as a mask has, counts for
+    nothing.
+
+    Returns:
+        None if there are no such arrays, or if the clean ones are all zero or not finite; NaN or
+        Inf if the perturbed arrays contain one.
 
     Raises:
-        TypeError: `logits` does not name a floating-point array with two classes or more.
         ValueError: the two results differ in structure or shapes.
 
     Example:
         >>> import numpy as np
-        >>> from nnx_inspector.perturbations.effects import output_change
-        >>> output_change(np.array([3.0, 4.0]), np.array([3.0, 9.0])).relative
+        >>> from nnx_inspector.perturbations.effects import relative_change
+        >>> relative_change(np.array([3.0, 4.0]), np.array([3.0, 9.0]))
         1.0
     """
-    pair = [logits_of(output, logits) for output in (clean, perturbed)]
-    return OutputChange(
-        relative=relative_change(clean, perturbed),
-        kl=None if pair[0] is None else kl_divergence(*pair),
-        top1_changed=None if pair[0] is None else top1_changed(*pair),
-    )
-
-
-@internal_config()
-def relative_change(clean: PyTree, perturbed: PyTree) -> float | None:
-    """`OutputChange.relative` of two pytrees, on the host in float64."""
     pairs = _pairs(np, clean, perturbed)
-    return _known(_relative, pairs) if pairs else None
-
-
-@internal_config()
-def kl_divergence(clean: object, perturbed: object) -> float | None:
-    """`OutputChange.kl` of two arrays of logits `[..., classes]`, on the host in float64."""
-    return _known(lambda xp, pairs: _kl(xp, *pairs[0]), _pairs(np, clean, perturbed), of=_no_logits)
-
-
-@internal_config()
-def top1_changed(clean: object, perturbed: object) -> float | None:
-    """`OutputChange.top1_changed` of two arrays of logits `[..., classes]`, on the host."""
-    return _known(
-        lambda xp, pairs: _top1(xp, *pairs[0]), _pairs(np, clean, perturbed), of=_no_logits
-    )
-
-
-def _nothing(arrays: Sequence[Value]) -> bool:
-    """Whether no change can be relative to these arrays: all are zero, or one is not finite."""
-    return not all(np.isfinite(x).all() for x in arrays) or not any(np.any(x) for x in arrays)
-
-
-def _no_logits(arrays: Sequence[Value]) -> bool:
-    """Whether logits are empty or contain NaN. -Inf, which rules a class out, is allowed."""
-    return any(x.size == 0 or np.isnan(x).any() for x in arrays)
-
-
-def _known(measure: Any, pairs: Any, *, of: Callable[[Any], bool] = _nothing) -> float | None:
-    """The measure, or None if it is NaN because the clean arrays are unusable (by `of`)."""
+    if not pairs:
+        return None
     with np.errstate(all="ignore"):
-        number = float(measure(np, pairs))
-        return None if np.isnan(number) and of([a for a, _ in pairs]) else number
+        number = float(_relative(np, pairs))
+    arrays = [x for x, _ in pairs]
+    unusable = not all(np.isfinite(x).all() for x in arrays) or not any(map(np.any, arrays))
+    return None if np.isnan(number) and unusable else number
 
 
 # -------------------------------------------------------------- in a program
@@ -232,21 +180,65 @@ def _known(measure: Any, pairs: Any, *, of: Callable[[Any], bool] = _nothing) ->
 
 @internal_config()
 def relative_change_in_trace(clean: PyTree, perturbed: PyTree) -> jax.Array:
-    """`OutputChange.relative` as a scalar of at least float32; NaN stands for None."""
+    """`relative_change` as a scalar of at least float32; NaN stands for None."""
     pairs = _pairs(jnp, clean, perturbed)
     return _relative(jnp, pairs) if pairs else jnp.float32(jnp.nan)
 
 
 @internal_config()
-def kl_divergence_in_trace(clean: PyTree, perturbed: PyTree, *, where: Any = None) -> jax.Array:
-    """`OutputChange.kl` as a scalar of at least float32, of the positions that count."""
-    return _kl(jnp, _wide(jnp, clean), _wide(jnp, perturbed), where)
+def kl_divergence(
+    clean: Float[Array, "*batch classes"],
+    perturbed: Float[Array, "*batch classes"],
+    *,
+    where: Bool[Array, "*batch 1"] | None = None,
+) -> Float[Array, ""]:
+    """The mean KL(clean || perturbed) of logits, in nats, of the positions that count: the sum of
+    q - p - p log(q/p), whose terms are at least 0.
+
+    So a small divergence is not a difference of large numbers. A class with p = 0 contributes its
+    q. NaN if a class of a row has an undefined probability; -Inf, which rules a class out, is
+    allowed.
+    """
+    log_p, log_q = _log_softmax(_wide(jnp, clean)), _log_softmax(_wide(jnp, perturbed))
+    p, q = jnp.exp(log_p), jnp.exp(log_q)
+    t = jnp.where(p > 0, log_q - jnp.where(p > 0, log_p, 0), 0)
+    small = (p > 0) & (jnp.abs(t) < 0.03)
+    near = jnp.where(small, t, 0)
+    series = p * near**2 * (1 / 2 + near * (1 / 6 + near * (1 / 24 + near / 120)))
+    far = jnp.where(p > 0, q - p - p * jnp.where(small, 0, t), q)
+    series = jnp.where(small, series, jnp.maximum(far, 0))
+    # NaN, not the mean of the rest, if any class of a row has an undefined probability
+    return _mean(jnp.where(jnp.isnan(log_p + q), jnp.nan, series).sum(-1), where)
+
+
+def _log_softmax(x: Array) -> Array:
+    top = jnp.max(x, axis=-1, keepdims=True)
+    shifted = x - jnp.where(jnp.isfinite(top), top, 0)
+    total = jnp.log(jnp.exp(shifted).sum(-1, keepdims=True))
+    return shifted - jnp.where(jnp.isneginf(top), jnp.nan, total)
 
 
 @internal_config()
-def top1_changed_in_trace(clean: PyTree, perturbed: PyTree, *, where: Any = None) -> jax.Array:
-    """`OutputChange.top1_changed` as a scalar of at least float32, of the positions that count."""
-    return _top1(jnp, _wide(jnp, clean), _wide(jnp, perturbed), where)
+def top1_changed(
+    clean: Float[Array, "*batch classes"],
+    perturbed: Float[Array, "*batch classes"],
+    *,
+    where: Bool[Array, "*batch 1"] | None = None,
+) -> Float[Array, ""]:
+    """The fraction, 0 to 1, of the positions that count whose most likely class changed; NaN if
+    logits contain NaN.
+    """
+    clean, perturbed = _wide(jnp, clean), _wide(jnp, perturbed)
+    changed = jnp.argmax(clean, axis=-1) != jnp.argmax(perturbed, axis=-1)
+    unknown = jnp.isnan(jnp.max(clean, axis=-1)) | jnp.isnan(jnp.max(perturbed, axis=-1))
+    return _mean(jnp.where(unknown, jnp.nan, changed.astype(clean.dtype)), where)
+
+
+def _mean(x: Array, where: Array | None) -> Array:
+    """The mean of the rows that count; NaN of none. Beside logits a mask has one class."""
+    if not x.size:
+        return jnp.asarray(jnp.nan, x.dtype)
+    return jnp.mean(x) if where is None else jnp.mean(x, where=where[..., 0])
 
 
 # -------------------------------------------------------------------- logits
@@ -306,7 +298,7 @@ def _could_be_logits(x: AnyArray) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and len(x.shape) >= 1 and x.shape[-1] >= 2
 
 
-# ------------------------------------------------------------------ measures
+# ------------------------------------------------------- the relative change
 # `xp` is NumPy or jax.numpy
 
 
@@ -337,7 +329,7 @@ def _wide(xp: object, x: Value) -> Value:
     return x if is_complex or x.dtype.itemsize >= 4 else x.astype(jnp.float32)
 
 
-def _relative(xp: Any, pairs: Sequence[tuple[Any, Any]]) -> Value:
+def _relative(xp: types.ModuleType, pairs: Sequence[tuple[Any, Any]]) -> Value:
     """Scaled by the largest elements: squares and differences may overflow otherwise. A place with
     the same infinity in both, as a mask has, is left out.
     """
@@ -360,48 +352,10 @@ def _relative(xp: Any, pairs: Sequence[tuple[Any, Any]]) -> Value:
     return xp.where((of_clean > 0) & xp.isfinite(of_clean), ratio, xp.nan)
 
 
-def _largest(xp: Any, arrays: Sequence[AnyArray]) -> Value:
+def _largest(xp: types.ModuleType, arrays: Sequence[AnyArray]) -> Value:
     """The largest magnitude; NaN if there is a NaN, otherwise Inf if there is an Inf."""
     return xp.max(xp.stack([xp.max(xp.abs(x), initial=0.0) for x in arrays]))
 
 
-def _root_of_squares(xp: Any, arrays: Sequence[AnyArray], scale: AnyArray) -> Value:
+def _root_of_squares(xp: types.ModuleType, arrays: Sequence[AnyArray], scale: AnyArray) -> Value:
     return xp.sqrt(xp.sum(xp.stack([xp.sum(xp.abs(x / scale) ** 2) for x in arrays])))
-
-
-def _kl(xp: Any, clean: PyTree, perturbed: PyTree, where: Any = None) -> Any:
-    """The mean over rows of the sum of q - p - p log(q/p), whose terms are at least 0.
-
-    So a small divergence is not a difference of large numbers. A class with p = 0 contributes its
-    q.
-    """
-    log_p, log_q = _log_softmax(xp, clean), _log_softmax(xp, perturbed)
-    p, q = xp.exp(log_p), xp.exp(log_q)
-    t = xp.where(p > 0, log_q - xp.where(p > 0, log_p, 0), 0)
-    small = (p > 0) & (xp.abs(t) < 0.03)
-    near = xp.where(small, t, 0)
-    series = p * near**2 * (1 / 2 + near * (1 / 6 + near * (1 / 24 + near / 120)))
-    far = xp.where(p > 0, q - p - p * xp.where(small, 0, t), q)
-    series = xp.where(small, series, xp.maximum(far, 0))
-    # NaN, not the mean of the rest, if any class of a row has an undefined probability
-    return _mean(xp, xp.sum(xp.where(xp.isnan(log_p + q), xp.nan, series), axis=-1), where)
-
-
-def _log_softmax(xp: Any, x: object) -> Any:
-    top = xp.max(x, axis=-1, keepdims=True)
-    shifted = x - xp.where(xp.isfinite(top), top, 0)
-    total = xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
-    return shifted - xp.where(xp.isneginf(top), xp.nan, total)
-
-
-def _top1(xp: Any, clean: PyTree, perturbed: PyTree, where: Any = None) -> Any:
-    changed = xp.argmax(clean, axis=-1) != xp.argmax(perturbed, axis=-1)
-    unknown = xp.isnan(xp.max(clean, axis=-1)) | xp.isnan(xp.max(perturbed, axis=-1))
-    return _mean(xp, xp.where(unknown, xp.nan, changed.astype(clean.dtype)), where)
-
-
-def _mean(xp: Any, x: Value, where: Any) -> Any:
-    """The mean of the rows that count; NaN of none. Beside logits a mask has one class."""
-    if not x.size:
-        return xp.asarray(xp.nan, x.dtype)
-    return xp.mean(x) if where is None else xp.mean(x, where=where[..., 0])

@@ -8,16 +8,16 @@ The screen's menu lists these kinds after those of values, in the order of their
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
+from nnx_inspector._compat import jaxprs
 from nnx_inspector.perturbations.base import At, Form, Perturbation, Refusal, kind, static
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import Primitive, Value
 
 
 class GradientPerturbation(Perturbation):
@@ -44,7 +44,7 @@ class GradientPerturbation(Perturbation):
 class ScaleGradient(GradientPerturbation):
     """Multiplies the gradient that flows back through the value by `factor`."""
 
-    factor: Any
+    factor: Value
     at: At = static("output")
     form: ClassVar[Form] = Form(
         does="multiply its gradient by the factor", strength_name="factor", strength=0.5, high=2.0
@@ -72,7 +72,7 @@ class ReverseGradient(GradientPerturbation):
     Source: Ganin and Lempitsky 2015, "Unsupervised Domain Adaptation by Backpropagation".
     """
 
-    factor: Any = 1.0
+    factor: Value = 1.0
     at: At = static("output")
     form: ClassVar[Form] = Form(
         does="multiply its gradient by −factor", strength_name="factor", strength=1.0, high=2.0
@@ -88,7 +88,7 @@ class ReverseGradient(GradientPerturbation):
 class ClipGradient(GradientPerturbation):
     """Scales the gradient of each array down to a norm of at most `norm`."""
 
-    norm: Any
+    norm: Value
     at: At = static("output")
     form: ClassVar[Form] = Form(
         does="limit its gradient to this norm",
@@ -122,23 +122,19 @@ def _cotangent(ct: jax.Array, number: jax.Array, how: str) -> jax.Array:
     return jnp.where(too_long, scaled * (number / norm), wide).astype(ct.dtype)
 
 
-_changed = Primitive("nnx_inspector_change_cotangent")
-_changed_linear = Primitive("nnx_inspector_change_cotangent_linear")
-for _primitive in (_changed, _changed_linear):
-    _primitive.def_impl(lambda x, number, **_: x)
-    _primitive.def_abstract_eval(lambda x, number, **_: x)
-    mlir.register_lowering(_primitive, lambda ctx, x, number, **_: [x])
+_changed = jaxprs.identity("nnx_inspector_change_cotangent")
+_changed_linear = jaxprs.identity("nnx_inspector_change_cotangent_linear")
 
 
-def _jvp(primals: Any, tangents: Any, *, of: Primitive, **params: Any) -> Any:
+def _jvp(
+    primals: Sequence[Value], tangents: Sequence[Value], *, of: Primitive, **params: object
+) -> tuple[Value, Value]:
     (x, number), (t, _) = primals, tangents
     out = of.bind(x, number, **params)
-    if type(t) is ad.Zero:
-        return out, t
-    return out, _changed_linear.bind(t, number, **params)
+    return out, t if type(t) is ad.Zero else _changed_linear.bind(t, number, **params)
 
 
-def _transpose(ct: Value, t: object, number: Any, *, how: str, mapped: int) -> Any:
+def _transpose(ct: Value, t: object, number: Value, *, how: str, mapped: int) -> Any:
     if type(ct) is ad.Zero:
         return ct, None
     change = functools.partial(_cotangent, how=how)
@@ -147,7 +143,9 @@ def _transpose(ct: Value, t: object, number: Any, *, how: str, mapped: int) -> A
     return change(ct, jnp.broadcast_to(number, ct.shape[:mapped])), None
 
 
-def _batch(of: Primitive, args: Any, dims: Any, *, how: str, mapped: int) -> Any:
+def _batch(
+    of: Primitive, args: Sequence[Value], dims: Sequence[int | None], *, how: str, mapped: int
+) -> Any:
     (x, number), (x_dim, number_dim) = args, dims
     size = x.shape[x_dim] if x_dim is not None else number.shape[number_dim]
     x = jnp.moveaxis(x, x_dim, 0) if x_dim is not None else jnp.broadcast_to(x, (size, *x.shape))

@@ -5,7 +5,7 @@ Invariant: shape and dtype stay the same. Does not know models or programs.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -60,8 +60,8 @@ class ParameterNoise(ParameterPerturbation):
     Source: Plappert et al. 2018, "Parameter Space Noise for Exploration".
     """
 
-    std: Any
-    seed: Any = 0
+    std: Value
+    seed: Value = 0
     form: ClassVar[Form] = Form(strength_name="std", strength=0.1, high=1.0)
     arrays: ClassVar[tuple[str, ...]] = ("std",)
 
@@ -80,7 +80,7 @@ class PruneMask(ParameterPerturbation):
         mask: an array that broadcasts to the parameter: 0 and 1, or booleans.
     """
 
-    mask: Any
+    mask: Value
     arrays: ClassVar[tuple[str, ...]] = ("mask",)
 
     def __post_init__(self) -> None:
@@ -97,9 +97,9 @@ class PruneMask(ParameterPerturbation):
 class ParameterPart(OfPart, ParameterPerturbation):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A perturbation of a part of a parameter; see `Perturbation.only`."""
 
-    whole: Any
-    units: Any = None
-    example: Any = None
+    whole: Value
+    units: Value = None
+    example: Value = None
     axis: int = static(-1)
     __repr__ = OfPart.__repr__
 

@@ -36,7 +36,7 @@ from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.records.donated import require_staged
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import Function, Value
 
 Perturbations = Mapping[str, Any]
 """A glob over site keys (or parameter paths) -> a perturbation, or several in the order in which
@@ -97,7 +97,7 @@ class _Rule:
         return ParameterRule(self.key, self.pattern, self.rows, of)
 
 
-def perturbed(f: object) -> Callable[..., Any]:
+def perturbed(f: object) -> Function:
     """Make a version of `f` that takes perturbations of values, gradients and parameters.
 
     Args:
@@ -167,7 +167,7 @@ def _rules(perturbations: Perturbations) -> list[_Rule]:
     return [_Rule(key, _several(key, perturbations[key])) for key in sorted(perturbations)]
 
 
-def _several(key: str, value: object) -> tuple[Any, ...]:
+def _several(key: str, value: object) -> tuple[Value, ...]:
     found = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     for one in found:
         if not isinstance(one, Kind):
@@ -189,7 +189,7 @@ def takes_positions(one: Any) -> bool:
     return isinstance(one, Mean) and one.value is None and one.where is None
 
 
-def among(one: Any, where: Any) -> Any:
+def among(one: Any, where: Value) -> Any:
     """A perturbation that `takes_positions`, of those that a mask of a value's rank says."""
     if isinstance(one, OfPart):
         return dataclasses.replace(cast(Any, one), whole=among(one.whole, where))
@@ -211,7 +211,7 @@ class Act:
 
     one: Perturbation
     rows: tuple[int, ...] = ()
-    on: Any = True
+    on: Value = True
     axis: int | None = None
 
 
@@ -219,7 +219,7 @@ def at_marks(
     calls: Mapping[int, int],
     acts: Callable[[Marked], Iterable[Act]],
     check: Callable[[Perturbation, Marked], None],
-) -> Callable[..., list[Any]]:
+) -> Callable[..., list[Value]]:
     """The function for `Plan.perturb` that does the acts of each mark, in their order.
 
     Args:

@@ -32,7 +32,7 @@ from nnx_inspector.perturbations.base import OfPart, Perturbation, Refusal
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.structure import describe, is_observable
-from nnx_inspector.typing import Array, DTypeLike, Value
+from nnx_inspector.typing import Array, DTypeLike, Treedef, Value
 
 T = TypeVar("T")
 PARAMETER = "parameter"
@@ -54,7 +54,7 @@ class Place:
 
     sites: tuple[str, ...]
     rows: tuple[int, ...]
-    treedef: Any
+    treedef: Treedef
     avals: tuple[jax.ShapeDtypeStruct, ...]
     at: Literal["output", "input", "parameter"]
 
@@ -192,26 +192,22 @@ def _no_rows() -> Mapping[str, tuple[float, float]]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setting:
-    """All perturbations of one pass. Programs depend only on `places` and `parameters`.
+    """All perturbations of one pass. Programs depend only on `places`.
 
     Attributes:
         rows: for a site, the (mode, strength) of its `Zero` and `Scale` on outputs, for which every
             program has room; see `region.row_of`. They act before the site's places.
         places, data: the other places, in the order in which they act, and whether each is on, with
             its numbers.
-        parameters, parameter_data: the same for parameter kinds. They are separate because only our
-            own program, which takes the model's state as an argument, can replace parameters.
     """
 
     rows: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=_no_rows)
     places: tuple[Place, ...] = ()
     data: tuple[Data, ...] = ()
-    parameters: tuple[Place, ...] = ()
-    parameter_data: tuple[Data, ...] = ()
 
     @property
     def active(self) -> bool:
-        return bool(self.rows) or any(bool(d[0]) for d in (*self.data, *self.parameter_data))
+        return bool(self.rows) or any(bool(d[0]) for d in self.data)
 
     def at(self, places: Sequence[Place]) -> list[Data]:
         """The data for a program with these places; perturbations without a place are left out."""
@@ -229,25 +225,16 @@ class Setting:
         on = (place for place, data in pairs if bool(data[0]) and place.at == "output")
         return {*self.rows, *(site for place in on for site in place.sites)}
 
-    @property
-    def code(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-        """What a program is compiled for; hashable."""
-        return self.places, self.parameters
-
     def clean(self) -> Setting:
         """The same places, everything off: the same program."""
-        return dataclasses.replace(
-            self,
-            rows=_no_rows(),
-            data=tuple(_off(d) for d in self.data),
-            parameter_data=tuple(_off(d) for d in self.parameter_data),
-        )
+        off = tuple((np.zeros((), np.bool_), *numbers) for _, *numbers in self.data)
+        return Setting(places=self.places, data=off)
 
     def is_like(self, other: Setting) -> bool:
         """Whether two settings have the same effect and the same program."""
-        if self.code != other.code or dict(self.rows) != dict(other.rows):
+        if self.places != other.places or dict(self.rows) != dict(other.rows):
             return False
-        mine, others = (jax.tree.leaves((s.data, s.parameter_data)) for s in (self, other))
+        mine, others = (jax.tree.leaves(s.data) for s in (self, other))
         return all(a is b or a.tobytes() == b.tobytes() for a, b in zip(mine, others, strict=True))
 
     def does_as(self, other: Setting) -> bool:
@@ -256,36 +243,15 @@ class Setting:
 
     def _done(self) -> Setting:
         """The setting without the places that are off."""
-        values = [(p, d) for p, d in zip(self.places, self.data, strict=True) if bool(d[0])]
-        parameters = zip(self.parameters, self.parameter_data, strict=True)
-        of_parameters = [(p, d) for p, d in parameters if bool(d[0])]
-        return Setting(
-            rows=self.rows,
-            places=tuple(place for place, _ in values),
-            data=tuple(data for _, data in values),
-            parameters=tuple(place for place, _ in of_parameters),
-            parameter_data=tuple(data for _, data in of_parameters),
-        )
-
-    def in_one(self) -> Setting:
-        """The same setting with parameter places after the others, as a watched loop has them."""
-        return dataclasses.replace(
-            self,
-            places=(*self.places, *self.parameters),
-            data=(*self.data, *self.parameter_data),
-            parameters=(),
-            parameter_data=(),
-        )
+        pairs = zip(self.places, self.data, strict=True)
+        on = [(place, data) for place, data in pairs if bool(data[0])]
+        return Setting(self.rows, tuple(p for p, _ in on), tuple(d for _, d in on))
 
 
 def has_room(places: Sequence[Place], wanted: Sequence[Place]) -> bool:
     """Whether a program with `places` can do all that is `wanted`, in the same order."""
     rest = iter(places)
     return all(any(place == one for place in rest) for one in wanted)
-
-
-def _off(data: Data) -> Data:
-    return (np.zeros((), np.bool_), *data[1:])
 
 
 CLEAN = Setting()
@@ -408,7 +374,7 @@ def _apply_transpose(ct: Array, x: object, rows: Array, *, index: int) -> Any:
     return ct if type(ct) is ad.Zero else _apply.bind(ct, rows, index=index), None
 
 
-def _apply_batch(args: Any, dims: Any, *, index: int) -> Any:
+def _apply_batch(args: Sequence[Value], dims: Sequence[int | None], *, index: int) -> Any:
     if dims[1] is None:
         return _apply.bind(*args, index=index), dims[0]
     return jax.vmap(functools.partial(_applied, index=index), in_axes=dims)(*args), 0

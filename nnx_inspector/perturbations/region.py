@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import itertools
 import threading
-import types
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -64,7 +63,7 @@ from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.structure import is_observable, is_whole
 from nnx_inspector.program.survey import Marked, call_numbers, survey
-from nnx_inspector.typing import Primitive, PyTree, Value
+from nnx_inspector.typing import Function, Kwargs, Owner, Params, Primitive, PyTree, Treedef, Value
 
 
 class _Met:
@@ -90,7 +89,7 @@ class _Number:
     region has ended.
     """
 
-    token: Any
+    token: Value
     number: int
     kind: jax.ShapeDtypeStruct
 
@@ -113,8 +112,8 @@ class _Numbers:
         met: what its programs perturb; empty within a trace.
     """
 
-    token: Any
-    treedef: Any
+    token: Value
+    treedef: Treedef
     avals: tuple[jax.ShapeDtypeStruct, ...]
     fixed: tuple[bytes, ...] | None
     met: _Met = dataclasses.field(compare=False)
@@ -156,7 +155,9 @@ class _Perturb:
 
     numbers: _Numbers
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
+    def __call__(
+        self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
+    ) -> PyTree:
         if context.type_name == kernels.KERNEL:
             raise ValueError(kernels.NO_PATTERN.format(site=context.site))
         on, one = self.numbers.read()
@@ -171,8 +172,8 @@ class _Perturb:
         return next_fun(*args, **kwargs)
 
     def _each(
-        self, one: Perturbation, on: Any, leaves: list[Value], site: str, call: int
-    ) -> list[Any]:
+        self, one: Perturbation, on: Value, leaves: list[Value], site: str, call: int
+    ) -> list[Value]:
         """The leaves of what a module returns or receives, with the arrays perturbed."""
         if not any(map(is_observable, leaves)):
             raise nothing_to_perturb(site, one.at)
@@ -200,10 +201,12 @@ def _acted(x: jax.Array, one: Perturbation, *, name: str) -> jax.Array:
 class _Mark:
     """The hook that marks a site one of whose layers is perturbed."""
 
-    owner: Any
+    owner: Owner
     at: str
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
+    def __call__(
+        self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
+    ) -> PyTree:
         site = context.site or type(context.module).__name__
         if context.type_name == kernels.KERNEL:
             raise ValueError(kernels.NO_PATTERN.format(site=site))
@@ -237,7 +240,9 @@ class _InLayer:
     rows: tuple[int, ...]
     selection: Selection
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
+    def __call__(
+        self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
+    ) -> PyTree:
         self._require_stack(context.module)
         with opened(()):
             on, one = self.numbers.read()
@@ -245,7 +250,7 @@ class _InLayer:
         calls: dict[int, int] = {}
         act = at_marks(calls, lambda _: [Act(one, self.rows, on)], self._check)
 
-        def perturb(mark: Marked, values: list[Value], around: Rows) -> list[Any]:
+        def perturb(mark: Marked, values: list[Value], around: Rows) -> list[Value]:
             if ensemble is not None and not around:
                 around = ((ensemble.number, ensemble.count),)
             if not around:
@@ -254,10 +259,11 @@ class _InLayer:
 
         plan, counts = Plan(summarise=False, perturb=perturb), dict[tuple[str, str], int]()
 
-        def entered(primitive: Primitive, values: Any, params: Any, bind: Any) -> Any:
+        def entered(
+            primitive: Primitive, values: Sequence[Value], params: Params, bind: Any
+        ) -> Any:
             """Run an equation of the call, with the marks that it holds perturbed."""
-            inside = jaxprs.sub_jaxprs(types.SimpleNamespace(params=params))
-            if primitive is not mark and not inside:
+            if primitive is not mark and not any(True for _ in jaxprs.jaxprs_in(params)):
                 return bind()
             operands = (jaxprs.typed(jax.typeof(x)) for x in values)
             program = jax.make_jaxpr(lambda *xs: primitive.bind(*xs, **params))(*operands)

@@ -7,7 +7,6 @@ not change, and each row equals a pass of `perturbed` with that site alone.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -23,7 +22,7 @@ from flax import nnx
 from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector._compat.sharding import auto_sharded
 from nnx_inspector.arrays import is_array, require_examples
-from nnx_inspector.errors import InspectorError, add_note, warn
+from nnx_inspector.errors import add_note, warn
 from nnx_inspector.hooks.hook import unwatched, without
 from nnx_inspector.hooks.sites import Only, Selection, require_module
 from nnx_inspector.perturbations.activations import Perturbation, Zero
@@ -31,9 +30,9 @@ from nnx_inspector.perturbations.effects import (
     Logits,
     change_where,
     form_of,
-    kl_divergence_in_trace,
+    kl_divergence,
     logits_of,
-    top1_changed_in_trace,
+    top1_changed,
     wheres_by_form,
     with_positions,
 )
@@ -49,7 +48,7 @@ from nnx_inspector.perturbations.sweep_masks import (
     masks_of,
 )
 from nnx_inspector.program.analysis.cost import available_bytes, peak_bytes
-from nnx_inspector.program.eager import why_untraceable
+from nnx_inspector.program.eager import requiring_a_trace
 from nnx_inspector.program.editing.counting import Where, misfit_of, where_of
 from nnx_inspector.program.function import Function
 from nnx_inspector.program.marks import INPUT
@@ -60,7 +59,7 @@ from nnx_inspector.program.survey import Marked
 from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.records.donated import require_staged
 from nnx_inspector.stats.summarize import is_number
-from nnx_inspector.typing import Kwargs, PyTree, Value
+from nnx_inspector.typing import Kwargs, Params, PyTree, Value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,7 +76,7 @@ _OWN = ("site", "unit", "loss", "loss_change", "output_change", "kl", "top1_chan
 
 def sweep(
     model: nnx.Module,
-    loss_fn: Callable[..., Any],
+    loss_fn: Function,
     /,
     *args: object,
     sites: Only = "**",
@@ -87,8 +86,8 @@ def sweep(
     logits: Logits = None,
     chunk: int | None = None,
     progress: Progress = True,
-    where: Any = None,
-    **kwargs: Any,
+    where: Value = None,
+    **kwargs: Value,
 ) -> pd.DataFrame:
     """Measure the effect of perturbing each site alone, or each unit or head of a site.
 
@@ -156,7 +155,7 @@ def sweep(
         kind = type(loss_fn).__name__
         raise TypeError(f"sweep takes a function loss_fn(model, *args), got {kind}.")
     what: Any = dict(model=model, sites=sites, perturbation=perturbation, layers=layers)
-    how: Any = dict(units=units, logits=logits, chunk=chunk, progress=progress)
+    how: Params = dict(units=units, logits=logits, chunk=chunk, progress=progress)
     how["where"], told = where_of(where), list[str]()
     frame = swept(Function(loss_fn), (model, *args), kwargs, **what, **how, unfit=told.append)
     for text in told:
@@ -196,7 +195,7 @@ def swept(
     marking = marking_of(selection, root, inputs=kind.at == INPUT, where=where)
     with shown(progress, "sweep") as report, unchecked(), unwatched():
         with (
-            _saying_what_else(),
+            requiring_a_trace(_eagerly),
             staged(function, args, kwargs, marking, roots={(): model}) as stage,
         ):
             require_staged(stage)
@@ -212,20 +211,11 @@ def swept(
         return _frame(program, report, kind.kind_name)
 
 
-@contextlib.contextmanager
-def _saying_what_else() -> Iterator[None]:
-    try:
-        yield
-    except InspectorError:  # it says what is wrong, such as with where=
-        raise
-    except Exception as error:
-        why = why_untraceable(error)
-        if not why:
-            raise
-        raise InspectorError(
-            f"sweep compiles one program for all sites, and this call cannot be traced: {why}. "
-            f"Perturb one site at a time: nni.perturbed(loss_fn)({{site: perturbation}}, ...)."
-        ) from error
+def _eagerly(why: str) -> str:
+    return (
+        f"sweep compiles one program for all sites, and this call cannot be traced: {why}. Perturb "
+        f"one site at a time: nni.perturbed(loss_fn)({{site: perturbation}}, ...)."
+    )
 
 
 # ------------------------------------------------------------------ the pass
@@ -243,7 +233,7 @@ class _Pass:
     root: str
 
     @property
-    def data(self) -> tuple[Any, ...]:
+    def data(self) -> tuple[Value, ...]:
         return self.stage.inputs, self.stage.survey.consts, jax.tree.leaves(self.perturbation)
 
     @property
@@ -251,7 +241,7 @@ class _Pass:
         """The names of the scalars: the loss, and those of aux."""
         return tuple(self._scalars([v.aval for v in self.stage.survey.jaxpr.outvars]))
 
-    def _scalars(self, out: list[Value]) -> dict[str, Any]:
+    def _scalars(self, out: list[Value]) -> Params:
         return _scalars(self.stage.finish(out, update=False)) if self.of_a_loss else {}
 
     def run(self, is_on: On, data: tuple[Any, ...]) -> tuple[Any, Any, Any]:
@@ -292,7 +282,7 @@ class _Pass:
         arrays = [next(rest) if is_number(aval.dtype) else None for aval in avals]
         return returned.rebuild([None] * len(returned.nodes), arrays)
 
-    def changes(self, clean: PyTree, results: Any) -> dict[str, Any]:
+    def changes(self, clean: PyTree, results: Any) -> Params:
         """The change of the model's output from its output in the clean pass."""
         both = zip(itertools.chain(*clean), itertools.chain(*results), strict=True)
         pairs = [(x, y, where) for (x, where), (y, _) in both]
@@ -303,11 +293,11 @@ class _Pass:
             pair = [logits_of(output, *how) for output in outputs]
             if pair[0] is not None:
                 where = wheres_by_form(pairs).get(form_of(pair[0]))
-                found["kl"] = kl_divergence_in_trace(*pair, where=where)
-                found["top1_changed"] = top1_changed_in_trace(*pair, where=where)
+                found["kl"] = kl_divergence(*pair, where=where)
+                found["top1_changed"] = top1_changed(*pair, where=where)
         return found
 
-    def program(self, is_on: On, is_first: Any, clean: object, data: PyTree) -> Any:
+    def program(self, is_on: On, is_first: Value, clean: object, data: PyTree) -> Any:
         """One chunk: a pass for each row of `is_on`.
 
         The first pass of the first chunk is the clean one; its results are passed to the other
@@ -321,7 +311,7 @@ class _Pass:
         scalars, results, reached = made
         size = len(reached)
 
-        def compared(clean: object, results: object, is_first: Any) -> tuple[Any, Any]:
+        def compared(clean: object, results: object, is_first: Value) -> tuple[Any, Any]:
             clean = jax.tree.map(lambda new, old: jnp.where(is_first, new[0], old), results, clean)
             changes = jax.vmap(self.changes, in_axes=(None, 0), axis_size=size)(clean, results)
             return clean, changes
@@ -330,7 +320,7 @@ class _Pass:
         return scalars, changes, reached, clean
 
 
-def _scalars(value: object) -> dict[str, Any]:
+def _scalars(value: object) -> Params:
     loss, aux = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not _is_scalar(loss):
         got: Any = loss
@@ -363,7 +353,7 @@ class _Program:
     masks: SweepMasks
     names: tuple[str, ...]
     chunk: int
-    clean: Any
+    clean: Value
     data: Any
 
     def chunks(self) -> Iterator[list[dict[str, float]]]:
@@ -433,7 +423,7 @@ def _frame(program: _Program, report: Report, kind: str) -> pd.DataFrame:
 
     masks = program.masks
     (clean, *each), stopped = _measured(program, report)
-    rows: list[dict[str, Any]] = []
+    rows: list[Params] = []
     keys = {"site": masks.names, **({"unit": masks.units} if masks.units else {})}
     of_output = [clean[name] for name in ("output_change", "kl") if name in clean]
     undefined = "" if program.names or not np.isnan(of_output).all() else _NO_CHANGE

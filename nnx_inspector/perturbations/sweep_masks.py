@@ -24,8 +24,8 @@ from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Selection, parse_key, site_key
 from nnx_inspector.perturbations.activations import Mean, Perturbation, Zero
-from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import Act, arrays_of, at_marks, check_fits, why_unseen
+from nnx_inspector.perturbations.places import require_known
 from nnx_inspector.program.analysis.equations import is_call
 from nnx_inspector.program.editing.counting import Where, counting, counting_hooks
 from nnx_inspector.program.marking import marking_hooks
@@ -33,7 +33,7 @@ from nnx_inspector.program.marks import OUTPUT, mark_tree
 from nnx_inspector.program.stage import HooksOf, Staged
 from nnx_inspector.program.survey import Marked, Survey, why_divided
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Function, Kwargs, Owner, Params, PyTree, Value
 
 NONE = -1
 """The mask number that means no mask."""
@@ -48,11 +48,13 @@ its units if they have masks."""
 class _MarkResult:
     """The hook that marks what the model itself returns."""
 
-    owner: Any
+    owner: Owner
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
+    def __call__(
+        self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
+    ) -> PyTree:
         out = next_fun(*args, **kwargs)
-        how: Any = {"owner": self.owner, "site": context.site, "part": RESULT}
+        how: Params = {"owner": self.owner, "site": context.site, "part": RESULT}
         return mark_tree(out, **how, **counting(self.owner))
 
 
@@ -60,7 +62,7 @@ def marking_of(selection: Selection, root: str, *, inputs: bool, where: Where | 
     """The hooks that mark the selected sites and what the model returns, at the site `root`."""
     of_sites = marking_hooks(selection, inputs=inputs)
 
-    def hooks(scope: Scope, owner: Any) -> list[Hook]:
+    def hooks(scope: Scope, owner: Owner) -> list[Hook]:
         result = Hook(_MarkResult(owner), TAP_OUTPUT, Selection(["", root]), scope)
         return [*counting_hooks(owner, where, scope), result, *of_sites(scope, owner)]
 
@@ -90,7 +92,7 @@ class SweepMasks:
 
     def only(self, numbers: np.ndarray) -> On:
         """For each number, along a leading axis: that mask on and all others off."""
-        masks: dict[str, Any] = {}
+        masks: Params = {}
         for site, (first, lengths) in self.first.items():
             own = first + np.arange(math.prod(lengths)).reshape(lengths)
             masks[site] = np.asarray(numbers).reshape(-1, *(1,) * len(lengths)) == own
@@ -107,7 +109,7 @@ class SweepMasks:
 
     def reached(self, found: Survey, seen: list[Any], masks: On) -> Any:
         """Whether the call passed a mask that is on, bool[]: a branch may not have been taken."""
-        counts: dict[str, Any] = dict.fromkeys(self.first, 0)
+        counts: Params = dict.fromkeys(self.first, 0)
         for mark, _, one in found.walk(seen):
             if one is not None and mark.part == self.part and mark.site in self.first:
                 counts[mark.site] += one.ran if self._loops(mark.site) else one.ran.sum()
@@ -122,21 +124,18 @@ class SweepMasks:
 
 def check(perturbation: Any, chunk: Any) -> None:
     """Raise if a sweep cannot be made with this perturbation or chunk, or here."""
-    if isinstance(perturbation, type) and issubclass(perturbation, Perturbation):
-        raise TypeError(f"Pass an instance: nni.{perturbation.__name__}(...).")
-    name = getattr(perturbation, "kind_name", type(perturbation).__name__)
-    if isinstance(perturbation, Perturbation) and perturbation.acts_on == "gradient":
+    one = require_known(perturbation)
+    name = one.kind_name
+    if one.acts_on == "gradient":
         raise TypeError(
             f"{name} leaves every value as it is and changes only gradients, so it has no effect "
             f"on a loss. Pass a kind that changes values, such as nni.Zero()."
         )
-    if isinstance(perturbation, ParameterPerturbation):
+    if one.acts_on == "parameter":
         raise TypeError(
             f"{name} acts on parameters, but sweep perturbs what modules return or receive. Use "
             f"nni.perturbed(loss_fn)({{path: {name}(...)}}, model, ...)."
         )
-    if not isinstance(perturbation, Perturbation):
-        raise TypeError(f"A perturbation must be nni.Zero() or another kind, got {name}.")
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
         raise ValueError(f"chunk must be a number of passes, 1 or more, got {chunk!r}.")
     if jit.is_tracing():

@@ -22,7 +22,7 @@ from nnx_inspector.hooks.variables import Contents, differences
 from nnx_inspector.program.analysis.describe import value_in_words
 from nnx_inspector.program.marks import CHANGE, mark_tree
 from nnx_inspector.program.structure import Structure
-from nnx_inspector.typing import Array, PyTree, Value
+from nnx_inspector.typing import Array, Equation, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ _NOTHING = Structure(jax.tree.structure(None), (), ())
 _PAIR = Structure(jax.tree.structure((0, 0)), ("", ""), (0, 1))
 
 
-def mark_changes(out: object, before: Contents, module: nnx.Module, **params: Any) -> PyTree:
+def mark_changes(out: object, before: Contents, module: nnx.Module, **params: Value) -> PyTree:
     """`out`, a call's result, with marks of the Variables that hold another value object than
     `before` the call.
 
@@ -67,7 +67,7 @@ def mark_changes(out: object, before: Contents, module: nnx.Module, **params: An
     return out
 
 
-def _arrays(path: Path, old: Any, new: Any) -> Any:
+def _arrays(path: Path, old: Value, new: Value) -> Any:
     """For each array of a Variable that differs: its description, and the pair of its values."""
     name, kind = site_key(path), type((new or old)[0]).__name__
     olds, old_tree = jax.tree_util.tree_flatten_with_path(None if old is None else old[1])
@@ -98,12 +98,12 @@ def _as_array(value: Value) -> Array:
     )
 
 
-def pair_of(equation: Any) -> list[Any]:
+def pair_of(equation: Equation) -> list[Value]:
     """The operands of a mark of a change that hold the value before and after, if it has them."""
     return list(equation.invars[: len(equation.params["structure"].arrays)])
 
 
-def says_nothing(equation: Any, same: Callable[[Any, Any], bool]) -> bool:
+def says_nothing(equation: Equation, same: Callable[[Any, Any], bool]) -> bool:
     """Whether a marked change has no figures: a PRNG key, no pair of values, or the same value."""
     if equation.params.get("part") != CHANGE:
         return False

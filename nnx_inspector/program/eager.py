@@ -26,6 +26,7 @@ from flax import errors
 from nnx_inspector._compat import interpreter, jaxprs, jit, sources
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.sharding import on_this_mesh
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.hook import opened
 from nnx_inspector.opening import held
 from nnx_inspector.program.analysis.identity import handed_on
@@ -37,7 +38,7 @@ from nnx_inspector.program.marks import GRADIENT, alone, mark
 from nnx_inspector.program.plan import Plan, Seen
 from nnx_inspector.program.rewrite import Rewritten, rewritten
 from nnx_inspector.program.survey import Item, Marked, Survey, call_numbers, holds_marks, survey
-from nnx_inspector.typing import Params, Primitive, PyTree
+from nnx_inspector.typing import Aval, Owner, Params, Primitive, PyTree, Value
 
 PROGRAMS = 64
 """How many programs of inner transforms are cached."""
@@ -47,7 +48,7 @@ PROGRAMS = 64
 class Atom:
     """An operand or result of an equation: its shape and dtype."""
 
-    aval: Any
+    aval: Aval
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,14 +79,14 @@ class EagerPass:
 
     def __init__(
         self,
-        owner: Any,
+        owner: Owner,
         plan: Plan,
         *,
         graded: Callable[[Marked], bool] | None = None,
         calls: dict[int, int] | None = None,
     ):
         self._owner, self._plan, self._graded = owner, plan, graded
-        self.seed: Any = None
+        self.seed: Value = None
         self._equations: list[Equation] = []
         self._items: dict[int, Item] = {}
         self._numbers: dict[tuple[str, str], int] = {}
@@ -102,7 +103,7 @@ class EagerPass:
     @property
     def survey(self) -> Survey:
         """The run as the survey of a program without outputs."""
-        program = types.SimpleNamespace(
+        program: Any = types.SimpleNamespace(
             eqns=self._equations, invars=[], outvars=[], constvars=[], effects=()
         )
         return Survey(program, (), self._items, self._unseen, self._unattributed)
@@ -117,7 +118,7 @@ class EagerPass:
         with held(Block(GRADIENT, dataclasses.replace(self._plan, perturb=None), seen=self._read)):
             yield
 
-    def gradients(self) -> list[Any]:
+    def gradients(self) -> list[Value]:
         """Of the gradient of each array, what was seen, or None if it has none; nested like the
         survey.
         """
@@ -145,12 +146,12 @@ class EagerPass:
         if primitive is mark:
             if params["owner"] != self._owner:
                 return bind()
-        elif not any(holds_marks(j, self._owner) for j in jaxprs.sub_jaxprs(_of(params))):
+        elif not any(holds_marks(j, self._owner) for j in jaxprs.jaxprs_in(params)):
             return bind()
         known = {id(x): Atom(jax.typeof(x)) for x in values}
         atoms = [known[id(x)] for x in values]
         source = "" if primitive is mark else sources.source_of_caller()[0]
-        equation = Equation(primitive, params, atoms, source=source)
+        equation: Any = Equation(primitive, params, atoms, source=source)
         # jax caches traces by the open hooks: it would trace what measures again for each session
         with opened(()):
             program = self._program(primitive, params, [atom.aval for atom in atoms])
@@ -199,10 +200,6 @@ class EagerPass:
         return self._programs[code]
 
 
-def _of(params: Params) -> Any:
-    return types.SimpleNamespace(params=params)
-
-
 def _fresh(item: Item, mine: dict[int, Marked]) -> Item:
     """A copy of the item with new marks, which go into `mine` by the ids of the old ones: each run
     of a program makes new calls.
@@ -236,7 +233,7 @@ class _Program:
     def __init__(
         self,
         code: _Code,
-        owner: Any,
+        owner: Owner,
         plan: Plan,
         graded: Callable[[Marked], bool] | None = None,
     ):
@@ -255,7 +252,7 @@ class _Program:
     def _new(self) -> Rewritten:
         return rewritten(self.found, self._plan, seeds=self._graded, tickets=True)
 
-    def run(self, values: Sequence[object], seed: object) -> tuple[list[Any], list[Any]]:
+    def run(self, values: Sequence[object], seed: object) -> tuple[list[Value], list[Value]]:
         """Its results, and what its marks see."""
         new = self._new
         given = [
@@ -269,7 +266,7 @@ class _Program:
 
     def _run(
         self, values: Sequence[object], given: Sequence[object]
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> tuple[list[Value], list[Value]]:
         return self._new.run(values, given=given, apart=jit.outermost_program() is None)
 
 
@@ -299,6 +296,24 @@ def why_untraceable(error: BaseException) -> str:
         if isinstance(one, _UNKNOWN) or any(map(_names_a_tracer, one.args)):
             return f"{_line_of(error)} ({type(one).__name__})"
     return ""
+
+
+@contextlib.contextmanager
+def requiring_a_trace(said: Callable[[str], str]) -> Iterator[None]:
+    """A context in which code that cannot be traced raises an InspectorError.
+
+    Args:
+        said: its text, by what in the code cannot be traced.
+    """
+    try:
+        yield
+    except InspectorError:  # it says what is wrong, such as with where=
+        raise
+    except Exception as error:
+        why = why_untraceable(error)
+        if not why:
+            raise
+        raise InspectorError(said(why)) from error
 
 
 def _names_a_tracer(argument: str) -> bool:

@@ -23,7 +23,7 @@ from nnx_inspector.hooks.sites import Path, method_name, require_module, ways_in
 from nnx_inspector.hooks.variables import is_node
 from nnx_inspector.program.structure import is_whole
 from nnx_inspector.stats.summarize import is_number
-from nnx_inspector.typing import Kwargs, PyTree, Value
+from nnx_inspector.typing import Kwargs, PyTree, Treedef, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Arguments:
     `numbered` is the tree with the numbers of its leaves: a treedef loses the order of a dict.
     """
 
-    treedef: Any
+    treedef: Treedef
     leaves: tuple[Value, ...]
     nodes: tuple[int, ...]
     arrays: tuple[int, ...]
@@ -149,7 +149,7 @@ class Arguments:
         arrays = tuple(i for i in self.arrays if isinstance(self.leaves[i], jax.Array))
         return dataclasses.replace(self, arrays=arrays)
 
-    def take(self, which: tuple[int, ...]) -> tuple[Any, ...]:
+    def take(self, which: tuple[int, ...]) -> tuple[Value, ...]:
         return tuple(self.leaves[i] for i in which)
 
     def rebuild(self, nodes: Sequence[object], arrays: Sequence[Value]) -> PyTree:
@@ -182,7 +182,7 @@ class WatchedCall:
     kwargs: Kwargs
 
 
-def call_in_shapes(context: Context, args: Any, kwargs: Any) -> WatchedCall | None:
+def call_in_shapes(context: Context, args: tuple[Value, ...], kwargs: Kwargs) -> WatchedCall | None:
     """A call without its arrays; None if it holds more than arrays and plain Python values."""
 
     def shape_of(leaf: object) -> Any:

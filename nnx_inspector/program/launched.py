@@ -22,7 +22,7 @@ from nnx_inspector.program.editing.slots import read
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import Rewritten, rewritten, with_presence
 from nnx_inspector.program.survey import Survey, holds_marks, survey, without_jaxprs
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import Owner, Value
 
 Seen = Callable[[Survey, list[Any]], None]
 """Gets the survey of a program that was launched, and what its marks saw."""
@@ -59,7 +59,7 @@ class _Launch:
     given: Callable[[Any], Any]
     seen: Seen
 
-    def inputs(self) -> list[Any]:
+    def inputs(self) -> list[Value]:
         pairs = zip(self.edited.new.keys, self.edited.new.given, strict=True)
         values = [self.given(key[1]) if key[0] == "given" else value for key, value in pairs]
         with internal_config():
@@ -81,7 +81,7 @@ class Block(launch.Taking):
 
     def __init__(
         self,
-        owner: Any,
+        owner: Owner,
         plan: Plan,
         *,
         given: Callable[[Any], Any] = lambda place: None,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from nnx_inspector.hooks.hook import TAP_INPUT, TAP_OUTPUT, Context, Hook
 from nnx_inspector.hooks.scope import Scope
@@ -19,16 +18,18 @@ from nnx_inspector.program.marks import INPUT, OUTPUT, mark_arguments, mark_tree
 from nnx_inspector.program.members import within
 from nnx_inspector.program.stage import HooksOf
 from nnx_inspector.program.survey import UNATTRIBUTED
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Function, Kwargs, Owner, Params, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
 class MarkOutput:
     """Marks what a call returns, after all changes, and which Variables it changes."""
 
-    owner: Any
+    owner: Owner
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
+    def __call__(
+        self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
+    ) -> PyTree:
         with (
             held(context.module if context.kind == "method" else None) as before,
             within(context.module),
@@ -36,7 +37,7 @@ class MarkOutput:
             out = next_fun(*args, **kwargs)
             if context.kind == "method":
                 out = mark_changes(out, before, context.module, owner=self.owner, site=context.site)
-            how: Any = {"owner": self.owner, "site": context.site, "part": OUTPUT}
+            how: Params = {"owner": self.owner, "site": context.site, "part": OUTPUT}
             return mark_tree(out, **how, **counting(self.owner))
 
 
@@ -44,7 +45,7 @@ class MarkOutput:
 class MarkUnattributed:
     """Marks a call that could not be attributed; a cached trace keeps the mark."""
 
-    owner: Any
+    owner: Owner
 
     def __call__(self, type_name: str) -> None:
         mark_tree((), owner=self.owner, site=type_name, part=UNATTRIBUTED)
@@ -54,9 +55,11 @@ class MarkUnattributed:
 class MarkInput:
     """Marks, for one owner, what a method receives (after interceptors)."""
 
-    owner: Any
+    owner: Owner
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
+    def __call__(
+        self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
+    ) -> PyTree:
         params = {"owner": self.owner, "site": context.site, "part": INPUT}
         params |= counting(self.owner)
         args, kwargs = mark_arguments(args, kwargs, context, **params)

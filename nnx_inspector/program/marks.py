@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -27,7 +28,7 @@ from nnx_inspector.hooks.sites import parameter_names
 from nnx_inspector.program.members import members_in
 from nnx_inspector.program.structure import Structure, is_whole, structure_of
 from nnx_inspector.stats.summarize import beside
-from nnx_inspector.typing import Array, Jaxpr, Params, PyTree, Value
+from nnx_inspector.typing import Array, Aval, Jaxpr, Params, PyTree, Value
 
 OUTPUT, INPUT, CHANGE, GRADIENT, BEGIN = "output", "input", "change", "gradient", "begin"
 CHOICE, POSITIONS = "choice", "positions"
@@ -57,7 +58,7 @@ def alone(
 _alone = functools.lru_cache(maxsize=4096)(alone)
 
 
-def _run_alone(primitive: Primitive, xs: Sequence[object], params: Params) -> list[Any] | None:
+def _run_alone(primitive: Primitive, xs: Sequence[object], params: Params) -> list[Value] | None:
     """What this thread's choosers make of a program that is this equation alone; None if nothing.
 
     On arrays outside every program, a mark reports what it sees at once.
@@ -69,7 +70,7 @@ def _run_alone(primitive: Primitive, xs: Sequence[object], params: Params) -> li
     return launch.run_alone(program, xs, params)
 
 
-def _of_any_call(params: Params) -> dict[str, Any]:
+def _of_any_call(params: Params) -> Params:
     """The parameters without the number of the call that begins a pass, which is another each time,
     so that all calls share a program.
     """
@@ -91,7 +92,7 @@ def _mark_now(*xs: object, **params: object) -> list[Value]:
     return list(xs)
 
 
-def _linearize_mark(moves: Sequence[bool], *xs: Value, **params: Any) -> jaxprs.Linearized:
+def _linearize_mark(moves: Sequence[bool], *xs: Value, **params: Value) -> jaxprs.Linearized:
     if params["part"] == GRADIENT:
         # of a gradient that the program differentiates once more: a penalty on gradients, say
         return mark.bind(*xs, **{**params, "inner": True}), moves, lambda *ts: list(ts)
@@ -122,7 +123,7 @@ def _linearize_mark(moves: Sequence[bool], *xs: Value, **params: Any) -> jaxprs.
                 others,
             )
 
-    def tangents(*ts: object) -> list[Any]:
+    def tangents(*ts: object) -> list[Value]:
         return [links[i][0](t, *links[i][1]) if i in links else t for i, t in enumerate(ts)]
 
     return out, moves, tangents
@@ -166,7 +167,7 @@ ad.primitive_transposes[mark] = lambda cts, *xs, **_: [
 ]
 
 
-def _batch_mark(xs: Any, dims: Any, **params: Any) -> Any:
+def _batch_mark(xs: Sequence[Value], dims: Sequence[int | None], **params: Value) -> Any:
     before = params.get("mapped", ((),) * len(xs))
     pair, alike = xs[:2], params.get("part") != CHANGE or not params["structure"].arrays
     if not alike and len(set(dims[:2])) > 1:
@@ -211,7 +212,7 @@ def _with_axis_of_mask(xs: Sequence[Value], dims: Sequence[Any], count: int, par
 batching.primitive_batchers[mark] = _batch_mark
 
 
-Change = Callable[[list[Any]], tuple[list[Any], dict[str, Any]]]
+Change = Callable[[list[Any]], tuple[list[Any], Params]]
 """Changes the values of a mark, and gives it more parameters."""
 
 
@@ -273,7 +274,7 @@ def mark_tree(
 
 
 def mark_arguments(
-    args: object, kwargs: object, context: Context, **params: Any
+    args: object, kwargs: object, context: Context, **params: Value
 ) -> tuple[Any, Any]:
     """The arguments of a call, with their arrays marked; see `mark_tree`.
 
@@ -286,13 +287,28 @@ def mark_arguments(
 
 # --------------------------------------------------------------- gradients
 
-_seeded = Primitive("nnx_inspector_seeded")
-_held = Primitive("nnx_inspector_held")
-_link = Primitive("nnx_inspector_link")
-_nothing = Primitive("nnx_inspector_nothing")
-_axes = Primitive("nnx_inspector_axes")
+_seeded, _link, _held = (
+    jaxprs.identity(f"nnx_inspector_{name}") for name in ("seeded", "link", "held")
+)
+_nothing = jaxprs.without_tangent(
+    "nnx_inspector_nothing",
+    lambda _, *, kind: jnp.zeros((), kind.dtype),
+    lambda _, *, kind: kind,
+    lambda xs, _, **how: (_nothing.bind(*xs, **how), None),
+)
+_axes = jaxprs.without_tangent(
+    "nnx_inspector_axes",
+    lambda _: jnp.zeros((), jnp.float32),
+    lambda _: ShapedArray((), jnp.dtype("float32")),
+    lambda xs, dims: _batch_axes(*xs, *dims),
+)
 """A zero, mapped by each vmap that maps its operand: so a gradient that is the same for all
 examples, as that of a sum, is counted for each."""
+
+
+def _batch_axes(x: jax.Array, axis: int) -> tuple[jax.Array, int]:
+    one = _axes.bind(entry(jnp.moveaxis(x, axis, 0), 0))
+    return jnp.broadcast_to(one, (x.shape[axis],)), 0
 
 
 def seeded(x: jax.Array, seed: jax.Array, *mask: jax.Array, **how: object) -> jax.Array:
@@ -312,7 +328,7 @@ def seeded(x: jax.Array, seed: jax.Array, *mask: jax.Array, **how: object) -> ja
     return _seeded.bind(x, *mask, seed, how=tuple(how.items()))
 
 
-def _seeded_jvp(primals: Any, tangents: Any, *, how: Any) -> Any:
+def _seeded_jvp(primals: Sequence[Value], tangents: Sequence[Value], *, how: Params) -> Any:
     (t, *_, t_seed), out = tangents, _seeded.bind(*primals, how=how)
     if type(t_seed) is ad.Zero:
         return out, t
@@ -321,12 +337,12 @@ def _seeded_jvp(primals: Any, tangents: Any, *, how: Any) -> Any:
     return out, _link.bind(ad.instantiate_zeros(t), *mask, *ticket, t_seed, how=how)
 
 
-def _link_jvp(primals: Any, tangents: Any, *, how: object) -> Any:
+def _link_jvp(primals: Sequence[Value], tangents: Sequence[Value], *, how: object) -> Any:
     t, out = tangents[0], _link.bind(*primals, how=how)
     return out, t if type(t) is ad.Zero else _link.bind(t, *primals[1:], how=how)
 
 
-def _link_transpose(ct: object, t: Any, *others: Value, how: Any) -> list[Any]:
+def _link_transpose(ct: object, t: Any, *others: Value, how: Params) -> list[Value]:
     if type(ct) is ad.Zero:
         return [None, *(None for _ in others)]
     params = dict(how)
@@ -343,7 +359,9 @@ def _link_transpose(ct: object, t: Any, *others: Value, how: Any) -> list[Any]:
     return [ct if ad.is_undefined_primal(t) else None, *(None for _ in masks), *nothing]
 
 
-def _batch_seeded(primitive: Primitive, args: Any, dims: Any, *, how: Any) -> Any:
+def _batch_seeded(
+    primitive: Primitive, args: Sequence[Value], dims: Sequence[int | None], *, how: Params
+) -> Any:
     params = dict(how)
     if params.get("masked"):
         args, dims = _with_axis_of_mask(args, dims, 1, params)
@@ -369,64 +387,47 @@ def held(x: jax.Array, *, site: str, call: int, owner: object) -> jax.Array:
 
 
 for _identity in (_seeded, _link, _held):
-    _identity.def_impl(lambda x, *_, how: x)
-    _identity.def_abstract_eval(lambda x, *_, how: x)
-    mlir.register_lowering(_identity, lambda ctx, x, *_, how: [x])
     batching.primitive_batchers[_identity] = functools.partial(_batch_seeded, _identity)
 ad.primitive_jvps[_seeded] = _seeded_jvp
 ad.primitive_jvps[_link] = _link_jvp
 jaxprs.register_linearization(_held, _linearize_held)
 ad.primitive_transposes[_link] = _link_transpose
-_axes.def_impl(lambda _: jnp.zeros((), jnp.float32))
-_axes.def_abstract_eval(lambda _: ShapedArray((), jnp.dtype("float32")))
-mlir.register_lowering(
-    _axes, mlir.lower_fun(lambda _: jnp.zeros((), jnp.float32), multiple_results=False)
-)
-ad.primitive_jvps[_axes] = lambda xs, _: ((y := _axes.bind(*xs)), jaxprs.no_tangent(y))
-batching.primitive_batchers[_axes] = lambda xs, dims: (
-    jnp.broadcast_to(
-        _axes.bind(entry(jnp.moveaxis(xs[0], dims[0], 0), 0)), (xs[0].shape[dims[0]],)
-    ),
-    0,
-)
-counts = Primitive("nnx_inspector_counts")
-"""The mask of positions of the call around, with an axis in front for each vmap that maps the
-operand, which only ties it there. `rewrite` puts it in: a tracer of the mask could not enter a
-function that is jitted by itself. All positions count in a program that nobody edits."""
-counts.def_abstract_eval(lambda _, *, kind, **how: kind)
-mlir.register_lowering(
-    counts,
-    mlir.lower_fun(
-        lambda _, *, kind, **how: jnp.ones(kind.shape, jnp.bool_), multiple_results=False
-    ),
-)
-ad.primitive_jvps[counts] = lambda xs, _, **how: (
-    (y := counts.bind(*xs, **how)),
-    jaxprs.no_tangent(y),
-)
 
 
-def _batch_counts(xs: Any, dims: Any, *, kind: Any, mapped: int, owner: object) -> Any:
+def _batch_counts(
+    xs: Sequence[jax.Array], dims: Sequence[int], *, kind: Aval, mapped: int, owner: object
+) -> tuple[jax.Array, int]:
     kind = ShapedArray((xs[0].shape[dims[0]], *kind.shape), kind.dtype)
     return counts.bind(*xs, kind=kind, mapped=mapped + 1, owner=owner), 0
 
 
-batching.primitive_batchers[counts] = _batch_counts
-ad.primitive_jvps[_nothing] = lambda xs, _, **how: (
-    (y := _nothing.bind(*xs, **how)),
-    jaxprs.no_tangent(y),
+counts = jaxprs.without_tangent(
+    "nnx_inspector_counts",
+    lambda _, *, kind, **how: jnp.ones(kind.shape, jnp.bool_),
+    lambda _, *, kind, **how: kind,
+    _batch_counts,
 )
-batching.primitive_batchers[_nothing] = lambda xs, _, **how: (_nothing.bind(*xs, **how), None)
-_nothing.def_impl(lambda _, *, kind: jnp.zeros((), kind.dtype))
-_nothing.def_abstract_eval(lambda _, *, kind: kind)
-mlir.register_lowering(
-    _nothing,
-    mlir.lower_fun(lambda _, *, kind: jnp.zeros((), kind.dtype), multiple_results=False),
-)
+"""The mask of positions of the call around, with an axis in front for each vmap that maps the
+operand, which only ties it there. `rewrite` puts it in: a tracer of the mask could not enter a
+function that is jitted by itself. All positions count in a program that nobody edits."""
 
 # ------------------------------------------------------------------- givens
 
-given = Primitive("nnx_inspector_given")
+
+def _nothing_given(
+    *_: object, kind: Aval, otherwise: Callable[[], np.ndarray] | None = None, **how: object
+) -> jax.Array:
+    if otherwise is not None:
+        return jax.pure_callback(otherwise, jax.ShapeDtypeStruct(kind.shape, kind.dtype))
+    return jnp.zeros(kind.shape, kind.dtype)
+
+
+given = jaxprs.without_tangent(
+    "nnx_inspector_given",
+    _nothing_given,
+    lambda *_, kind, **how: kind,
+    lambda xs, _, **how: (given.bind(*xs, **how), None),
+)
 """A value that becomes an input where the program is launched: the numbers of a
 perturbation. Whatever transforms a program goes through, they are the same for all of it. Operands
 only tie it to a loop: jax moves what depends on nothing out of a scan that is differentiated. In a
@@ -434,22 +435,7 @@ program that nobody edits, as one that was compiled ahead of time, it is `otherw
 host is asked for, or zeros without that."""
 
 
-def _nothing_given(*_: object, kind: Any, otherwise: Any = None, **how: object) -> jax.Array:
-    if otherwise is not None:
-        return jax.pure_callback(otherwise, jax.ShapeDtypeStruct(kind.shape, kind.dtype))
-    return jnp.zeros(kind.shape, kind.dtype)
-
-
 @given.def_impl
-def _given_now(*xs: object, **params: object) -> jax.Array:
+def _given_now(*xs: Value, **params: Value) -> jax.Array:
     found = _run_alone(given, xs, params)
     return _nothing_given(**params) if found is None else found[0]
-
-
-given.def_abstract_eval(lambda *_, kind, **how: kind)
-mlir.register_lowering(given, mlir.lower_fun(_nothing_given, multiple_results=False))
-ad.primitive_jvps[given] = lambda xs, ts, **how: (
-    (y := given.bind(*xs, **how)),
-    jaxprs.no_tangent(y),
-)
-batching.primitive_batchers[given] = lambda xs, dims, **how: (given.bind(*xs, **how), None)

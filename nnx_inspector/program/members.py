@@ -18,8 +18,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector.hooks.variables import contents, parameter_arrays
@@ -89,16 +87,13 @@ def ensemble_of(module: object) -> Ensemble | None:
     return Ensemble(by[0][1], _number.bind(jax.lax.stop_gradient(first)))
 
 
-_number = Primitive("nnx_inspector_member")
-"""The number of the ensemble's member whose parameter the operand is."""
-_number.def_impl(lambda _: jnp.int32(0))
-_number.def_abstract_eval(lambda _: ShapedArray((), jnp.dtype("int32")))
-mlir.register_lowering(_number, mlir.lower_fun(lambda _: jnp.int32(0), multiple_results=False))
-ad.primitive_jvps[_number] = lambda xs, _: (y := _number.bind(*xs), jaxprs.no_tangent(y))
-batching.primitive_batchers[_number] = lambda args, dims: (
-    jnp.arange(args[0].shape[dims[0]], dtype=jnp.int32),
-    0,
+_number = jaxprs.without_tangent(
+    "nnx_inspector_member",
+    lambda _: jnp.int32(0),
+    lambda _: ShapedArray((), jnp.dtype("int32")),
+    lambda xs, dims: (jnp.arange(xs[0].shape[dims[0]], dtype=jnp.int32), 0),
 )
+"""The number of the ensemble's member whose parameter the operand is."""
 
 
 def parameters_of(module: object) -> Iterator[Any]:

@@ -21,9 +21,9 @@ from nnx_inspector.stats.array_stats import Sample
 from nnx_inspector.stats.summarize import merge_in_trace
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units, merge_units
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import Function, Value
 
-Reduce = Callable[..., Any]
+Reduce = Function
 """A function of an array that returns the arrays to keep."""
 
 
@@ -115,16 +115,16 @@ class Seen:
     """
 
     summaries: list[Summary]
-    ran: Any
+    ran: Value
     kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
-    ticket: Any = None
+    ticket: Value = None
 
 
 @internal_config()
 def merge_seen(a: object, b: object) -> Any:
     """The sum of two trees of `Seen` with equal structure."""
 
-    def add(x: Value, y: Any) -> Any:
+    def add(x: Value, y: Value) -> Any:
         if isinstance(x, Summary):
             return merge_in_trace(x, y)
         return merge_units([x, y]) if isinstance(x, Units) else x + y
@@ -155,7 +155,7 @@ class Plan:
     """
 
     summarise: bool = True
-    perturb: Callable[..., list[Any]] | None = None
+    perturb: Callable[..., list[Value]] | None = None
     positions: bool = False
     numbered: bool = True
     keep: Keep = NOTHING

@@ -31,7 +31,7 @@ from nnx_inspector.program.editing.updates import results_of
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.survey import Marked, Survey, depths_of, survey
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.typing import Equation, Jaxpr, PyTree, Value
+from nnx_inspector.typing import Atom, Equation, Jaxpr, OpenJaxpr, Params, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Rewritten:
     """
 
     found: Survey
-    jaxpr: Any
+    jaxpr: OpenJaxpr
     consts: tuple[Value, ...]
     given: tuple[Value, ...]
     keys: tuple[Key, ...]
@@ -80,7 +80,7 @@ class Rewritten:
         note_equation(error, self.found, self._numbers[number])
 
 
-def evaluate(found: Survey, args: Sequence[Any], *, plan: Plan) -> tuple[list[Any], list[Any]]:
+def evaluate(found: Survey, args: Sequence[Any], *, plan: Plan) -> tuple[list[Value], list[Value]]:
     """Run a surveyed program under a plan: its outputs, and what was seen, as `Rewritten.run`."""
     return rewritten(found, plan).run(args)
 
@@ -107,7 +107,7 @@ def rewritten(
         apart: whether what several devices have found is added up at the end of each body, in one
             exchange.
     """
-    how: Any = {"tickets": tickets, "most_rows": most_rows, "apart": apart}
+    how: Params = {"tickets": tickets, "most_rows": most_rows, "apart": apart}
     body = Body(Editor(plan, seeds, ENTER, depths=depths_of(found), **how), found)
     body.edit()
     see_moves(body, lambda inputs: results_of(found.jaxpr, inputs))
@@ -121,7 +121,7 @@ def rewritten(
     )
     return Rewritten(
         found,
-        jaxpr,
+        jaxprs.open_jaxpr(jaxpr)[0],
         found.consts,
         tuple(map(_default, keys, given)),
         tuple(keys),
@@ -178,7 +178,7 @@ def with_presence(jaxpr: Jaxpr, present: object) -> Any:
 
 
 def _bound(
-    jaxpr: Jaxpr,
+    jaxpr: OpenJaxpr,
     consts: Sequence[object],
     values: Sequence[object],
     note: Callable[[FloatingPointError, int], None] | None,
@@ -191,7 +191,7 @@ def _bound(
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, values, strict=True))
 
-    def read(atom: Any) -> Any:
+    def read(atom: Atom) -> Any:
         return atom.val if jaxprs.is_literal(atom) else env[atom]
 
     for number, equation in enumerate(jaxpr.eqns):

@@ -41,7 +41,7 @@ from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.structure import describe
 from nnx_inspector.program.survey import Survey, call_numbers, survey
-from nnx_inspector.typing import GraphDef, Kwargs, PyTree, Value
+from nnx_inspector.typing import GraphDef, Kwargs, Owner, Params, PyTree, Treedef, Value
 
 _TAG = "nnx_inspector"
 
@@ -58,9 +58,9 @@ class Tracing:
     """
 
     survey: Survey
-    owner: Any
+    owner: Owner
     calls: dict[int, int]
-    result: dict[str, Any]
+    result: Params
     written: set[str]
 
     def receiving(self, sites: Collection[str]) -> Tracing:
@@ -94,7 +94,7 @@ class Staged:
     outputs: int
     returned: Arguments
     scope: Scope
-    owner: Any
+    owner: Owner
     roots: dict[Path, nnx.Module]
     spans: dict[int, tuple[int, ...]]
     arrays: tuple[Value, ...]
@@ -105,14 +105,14 @@ class Staged:
     last: EagerPass | None = None
     calls: dict[int, int] = dataclasses.field(default_factory=lambda: dict[int, int]())
 
-    def evaluate(self, inputs: Sequence[object], *, plan: Plan) -> tuple[list[Any], list[Any]]:
+    def evaluate(self, inputs: Sequence[object], *, plan: Plan) -> tuple[list[Value], list[Value]]:
         """Run the call; returns its outputs, and what was seen. See `rewrite.evaluate`."""
         if not self.eager:
             return evaluate(self.survey, inputs, plan=plan)
         last = EagerPass(self.owner, plan, calls=self.calls)
         return self.run_eagerly(inputs, last), last.seen
 
-    def run_eagerly(self, inputs: Sequence[object], last: EagerPass) -> list[Any]:
+    def run_eagerly(self, inputs: Sequence[object], last: EagerPass) -> list[Value]:
         """Run the call as it stands; returns its outputs."""
         out, self.returned = last.run(lambda: self._call(inputs))
         self.last, self.survey, self.outputs = last, last.survey, len(self.returned.arrays)
@@ -161,7 +161,7 @@ def staged(
     scope = Scope(roots, token)
     outer = open_hooks()
     owner = (token, len(outer))  # differs from an enclosing one, even of the same model
-    result: dict[str, Any] = {} if known is None else known.result
+    result: Params = {} if known is None else known.result
     wanted = hooks(scope, owner) if known is None else ()
 
     with jitted(), nnx.update_context(_TAG), hooked(*wanted):
@@ -172,7 +172,7 @@ def staged(
         own = _nodes_of(arguments.take(arguments.nodes))
         references, spans = _references(own), _spans(own, state)
 
-        def pure(state_leaves: Any, arrays: Any) -> Any:
+        def pure(state_leaves: Any, arrays: Sequence[Value]) -> Any:
             with nnx.merge_context(_TAG, True) as merging:
                 inner = merging.merge(graphdef, held.with_arrays(state_leaves))
             nodes = _nodes_of(inner)
@@ -269,7 +269,7 @@ def staged(
             yield stage
 
 
-def _weights(nodes: Mapping[Path, Any], spans: Mapping[int, tuple[int, ...]]) -> dict[str, Any]:
+def _weights(nodes: Mapping[Path, Any], spans: Mapping[int, tuple[int, ...]]) -> Params:
     """The numbers of the inputs that are parameters, and the shape of each by its path."""
     own = {path: v for path, v in nodes.items() if isinstance(v, nnx.Variable) and is_weight(v)}
     numbers = {number for v in own.values() for number in spans.get(id(v), ())}
@@ -296,7 +296,7 @@ def _form_of(
 class HeldState:
     """A state without its arrays; other values of its Variables (such as sown texts) stay."""
 
-    treedef: Any
+    treedef: Treedef
     others: dict[int, Any]
 
     @staticmethod
@@ -388,7 +388,7 @@ def _spans(nodes: Mapping[Path, Any], state: object) -> dict[int, tuple[int, ...
     return spans
 
 
-def array_names(variable: Any) -> list[str]:
+def array_names(variable: nnx.Variable[Any]) -> list[str]:
     """A suffix for each array of a Variable, in order; `""` for a single array."""
     leaves = jax.tree_util.tree_flatten_with_path(variable.get_raw_value())[0]
     return [jax.tree_util.keystr(path) for path, leaf in leaves if _can_be_traced(leaf)]
@@ -406,7 +406,7 @@ def _of_state(variables: Mapping[Path, Any], state: object) -> Iterator[tuple[An
         yield variables.get(tuple(plain_key(k) for k in path), value), value
 
 
-def _without(returned: Arguments) -> tuple[Any, ...]:
+def _without(returned: Arguments) -> tuple[Value, ...]:
     # no tracer may outlive the trace; nodes and arrays are filled in from the outputs
     dynamic = {*returned.nodes, *returned.arrays}
     return tuple(None if i in dynamic else leaf for i, leaf in enumerate(returned.leaves))

@@ -21,7 +21,7 @@ from nnx_inspector.hooks.pytrees import path_in_words
 from nnx_inspector.hooks.variables import is_node
 from nnx_inspector.stats.summarize import in_words, is_number, is_opaque, is_token
 from nnx_inspector.stats.summary import opaque
-from nnx_inspector.typing import PyTree, Value
+from nnx_inspector.typing import PyTree, Treedef, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Structure:
             first of those least deep in the tree; one without axes (a loss) only if no other is.
     """
 
-    treedef: Any
+    treedef: Treedef
     leaves: tuple[str, ...]
     arrays: tuple[int, ...]
     opaque: tuple[tuple[int, int], ...] = ()

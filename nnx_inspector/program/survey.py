@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector.program.analysis.equations import CUSTOM, bodies_of, kind_of
 from nnx_inspector.program.analysis.identity import Values
-from nnx_inspector.program.changes import says_nothing
+from nnx_inspector.program.changes import ChangedVariable, says_nothing
 from nnx_inspector.program.marks import (
     BEGIN,
     CHOICE,
@@ -34,7 +34,7 @@ from nnx_inspector.program.marks import (
 from nnx_inspector.program.members import Members
 from nnx_inspector.program.structure import Structure
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import Equation, Value
+from nnx_inspector.typing import Equation, OpenJaxpr, Value
 
 UNATTRIBUTED = "unattributed"
 """The part of a mark on a call that only looks like the model's; its site is the type's name."""
@@ -59,7 +59,7 @@ class Marked:
     part: str
     structure: Structure
     avals: tuple[Any, ...]
-    variable: Any = None
+    variable: ChangedVariable | None = None
     mapped: tuple[tuple[int, ...], ...] = ()
     members: int = 0
     member_axes: tuple[int | None, ...] = ()
@@ -113,7 +113,7 @@ class Survey:
         unattributed: by type of module, how many calls look like the model's but are not.
     """
 
-    jaxpr: Any
+    jaxpr: OpenJaxpr
     consts: tuple[Value, ...]
     items: Mapping[int, Item]
     unseen: Mapping[str, str]
@@ -135,7 +135,7 @@ class Survey:
                 inner = [result[i] if result else None for result in here]
                 yield from child.walk(*inner, around=(*around, item))
 
-    def nested(self, make: Callable[[Marked, Around], Any], around: Around = ()) -> list[Any]:
+    def nested(self, make: Callable[[Marked, Around], Any], around: Around = ()) -> list[Value]:
         """`make(mark, around)` for each mark, nested like the survey."""
         return [
             [child.nested(make, (*around, item)) for child in item.children]
@@ -315,7 +315,7 @@ def item_of(
     )
 
 
-def counted_in(equation: Any) -> bool:
+def counted_in(equation: Equation) -> bool:
     """Whether only some positions of all arrays of a mark count."""
     params, arrays = equation.params, [v.aval for v in equation.invars]
     arrays = arrays[: values_of(params, arrays)]
@@ -324,7 +324,7 @@ def counted_in(equation: Any) -> bool:
     return bool(each) and all(each)
 
 
-def members_of(equation: Any) -> Members | None:
+def members_of(equation: Equation) -> Members | None:
     """The members of an ensemble that a mark distinguishes, if any."""
     members = equation.params.get("members")
     shared = members is not None and None in members.levels

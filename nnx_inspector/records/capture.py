@@ -265,7 +265,7 @@ def record_of(
                 structure=passed.mark.structure,
                 input_structure=None if entered is None else entered.mark.structure,
                 changed=[change.seen.summaries[0] for change in changed],
-                variables=tuple(change.mark.variable for change in changed),
+                variables=tuple(x.mark.variable for x in changed if x.mark.variable is not None),
                 kept=passed.seen.kept,
                 input_kept=[] if entered is None else entered.seen.kept,
                 loops=passed.seen.ran.ndim,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nnx_inspector._compat import native
 from nnx_inspector._compat.native import has_functions, serves_here
 from nnx_inspector.perturbations.places import SCALE, apply
-from nnx_inspector.program.editing.functions import UNIT, Moved
+from nnx_inspector.program.editing.functions import UNIT, movement
 from nnx_inspector.program.editing.packed import Small, joined, taken_apart
 from nnx_inspector.stats.measure_gauges import gauge, sampled
 from nnx_inspector.stats.summarize import summarize
@@ -155,14 +156,14 @@ def test_how_far_a_parameter_is_moved_is_what_numpy_finds(
     with jax.enable_x64(dtype == "float64"):
         before = jnp.asarray(drawn(1.0), dtype)
         after = jnp.asarray(np.asarray(before) + drawn(1e-2), dtype)
-        found = jax.jit(Moved(rows))(before, after)
+        found = jax.jit(functools.partial(movement, rows))(before, after)
         wide = np.complex128 if dtype == "complex64" else np.float64
         a, b = np.asarray(before).astype(wide), np.asarray(after).astype(wide)
         over = tuple(range(rows, a.ndim))
         squares = [(np.abs(x) ** 2).sum(over) for x in ((b - a) / UNIT, a)]
         np.testing.assert_allclose(found[..., :2], np.stack(squares, axis=-1), rtol=1e-6)
         monkeypatch.setattr(native, "serves", lambda _: False)
-        program = jax.jit(Moved(rows).__call__).lower(before, after)
+        program = jax.jit(functools.partial(movement, rows)).lower(before, after)
         assert "nnx_inspector_update" not in program.as_text()
         np.testing.assert_allclose(program.compile()(before, after), found, rtol=3e-6)
 

@@ -74,13 +74,13 @@ def test_an_inputs_place_does_not_come_before_a_row_of_the_output(handles):
 def test_a_free_place_is_taken_again(handles):
     first = handles.add("a", ["a"], Noise(0.1))
     handles.arm(handles.setting())
-    code = handles.setting().code
+    code = handles.setting().places
     first.remove()
     setting = handles.setting()
-    assert (setting.code, setting.active) == (code, False)
+    assert (setting.places, setting.active) == (code, False)
     again = handles.add("a", ["a"], Noise(0.7))
     setting = handles.setting()
-    assert setting.code == code
+    assert setting.places == code
     assert not again.compiling
     np.testing.assert_array_equal(setting.data[0][1], np.float32(0.7))
 
@@ -108,16 +108,16 @@ def test_free_places_go_when_something_is_armed_anyway(handles):
 def test_tuning_keeps_the_place_and_another_shape_needs_another(handles):
     handle = handles.add("a", ["a"], Shift(UNITS, 1.0))
     handles.arm(handles.setting())
-    code = handles.setting().code
+    code = handles.setting().places
     handle.perturbation = Shift(2 * UNITS, 3.0)
-    assert handles.setting().code == code
+    assert handles.setting().places == code
     handle.enabled = False
-    assert (handles.setting().code, handles.setting().active) == (code, False)
+    assert (handles.setting().places, handles.setting().active) == (code, False)
     handle.enabled = True
     handle.perturbation = Shift(1.0)
     assert handle.compiling
-    assert handles.setting().code != code
-    assert handles.setting(armed=True).code == code
+    assert handles.setting().places != code
+    assert handles.setting(armed=True).places == code
     assert not handles.setting(armed=True).active
     handles.give_up("XlaError: no")
     assert not handle.compiling
@@ -138,11 +138,11 @@ def test_while_something_is_compiled_the_rest_goes_on(handles):
     assert kinds(handles.setting(armed=True)) == ["(Mask)"]
 
 
-def test_parameters_are_apart(handles):
+def test_parameters_come_last(handles):
     handles.add("a", ["a"], ParameterNoise(0.1))
+    handles.add("a", ["a"], Noise(0.1))
     setting = handles.setting()
-    assert setting.places == ()
-    assert setting.parameters[0].at == "parameter"
+    assert [place.at for place in setting.places] == ["output", "parameter"]
     assert setting.active
     assert not setting.clean().active
 

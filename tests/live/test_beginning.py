@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnx_inspector.program.editing.functions import Beginning
+from nnx_inspector.program.editing.functions import Partial, samples_at_beginning
 from nnx_inspector.stats.gauges import STATE_HEAD
 from nnx_inspector.stats.measure_gauges import samples_of
 
@@ -15,7 +15,7 @@ def test_a_batch_of_passes_begins_once(jitted):
     """One pass with all of its examples, for the first of its models."""
     kernels = jax.random.normal(jax.random.key(0), (3, 4, 2))
     same, other = jnp.ones((3, 5, 4)), jnp.arange(3.0)
-    begin = Beginning(1, ((0,), (0,), (0,)))
+    begin = Partial(samples_at_beginning, 1, ((0,), (0,), (0,)))
     begin = jax.jit(begin.__call__) if jitted else begin
     found = begin(kernels, same, other)
     first = samples_of([kernels[0]], [same.reshape(15, 4), other])

@@ -8,6 +8,7 @@ share: frozen parameters, accumulated gradients, rows of an embedding that no to
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,7 +23,7 @@ from weighed import Flat, flat
 
 import nnx_inspector as nni
 from nnx_inspector._compat import native
-from nnx_inspector.program.editing.functions import Moved
+from nnx_inspector.program.editing.functions import movement
 from nnx_inspector.recordings.passes import Pass
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
@@ -311,12 +312,12 @@ def test_both_forms_of_the_function_count_alike(
         for c in (True, False):
             if not c:
                 monkeypatch.setattr(native, "serves", lambda _: False)
-            program = jax.jit(Moved(rows).__call__).lower(before, after, added)
+            program = jax.jit(functools.partial(movement, rows)).lower(before, after, added)
             assert ("nnx_inspector_update" in program.as_text()) == c
             found = program.compile()(before, after, added)
             np.testing.assert_array_equal(found[..., 2:], np.stack(wanted, axis=-1))
             np.testing.assert_array_equal(
-                np.isnan(jax.jit(Moved(rows).__call__)(before, after)[..., 2:]), True
+                np.isnan(jax.jit(functools.partial(movement, rows))(before, after)[..., 2:]), True
             )
 
 
@@ -326,5 +327,5 @@ def test_what_is_not_finite_is_not_lost(in_c: bool, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(native, "serves", lambda _: False)
     before = jnp.array([1, 1, 1, 1, np.inf, np.nan], BF16)
     added = jnp.array([np.nan, 1e-9, 0, 1, 1, 1], BF16)
-    found = jax.jit(Moved().__call__)(before, before + added, added)
+    found = jax.jit(functools.partial(movement, 0))(before, before + added, added)
     assert found[2:].tolist() == [5, 1]

@@ -68,12 +68,9 @@ KINDS = {
 
 def setting_of(*pairs, on=True):
     """A setting with one place for each (perturbation, sites, rows)."""
-    apart = ([], [])
-    for one, *where in pairs:
-        place = place_of(one, *where)
-        apart[place.at == "parameter"].append((place, place.data(one, on=on)))
-    values, parameters = (tuple(zip(*a, strict=True)) or ((), ()) for a in apart)
-    return Setting({}, *values, *parameters)
+    places = tuple(place_of(*pair) for pair in pairs)
+    data = zip(places, pairs, strict=True)
+    return Setting({}, places, tuple(place.data(one, on=on) for place, (one, *_) in data))
 
 
 def passes(keys=()):
@@ -159,7 +156,7 @@ def test_on_one_site_rows_act_first_then_places_in_their_order():
 
     def out(*pairs, rows=None):
         setting = setting_of(*pairs)
-        setting = Setting(rows or {}, *(getattr(setting, n) for n in ("places", "data")))
+        setting = dataclasses.replace(setting, rows=rows or {})
         return np.asarray(owned.run(Call(model, (X,), {}), setting).record["up"].output.mean)
 
     scale, shift = (Scale(3.0), ["up"]), (Shift(1.0), ["up"])

@@ -166,18 +166,14 @@ def test_a_clean_setting_is_the_same_code_with_everything_off():
     place, parameter = place_of(one, ["a"]), place_of(noise, ["a/kernel"])
     setting = Setting(
         {"b": (1.0, 0.0)},
-        (place,),
-        (place.data(one, on=True),),
-        (parameter,),
-        (parameter.data(noise, on=True),),
+        (place, parameter),
+        (place.data(one, on=True), parameter.data(noise, on=True)),
     )
     assert setting.active
     clean = setting.clean()
     assert not clean.active
-    assert clean.code == setting.code
+    assert clean.places == setting.places
     assert clean.rows == {}
     np.testing.assert_array_equal(clean.data[0][1], UNITS)
-    assert setting.in_one().code == ((place, parameter), ())
-    assert setting.in_one().data == (*setting.data, *setting.parameter_data)
     assert not CLEAN.active
     assert Setting({"b": (1.0, 0.0)}).active

@@ -24,7 +24,7 @@ from jax._src.lax.control_flow import conditionals, loops
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.redirect import Undone, put
-from nnx_inspector.typing import Jaxpr, Value
+from nnx_inspector.typing import Jaxpr, Params, Value
 
 Presence = Callable[[Any, Any], Any]
 """Returns, for a jaxpr and a new variable, a bool, a jaxpr that has it as another input in front:
@@ -44,7 +44,14 @@ def swap_rules(presence: Presence, undone: Undone) -> None:
 
 
 def _cond(rule: Any, presence: Presence) -> Any:
-    def batch(axis_data: Any, args: Any, dims: Any, *, branches: Any, **params: object) -> Any:
+    def batch(
+        axis_data: Any,
+        args: Sequence[Value],
+        dims: Sequence[int | None],
+        *,
+        branches: Any,
+        **params: object,
+    ) -> Any:
         # jax asks the platform anew where branches are of platforms: no example chooses
         if dims[0] is None or "branches_platforms" in params:
             return rule(axis_data, args, dims, branches=branches, **params)
@@ -78,7 +85,9 @@ def _among(inputs: Sequence[object], present: Any, branch: Any) -> Any:
 
 
 def _while(rule: Any, presence: Presence) -> Any:
-    def batch(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
+    def batch(
+        axis_data: Any, args: Sequence[Value], dims: Sequence[int | None], **params: Value
+    ) -> Any:
         test, tests = params["cond_jaxpr"], params["cond_nconsts"]
         test_bare, _ = jaxprs.open_jaxpr(test)
         present = jaxprs.variable(test_bare.outvars[0].aval)
@@ -106,15 +115,15 @@ def _while(rule: Any, presence: Presence) -> Any:
     return batch
 
 
-def _called(jaxpr: object, operands: Sequence[object], results: Sequence[object]) -> Any:
+def _called(jaxpr: Jaxpr, operands: Sequence[object], results: Sequence[object]) -> Any:
     """An equation that runs a jaxpr without effects."""
     primitive, params = jaxprs.closed_call(jaxpr)
     return core.new_jaxpr_eqn(list(operands), list(results), primitive, params, core.no_effects)
 
 
 def ends_together(
-    params: dict[str, Any], operands: Sequence[object], *, more: int
-) -> tuple[dict[str, Any], list[Any]]:
+    params: Params, operands: Sequence[object], *, more: int
+) -> tuple[Params, list[Any]]:
     """The parameters and operands of a while loop that carries so many more values, last, than one
     that had a condition for each example of a vmap. The new one has a condition for all of them. To
     be called in the `context_of` the equation; any other loop stays as it is.
@@ -170,7 +179,7 @@ def _evaluated(jaxpr: Jaxpr, values: Sequence[object]) -> Any:
     return found
 
 
-def _ends_apart(dims: Sequence[Any], params: dict[str, Any]) -> bool:
+def _ends_apart(dims: Sequence[Any], params: Params) -> bool:
     """Whether a loop may end at another iteration for each example of a vmap. If its condition has
     one result for each example already, its body was changed when it got them.
     """

@@ -17,6 +17,7 @@ from jax._src import pjit
 from jax._src.interpreters.mlir import sanitize_name
 
 from nnx_inspector._compat.redirect import Swapped, Undone, put
+from nnx_inspector.typing import Value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,7 +100,7 @@ def _swap(undone: Undone) -> None:
     # runs: `jit(f).lower().compile()` would compile it once more. It can go when there is one.
     original = pjit._pjit_call_impl_python
 
-    def noted(*args: object, **params: Any) -> Any:
+    def noted(*args: object, **params: Value) -> Any:
         _thread.begun = weakref.ref(params["jaxpr"])
         found = original(*args, **params)
         known[params["jaxpr"]] = Executable(_name_of(params["name"]), found[1])

@@ -30,7 +30,7 @@ from jax._src.sharding_impls import GSPMDSharding
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.jit import abstract
 from nnx_inspector._compat.redirect import Swapped, Undone, copy_of, put, redirect
-from nnx_inspector.typing import Array, Jaxpr, Kwargs, PyTree, Value
+from nnx_inspector.typing import Array, Function, Jaxpr, Kwargs, Params, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class JitCall:
             (self.args, self.kwargs), (other.args, other.kwargs)
         )
 
-    def jitted(self) -> Callable[..., Any]:
+    def jitted(self) -> Function:
         """The jitted function, which shares its programs with the one that was called."""
         # `jax.jit(function)` would make a function with a cache of its own, and what is compiled
         # ahead there would be compiled again by the user's call.
@@ -132,7 +132,7 @@ each run, because the arrays have moved: 16 microseconds for a kernel, where a s
 most kernels of a summary run for 5."""
 
 
-def _changed(params: dict[str, Any], program: object, inputs: int, outputs: int) -> dict[str, Any]:
+def _changed(params: Params, program: object, inputs: int, outputs: int) -> Params:
     """The parameters of a jit for another program, with more inputs and outputs."""
     options = dict(params["compiler_options_kvs"])
     if jax.default_backend() == "gpu":
@@ -141,9 +141,9 @@ def _changed(params: dict[str, Any], program: object, inputs: int, outputs: int)
     return {**changed, "compiler_options_kvs": tuple(options.items())}
 
 
-def _compile(types: Sequence[object], params: dict[str, Any]) -> None:
+def _compile(types: Sequence[object], params: Params) -> None:
     """Lower and compile what a jit with these parameters runs; jax caches it."""
-    how: dict[str, Any] = {"lowering_platforms": None, "pgle_profiler": None}
+    how: Params = {"lowering_platforms": None, "pgle_profiler": None}
     lowering = mlir.LoweringParameters()
     # The one function through which a jit gets its executable; its cache is the one that the call
     # looks in. `jax.jit(...).lower(...).compile()` has another cache: the user's call would compile
@@ -151,7 +151,7 @@ def _compile(types: Sequence[object], params: dict[str, Any]) -> None:
     pjit._resolve_and_lower(types, **params, **how, lowering_parameters=lowering).compile()
 
 
-def _with_whole(params: dict[str, Any], whole: object, outputs: int) -> dict[str, Any]:
+def _with_whole(params: Params, whole: object, outputs: int) -> Params:
     """The parameters of a jit whose additional outputs have this sharding, if it is one."""
     if whole is None or not outputs:
         return params
@@ -159,7 +159,7 @@ def _with_whole(params: dict[str, Any], whole: object, outputs: int) -> dict[str
     return {**params, "out_shardings": (*own, *(whole,) * outputs)}
 
 
-def _on_every_device(params: dict[str, Any], arrays: Sequence[object]) -> Any:
+def _on_every_device(params: Params, arrays: Sequence[object]) -> Any:
     """The sharding with a whole copy on each device of a jit that runs on several, or None.
 
     jax leaves it to XLA where a result goes that has no sharding: it may then be in pieces that no
@@ -178,7 +178,8 @@ def _on_every_device(params: dict[str, Any], arrays: Sequence[object]) -> Any:
     program = params["jaxpr"]
     if program not in _inside:
         # as where jax asks for the devices of all
-        shardings = dispatch.get_intermediate_shardings(jaxprs.open_jaxpr(program)[0])
+        bare: Any = jaxprs.open_jaxpr(program)[0]
+        shardings = dispatch.get_intermediate_shardings(bare)
         every = (_whole(one) for one, _ in shardings)
         _inside[program] = next((x for x in every if x is not None), None)
     return _inside[program]
@@ -237,10 +238,10 @@ class JitProgram:
         start: what runs a jit with such parameters, and changed ones.
     """
 
-    params: dict[str, Any]
+    params: Params
     arrays: Sequence[Value]
     tree: PyTree = None
-    start: Callable[..., Any] = _start
+    start: Function = _start
 
     def run(
         self, program: Jaxpr, inputs: Sequence[Array], outputs: int = 0
@@ -375,7 +376,7 @@ def _swap_misses(undone: Undone) -> None:
     # was traced.
     infer_before, run_before = pjit._infer_params, pjit._run_python_pjit
 
-    def infer_params(fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
+    def infer_params(fun: Function, options: Any, args: tuple[Value, ...], kwargs: Kwargs) -> Any:
         if core.trace_state_clean():
             for one in _misses.holders:
                 one.prepare()
@@ -393,7 +394,13 @@ def _swap_misses(undone: Undone) -> None:
             _call.infer = functools.partial(infer_before, fun, options, args, kwargs)
         return params, arrays
 
-    def run_chosen(params: Any, arrays: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+    def run_chosen(
+        params: Any,
+        arrays: Sequence[Value],
+        fun: Function,
+        args: tuple[Value, ...],
+        kwargs: Kwargs,
+    ) -> Any:
         of, made, infer = _call.params, _call.made, _call.infer
         _call.params = _call.made = _call.infer = None
         program, instead = params.params["jaxpr"], None
@@ -454,7 +461,7 @@ def swap_jit_misses(
     return undo
 
 
-def _jit_call(fun: object, options: Any, args: Any, kwargs: Any) -> JitCall:
+def _jit_call(fun: object, options: Any, args: tuple[Value, ...], kwargs: Kwargs) -> JitCall:
     static = {*options.static_argnums}
     named = {*options.static_argnames}
     return JitCall(

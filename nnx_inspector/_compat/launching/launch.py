@@ -31,7 +31,7 @@ from nnx_inspector._compat.launching.batched import swap_rules
 from nnx_inspector._compat.launching.rules import swap_rules_of_calls
 from nnx_inspector._compat.redirect import Swapped, Undone, put
 from nnx_inspector.errors import comes_from_a_handler
-from nnx_inspector.typing import Array, Jaxpr, PyTree, Value
+from nnx_inspector.typing import Array, Function, Jaxpr, Params, PyTree, Value
 
 
 class Edited(Protocol):
@@ -64,7 +64,7 @@ class Launch(Protocol):
     @property
     def edited(self) -> Edited: ...
 
-    def inputs(self) -> list[Any]:
+    def inputs(self) -> list[Value]:
         """The arrays that it takes in addition; the same in each process of a job."""
         ...
 
@@ -92,7 +92,7 @@ class Chooser(Protocol):
         arrays: Sequence[object],
         /,
         *,
-        alone: dict[str, Any] | None = None,
+        alone: Params | None = None,
         call: jitted.JitStart | None = None,
     ) -> Launch | Instead | None:
         """What runs in place of a program that is about to be launched. None leaves the program to
@@ -181,7 +181,7 @@ def is_taken() -> bool:
     return bool(here.takings) and here.running is None
 
 
-def run_alone(program: Jaxpr, arrays: Sequence[object], params: dict[str, Any]) -> list[Any] | None:
+def run_alone(program: Jaxpr, arrays: Sequence[object], params: Params) -> list[Value] | None:
     """Run what is chosen in place of one equation on arrays: its own results, or None if nothing is
     chosen. Its program stands for all equations that differ from it in their `params` alone.
     """
@@ -196,7 +196,9 @@ def run_alone(program: Jaxpr, arrays: Sequence[object], params: dict[str, Any]) 
     else:
         start = _alone[chosen.program]
 
-    def run(program: Jaxpr, inputs: Sequence[Array], outputs: int) -> tuple[list[Any], list[Any]]:
+    def run(
+        program: Jaxpr, inputs: Sequence[Array], outputs: int
+    ) -> tuple[list[Value], list[Value]]:
         with internal_config():
             found = list(start(*inputs, *(_together(arrays) if outputs else arrays)))
         count = len(found) - outputs
@@ -251,7 +253,7 @@ def _choose(
     program: object,
     arrays: Sequence[object],
     *,
-    alone: dict[str, Any] | None = None,
+    alone: Params | None = None,
     call: jitted.JitStart | None = None,
 ) -> _Chosen | None:
     """What this thread's choosers make of a program."""
@@ -261,7 +263,7 @@ def _choose(
     launches: list[Launch] = []
     changed, choosers = program, _choosers()
     for chooser in choosers:
-        how: Any = {"alone": alone, "call": call if len(choosers) == 1 else None}
+        how: Params = {"alone": alone, "call": call if len(choosers) == 1 else None}
         one = chooser.choose(changed, arrays, **how)
         if callable(one):
             return _Chosen((), one)
@@ -363,7 +365,8 @@ def _has_begun(error: Exception, compiles: Callable[[], bool]) -> bool:
 
 
 def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], Any] | None:
-    if jaxprs.open_jaxpr(call.program)[0].is_high:
+    bare: Any = jaxprs.open_jaxpr(call.program)[0]
+    if bare.is_high:
         return None  # jax binds it, and makes one of arrays of it for `impl`
     chosen = _choose(call.program, call.arrays, call=call)
     if chosen is None or chosen.instead is not None:
@@ -375,7 +378,7 @@ def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], Any] | None:
     return functools.partial(_run, chosen, call.run, own, call.compiles)
 
 
-def _jit(impl: Callable[..., Any]) -> Callable[..., Any]:
+def _jit(impl: Function) -> Function:
     def launched(*args: object, **params: object) -> Any:
         chosen = _choose(params["jaxpr"], args)
         if chosen is None:
@@ -386,7 +389,7 @@ def _jit(impl: Callable[..., Any]) -> Callable[..., Any]:
     return launched
 
 
-def _remat(impl: Callable[..., Any]) -> Callable[..., Any]:
+def _remat(impl: Function) -> Function:
     def launched(*args: object, **params: object) -> Any:
         if not any(one.holds(params["jaxpr"]) for one in _choosers()):
             return impl(*args, **params)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.redirect import Undone, put
-from nnx_inspector.typing import PyTree, Value
+from nnx_inspector.typing import Function, PyTree, Value
 
 
 class _Thread(threading.local):
@@ -67,7 +67,7 @@ def swap_rules_of_calls(undone: Undone) -> None:
         put(cls, "__call__", _noting(cls, attributes, cls.__call__), undone)
 
 
-def _noting(cls: Any, attributes: tuple[str, ...], call: Callable[..., Any]) -> Any:
+def _noting(cls: Any, attributes: tuple[str, ...], call: Function) -> Any:
     @functools.wraps(call)
     def noted(self: object, *args: object, **kwargs: object) -> Value:
         if not _thread.within or not any(map(is_tracer, jax.tree.leaves((args, kwargs)))):

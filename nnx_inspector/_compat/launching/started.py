@@ -176,7 +176,7 @@ def _swap_started(undone: Undone) -> None:
     # It can go when jax calls the hook there too.
     original = pjit._get_fastpath_data
 
-    def data(executable: object, out_tree: object, args: object, out: object, *rest: Any) -> Any:
+    def data(executable: object, out_tree: object, args: object, out: object, *rest: Value) -> Any:
         _thread.here.note(out)
         return original(executable, out_tree, args, out, *rest)
 

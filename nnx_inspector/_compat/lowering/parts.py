@@ -26,7 +26,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.native import devices_of, has_functions
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import Function, Value
 
 _TARGET: Final = "nnx_inspector_parts"
 _AXIS: Final = "devices"
@@ -44,7 +44,7 @@ class Part:
         shape: that of the whole array.
     """
 
-    number: Any
+    number: Value
     starts: tuple[Any, ...]
     divided: tuple[int, ...]
     shape: tuple[int, ...]
@@ -82,7 +82,7 @@ def _always(axis: int, length: int, **static: object) -> bool:
     return True
 
 
-def over_parts(function: Found, fits: Callable[..., bool] = _always) -> Callable[..., list[Any]]:
+def over_parts(function: Found, fits: Callable[..., bool] = _always) -> Callable[..., list[Value]]:
     """`f(x, rows=, **static)`: what `function` finds in the parts of an array, added up over them
     modulo 2**32. The first axes of the array, `rows` of them, are those of each result too.
 
@@ -123,14 +123,14 @@ _parts.multiple_results = _sum.multiple_results = True
 
 
 @_parts.def_abstract_eval
-def _types(x: Value, *, name: str, static: Static, rows: int, apart: bool) -> list[Any]:
+def _types(x: Value, *, name: str, static: Static, rows: int, apart: bool) -> list[Value]:
     del apart
     kinds, _ = _whole(name, static, rows, x.shape, x.dtype, _is_wide(x.dtype))
     return [_like(x, kind.shape) for kind in kinds]
 
 
 @_sum.def_abstract_eval
-def _types_of_sums(*arrays: Value) -> list[Any]:
+def _types_of_sums(*arrays: Value) -> list[Value]:
     return [_like(x, x.shape) for x in arrays]
 
 
@@ -160,8 +160,8 @@ def _whole(
     return list(traced.out_avals), hashlib.sha256(str(traced).encode()).hexdigest()[:16]
 
 
-def _batched(args: Any, dims: Any, *, rows: int, **how: object) -> Any:
-    x = jnp.moveaxis(args[0], dims[0], 0)
+def _batched(args: Sequence[Value], dims: Sequence[int | None], *, rows: int, **how: object) -> Any:
+    x = jnp.moveaxis(args[0], dims[0] or 0, 0)
     found = _parts.bind(x, rows=rows + 1, **how)
     return found, [0] * len(found)
 
@@ -288,7 +288,7 @@ def _summed(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     return [part.reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
 
 
-def _module(run: Callable[..., Any], kinds: Sequence[object], asked: _Asked) -> bytes:
+def _module(run: Function, kinds: Sequence[object], asked: _Asked) -> bytes:
     axes = [(_AXIS, asked.devices)]
     mesh = AbstractMesh((asked.devices,), (_AXIS,))
     context = sharding_impls.SPMDAxisContext(cast("Any", mesh), frozenset({_AXIS}))

@@ -120,21 +120,19 @@ class Program:
         return out
 
 
-Code = tuple[Sequence[Place], Sequence[Place]]
-"""A setting's places for values, and its places for parameters."""
 Inputs = tuple[Any, ...]
-"""The leaves of the model, the arguments' arrays, the rows' numbers, and both kinds of data."""
+"""The leaves of the model, the arguments' arrays, the rows' numbers, and the places' data."""
 
 
 def inputs_of(parts: Parts, setting: Setting, keys: Sequence[str]) -> Inputs:
     numbers = rows_of(keys, setting.rows)
-    return parts.leaves, parts.arrays, numbers, setting.data, setting.parameter_data
+    return parts.leaves, parts.arrays, numbers, setting.data
 
 
 @contextlib.contextmanager
 def entered(
     form: Form,
-    setting: Code,
+    places: Sequence[Place],
     keys: Sequence[str],
     selection: Selection,
     known: Tracing | None,
@@ -144,6 +142,7 @@ def entered(
     """Stage a call within a program, with the perturbations of a setting.
 
     Args:
+        places: those of the setting.
         keys: the sites that have a row.
         selection: the sites whose outputs are marked.
         known: the tracing of the call, if there is one.
@@ -153,14 +152,13 @@ def entered(
         The stage, its inputs, a plan with the perturbations, and the perturbed parameters by the
         numbers of their inputs.
     """
-    leaves, arrays, numbers, data, of_parameters = inputs
-    places, parameters = setting
+    leaves, arrays, numbers, data = inputs
     call = form.call(leaves, arrays)
     received = (*received, *(s for place in places if place.at == INPUT for s in place.sites))
     hooks, roots = hooks_for(selection, received, form.entry.where), {(): call.model}
     known = known and known.receiving(received)
     with staged(*call.function(), hooks, roots=roots, may_run=True, known=known) as stage:
-        replaced = parameters_under(stage, parameters, of_parameters)
+        replaced = parameters_under(stage, places, data)
         perturb = at_marks(stage, keys, numbers, places, data)
         numbered, positions = are_random(places), take_positions(places)
         plan = Plan(perturb=perturb, numbered=numbered, positions=positions)
@@ -394,7 +392,7 @@ class OwnedPasses:
         inputs = inputs_of(parts, setting, self.keys)
         avals = _avals(inputs)
         with self._made.lock:
-            programs, code = self._of(call).programs, (kind, self.keys, setting.code)
+            programs, code = self._of(call).programs, (kind, self.keys, setting.places)
             key = (*code, jit.trace_context(), *jax.tree.leaves(avals))
             if key not in programs:
                 function = self._function(kind, parts.form, setting, known)
@@ -404,7 +402,7 @@ class OwnedPasses:
     def _function(
         self, kind: Kind, form: Form, setting: Setting, known: Tracing | None
     ) -> Callable[..., Any]:
-        what = form, setting.code, self.keys, self.selection, known, ()
+        what = form, setting.places, self.keys, self.selection, known, ()
 
         def program(*given: object) -> Any:
             with entered(*what, given) as (stage, inputs, plan, replaced):

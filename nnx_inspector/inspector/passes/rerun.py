@@ -172,7 +172,7 @@ class Reruns:
             donated.require_whole(call.parts.leaves, "The model", call.model)
             missing = passes.missing("pass", call, setting)
             # in other modes or for another call, equal places have no old program
-            later = missing is not None and (setting.code != old.code or before is None)
+            later = missing is not None and (setting.places != old.places or before is None)
             if later:
                 if before is None and not self._core.looping:
                     self._first = request, call  # its parts are taken

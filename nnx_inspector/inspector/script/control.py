@@ -82,7 +82,7 @@ class Control:
         self._done = deque[tuple[int, str]](maxlen=MOST_DONE)
         self._run, self._every = secrets.token_hex(8), every
         self._folder = made(path)
-        session.perturb(self._handles.setting().in_one())
+        session.perturb(self._handles.setting())
         session.make_room()
         self._say()
         self._closed, self._lock = threading.Event(), threading.RLock()
@@ -128,7 +128,7 @@ class Control:
             if answers:
                 newest = [*self._answers.items(), *answers.items()][-MOST_ANSWERS:]
                 self._answers = dict(newest)
-                self._session.perturb(self._handles.setting().in_one())
+                self._session.perturb(self._handles.setting())
                 self._say()
 
     @property
@@ -192,7 +192,7 @@ class Control:
         handle = self._handles.add(site, self._sites(only), perturbation, rows)
         try:
             handle.enabled = enabled
-            wanted = self._handles.setting().in_one()
+            wanted = self._handles.setting()
             if enabled and not set(wanted.places) <= set(self._session.places):
                 raise ValueError(f"{site or '(root)'!r} is not perturbed: {NO_ROOM}.")
         except BaseException:

@@ -274,9 +274,9 @@ def _arrays_of(held: Sequence[tuple[Path, nnx.Variable[Any], Any]]) -> list[tupl
 
 
 def _what_is_done(setting: Setting) -> Any:
-    data = [*jax.tree.leaves((setting.data, setting.parameter_data))]
+    data = jax.tree.leaves(setting.data)
     rows = tuple(sorted(setting.rows.items()))
-    return setting.code, rows, tuple(np.asarray(x).tobytes() for x in data)
+    return setting.places, rows, tuple(np.asarray(x).tobytes() for x in data)
 
 
 def _caller(calls: Sequence[TracedCall], call: TracedCall) -> str | None:

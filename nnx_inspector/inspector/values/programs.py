@@ -109,10 +109,10 @@ class ValuePasses:
             selection = passes.selection
             if of_operation(site)[1] and not selection.matches_key(site):
                 known, selection = None, Selection((*selection.terms, site))
-            key = (site, part, *parts.key, keys, setting.code, known)
+            key = (site, part, *parts.key, keys, setting.places, known)
             with self._lock:
                 if key not in self._programs:
-                    what = parts.form, setting.code, keys, selection, known
+                    what = parts.form, setting.places, keys, selection, known
                     received = [site] if part == INPUT else []
                     enter = functools.partial(entered, *what, received)
                     made = self._program(enter, site, part)

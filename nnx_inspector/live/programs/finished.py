@@ -169,7 +169,7 @@ class Finished:
         """
         return Finished(program, self._owner, self._unmeasured, self, others)
 
-    def _survey(self, program: object) -> Survey:
+    def _survey(self, program: Any) -> Survey:
         program = with_choices(program, self._owner, finished=True)
         found, whole = survey(program, self._owner, finished=True), self._whole
         if whole is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import is_call
 from nnx_inspector.program.marks import INPUT, mark
-from nnx_inspector.typing import Atom, Equation, Jaxpr, Value, Var
+from nnx_inspector.typing import Atom, Equation, Function, Jaxpr, Value, Var
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,9 +32,9 @@ CLOSE: Final = 1e-3
 STEPS: Final = 40
 """The most equations to evaluate; an activation function has fewer."""
 
-_same: Callable[..., Any] = lambda x: x  # noqa: E731
-_erf: Callable[..., Any] = np.vectorize(math.erf, otypes=[np.float64])
-_EACH: Final[dict[str, Callable[..., Any]]] = {
+_same: Function = lambda x: x  # noqa: E731
+_erf: Function = np.vectorize(math.erf, otypes=[np.float64])
+_EACH: Final[dict[str, Function]] = {
     "convert_element_type": lambda x: np.asarray(x, np.float64),
     "copy": _same, "copy_p": _same, "optimization_barrier": _same, "stop_gradient": _same,
     "broadcast_in_dim": _same, "reshape": _same, "squeeze": _same,
@@ -112,7 +112,7 @@ def _on_every_way(
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def kind_before(variable: object, made: Mapping[Any, Any]) -> str:
+def kind_before(variable: Atom, made: Mapping[Any, Any]) -> str:
     """The function that a value comes out of, or ""."""
     if jaxprs.is_literal(variable):
         return ""
@@ -132,7 +132,7 @@ def kind_before(variable: object, made: Mapping[Any, Any]) -> str:
     return "sinusoid" if _is_sinusoid(variable, made) else ""
 
 
-def _is_sinusoid(variable: object, made: Mapping[Any, Any]) -> bool:
+def _is_sinusoid(variable: Atom, made: Mapping[Any, Any]) -> bool:
     """Whether each element of a value is a product of sines, cosines and numbers."""
     passed = {*_PLACED, *_CHOSEN, "slice", "mul", "neg", mark.name}
     found = _sources(variable, _Around(made), passed, numbers=False)
@@ -155,7 +155,7 @@ _CHOSEN: Final = {
 _PRODUCTS: Final = frozenset(["dot_general", "conv_general_dilated"])
 
 
-def is_affine(variable: object, made: Mapping[Any, Any], site: str) -> bool:
+def is_affine(variable: Atom, made: Mapping[Any, Any], site: str) -> bool:
     """Whether a value is what a call of a site receives times something, plus something else."""
     products = _sources(variable, _Around(made), {*_PLACED, "add", "add_any", "sub"})
     return any(
@@ -186,7 +186,7 @@ class _Around:
 
 
 def _sources(
-    variable: Any, around: _Around, passed: Collection[str], *, numbers: bool = True
+    variable: Atom, around: _Around, passed: Collection[str], *, numbers: bool = True
 ) -> list[tuple[Any, _Around]]:
     """The equations that a value comes from through calls and equations of these names; None for
     an input of the program, and for what lies too far away.
@@ -216,7 +216,7 @@ def _sources(
 
 
 def _value(
-    variable: Any, known: dict[Any, Any], made: Mapping[Any, Any], near: object
+    variable: Atom, known: dict[Any, Any], made: Mapping[Any, Any], near: Collection[Atom]
 ) -> np.ndarray | None:
     if variable in known:
         return known[variable]
@@ -266,7 +266,7 @@ def _constant(atom: Atom, made: Mapping[Any, Any]) -> np.ndarray | None:
     return _filled(atom, near, {})
 
 
-def _filled(atom: Any, near: Mapping[Any, Any], known: dict[Any, Any]) -> Any:
+def _filled(atom: Atom, near: Mapping[Any, Any], known: dict[Any, Any]) -> Any:
     if jaxprs.is_literal(atom):
         value = np.asarray(atom.val)
         is_real = value.size == 1 and value.dtype.kind not in "cOSU"
@@ -279,7 +279,7 @@ def _filled(atom: Any, near: Mapping[Any, Any], known: dict[Any, Any]) -> Any:
     return known[atom]
 
 
-def _applied(equation: Equation, values: list[Value]) -> list[Any] | None:
+def _applied(equation: Equation, values: list[Value]) -> list[Value] | None:
     name = equation.primitive.name
     if equation.primitive is mark:
         return values
@@ -295,7 +295,7 @@ def _applied(equation: Equation, values: list[Value]) -> list[Any] | None:
     return None if found is None else [found]
 
 
-def _of_program(program: Jaxpr, values: list[np.ndarray]) -> list[Any] | None:
+def _of_program(program: Jaxpr, values: list[np.ndarray]) -> list[Value] | None:
     bare, constants = jaxprs.open_jaxpr(program)
     if len(bare.invars) != len(values) or len(bare.eqns) > STEPS or bare.constvars or constants:
         return None

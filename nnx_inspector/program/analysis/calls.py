@@ -27,7 +27,7 @@ from nnx_inspector.program.analysis.describe import in_words, value_in_words
 from nnx_inspector.program.analysis.equations import Body, bodies_of, kind_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.changes import ChangedVariable, mark_changes, pair_of
-from nnx_inspector.program.eager import Equation
+from nnx_inspector.program.eager import Equation as RanEquation
 from nnx_inspector.program.editing.counting import counting
 from nnx_inspector.program.marks import (
     BEGIN,
@@ -42,7 +42,7 @@ from nnx_inspector.program.marks import (
 from nnx_inspector.program.members import within
 from nnx_inspector.program.structure import Structure, is_whole
 from nnx_inspector.program.survey import counted_in, members_of
-from nnx_inspector.typing import Jaxpr, PyTree, Value
+from nnx_inspector.typing import Equation, Function, Jaxpr, Kwargs, Owner, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,9 @@ class TracedCall:
     arrays: tuple[tuple[str, str], ...] = ()
     counted: bool = False
 
-    def returning(self, text: str, arrays: Any, structure: Structure | None = None) -> TracedCall:
+    def returning(
+        self, text: str, arrays: Sequence[Value], structure: Structure | None = None
+    ) -> TracedCall:
         """The call with its output, given in words and as arrays (or abstract arrays)."""
         lone = arrays[0] if len(arrays) == 1 else None
         named = [] if structure is None else structure.named()
@@ -189,7 +191,7 @@ class _Where:
 
 
 class _Walk:
-    def __init__(self, modules: Modules, owner: Any, weights: Sequence[Any]):
+    def __init__(self, modules: Modules, owner: Owner, weights: Sequence[Any]):
         self.trails = Trails()
         for weight in weights:
             self.trails.put(weight, FIXED)
@@ -330,8 +332,11 @@ def _times(flops: float | None, times: int | None) -> float | None:
 
 
 def _source_of(equation: Equation) -> str:
-    ran = isinstance(equation, Equation)
-    return equation.source if ran else sources.source_of_equation(equation)
+    return (
+        equation.source
+        if isinstance(equation, RanEquation)
+        else sources.source_of_equation(equation)
+    )
 
 
 def calls_of(
@@ -419,10 +424,12 @@ def error_in_words(error: BaseException) -> str:
 class MarkCalls:
     """Marks where a call begins, the Variables that it changes, and what it returns."""
 
-    owner: Any
+    owner: Owner
     history: History = dataclasses.field(compare=False, repr=False)
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
+    def __call__(
+        self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
+    ) -> PyTree:
         module, site, kind = context.module, context.site or "", context.type_name
         part = held(module if context.kind == "method" else None)
         with sources.calling() as (source, inner), part as before, within(module):
@@ -456,10 +463,12 @@ class MarkCalls:
 class MarkInputs:
     """Marks what a method receives, after interceptors."""
 
-    owner: Any
+    owner: Owner
     history: History = dataclasses.field(compare=False, repr=False)
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
+    def __call__(
+        self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
+    ) -> PyTree:
         site, text = context.site or "", in_words(args, kwargs)
         self.history.receive(text)
         call = CallSite(site, _path(context), context.type_name, "", None)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.arrays import is_array
-from nnx_inspector.typing import Equation, Jaxpr
+from nnx_inspector.typing import Aval, Equation, Jaxpr
 
 _FREE = frozenset(
     """
@@ -47,7 +47,7 @@ _ELEMENTWISE = frozenset(
 )
 
 
-def equation_flops(equation: Any) -> float | None:
+def equation_flops(equation: Equation) -> float | None:
     """The floating-point operations of one equation; None if they are not known."""
     name = equation.primitive.name
     if name in _FREE or not equation.outvars:
@@ -61,26 +61,26 @@ def equation_flops(equation: Any) -> float | None:
     return None if counted is None else float(counted)
 
 
-def is_arithmetic(equation: Any) -> bool:
+def is_arithmetic(equation: Equation) -> bool:
     """Whether an equation's name alone says what it computes, whatever jaxprs it holds."""
     name = equation.primitive.name
     return name in _FREE or name in _ELEMENTWISE or name in _KNOWN
 
 
-def _product(equation: Any) -> float:
+def _product(equation: Equation) -> float:
     (contracted, _), _ = equation.params["dimension_numbers"]
     shape = equation.invars[0].aval.shape
     return 2 * _results(equation) * math.prod(shape[d] for d in contracted)
 
 
-def _ragged_product(equation: Any) -> float | None:
+def _ragged_product(equation: Equation) -> float | None:
     if equation.outvars[0].aval.ndim != 2:
         return None  # groups along the summed axis, or a batch
     rows, inner = equation.invars[0].aval.shape
     return 2 * rows * inner * equation.invars[1].aval.shape[-1]
 
 
-def _convolution(equation: Any) -> float:
+def _convolution(equation: Equation) -> float:
     numbers, spread = equation.params["dimension_numbers"], equation.params["lhs_dilation"]
     given, kernel = (v.aval.shape for v in equation.invars)
     out = equation.outvars[0].aval.shape
@@ -92,11 +92,11 @@ def _convolution(equation: Any) -> float:
     return 2 * math.prod(out[o] for o in numbers.out_spec[:2]) * math.prod(places) * window
 
 
-def _largest(equation: Any) -> float:
+def _largest(equation: Equation) -> float:
     return max(math.prod(v.aval.shape) for v in equation.invars)
 
 
-def _updates(equation: Any) -> float:
+def _updates(equation: Equation) -> float:
     return math.prod(equation.invars[-1].aval.shape)
 
 
@@ -108,7 +108,7 @@ def _power(equation: Equation) -> float:
     return _results(equation) * max(1, math.ceil(math.log2(max(2, abs(equation.params["y"])))))
 
 
-def _fourier(equation: Any) -> float:
+def _fourier(equation: Equation) -> float:
     before, after = equation.invars[0].aval, equation.outvars[0].aval
     lengths = equation.params["fft_lengths"]
     points = math.prod(before.shape[: -len(lengths)]) * math.prod(lengths)
@@ -116,15 +116,15 @@ def _fourier(equation: Any) -> float:
     return (5 if whole else 2.5) * points * math.log2(max(2, math.prod(lengths)))
 
 
-def _cholesky(equation: Any) -> float:
+def _cholesky(equation: Equation) -> float:
     return _results(equation) * equation.outvars[0].aval.shape[-1] / 3
 
 
-def _triangular_solve(equation: Any) -> float:
+def _triangular_solve(equation: Equation) -> float:
     return _results(equation) * equation.invars[0].aval.shape[-1]
 
 
-def _results(equation: Any) -> int:
+def _results(equation: Equation) -> int:
     return math.prod(equation.outvars[0].aval.shape)
 
 
@@ -172,7 +172,7 @@ def peak_bytes(jaxpr: Jaxpr) -> int:
     return most
 
 
-def bytes_of(aval: Any) -> int:
+def bytes_of(aval: Aval) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize if is_array(aval) else 0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector.program.analysis.equations import Body, bodies_of
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
-from nnx_inspector.typing import Atom, Equation, Jaxpr
+from nnx_inspector.typing import Atom, Equation, Jaxpr, OpenJaxpr, Owner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _arrivals(meetings: Iterable[_Meeting]) -> Iterator[Arrival]:
 
 
 class _Follow:
-    def __init__(self, owner: Any, only: Collection[str] | None = None):
+    def __init__(self, owner: Owner, only: Collection[str] | None = None):
         self.owner, self.only = owner, only
         self.known: dict[Any, tuple[Any, _Flow]] = {}
 
@@ -194,7 +194,7 @@ class _Follow:
             self.known[key] = (bare, self._go_through(bare, fed))
         return self.known[key][1]
 
-    def _go_through(self, bare: Jaxpr, fed: tuple[bool, ...]) -> _Flow:
+    def _go_through(self, bare: OpenJaxpr, fed: tuple[bool, ...]) -> _Flow:
         entering = {v: frozenset([i]) for i, v in enumerate(bare.invars) if fed[i]}
         here = _Here(entering)
         for equation in bare.eqns:

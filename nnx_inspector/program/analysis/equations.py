@@ -40,7 +40,7 @@ class Body:
         conditional: whether only one of it and the equation's other bodies runs.
     """
 
-    jaxpr: Any
+    jaxpr: Jaxpr
     operands: tuple[int, ...] | None = None
     results: tuple[int | None, ...] | None = None
     taken: tuple[Any, ...] = ()
@@ -53,13 +53,13 @@ class Body:
     conditional: bool = False
 
 
-def bodies_of(equation: Any) -> tuple[Body, ...]:
+def bodies_of(equation: Equation) -> tuple[Body, ...]:
     """The bodies (jaxprs) of an equation, in the order of its parameters; empty if it has none."""
     _, bodies = _FORMS.get(equation.primitive.name, _UNKNOWN)
     return bodies(equation)
 
 
-def kind_of(equation: Any) -> str:
+def kind_of(equation: Equation) -> str:
     """The kind of an equation with bodies, as `program.editing` enters it; "" if it cannot."""
     return _FORMS.get(equation.primitive.name, _UNKNOWN)[0]
 
@@ -78,7 +78,7 @@ def _counts(jaxpr: Jaxpr) -> tuple[int, int]:
     return len(bare.invars), len(bare.outvars)
 
 
-def _whole(jaxpr: Jaxpr, first: int = 0, **fields: Any) -> Body:
+def _whole(jaxpr: Jaxpr, first: int = 0, **fields: Value) -> Body:
     """A body whose inputs are the operands from `first` on, and whose outputs are the results."""
     inputs, outputs = _counts(jaxpr)
     operands = tuple(range(first, first + inputs))

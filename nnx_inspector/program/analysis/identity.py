@@ -14,7 +14,7 @@ import numpy as np
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import Body, bodies_of
-from nnx_inspector.typing import Equation, Jaxpr
+from nnx_inspector.typing import Atom, Equation, Jaxpr
 
 Order = tuple[int, ...] | None
 """A permutation of axes, or None for none."""
@@ -33,16 +33,16 @@ _SAME_IF_ALIKE = {"reshape", "convert_element_type", "broadcast_in_dim"}
 class Values:
     """The values of one jaxpr, each with its origin."""
 
-    def __init__(self, jaxpr: Any, known: dict[int, Any] | None = None):
+    def __init__(self, jaxpr: Jaxpr | Equation, known: dict[int, Any] | None = None):
         self._bare, _ = jaxprs.open_jaxpr(jaxpr)
         self._made: dict[Any, tuple[Any, int]] | None = None
         self._known = {} if known is None else known
 
-    def same(self, a: object, b: object) -> bool:
+    def same(self, a: Atom, b: Atom) -> bool:
         """Whether two of the jaxpr's variables (or literals) hold the same value."""
         return a is b or self.origin(a) == self.origin(b)
 
-    def origin(self, atom: Any) -> tuple[Any, Order]:
+    def origin(self, atom: Atom) -> tuple[Any, Order]:
         """The earliest variable with this value, and the permutation of its axes that gives it."""
         if self._made is None:
             self._made = {v: (e, i) for e in self._bare.eqns for i, v in enumerate(e.outvars)}
@@ -60,7 +60,7 @@ class Values:
             operand, first = passed
             atom, order = equation.invars[operand], _after(order, first)
 
-    def passed_through(self, equation: Any, position: int) -> tuple[int, Order] | None:
+    def passed_through(self, equation: Equation, position: int) -> tuple[int, Order] | None:
         """The operand that an equation's result equals, with the order of axes, or None."""
         name, params = equation.primitive.name, equation.params
         if name in _IDENTITY:

@@ -20,7 +20,7 @@ from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector.program.analysis.equations import Body, bodies_of
 from nnx_inspector.program.marks import OUTPUT, mark
 from nnx_inspector.recordings.facts import BACKWARDS, CARRIED, CHOICE, FIRST, INNER, Flow, Role
-from nnx_inspector.typing import Atom, Equation, Jaxpr
+from nnx_inspector.typing import Atom, Equation, Jaxpr, OpenJaxpr, Owner
 
 MOST_VALUES: Final = 8192
 """A program in which calls return more arrays has no graph: what is unknown explains nothing."""
@@ -71,7 +71,7 @@ class _Where:
 
 
 class _Walk:
-    def __init__(self, owner: Any):
+    def __init__(self, owner: Owner):
         self.owner = owner
         self.numbers: dict[Any, int] = {}
         self.values: list[tuple[str, Role, int]] = []
@@ -88,11 +88,11 @@ class _Walk:
         return frozenset([(number, 0)])
 
     def enter(
-        self, bare: Any, entering: Sequence[_Stems], path: tuple[int, ...], where: _Where
+        self, bare: OpenJaxpr, entering: Sequence[_Stems], path: tuple[int, ...], where: _Where
     ) -> list[_Stems]:
         known = dict(zip(bare.invars, entering, strict=True))
 
-        def read(atom: object) -> _Stems:
+        def read(atom: Atom) -> _Stems:
             return _NONE if jaxprs.is_literal(atom) else known.get(atom, _NONE)
 
         for number, equation in enumerate(bare.eqns):
@@ -163,7 +163,12 @@ class _Walk:
         return self._loop(body, bare, stems, path, where)
 
     def _loop(
-        self, body: Body, bare: Jaxpr, stems: Sequence[_Stems], path: tuple[int, ...], where: _Where
+        self,
+        body: Body,
+        bare: OpenJaxpr,
+        stems: Sequence[_Stems],
+        path: tuple[int, ...],
+        where: _Where,
     ) -> list[_Stems]:
         start, end = body.consts, body.consts + body.carry
         outermost = where.loop < 0

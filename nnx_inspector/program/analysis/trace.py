@@ -44,7 +44,7 @@ from nnx_inspector.program.function import Function, as_function, roots_of
 from nnx_inspector.program.marking import MarkUnattributed
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import HooksOf, Staged, Tracing, staged
-from nnx_inspector.typing import Kwargs
+from nnx_inspector.typing import Kwargs, Params
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -206,7 +206,7 @@ def trace_of(stage: Staged) -> Trace:
         unseen[f"({name})"] = f"{calls} of modules of this type"
     own = (v for _, v in variables_by_path(stage.roots) if is_weight(v))
     weights = {number for v in own for number in stage.spans.get(id(v), ())}
-    how: Any = dict(known=not stage.eager, weights=weights)
+    how: Params = dict(known=not stage.eager, weights=weights)
     calls = calls_of(stage.survey.jaxpr, stage.owner, modules, source, **how)
     if stage.eager:  # the operands of operations are not known
         return Trace(calls, (), (), sites, unseen, eager=stage.eager)
@@ -261,7 +261,7 @@ def staged_for_trace(
 
 def _modules_of(roots: dict[Path, Any]) -> tuple[tuple[ModuleSite, ...], Modules]:
     sites = tuple(s for prefix, root in roots.items() for s in module_sites(root, prefix))
-    parts: dict[str, Any] = {site.key: site.module for site in sites}
+    parts: Params = {site.key: site.module for site in sites}
     for site in sites:
         parts |= {
             site_key((*site.path, *path)): part for path, part in linen_parts(site.module).items()
@@ -286,7 +286,7 @@ def _hooks(
 def _again(
     function: Function,
     args: Any,
-    kwargs: Any,
+    kwargs: Kwargs,
     selection: Selection,
     modules: Modules,
     roots: dict[Path, Any],

@@ -15,7 +15,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.inside.attention import Pattern, Trail, Trails
 from nnx_inspector.program.choices.frames import Frame, backwards
 from nnx_inspector.stats.choices.measure import Heads
-from nnx_inspector.typing import Var
+from nnx_inspector.typing import Atom, Equation, Var
 
 Place = tuple[Frame, Any]
 """A function, and a variable that it makes or receives."""
@@ -41,7 +41,7 @@ class Softmaxes:
         trail = None if jaxprs.is_literal(atom) else self._trails.of(atom)
         return "" if trail is None else trail.kind
 
-    def probabilities(self, frame: Frame, variable: object) -> Place | None:
+    def probabilities(self, frame: Frame, variable: Atom) -> Place | None:
         """Where the softmax is made whose probabilities become a pattern."""
         for _ in range(_STEPS):
             frame, variable = frame.origin(variable)
@@ -59,7 +59,7 @@ class Softmaxes:
             frame, variable = within
         return None
 
-    def logits(self, frame: Frame, variable: object) -> tuple[Frame, Any, bool, float] | None:
+    def logits(self, frame: Frame, variable: Atom) -> tuple[Frame, Any, bool, float] | None:
         """What these probabilities are the softmax of, whether these are the logits themselves, and
         the logarithm of the base.
         """
@@ -85,7 +85,7 @@ class Softmaxes:
             variable = min(before, key=lambda v: ranks.index(self.kind(v)))
         return None
 
-    def _before_shift(self, frame: Frame, variable: object) -> tuple[Frame, Any, bool]:
+    def _before_shift(self, frame: Frame, variable: Atom) -> tuple[Frame, Any, bool]:
         """The logits from which their largest one was subtracted, and whether they are the logits:
         if something else is subtracted, they may be those less something.
         """
@@ -105,18 +105,18 @@ class Softmaxes:
         return False
 
 
-def _shifted(equation: Any, _: object) -> Sequence[Any]:
+def _shifted(equation: Equation, _: object) -> Sequence[Any]:
     return equation.invars if equation.primitive.name in _SHIFTS else ()
 
 
-def _moved(equation: Any, variable: Any) -> Sequence[Any]:
+def _moved(equation: Equation, variable: Atom) -> Sequence[Any]:
     if equation.primitive.name == "select_n":
         return equation.invars[1:]
     at = equation.outvars.index(variable)
     return equation.invars[at : at + 1] if equation.primitive.name in _MOVES else ()
 
 
-def _unmasked(frame: Frame, variable: Any) -> set[Place]:
+def _unmasked(frame: Frame, variable: Atom) -> set[Place]:
     """The logits that a value is made of, where elements move, or a mask replaces some."""
     return {(here, one) for here, one, _ in backwards(frame, variable, _moved)}
 

@@ -18,7 +18,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.choices.attentions import level
 from nnx_inspector.program.choices.frames import Frame, backwards
 from nnx_inspector.stats.choices.measure import Kept, Step
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import Atom, Equation, Value
 
 _SAME = """
     convert_element_type copy copy_p nnx_inspector_apply nnx_inspector_held nnx_inspector_link
@@ -63,7 +63,7 @@ _Place = tuple[Frame, Any, _Trace]
 class Place(NamedTuple):
     """Where a mark may be put: the equation behind which it is, the value, and how to read it."""
 
-    equation: Any
+    equation: Equation
     value: Value
     kept: Kept
 
@@ -74,7 +74,7 @@ _Found = tuple[_Place, float, float]
 """A place, and between which numbers it is kept."""
 
 
-def place_in_expert(frame: Frame, equation: Any, many: int) -> Place | None:
+def place_in_expert(frame: Frame, equation: Equation, many: int) -> Place | None:
     """The place of each choice in its expert, where a program compares it with a capacity.
 
     Args:
@@ -145,7 +145,7 @@ def _entered(frame: Frame, traces: _Known, known: _Traces, many: int) -> _Found 
     return found
 
 
-def _compared(frame: Frame, equation: Any, traces: _Known) -> _Found | None:
+def _compared(frame: Frame, equation: Equation, traces: _Known) -> _Found | None:
     """The comparison of places with a capacity, or with the numbers of slots, that this is."""
     if len(traces) != 2 or None not in traces:
         return None
@@ -168,7 +168,7 @@ def _compared(frame: Frame, equation: Any, traces: _Known) -> _Found | None:
     return (frame, value, trace), -math.inf, most
 
 
-def _made(frame: Frame, equation: Any, traces: _Known, many: int) -> _Trace | None:
+def _made(frame: Frame, equation: Equation, traces: _Known, many: int) -> _Trace | None:
     """What is known about the result of an equation."""
     name, params, first = equation.primitive.name, equation.params, traces[0]
     if name == "eq":
@@ -189,7 +189,7 @@ def _made(frame: Frame, equation: Any, traces: _Known, many: int) -> _Trace | No
     return _moved(frame, equation, first) if name in _MOVES else None
 
 
-def _hot(frame: Frame, equation: Any, traces: _Known, many: int) -> _Trace | None:
+def _hot(frame: Frame, equation: Equation, traces: _Known, many: int) -> _Trace | None:
     """The mask that an index becomes where it is compared with the number of each expert."""
     at = 0 if traces[0] is not None else 1
     trace, numbers = traces[at], _numbers(frame, equation.invars[1 - at])
@@ -202,7 +202,7 @@ def _hot(frame: Frame, equation: Any, traces: _Known, many: int) -> _Trace | Non
     return _Trace("mask", trace.ranks, axis, (*trace.steps, ("hot", (axis,), ())))
 
 
-def _combined(frame: Frame, equation: Any, traces: _Known) -> _Trace | None:
+def _combined(frame: Frame, equation: Equation, traces: _Known) -> _Trace | None:
     """A place that something is added to, or that a mask of the same arrangement is laid over."""
     name = equation.primitive.name
     places = [one for one in traces if one is not None and one.kind == "place"]
@@ -243,7 +243,7 @@ def _reduced(trace: _Trace, name: str, axes: Sequence[int]) -> _Trace | None:
     return _Trace(trace.kind, ranks, experts, steps, trace.masked)
 
 
-def _moved(frame: Frame, equation: Any, trace: _Trace) -> _Trace | None:
+def _moved(frame: Frame, equation: Equation, trace: _Trace) -> _Trace | None:
     """What is arranged in another way, or repeated along one axis."""
     operand, (result,) = equation.invars[0], equation.outvars
     before, after, params = operand.aval.shape, tuple(result.aval.shape), equation.params
@@ -276,7 +276,7 @@ def _grown(before: Sequence[int], to: Sequence[int], after: Sequence[int]) -> li
     return [axis for axis, n in enumerate(after) if sizes.get(axis, 1) != n]
 
 
-def _repeated(frame: Frame, equation: Any, at: int, trace: _Trace) -> _Trace | None:
+def _repeated(frame: Frame, equation: Equation, at: int, trace: _Trace) -> _Trace | None:
     """An operand as an operation takes it, which may repeat it along an axis of length 1."""
     operand, after = equation.invars[at], tuple(equation.outvars[0].aval.shape)
     axes = tuple(range(len(after)))
@@ -291,12 +291,12 @@ def _repeated(frame: Frame, equation: Any, at: int, trace: _Trace) -> _Trace | N
     return dataclasses.replace(trace, steps=steps, moved=(frame, operand, trace), along=grown[0])
 
 
-def _maker(frame: Frame, atom: Any) -> tuple[Frame, Any, Any]:
+def _maker(frame: Frame, atom: Atom) -> tuple[Frame, Any, Any]:
     """The function that makes a value, the value there, and its equation, None if it is given."""
     return next(backwards(frame, atom, lambda *_: ()), (frame, atom, None))
 
 
-def _constant(frame: Frame, atom: Any) -> float | None:
+def _constant(frame: Frame, atom: Atom) -> float | None:
     """The number that a value is everywhere."""
     while not jaxprs.is_literal(atom):
         frame, atom, equation = _maker(frame, atom)
@@ -309,7 +309,7 @@ def _constant(frame: Frame, atom: Any) -> float | None:
     return jaxprs.real_number(atom)
 
 
-def _numbers(frame: Frame, atom: Any) -> tuple[int, int] | None:
+def _numbers(frame: Frame, atom: Atom) -> tuple[int, int] | None:
     """The axis along which a value counts from 0, and how far."""
     frame, variable, equation = _maker(frame, atom)
     if equation is None:

@@ -14,7 +14,7 @@ from typing import Any
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.sources import scopes_of
 from nnx_inspector.program.analysis.equations import CUSTOM, Body, bodies_of, kind_of
-from nnx_inspector.typing import Equation, Jaxpr
+from nnx_inspector.typing import Atom, Equation, Jaxpr
 
 _ENTERED = ("jit", "remat", "inline", "scan", "cond")
 
@@ -32,7 +32,7 @@ class Frame:
         more: equations to be put behind others, by the number of those.
     """
 
-    jaxpr: Any
+    jaxpr: Jaxpr
     enters: bool = True
     scopes: tuple[str, ...] = ()
     outer: Frame | None = None
@@ -54,7 +54,7 @@ class Frame:
                 found.setdefault(v, []).append(number)
         return found
 
-    def functions(self, number: int, equation: Any, *, finished: bool) -> list[Frame]:
+    def functions(self, number: int, equation: Equation, *, finished: bool) -> list[Frame]:
         """The functions that an equation calls in a forward pass, which become `inner`."""
         if eqn_params.is_recomputation(equation):
             return []
@@ -70,7 +70,7 @@ class Frame:
             self.inner[number] = found
         return found
 
-    def origin(self, variable: object) -> tuple[Frame, Any]:
+    def origin(self, variable: Atom) -> tuple[Frame, Any]:
         """The function in which a value is made, and its variable there."""
         frame = self
         while frame.outer is not None:
@@ -80,7 +80,7 @@ class Frame:
             frame, variable = frame.outer, operand
         return frame, variable
 
-    def operand(self, variable: Any) -> Any:
+    def operand(self, variable: Atom) -> Any:
         """What the caller gives as an input, as it is; None if the value is no such input."""
         body, inputs = self.body, list(self.bare.invars)
         if body is None or variable in self.made or variable not in inputs:
@@ -91,11 +91,11 @@ class Frame:
             return None
         return self.equation.invars[body.operands[number]]
 
-    def maker(self, variable: object) -> tuple[int, Any] | None:
+    def maker(self, variable: Atom) -> tuple[int, Any] | None:
         """The number of the equation that makes a value here, and the equation."""
         return self.made.get(variable)
 
-    def within(self, number: int, variable: object) -> tuple[Frame, Any] | None:
+    def within(self, number: int, variable: Atom) -> tuple[Frame, Any] | None:
         """The function that makes a result of one of this one's equations, and its variable there;
         None if there is no such one.
         """
@@ -130,7 +130,7 @@ class Frame:
 
 
 def backwards(
-    frame: Frame, variable: object, made_of: Callable[[Any, Any], Sequence[Any]]
+    frame: Frame, variable: Atom, made_of: Callable[[Any, Any], Sequence[Any]]
 ) -> Iterator[tuple[Frame, Any, Any]]:
     """The values that a value is made of, itself included, each with its function, and with the
     equation that makes it there (None if it is an input). Literals are left out.

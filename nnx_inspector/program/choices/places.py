@@ -23,7 +23,7 @@ from nnx_inspector.program.choices.frames import Frame
 from nnx_inspector.program.choices.routers import CHOOSES, router_at
 from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT, alone, mark
 from nnx_inspector.stats.choices.rows import EXPERTS
-from nnx_inspector.typing import Equation, Jaxpr, Value
+from nnx_inspector.typing import Equation, Jaxpr, Owner, Value
 
 _OURS = ("apply", "held", "link", "mark", "seeded")
 _IDENTITIES = frozenset(f"nnx_inspector_{name}" for name in _OURS)
@@ -35,7 +35,7 @@ _known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def with_choices(
-    jaxpr: object,
+    jaxpr: Jaxpr,
     owner: object,
     *,
     weights: Collection[int] = (),
@@ -69,8 +69,8 @@ def _may_choose(jaxpr: object) -> bool:
 class _Search:
     def __init__(
         self,
-        jaxpr: Any,
-        owner: Any,
+        jaxpr: Jaxpr,
+        owner: Owner,
         weights: Collection[int],
         shapes: Mapping[str, Sequence[int]],
         *,
@@ -110,7 +110,7 @@ class _Search:
                     self.routers.append((frame, equation, trail))
                 self.trails.follow(name, equation.params, equation.invars, equation.outvars)
 
-    def _pass_on(self, equation: Any) -> None:
+    def _pass_on(self, equation: Equation) -> None:
         params = equation.params
         if equation.primitive is mark and params["part"] == BEGIN and "begun" in params:
             paths = params["begun"].paths
@@ -156,7 +156,7 @@ class _Search:
         if maker is not None and operands[0].aval.shape == operands[1].aval.shape:
             self._put(here, maker[1], operands, how, PATTERN)
 
-    def _router(self, frame: Frame, equation: Any, trail: Trail) -> None:
+    def _router(self, frame: Frame, equation: Equation, trail: Trail) -> None:
         site = self._site_of(frame, equation)
         if site is not None and frame.enters:
             how = router_at(frame, equation, site, self.shapes, trail)

@@ -15,7 +15,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.inside.attention import Trail
 from nnx_inspector.program.choices.frames import Frame, backwards
 from nnx_inspector.stats.choices.measure import Experts
-from nnx_inspector.typing import Equation
+from nnx_inspector.typing import Atom, Equation
 
 CHOOSES = ("top_k", "argmax")
 _USES = frozenset(["gather", "scatter-add", "scatter_add", "scatter", "sort", "ragged_dot"])
@@ -36,7 +36,7 @@ _STEPS = 64
 
 
 def router_at(
-    frame: Frame, equation: Any, site: str, shapes: Mapping[str, Sequence[int]], trail: Trail
+    frame: Frame, equation: Equation, site: str, shapes: Mapping[str, Sequence[int]], trail: Trail
 ) -> Experts | None:
     """How to measure the router that an equation is; None if it is none.
 
@@ -137,7 +137,7 @@ def _says_where_to_go(frame: Frame, choice: object, many: int) -> bool:
     return False
 
 
-def _is_linear(frame: Frame, variable: object) -> bool:
+def _is_linear(frame: Frame, variable: Atom) -> bool:
     """Whether a value is what a product gives, but for what is added, scaled, masked or random."""
     return all(
         equation is None or equation.primitive.name in _LINEAR | _ENDS

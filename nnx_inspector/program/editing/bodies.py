@@ -8,9 +8,11 @@ each device of a shard_map gives a row. A new primitive is one function here and
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat import eqn_params, jaxprs
@@ -22,16 +24,16 @@ from nnx_inspector.program.editing.body import Body
 from nnx_inspector.program.editing.editor import GATE, WHERE, Enter
 from nnx_inspector.program.editing.functions import (
     NARROW,
-    IsMultiple,
-    Merged,
-    MergedRows,
-    Next,
-    Ones,
-    PutRows,
-    Ring,
-    Row,
-    Update,
-    Zeros,
+    Partial,
+    is_multiple,
+    merged,
+    merged_rows,
+    next_number,
+    put_in_ring,
+    put_in_rows,
+    row_of,
+    update_of,
+    zeros,
 )
 from nnx_inspector.program.editing.slots import Always, Output, Slot, each_slot
 from nnx_inspector.program.editing.transformations import Transformations
@@ -39,7 +41,7 @@ from nnx_inspector.program.editing.updates import added_to, inputs_of_calls
 from nnx_inspector.program.marks import GRADIENT
 from nnx_inspector.program.plan import NOTHING, Kept, Seen
 from nnx_inspector.program.survey import Item, stride_of
-from nnx_inspector.typing import Atom, Equation, Jaxpr, Value, Var
+from nnx_inspector.typing import Atom, Equation, Jaxpr, Params, Value, Var
 
 PASSES = 64
 """How many of the last passes that begin in a while loop are kept apart. How often it runs is known
@@ -169,9 +171,13 @@ def _scan(self: Body, item: Item, equation: Equation, operands: list[Var]) -> An
     number = self.type_of(np.int32, equation)
     counter = jaxprs.variable(number)
     if counts:
-        inner.own[key] = inner.traced(Row(form.backwards, length), [counter], equation)[0][0]
+        inner.own[key] = inner.traced(Partial(row_of, form.backwards, length), [counter], equation)[
+            0
+        ][0]
     if thins:
-        inner.own[GATE] = inner.traced(IsMultiple(every), [inner.own[key]], equation)[0][0]
+        inner.own[GATE] = inner.traced(Partial(is_multiple, every), [inner.own[key]], equation)[0][
+            0
+        ]
     of.gated |= thins
     inner.edit()
     see_moves(inner, lambda inputs: _carried(inner, form, inputs))
@@ -181,16 +187,16 @@ def _scan(self: Body, item: Item, equation: Equation, operands: list[Var]) -> An
     fields = [atom.aval for atom in inner.fields]
     more: list[tuple[Any, Any, Any]] = []  # input, output and first value of what is carried too
     if counts:
-        after, _ = inner.traced(Next(), [counter], equation)
+        after, _ = inner.traced(Partial(next_number), [counter], equation)
         more.append((counter, after[0], jaxprs.literal(np.int32(0))))
     if thins:
         ys = ys[: len(ys) - len(fields)]
         rows = [jaxprs.stacked(aval, count) for aval in fields]
-        zeros, _ = self.traced(Zeros(tuple(rows)), [], equation)
+        nothing, _ = self.traced(Partial(zeros, tuple(rows)), [], equation)
         before = list(map(jaxprs.variable, rows))
         put = [inner.own[GATE], inner.own[key], *before, *inner.fields]
-        after, _ = inner.traced(PutRows(every, len(rows)), put, equation)
-        more += zip(before, after, zeros, strict=True)
+        after, _ = inner.traced(Partial(put_in_rows, every, len(rows)), put, equation)
+        more += zip(before, after, nothing, strict=True)
     new = _jaxpr(inner, equation.params["jaxpr"], [*carried, *(x for _, x, _ in more), *ys])
     start = len(inner.places) + form.consts + form.carry
     bare, _ = jaxprs.open_jaxpr(new)
@@ -234,7 +240,7 @@ def see_moves(self: Body, result_of: Callable[[list[int]], Mapping[int, Any]]) -
     after = result_of(sorted({n for _, n in here})) if here else {}
     narrow = {n: v for n, v in after.items() if v.aval.dtype.name in NARROW}
     added = added_to(self.found.jaxpr, narrow) if narrow else {}
-    seen: dict[str, Any] = {}
+    seen: Params = {}
     done = Transformations(self.found.jaxpr) if after else None
     for path, n in here:
         if done is not None and n in after and path not in seen:
@@ -242,7 +248,8 @@ def see_moves(self: Body, result_of: Callable[[list[int]], Mapping[int, Any]]) -
             meant = [added[n]] if n in added else []
             decay, clipped = done.of(*ends)
             found = [one for one in (decay, clipped) if one is not None]
-            measure = Update(
+            measure = Partial(
+                update_of,
                 int(path in self.of.stacked),
                 bool(meant),
                 None if decay is None else decay.how,
@@ -272,7 +279,8 @@ def _dynamic(inner: Body, like: object) -> None:
         if isinstance(x, Output):
             return x
         if x.shape not in known:
-            known[x.shape] = inner.slot(inner.measured(Ones(x.shape), [], like))
+            ones = Partial(jnp.ones, x.shape, jnp.uint32)
+            known[x.shape] = inner.slot(inner.measured(ones, [], like))
         return known[x.shape]
 
     inner.seen = each_slot(once, inner.seen)
@@ -296,14 +304,15 @@ def _while(self: Body, item: Item, equation: Equation, operands: list[Value]) ->
         kept = [jaxprs.stacked(aval, PASSES) for aval in found]
         number = self.type_of(np.int32, equation)
         carried = [jaxprs.variable(aval) for aval in (number, *kept)]
-        after, _ = inner.traced(Next(), carried[:1], equation)
+        after, _ = inner.traced(Partial(next_number), carried[:1], equation)
         put = [*carried, *inner.fields]
-        after += inner.traced(Ring(PASSES, len(found)), put, equation)[0]
+        after += inner.traced(Partial(put_in_ring, PASSES, len(found)), put, equation)[0]
     else:
         carried, after = [jaxprs.variable(aval) for aval in found], list[Any]()
         if carried:
             both = [*carried, *inner.fields]
-            after = inner.traced(Merged(inner.seen, len(found)), both, equation)[0]
+            add = functools.partial(merged, inner.seen, len(found))
+            after = inner.traced(add, both, equation)[0]
     own = equation.params["body_jaxpr"]
     new = _jaxpr(inner, own, [*results, *after])
     bare, _ = jaxprs.open_jaxpr(new)
@@ -311,8 +320,8 @@ def _while(self: Body, item: Item, equation: Equation, operands: list[Value]) ->
     new = jaxprs.closed_like(new, bare)
     avals = [v.aval for v in carried]
     params = eqn_params.while_with(equation.params, new, consts=len(inner.places), carry=len(avals))
-    zeros, _ = self.traced(Zeros(tuple(avals)), [], equation)
-    given = [*operands[: test.consts], *self.given_to(inner), *operands[test.consts :], *zeros]
+    nothing, _ = self.traced(Partial(zeros, tuple(avals)), [], equation)
+    given = [*operands[: test.consts], *self.given_to(inner), *operands[test.consts :], *nothing]
     effects = _effects(new, equation.params["cond_jaxpr"])
     with jaxprs.context_of(equation):
         params, given = ends_together(params, given, more=len(avals))
@@ -336,8 +345,8 @@ def _cond(self: Body, item: Item, equation: Equation, operands: list[Value]) -> 
         body.places = {key: body.places[key] for key in places}
         end = start + len(body.fields)
         others = [*avals[:start], *avals[end:]]
-        zeros, _ = body.traced(Zeros(tuple(others)), [], equation)
-        fields = [*zeros[:start], *body.fields, *zeros[start:]]
+        nothing, _ = body.traced(Partial(zeros, tuple(others)), [], equation)
+        fields = [*nothing[:start], *body.fields, *nothing[start:]]
         results = body.outputs[: len(body.outputs) - len(body.fields)]
         branches.append(_jaxpr(body, own, [*results, *fields]))
         start = end
@@ -375,8 +384,8 @@ def _shard_map(self: Body, item: Item, equation: Equation, operands: list[Value]
             effects=_effects(new),
         )
     )
-    merged, _ = self.traced(MergedRows(inner.seen, count), rows, equation)
-    return [_moved(inner, list(map(self.slot, self.at_home(merged, equation))))]
+    found, _ = self.traced(functools.partial(merged_rows, inner.seen, count), rows, equation)
+    return [_moved(inner, list(map(self.slot, self.at_home(found, equation))))]
 
 
 ENTER: Mapping[str, Enter] = {

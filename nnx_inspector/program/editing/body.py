@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.sharding import on_this_mesh
 from nnx_inspector.program.editing.editor import (
     GATE,
     PRESENT,
@@ -24,27 +25,25 @@ from nnx_inspector.program.editing.editor import (
     Key,
 )
 from nnx_inspector.program.editing.functions import (
-    Beginning,
-    Change,
-    Finished,
-    Gated,
-    InLayer,
-    OfDevice,
-    Once,
-    OnThisMesh,
-    Seeded,
-    Summarise,
-    Whole,
-    Zero,
+    Partial,
+    finished_by,
+    gated,
+    is_in_layer,
+    once,
+    row_of_device,
+    samples_at_beginning,
+    seeded_by,
+    summary_of,
+    summary_of_change,
 )
-from nnx_inspector.program.editing.masks import Both, Fitted, KeepOf, Masked, SummariseWhere
+from nnx_inspector.program.editing.masks import Masked, fitted, kept_of, summary_where
 from nnx_inspector.program.editing.slots import Always, Output, Slot, is_slot
 from nnx_inspector.program.editing.updates import Rows
-from nnx_inspector.program.marks import BEGIN, CHANGE, GRADIENT, INPUT, OUTPUT, outside
+from nnx_inspector.program.marks import BEGIN, CHANGE, GRADIENT, INPUT, OUTPUT, both, outside
 from nnx_inspector.program.plan import Kept, Seen
 from nnx_inspector.program.survey import Item, Marked, Survey
 from nnx_inspector.stats.apart import is_apart
-from nnx_inspector.typing import Atom, DTypeLike, Equation, Params, Value, Var
+from nnx_inspector.typing import Atom, Aval, DTypeLike, Equation, Function, Params, Value, Var
 
 
 class Body:
@@ -81,7 +80,7 @@ class Body:
         self._rows: Rows | None = None
 
     @property
-    def outputs(self) -> list[Any]:
+    def outputs(self) -> list[Value]:
         return [*self.read(self.found.jaxpr.outvars), *self.fields]
 
     def edit(self) -> None:
@@ -106,20 +105,18 @@ class Body:
         """Let an atom stand for a variable from now on."""
         self._instead[variable] = atom
 
-    def place(self, key: Key, aval: object, value: object = None) -> Var:
+    def place(self, key: Key, aval: Aval, value: object = None) -> Var:
         """The variable of an additional input."""
         if key in self.own:
             return self.own[key]
         if key[0] == WHERE and key[:2] in self.own:
-            fitted = self.traced(Fitted(*key[2:]), [self.own[key[:2]]], self.home)[0]
-            return self.own.setdefault(key, *fitted)
+            (own,), _ = self.traced(Partial(fitted, *key[2:]), [self.own[key[:2]]], self.home)
+            return self.own.setdefault(key, own)
         if key not in self.places:
             self.places[key] = jaxprs.variable(aval), value
         return self.places[key][0]
 
-    def traced(
-        self, f: Callable[..., Any], atoms: Sequence[object], like: object
-    ) -> tuple[list[Any], Any]:
+    def traced(self, f: Function, atoms: Sequence[object], like: object) -> tuple[list[Any], Any]:
         """Add what computes `f` of some atoms; returns its results' atoms, and their tree."""
         closed, tree = self.of.trace(f, atoms, like)
         bare, consts = jaxprs.open_jaxpr(closed)
@@ -145,24 +142,24 @@ class Body:
             )
         return [read(v) for v in bare.outvars], tree
 
-    def measured(self, measure: Callable[..., Any], atoms: Sequence[Atom], like: object) -> Any:
+    def measured(self, measure: Function, atoms: Sequence[Atom], like: object) -> Any:
         """What a function measures of some atoms, with atoms for arrays."""
         axes = self.of.axes
         if self.of.gated:
-            measure, atoms = Gated(Whole(measure)), [self._gate(like), *atoms]
+            measure, atoms = Partial(gated, measure), [self._gate(like), *atoms]
         if axes:
-            measure = OfDevice(measure, axes, self.of.checked)
+            measure = Partial(row_of_device, measure, axes, self.of.checked)
         found, tree = self.traced(measure, atoms, like)
         return jax.tree.unflatten(tree, self.at_home(found, like))
 
-    def at_home(self, atoms: list[Any], like: object) -> list[Any]:
+    def at_home(self, atoms: list[Any], like: object) -> list[Value]:
         """Small results of an equation, on the mesh of this body.
 
         Within `jax.sharding.auto_axes` types have another mesh than in the body around.
         """
         if not atoms or self.of.axes or self.of.mesh_of(like) == self.of.mesh_of(self.home):
             return atoms
-        return self.traced(OnThisMesh(), atoms, self.home)[0]
+        return self.traced(Partial(_on_this_mesh), atoms, self.home)[0]
 
     def slot(self, atom: Atom) -> Slot:
         """An additional output."""
@@ -181,7 +178,7 @@ class Body:
             return
         fields, self.fields, self._field_of = self.fields, [], {}
         words = [fields[number] for number in waiting]
-        found, tree = self.traced(Finished(tuple(waiting.values())), words, like)
+        found, tree = self.traced(Partial(finished_by, tuple(waiting.values())), words, like)
         whole = jax.tree.unflatten(tree, list(map(self.slot, found)))
         done = dict(zip(waiting, whole, strict=True))
 
@@ -230,7 +227,7 @@ class Body:
             self._for_each(marked, axis, self.measured(keep, [x, *masks[n]], equation), equation)
             for n, (x, mapped, axis) in enumerate(zip(values, marked.mapped, axes, strict=True))
             for how in [Masked.of(marked, equation.params, n, axis) if masks[n] else None]
-            for keep in [KeepOf(plan.keep, marked.site, mapped, axis, how)]
+            for keep in [Partial(kept_of, plan.keep, marked.site, mapped, axis, how)]
             if keeps
         ]
         if marked.part == GRADIENT and summaries:
@@ -253,15 +250,15 @@ class Body:
         if not self.of.plan.summarise or self.of.again:
             return Seen([], Always(()))
         begun, taken = marked.begun, values[1 : len(marked.avals)]
-        kept = self.measured(Beginning(len(begun.paths), marked.mapped[1:]), taken, equation)
+        kept = self.measured(
+            Partial(samples_at_beginning, len(begun.paths), marked.mapped[1:]), taken, equation
+        )
         self._rows, summaries = self._rows or Rows(self.found.jaxpr), list[Any]()
         for path, x, own in zip(begun.paths, taken, equation.invars[1:], strict=False):
             if path in begun.weights:
                 self.of.stacked |= {path} if (rows := self._rows.holds(own)) else set()
-                how = Summarise(
-                    self.of.plan.sample, 0 if rows else None, self.of.apart and not self.of.axes
-                )
-                summaries.append(self.measured(how, [x], equation))
+                measure = self._summarises(0 if rows else None)
+                summaries.append(self.measured(measure, [x], equation))
         return Seen(jax.tree.map(self.slot, summaries), Always(()), [Kept(self.slot(kept))])
 
     def given(self, equation: Equation) -> Var:
@@ -272,12 +269,12 @@ class Body:
         around = self.around[self.of.depths.get(params.get("call"), 0) :]
         if len(rows) > len(around):
             self.of.outside.add(params["site"])
-            return self.traced(Zero(np.dtype(np.bool_)), [], equation)[0][0]
+            return self.traced(Partial(jnp.zeros, (), np.dtype(np.bool_)), [], equation)[0][0]
         if rows:
             number = self.type_of(np.int32, equation)
             here = around[: len(rows)]
             counters = [self.place(key, number) for key, _ in here]
-            layer = InLayer(rows, tuple(length for _, length in here))
+            layer = Partial(is_in_layer, rows, tuple(length for _, length in here))
             ((atom,), _) = self.traced(layer, [atom, *counters], equation)
         return atom
 
@@ -286,7 +283,7 @@ class Body:
 
     def _mask(
         self, marked: Marked, equation: Equation, number: int, present: list[Any]
-    ) -> list[Any]:
+    ) -> list[Value]:
         """The mask beside a value of a mark, if it has one: of positions, of the examples that are
         present, or of both.
         """
@@ -298,11 +295,11 @@ class Body:
         for length in reversed(shape := (*sizes, *params["where"])):
             aval = jaxprs.stacked(aval, length)
         atom = self.place((WHERE, params["owner"], shape, len(sizes)), aval)
-        return self.traced(Both(), [atom, *present], equation)[0] if present else [atom]
+        return self.traced(Partial(both), [atom, *present], equation)[0] if present else [atom]
 
     def _with_presence(
         self, equation: Equation, values: list[Value], mask: list[Any], ties: list[Any]
-    ) -> list[Any]:
+    ) -> list[Value]:
         """Add the mark, with a mask that says whether the example is there."""
         present = self.place(PRESENT, self.type_of(np.bool_, equation))
         if mask:
@@ -326,25 +323,28 @@ class Body:
         return []
 
     def _once(self, equation: Equation, x: object, *after: object) -> Var:
-        return self.traced(Once(), [x, *after], equation)[0][0]
+        return self.traced(Partial(once), [x, *after], equation)[0][0]
 
     def _summary(
         self, marked: Marked, equation: Equation, xs: list[Value], axis: int | None, number: int
     ) -> Any:
         if marked.part == CHANGE:
-            measure: Callable[..., Any] = Change(self.of.plan.sample, axis)
+            measure = Partial(summary_of_change, self.of.plan.sample, axis)
             return self._for_each(marked, axis, self.measured(measure, xs, equation), equation)
         x, *mask = xs
         known, how = self._summaries.setdefault(_named(x), {}), (*map(_named, mask), axis)
         if how not in known:
             rows = marked.part == GRADIENT and marked.site in self.of.stacked
-            sample = self.of.plan.sample
-            measure = Summarise(sample, 0 if rows else axis, self.of.apart and not self.of.axes)
+            measure = self._summarises(0 if rows else axis)
             if mask:
                 how_masked = Masked.of(marked, equation.params, number, axis)
-                measure = SummariseWhere(sample, how_masked)
+                measure = Partial(summary_where, self.of.plan.sample, how_masked)
             known[how] = self.measured(measure, xs, equation)
         return self._for_each(marked, axis, known[how], equation)
+
+    def _summarises(self, axis: int | None) -> Partial:
+        apart = self.of.apart and not self.of.axes
+        return Partial(summary_of, self.of.plan.sample, axis, apart)
 
     def _for_each(self, marked: Marked, axis: int | None, found: object, like: Equation) -> Any:
         """What was found in an array, for each member, even if all share the array."""
@@ -369,18 +369,18 @@ class Body:
                 how |= {"mapped": (mapped[leaf],), "members": of_one, "ticket": self.of.tickets}
                 if masks[leaf]:
                     how |= Masked.of(marked, equation.params, leaf, None).params(equation.params)
-                seeds = Seeded(tuple(how.items()))
+                seeds = Partial(seeded_by, tuple(how.items()))
                 (out[leaf],), _ = self.traced(seeds, [x, seed, *masks[leaf]], equation)
         return out
 
     def type_of(self, dtype: DTypeLike, like: object) -> Any:
         """The type of a number where an equation stands: within a shard_map it is another."""
-        closed, _ = self.of.trace(Zero(np.dtype(dtype)), [], like)
+        closed, _ = self.of.trace(Partial(jnp.zeros, (), np.dtype(dtype)), [], like)
         return jaxprs.open_jaxpr(closed)[0].outvars[0].aval
 
     def _perturbed(
         self,
-        perturb: Callable[..., list[Any]],
+        perturb: Callable[..., list[Value]],
         marked: Marked,
         values: list[Value],
         equation: Equation,
@@ -404,11 +404,11 @@ class Body:
                 wheres[n] = how.beside(xs[n], mask)[1]
             return of_values(list(xs[:count]), rows, wheres)
 
-        def of_values(xs: list[Value], rows: Any, *wheres: Any) -> list[Any]:
+        def of_values(xs: list[Value], rows: Any, *wheres: Value) -> list[Value]:
             if not marked.members:
                 return perturb(marked, xs, rows, *wheres)
 
-            def of_member(xs: list[Value], number: Any, *wheres: Any) -> list[Any]:
+            def of_member(xs: list[Value], number: Value, *wheres: Value) -> list[Value]:
                 return perturb(marked, xs, (*rows, (number, marked.members)), *wheres)
 
             first = [None if axis is None else 0 for axis in axes]
@@ -435,7 +435,7 @@ class Body:
         equation: Equation,
         operands: Sequence[Atom],
         params: Params,
-        fields: Sequence[object],
+        fields: Sequence[Aval],
         effects: Any,
     ) -> list[Slot]:
         """Add an equation that returns more: a slot for each of these types."""
@@ -449,6 +449,10 @@ class Body:
             )
         )
         return list(map(self.slot, self.at_home(new, equation)))
+
+
+def _on_this_mesh(*xs: jax.Array) -> list[jax.Array]:
+    return on_this_mesh(list(xs))
 
 
 def _named(atom: Atom) -> Any:

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import linecache
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook, opened
 from nnx_inspector.program.marks import OUTPUT, POSITIONS, counts, mark_arguments
 from nnx_inspector.program.structure import describe
 from nnx_inspector.stats.summarize import beside, in_words
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Function, Kwargs, Owner, Params, PyTree, Value
 
 _EXAMPLE = "where=lambda tokens, *_: tokens != 0"
 MOST_KEPT = 16
@@ -46,7 +46,7 @@ class Where:
     Equal ones share programs, so a mask is kept by its bytes.
     """
 
-    function: Callable[..., Any] | None = None
+    function: Function | None = None
     shape: tuple[int, ...] = ()
     bits: bytes = b""
 
@@ -63,7 +63,7 @@ class Where:
         name = getattr(self.function, "__name__", type(self.function).__name__)
         return (_body_of(self.function) or "a lambda") if name == "<lambda>" else f"{name}(...)"
 
-    def mask(self, args: Any, kwargs: Any, context: Context) -> Any:
+    def mask(self, args: tuple[Value, ...], kwargs: Kwargs, context: Context) -> Any:
         """The mask of a call, bool; None if all of its positions count.
 
         Raises:
@@ -100,7 +100,7 @@ def _body_of(function: Any) -> str:
     return text if len(text) <= MOST_WORDS else f"{text[:MOST_WORDS]} ..."
 
 
-def where_of(given: Any) -> Where | None:
+def where_of(given: Value) -> Where | None:
     """What the user gave as `where=`.
 
     Raises:
@@ -149,11 +149,11 @@ _here = _Here()
 
 @contextlib.contextmanager
 def call_begins(
-    mask: Any, owner: object, args: object, kwargs: object, context: Context
+    mask: Value, owner: object, args: object, kwargs: object, context: Context
 ) -> Iterator[tuple[Any, Any]]:
     """The outermost call, with this mask: its arguments, by which its program holds the mask."""
     if mask is not None:
-        how: Any = {"owner": owner, "site": context.site or "", "part": POSITIONS}
+        how: Params = {"owner": owner, "site": context.site or "", "part": POSITIONS}
         args, kwargs = mark_arguments(args, kwargs, context, mask=mask, **how)
         if not jit.is_tracer(mask):
             _here.last.pop(owner, None)
@@ -167,7 +167,7 @@ def call_begins(
         del _here.shapes[owner]
 
 
-def counting(owner: object) -> dict[str, Any]:
+def counting(owner: object) -> Params:
     """The parameter of a mark that says how the mask of the call under way is; {} if all of its
     positions count.
     """
@@ -175,7 +175,7 @@ def counting(owner: object) -> dict[str, Any]:
     return {} if shape is None else {"where": shape}
 
 
-def counted_beside(owner: Any, x: jax.Array) -> jax.Array | None:
+def counted_beside(owner: Owner, x: jax.Array) -> jax.Array | None:
     """The mask of the call under way, beside a value in it as the module sees it; None if it does
     not fit. Of a value that vmaps map, it is that of the example.
     """
@@ -193,10 +193,12 @@ def counted_beside(owner: Any, x: jax.Array) -> jax.Array | None:
 class Counts:
     """The hook that begins the mask of an owner's outermost call."""
 
-    owner: Any
+    owner: Owner
     where: Where
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
+    def __call__(
+        self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
+    ) -> PyTree:
         if self.owner in _here.shapes or context.kind != "method":
             return next_fun(*args, **kwargs)
         try:

@@ -17,7 +17,7 @@ from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.survey import Marked
-from nnx_inspector.typing import Array
+from nnx_inspector.typing import Array, Equation, Function, Params
 
 Key = tuple[Any, ...]
 """What an additional input of a body is: a constant, a seed, or the number of an iteration."""
@@ -59,7 +59,7 @@ class Editor:
         self.plan, self.seeds, self.tickets = plan, seeds, tickets
         self.again = False  # within the second pass of a remat
         self.axes: tuple[str, ...] = ()  # the manual axes of the shard_maps around
-        self.inside: dict[str, Any] = {}  # the parameters of the innermost one
+        self.inside: Params = {}  # the parameters of the innermost one
         self.counted = itertools.count()
         self.depths = depths or {}  # the scans around each call that begins
         self.outside: set[str] = set()  # sites without the layer that a value is given to
@@ -74,7 +74,7 @@ class Editor:
         return bool(self.inside.get("check_vma", True))
 
     @staticmethod
-    def context_of(like: object) -> contextlib.AbstractContextManager[None]:
+    def context_of(like: Equation | None) -> contextlib.AbstractContextManager[None]:
         """The context of an equation; None stands for the one that the program is edited in."""
         return contextlib.nullcontext() if like is None else jaxprs.context_of(like)
 
@@ -86,7 +86,7 @@ class Editor:
                 self._meshes[key] = jax.sharding.get_abstract_mesh()
         return self._meshes[key]
 
-    def trace(self, f: Callable[..., Any], atoms: Sequence[Any], like: Any) -> Any:
+    def trace(self, f: Function, atoms: Sequence[Any], like: Any) -> Any:
         """The program of `f` for such operands, in the context of an equation, and its result's
         tree. Equal functions share it.
         """

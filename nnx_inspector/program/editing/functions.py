@@ -1,13 +1,14 @@
 """The functions of arrays that are put into a program where it is edited.
 
-Equal functions share what is traced: each is a frozen dataclass. Knows no jaxpr.
+A function's static arguments come first, and `Partial` holds them: equal ones share what is traced.
+Knows no jaxpr.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 import jax
@@ -18,7 +19,6 @@ from nnx_inspector._compat.native import Type, by_rows, computed_once
 from nnx_inspector._compat.sharding import (
     auto_sharded,
     counted_once,
-    on_this_mesh,
     varying_along,
     zeros_of,
 )
@@ -32,136 +32,114 @@ from nnx_inspector.stats.array_stats import Sample
 from nnx_inspector.stats.measure_gauges import samples_of
 from nnx_inspector.stats.summarize import merge_rows, summarize, summarize_apart
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.typing import Aval, Function, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
-class Summarise:
-    """Reduces an array to its summary, or to one for each entry of the members' axis."""
+class Partial:
+    """A `functools.partial` that equals another one of the same function and arguments."""
 
-    sample: Sample
-    axis: int | None = None
-    apart: bool = False
+    function: Function
+    static: tuple[Hashable, ...]
 
-    def __call__(self, x: jax.Array) -> Summary | Apart:
-        x = x if self.axis is None else jnp.moveaxis(x, self.axis, 0)
-        measure = summarize_apart if self.apart else summarize
-        return measure(x, batch_rank=int(self.axis is not None), sample=self.sample)
+    def __init__(self, function: Function, *static: Hashable):
+        object.__setattr__(self, "function", function)
+        object.__setattr__(self, "static", static)
 
-
-@dataclasses.dataclass(frozen=True)
-class Gated:
-    """What a function finds if a gate is open, and zeros otherwise."""
-
-    measure: Callable[..., Any]
-
-    def __call__(self, gate: jax.Array, *xs: jax.Array) -> Any:
-        return jax.lax.cond(gate, self.measure, self._nothing, *xs)
-
-    def _nothing(self, *xs: jax.Array) -> Any:
-        return jax.tree.map(zeros_of, jax.eval_shape(self.measure, *xs))
+    def __call__(self, *arrays: Value) -> PyTree:
+        return self.function(*self.static, *arrays)
 
 
-@dataclasses.dataclass(frozen=True)
-class Whole:
-    """What a function finds, added up over the devices at once."""
-
-    measure: Callable[..., Any]
-
-    def __call__(self, *xs: jax.Array) -> Any:
-        return all_finished(self.measure(*xs))
+def summary_of(sample: Sample, axis: int | None, apart: bool, x: jax.Array) -> Summary | Apart:
+    """The summary of an array, or one for each entry of the members' axis."""
+    x = x if axis is None else jnp.moveaxis(x, axis, 0)
+    measure = summarize_apart if apart else summarize
+    return measure(x, batch_rank=int(axis is not None), sample=sample)
 
 
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """Finishes what is apart, by its words."""
+def gated(measure: Callable[..., PyTree], gate: jax.Array, *xs: jax.Array) -> PyTree:
+    """What a function finds if a gate is open, and zeros otherwise, added up over the devices."""
 
-    finish: tuple[Callable[[Any], Any], ...]
+    def whole(*xs: jax.Array) -> PyTree:
+        return all_finished(measure(*xs))
 
-    def __call__(self, *words: jax.Array) -> list[Any]:
-        return finished([Apart(x, one) for x, one in zip(words, self.finish, strict=True)])
+    def nothing(*xs: jax.Array) -> PyTree:
+        return jax.tree.map(zeros_of, jax.eval_shape(whole, *xs))
 
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """Reduces a Variable's change to its summary."""
-
-    sample: Sample
-    axis: int | None = None
-
-    def __call__(self, old: jax.Array, new: jax.Array) -> Summary | Apart:
-        return Summarise(self.sample, self.axis)(difference(old, new))
+    return jax.lax.cond(gate, whole, nothing, *xs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Beginning:
-    """Samples the parameters of a call that begins, and says whether its arguments vary.
+def finished_by(finish: tuple[Callable[[Any], Any], ...], *words: jax.Array) -> list[PyTree]:
+    """What is apart, finished by its words."""
+    return finished([Apart(x, one) for x, one in zip(words, finish, strict=True)])
 
-    Attributes:
+
+def summary_of_change(
+    sample: Sample, axis: int | None, old: jax.Array, new: jax.Array
+) -> Summary | Apart:
+    return summary_of(sample, axis, False, difference(old, new))
+
+
+def samples_at_beginning(
+    held: int, mapped: tuple[tuple[int, ...], ...], *xs: jax.Array
+) -> jax.Array:
+    """Samples of the parameters of a call that begins, and whether its arguments vary.
+
+    Args:
         held: how many of the operands are parameters; they come first.
         mapped: the axes of vmaps in each operand.
     """
-
-    held: int
-    mapped: tuple[tuple[int, ...], ...]
-
-    def __call__(self, *xs: jax.Array) -> jax.Array:
-        every = [mapped_first(x, axes) for x, axes in zip(xs, self.mapped, strict=True)]
-        ranks = list(map(len, self.mapped))
-        held = [x[(0,) * n] if n else x for x, n in zip(every[: self.held], ranks, strict=False)]
-        given = [
-            x.reshape(-1, *x.shape[n + 1 :]) if n and x.ndim > n else x
-            for x, n in zip(every[self.held :], ranks[self.held :], strict=True)
-        ]
-        return samples_of(held, given)
+    every = [mapped_first(x, axes) for x, axes in zip(xs, mapped, strict=True)]
+    ranks = list(map(len, mapped))
+    parameters = [x[(0,) * n] if n else x for x, n in zip(every[:held], ranks, strict=False)]
+    given = [
+        x.reshape(-1, *x.shape[n + 1 :]) if n and x.ndim > n else x
+        for x, n in zip(every[held:], ranks[held:], strict=True)
+    ]
+    return samples_of(parameters, given)
 
 
-@dataclasses.dataclass(frozen=True)
-class Moved:
+def movement(
+    rows: int, before: jax.Array, after: jax.Array, added: jax.Array | None = None
+) -> jax.Array:
     """How far a parameter is moved: the sums of squares of the change, in units of `UNIT`, and of
     the value before; how many elements something other than 0 is added to; and how many of those
     stay what they were. Of the whole or of each entry of the first axes, float32[..., 4]. The
     counts are NaN where it is not known what is added.
 
-    Attributes:
+    Args:
         rows: how many leading axes have an entry each.
     """
-
-    rows: int = 0
-
-    def __call__(
-        self, before: jax.Array, after: jax.Array, added: jax.Array | None = None
-    ) -> jax.Array:
-        xs = [_real(before), _real(after)]
-        if added is not None:
-            xs.append(_real(added))
-        find = lambda *xs: _moved(*xs, rows=self.rows)[0]  # noqa: E731
-        return auto_sharded(find, *xs)
+    xs = [_real(x) for x in (before, after, added) if x is not None]
+    return auto_sharded(lambda *xs: _moved(*xs, rows=rows)[0], *xs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Product:
-    """A product of numbers; without any, 1.
-
-    Attributes:
-        divides: of each, whether it divides.
-    """
-
-    divides: tuple[bool, ...]
-
-    def __call__(self, *xs: jax.Array) -> jax.Array:
-        found = jnp.ones((), jnp.float32)
-        for x, divides in zip(xs, self.divides, strict=True):
-            found = found / x if divides else found * x
-        return found.astype(jnp.float32)
+Divides = tuple[bool, ...]
+"""For each number of a product, whether it divides."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Update:
-    """What `Moved` finds, and behind it two pairs of sums of squares: of weight decay and of what
-    it is added to; of what clipping takes from an array, in units of `UNIT`, and of the array.
-    NaN where there is none: float32[..., 8].
+def _product(divides: Divides, xs: list[jax.Array]) -> jax.Array:
+    """The product of the first numbers, which are taken from the list; without any, 1."""
+    found = jnp.ones((), jnp.float32)
+    for one in divides:
+        found = found / xs.pop(0) if one else found * xs.pop(0)
+    return found.astype(jnp.float32)
 
-    Attributes:
+
+def update_of(
+    rows: int,
+    added: bool,
+    decay: tuple[Divides, bool] | None,
+    clipped: tuple[Divides | None, bool, bool] | None,
+    before: jax.Array,
+    after: jax.Array,
+    *others: jax.Array,
+) -> jax.Array:
+    """`movement`, and behind it two pairs of sums of squares: of weight decay and of what it is
+    added to; of what clipping takes from an array, in units of `UNIT`, and of the array. NaN where
+    there is none: float32[..., 8].
+
+    Args:
         rows: how many leading axes have an entry each.
         added: whether it is known what is added; it is the third operand.
         decay: the factor of weight decay, and whether it is 1 without; the next operands are what
@@ -170,32 +148,25 @@ class Update:
             the next operands are the factor's numbers and the comparison. Without a factor, they
             are an array before clipping and after.
     """
-
-    rows: int = 0
-    added: bool = False
-    decay: tuple[Product, bool] | None = None
-    clipped: tuple[Product | None, bool, bool] | None = None
-
-    def __call__(self, before: jax.Array, after: jax.Array, *others: jax.Array) -> jax.Array:
-        xs, moved = list(others), Moved(self.rows)
-        found = moved(before, after, *([xs.pop(0)] if self.added else []))
-        pairs = [jnp.full_like(found[..., :2], jnp.nan)] * 2
-        if self.decay is not None:
-            rest, (product, keeps) = xs.pop(0), self.decay
-            factor = product(*(xs.pop(0) for _ in product.divides)) - keeps
-            sizes = jnp.square(factor) * found[..., 1], moved(rest, rest)[..., 1]
-            pairs[0] = jnp.stack(sizes, axis=-1)
-        if self.clipped is not None:
-            product, chosen, on = self.clipped
-            if product is None:
-                pairs[1] = moved(*xs)[..., :2]
-            else:
-                factor = product(*(xs.pop(0) for _ in product.divides))
-                if chosen:
-                    factor = jnp.where(xs.pop(0) == on, factor, 1)
-                taken = jnp.stack([jnp.square((1 - factor) / UNIT), jnp.ones_like(factor)])
-                pairs[1] = jnp.broadcast_to(taken, pairs[1].shape)
-        return jnp.concatenate([found, *pairs], axis=-1)
+    xs = list(others)
+    found = movement(rows, before, after, *([xs.pop(0)] if added else []))
+    pairs = [jnp.full_like(found[..., :2], jnp.nan)] * 2
+    if decay is not None:
+        rest, (divides, keeps) = xs.pop(0), decay
+        factor = _product(divides, xs) - keeps
+        sizes = jnp.square(factor) * found[..., 1], movement(rows, rest, rest)[..., 1]
+        pairs[0] = jnp.stack(sizes, axis=-1)
+    if clipped is not None:
+        divides, chosen, on = clipped
+        if divides is None:
+            pairs[1] = movement(rows, *xs)[..., :2]
+        else:
+            factor = _product(divides, xs)
+            if chosen:
+                factor = jnp.where(xs.pop(0) == on, factor, 1)
+            taken = jnp.stack([jnp.square((1 - factor) / UNIT), jnp.ones_like(factor)])
+            pairs[1] = jnp.broadcast_to(taken, pairs[1].shape)
+    return jnp.concatenate([found, *pairs], axis=-1)
 
 
 UNIT: Final = 2.0**-30
@@ -238,168 +209,93 @@ def _squares(before: jax.Array, after: jax.Array, *added: jax.Array) -> list[jax
 _moved = by_rows("nnx_inspector_update", _squares, lambda *_: [Type((4,), np.dtype(np.float32))])
 
 
-@dataclasses.dataclass(frozen=True)
-class InLayer:
+def is_in_layer(
+    wanted: tuple[int, ...], lengths: tuple[int, ...], on: jax.Array, *rows: jax.Array
+) -> jax.Array:
     """Whether a value that is on acts in this iteration of the scans around."""
-
-    wanted: tuple[int, ...]
-    lengths: tuple[int, ...]
-
-    def __call__(self, on: jax.Array, *rows: jax.Array) -> jax.Array:
-        for row, index, length in zip(rows, self.wanted, self.lengths, strict=True):
-            on = on & (row == index % length)
-        return on
+    for row, index, length in zip(rows, wanted, lengths, strict=True):
+        on = on & (row == index % length)
+    return on
 
 
-@dataclasses.dataclass(frozen=True)
-class OfDevice:
+def row_of_device(
+    measure: Callable[..., PyTree], axes: tuple[str, ...], checked: bool, *xs: jax.Array
+) -> PyTree:
     """What a function finds on one device of a shard_map: a row, which counts each value once."""
-
-    measure: Callable[..., Any]
-    axes: tuple[str, ...]
-    checked: bool
-
-    def __call__(self, *xs: jax.Array) -> Any:
-        found = self.measure(*xs)
-        if self.checked:  # otherwise it is not known what is a copy
-            if xs:
-                once = functools.partial(counted_once, like=xs[0], axes=self.axes)
-                found = jax.tree.map(once, found)
-            found = jax.tree.map(functools.partial(varying_along, axes=self.axes), found)
-        return jax.tree.map(lambda x: x[None], found)
+    found = measure(*xs)
+    if checked:  # otherwise it is not known what is a copy
+        if xs:
+            once = functools.partial(counted_once, like=xs[0], axes=axes)
+            found = jax.tree.map(once, found)
+        found = jax.tree.map(functools.partial(varying_along, axes=axes), found)
+    return jax.tree.map(lambda x: x[None], found)
 
 
-@dataclasses.dataclass(frozen=True)
-class Once:
-    def __call__(self, x: jax.Array, *after: jax.Array) -> jax.Array:
-        return computed_once(x, after=after)
+def once(x: jax.Array, *after: jax.Array) -> jax.Array:
+    return computed_once(x, after=after)
 
 
-@dataclasses.dataclass(frozen=True)
-class OnThisMesh:
-    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
-        return on_this_mesh(list(xs))
+def seeded_by(how: tuple[tuple[str, Any], ...], *xs: jax.Array) -> jax.Array:
+    return seeded(*xs, **dict(how))
 
 
-@dataclasses.dataclass(frozen=True)
-class Seeded:
-    how: tuple[tuple[str, Any], ...]
-
-    def __call__(self, x: jax.Array, seed: jax.Array, *mask: jax.Array) -> jax.Array:
-        return seeded(x, seed, *mask, **dict(self.how))
+def zeros(avals: tuple[Aval, ...]) -> list[jax.Array]:
+    return list(map(zeros_of, avals))
 
 
-@dataclasses.dataclass(frozen=True)
-class Ones:
-    shape: tuple[int, ...]
-
-    def __call__(self) -> jax.Array:
-        return jnp.ones(self.shape, jnp.uint32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Zero:
-    dtype: np.dtype[Any]
-
-    def __call__(self) -> jax.Array:
-        return jnp.zeros((), self.dtype)
+def put_in_ring(length: int, count: int, number: jax.Array, *both: jax.Array) -> list[jax.Array]:
+    """Put what an iteration found in its row of the last `length` ones."""
+    rows, found = both[:count], both[count:]
+    put = jax.lax.dynamic_update_index_in_dim
+    return [put(x, new, number % length, 0) for x, new in zip(rows, found, strict=True)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Zeros:
-    avals: tuple[Any, ...]
-
-    def __call__(self) -> list[jax.Array]:
-        return list(map(zeros_of, self.avals))
-
-
-@dataclasses.dataclass(frozen=True)
-class Ring:
-    """Puts what an iteration found in its row of the last `length` ones."""
-
-    length: int
-    count: int
-
-    def __call__(self, number: jax.Array, *both: object) -> list[Any]:
-        rows, found = both[: self.count], both[self.count :]
-        at = number % self.length
-        put = jax.lax.dynamic_update_index_in_dim
-        return [put(x, new, at, 0) for x, new in zip(rows, found, strict=True)]
+def merged(seen: PyTree, count: int, *fields: jax.Array) -> list[jax.Array]:
+    """Add up what two iterations of a loop saw: the fields of one, then those of the other."""
+    slots, tree = jax.tree.flatten(seen, is_leaf=is_slot)
+    numbers = [slot.number for slot in slots]
+    halves = fields[:count], fields[count:]
+    a, b = (jax.tree.unflatten(tree, [half[i] for i in numbers]) for half in halves)
+    found = dict(zip(numbers, jax.tree.leaves(merge_seen(a, b)), strict=True))
+    return [found[i] for i in range(count)]
 
 
-class Merged:
-    """Adds up what two iterations of a loop saw: the fields of one, then those of the other."""
-
-    def __init__(self, seen: list[Any], count: int):
-        self._seen, self._count = seen, count
-
-    def __call__(self, *fields: object) -> list[Any]:
-        slots, tree = jax.tree.flatten(self._seen, is_leaf=is_slot)
-        numbers = [slot.number for slot in slots]
-        halves = fields[: self._count], fields[self._count :]
-        a, b = (jax.tree.unflatten(tree, [half[i] for i in numbers]) for half in halves)
-        found = dict(zip(numbers, jax.tree.leaves(merge_seen(a, b)), strict=True))
-        return [found[i] for i in range(self._count)]
-
-
-class MergedRows:
-    """Merges the rows of the devices of a shard_map."""
-
-    def __init__(self, seen: list[Any], count: int):
-        self._seen, self._count = seen, count
-
-    def __call__(self, *fields: Any) -> list[Any]:
-        is_summary = lambda x: isinstance(x, (Summary, Output, Always))  # noqa: E731
-        found: dict[int, Any] = {}
-        for one in jax.tree.leaves(self._seen, is_leaf=is_summary):
-            if isinstance(one, Output):
-                found[one.number] = fields[one.number].max(axis=0)
-            elif isinstance(one, Summary):
-                slots = jax.tree.leaves(one, is_leaf=is_slot)
-                whole = jax.tree.map(lambda x: fields[x.number], one, is_leaf=is_slot)
-                pairs = zip(slots, jax.tree.leaves(merge_rows(whole)), strict=True)
-                found.update({slot.number: x for slot, x in pairs})
-        return [found[i] for i in range(self._count)]
+def merged_rows(seen: PyTree, count: int, *fields: jax.Array) -> list[jax.Array]:
+    """Merge the rows of the devices of a shard_map."""
+    is_summary = lambda x: isinstance(x, (Summary, Output, Always))  # noqa: E731
+    found: dict[int, jax.Array] = {}
+    for one in jax.tree.leaves(seen, is_leaf=is_summary):
+        if isinstance(one, Output):
+            found[one.number] = fields[one.number].max(axis=0)
+        elif isinstance(one, Summary):
+            slots = jax.tree.leaves(one, is_leaf=is_slot)
+            whole = jax.tree.map(lambda x: fields[x.number], one, is_leaf=is_slot)
+            pairs = zip(slots, jax.tree.leaves(merge_rows(whole)), strict=True)
+            found.update({slot.number: x for slot, x in pairs})
+    return [found[i] for i in range(count)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
+def row_of(backwards: bool, length: int, number: jax.Array) -> jax.Array:
     """The row of a scan's iteration, by how many went before."""
-
-    backwards: bool
-    length: int
-
-    def __call__(self, number: jax.Array) -> jax.Array:
-        return self.length - 1 - number if self.backwards else number
+    return length - 1 - number if backwards else number
 
 
-@dataclasses.dataclass(frozen=True)
-class Next:
-    def __call__(self, number: jax.Array) -> jax.Array:
-        return number + 1
+def next_number(number: jax.Array) -> jax.Array:
+    return number + 1
 
 
-@dataclasses.dataclass(frozen=True)
-class IsMultiple:
-    of: int
-
-    def __call__(self, number: jax.Array) -> jax.Array:
-        return number % self.of == 0
+def is_multiple(of: int, number: jax.Array) -> jax.Array:
+    return number % of == 0
 
 
-@dataclasses.dataclass(frozen=True)
-class PutRows:
-    """Puts what an iteration found in its row, if it is one that is measured."""
+def put_in_rows(
+    every: int, count: int, gate: jax.Array, row: jax.Array, *both: jax.Array
+) -> list[jax.Array]:
+    """Put what an iteration found in its row, if it is one that is measured."""
+    at = row // every
 
-    every: int
-    count: int
+    def put(rows: jax.Array, new: jax.Array) -> jax.Array:
+        old = jax.lax.dynamic_index_in_dim(rows, at, keepdims=False)
+        return jax.lax.dynamic_update_index_in_dim(rows, jnp.where(gate, new, old), at, 0)
 
-    def __call__(self, gate: jax.Array, row: jax.Array, *both: Any) -> list[Any]:
-        rows, found = both[: self.count], both[self.count :]
-        at = row // self.every
-
-        def put(rows: jax.Array, new: jax.Array) -> jax.Array:
-            old = jax.lax.dynamic_index_in_dim(rows, at, keepdims=False)
-            return jax.lax.dynamic_update_index_in_dim(rows, jnp.where(gate, new, old), at, 0)
-
-        return list(map(put, rows, found))
+    return list(map(put, both[:count], both[count:]))

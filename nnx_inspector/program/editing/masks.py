@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from nnx_inspector.program.marks import GRADIENT, both, mapped_first
+from nnx_inspector.program.marks import GRADIENT, mapped_first
 from nnx_inspector.program.plan import Keep, Kept
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.stats.array_stats import Sample
@@ -51,7 +50,7 @@ class Masked:
         positions = len(params["where"]) if counts else None
         return Masked(mapped, member, positions, masked and params.get("present", True))
 
-    def params(self, params: Params) -> dict[str, Any]:
+    def params(self, params: Params) -> Params:
         """Those of a mark that holds such a mask."""
         of_positions = {} if self.positions is None else {"where": params["where"]}
         return {"masked": True, "present": self.present, **of_positions}
@@ -72,89 +71,63 @@ class Masked:
         return x, None if shape is None else mask
 
 
-@dataclasses.dataclass(frozen=True)
-class SummariseWhere:
-    """Reduces the positions that a mask selects, or the entries of the outermost vmaps, to one
-    summary, or to one for each member.
+def summary_where(sample: Sample, how: Masked, x: jax.Array, mask: jax.Array) -> Summary:
+    """The summary of the positions that a mask selects, or of the entries of the outermost vmaps;
+    or one for each member.
     """
-
-    sample: Sample
-    how: Masked
-
-    def __call__(self, x: jax.Array, mask: jax.Array) -> Summary:
-        how = self.how
-        y, where = how.beside(x, mask)
-        if where is not None or not how.present:
-            rank = int(how.member is not None)
-            return summarize(y, batch_rank=rank, sample=self.sample, where=where)
-        if how.positions:
-            mask = mask.any(tuple(range(mask.ndim - how.positions, mask.ndim)))
-        return self._of_present(x, mask)
-
-    def _of_present(self, x: jax.Array, mask: jax.Array) -> Summary:
-        mapped, member = self.how.mapped, self.how.member
-        rank = max(mask.ndim, 0 if member is None else member + 1)
-        mask = mask.reshape(*mask.shape, *[1] * (rank - mask.ndim))
-        found = summarize(mapped_first(x, mapped), batch_rank=rank, sample=self.sample)
-        found = jax.tree.map(lambda field: jnp.where(mask[..., None], field, 0), found)
-        if member is not None:
-            last = functools.partial(jnp.moveaxis, source=member, destination=rank - 1)
-            found = jax.tree.map(last, found)
-        for _ in range(rank - (member is not None)):
-            found = merge_rows(found)
-        return found
+    y, where = how.beside(x, mask)
+    if where is not None or not how.present:
+        rank = int(how.member is not None)
+        return summarize(y, batch_rank=rank, sample=sample, where=where)
+    if how.positions:
+        mask = mask.any(tuple(range(mask.ndim - how.positions, mask.ndim)))
+    rank = max(mask.ndim, 0 if how.member is None else how.member + 1)
+    mask = mask.reshape(*mask.shape, *[1] * (rank - mask.ndim))
+    found = summarize(mapped_first(x, how.mapped), batch_rank=rank, sample=sample)
+    found = jax.tree.map(lambda field: jnp.where(mask[..., None], field, 0), found)
+    if how.member is not None:
+        last = functools.partial(jnp.moveaxis, source=how.member, destination=rank - 1)
+        found = jax.tree.map(last, found)
+    for _ in range(rank - (how.member is not None)):
+        found = merge_rows(found)
+    return found
 
 
-@dataclasses.dataclass(frozen=True)
-class KeepOf:
-    """Reduces an array to what is kept of it, or of each member."""
-
-    keep: Keep
-    site: str
-    mapped: tuple[int, ...]
-    axis: int | None = None
-    how: Masked | None = None
-
-    def __call__(self, x: jax.Array, *mask: jax.Array) -> Kept:
-        if mask and self.how is not None:
-            x, where = self.how.beside(x, *mask)
-        else:
-            x = x if self.axis is None else jnp.moveaxis(x, self.axis, 0)
-            each = functools.partial(mapped_first, mapped=self.mapped)
-            x, where = each(x) if self.axis is None else jax.vmap(each)(x), None
-        of = functools.partial(self.keep.of, site=self.site, mapped=len(self.mapped))
-        return of(x, where) if self.axis is None else jax.vmap(of)(x, where)
-
-
-@dataclasses.dataclass(frozen=True)
-class Both:
-    """A mask of positions for the examples that are present."""
-
-    def __call__(self, positions: jax.Array, present: jax.Array) -> jax.Array:
-        return both(positions, present)
+def kept_of(
+    keep: Keep,
+    site: str,
+    mapped: tuple[int, ...],
+    axis: int | None,
+    how: Masked | None,
+    x: jax.Array,
+    *mask: jax.Array,
+) -> Kept:
+    """What is kept of an array, or of each member."""
+    if mask and how is not None:
+        x, where = how.beside(x, *mask)
+    else:
+        x = x if axis is None else jnp.moveaxis(x, axis, 0)
+        each = functools.partial(mapped_first, mapped=mapped)
+        x, where = each(x) if axis is None else jax.vmap(each)(x), None
+    of = functools.partial(keep.of, site=site, mapped=len(mapped))
+    return of(x, where) if axis is None else jax.vmap(of)(x, where)
 
 
-@dataclasses.dataclass(frozen=True)
-class Fitted:
+def fitted(shape: tuple[int, ...], mapped: int, mask: jax.Array) -> jax.Array:
     """A mask as that of a value, which other vmaps may map.
 
-    Attributes:
+    Args:
         shape: that of the mask of the value, with the axes of its vmaps in front.
         mapped: how many these are.
     """
-
-    shape: tuple[int, ...]
-    mapped: int
-
-    def __call__(self, mask: jax.Array) -> jax.Array:
-        own = mask.ndim - (len(self.shape) - self.mapped)  # the vmaps of the mask
-        places = _places(mask.shape[:own], self.shape[: self.mapped]) if own >= 0 else []
-        if mask.shape[max(own, 0) :] != self.shape[self.mapped :] or len(places) != 1:
-            return jnp.ones(self.shape, jnp.bool_)
-        lead = [1] * self.mapped
-        for at, n in zip(places[0], mask.shape[:own], strict=True):
-            lead[at] = n
-        return jnp.broadcast_to(mask.reshape(*lead, *mask.shape[own:]), self.shape)
+    own = mask.ndim - (len(shape) - mapped)  # the vmaps of the mask
+    places = _places(mask.shape[:own], shape[:mapped]) if own >= 0 else []
+    if mask.shape[max(own, 0) :] != shape[mapped:] or len(places) != 1:
+        return jnp.ones(shape, jnp.bool_)
+    lead = [1] * mapped
+    for at, n in zip(places[0], mask.shape[:own], strict=True):
+        lead[at] = n
+    return jnp.broadcast_to(mask.reshape(*lead, *mask.shape[own:]), shape)
 
 
 def _places(few: Sequence[int], many: Sequence[int], start: int = 0) -> list[tuple[int, ...]]:

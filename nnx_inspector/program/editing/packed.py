@@ -130,7 +130,7 @@ def joined(tree: PyTree) -> tuple[Layout, list[Any]]:
 
 
 @internal_config()
-def taken_apart(layout: Layout, arrays: Any) -> Any:
+def taken_apart(layout: Layout, arrays: Sequence[Value]) -> Any:
     words, leaves = arrays[0], list[Any]()
     if isinstance(words, jax.Array) and not jit.is_tracer(words):
         words = np.asarray(jax.device_get(words))  # explicit: jax may forbid implicit transfers
@@ -174,7 +174,7 @@ def _type_of_joined(*arrays: Type) -> list[Type]:
 
 
 def _joined_in_parts(
-    whole: Any, *arrays: jax.Array, devices: int, **how: object
+    whole: Value, *arrays: jax.Array, devices: int, **how: object
 ) -> list[jax.Array]:
     del devices
     return whole(*arrays, **how)

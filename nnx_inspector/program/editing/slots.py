@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ Slot = Output | Always | Joined
 def read(seen: object, arrays: Sequence[object]) -> Any:
     """What was seen, by its slots, from the additional outputs of the program."""
     # asked once: a program has hundreds of slots and of arrays
-    xp: Any = np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
+    xp: types.ModuleType = np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
 
     @functools.cache
     def ones(shape: tuple[int, ...]) -> AnyArray:

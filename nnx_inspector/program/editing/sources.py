@@ -14,7 +14,7 @@ from typing import Any
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import bodies_of
 from nnx_inspector.program.survey import Marked, Survey
-from nnx_inspector.typing import Atom, Equation, Var
+from nnx_inspector.typing import Atom, Equation, OpenJaxpr, Var
 
 Sources = frozenset[int]
 """The numbers of a program's inputs, its constants behind them; a negative number stands for a
@@ -44,7 +44,7 @@ def _of_operand(within: _Within, entering: list[Any], n: int) -> Sources:
 class _Within:
     """The values of one jaxpr."""
 
-    def __init__(self, bare: Any, of_input: Callable[[int], Sources]):
+    def __init__(self, bare: OpenJaxpr, of_input: Callable[[int], Sources]):
         self._made = {v: (e, i) for e in bare.eqns for i, v in enumerate(e.outvars)}
         self._inputs = {v: n for n, v in enumerate((*bare.invars, *bare.constvars))}
         self._of_input, self._bodies = of_input, dict[int, _Within]()

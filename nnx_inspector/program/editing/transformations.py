@@ -14,13 +14,13 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import bodies_of, is_call
-from nnx_inspector.program.editing.functions import Product
+from nnx_inspector.program.editing.functions import Divides
 from nnx_inspector.program.marks import GRADIENT
-from nnx_inspector.typing import Atom, Equation, Jaxpr, Params, Var
+from nnx_inspector.typing import Atom, Aval, Equation, Jaxpr, OpenJaxpr, Params, Var
 
 _SAME: Final = {
     "copy", "copy_p", "optimization_barrier", "name", "nnx_inspector_mark", "nnx_inspector_held",
@@ -65,9 +65,9 @@ class Decay:
         return (self.rest, *self.factor.numbers)
 
     @property
-    def how(self) -> tuple[Product, bool]:
-        """As `Update` takes it."""
-        return Product(self.factor.divides), self.keeps
+    def how(self) -> tuple[Divides, bool]:
+        """As `update_of` takes it."""
+        return self.factor.divides, self.keeps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,10 +92,10 @@ class Clipping:
         return (*self.arrays, *numbers, *(() if self.when is None else (self.when,)))
 
     @property
-    def how(self) -> tuple[Product | None, bool, bool]:
-        """As `Update` takes it."""
-        product = None if self.factor is None else Product(self.factor.divides)
-        return product, self.when is not None, self.on
+    def how(self) -> tuple[Divides | None, bool, bool]:
+        """As `update_of` takes it."""
+        divides = None if self.factor is None else self.factor.divides
+        return divides, self.when is not None, self.on
 
 
 class _Step(NamedTuple):
@@ -108,7 +108,7 @@ class _Step(NamedTuple):
 
 
 def _shape(atom: Atom) -> tuple[int, ...]:
-    aval: Any = atom.aval
+    aval: Aval = atom.aval
     return aval.shape
 
 
@@ -120,7 +120,7 @@ def _are_like(a: Atom, b: Atom) -> bool:
 class Transformations:
     """Finds the weight decay and the clipping of a program's parameters."""
 
-    def __init__(self, bare: Jaxpr):
+    def __init__(self, bare: OpenJaxpr):
         self._here = {*bare.invars, *bare.constvars}
         self._made: dict[Var, tuple[Equation, int]] = {}
         self._steps: dict[Atom, _Step] = {}

@@ -21,7 +21,7 @@ from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.editing.sources import sources_of
 from nnx_inspector.program.marks import BEGIN
 from nnx_inspector.program.survey import Survey
-from nnx_inspector.typing import Atom, Equation
+from nnx_inspector.typing import Atom, Equation, OpenJaxpr
 
 Carried = Mapping[int, bool]
 """The inputs that a value carries, each with whether it is unchanged."""
@@ -43,7 +43,7 @@ _NOTHING: Final[Carried] = {}
 class Rows:
     """Which values of a program a scan takes by rows, in it or in the programs that it calls."""
 
-    def __init__(self, bare: Any):
+    def __init__(self, bare: OpenJaxpr):
         self._values, self._found = Values(bare), set[Any]()
         for equation in bare.eqns:
             for body in bodies_of(equation):
@@ -75,7 +75,7 @@ def inputs_of_calls(found: Survey) -> Iterator[tuple[Any, str, int]]:
                 yield mark, path, min(those)
 
 
-def results_of(bare: Any, inputs: Sequence[int]) -> dict[int, Any]:
+def results_of(bare: OpenJaxpr, inputs: Sequence[int]) -> dict[int, Any]:
     """For each of these inputs of a whole program, the result that takes its place, if one does."""
     carried, given_back = _Carried().of(bare), _given_back(bare)
     moves = any(not same for one in carried for n, same in one.items() if n in inputs)
@@ -103,7 +103,7 @@ def results_of(bare: Any, inputs: Sequence[int]) -> dict[int, Any]:
     return found
 
 
-def added_to(bare: Any, results: Mapping[int, object]) -> dict[int, Any]:
+def added_to(bare: OpenJaxpr, results: Mapping[int, Atom]) -> dict[int, Any]:
     """For inputs of a program and what takes their place, what is added to each (or subtracted), if
     that is all that makes one of the other: not if it is clipped, or chosen by a mask.
     """
@@ -126,7 +126,7 @@ def added_to(bare: Any, results: Mapping[int, object]) -> dict[int, Any]:
     return found
 
 
-def _by_name(bare: object, n: int, results: Sequence[int]) -> int | None:
+def _by_name(bare: OpenJaxpr, n: int, results: Sequence[int]) -> int | None:
     """The only one of some results whose name is that of an input: the longest common end, in the
     order of those that share it.
     """
@@ -147,7 +147,7 @@ def _by_name(bare: object, n: int, results: Sequence[int]) -> int | None:
 _OF_NNX: Final = re.compile(r"(.*)(\.states\[.*)")
 
 
-def _given_back(bare: Any) -> dict[int, Any]:
+def _given_back(bare: OpenJaxpr) -> dict[int, Any]:
     """For inputs that nnx.jit took out of a module, the result that it puts back in its place.
 
     Its function returns its arguments first, in order, and the arrays of each are named alike.
@@ -186,16 +186,16 @@ class _Carried:
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, list[Carried]]] = {}
 
-    def of(self, bare: object) -> list[Carried]:
+    def of(self, bare: OpenJaxpr) -> list[Carried]:
         if id(bare) not in self._known:
             self._known[id(bare)] = bare, self._read(bare)
         return self._known[id(bare)][1]
 
-    def _read(self, bare: Any) -> list[Carried]:
+    def _read(self, bare: OpenJaxpr) -> list[Carried]:
         known = self.each(bare)
         return [_NOTHING if jaxprs.is_literal(x) else known.get(x, _NOTHING) for x in bare.outvars]
 
-    def each(self, bare: Any) -> dict[Any, Carried]:
+    def each(self, bare: OpenJaxpr) -> dict[Any, Carried]:
         """Which inputs each variable of a program carries."""
         known: dict[Any, Carried] = {v: {n: True} for n, v in enumerate(bare.invars)}
         made: dict[Any, Any] = {}
@@ -259,7 +259,7 @@ def _chosen(those: Sequence[Carried]) -> Carried:
     return {n: all(one.get(n, False) for one in those) for n in every}
 
 
-def _is_near_one(atom: Any, made: Mapping[Any, Any]) -> bool:
+def _is_near_one(atom: Atom, made: Mapping[Any, Any]) -> bool:
     """Whether a value is a number near 1, or 1 minus or plus something that is computed."""
     while not jaxprs.is_literal(atom):
         equation = made.get(atom)
