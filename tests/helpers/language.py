@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,3 +74,7 @@ class Language(nnx.Module):
 
     def matrix(self) -> jax.Array:
         return self.token.embedding[...].T if self.tied else self.head.kernel[...]
+
+
+language = functools.cache(Language)
+"""A model of a form for tests that only read it: the same one each time."""

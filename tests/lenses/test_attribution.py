@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from language import LENGTH, TOKENS, VOCABULARY, D, Language
+from language import LENGTH, TOKENS, VOCABULARY, D, Language, language
 
 import nnx_inspector as nni
 
@@ -38,41 +38,36 @@ def pictures() -> Pictures:
     return model
 
 
-@pytest.mark.parametrize("times_input", [False, True])
-def test_pixels_have_the_gradient_of_jax(times_input: bool):
+def test_pixels_have_the_gradient_of_jax():
     model = pictures()
-    method = "gradient_times_input" if times_input else "gradient"
-    found = nni.attribute(model, X, output=2, method=method)
-    expected = jax.grad(lambda x: model(x)[:, 2].sum())(X)
-    expected = expected * X if times_input else expected
-    np.testing.assert_allclose(found.values, expected, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(found.scores, found.values)
-    np.testing.assert_allclose(found.output, model(X)[:, 2], rtol=1e-5)
-    assert (found.of, found.error, found.baseline_output) == ("", None, None)
-    assert list(found.to_frame().columns) == ["example", "row", "column", "channel", "score"]
+    gradient = jax.jit(jax.grad(lambda x: model(x)[:, 2].sum()))(X)
+    expected: dict[Any, Any] = {"gradient": gradient, "gradient_times_input": gradient * X}
+    for method, values in expected.items():
+        found = nni.attribute(model, X, output=2, method=method)
+        np.testing.assert_allclose(found.values, values, rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(found.scores, found.values)
+        np.testing.assert_allclose(found.output, model(X)[:, 2], rtol=1e-5)
+        assert (found.of, found.error, found.baseline_output) == ("", None, None)
+        assert list(found.to_frame().columns) == ["example", "row", "column", "channel", "score"]
 
 
-@pytest.mark.parametrize("times_input", [False, True])
-def test_tokens_have_the_gradient_of_their_embedding(times_input: bool):
-    model = Language()
-    method = "gradient_times_input" if times_input else "gradient"
-    found = nni.attribute(model, TOKENS, output=3, method=method, position=2)
+def test_tokens_have_the_gradient_of_their_embedding():
+    model = language()
 
-    def by_hand(embedded: jax.Array) -> jax.Array:
+    @jax.jit
+    @jax.grad
+    def gradient_of(embedded: jax.Array) -> jax.Array:
         x = embedded + model.place(jnp.arange(LENGTH))
         for block in model.blocks:
             x = block(x)
         return model.head(model.final_norm(x))[:, 2, 3].sum()
 
     embedded = model.token(jnp.asarray(TOKENS))
-    gradient = jax.grad(by_hand)(embedded)
+    gradient = gradient_of(embedded)
+    found = nni.attribute(model, TOKENS, output=3, position=2)
+    np.testing.assert_allclose(found.values, gradient * embedded, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found.scores, found.values.sum(-1))
     assert found.of == "token"
-    if times_input:
-        np.testing.assert_allclose(found.values, gradient * embedded, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(found.scores, found.values.sum(-1))
-    else:
-        np.testing.assert_allclose(found.values, gradient, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(found.scores, np.linalg.norm(found.values, axis=-1))
     assert not found.scores[:, 3:].any()  # later positions cannot count
     frame: Any = found.to_frame()
     assert list(frame.columns) == ["example", "position", "score"]
@@ -90,12 +85,13 @@ def test_integrated_gradients_add_up_to_the_difference_of_outputs():
     assert found.error is not None
     sums = found.values.astype(np.float64).sum((1, 2, 3))
     np.testing.assert_allclose(found.error, abs(sums - difference).max(), atol=1e-6)
+    gradient = jax.jit(jax.grad(lambda x: model(x)[rows, classes].sum()))
     total = 0.0
     for share in (np.arange(40) + 0.5) / 40:
         x = base + np.float32(share) * (X - base)
-        total += np.asarray(jax.grad(lambda x: model(x)[rows, classes].sum())(x), np.float64)
+        total += np.asarray(gradient(x), np.float64)
     np.testing.assert_allclose(found.values, total / 40 * (X - base), rtol=1e-3, atol=1e-5)
-    of_tokens = nni.attribute(Language(), TOKENS, method="integrated_gradients", steps=200)
+    of_tokens = nni.attribute(language(), TOKENS, method="integrated_gradients", steps=200)
     assert of_tokens.error is not None
     assert of_tokens.baseline_output is not None
     change = of_tokens.output - of_tokens.baseline_output
@@ -117,20 +113,20 @@ def test_the_largest_logit_and_functions_of_the_output():
     assert deep.scores.shape == (4, 6, 6)
 
 
-@pytest.mark.parametrize("returned", [Named, lambda *x: Named(*x)._asdict()])
-def test_of_several_outputs_that_named_logits_is_meant(returned: Any):
-    model = Language()
+def test_of_several_outputs_that_named_logits_is_meant():
+    def named(model: Any, x: Any) -> Any:
+        logits = model(x)
+        return Named(jnp.tanh(logits[..., :2]), logits)
 
-    def forward(model: Language, tokens: Any) -> Any:
-        logits = model(tokens)
-        return returned(jnp.tanh(logits[..., :D]), logits)
+    def keyed(model: Any, x: Any) -> Any:
+        return named(model, x)._asdict()
 
-    plain = nni.attribute(model, TOKENS, output=4)
-    np.testing.assert_array_equal(
-        nni.attribute(forward, model, TOKENS, output=4).values, plain.values
-    )
-    assert nni.lens(forward, model, TOKENS).unembed == "head"
-    shares = nni.logit_attribution(forward, model, TOKENS, token=4)
+    plain = nni.attribute(pictures(), X, output=2).values
+    for forward in (named, keyed):
+        np.testing.assert_array_equal(nni.attribute(forward, pictures(), X, output=2).values, plain)
+    model = language()
+    assert nni.lens(named, model, TOKENS).unembed == "head"
+    shares = nni.logit_attribution(keyed, model, TOKENS, token=4)
     np.testing.assert_allclose(shares.logit, model(TOKENS)[..., 4], rtol=1e-5, atol=1e-5)
 
 
@@ -159,7 +155,7 @@ def test_each_example_is_attributed_with_the_others_as_they_are(method: Any):
     output = lambda x: Together()(x)[:, 1]  # noqa: E731
     np.testing.assert_allclose(found.output, output(x), rtol=1e-5)
     if method == "gradient":
-        own = jax.jacobian(output)(jnp.asarray(x))[np.arange(4), np.arange(4)]
+        own = jax.jit(jax.jacobian(output))(jnp.asarray(x))[np.arange(4), np.arange(4)]
         np.testing.assert_allclose(found.values, own, rtol=1e-4, atol=1e-6)
         return
     assert found.error is not None
@@ -170,7 +166,7 @@ def test_each_example_is_attributed_with_the_others_as_they_are(method: Any):
 
 @pytest.mark.parametrize("apart", [1, 2])
 def test_examples_that_meet_after_the_first_are_attributed_one_by_one(apart: int):
-    model = Language()
+    model = language()
 
     def messages(model: Language, x: Any) -> Any:  # as in a graph, from some nodes to others
         received = jnp.concatenate([jnp.zeros((apart, D)), x[:-apart]])
@@ -201,6 +197,7 @@ def test_of_several_calls_of_an_embedding_that_of_the_first_tokens_is_meant():
     by_hand = lambda x: model.head(nnx.tanh(model.token(read).mean(1)) * x.mean(1))[:, 2].sum()  # noqa: E731
     expected = jax.grad(by_hand)(model.token(written))
     np.testing.assert_allclose(found.values, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found.scores, np.linalg.norm(expected, axis=-1), rtol=1e-4)
     assert found.of == "token call 1"
     with pytest.raises(ValueError, match="'token' is called 2 times"):
         nni.attribute(model, mask, read, read)
@@ -233,9 +230,9 @@ def test_what_cannot_be_attributed_is_named():
     with pytest.raises(TypeError, match="must be a real number"):
         nni.attribute(model, X, output=lambda y: y.argmax())
     with pytest.raises(ValueError, match="There are 5 positions; there is no 5"):
-        nni.attribute(Language(), TOKENS, position=5)
+        nni.attribute(language(), TOKENS, position=5)
     with pytest.raises(ValueError, match="'blocks/mlp' is called in a scan of 3"):
-        nni.attribute(Language(scan=True), TOKENS, site="blocks/mlp")
+        nni.attribute(language(scan=True), TOKENS, site="blocks/mlp")
     with pytest.raises(ValueError, match="not logits"):
         nni.attribute(lambda model, x: model(x).sum(), model, X)
-    assert nni.attribute(Language(scan=True), TOKENS).values.shape == (*TOKENS.shape, D)
+    assert nni.attribute(language(scan=True), TOKENS).values.shape == (*TOKENS.shape, D)

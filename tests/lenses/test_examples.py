@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from compiled import Compiled
 from flax import nnx
-from language import VOCABULARY, Language
+from language import VOCABULARY, language
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.inspector import Inspector
@@ -190,13 +191,18 @@ def test_an_axis_may_be_that_of_heads():
     assert len(frame) == 9
 
 
+@functools.partial(nnx.jit, static_argnums=0)
+def captured(only: str, model: Any, tokens: Any) -> nni.Record:
+    return nni.capture(model, only=only, values=True)(tokens)[1]
+
+
 def test_a_layer_of_a_stack_and_longer_batches():
-    model = Language(scan=True)
+    model = language(scan=True)
     data = [RNG.integers(0, VOCABULARY, (3, n)) for n in (5, 3, 5)]
     found = nni.top_examples(model, data, "blocks/mlp[1]", k=8)
     values = []
     for tokens in data:
-        _, record = nni.capture(model, only="blocks/mlp", values=True)(tokens)
+        record = captured("blocks/mlp", model, tokens)
         values.append(np.asarray(record["blocks/mlp"].values)[1].max(1))
     expected = np.sort(np.concatenate(values), axis=0)[::-1][:8].T
     np.testing.assert_allclose(found.most.values, expected, rtol=1e-4, atol=1e-5)
@@ -300,10 +306,10 @@ def test_an_inspector_uses_its_modes_and_its_function():
 
 
 def test_an_operation_within_a_call_has_examples_too():
-    model = Language()
+    model = language()
     tokens = RNG.integers(0, VOCABULARY, (6, 5))
     found = nni.top_examples(model, [tokens], "blocks/1/attention@softmax", axis=1, k=2)
-    _, record = nni.capture(model, only="blocks/1/attention@softmax", values=True)(tokens)
+    record = captured("blocks/1/attention@softmax", model, tokens)
     pattern = np.asarray(record["blocks/1/attention@softmax"].values).reshape(6, 2, 5, 5)
     best = np.sort(pattern.max((2, 3)), 0)[::-1][:2].T
     np.testing.assert_allclose(found.most.values, best, rtol=1e-5)

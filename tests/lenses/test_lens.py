@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from flax import linen, nnx
-from language import LAYERS, TOKENS, VOCABULARY, D, Language
+from language import LAYERS, TOKENS, VOCABULARY, D, Language, language
 
 import nnx_inspector as nni
 
 FORMS: dict[str, dict[str, bool]] = {"list": {}, "scan": {"scan": True}, "tied": {"tied": True}}
 
 
+@nnx.jit
 def streams_by_hand(model: Language) -> list[jax.Array]:
     x = model.token(TOKENS) + model.place(jnp.arange(TOKENS.shape[1]))
     found = [x]
@@ -37,7 +38,7 @@ def logits_by_hand(model: Language, x: jax.Array) -> np.ndarray:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_layer_says_what_the_matrices_say(form: str):
-    model = Language(**FORMS[form])
+    model = language(**FORMS[form])
     found = nni.lens(model, TOKENS, answer=4, k=3)
     assert (found.unembed, found.norm) == ("token:attend" if model.tied else "head", "final_norm")
     first = "blocks" if model.scan else "blocks/0"
@@ -59,14 +60,14 @@ def test_each_layer_says_what_the_matrices_say(form: str):
 
 
 def test_the_answer_is_what_the_model_says_at_last():
-    model = Language()
+    model = language()
     found = nni.lens(model, TOKENS)
     np.testing.assert_array_equal(found.answer, model(TOKENS).argmax(-1))
     assert (found.answer_rank[-1] == 1).all()
 
 
 def test_positions_that_the_head_does_not_see_are_read_too():
-    found = nni.lens(Language(last="position"), TOKENS, answer=TOKENS[:, 0])
+    found = nni.lens(language(last="position"), TOKENS, answer=TOKENS[:, 0])
     assert found.tokens.shape == (LAYERS + 1, *TOKENS.shape, 5)
     assert found.gap is not None
     assert found.gap < 1e-4
@@ -74,24 +75,24 @@ def test_positions_that_the_head_does_not_see_are_read_too():
 
 
 def test_the_frame_has_a_row_for_each_layer_and_position():
-    frame: Any = nni.lens(Language(), TOKENS).to_frame(decode=lambda token: f"<{token}>")
+    frame: Any = nni.lens(language(), TOKENS).to_frame(decode=lambda token: f"<{token}>")
     assert len(frame) == (LAYERS + 1) * TOKENS.size
     assert list(frame.columns[:4]) == ["layer", "site", "example", "position"]
     assert frame["token"].iloc[-1] == frame["answer"].iloc[-1]
     assert frame["token"].str.fullmatch(r"<\d+>").all()
     texts = [f"<{token}>" for token in range(VOCABULARY)]
-    pd.testing.assert_frame_equal(nni.lens(Language(), TOKENS).to_frame(decode=texts), frame)
+    pd.testing.assert_frame_equal(nni.lens(language(), TOKENS).to_frame(decode=texts), frame)
 
 
 def test_the_model_does_not_change():
-    model = Language()
+    model = language()
     before = jax.tree.leaves(nnx.state(model))
     nni.lens(model, TOKENS)
     assert all(a is b for a, b in zip(before, jax.tree.leaves(nnx.state(model)), strict=True))
 
 
 def test_functions_serve_where_no_module_unembeds():
-    model = Language(last="product")
+    model = language(last="product")
     table = model.token.embedding[...]
     found = nni.lens(model, TOKENS, unembed=lambda x: x @ table.T, norm="final_norm")
     assert (found.unembed, found.norm) == ("(function)", "final_norm")
@@ -106,7 +107,7 @@ class ByLinen(nnx.Module):
 
     def __init__(self):
         rngs = nnx.Rngs(0)
-        self.inner = Language(last="norm")
+        self.inner = language(last="norm")
         self.head = nnx.bridge.ToNNX(linen.Dense(VOCABULARY), rngs=rngs)
         nnx.bridge.lazy_init(self.head, jnp.zeros((1, D)))
 
@@ -126,7 +127,7 @@ def test_an_unembedding_in_linen_is_called_as_a_whole_or_refused():
 
 
 def test_what_cannot_be_read_is_named():
-    model = Language()
+    model = language()
     with pytest.raises(ValueError, match=r"returns no logits.*returns int32"):
         nni.lens(lambda model, tokens: model(tokens).argmax(-1), model, TOKENS)
     named = nni.lens(lambda m, x: m(x).argmax(-1), model, TOKENS, unembed="head", norm="final_norm")
@@ -139,7 +140,7 @@ def test_what_cannot_be_read_is_named():
     with pytest.raises(ValueError, match="calls no module of the model"):
         nni.lens(lambda m, x: jax.nn.one_hot(x, VOCABULARY), model, TOKENS)
     with pytest.raises(ValueError, match="No module's matrix makes"):
-        nni.lens(Language(last="norm"), TOKENS)
+        nni.lens(language(last="norm"), TOKENS)
     with pytest.raises(ValueError, match="out of range: there are 11, from 0 to 10"):
         nni.lens(model, TOKENS, answer=11)
     with pytest.raises(TypeError, match="A token is an integer"):
@@ -223,14 +224,14 @@ def test_the_blocks_are_the_layers_wherever_the_norms_are(form: str, norm: str, 
 
 
 def test_an_ensemble_is_told_to_be_one():
-    make = nnx.split_rngs(splits=2)(nnx.vmap(lambda rngs: Language(), in_axes=(0,), out_axes=0))
+    make = nnx.split_rngs(splits=2)(nnx.vmap(lambda rngs: Forms("after"), in_axes=(0,), out_axes=0))
     run = nnx.vmap(lambda model, tokens: model(tokens), in_axes=(0, None), out_axes=0)
     with pytest.raises(ValueError, match="belongs to an ensemble of 2 models"):
         nni.lens(lambda models, tokens: run(models, tokens).mean(0), make(nnx.Rngs(0)), TOKENS)
 
 
 def test_chosen_sites_are_the_layers():
-    found = nni.lens(Language(), TOKENS, sites=["token", "blocks/1", "blocks/2"])
+    found = nni.lens(language(), TOKENS, sites=["token", "blocks/1", "blocks/2"])
     assert found.sites == ("token", "blocks/1", "blocks/2")
 
 
@@ -239,16 +240,16 @@ def mapped(model: Language, tokens: Any) -> Any:
 
 
 def test_what_a_function_does_around_the_model_is_seen_through():
-    whole = nni.lens(Language(), TOKENS)
-    found = nni.lens(mapped, Language(), TOKENS)
+    whole = nni.lens(language(), TOKENS)
+    found = nni.lens(mapped, language(), TOKENS)
     np.testing.assert_array_equal(found.tokens[:, :, 0], whole.tokens)
     assert found.gap is not None
     assert found.gap < 1e-4
-    more = nni.lens(lambda model, tokens: (model(tokens), {"n": 1}), Language(), TOKENS)
+    more = nni.lens(lambda model, tokens: (model(tokens), {"n": 1}), language(), TOKENS)
     np.testing.assert_array_equal(more.tokens, whole.tokens)
     np.testing.assert_allclose(
-        nni.attribute(mapped, Language(), TOKENS).scores[:, 0],
-        nni.attribute(Language(), TOKENS).scores,
+        nni.attribute(mapped, language(), TOKENS).scores[:, 0],
+        nni.attribute(language(), TOKENS).scores,
         rtol=1e-4,
         atol=1e-6,
     )
@@ -257,4 +258,4 @@ def test_what_a_function_does_around_the_model_is_seen_through():
         return model(tokens) if float(tokens.sum()) > 0 else tokens
 
     with pytest.raises(nni.InspectorError, match=r"lens cannot trace this call: .*float"):
-        nni.lens(reads, Language(), jnp.asarray(TOKENS))
+        nni.lens(reads, language(), jnp.asarray(TOKENS))

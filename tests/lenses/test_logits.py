@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from language import LAYERS, TOKENS, VOCABULARY, D, Language
+from language import LAYERS, TOKENS, VOCABULARY, D, Language, language
 
 import nnx_inspector as nni
 
@@ -40,7 +40,7 @@ def by_hand(model: Language) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_site_adds_what_the_matrices_say(form: str):
-    model = Language(**FORMS[form])
+    model = language(**FORMS[form])
     found = nni.logit_attribution(model, TOKENS, token=TOKEN)
     rows = dict(zip(found.sites, found.contributions, strict=True))
     rest = rows.pop("(rest of the stream)")
@@ -56,7 +56,7 @@ def test_each_site_adds_what_the_matrices_say(form: str):
 
 
 def test_sites_that_are_left_out_are_in_the_rest():
-    model = Language()
+    model = language()
     whole = nni.logit_attribution(model, TOKENS, token=TOKEN)
     few = nni.logit_attribution(model, TOKENS, token=TOKEN, sites="**/mlp")
     assert few.sites[:-2] == tuple(f"blocks/{i}/mlp" for i in range(LAYERS))
@@ -70,7 +70,7 @@ def test_sites_that_are_left_out_are_in_the_rest():
 
 
 def test_the_difference_of_two_logits():
-    model = Language()
+    model = language()
     one, other = (nni.logit_attribution(model, TOKENS, token=t).contributions for t in (3, 5))
     found = nni.logit_attribution(model, TOKENS, token=3, minus=5)
     np.testing.assert_allclose(found.contributions, one - other, rtol=1e-3, atol=1e-5)
@@ -161,7 +161,7 @@ def test_a_block_that_adds_to_what_no_module_returns_is_walked_into():
 
 
 def test_the_frame_adds_up_for_each_position():
-    found = nni.logit_attribution(Language(), TOKENS)
+    found = nni.logit_attribution(language(), TOKENS)
     frame: Any = found.to_frame(decode=str)
     sums = frame.groupby(["example", "position"])["contribution"].sum().to_numpy()
     np.testing.assert_allclose(sums.reshape(TOKENS.shape), found.logit, rtol=1e-4, atol=1e-5)
