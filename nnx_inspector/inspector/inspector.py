@@ -46,7 +46,7 @@ from nnx_inspector.lenses.examples import TopExamples
 from nnx_inspector.lenses.lens import Lens
 from nnx_inspector.lenses.logits import LogitAttribution
 from nnx_inspector.lenses.unembedding import Norm, Unembed
-from nnx_inspector.live.steps import Region, Watching, check_start
+from nnx_inspector.live.steps import Region, Watching
 from nnx_inspector.perturbations.activations import Perturbation
 from nnx_inspector.perturbations.places import Known
 from nnx_inspector.program.analysis.operation import Operation
@@ -62,7 +62,6 @@ from nnx_inspector.screen.frames import findings_message
 from nnx_inspector.screen.inputs import Decode, Names, inputs_of, passing_on
 from nnx_inspector.screen.presenter import runs_by_itself
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.trackers.kinds import tracker_of
 from nnx_inspector.typing import PyTree
 
 if TYPE_CHECKING:
@@ -486,7 +485,7 @@ class Inspector(Displayed):
     # ---------------------------------------------------------------- loops
 
     @overload
-    def watch(self, batches: Iterable[T], **how: Unpack[Watching]) -> Generator[T, Any, None]: ...
+    def watch(self, batches: Iterable[T], **how: Unpack[Watching]) -> Generator[T, None, None]: ...
 
     @overload
     def watch(self, batches: None = None, **how: Unpack[Watching]) -> Region: ...
@@ -500,9 +499,9 @@ class Inspector(Displayed):
         gradients: bool = True,
         tree: int | None = None,
         start: int | None = None,
-        to: Any = None,
-        optimizer: Any = None,
-    ) -> Generator[Any, Any, None] | Region:
+        to: object = None,
+        optimizer: object = None,
+    ) -> Generator[object, None, None] | Region:
         """Iterate over `batches` and watch your own training step, jitted and unchanged.
 
         Every `every`-th step is measured. The others run exactly the program that runs without the
@@ -526,11 +525,16 @@ class Inspector(Displayed):
                 a number.
             InspectorError: a loop is being watched already.
         """
-        self._core.require_open()
-        start = None if start is None else check_start(start)
-        how: Any = dict(every=every, only=only, gradients=gradients, tree=tree, start=start)
-        how |= dict(to=tracker_of(to), optimizer=optimizer)
-        return self._loops.watch(batches, **how)
+        return self._loops.watch(
+            batches,
+            every=every,
+            only=only,
+            gradients=gradients,
+            tree=tree,
+            start=start,
+            to=to,
+            optimizer=optimizer,
+        )
 
     def tick(self) -> None:
         """Mark the start of a step in a loop inside `with insp.watch(every=10):`.

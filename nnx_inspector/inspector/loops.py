@@ -14,8 +14,8 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Generator, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Generator, Hashable, Iterable, Mapping
+from typing import TypeVar
 
 import jax
 from flax import nnx
@@ -35,12 +35,21 @@ from nnx_inspector.live.diagnostics import Diagnostics
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.optimizer import measure_states
 from nnx_inspector.live.session import Session, StepEnd
-from nnx_inspector.live.steps import Region, Step, batches_of, check_every, check_tree, iterate
+from nnx_inspector.live.steps import (
+    Owner,
+    Region,
+    Step,
+    batches_of,
+    check_every,
+    check_replica,
+    check_start,
+    iterate,
+)
 from nnx_inspector.perturbations.places import Setting
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.recordings.layers import Stack
 from nnx_inspector.screen import protocol
-from nnx_inspector.trackers.tracker import Tracker
+from nnx_inspector.trackers.kinds import tracker_of
 
 T = TypeVar("T")
 PATIENCE = 0.2
@@ -52,12 +61,12 @@ SPARED = 10
 """At most one in this many measured steps runs bare while the measured program compiles."""
 
 
-class Loops:
+class Loops(Owner):
     """At most one loop at a time, by iterator or as a region."""
 
     def __init__(self, core: Core, rerun: Reruns):
         self._core, self._rerun = core, rerun
-        self._sessions: dict[Any, Session] = {}
+        self._sessions: dict[Hashable, Session] = {}
         self._session: Session | None = None
         self._ready: Session | None = None  # whose program is compiled
         self._ahead: Session | None = None  # whose program was compiled ahead, or is being
@@ -68,7 +77,6 @@ class Loops:
         self._taken: tuple[Handle, ...] = ()
         self._first = self._perturbed = self._some = False  # the last: whether any step has ended
         self._given: int | None = None  # the number of the first step, if the user chose it
-        self.poll = core.view.screen.poll
         self._last_end: StepEnd | None = None  # of a step that is recorded behind the loop
         self.shares = Alike(core, weakly(self._take_over))
         core.handles.on_change, core.handles.elsewhere = self._changed, self._is_compiling
@@ -83,10 +91,13 @@ class Loops:
         gradients: bool,
         tree: int | None,
         start: int | None,
-        to: Tracker | None,
-        optimizer: Any,
-    ) -> Generator[T, Any, None] | Region:
-        every, tree, given = check_every(every), check_tree(tree), batches
+        to: object,
+        optimizer: object,
+    ) -> Generator[T, None, None] | Region:
+        """See `Inspector.watch`."""
+        self._core.require_open()
+        first, tracker = None if start is None else check_start(start), tracker_of(to)
+        every, replica, given = check_every(every), check_replica(tree), batches
         batches = batches_of(given)
         if batches is None and given is not None:
             raise TypeError(
@@ -94,9 +105,9 @@ class Loops:
                 f"insp.watch(batches, every=10). Or put with insp.watch(every=10): around the loop."
             )
         self._require_idle()
-        self._every, self._given, self._reports.to = every, start, to
+        self._every, self._given, self._reports.to = every, first, tracker
         self._rerun.follow()
-        session = self._session_for(only, gradients, tree)
+        session = self._session_for(only, gradients, replica)
         modules = {site.key for site in self._core.trace.modules}
         session.besides = tuple(c.site for c in self._core.trace.calls if c.site not in modules)
         session.stacks = self._stacks()
@@ -107,13 +118,19 @@ class Loops:
         self._region = None
         return iterate(self, session, batches, every)
 
-    def _session_for(self, only: Only, gradients: bool, tree: int | None) -> Session:
-        core, how = self._core, dict[str, Any](gradients=gradients, tree=tree, measured=only)
-        key = (core.selection, gradients, None if only is None else Selection(only), tree)
+    def _session_for(self, only: Only, gradients: bool, replica: int | None) -> Session:
+        core = self._core
+        key = (core.selection, gradients, None if only is None else Selection(only), replica)
         if key not in self._sessions:
-            how |= {"parameters": core.parameters, "only": core.selection.terms}
-            how["where"] = core.entry.where
-            session = self._sessions[key] = Session(core.watched, **how)
+            session = self._sessions[key] = Session(
+                core.watched,
+                only=core.selection.terms,
+                gradients=gradients,
+                measured=only,
+                parameters=core.parameters,
+                replica=replica,
+                where=core.entry.where,
+            )
             session.on_armed = weakly(self._armed)
         return self._sessions[key]  # reused, because its programs are compiled
 
@@ -210,8 +227,10 @@ class Loops:
 
     # ------------------------------------------------------- called by the loop
 
+    def poll(self) -> None:
+        self._core.view.screen.poll()
+
     def loop_begins(self, loop: object, total: int | None) -> int:
-        """Begin a loop and return the number of its first step."""
         core = self._core
         self._require_idle()
         try:
@@ -240,14 +259,15 @@ class Loops:
         return step
 
     def step_begins(self, session: Session) -> bool:
-        """Take over the changes; return whether any perturbation is on."""
         core = self._core
         with core.lock:
             self._session = session
             if self._first:
                 in_region = self._region is not None
-                how: Any = dict(before=0 if in_region else session.inbox.count, in_region=in_region)
-                self._reports.begin(Diagnostics(session, self._every, core.step, **how))
+                before = 0 if in_region else session.inbox.count
+                self._reports.begin(
+                    Diagnostics(session, self._every, core.step, before=before, in_region=in_region)
+                )
             if core.pending and session.company is None:
                 self._take_over(session, core.handles.setting())
             measured = self._between_passes or core.step % self._every == 0
@@ -453,8 +473,10 @@ class Loops:
     ) -> None:
         found = session.measured_in(passes)
         if found:  # a step without a call of the model has no pass
-            how: Any = dict(setting=passes[-1].setting, figures=session.figures_in(passes, found))
-            self._core.record_pass(step, found, kind="watch", held=held, **how)
+            setting, figures = passes[-1].setting, session.figures_in(passes, found)
+            self._core.record_pass(
+                step, found, kind="watch", setting=setting, figures=figures, held=held
+            )
 
     def _shown(self, step: int) -> None:
         if self._core.handles.setting().active:

@@ -13,7 +13,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import jax
 from flax import nnx
@@ -21,7 +21,6 @@ from flax import nnx
 from nnx_inspector._compat.launching.started import Following
 from nnx_inspector._compat.processes import spans
 from nnx_inspector.background import Worker, weakly
-from nnx_inspector.errors import comes_from_a_handler
 from nnx_inspector.hooks.dispatch import Tagged, hooking
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Hook
 from nnx_inspector.hooks.scope import Scope, scope_of
@@ -32,6 +31,7 @@ from nnx_inspector.live.inbox import Arrived, Inbox, Message, Taken
 from nnx_inspector.live.messages import Reached, listeners
 from nnx_inspector.live.programs.agreement import Company, company_of
 from nnx_inspector.live.programs.asked import Asked
+from nnx_inspector.live.programs.launches import noting
 from nnx_inspector.live.programs.recompile import JitCalls, Listening
 from nnx_inspector.live.programs.variants import Chosen, Variants
 from nnx_inspector.live.programs.whose import Whose
@@ -47,12 +47,12 @@ _numbers = itertools.count(1)
 _free: dict[int, dict[int | None, list[int]]] = {}
 
 
-def _free_numbers(model: nnx.Module, tree: int | None) -> list[int]:
+def _free_numbers(model: nnx.Module, replica: int | None) -> list[int]:
     """The numbers of this model's finished loops: the next loop uses their programs again."""
     if id(model) not in _free:
         _free[id(model)] = {}
         weakref.finalize(model, _free.pop, id(model), None)  # by identity: it may have no hash
-    return _free[id(model)].setdefault(tree, [])
+    return _free[id(model)].setdefault(replica, [])
 
 
 def _taken(free: list[int], wanted: int) -> int:
@@ -66,12 +66,21 @@ def _taken(free: list[int], wanted: int) -> int:
     return wanted
 
 
-class Shares(Protocol):
-    """What the owner of a loop says to the other processes of a job, and takes from them."""
+class Shares:
+    """What the owner of a loop says to the other processes of a job, and takes from them: nothing,
+    unless a subclass does.
+    """
 
-    def opens(self) -> str: ...
-    def wish(self) -> str: ...
-    def granted(self, session: Session, said: Mapping[int, str], /) -> None: ...
+    def opens(self) -> str:
+        """What this process begins the loop with; the loop is measured if all begin alike."""
+        return ""
+
+    def wish(self) -> str:
+        """What this process has now."""
+        return ""
+
+    def granted(self, session: Session, said: Mapping[int, str], /) -> None:
+        """Take over what the processes have said, for the coming step."""
 
 
 class _Noting:
@@ -121,7 +130,7 @@ class Session:
         gradients: whether cotangents are measured.
         measured: the selected sites that are measured; the others can only be perturbed.
         parameters: whether parameters, their gradients and updates are measured.
-        tree: which of several trees of the model's structure is the model; see `Whose`.
+        replica: which of several trees of the model's structure is the model; see `Whose`.
         where: which positions of a pass count.
 
     Attributes:
@@ -142,10 +151,10 @@ class Session:
         gradients: bool = True,
         measured: Only = None,
         parameters: bool = True,
-        tree: int | None = None,
+        replica: int | None = None,
         where: Where | None = None,
     ):
-        self.number, self._tree = 0, tree
+        self.number, self._replica = 0, replica
         self._has_number, self._may_share = False, True  # its programs with other sessions
         self.model = model
         self.selection = Selection(only)
@@ -183,7 +192,7 @@ class Session:
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
         self.variants = Variants(self)
         self._scope = scope_of(model, candidates=True)
-        self.whose = Whose(model, self._scope, tree)
+        self.whose = Whose(model, self._scope, replica)
         self.begin()
         self.refresh()
 
@@ -193,7 +202,7 @@ class Session:
     def begin(self) -> None:
         """Take a free number for a loop, if possible the last: its programs are kept."""
         if not self._has_number:
-            number = _taken(_free_numbers(self.model, self._tree), self.number)
+            number = _taken(_free_numbers(self.model, self._replica), self.number)
             if number != self.number:
                 self.number, self._calls = number, self._no_calls()
         self._has_number = True
@@ -247,13 +256,11 @@ class Session:
             self.notes.append(f"{self.apart}: no process measures it any more, and it goes on.")
         if said is None:
             return False
-        try:
+        granted = False
+        with noting(self, "changing perturbations: "):
             shares.granted(self, said)
-        except Exception as error:  # within the user's step: no process measures the next one
-            if comes_from_a_handler(error):
-                raise
-            self.errors.append(f"changing perturbations: {type(error).__name__}: {error}")
-            self.company.leaves = True
+            granted = True
+        self.company.leaves |= not granted  # no process measures the next step
         return True
 
     def finish(self) -> None:
@@ -264,7 +271,7 @@ class Session:
         # other calls, of a twin say, are seen in a new trace alone: other sessions must trace again
         if self._has_number and self._may_share:
             self._has_number = False
-            _free_numbers(self.model, self._tree).append(self.number)
+            _free_numbers(self.model, self._replica).append(self.number)
 
     def refresh(self) -> None:
         """Forget the copies of the model's modules, and read which sites it has now."""

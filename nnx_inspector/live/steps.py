@@ -18,21 +18,23 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, TypedDict, TypeVar
+from typing import NoReturn, ParamSpec, TypedDict, TypeVar, cast
 
 import numpy as np
 
 from nnx_inspector._compat.launching.started import Following, Keeping, Latest, raise_kept
 from nnx_inspector.background import Worker, weakly
-from nnx_inspector.errors import InspectorError, comes_from_a_handler
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.dispatch import installing
 from nnx_inspector.hooks.sites import Only
 from nnx_inspector.live.inbox import Taken
+from nnx_inspector.live.programs.launches import noting
 from nnx_inspector.live.session import Session, Shares
 from nnx_inspector.opening import Opening, close_all
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Value
 
 T = TypeVar("T")
+Arguments = ParamSpec("Arguments")
 
 KEPT_BACK = 2
 """How many passes may still lack gradients when later passes have begun."""
@@ -54,21 +56,32 @@ class Step:
     latest: Latest | None
 
 
-class Owner(Protocol):
-    """The object that begins a loop and receives its steps and passes."""
+class Owner:
+    """The object that begins a loop and receives its steps and passes; this one does nothing.
 
-    @property
-    def shares(self) -> Shares: ...
+    Attributes:
+        start: the number of the first step.
+        shares: what the processes of a job say to each other before steps.
+    """
+
+    start = 0
+    shares = Shares()
 
     def poll(self) -> None:
         """Let the browser's messages arrive, between two steps or passes; no lock is held."""
 
-    def loop_begins(self, loop: object, total: int | None) -> int: ...
+    def loop_begins(self, loop: object, total: int | None) -> int:
+        """Begin a loop and return the number of its first step."""
+        return self.start
+
     def begins_at(self, step: int) -> int:
         """Let the first step have another number, which it returns."""
-        ...
+        return step
 
-    def step_begins(self, session: Session) -> bool: ...
+    def step_begins(self, session: Session) -> bool:
+        """Take over the changes; return whether any perturbation is on."""
+        return False
+
     def step_ends(self, session: Session, ended: Step) -> None: ...
     def step_left(self, session: Session, step: int, *, sampled: bool) -> None: ...
     def pass_ends(self, session: Session, step: int, one: Taken, *, newest: bool) -> None: ...
@@ -88,45 +101,37 @@ class Watching(TypedDict, total=False):
     gradients: bool
     tree: int | None
     start: int | None
-    to: Any
-    optimizer: Any
+    to: object
+    optimizer: object
 
 
-def check_every(every: int) -> int:
+def check_every(every: object) -> int:
     """Return `every`, any kind of integer, as an int, or raise a ValueError."""
-    number = _whole_number(every)
-    if number is None or number < 1:
-        raise ValueError(f"every must be a number of steps, 1 or more, got {every!r}.")
-    return number
+    return _at_least(1, every, "every must be a number of steps, 1 or more")
 
 
-def check_start(start: int) -> int:
+def check_start(start: object) -> int:
     """Return `start`, any kind of integer, as an int, or raise a ValueError."""
-    number = _whole_number(start)
-    if number is None or number < 0:
-        raise ValueError(f"start must be the number of a step, 0 or more, got {start!r}.")
-    return number
+    return _at_least(0, start, "start must be the number of a step, 0 or more")
 
 
-def check_tree(tree: PyTree | None) -> int | None:
-    """Return `tree`, or raise a ValueError."""
-    number = _whole_number(tree)
-    if tree is not None and (number is None or number < 0):
-        raise ValueError(
-            f"tree must be the number of a tree in the order in which the program calls them, from "
-            f"0, or None, got {tree!r}."
-        )
-    return number
+def check_replica(number: object) -> int | None:
+    """Return the user's `tree=` as an int or None, or raise a ValueError."""
+    must = "tree must be the number of a tree in the order in which the program calls them, from 0"
+    return None if number is None else _at_least(0, number, f"{must}, or None")
 
 
-def _whole_number(given: Any) -> int | None:
+def _at_least(least: int, given: object, must: str) -> int:
     try:
-        return None if isinstance(given, (bool, np.bool_)) else operator.index(given)
+        number = -1 if isinstance(given, (bool, np.bool_)) else operator.index(cast(int, given))
     except TypeError:
-        return None
+        number = -1
+    if number < least:
+        raise ValueError(f"{must}, got {given!r}.")
+    return number
 
 
-def batches_of(data: Any) -> Iterable[Any] | None:
+def batches_of(data: object) -> Iterable[Value] | None:
     """What Python's `for` would iterate over, up to its length if it has one; otherwise None.
 
     A data set may have `__getitem__` and `__len__` alone, and raise nothing behind its last item.
@@ -135,17 +140,17 @@ def batches_of(data: Any) -> Iterable[Any] | None:
         return data
     if not hasattr(type(data), "__getitem__"):
         return None
-    return _Items(data) if isinstance(data, Sized) else iter(data)
+    return _Items(data) if isinstance(data, Sized) else iter(cast(Value, data))
 
 
 class _Items:
-    def __init__(self, data: Any):
+    def __init__(self, data: Value):
         self._data = data
 
     def __len__(self) -> int:
         return len(self._data)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Value]:
         return map(self._data.__getitem__, range(len(self)))
 
 
@@ -201,16 +206,29 @@ class Steps:
             self._began = None
 
 
+_loops: weakref.WeakSet[Generator[object, None, None] | Region] = weakref.WeakSet()
+"""The loops that may be open, iterations and regions."""
+
+
+def closed_at_exit(
+    f: Callable[Arguments, Generator[T, None, None]],
+) -> Callable[Arguments, Generator[T, None, None]]:
+    """Let each generator of a function be closed when the interpreter ends, if it is open then."""
+
+    @functools.wraps(f)
+    def registered(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Generator[T, None, None]:
+        loop = f(*args, **kwargs)
+        _loops.add(loop)
+        return loop
+
+    return registered
+
+
+@closed_at_exit
 def iterate(
     owner: Owner, session: Session, batches: Iterable[T], every: int
-) -> Generator[T, Any, None]:
+) -> Generator[T, None, None]:
     """Yield the batches, with the session open around the caller's work on some of them."""
-    return closed_at_exit(_watched(owner, session, batches, every))
-
-
-def _watched(
-    owner: Owner, session: Session, batches: Iterable[T], every: int
-) -> Generator[T, Any, None]:
     loop, broken = _Iteration(owner, session), False
     try:
         try:
@@ -260,19 +278,6 @@ class _Iteration:
                 if self._steps is not None:
                     self._session.finish()
                 self._keeping.close()
-
-
-_loops: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The loops that may be open, iterations and regions."""
-
-
-Loop = TypeVar("Loop")
-
-
-def closed_at_exit(loop: Loop) -> Loop:
-    """Close a generator when the interpreter ends, if it is open then."""
-    _loops.add(loop)
-    return loop
 
 
 @atexit.register
@@ -327,7 +332,7 @@ class Region:
         self._receiver: _Receiver | None = None
         self._first = 0
         self._entered = self._closing = self._over = False
-        self._held: weakref.ref[Any] | None = None
+        self._held: weakref.ref[Callable[..., None]] | None = None
         _loops.add(self)
 
     def __enter__(self) -> Region:
@@ -379,7 +384,7 @@ class Region:
 
     __exit__ = _Exit()
 
-    def held_by(self, leave: object) -> None:
+    def held_by(self, leave: Callable[..., None]) -> None:
         """Close, if it is not closed by then, when nothing holds `leave` any more."""
         self._held = weakref.ref(leave, lambda _: self.close())
 
@@ -477,15 +482,8 @@ class _Receiver:
         self._owner.poll()
         with self._holding:
             for one in self._session.inbox.completed():
-                self._hold(one)
-
-    def _hold(self, one: Taken) -> None:
-        try:
-            self._owner.pass_held(self._session, self._first + one.number, one)
-        except Exception as error:  # within the user's step: counted and shown
-            if comes_from_a_handler(error):
-                raise
-            self._session.errors.append(f"saving a pass: {type(error).__name__}: {error}")
+                with noting(self._session, "saving a pass: "):  # within the user's step
+                    self._owner.pass_held(self._session, self._first + one.number, one)
 
     def finish(self) -> None:
         """Hand on the remaining passes, once all have been made."""

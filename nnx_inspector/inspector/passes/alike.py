@@ -21,7 +21,7 @@ from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle, Handles
 from nnx_inspector.inspector.passes.pass_request import PassRequest
 from nnx_inspector.live.programs.agreement import company_of
-from nnx_inspector.live.session import Session
+from nnx_inspector.live.session import Session, Shares
 from nnx_inspector.perturbations.places import Known, Setting, data_of
 from nnx_inspector.screen.python_text import read
 
@@ -57,7 +57,7 @@ class _One:
         return self.site, self.sites, self.rows
 
 
-class Alike:
+class Alike(Shares):
     """Makes the perturbations of one loop alike in all processes."""
 
     def __init__(self, core: Core, take_over: Callable[[Session, Setting], object]):
@@ -70,7 +70,6 @@ class Alike:
         self._kinds: dict[int, tuple[Known, str]] = {}  # by the number of a handle
 
     def opens(self) -> str:
-        """What this process begins the loop with; the loop is measured if all begin alike."""
         handles = self._core.handles.all()
         self._keys = {one.id: key for key, one in enumerate(handles)}
         self._held = {(self._keys[h.id], self._kind(h)): h.perturbation for h in handles}
@@ -78,7 +77,6 @@ class Alike:
         return self._said
 
     def wish(self) -> str:
-        """What this process has now."""
         found, unsent = list[_One](), dict[int, str]()
         self._wished = {}
         for handle in self._core.handles.all():

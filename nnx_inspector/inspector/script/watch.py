@@ -10,9 +10,7 @@ import contextlib
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Generator, Mapping
 
 import jax
 from flax import nnx
@@ -29,17 +27,17 @@ from nnx_inspector.live.inbox import Sent, Taken
 from nnx_inspector.live.optimizer import measure_states
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import (
+    Owner,
     Region,
-    Step,
     check_every,
+    check_replica,
     check_start,
-    check_tree,
     closed_at_exit,
 )
 from nnx_inspector.perturbations.places import Known
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
-from nnx_inspector.program.editing.counting import Where, where_of
+from nnx_inspector.program.editing.counting import where_of
 from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.recordings.facts import Facts
 from nnx_inspector.recordings.layers import MODULES, Site, Stack, columns_of_rows, leaf_of
@@ -47,11 +45,11 @@ from nnx_inspector.recordings.load import resumed
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.rows import rows_of
 from nnx_inspector.trackers.kinds import tracker_of
-from nnx_inspector.trackers.tracker import Tracker
 from nnx_inspector.trackers.writing import Writing
 
 
-@contextmanager
+@contextlib.contextmanager
+@closed_at_exit
 def watch(
     model: nnx.Module,
     *,
@@ -66,7 +64,7 @@ def watch(
     to: object = None,
     optimizer: object = None,
     where: object = None,
-) -> Iterator[Recording]:
+) -> Generator[Recording, None, None]:
     """Record the passes that this thread makes through a model, which stays jitted and unchanged.
 
     A pass is a call of the model, and its number is the step in the recording. Calls of its parts
@@ -130,33 +128,18 @@ def watch(
         >>> [one.step for one in recording.passes], recording.summary("").size
         ([0, 2], 12)
     """
-    how: Any = dict(every=every, only=only, gradients=gradients, save=save, tree=tree)
-    how |= dict(start=check_start(start), control=control, parameters=parameters)
-    how |= dict(to=tracker_of(to), optimizer=optimizer, where=where_of(where))
-    yield from closed_at_exit(_watched(model, **how))
-
-
-def _watched(
-    model: nnx.Module,
-    *,
-    every: int,
-    only: Only,
-    gradients: bool,
-    parameters: bool,
-    save: str | bytes | os.PathLike[str] | None,
-    tree: int | None,
-    start: int,
-    control: bool | Mapping[str, Known],
-    to: Tracker | None,
-    optimizer: object,
-    where: Where | None,
-) -> Iterator[Recording]:
+    start, tracker, counted = check_start(start), tracker_of(to), where_of(where)
     require_module(model)
     if control is not False and save is None:
         raise ValueError("control needs a recording: nni.watch(model, save=path, control=True).")
-    how: Any = {"gradients": gradients, "parameters": parameters, "tree": check_tree(tree)}
-    how["where"] = where
-    session = Session(model, only=only, **how)
+    session = Session(
+        model,
+        only=only,
+        gradients=gradients,
+        parameters=parameters,
+        replica=check_replica(tree),
+        where=counted,
+    )
     measure_states(session, optimizer)
     saves = save if jax.process_index() == 0 else None  # of a job, the first process
     known, failed = facts_of_modules(model), list[str]()
@@ -168,20 +151,25 @@ def _watched(
             if saves is not None:
                 recording.attach(saves, failed.append)
             recording.learn(known)
-            recording.count_where("" if where is None else where.words)
-            if to is not None and jax.process_index() == 0:
+            recording.count_where("" if counted is None else counted.words)
+            if tracker is not None and jax.process_index() == 0:
                 find = functools.partial(diagnose, recording)
-                writing = Writing(to, recording, find, failed.append)
+                writing = Writing(tracker, recording, find, failed.append)
             recorder = _Recorder(recording, start)
             with contextlib.ExitStack() as steering:
                 if control is not False and jax.process_count() > 1:
                     failed.append(NOT_STEERED)
                 elif control is not False and saves is not None:
-                    declared = control if isinstance(control, Mapping) else {}
-                    asked: Any = dict(declared=declared, every=check_every(every))
-                    asked |= dict(start=start, failed=failed.append)
-                    asked |= dict(learn=functools.partial(recorder.learn, session, retry=True))
-                    recorder.control = Control(saves, session, recording, **asked)
+                    recorder.control = Control(
+                        saves,
+                        session,
+                        recording,
+                        declared=control if isinstance(control, Mapping) else {},
+                        every=check_every(every),
+                        start=start,
+                        failed=failed.append,
+                        learn=functools.partial(recorder.learn, session, retry=True),
+                    )
                     steering.callback(recorder.control.close)
                 with Region(recorder, session, check_every(every)):
                     yield recording
@@ -242,46 +230,15 @@ def _learn(call: WatchedCall, read: Callable[[], tuple[Facts, Trace]]) -> _Learn
     return _learnt[call]
 
 
-class _Nothing:
-    """What a recording shares with other processes: it perturbs nothing."""
-
-    def opens(self) -> str:
-        return ""
-
-    wish = opens
-
-    def granted(self, session: Session, said: Mapping[int, str], /) -> None:
-        pass
-
-
-class _Recorder:
+class _Recorder(Owner):
     """The owner of a region that is recorded without a screen."""
 
     control: Control | None = None
-    shares = _Nothing()
 
     def __init__(self, recording: Recording, start: int = 0):
-        self._recording, self._start = recording, start
+        self._recording, self.start = recording, start
         self._known: list[WatchedCall] = []
         self._called = 0  # how many rows of the recording's table of modules are called
-
-    def loop_begins(self, loop: object, total: int | None) -> int:
-        return self._start
-
-    def begins_at(self, step: int) -> int:
-        return step
-
-    def poll(self) -> None:
-        pass
-
-    def step_begins(self, session: Session) -> bool:
-        return False
-
-    def step_ends(self, session: Session, ended: Step) -> None:
-        pass
-
-    def step_left(self, session: Session, step: int, *, sampled: bool) -> None:
-        pass
 
     def pass_ends(self, session: Session, step: int, one: Taken, *, newest: bool) -> None:
         self.learn(session, one)
@@ -349,9 +306,3 @@ class _Recorder:
         if self._recording.attached and one.sent.arrived:
             found = session.measured_in([one], ended=False)
             self._recording.hold(one.number, step, found, kind="watch", perturbed=one.perturbed)
-
-    def loop_ends(self, loop: object, session: Session) -> None:
-        pass
-
-    def loop_ended(self) -> None:
-        pass
