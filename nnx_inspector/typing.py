@@ -89,9 +89,10 @@ if TYPE_CHECKING:
     Array: TypeAlias = jax.Array
     AnyArray: TypeAlias = jax.Array | np.ndarray
     GraphDef: TypeAlias = nnx.GraphDef[Any]
+    Variable: TypeAlias = nnx.Variable[Any]
 else:
     Jaxpr = OpenJaxpr = Equation = Var = Atom = Primitive = Aval = Any
-    Array = AnyArray = DTypeLike = GraphDef = Any
+    Array = AnyArray = DTypeLike = GraphDef = Variable = Any
     Bool = Float = Int = Num = UInt32 = Any
 
 PyTree: TypeAlias = Any
@@ -105,9 +106,13 @@ Value: TypeAlias = Any
 jax has no common class of them."""
 Params: TypeAlias = dict[str, Any]
 """The parameters of an equation, or of a primitive that is bound."""
+Args: TypeAlias = tuple[Any, ...]
+"""The positional arguments of a user's call."""
 Kwargs: TypeAlias = dict[str, Any]
 """The arguments by name of a user's call."""
 Function: TypeAlias = Callable[..., PyTree]
 """A function of arrays, or of pytrees of arrays."""
 Owner: TypeAlias = Hashable
 """Whose marks they are: a program may hold marks of several."""
+AnyFunction: TypeAlias = Callable[..., Any]
+"""A function of the user's, of any signature."""

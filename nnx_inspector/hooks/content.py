@@ -11,8 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import types
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +44,7 @@ class _HashedOnce:
 
     __slots__ = ("_hash", "_key")
 
-    def __init__(self, key: Any):
+    def __init__(self, key: Hashable):
         self._key, self._hash = key, hash(key)
 
     def __eq__(self, other: object) -> bool:
@@ -57,7 +56,7 @@ class _HashedOnce:
         return self._hash
 
 
-def key_of(value: object) -> Any:
+def key_of(value: object) -> Hashable:
     """The key of a value: its content if its type is known, else its identity.
 
     Values that Python considers equal have different keys: 1, 1.0 and True; 0.0 and -0.0.
@@ -77,7 +76,7 @@ class _Keys:
     """The key as one flat list, each value after its type: nested tuples slow the collector."""
 
     def __init__(self) -> None:
-        self.flat: list[Any] = []
+        self.flat: list[Hashable] = []
         self._around: list[int] = []
         self._left = _MOST_OBJECTS
 
@@ -102,7 +101,7 @@ class _Keys:
             finally:
                 self._around.pop()
 
-    def _add_all(self, kind: object, found: Iterable[Any]) -> None:
+    def _add_all(self, kind: object, found: Iterable[object]) -> None:
         found = tuple(found)
         self.flat += kind, len(found)
         for one in found:
@@ -122,7 +121,7 @@ class _Keys:
             self._add_all(kind, x.items())
         elif isinstance(x, (set, frozenset)):
             outer, self.flat = self.flat, []
-            found: list[Any] = []
+            found: list[Hashable] = []
             for one in x:
                 self.add(one)
                 found.append(tuple(self.flat))
@@ -187,7 +186,7 @@ def _digest(x: object) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(x).tobytes(), digest_size=16).digest()
 
 
-def _of_device(x: jax.Array) -> Any:
+def _of_device(x: jax.Array) -> tuple[Hashable, ...]:
     if jit.is_tracer(x) or x.is_deleted() or not x.is_fully_addressable:
         return jax.Array, _Itself(x)
     is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

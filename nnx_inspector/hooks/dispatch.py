@@ -13,8 +13,7 @@ import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Hashable, Iterator
 
 import jax
 from flax import nnx
@@ -38,20 +37,19 @@ from nnx_inspector.hooks.hook import (
 )
 from nnx_inspector.hooks.inside import names as inside
 from nnx_inspector.hooks.inside.attention import FIXED
-from nnx_inspector.hooks.inside.gates import gates_of
 from nnx_inspector.hooks.inside.scopes import OF_CALL, scope_of
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Path, Selection, methods, site_key
 from nnx_inspector.hooks.variables import weights_at_first
 from nnx_inspector.opening import Opening, held
-from nnx_inspector.typing import Kwargs, PyTree
+from nnx_inspector.typing import AnyFunction, Args, Kwargs, PyTree, Value
 
 
 @dataclasses.dataclass
 class _Frame:
-    module: Any
+    module: nnx.Module
     method: str
-    function: Any
+    function: object
     names: inside.Names | None
 
 
@@ -59,7 +57,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.frames: list[_Frame] = []
         self.outermost: Scope | None = None
-        self.calls: dict[Any, int] = {}
+        self.calls: dict[Hashable, int] = {}
         self.executables = 0
         self.tagging: list[Scope] = []  # another thread may take one out
         self.borrowed = 0  # by how much Python's recursion limit is raised
@@ -67,7 +65,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_compiled_inside: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_compiled_inside: weakref.WeakKeyDictionary[object, tuple[Hook, ...]] = weakref.WeakKeyDictionary()
 
 
 def hooking(*hooks: Hook) -> tuple[Opening, ...]:
@@ -130,18 +128,18 @@ class _Call:
     the owner. `selected` is the object or type that a filter by type examines.
     """
 
-    owner: Any
+    owner: nnx.Module
     below: Path
-    module: Any
+    module: object
     method: str
-    original: Callable[..., Any]
+    original: AnyFunction
     kind: str
     type_name: str
-    selected: Any
+    selected: object
 
 
 def _in_linen(
-    owner: Any, original: Callable[..., Any], /, *args: object, **kwargs: object
+    owner: nnx.bridge.ToNNX, original: AnyFunction, /, *args: object, **kwargs: object
 ) -> PyTree:
     """Call a ToNNX, and send the calls of its Linen modules through the hooks too."""
     paths = [(scope.token, scope.path_of(owner)) for scope in _scopes()]
@@ -150,7 +148,7 @@ def _in_linen(
         return original(*args, **kwargs)
 
 
-def _foreign(owner: object, module: object) -> None:
+def _foreign(owner: nnx.Module, module: object) -> None:
     name = type(module).__name__
     for scope in _scopes():
         if scope.path_of(owner) is not None:
@@ -164,9 +162,9 @@ def _foreign(owner: object, module: object) -> None:
 def call_inside(
     owner: nnx.Module,
     below: Path,
-    module: object,
+    module: Value,
     method: str,
-    original: Callable[..., Any],
+    original: AnyFunction,
     args: tuple[object, ...],
     kwargs: Kwargs,
 ) -> PyTree:
@@ -180,7 +178,9 @@ def call_inside(
     return _called(method, original, module, args, kwargs, call)
 
 
-def _sown(module: object, name: str, kind: str, variable_type: Any, value: object) -> Any:
+def _sown(
+    module: nnx.Module, name: str, kind: str, variable_type: type | str, value: Value
+) -> Value:
     """Run a value that the user's module passes to `sow` or `perturb` through the hooks."""
     if name in methods(type(module)):
         return value  # nnx.capture(method_outputs=...) sows method outputs, which are seen anyway
@@ -191,15 +191,15 @@ def _sown(module: object, name: str, kind: str, variable_type: Any, value: objec
     return _wrapped_in_hooks(call, (TAP_OUTPUT, PERTURBATION, TAP_INPUT))()
 
 
-def _has_module(scope: Scope, module: object, name: str) -> bool:
+def _has_module(scope: Scope, module: nnx.Module, name: str) -> bool:
     path = scope.path_of(module)
     return path is not None and scope.holds((*path, name))
 
 
 def _called(
     name: str,
-    function: Any,
-    module: Any,
+    function: Value,
+    module: nnx.Module,
     args: tuple[object, ...],
     kwargs: Kwargs,
     call: _Call | None = None,
@@ -233,7 +233,7 @@ def _called(
         _thread.calls = {}
     names = around = None
     if see_operations(open_hooks()):
-        better = gates_of(call.module, call.method)
+        better = inside.gates_of(call.module, call.method)
         closed = functools.partial(opened, ())
         names = inside.Names(functools.partial(_operation, call), better, closed)
         around = None if outermost else frames[-1].names
@@ -268,10 +268,10 @@ def _called(
             _return()
 
 
-def _naming(names: inside.Names, call: _Call) -> Callable[..., Any]:
+def _naming(names: inside.Names, call: _Call) -> AnyFunction:
     run = _in_python(call.original)
 
-    def named(*args: object, **kwargs: object) -> Any:
+    def named(*args: object, **kwargs: object) -> PyTree:
         names.weights = weights_at_first(call.owner, names.weights)
         for array in jax.tree.leaves([*names.weights.values()]):
             if shape_of(array):
@@ -286,9 +286,7 @@ def _naming(names: inside.Names, call: _Call) -> Callable[..., Any]:
     return named
 
 
-def _operation(
-    call: _Call, name: str, primitive: str, run: Callable[..., Any]
-) -> Callable[..., Any] | None:
+def _operation(call: _Call, name: str, primitive: str, run: AnyFunction) -> AnyFunction | None:
     """An operation within a call, through the hooks that select it; None if none does."""
     method = f"{call.method if call.method != CALL else ''}@{name}"
     for scope in _scopes():
@@ -323,7 +321,7 @@ def _return() -> None:
         recursion_limit.borrow(-borrowed)
 
 
-def _is_within(name: str, function: object, module: object) -> bool:
+def _is_within(name: str, function: object, module: nnx.Module) -> bool:
     """Whether the innermost call is of the same method by another function, hence one call."""
     if not _thread.frames or _thread.frames[-1].method != name:
         return False
@@ -336,7 +334,7 @@ def _is_within(name: str, function: object, module: object) -> bool:
     return any(a is not None and a == b for a, b in paths)
 
 
-def _wrapped_in_hooks(call: _Call, ranks: tuple[int, ...]) -> Callable[..., Any]:
+def _wrapped_in_hooks(call: _Call, ranks: tuple[int, ...]) -> AnyFunction:
     hooks = open_hooks()
     chain = _in_python(call.original)
     # by rank; of equal ranks the context entered first is outermost
@@ -346,19 +344,19 @@ def _wrapped_in_hooks(call: _Call, ranks: tuple[int, ...]) -> Callable[..., Any]
     return chain
 
 
-def _in_python(method: Callable[..., Any]) -> Callable[..., Any]:
+def _in_python(method: AnyFunction) -> AnyFunction:
     """A bound method as a function: a call through C uses a stack whose limit cannot be raised."""
     if not isinstance(method, types.MethodType):
         return method
     function, module = method.__func__, method.__self__
 
-    def bound(*args: object, **kwargs: object) -> Any:
+    def bound(*args: object, **kwargs: object) -> PyTree:
         return function(module, *args, **kwargs)
 
     return bound
 
 
-def _wrap_in_python(hook: Hook) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _wrap_in_python(hook: Hook) -> tuple[AnyFunction, Args]:
     """The function that a hook's `wrap` runs, and its leading arguments."""
     wrap = hook.wrap
     if isinstance(wrap, types.FunctionType):
@@ -369,7 +367,7 @@ def _wrap_in_python(hook: Hook) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return (function, (wrap,)) if isinstance(function, types.FunctionType) else (wrap, ())
 
 
-def _around(number: int, hook: Hook, inner: Callable[..., Any], call: _Call) -> Callable[..., Any]:
+def _around(number: int, hook: Hook, inner: AnyFunction, call: _Call) -> AnyFunction:
     if call.kind == "operation" and not see_operations((hook,)):
         return inner
     scope = hook.scope if hook.scope is not None else _thread.outermost
@@ -415,6 +413,8 @@ def _selects(only: Selection, path: Path | None, call: _Call) -> bool:
 
 
 _OUTERMOST = "outermost"
+Tag = tuple[tuple[Hashable, Path | None], ...]
+"""By the token of a scope, the path that a module has there."""
 
 
 def _scopes() -> Iterator[Scope]:
@@ -427,12 +427,12 @@ def _scopes() -> Iterator[Scope]:
         yield _thread.outermost
 
 
-def _tag_of(module: object) -> Any:
+def _tag_of(module: nnx.Module) -> Tag | None:
     tagging = _thread.tagging
     own = tagging[-1] if tagging and not jit.is_tracing() else None
     if own is None and not open_hooks():
         return None
-    tag = {}
+    tag: dict[Hashable, Path | None] = {}
     for scope in _scopes() if own is None else (own, *_scopes()):
         path = scope.tag_of(module)
         if path is not None or scope.doubts(module):
@@ -440,7 +440,7 @@ def _tag_of(module: object) -> Any:
     return tuple(tag.items())  # empty: certainly a module of another model
 
 
-def _arrived(module: Any, tag: Any, moved: bool) -> None:
+def _arrived(module: nnx.Module, tag: Tag | None, moved: bool) -> None:
     if not open_hooks():
         return
     paths = None if tag is None else dict(tag)

@@ -11,7 +11,6 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from nnx_inspector._compat.configuration import hooks_key, replace_hooks_key
 from nnx_inspector._compat.launching import started
@@ -19,6 +18,7 @@ from nnx_inspector.hooks.inside.names import FunctionsNamed
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Selection
 from nnx_inspector.opening import Opening, held
+from nnx_inspector.typing import AnyFunction, Args, Kwargs, PyTree, Value
 
 TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT = range(4)
 """Where a hook sits around a call: smaller numbers are further out."""
@@ -44,9 +44,9 @@ class Context:
         type_name: the class name of the module, or the type name of the sown Variable.
     """
 
-    module: Any
+    module: Value
     method_name: str
-    orig_method: Callable[..., Any]
+    orig_method: AnyFunction
     path: str | None
     call: int
     kind: str = "method"
@@ -60,7 +60,7 @@ class Context:
         return self.path + ":" * (self.method_name[0] != "@") + self.method_name
 
 
-Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Context], Any]
+Interceptor = Callable[[AnyFunction, Args, Kwargs, Context], PyTree]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +204,7 @@ class _Opened:
     def __init__(self, hooks: tuple[Hook, ...]):
         self._hooks = hooks
         self._outer: tuple[Hook, ...] | None = None
-        self._key: Any = None
+        self._key: object = None
         self._named: Opening | None = None
 
     def open(self) -> None:

@@ -11,7 +11,6 @@ import dataclasses
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 from flax import nnx
 
@@ -20,7 +19,7 @@ from nnx_inspector.hooks.dispatch import executables_called, hooked
 from nnx_inspector.hooks.hook import INTERCEPTOR, TAP_OUTPUT, Context, Hook, Interceptor
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import Only, Selection, nothing_selected, site_keys
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import AnyFunction, Args, Kwargs, PyTree
 
 
 @contextlib.contextmanager
@@ -86,7 +85,9 @@ class _Unhashable:
     def __init__(self, interceptor: Interceptor):
         self.interceptor = interceptor
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
+    def __call__(
+        self, next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: Context
+    ) -> PyTree:
         return self.interceptor(next_fun, args, kwargs, context)
 
     def __eq__(self, other: object) -> bool:
@@ -187,7 +188,9 @@ class _Remember:
     only: Selection
     called: list[_CalledModel] = dataclasses.field(compare=False)
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
+    def __call__(
+        self, next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: Context
+    ) -> PyTree:
         if context.path == "" and not self.called:
             module = context.module
             self.called.append(_CalledModel(site_keys(module), self.only.matches_any(module)))

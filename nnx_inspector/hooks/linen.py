@@ -12,8 +12,7 @@ import contextlib
 import dataclasses
 import inspect
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
 
 import jax
 from flax import linen, nnx
@@ -21,6 +20,7 @@ from flax import linen, nnx
 from nnx_inspector._compat import flax_graphs
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.sites import CALL, Path
+from nnx_inspector.typing import AnyFunction, Args, Kwargs, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Listener:
         key: a part of the cache key of programs compiled inside, in addition to Linen's own.
     """
 
-    call: Callable[..., Any]
+    call: AnyFunction
     foreign: Callable[[nnx.Module, linen.Module], None]
-    key: Any
+    key: Hashable
 
 
 @dataclasses.dataclass
@@ -45,7 +45,7 @@ class _Frame:
 
     module: linen.Module
     method: str
-    function: Any
+    function: object
     below: Path
     made: nnx.Module | None = None
 
@@ -60,7 +60,7 @@ class _Inside:
         self.frames: list[_Frame] = []
         self.blind = False
 
-    def call(self, next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    def call(self, next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: Value) -> PyTree:
         module, name, function = context.module, context.method_name, context.orig_method.func
         if self.blind or module.scope is None:
             return next_fun(*args, **kwargs)
@@ -90,7 +90,7 @@ class _Inside:
         finally:
             self.frames.pop()
 
-    def _holds(self, module: Any) -> bool:
+    def _holds(self, module: linen.Module) -> bool:
         """Whether a Linen module is part of the ToNNX, and this call of it is not a dry run."""
         if flax_graphs.linen_applies() != self.applies or flax_graphs.linen_dry_run(module):
             return False
@@ -126,14 +126,14 @@ def listened_to(owner: nnx.bridge.ToNNX, listener: Listener) -> Iterator[None]:
         _thread.inside = outer
 
 
-def _intercepted(next_fun: Any, args: Any, kwargs: Any, context: object) -> Any:
+def _intercepted(next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: object) -> PyTree:
     inside = _thread.inside
     if inside is None:
         return next_fun(*args, **kwargs)
     return inside.call(next_fun, args, kwargs, context)
 
 
-def _is_public_method(module: linen.Module, name: str, function: Any) -> bool:
+def _is_public_method(module: linen.Module, name: str, function: AnyFunction) -> bool:
     # a lifted function (the body of an nn.scan) runs as a method of the module it is given
     if name == "setup" or (name != CALL and name.startswith("_")):
         return False
@@ -166,7 +166,7 @@ def made_here(module: nnx.Module) -> tuple[nnx.Module, Path] | None:
     return inside.owner, frame.below
 
 
-def program_key(module: linen.Module) -> Any:
+def program_key(module: linen.Module) -> Hashable:
     """A key that separates a program of `nn.jit` inside a ToNNX from that of an equal module.
 
     Linen compiles two modules with equal fields once, although their calls have different paths.
@@ -177,7 +177,7 @@ def program_key(module: linen.Module) -> Any:
     return inside.listener.key, _path(module)
 
 
-def parameter_arrays(module: linen.Module) -> Iterator[Any]:
+def parameter_arrays(module: linen.Module) -> Iterator[Value]:
     """The parameters of a bound Linen module, sorted by name; in a lifted loop, one layer's."""
-    held: Any = {} if module.scope is None else module.variables.get("params", {})
+    held: PyTree = {} if module.scope is None else module.variables.get("params", {})
     return filter(is_array, jax.tree.leaves(held))

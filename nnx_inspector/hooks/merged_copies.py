@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Hashable, Iterator
-from typing import Any
 
 import jax
 from flax import nnx
@@ -52,7 +51,7 @@ class Held:
     """The parameters that the model has held in each program that is being traced."""
 
     def __init__(self) -> None:
-        self._programs: weakref.WeakKeyDictionary[Any, _Parameters] = weakref.WeakKeyDictionary()
+        self._programs: weakref.WeakKeyDictionary[object, _Parameters] = weakref.WeakKeyDictionary()
 
     def _here(self) -> _Parameters | None:
         program = jit.outermost_program()
@@ -88,7 +87,7 @@ class _Parameters:
         self.firsts: dict[Hashable, int] = {}
         self._held: dict[int, jit.Origin] = {}
         self._programs: set[Hashable] = set()
-        self._read: dict[int, tuple[weakref.ref[Any], Merged]] = {}
+        self._read: dict[int, tuple[weakref.ref[object], Merged]] = {}
         self._numbers: dict[Hashable, int] = {}
 
     def hold(self, module: nnx.Pytree) -> None:
@@ -99,7 +98,7 @@ class _Parameters:
             if isinstance(node, nnx.Pytree) and not isinstance(node, nnx.Module):
                 self.hold(node)  # a module is noted by itself
 
-    def read(self, module: Any) -> Merged:
+    def read(self, module: object) -> Merged:
         ref, known = self._read.get(id(module), (None, Merged()))
         if ref is not None and ref() is module:
             return known
@@ -131,7 +130,7 @@ def _parameters(node: object) -> Iterator[jit.Origin]:
         yield from map(jit.origin_of, jax.tree.leaves(node.get_raw_value()))
 
 
-def counterparts(own: nnx.Module, tree: nnx.Module) -> list[tuple[Any, Any]]:
+def counterparts(own: nnx.Module, tree: nnx.Module) -> list[tuple[nnx.Module, nnx.Module]]:
     """(module, its counterpart in a tree of the same structure) for each; none if it has another:
     other paths or types of objects, or shapes or dtypes of arrays.
     """
@@ -142,7 +141,7 @@ def counterparts(own: nnx.Module, tree: nnx.Module) -> list[tuple[Any, Any]]:
     return [pair for pair in pairs if isinstance(pair[0], nnx.Module)]
 
 
-def _described(entry: Any) -> Any:
+def _described(entry: tuple[Hashable, object]) -> tuple[object, ...]:
     path, node = entry
     value = node.get_raw_value() if isinstance(node, nnx.Variable) else node
     return path, type(node), getattr(value, "shape", None), getattr(value, "dtype", None)

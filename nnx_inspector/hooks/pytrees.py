@@ -8,14 +8,13 @@ the order and the types of its containers; the user's containers are copied, nev
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import jax
 
-from nnx_inspector.typing import Kwargs, PyTree, Value
+from nnx_inspector.typing import Args, Kwargs, PyTree, Value
 
-_IsLeaf = Callable[[Any], bool] | None
+_IsLeaf = Callable[[PyTree], bool] | None
 
 
 def rebuilt(tree: PyTree, leaves: Iterable[object], is_leaf: _IsLeaf = None) -> PyTree:
@@ -34,7 +33,7 @@ def rebuilt(tree: PyTree, leaves: Iterable[object], is_leaf: _IsLeaf = None) -> 
     return new
 
 
-def plain_key(entry: object) -> Any:
+def plain_key(entry: object) -> Value:
     """The name or index in one entry of a jax key path."""
     match entry:
         case jax.tree_util.DictKey() | jax.tree_util.FlattenedIndexKey():
@@ -61,7 +60,7 @@ def path_in_words(path: Sequence[object], parameters: Sequence[str] | None = Non
     return ".".join(map(str, keys))
 
 
-def orders(tree: PyTree | None) -> tuple[tuple[Any, ...], ...]:
+def orders(tree: PyTree | None) -> tuple[tuple[Hashable, ...], ...]:
     """The order of the entries of every dict in a tree, which a treedef lacks. Hashable."""
     children = jax.tree.leaves(tree, is_leaf=lambda child: child is not tree)
     if len(children) == 1 and children[0] is tree:
@@ -71,8 +70,8 @@ def orders(tree: PyTree | None) -> tuple[tuple[Any, ...], ...]:
 
 
 def with_arguments(
-    args: tuple[Value, ...], kwargs: Kwargs, leaves: Iterable[object], is_leaf: _IsLeaf = None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args: Args, kwargs: Kwargs, leaves: Iterable[object], is_leaf: _IsLeaf = None
+) -> tuple[Args, Kwargs]:
     """The arguments of a call with new leaves, one for each leaf of `(args, kwargs)`.
 
     Leaves are replaced in tuples only: any other container stays the caller's own object with its
@@ -84,7 +83,7 @@ def with_arguments(
     return new_args, {key: by_name[key] for key in kwargs}
 
 
-def _through_tuples(node: object, leaves: Iterator[Value], is_leaf: _IsLeaf) -> Any:
+def _through_tuples(node: object, leaves: Iterator[Value], is_leaf: _IsLeaf) -> PyTree:
     if isinstance(node, tuple) and not (is_leaf is not None and is_leaf(node)):
         children, kind = jax.tree.flatten(node, is_leaf=lambda child: child is not node)
         if not (len(children) == 1 and children[0] is node):

@@ -9,8 +9,8 @@ Does not keep the model alive and calls nothing.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Hashable, Iterable
+from typing import cast
 
 from flax import nnx
 
@@ -39,18 +39,18 @@ class Scope:
         readings: how often the model's modules were read: once more after each change of them.
     """
 
-    def __init__(self, roots: dict[Path, nnx.Module], token: Any, *, candidates: bool = False):
+    def __init__(self, roots: dict[Path, nnx.Module], token: Hashable, *, candidates: bool = False):
         self._candidates = candidates
         self.token = token  # not the model: jit caches keep scopes alive
-        self._copies: dict[int, tuple[weakref.ref[Any], Path]] = {}
-        self._flattened: dict[Path, list[Any]] = {}
-        self._arrived: dict[Path, tuple[Any, weakref.ref[Any]]] = {}
+        self._copies: dict[int, tuple[weakref.ref[object], Path]] = {}
+        self._flattened: dict[Path, list[Hashable]] = {}
+        self._arrived: dict[Path, tuple[Hashable, weakref.ref[object]]] = {}
         self._held = Held()
         self.types: set[type] = set()
         self._roots = [(prefix, weakref.ref(root)) for prefix, root in roots.items()]
         self._root_ids = {id(root) for root in roots.values()}
-        self._doubted: dict[int, tuple[weakref.ref[Any], Path | None]] = {}
-        self._no_views: dict[int, weakref.ref[Any]] = {}
+        self._doubted: dict[int, tuple[weakref.ref[object], Path | None]] = {}
+        self._no_views: dict[int, weakref.ref[object]] = {}
         self.unattributed: dict[str, int] = {}
         self.doubtful: dict[str, int] = {}
         self.operations: dict[str, str] = {}  # key -> primitive
@@ -65,7 +65,7 @@ class Scope:
         return hash(self.token)
 
     def _read(self) -> None:
-        paths: dict[int, tuple[weakref.ref[Any], Path]] = {}
+        paths: dict[int, tuple[weakref.ref[object], Path]] = {}
         for prefix, root in self._there():
             for path, module in iter_modules(root):
                 whole = cast(Path, (*prefix, *path))
@@ -80,7 +80,7 @@ class Scope:
         roots = [(prefix, ref()) for prefix, ref in self._roots]
         return [(prefix, root) for prefix, root in roots if root is not None]
 
-    def _links_now(self) -> list[Any]:
+    def _links_now(self) -> list[set[tuple[int, object, int]] | None]:
         return [links_within(root) for _, root in self._there()]
 
     def renew(self) -> None:
@@ -95,7 +95,7 @@ class Scope:
             self._flattened, self._arrived = {}, {}
             self._read()
 
-    def path_of(self, module: Any) -> Path | None:
+    def path_of(self, module: nnx.Module) -> Path | None:
         """The module's path. A view (`nnx.view`: the same Variables) has that of its original."""
         known = self._known(module)
         if known is not None or type(module) not in self.types:
@@ -171,14 +171,14 @@ class Scope:
         known = self._doubted.get(id(module))
         return known is not None and known[0]() is module
 
-    def tag_of(self, module: object) -> Path | None:
+    def tag_of(self, module: nnx.Module) -> Path | None:
         """What a flattened module takes along: its path, `CLONE`, or None if unknown."""
         path = self.leaves_with_tag(module)
         if path is None and self.doubts(module) and self._doubted[id(module)][1] is not None:
             return CLONE
         return path
 
-    def note_unattributed(self, module: object) -> None:
+    def note_unattributed(self, module: nnx.Module) -> None:
         """Count a call of a module that looks like one of the model's but has no known path.
 
         `unattributed` counts all such calls, `doubtful` those that may be the model's after all.
@@ -215,7 +215,7 @@ class Scope:
             if path is not None:
                 self._copies[id(stand_in)] = (weakref.ref(stand_in), path)
 
-    def leaves_with_tag(self, module: Any) -> Path | None:
+    def leaves_with_tag(self, module: nnx.Module) -> Path | None:
         """The path to put into a graphdef or treedef; note in which trace it was put there."""
         if id(module) in self._root_ids:
             self.renew()
@@ -229,7 +229,7 @@ class Scope:
             self._held.leaves(module)
         return path
 
-    def arrives_with_tag(self, module: Any, path: Path | None, *, moved: bool) -> None:
+    def arrives_with_tag(self, module: nnx.Module, path: Path | None, *, moved: bool) -> None:
         """Handle a module that was filled from a graphdef or treedef carrying `path`.
 
         In the trace in which the original was flattened, the module is the user's own clone or the

@@ -25,6 +25,7 @@ from nnx_inspector.arrays import own_attribute
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import escape, glob_matches, segment_matches, split_escaped
 from nnx_inspector.hooks.inside.attention import NONE_FOUND
+from nnx_inspector.typing import AnyFunction, Args, Value
 
 CALL = "__call__"
 Path = tuple[str | int, ...]
@@ -57,14 +58,14 @@ def of_operation(key: str) -> tuple[str, str]:
     return called, f"@{'@'.join(operation)}" if operation else ""
 
 
-def methods(cls: type) -> dict[str, Any]:
+def methods(cls: type) -> dict[str, Value]:
     """The public methods of a module class by name, without those of `nnx.Module` itself.
 
     `__call__` counts as public. Left out are static and class methods, properties and nested
     classes, which are not called on a module, and `set_view`, by which `nnx.view` switches modes.
     Each value is the raw attribute of the first class in the MRO that has it.
     """
-    own: dict[str, Any] = {}
+    own: dict[str, Value] = {}
     containers = (nnx.Module, nnx.List, nnx.Dict, nnx.bridge.Module)
     base, inherited = _inherited(tuple(c for c in containers if issubclass(cls, c)))
     for owner in cls.__mro__:
@@ -103,7 +104,7 @@ def method_name(f: object) -> str:
     return name
 
 
-def parameter_names(method: Any) -> tuple[str, ...]:
+def parameter_names(method: AnyFunction) -> tuple[str, ...]:
     """The names of the positional parameters of a bound method."""
     try:
         parameters = inspect.signature(method).parameters.values()
@@ -165,7 +166,7 @@ def _hint(given: object) -> str:
     return "Pass an instance of a class that derives from flax.nnx.Module."
 
 
-def require_arguments(f: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+def require_arguments(f: AnyFunction, args: Args, kwargs: Mapping[str, object]) -> None:
     """Raise a TypeError that says what to pass, if `f` cannot be called with these arguments."""
     try:
         signature = inspect.signature(f)
@@ -208,7 +209,7 @@ def module_sites(model: nnx.Module, prefix: Path = ()) -> list[ModuleSite]:
 
     Paths are those of `nnx.iter_modules`.
     """
-    found: dict[Any, nnx.Module] = {}
+    found: dict[Path, nnx.Module] = {}
     firsts: dict[int, Path] = {}
     aliases: dict[Path, tuple[Path, ...]] = {}
     for path, node, again in graph_nodes(model):
@@ -258,11 +259,11 @@ def site_keys(model: nnx.Module, prefix: Path = ()) -> list[str]:
     ]
 
 
-def linen_parts(module: nnx.Module) -> dict[Path, dict[str, Any]]:
+def linen_parts(module: nnx.Module) -> dict[Path, dict[str, Value]]:
     """The Linen modules with Variables in a ToNNX: path below it -> the Variables, by name."""
-    found: dict[Path, dict[str, Any]] = {}
+    found: dict[Path, dict[str, Value]] = {}
 
-    def collect(node: object, path: Path) -> Any:
+    def collect(node: object, path: Path) -> Value:
         if not isinstance(node, dict):
             return node
         found[path] = {}  # parents before children

@@ -17,7 +17,6 @@ import sys
 import threading
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,7 @@ from nnx_inspector.arrays import is_array, shape_of
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import Path, linen_parts, site_key
 from nnx_inspector.stats.summarize import is_number
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import Value, Variable
 
 _PLAIN = (
     int, float, str, bytes, bool, complex, type, types.FunctionType, types.BuiltinFunctionType,
@@ -39,7 +38,7 @@ _PLAIN = (
 @functools.lru_cache(maxsize=4096)
 def kind_of(cls: type) -> str:
     """How to walk a value of a type; cached, because NNX's own answers are slow."""
-    kinds: list[tuple[str, Any]] = [
+    kinds: list[tuple[str, type | tuple[type, ...]]] = [
         ("variable", nnx.Variable),
         ("list", nnx.List),
         ("object", nnx.Pytree),
@@ -63,21 +62,21 @@ class Contents:
         outer, begun: the contents of the outer module, and where the slice begins in them.
     """
 
-    variables: list[nnx.Variable[Any]]
+    variables: list[Variable]
     values: list[Value]
     paths: list[Path]
     depth: int
-    containers: list[Any]
+    containers: list[Collection[object]]
     sizes: list[int]
-    entries: list[Any]
+    entries: list[object]
     outer: Contents | None = None
     begun: int = 0
 
-    def __iter__(self) -> Iterator[tuple[Path, nnx.Variable[Any], Any]]:
+    def __iter__(self) -> Iterator[tuple[Path, Variable, Value]]:
         for path, variable, value in zip(self.paths, self.variables, self.values, strict=True):
             yield path[self.depth :], variable, value
 
-    def changed(self) -> Iterator[tuple[Path, nnx.Variable[Any], Any]]:
+    def changed(self) -> Iterator[tuple[Path, Variable, Value]]:
         """The Variables that hold another value now, each with its former value."""
         is_other = map(operator.is_not, map(value_of, self.variables), self.values)
         for number in itertools.compress(itertools.count(), list(is_other)):
@@ -117,9 +116,9 @@ class Walk:
     Invariant: `_parts` has a module only if a walk from that module would find exactly its slice.
     """
 
-    def __init__(self, module: Any):
+    def __init__(self, module: object):
         self._found = Contents([], [], [], 0, [], [], [])
-        self._parts: dict[int, tuple[Any, int, list[int], list[int]]] = {}
+        self._parts: dict[int, tuple[object, int, list[int], list[int]]] = {}
         self._numbers: dict[int, int] = {}
         self._count = itertools.count()
         self.collect(module, ())
@@ -149,7 +148,7 @@ class Walk:
         )
         return found if found.is_complete() else None
 
-    def collect(self, node: Any, path: Path) -> int:
+    def collect(self, node: Value, path: Path) -> int:
         """Collect everything in a node; returns the lowest number of a node that it met again."""
         kind = kind_of(type(node))
         if kind == "plain":
@@ -193,7 +192,9 @@ class Walk:
         return min(found, default=_NONE)
 
 
-def _entries(node: Any, kind: str) -> tuple[Iterable[tuple[Any, Any]], Collection[Any]]:
+def _entries(
+    node: Value, kind: str
+) -> tuple[Iterable[tuple[str | int, Value]], Collection[object]]:
     """The entries of a container to walk, with their names, and a live view of all its entries."""
     if kind == "object":
         held = vars(node)
@@ -205,6 +206,7 @@ def _entries(node: Any, kind: str) -> tuple[Iterable[tuple[Any, Any]], Collectio
     return enumerate(node), vars(node).values() if isinstance(node, nnx.List) else node
 
 
+Held = tuple[Variable, Value]
 _NONE = sys.maxsize
 
 
@@ -235,8 +237,8 @@ def contents(module: object) -> Contents:
 
 
 def contents_at(
-    modules: Mapping[str, Any], key: str
-) -> list[tuple[Path, nnx.Variable[Any], Any]] | None:
+    modules: Mapping[str, nnx.Module], key: str
+) -> list[tuple[Path, Variable, Value]] | None:
     """The Variables at a site by their paths below it: those of a module, or of a Linen module
     inside a ToNNX. None if there is neither.
     """
@@ -259,7 +261,7 @@ def _part(module: object) -> Contents | None:
     return next((part for part in parts if part is not None), None)
 
 
-def held_by(module: object) -> Iterator[Any]:
+def held_by(module: object) -> Iterator[nnx.Pytree | Variable]:
     """The Variables and NNX objects in the attributes of an object, also within lists and dicts."""
     nodes = [module]
     while nodes:
@@ -280,14 +282,14 @@ def is_node(x: object) -> bool:
     return isinstance(x, nnx.Variable | nnx.Pytree)
 
 
-def variables_by_path(roots: Mapping[Path, Any]) -> Iterator[tuple[Path, nnx.Variable[Any]]]:
+def variables_by_path(roots: Mapping[Path, object]) -> Iterator[tuple[Path, Variable]]:
     """The Variables of several modules with their full paths; a shared one once per module."""
     for prefix, root in roots.items():
         for path, variable, _ in contents(root):
             yield (*prefix, *path), variable
 
 
-def unseen_references(roots: Mapping[Path, Any]) -> dict[str, str]:
+def unseen_references(roots: Mapping[Path, object]) -> dict[str, str]:
     """Path -> why changes go unseen, for each Variable that is a reference."""
     return {
         site_key(
@@ -298,7 +300,9 @@ def unseen_references(roots: Mapping[Path, Any]) -> dict[str, str]:
     }
 
 
-def differences(before: Contents, module: object) -> Iterator[tuple[Path, Any, Any]]:
+def differences(
+    before: Contents, module: object
+) -> Iterator[tuple[Path, Held | None, Held | None]]:
     """`(path, old, new)` for each replaced value: Variable and value, or None if missing."""
     if before.is_complete():
         for path, variable, value in before.changed():
@@ -316,7 +320,7 @@ def is_weight(variable: object) -> bool:
     return not isinstance(variable, nnx.Cache | nnx.RngState)
 
 
-def weights_at_first(module: object, outer: Mapping[int, object]) -> dict[int, Any]:
+def weights_at_first(module: object, outer: Mapping[int, object]) -> dict[int, Value]:
     """The values of a module's weights when a call begins, by the ids of their Variables.
 
     Args:
@@ -330,7 +334,7 @@ def weights_at_first(module: object, outer: Mapping[int, object]) -> dict[int, A
     }
 
 
-def float_arrays(variable: Any) -> list[Any]:
+def float_arrays(variable: Variable) -> list[Value]:
     """Each array of a Variable, as in `stage.array_names`; None if it holds neither floats nor
     complex numbers.
     """
@@ -346,13 +350,13 @@ def _holds_floats(x: object) -> bool:
     )
 
 
-def parameter_arrays(found: Contents) -> Iterator[Any]:
+def parameter_arrays(found: Contents) -> Iterator[Value]:
     """The arrays (or abstract arrays) of a module's `nnx.Param`s one by one, a shared one once."""
     for _, variable, value in found:
         if isinstance(variable, nnx.Param):
             yield from filter(is_array, jax.tree.leaves(value))
 
 
-def byte_count(arrays: Any) -> int:
+def byte_count(arrays: Iterable[Value]) -> int:
     """The size of some arrays (or abstract arrays) in bytes."""
     return sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays)

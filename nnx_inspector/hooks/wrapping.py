@@ -17,7 +17,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import SupportsIndex
 
 from flax import nnx
 
@@ -26,6 +26,7 @@ from nnx_inspector._compat.launching import jitted
 from nnx_inspector._compat.redirect import Reduce, Reductions, can_redirect, copy_of, redirect
 from nnx_inspector.hooks import linen
 from nnx_inspector.hooks.sites import methods
+from nnx_inspector.typing import AnyFunction, Args, Kwargs, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +44,12 @@ class Hooks:
     """
 
     active: Callable[[], bool]
-    call: Callable[[str, Any, Any, tuple[Any, ...], dict[str, Any]], Any]
-    sown: Callable[[Any, str, str, Any, Any], Any]
-    tag_of: Callable[[Any], Any]
-    arrived: Callable[[Any, Any, bool], None]
-    compiled: Callable[[Any], None]
-    executed: Callable[[Any], None]
+    call: Callable[[str, AnyFunction, nnx.Module, Args, Kwargs], PyTree]
+    sown: Callable[[nnx.Module, str, str, type | str, Value], Value]
+    tag_of: Callable[[nnx.Module], object]
+    arrived: AnyFunction
+    compiled: Callable[[object], None]
+    executed: Callable[[object], None]
 
 
 _lock = threading.RLock()
@@ -57,8 +58,8 @@ _whole = False  # whether all is wrapped that is no class of a module
 _wrapped: set[type] = set()
 _undo: list[Callable[[], None]] = []
 _redirected: dict[types.FunctionType, types.FunctionType] = {}
-_originals: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
+_originals: weakref.WeakKeyDictionary[object, AnyFunction] = weakref.WeakKeyDictionary()
+_inherited: weakref.WeakSet[AnyFunction] = weakref.WeakSet()
 """The wrappers of methods that the class itself does not have."""
 
 
@@ -115,7 +116,7 @@ def _wrap_shared(hooks: Hooks) -> None:
     _undo.append(reductions.undo)
     reductions.renew()
 
-    def renewing(original: Any, _: Hooks) -> Callable[..., Any]:
+    def renewing(original: AnyFunction, _: Hooks) -> AnyFunction:
         # a pickler may have been loaded since; it asks a module for its state before its class
         return lambda *args: (reductions.renew(), original(*args))[1]
 
@@ -167,12 +168,12 @@ def _unwrap() -> None:
 # ---------------------------------------------------------------- one method
 
 
-def _wrapper(cls: type, name: str, raw: Any, hooks: Hooks) -> Any:
+def _wrapper(cls: type, name: str, raw: AnyFunction, hooks: Hooks) -> AnyFunction:
     installed = _wrapped  # emptied on release: a wrapper that is still referenced is inert
     function = _reachable_by_reference(cls, name, raw, hooks)
     plain = isinstance(function, types.FunctionType)
 
-    def call(self: object, /, *args: object, **kwargs: object) -> Any:
+    def call(self: nnx.Module, /, *args: object, **kwargs: object) -> PyTree:
         if cls not in installed or not hooks.active():
             if plain:  # a bound call would go through C, whose stack is small
                 return function(self, *args, **kwargs)
@@ -186,7 +187,7 @@ def _wrapper(cls: type, name: str, raw: Any, hooks: Hooks) -> Any:
     return wrapper
 
 
-def _reachable_by_reference(cls: type, name: str, raw: Any, hooks: Hooks) -> Any:
+def _reachable_by_reference(cls: type, name: str, raw: AnyFunction, hooks: Hooks) -> AnyFunction:
     """The original function of a method; calls of the method's own function are redirected too.
 
     They bypass the class: a model may hold a bound method in an attribute, and a decorated method
@@ -204,7 +205,7 @@ def _reachable_by_reference(cls: type, name: str, raw: Any, hooks: Hooks) -> Any
         # with an alias (forward = __call__), a reference counts as the function's own name
         known = function.__name__ if function.__name__ in methods(cls) else name
 
-        def target(*args: object, **kwargs: object) -> Any:
+        def target(*args: object, **kwargs: object) -> PyTree:
             if not args or not isinstance(args[0], nnx.Module) or not hooks.active():
                 return original(*args, **kwargs)
             return hooks.call(known, original, args[0], args[1:], kwargs)
@@ -217,27 +218,27 @@ def _reachable_by_reference(cls: type, name: str, raw: Any, hooks: Hooks) -> Any
 class _Decorated:
     """Stands in for a method that a transform decorates, and forwards its other attributes."""
 
-    def __init__(self, call: Any, raw: Any):
+    def __init__(self, call: AnyFunction, raw: AnyFunction):
         self._call, self._raw = call, raw
         functools.update_wrapper(self, raw, updated=())
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> PyTree:
         return self._call(*args, **kwargs)
 
-    def __get__(self, instance: object, owner: object = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> AnyFunction:
         return self if instance is None else self._call.__get__(instance, owner)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Value:
         return getattr(self._raw, name)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | Args:
         return self._raw.__reduce_ex__(protocol)
 
 
 # -------------------------------------------------------------------- pickling
 
 
-def _reduced(reduce: Reduce, obj: object) -> Any:
+def _reduced(reduce: Reduce, obj: object) -> Value:
     """What `reduce` returns for a class or a function as it is without wrappers."""
     if isinstance(obj, type) and obj in _wrapped:
         found = reduce(obj)
@@ -279,15 +280,15 @@ def _is_wrapper(value: object) -> bool:
 # ------------------------------------------------------------ sow and perturb
 
 
-def _observed_sow(original: Any, hooks: Hooks) -> Callable[..., Any]:
+def _observed_sow(original: AnyFunction, hooks: Hooks) -> AnyFunction:
     def sow(
-        self: object,
-        variable_type: object,
+        self: nnx.Module,
+        variable_type: type | str,
         name: str,
         value: object,
         *args: object,
         **kwargs: object,
-    ) -> Any:
+    ) -> object:
         if hooks.active():
             value = hooks.sown(self, name, "sow", variable_type, value)
         return original(self, variable_type, name, value, *args, **kwargs)
@@ -295,8 +296,8 @@ def _observed_sow(original: Any, hooks: Hooks) -> Callable[..., Any]:
     return sow
 
 
-def _observed_perturb(original: Any, hooks: Hooks) -> Callable[..., Any]:
-    def perturb(self: object, name: str, value: object, *args: object, **kwargs: object) -> Any:
+def _observed_perturb(original: AnyFunction, hooks: Hooks) -> AnyFunction:
+    def perturb(self: nnx.Module, name: str, value: object, *args: Value, **kwargs: Value) -> Value:
         out = original(self, name, value, *args, **kwargs)
         if not hooks.active():
             return out

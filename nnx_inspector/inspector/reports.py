@@ -12,8 +12,7 @@ import jax
 from nnx_inspector.background import weakly
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
-from nnx_inspector.live.diagnostics import Diagnostics
-from nnx_inspector.live.dropped import dropped_of, others_of
+from nnx_inspector.live.diagnostics import Diagnostics, dropped_of, others_of
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session
 from nnx_inspector.recordings.layers import NOT_TOLD_APART, layer_key
@@ -33,7 +32,7 @@ class Reports:
 
     def __init__(self, core: Core):
         self._core = core
-        self._attendance: Diagnostics | None = None
+        self._diagnostics: Diagnostics | None = None
         self._reported: set[int] = set()
         self._warnings: list[str] = []
         self._unseen: dict[str, str] = {}
@@ -41,7 +40,7 @@ class Reports:
         self._writing: Writing | None = None
 
     def begin(self, diagnostics: Diagnostics) -> None:
-        self._attendance, self._reported, self._warnings = diagnostics, set(), []
+        self._diagnostics, self._reported, self._warnings = diagnostics, set(), []
         core, self._writing = self._core, None
         if self.to is not None and not (jax.process_index() and core.spread):
             how = core.found, weakly(self._not_written)
@@ -65,9 +64,9 @@ class Reports:
         self, session: Session, passes: list[Taken], count: int, taken: tuple[Handle, ...]
     ) -> None:
         """Report what is certain now that the loop has ended."""
-        self._attend(session, passes, count, taken, step=None)
-        self._attendance = None
-        self._tell_losses(session)
+        self._diagnose(session, passes, count, taken, step=None)
+        self._diagnostics = None
+        self._tell_dropped(session)
 
     def add(
         self,
@@ -85,15 +84,15 @@ class Reports:
             count: how many passes had begun by its end.
             taken: the perturbations that were on.
         """
-        self._attend(session, passes, count, taken, step=step)
-        self._tell_losses(session)
+        self._diagnose(session, passes, count, taken, step=step)
+        self._tell_dropped(session)
 
     def warnings(self) -> list[str]:
         """The new warnings, for the loop's own thread to give."""
         found, self._warnings = self._warnings, []
         return found + self._core.warnings()
 
-    def _attend(
+    def _diagnose(
         self,
         session: Session,
         passes: list[Taken],
@@ -102,7 +101,7 @@ class Reports:
         *,
         step: int | None,
     ) -> None:
-        diagnostics, core = self._attendance, self._core
+        diagnostics, core = self._diagnostics, self._core
         if diagnostics is None:
             return
         over = step is None
@@ -132,12 +131,12 @@ class Reports:
                 core.notice("warning", text, on[number].site if number in on else None)
                 self._warnings.append(text)
 
-    def _tell_losses(self, session: Session) -> None:
-        losses = list(dropped_of(session, over=self._attendance is None))
-        for text in (*losses, *others_of(session)):
+    def _tell_dropped(self, session: Session) -> None:
+        dropped = list(dropped_of(session, over=self._diagnostics is None))
+        for text in (*dropped, *others_of(session)):
             self._core.notice("warning", text)
         if MODEL not in self._reported:  # otherwise that says it
-            self._warnings += losses
+            self._warnings += dropped
         unseen = dict(session.unseen)
         for site in session.blurred:
             count = session.stacks[site].layers

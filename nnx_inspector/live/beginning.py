@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,9 @@ from nnx_inspector.hooks.variables import contents
 from nnx_inspector.program.structure import is_observable, is_whole
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, ParameterFacts
 from nnx_inspector.stats.measure_gauges import is_sampled
+from nnx_inspector.typing import Variable
 
-Held = dict[str, tuple[nnx.Variable[Any], jax.Array]]
+Held = dict[str, tuple[Variable, jax.Array]]
 """Path -> a Variable and its array."""
 
 

@@ -1,14 +1,15 @@
-"""Whether a watched loop calls the watched model, and which of its perturbations act.
+"""Whether a watched loop calls the watched model, which of its perturbations act, and what it has
+failed to record.
 
-Both are concluded only from measured steps whose programs have ended, and only after several of
-them, because a model may be called now and then. Invariant: every statement was observed in the
-steps that it names; an unknown is not stated. Does not record or show anything.
+The first two are concluded only from measured steps whose programs have ended, and only after
+several of them, because a model may be called now and then. Invariant: every statement was observed
+in the steps that it names; an unknown is not stated. Does not record or show anything.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from nnx_inspector.hooks.sites import module_sites
 from nnx_inspector.live.inbox import Taken
@@ -23,6 +24,8 @@ MEASURED = 3
 """A running loop is reported after this many measured steps without a call of the model."""
 STEPS = 20
 """The steps that must have passed in all: another model, or an evaluation, may come first."""
+NAMED = 5
+"""How many sites a warning names; the others are counted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,3 +301,53 @@ def _lacks(one: Known, site: str, seen: object) -> str:
     its program does not know; "" if it has.
     """
     return misfit(refusal(one, site, seen)) if isinstance(one, OfPart) and seen is not None else ""
+
+
+# --------------------------------------------------------- what was not recorded
+
+
+def dropped_of(session: Session, *, over: bool = True) -> Iterator[str]:
+    """What of the model was not recorded since the last call, as warnings, each given once.
+
+    Args:
+        over: whether the loop has ended. Until then `Diagnostics` says that it calls two trees.
+    """
+    late, session.inbox.late = session.inbox.late, 0
+    if late:
+        yield (
+            f"The gradients of {late} call{'s' * (late > 1)} arrived after their pass was recorded "
+            f"and are not shown: they were computed after several later calls. Iterate over "
+            f"insp.watch(batches), which knows where a step ends."
+        )
+    notes, session.notes = session.notes, []
+    yield from notes
+    now = {site: why for site, why in session.unseen.items() if over or not why.startswith(TWINS)}
+    new = {site: why for site, why in now.items() if site not in session.warned_of}
+    session.warned_of |= set(new)
+    for why in dict.fromkeys(new.values()):
+        sites = [site or "(root)" for site, reason in new.items() if reason == why]
+        more = f" and {len(sites) - NAMED} more" if len(sites) > NAMED else ""
+        yield f"{', '.join(map(repr, sites[:NAMED]))}{more}: {why}."
+
+
+def others_of(session: Session) -> Iterator[str]:
+    """Failures of our own since the last call, and calls that may not be the model's, as warnings.
+
+    `insp.watch` shows these on the screen alone; `nni.watch`, which has none, warns of them.
+    """
+    errors, session.errors = session.errors, []
+    for text in errors:
+        yield f"A summary was lost on its way to the host: {text}"
+    unattributed, session.unattributed = session.unattributed, {}
+    for name, count in unattributed.items():
+        yield (
+            f"Not shown: {count} call{'s' * (count > 1)} of {name} in the traced programs, which "
+            f"could not be attributed to this model (another model, a copy, or a graphdef made "
+            f"before watching)."
+        )
+    executables, session.executables = session.executables, 0
+    if executables:
+        yield (
+            "The loop calls a program that was compiled ahead of time or exported, so its modules "
+            "cannot be seen. Call the jitted function itself."
+        )

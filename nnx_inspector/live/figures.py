@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -39,13 +39,12 @@ from nnx_inspector.stats.gauges import (
     sample_of,
 )
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.typing import Value
 
 AT = len(STATE_HEAD)
 """The index of a parameter's first element."""
-Gauges = Mapping[str, Sequence[Any]]
+Gauges = Mapping[str, Sequence[np.ndarray]]
 """Site -> the gauges of its calls, each `[..., LENGTH]`."""
-States = Mapping[str, Any]
+States = Mapping[str, np.ndarray]
 """Path of a parameter -> its state, `[STATE_LENGTH]`."""
 _NO_STACKS: Mapping[str, Stack] = {}
 Update = tuple[float, ...]
@@ -61,7 +60,7 @@ _UNKNOWN = np.full(STATE_LENGTH, np.nan, np.float32)
 """The state of a parameter that no pass has sent."""
 
 
-def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]:
+def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[np.ndarray]]:
     """The gauges of a record whose `values` are gauges, including single layers of stacks.
 
     Of a call that returns several arrays, they are those of the main one.
@@ -70,7 +69,7 @@ def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]
         record: the record of one pass, on the host.
         stacks: site -> how many of its layers have sites of their own.
     """
-    out: dict[str, list[Value]] = {}
+    out: dict[str, list[np.ndarray]] = {}
     for site in record:
         for call in record[site].calls:
             if not call.kept or call.kept[call.structure.main].value is None:
@@ -86,12 +85,12 @@ def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]
 
 
 def with_layers(
-    passes: Iterable[Mapping[str, Sequence[Any]]], stacks: Mapping[str, Stack], *, axes: int
-) -> dict[str, list[Any]]:
+    passes: Iterable[Gauges], stacks: Mapping[str, Stack], *, axes: int
+) -> dict[str, list[np.ndarray]]:
     """The gauges of the sites of watched passes, or the rows of their softmaxes that choose, also
     of single layers. Each array has so many axes behind those of iterations.
     """
-    out: dict[str, list[Value]] = {}
+    out: dict[str, list[np.ndarray]] = {}
     for one in passes:
         for site, arrays in one.items():
             out.setdefault(site, []).extend(arrays)
@@ -103,9 +102,9 @@ def with_layers(
     return out
 
 
-def choices_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]:
+def choices_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[np.ndarray]]:
     """The rows of a record's softmaxes that choose, including single layers of stacks."""
-    out: dict[str, list[Value]] = {}
+    out: dict[str, list[np.ndarray]] = {}
     for site, arrays in record.choices.items():
         out.setdefault(site, []).extend(arrays)
         for found in (x for x in arrays if x.ndim > 2):
@@ -139,7 +138,7 @@ def updates_in(parameters: Mapping[str, Parameter]) -> dict[str, Update]:
     }
 
 
-def _of_update(sums: Any) -> Update:
+def _of_update(sums: np.ndarray) -> Update:
     change, value, meant, lost, decay, rest, cut, whole = sums.tolist()
     decayed = _ratio(decay / UNIT / UNIT, rest) if decay or rest else math.nan
     clipped = _ratio(cut, whole) if whole else math.nan
@@ -157,8 +156,8 @@ class Observer:
     """Makes the figures of successive passes, and remembers the last parameters."""
 
     def __init__(self) -> None:
-        self._before: dict[str, Any] = {}
-        self._still: dict[str, Any] = {}  # the elements that no pass has seen changed
+        self._before: dict[str, np.ndarray] = {}
+        self._still: dict[str, np.ndarray] = {}  # the elements that no pass has seen changed
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def figures(

@@ -14,8 +14,8 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from nnx_inspector.hooks.hook import Context, open_hooks, opened, restore_hooks
 from nnx_inspector.hooks.sites import CALL, parse_key, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.live.beginning import Held, arguments_of, held_by_call, path_within, reading
-from nnx_inspector.live.messages import Begun, listeners
+from nnx_inspector.live.messages import Begun, ReachedSite, listeners
 from nnx_inspector.perturbations.apply import parameter_rules
 from nnx_inspector.perturbations.perturbed import among, takes_positions
 from nnx_inspector.perturbations.places import (
@@ -58,9 +58,9 @@ from nnx_inspector.program.marks import (
     mark_arguments,
     mark_tree,
 )
-from nnx_inspector.program.members import ensemble_of, within
+from nnx_inspector.program.members import Ensemble, ensemble_of, within
 from nnx_inspector.program.structure import is_whole
-from nnx_inspector.typing import Array, Kwargs, PyTree, Value
+from nnx_inspector.typing import AnyFunction, Args, Array, Kwargs, Params, PyTree, Value
 
 _numbers = itertools.count(1)
 
@@ -83,10 +83,10 @@ class Run:
 
     number: int
     begun: Begun
-    ensemble: Any
-    rows: Any = None
-    data: list[tuple[Any, list[Any]]] = dataclasses.field(default_factory=lambda: [])
-    bound: list[Any] = dataclasses.field(default_factory=lambda: [])
+    ensemble: Ensemble | None
+    rows: Value = None
+    data: list[tuple[Value, list[Value]]] = dataclasses.field(default_factory=lambda: [])
+    bound: list[Value] = dataclasses.field(default_factory=lambda: [])
     entered: bool = False
     counts: dict[tuple[str, str], int] = dataclasses.field(default_factory=lambda: {})
 
@@ -139,14 +139,16 @@ class Watch:
     where: Where | None = None
 
     @staticmethod
-    def owner_of(session: int) -> Any:
+    def owner_of(session: int) -> tuple[str, int]:
         return "watch", session
 
     @property
-    def owner(self) -> Any:
+    def owner(self) -> tuple[str, int]:
         return self.owner_of(self.session)
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
+    def __call__(
+        self, next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: Context
+    ) -> PyTree:
         site = context.site or ""
         if rule_here():
             self._note_apart(site)
@@ -168,7 +170,7 @@ class Watch:
                 whole = self._counting(args, kwargs, context)
                 with _running(self.session, run), reading(mine, named), perturbed, whole as of:
                     return inside(next_fun, of[0], of[1], context)
-        how: dict[str, Any] = {"owner": self.owner, "site": site, **counting(self.owner)}
+        how: Kwargs = {"owner": self.owner, "site": site, **counting(self.owner)}
         start, run.entered = len(run.bound) if run.entered else 0, True
         if _takes_ids(context) or any(p.at == INPUT and site in p.sites for p in self.places):
             number = run.count(site, INPUT)
@@ -190,7 +192,9 @@ class Watch:
         run.bound.extend(filter(jit.is_tracer, jax.tree.leaves(out, is_leaf=is_whole)))
         return out
 
-    def _counting(self, args: tuple[Value, ...], kwargs: Kwargs, context: Context) -> Any:
+    def _counting(
+        self, args: Args, kwargs: Kwargs, context: Context
+    ) -> AbstractContextManager[tuple[Args, Kwargs]]:
         """The context of a call that begins, in which it is known which of its positions count; it
         gives the call's arguments.
         """
@@ -251,7 +255,7 @@ class Watch:
         kind = jax.ShapeDtypeStruct((len(self.keys), ROW), np.float32)
         return self._given("rows", kind, self.keys, call=run.number)
 
-    def _data(self, run: Run, number: int) -> tuple[Any, list[Any]]:
+    def _data(self, run: Run, number: int) -> tuple[Value, list[Value]]:
         """Whether a place is on, and its numbers."""
         if run.data and not jit.is_tracer(run.data[number][0]):
             return run.data[number]
@@ -262,7 +266,9 @@ class Watch:
         )
         return on, numbers
 
-    def _given(self, key: object, kind: Any, those: object, *ties: object, **how: object) -> Value:
+    def _given(
+        self, key: object, kind: jax.ShapeDtypeStruct, those: object, *ties: object, **how: object
+    ) -> Value:
         aval = ShapedArray(kind.shape, kind.dtype)
         return given.bind(*ties, place=(self.owner, key, those), kind=aval, **how)
 
@@ -277,9 +283,9 @@ class Watch:
         if found is not None:
             found.unseen[site] = why
 
-    def _replaced_by(self, hook: Watch) -> Any:
-        layers = open_hooks()
-        inner = (dataclasses.replace(x, wrap=hook) if x.wrap == self else x for x in layers)
+    def _replaced_by(self, hook: Watch) -> AbstractContextManager[None]:
+        every = open_hooks()
+        inner = (dataclasses.replace(x, wrap=hook) if x.wrap == self else x for x in every)
         return opened(tuple(inner))
 
     # ------------------------------------------------------------- perturbations
@@ -311,8 +317,8 @@ class Watch:
         if not row and not mine:
             return None
 
-        def change(values: list[Value]) -> tuple[list[Any], dict[str, Any]]:
-            reached = set[Any]()
+        def change(values: list[Value]) -> tuple[list[Value], Params]:
+            reached = set[ReachedSite]()
             if row:
                 index, rows = self.keys.index(site), self._rows(run)
                 values = [apply(x, rows, index) for x in values]
@@ -335,8 +341,8 @@ class Watch:
         return change
 
     def _in_layer(
-        self, run: Run, site: str, number: int, place: Place, on: object, values: Sequence[object]
-    ) -> Any:
+        self, run: Run, site: str, number: int, place: Place, on: Array, values: Sequence[object]
+    ) -> Value:
         if not place.rows:
             return on
         if run.ensemble is not None and jit.is_of_here(run.ensemble.number):
@@ -352,12 +358,12 @@ def parameters_of(keys: Sequence[str], unmeasured: Sequence[str]) -> frozenset[s
     return frozenset(site_key(parse_key(key)[0]) for key in measured)
 
 
-def _acted(x: object, one: Any, *, name: str) -> PyTree:
+def _acted(x: Value, one: Value, *, name: str) -> Value:
     return one.apply_at(x, name)
 
 
 @internal_config()
-def _of_member(on: Any, rows: Sequence[int], number: object, count: int) -> Any:
+def _of_member(on: Array, rows: Sequence[int], number: Array, count: int) -> Array:
     return on & (number == rows[0] % count)
 
 
@@ -370,7 +376,7 @@ def _takes_ids(context: Context) -> bool:
     return isinstance(context.module, nnx.Embed) and parse_key(context.site or "")[1] == CALL
 
 
-def _differentiable(context: Context, held: dict[str, Any]) -> frozenset[str]:
+def _differentiable(context: Context, held: Mapping[str, object]) -> frozenset[str]:
     """Those of some paths that are parameters, which a step may be differentiated by."""
     module = context.module
     if not isinstance(module, nnx.Module) or context.path is None:

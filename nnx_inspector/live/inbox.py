@@ -14,7 +14,7 @@ import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,10 @@ from nnx_inspector.live.calls import OF_MODEL, Call, UnderWay
 from nnx_inspector.stats.bins import NAN_BIN
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.typing import Value
+
+if TYPE_CHECKING:
+    from nnx_inspector.perturbations.places import Setting
+    from nnx_inspector.program.function import WatchedCall
 
 Arrived = dict[tuple[str, str], list[Summary]]
 """(site, quantity) -> a summary for each call, in order of arrival."""
@@ -45,12 +49,12 @@ class Sent:
     """
 
     arrived: Arrived = dataclasses.field(default_factory=lambda: defaultdict(list))
-    gauges: dict[str, list[Any]] = dataclasses.field(default_factory=lambda: {})
-    choices: dict[str, list[Any]] = dataclasses.field(default_factory=lambda: {})
-    states: dict[str, Any] = dataclasses.field(default_factory=lambda: {})
-    moves: dict[str, Any] = dataclasses.field(default_factory=lambda: {})
+    gauges: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=lambda: {})
+    choices: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=lambda: {})
+    states: dict[str, np.ndarray] = dataclasses.field(default_factory=lambda: {})
+    moves: dict[str, np.ndarray] = dataclasses.field(default_factory=lambda: {})
     differentiated: set[str] = dataclasses.field(default_factory=set[str])
-    calls: list[Any] = dataclasses.field(default_factory=lambda: [])
+    calls: list[WatchedCall | None] = dataclasses.field(default_factory=lambda: [])
     members: int = 0
     values: list[Value] = dataclasses.field(default_factory=lambda: [])
     is_empty: bool = False
@@ -88,7 +92,7 @@ MOST_AWAITING = 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Begun:
+class CurrentPass:
     """The pass that is under way.
 
     Attributes:
@@ -99,7 +103,7 @@ class Begun:
 
     number: int
     sampled: bool
-    setting: Any
+    setting: Setting
 
 
 class Inbox:
@@ -124,7 +128,9 @@ class Inbox:
         self._awaiting: dict[int, Counter[str]] = {}
         self._copied: set[int] = set()
 
-    def begin(self, setting: object, *, call: Call = OF_MODEL, awaits: Iterable[str] = ()) -> Begun:
+    def begin(
+        self, setting: Setting, *, call: Call = OF_MODEL, awaits: Iterable[str] = ()
+    ) -> CurrentPass:
         """The pass of a call that begins now; a new one, or the one that the call joins.
 
         It awaits these messages, which may arrive after later passes begin.
@@ -145,7 +151,7 @@ class Inbox:
             self._now = now
         if sampled and not joins:
             self.begins(number)
-        return Begun(number, sampled, setting)
+        return CurrentPass(number, sampled, setting)
 
     def is_due(self, calls: Sequence[Call], setting: object) -> bool:
         """Whether one of the next calls is sampled."""
@@ -249,8 +255,8 @@ class Inbox:
         with self._lock:
             numbers = [number for number in self._ready(besides) if number < before]
             found = [self._passes[number] for number in numbers]
-            for one in found:
-                self.drop(one)
+            for number in numbers:
+                self.drop(number)
             return found
 
     def waiting_passes(self) -> list[Taken]:
@@ -258,19 +264,13 @@ class Inbox:
         with self._lock:
             return list(self._passes.values())
 
-    def drop(self, one: Taken) -> None:
-        """Let go of a pass."""
+    def drop(self, number: int) -> bool:
+        """Let go of a pass; returns whether it was still here."""
         with self._lock:
-            self._passes.pop(one.number, None)  # first: what it has, the others have too
-            self._awaiting.pop(one.number, None)
-            self._copied.discard(one.number)
-
-    def forget(self, number: int) -> bool:
-        """Let go of a pass that is not the model's; returns whether it was still here."""
-        with self._lock:
-            here = number in self._passes
-            self.drop(Taken(number, None, ()))
-            return here
+            here = self._passes.pop(number, None)  # first: what it has, the others have too
+            self._awaiting.pop(number, None)
+            self._copied.discard(number)
+            return here is not None
 
     def _ready(self, besides: int) -> list[int]:
         numbers = list(self._passes)
@@ -292,7 +292,7 @@ class Taken:
     """
 
     number: int
-    setting: Any
+    setting: Setting
     messages: tuple[Message, ...]
 
     @functools.cached_property

@@ -10,15 +10,19 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Set
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nnx_inspector.live.inbox import Inbox
 from nnx_inspector.perturbations.places import Place, Setting
 from nnx_inspector.program.function import WatchedCall
 
+if TYPE_CHECKING:
+    import jax
+
 GRADIENT = "gradient"
 
-Reached = Set[tuple[str, Place | None, str, Any]]
+ReachedSite = tuple[str, Place | None, str, jax.ShapeDtypeStruct | None]
+Reached = Set[ReachedSite]
 """The sites that a program calls, each with the place that acts there, None for a row; why it does
 not fit what the site has there ("" if it does, as far as the program knows); and the shape and
 dtype of that, None for a row or a parameter."""
@@ -62,7 +66,7 @@ class Begun:
     weights: frozenset[str]
     call: WatchedCall | None
     type_name: str
-    reached: set[Any] = dataclasses.field(default_factory=lambda: set[Any]())
+    reached: set[ReachedSite] = dataclasses.field(default_factory=lambda: set[ReachedSite]())
     apart: dict[str, str] = dataclasses.field(default_factory=lambda: dict[str, str]())
 
     @property

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +24,15 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.hook import opened
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import site_key
-from nnx_inspector.hooks.variables import contents
+from nnx_inspector.hooks.variables import contents, is_node
 from nnx_inspector.live.inbox import Message, Sent
 from nnx_inspector.live.programs.launches import Watched, noting
 from nnx_inspector.recordings.layers import OPTIMIZER, STATE
 from nnx_inspector.stats.summarize import in_words, is_number, summarize
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.typing import Value
 
+_Path = tuple[Value, ...]
 MOST_ARRAYS: Final = 1024
 """Of more arrays the first ones are measured."""
 _AROUND: Final = {"inner_state", "inner_states", "inner_opt_state", "opt_state"}
@@ -57,22 +59,22 @@ class States:
         InspectorError: it is an object that holds no Variable of its own, such as the model.
     """
 
-    def __init__(self, given: Any, model: nnx.Module):
+    def __init__(self, given: Value, model: nnx.Module):
         several = isinstance(given, Mapping) and not isinstance(given, nnx.State)
-        self._of: dict[str, Any] = dict(given) if several else {"": given}
+        self._of: dict[str, Value] = dict(given) if several else {"": given}
         for name, one in self._of.items():
             _require_read_anew(name, one)
         self._parameters = {tuple(map(str, path)) for path, _, _ in contents(model)}
         self._own = frozenset(id(variable) for _, variable, _ in contents(model))
-        self._names: dict[tuple[Any, ...], list[str]] = {}
-        self._last: tuple[list[Any], Message] | None = None
+        self._names: dict[tuple[_Path, ...], list[str]] = {}
+        self._last: tuple[list[weakref.ref[jax.Array]], Message] | None = None
         self.skipped: dict[str, str] = {}
         for name, one in self._of.items():
             _require_some(name, one, self._own)
 
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> dict[str, jax.Array]:
         """Key -> each array of the states as they are now: `"optimizer/mu/head/kernel"`."""
-        found: list[tuple[tuple[Any, ...], Any]] = []
+        found: list[tuple[_Path, Value]] = []
         for name, one in self._of.items():
             head = (name,) if name else ()
             found += [((*head, *path), x) for path, x in _arrays_of(one, self._own)]
@@ -99,7 +101,7 @@ class States:
         self._last = [weakref.ref(x) for x in found.values()], message
         return message
 
-    def _named(self, paths: Sequence[tuple[Any, ...]]) -> list[str]:
+    def _named(self, paths: Sequence[_Path]) -> list[str]:
         """The keys of paths: what optax wraps around a state is left out, as far as keys differ."""
         parts = [self._divided(path) for path in paths]
         short = [(*filter(_tells, head), *tail) for head, tail in parts]
@@ -107,7 +109,7 @@ class States:
         whole = [x if count[x] == 1 else path for x, path in zip(short, paths, strict=True)]
         return [site_key((OPTIMIZER, *map(str, path))) for path in whole]
 
-    def _divided(self, path: tuple[object, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _divided(self, path: _Path) -> tuple[_Path, _Path]:
         """A path in two: how the state calls it, and the path of a parameter, or its last part."""
         for at in range(len(path)):
             if tuple(map(str, path[at:])) in self._parameters:
@@ -140,7 +142,7 @@ def measure_states(session: Watched, given: object) -> dict[str, str]:
     return {key: in_words(x.dtype, x.shape) for key, x in states.arrays().items()}
 
 
-def _refers(reference: Any, x: object) -> bool:
+def _refers(reference: weakref.ref[jax.Array], x: object) -> bool:
     return reference() is x
 
 
@@ -167,7 +169,7 @@ def _require_some(name: str, one: object, own: frozenset[int]) -> None:
         )
 
 
-def _arrays_of(one: Any, own: frozenset[int]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _arrays_of(one: Value, own: frozenset[int]) -> Iterator[tuple[_Path, Value]]:
     if not isinstance(one, nnx.Pytree):
         one = one()
     held = getattr(one, "opt_state", one)
@@ -176,8 +178,7 @@ def _arrays_of(one: Any, own: frozenset[int]) -> Iterator[tuple[tuple[Any, ...],
             if id(variable) not in own:
                 yield path, value
         return
-    is_variable: Callable[[Any], bool] = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
-    for path, x in jax.tree_util.tree_flatten_with_path(held, is_leaf=is_variable)[0]:
+    for path, x in jax.tree_util.tree_flatten_with_path(held, is_leaf=is_node)[0]:
         if id(x) not in own:
             value = x.get_raw_value() if isinstance(x, nnx.Variable) else x
             yield tuple(map(plain_key, path)), value

@@ -13,9 +13,10 @@ import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import cast
 
 import jax
+import numpy as np
 from flax import nnx
 
 from nnx_inspector._compat.launching.started import Following
@@ -473,19 +474,25 @@ class Session:
         sent = [one.sent for one in passes]
         gauges = with_layers([one.gauges for one in sent], self.stacks, axes=1)
         choices = with_layers([one.choices for one in sent], self.stacks, axes=2)
-        states: dict[str, Any] = {}
+        states: dict[str, np.ndarray] = {}
         differentiated = {path for one in passes for path in one.sent.differentiated}
         for one in passes:
             states = {**one.sent.states, **states}  # the first pass takes precedence
         moves = {path: sums for one in reversed(passes) for path, sums in one.sent.moves.items()}
-        how: Any = {"differentiated": differentiated, "updates": updates_of(moves, self.stacks)}
-        return self._observer.figures(gauges, states, choices, measured=measured, **how)
+        return self._observer.figures(
+            gauges,
+            states,
+            choices,
+            differentiated=differentiated,
+            updates=updates_of(moves, self.stacks),
+            measured=measured,
+        )
 
     def take_passes(self) -> list[Taken]:
         """Like `take`, but each pass separately."""
         passes = self.passes()
         for one in passes:
-            self.inbox.drop(one)
+            self.inbox.drop(one.number)
         return passes
 
     def passes(self) -> list[Taken]:

@@ -494,4 +494,4 @@ class _Receiver:
         rest = self._session.passes()
         for one in rest:
             self._hand_on(one, newest=one is rest[-1])
-            self._session.inbox.drop(one)  # an interrupt loses none of the others
+            self._session.inbox.drop(one.number)  # an interrupt loses none of the others

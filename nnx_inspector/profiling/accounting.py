@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Final
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.sources import names_of
+from nnx_inspector.profiling.attribution import phase_in
 from nnx_inspector.profiling.scopes import path_in
 from nnx_inspector.program.analysis.cost import bytes_of, equation_flops, is_arithmetic
 from nnx_inspector.program.analysis.equations import ROW, Body, bodies_of, is_call, kind_of
 from nnx_inspector.program.marks import mark
-from nnx_inspector.typing import Equation
+from nnx_inspector.typing import Atom, Equation, Value
 
 _VIEWS: Final = frozenset(["reshape", "squeeze", "expand_dims", "copy_p", "name", mark.name])
 """Operations whose result has the memory of their operand."""
 
 Of = str | None
 """A module's path; None outside the model."""
+_Made = dict[Value, tuple[Equation, int]]
+"""A variable -> the equation that computes it, and the number of the result."""
 
 
 @dataclasses.dataclass
@@ -50,8 +53,8 @@ def account_of(program: object) -> Account:
     """Read a jaxpr."""
     found = Account()
     _count(program, "", 1, found)
-    for one in _kept(program, ""):
-        found.kept[one.of] = found.kept.get(one.of, 0) + one.size
+    for of, size in _kept(program, ""):
+        found.kept[of] = found.kept.get(of, 0) + size
     return found
 
 
@@ -67,7 +70,9 @@ def _count(jaxpr: object, around: str, times: int | None, found: Account) -> Non
                 _count(body.jaxpr, names, within, found)
             continue
         flops, of = equation_flops(equation), path_in(names)
-        if flops == 0 or not _phase(names):  # neither a module's nor the loss's: the update, say
+        if (
+            flops == 0 or phase_in(names) is None
+        ):  # neither a module's nor the loss's: the update, say
             continue
         known = found.flops.get(of, 0.0)
         if flops is None or times is None or known is None:
@@ -91,23 +96,16 @@ def _that_run(bodies: tuple[Body, ...], names: str) -> list[Body]:
     return [*every, max(branches, key=lambda one: one[0])[1]] if branches else every
 
 
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    """One value that is kept for the backward pass: its module, what computes it, its bytes."""
-
-    of: Of
-    primitive: str
-    size: int
-
-
-def _kept(jaxpr: object, around: str) -> Iterator[Kept]:
-    """The values of a jaxpr, and of those inside it, that its backward pass reads."""
+def _kept(jaxpr: object, around: str) -> Iterator[tuple[Of, int]]:
+    """The values of a jaxpr, and of those inside it, that its backward pass reads: the module that
+    computes each, and its bytes.
+    """
     bare, _ = jaxprs.open_jaxpr(jaxpr)
-    made: dict[Any, tuple[Any, int]] = {}
-    counted: set[Any] = set()
+    made: _Made = {}
+    counted: set[Value] = set()
     for equation in bare.eqns:
         names = f"{around}/{names_of(equation)}"
-        if _phase(names) != "backward":
+        if phase_in(names) != "backward":
             made.update((v, (equation, i)) for i, v in enumerate(equation.outvars))
             if not is_arithmetic(equation):
                 for body in bodies_of(equation):
@@ -121,9 +119,9 @@ def _kept(jaxpr: object, around: str) -> Iterator[Kept]:
                 continue
             counted.add(value)
             maker, number = made[value]
-            of, primitive, inside = _maker(maker, number, f"{around}/{names_of(maker)}")
-            if _phase(inside) == "forward":
-                yield Kept(of, primitive, bytes_of(value.aval))
+            of, _, inside = _maker(maker, number, f"{around}/{names_of(maker)}")
+            if phase_in(inside) == "forward":
+                yield of, bytes_of(value.aval)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,13 +149,7 @@ def largest_in(jaxpr: object, around: str = "") -> Largest | None:
     return max(found, key=lambda one: one.size, default=None)
 
 
-def _phase(names: str) -> Literal["forward", "backward", ""]:
-    if "transpose(" in names:
-        return "backward"
-    return "forward" if "jvp(" in names or path_in(names) is not None else ""
-
-
-def _resolved(value: object, made: dict[Any, tuple[Any, int]]) -> Any:
+def _resolved(value: Value, made: _Made) -> Value:
     """The value that has the memory of this one."""
     while value in made:
         equation, number = made[value]
@@ -171,7 +163,7 @@ def _resolved(value: object, made: dict[Any, tuple[Any, int]]) -> Any:
     return value
 
 
-def _handed_on(equation: Equation, number: int) -> Any:
+def _handed_on(equation: Equation, number: int) -> Atom | None:
     """The operand that a function hands on as this result, or None."""
     if is_arithmetic(equation) or not (is_call(equation) or kind_of(equation) == "jit"):
         return None

@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -32,16 +32,15 @@ from nnx_inspector.profiling.attribution import PHASES, Owner, Parts, has_deriva
 from nnx_inspector.profiling.memory import Peak, note_memory, peak_of
 from nnx_inspector.profiling.result import IDLE, OUTSIDE, ModuleCost, Profile
 from nnx_inspector.profiling.scopes import naming
-from nnx_inspector.profiling.timeline import Event, shares
 from nnx_inspector.program.function import Arguments
-from nnx_inspector.typing import Jaxpr, Kwargs, PyTree
+from nnx_inspector.typing import AnyFunction, Args, Array, Jaxpr, Kwargs, PyTree, Value
 
 RUNS: Final = 3
 
 
 def profile(
     model: nnx.Module,
-    step: Callable[..., Any],
+    step: AnyFunction,
     /,
     *args: object,
     runs: int = RUNS,
@@ -122,7 +121,7 @@ def profile(
 class _Given:
     """A step and its arguments, which are copied for each run."""
 
-    def __init__(self, model: nnx.Module, step: Any, args: tuple[Any, ...], kwargs: Kwargs):
+    def __init__(self, model: nnx.Module, step: AnyFunction, args: Args, kwargs: Kwargs):
         self._model, self._step = model, step
         self._arguments = Arguments.of((args, kwargs))
         self._own = self._arguments.take(self._arguments.nodes)
@@ -168,18 +167,18 @@ class _Given:
             raise
 
 
-def _copy(x: object) -> Any:
+def _copy(x: object) -> Value:
     if isinstance(x, jax.Ref):
         x = x[...]
     return x.copy() if isinstance(x, jax.Array) else x
 
 
-def _arrays(tree: PyTree) -> list[Any]:
+def _arrays(tree: PyTree) -> list[Array]:
     every = jax.tree.leaves(tree)
     return [x for x in every if isinstance(x, jax.Array) and not x.is_deleted()]
 
 
-def _nodes_of(nodes: object) -> list[Any]:
+def _nodes_of(nodes: object) -> list[Value]:
     return [node for _, node, again in graph_nodes(nodes) if not again]
 
 
@@ -213,26 +212,23 @@ def _programs_of(run: traces.Run) -> dict[traces.Started, _Program]:
     """
     counts: dict[traces.Started, dict[str, int]] = {}
     for event in run.events:
-        started, operation = _key(event)
+        started, operation = event.key
         of = counts.setdefault(started, {})
         of[operation] = of.get(operation, 0) + 1
     found: dict[traces.Started, _Program] = {}
     for started, seen in counts.items():
         named = [(jaxpr, one) for jaxpr, one in known.items() if one.name == started.name]
         same = [(jaxpr, one) for jaxpr, one in named if one.number == started.number]
-        best: tuple[int, Any, Executable, hlo.Module] | None = None
+        best: tuple[int, Jaxpr, Executable, hlo.Module] | None = None
         for jaxpr, executable in same or named:
             module = hlo.parse(executable.text())
             names = {one.name for those in module.computations.values() for one in those}
             fits = len(names & seen.keys())
             if best is None or fits >= best[0]:  # of several that fit, the newest
                 best = fits, jaxpr, executable, module
-        found[started] = _program(seen, *best[1:]) if best else _unknown(seen)
+        unknown = _Program({}, None, None, None, False, False, times=min(seen.values()))
+        found[started] = _program(seen, *best[1:]) if best else unknown
     return found
-
-
-def _unknown(seen: Mapping[str, int]) -> _Program:
-    return _Program({}, None, None, None, named=False, derives=False, times=min(seen.values()))
 
 
 def _program(
@@ -251,11 +247,6 @@ def _program(
     )
 
 
-def _key(event: Event) -> tuple[traces.Started, str]:
-    key: Any = event.key
-    return key
-
-
 def _times(
     run: traces.Run, programs: Mapping[traces.Started, _Program]
 ) -> tuple[dict[Owner, float], float]:
@@ -264,14 +255,13 @@ def _times(
     A program without a module or a derivative that starts after the backward pass has begun is an
     update, as of an optimizer outside jit.
     """
-    backward = [e.start for e in run.events if _is_backward(programs[_key(e)[0]], _key(e)[1])]
+    backward = [e.start for e in run.events if _is_backward(programs[e.key[0]], e.key[1])]
     begun = min(backward, default=math.inf)
     late = {name for name, one in programs.items() if not (one.named or one.derives)}
-    late -= {_key(event)[0] for event in run.events if event.start < begun}
-    divided, idle = shares(run.events, run.start, run.end)
+    late -= {event.key[0] for event in run.events if event.start < begun}
+    divided, idle = traces.shares(run.events, run.start, run.end)
     found: dict[Owner, float] = {}
-    for key, time_ns in divided.items():
-        name, operation = cast(tuple[traces.Started, str], key)
+    for (name, operation), time_ns in divided.items():
         otherwise = (None, "update") if name in late else (None, "forward")
         parts = {otherwise: 1.0}
         if name not in late:

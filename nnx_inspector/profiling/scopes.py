@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import jax
 from flax import nnx
@@ -22,7 +22,7 @@ from nnx_inspector._compat.launching.compiled import noting
 from nnx_inspector.hooks.dispatch import hooked
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook
 from nnx_inspector.hooks.scope import Scope, scope_of
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import AnyFunction, Args, Kwargs, PyTree
 
 _ROOT: Final = "."
 _ESCAPED: Final = str.maketrans({c: f"%{ord(c):02X}" for c in "%./()[]\"'\\"})
@@ -58,7 +58,9 @@ def path_in(name: str) -> str | None:
 class _Named:
     """Names what a call computes after its module; all are equal, and share compiled programs."""
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> PyTree:
+    def __call__(
+        self, next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: Context
+    ) -> PyTree:
         if context.path is None or context.kind not in ("method", "linen"):
             return next_fun(*args, **kwargs)
         with jax.named_scope(name_of(context.path)):

@@ -1,8 +1,10 @@
-"""A trace of jax's profiler: made, and read into the operations of each run of a step.
+"""A trace of jax's profiler: made, read into the operations of each run of a step, and its time
+divided among them.
 
 The events of operations have the statistics `hlo_op` and `hlo_module`: on a CPU those of XLA's
 threads, on a GPU the kernels of each stream. Invariant: the trace ends and its folder is deleted,
-whatever is raised. Attributes nothing to a module.
+whatever is raised; each moment counts once, and where several operations overlap, each has an equal
+part of it. Attributes nothing to a module.
 """
 
 from __future__ import annotations
@@ -13,14 +15,13 @@ import pathlib
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import jax
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.profiling.attribution import WAITING
-from nnx_inspector.profiling.timeline import Event
 
 RUN: Final = "nnx_inspector run"
 """The name of the event around each run."""
@@ -40,16 +41,28 @@ class Started(NamedTuple):
     number: int | None
 
 
-_Key = tuple[Started, str]
+Operation = tuple[Started, str]
+"""A program, and the name of an operation in it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One run of an operation, in nanoseconds.
+
+    Attributes:
+        waits: whether it only waits for others, as a loop waits for its body. Then it counts where
+            nothing else runs.
+    """
+
+    start: float
+    end: float
+    key: Operation
+    waits: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run of a step, in nanoseconds.
-
-    Attributes:
-        events: its operations; the key of each is `(program, operation)`.
-    """
+    """One run of a step, in nanoseconds, and its operations."""
 
     start: float
     end: float
@@ -109,7 +122,7 @@ def runs_in(data: Any) -> list[Run]:
         InspectorError: it has no runs, or none has an operation of a compiled program.
     """
     spans: list[tuple[float, float]] = []
-    found: dict[bool, list[tuple[float, float, _Key, Any]]] = {True: [], False: []}
+    found: dict[bool, list[tuple[float, float, Operation, Any]]] = {True: [], False: []}
     ends: dict[Any, float] = {}
     for plane in data.planes:
         is_device = plane.name.startswith("/device:")
@@ -159,3 +172,42 @@ def _stats_of(event: Any) -> dict[str, Any]:
 
 def _waits(operation: str) -> bool:
     return re.sub(r"[.\d]+$", "", operation) in WAITING
+
+
+# ---------------------------------------------------------- whose the time was
+
+
+def shares(
+    events: Iterable[Event], start: float, end: float
+) -> tuple[dict[Operation, float], float]:
+    """By operation, its share of the time from `start` to `end`, and how long nothing ran."""
+    changes: list[tuple[float, int, Event]] = []
+    for event in events:
+        a, b = max(event.start, start), min(event.end, end)
+        if a < b:
+            changes += [(a, 1, event), (b, -1, event)]
+    changes.sort(key=lambda change: change[:2])
+    running: dict[tuple[bool, Operation], int] = {}
+    found: dict[Operation, float] = {}
+    idle, at = 0.0, start
+    for moment, step, event in changes:
+        if moment > at:
+            idle += _divide(running, moment - at, found)
+            at = moment
+        kind = (event.waits, event.key)
+        running[kind] = running.get(kind, 0) + step
+        if not running[kind]:
+            del running[kind]
+    return found, idle + (end - at)
+
+
+def _divide(
+    running: dict[tuple[bool, Operation], int], time: float, found: dict[Operation, float]
+) -> float:
+    """Give a moment to what runs in it; returns the part that nobody has."""
+    working = {key: n for (waits, key), n in running.items() if not waits}
+    working = working or {key: n for (_, key), n in running.items()}
+    total = sum(working.values())
+    for key, n in working.items():
+        found[key] = found.get(key, 0.0) + time * n / total
+    return 0.0 if working else time

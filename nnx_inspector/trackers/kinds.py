@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.trackers.aim_run import AimRun
@@ -69,7 +69,7 @@ def tracker_of(to: object) -> Tracker | None:
     raise TypeError(f"to takes {TAKEN}; got {type(to).__module__}.{type(to).__qualname__}.")
 
 
-def _active(module: ModuleType) -> Any:
+def _active(module: ModuleType) -> object:
     """The run of a tracker's package that is active in this thread."""
     begins = {"mlflow": "mlflow.start_run()", "wandb": "wandb.init()"}
     if module.__name__ not in begins:

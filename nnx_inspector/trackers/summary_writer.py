@@ -56,5 +56,5 @@ class SummaryWriter(Tracker):
             self._to.flush()
 
 
-def _has(to: Any, method: str) -> bool:
+def _has(to: object, method: str) -> bool:
     return callable(getattr(to, method, None))

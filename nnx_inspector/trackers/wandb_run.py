@@ -27,7 +27,7 @@ class WandbRun(Tracker):
     def __init__(self, to: Any):
         super().__init__(f"The W&B run {getattr(to, 'name', None) or getattr(to, 'id', '')!r}")
         self._to = to
-        self._waiting: deque[tuple[int, dict[str, Any]]] = deque()
+        self._waiting: deque[tuple[int, dict[str, object]]] = deque()
         self._at = self._step = -1  # what we have logged last: the run's step, that of the loop
         self._row: set[str] = set()  # and the names
         self._shared = False  # whether the user's code moves the counter too
@@ -35,7 +35,7 @@ class WandbRun(Tracker):
 
     def log(self, entry: Entry) -> None:
         step, scalars, histograms, text = entry
-        data: dict[str, Any] = {
+        data: dict[str, object] = {
             joined(group, site, statistic): value for group, site, statistic, value in scalars
         }
         if histograms:

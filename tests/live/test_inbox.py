@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from nnx_inspector.live.calls import OF_MODEL
-from nnx_inspector.live.inbox import MOST_AWAITING, Begun, Inbox, Message
+from nnx_inspector.live.inbox import MOST_AWAITING, CurrentPass, Inbox, Message
 from nnx_inspector.live.session import Session
 from nnx_inspector.stats.summary import Summary, empty
 
@@ -159,6 +159,6 @@ def test_passes_that_are_passed_over_are_counted():
     assert inbox.is_due([OF_MODEL] * 3, SAME)
     inbox.pass_over([OF_MODEL] * 2, SAME)
     assert inbox.count == 3
-    assert inbox.begin(Setting()) == Begun(3, True, Setting())
+    assert inbox.begin(Setting()) == CurrentPass(3, True, Setting())
     inbox.every = 0
     assert not inbox.is_due([OF_MODEL] * 9, SAME)

@@ -1,5 +1,5 @@
 """`nni.profile` of real steps. Times depend on the machine: of these only sums and signs are
-compared; `test_owners` and `test_timeline` have constructed ones.
+compared; `test_owners` and `test_shares` have constructed ones.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 import nnx_inspector as nni
-from nnx_inspector.profiling.timeline import shares
-from nnx_inspector.profiling.traces import RUN, Started, record, runs_in
+from nnx_inspector.profiling.traces import RUN, Started, record, runs_in, shares
 
 
 def event(name: str, start: float, duration: float, **stats: Any) -> Any:

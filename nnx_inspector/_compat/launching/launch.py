@@ -88,7 +88,7 @@ class Chooser(Protocol):
 
     def choose(
         self,
-        program: object,
+        program: Jaxpr,
         arrays: Sequence[object],
         /,
         *,

@@ -17,13 +17,13 @@ import math
 import operator
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jax import lax
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.typing import Jaxpr, Value, Var
+from nnx_inspector.typing import Jaxpr, Params, Value
 
 _RESHAPES = frozenset(["reshape", "squeeze", "expand_dims"])
 _RESIZES = frozenset(["slice", "dynamic_slice", "dynamic_update_slice", "pad", "concatenate"])
@@ -62,6 +62,11 @@ class _Part(NamedTuple):
     number: tuple[int, ...] = ()
 
 
+_Axis = tuple[_Part, ...]
+"""The parts that a reshape has joined in one axis; () for an axis of unknown origin."""
+_Axes = tuple[_Axis, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Trail:
     """What is known about a value.
@@ -70,17 +75,17 @@ class Trail:
     alone, "sum" for the sum of an "exp", "log" for the logarithm of a sum.
 
     Attributes:
-        axes: the parts in each axis; () for an axis of unknown origin.
+        axes: the parts in each axis.
         fixed: whether the operands of the first product were made of parameters alone.
         order: the parts of a pattern in the order in which the softmax had them.
         over: the parts over which the softmax took its sum.
     """
 
     kind: str
-    axes: tuple[tuple[_Part, ...], ...] = ()
+    axes: _Axes = ()
     fixed: tuple[bool, bool] = (False, False)
-    order: tuple[_Part, ...] = ()
-    over: tuple[_Part, ...] = ()
+    order: _Axis = ()
+    over: _Axis = ()
 
 
 FIXED = Trail("fixed")
@@ -91,7 +96,7 @@ class Trails:
 
     def __init__(self) -> None:
         self._known: dict[
-            int, tuple[Any, Trail]
+            int, tuple[object, Trail]
         ] = {}  # with the value, so that its id stays its own
 
     def of(self, value: object) -> Trail | None:
@@ -104,7 +109,9 @@ class Trails:
         else:
             self._known[id(value)] = value, trail
 
-    def follow(self, primitive: str, params: object, values: Any, results: Any) -> None:
+    def follow(
+        self, primitive: str, params: Params, values: Sequence[object], results: Sequence[object]
+    ) -> None:
         """Note what is known about the results of a primitive."""
         known = [self.of(value) for value in values]
         arrays = [t for t, v in zip(known, values, strict=True) if t is not None or _shape(v)]
@@ -148,7 +155,7 @@ def _shape(value: object) -> tuple[int, ...]:
     return tuple(getattr(known, "shape", ()))
 
 
-def _multiplied(params: object, values: Any, known: Sequence[Trail | None]) -> Trail:
+def _multiplied(params: Params, values: Sequence[object], known: Sequence[Trail | None]) -> Trail:
     """The trail of a product: it mixes the heads of an operand's trail, or is the first product."""
     fixed = (known[0] is FIXED, known[1] is FIXED)
     for number in (0, 1):
@@ -166,9 +173,7 @@ def _joined(before: tuple[int, ...], after: tuple[int, ...]) -> Trail | None:
     return Trail("joined", axes) if axes and any(len(axis) > 1 for axis in axes) else None
 
 
-def _product(
-    params: Any, values: Any, known: Sequence[Trail | None]
-) -> tuple[tuple[_Part, ...], ...]:
+def _product(params: Params, values: Sequence[object], known: Sequence[Trail | None]) -> _Axes:
     """The axes of the first product: those of both operands, then of the left, then of the right.
 
     If both operands have joined the same axes (a batch and its heads), these are parts of one axis.
@@ -193,7 +198,7 @@ def _product(
     )
 
 
-def _sizes(value: Var, trail: Trail | None) -> list[list[int]]:
+def _sizes(value: object, trail: Trail | None) -> list[list[int]]:
     """The sizes of the parts of each axis, if known."""
     shape = _shape(value)
     axes = trail.axes if trail is not None and len(trail.axes) == len(shape) else ((),) * len(shape)
@@ -209,8 +214,8 @@ def _in_common(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 def _mixed(
-    params: Any, trail: Trail, number: int, other: tuple[int, ...], fixed: bool
-) -> tuple[tuple[_Part, ...], ...] | None:
+    params: Params, trail: Trail, number: int, other: tuple[int, ...], fixed: bool
+) -> _Axes | None:
     """The axes after a product that sums over heads only; None for another product.
 
     Args:
@@ -239,7 +244,7 @@ def _mixed(
 
 
 def _followed(
-    primitive: str, params: Any, known: Sequence[Trail | None], shape: tuple[int, ...]
+    primitive: str, params: Params, known: Sequence[Trail | None], shape: tuple[int, ...]
 ) -> Trail | None:
     # if two scores are added or joined, those made of parameters (positions) count less
     rank = lambda t: (_RANKS.index(t.kind), -sum(t.fixed))  # noqa: E731
@@ -266,9 +271,7 @@ def _followed(
     return Trail(kind, axes, best.fixed, order, over)
 
 
-def _moved(
-    primitive: str, params: Any, axes: tuple[tuple[_Part, ...], ...], shape: tuple[int, ...]
-) -> tuple[tuple[_Part, ...], ...] | None:
+def _moved(primitive: str, params: Params, axes: _Axes, shape: tuple[int, ...]) -> _Axes | None:
     """The axes after a primitive; None if they are not known."""
     if primitive == "transpose":
         return tuple(axes[i] for i in params["permutation"])
@@ -302,11 +305,11 @@ def _fits(parts: Sequence[_Part], length: int) -> bool:
     return not parts or _size(parts) == length
 
 
-def _reshaped(parts: list[_Part], shape: tuple[int, ...]) -> tuple[tuple[_Part, ...], ...] | None:
+def _reshaped(parts: list[_Part], shape: tuple[int, ...]) -> _Axes | None:
     """The parts in each axis after a reshape: an axis may hold several, and a part may be split."""
     if not _size(parts) == math.prod(shape) > 0:
         return None
-    found: list[tuple[_Part, ...]] = []
+    found: list[_Axis] = []
     for length in shape:
         taken: list[_Part] = []
         while parts and (_size(taken) < length or (length == 1 == parts[0].size and not taken)):
@@ -341,12 +344,12 @@ class Pattern:
     """
 
     operand: int
-    parts: tuple[_Part, ...]
+    parts: _Axis
     order: tuple[int, ...]
     shape: tuple[int, ...]
     starts: tuple[int, int, int] = (0, 0, 0)
 
-    def replaced(self, values: Sequence[Value], run: Callable[[Any], Any]) -> list[Any]:
+    def replaced(self, values: Sequence[Value], run: Callable[[Value], Value]) -> list[Value]:
         """The operands, with `run(pattern)` for the pattern as `[batch ..., head, query, key]`."""
         given = values[self.operand]
         apart = lax.reshape(given, [part.size for part in self.parts])
@@ -359,7 +362,7 @@ class Pattern:
 
 
 def pattern_in(
-    primitive: str, params: Any, values: Sequence[object], trails: Trails
+    primitive: str, params: Params, values: Sequence[object], trails: Trails
 ) -> Pattern | None:
     """The pattern among a primitive's operands; None if it is not an attention's second product."""
     if primitive != "dot_general":
@@ -402,7 +405,7 @@ def _side_of_keys(parts: Sequence[_Part]) -> str:
 
 
 def _pattern(
-    operand: int, trail: Trail, side: str, inner: Sequence[Any], free: Sequence[Any]
+    operand: int, trail: Trail, side: str, inner: Sequence[_Axis], free: Sequence[_Axis]
 ) -> Pattern | None:
     if any(part.of == side and part.size > 1 for axis in free for part in axis):
         return None

@@ -9,13 +9,14 @@ has no pattern. Does not know the hooks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector.typing import Array, Aval, Equation, Params
 
 FUNCTION = "_dot_product_attention"
 """The function with its own derivative in which jax calls the kernel."""
@@ -46,17 +47,18 @@ def pattern_within(body: object, values: Sequence[object]) -> Callable[[], jax.A
     return None
 
 
-def is_understood(equation: Any) -> bool:
+def is_understood(equation: Equation) -> bool:
     """Whether an equation is a kernel's call whose operands determine the pattern."""
     if equation.primitive.name != KERNEL:
         return False
     params, parts = equation.params, equation.invars[6:]  # segments and pages; [0] without them
-    own = params.get("score_mod") is not None or any(v.aval.size for v in parts)
+    avals = cast(list[Aval], [v.aval for v in parts])
+    own = params.get("score_mod") is not None or any(aval.size for aval in avals)
     return not own and params["mask_type"].name in _MASKS
 
 
 def _pattern(
-    params: Mapping[str, Any], q: Any, k: Any, bias: Any, q_length: Any, k_length: Any
+    params: Params, q: Array, k: Array, bias: Array, q_length: Array, k_length: Array
 ) -> jax.Array:
     """`[batch, head, query, key]`, zero for a query without keys."""
     if not params["layout"]:  # [batch, position, head, feature]

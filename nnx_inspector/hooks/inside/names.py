@@ -7,7 +7,8 @@ the function that computes it (`softmax`, `relu`, a function jitted by the user)
 primitive. A `jax.named_scope` precedes the name (`scores.mul`), and so does the function around a
 primitive (`softmax.exp`). `attention` names patterns alone: anything else of this name becomes
 `attention_`. If several operations have one name, the first keeps it and the next ones are numbered
-in the order of the program: `mul`, `mul[1]`. Invariant: an operation belongs to the innermost
+in the order of the program: `mul`, `mul[1]`. The gates of NNX's recurrent cells have their usual
+names: `cell@f` is an LSTM's forget gate. Invariant: an operation belongs to the innermost
 module call around it, and one that is not selected runs unchanged. Without such a selection nothing
 here runs. Does not know the hooks.
 """
@@ -20,18 +21,19 @@ import re
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
 
 import jax
+from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from nnx_inspector._compat import eqn_params, interpreter, jaxprs
 from nnx_inspector._compat.redirect import copy_of, redirect
 from nnx_inspector.hooks.inside import kernels
-from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trails, pattern_in
-from nnx_inspector.typing import Jaxpr, Primitive, PyTree, Value
+from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trail, Trails, pattern_in
+from nnx_inspector.typing import AnyFunction, Jaxpr, Params, Primitive, PyTree, Value
 
-Visit = Callable[[str, str, Callable[..., Any]], Callable[..., Any] | None]
+Visit = Callable[[str, str, AnyFunction], AnyFunction | None]
 """`(name, primitive, operation)` -> what runs instead, or None if it is not selected."""
 
 _WITHIN = "nnx_inspector_call"
@@ -72,14 +74,23 @@ class Names:
         closed: makes a context in which no hook is open.
     """
 
-    def __init__(self, visit: Visit, better: Mapping[str, str], closed: Callable[[], Any]):
+    def __init__(
+        self,
+        visit: Visit,
+        better: Mapping[str, str],
+        closed: Callable[[], AbstractContextManager[None]],
+    ):
         self._visit, self._better, self._closed = visit, better, closed
         self._counts: dict[str, int] = {}
         self._is_result = False
         self.trails = Trails()
-        self.weights: Mapping[int, Any] = {}  # by the id of their Variable, at first of that around
-        self.given: list[Value] = []  # what is known of the call's operands and, later, its result
-        self.left: Any = None
+        self.weights: Mapping[
+            int, Value
+        ] = {}  # by the id of their Variable, at first of that around
+        self.given: list[
+            Trail | None
+        ] = []  # what is known of the call's operands and, later, its result
+        self.left: Trail | None = None
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
@@ -89,21 +100,21 @@ class Names:
             with interpreter.operations(self._rule(len(jaxprs.scopes()), ())):
                 yield
 
-    def _rule(self, known: int, around: tuple[str, ...]) -> Any:
+    def _rule(self, known: int, around: tuple[str, ...]) -> AnyFunction:
         """The rule for what is below the first `known` scopes; `around` are enclosing scopes."""
 
         def rule(
             primitive: Primitive,
             values: Sequence[Value],
-            params: dict[str, Any],
-            bind: Callable[..., Any],
-        ) -> Any:
+            params: Params,
+            bind: AnyFunction,
+        ) -> Value:
             scopes = (*around, *jaxprs.scopes()[known:])
             is_result, self._is_result = self._is_result, False
             if _WITHIN in scopes or primitive.name.startswith("nnx_inspector"):
                 return bind()
             one = primitive.name, params
-            results: list[Value] = []  # what is known of them
+            results: list[Trail | None] = []  # what is known of them
             if primitive.name in _ENTERED:
                 given = _given(*one, [self.trails.of(v) for v in values])
                 enter = functools.partial(self._entered, scopes, one, given, results)
@@ -154,11 +165,11 @@ class Names:
     def _entered(
         self,
         scopes: tuple[str, ...],
-        of: tuple[str, Any],
-        given: list[Value],
-        known: list[Any],
+        of: tuple[str, Params],
+        given: list[Trail | None],
+        known: list[Trail | None],
         jaxpr: Jaxpr,
-    ) -> Any:
+    ) -> Jaxpr:
         """The jaxpr with its selected operations passed on; the same if there are none."""
         bare, consts = jaxprs.open_jaxpr(jaxpr)
         function = _function(*of)
@@ -166,13 +177,13 @@ class Names:
         results = set() if function is None else {v for v in bare.outvars if not _is_value(v)}
         selected = False
 
-        def visit(*how: Any) -> Any:
+        def visit(*how: Value) -> AnyFunction | None:
             nonlocal selected
             found = outer(*how)
             selected = selected or found is not None
             return found
 
-        def run(*values: Value) -> list[Any]:
+        def run(*values: Value) -> list[Value]:
             env = dict(zip((*bare.constvars, *bare.invars), (*consts, *values), strict=True))
             read = lambda v: v.val if _is_value(v) else env[v]  # noqa: E731
             for value, trail in zip(values, given, strict=False):
@@ -197,11 +208,13 @@ class Names:
 _is_value = jaxprs.is_literal
 
 
-def _bind_entered(bind: Any, given: object, entered: object, values: object = None) -> Any:
+def _bind_entered(
+    bind: AnyFunction, given: object, entered: object, values: object = None
+) -> Value:
     return bind(given if values is None else values, entered)
 
 
-def _given(primitive: str, params: dict[str, Any], known: list[Any]) -> list[Any]:
+def _given(primitive: str, params: Params, known: list[Trail | None]) -> list[Trail | None]:
     """The trails of the inputs of a primitive's function, from those of its operands."""
     if primitive == "scan":
         consts, carry, rows = eqn_params.scan_parts(params, known)
@@ -211,7 +224,7 @@ def _given(primitive: str, params: dict[str, Any], known: list[Any]) -> list[Any
     return known[1:] if primitive == "cond" else known
 
 
-def _call(bind: Callable[..., Any]) -> Callable[..., Any]:
+def _call(bind: AnyFunction) -> AnyFunction:
     """An operation as a function of its operands; several results are a tuple."""
 
     def run(*values: object) -> PyTree:
@@ -222,14 +235,14 @@ def _call(bind: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _function(primitive: str, params: dict[str, Any]) -> str | None:
+def _function(primitive: str, params: Params) -> str | None:
     """The name of the function that a primitive calls; None if it has none of its own."""
     if primitive in _DERIVED or (primitive in jaxprs.JITS and not eqn_params.is_inlined(params)):
         return re.sub(r"\W", "", str(params.get("name", ""))) or None
     return None
 
 
-def _name_of(primitive: str, params: dict[str, Any], scopes: Sequence[str]) -> str | None:
+def _name_of(primitive: str, params: Params, scopes: Sequence[str]) -> str | None:
     """The name of an operation, without its number; None if it only groups others."""
     scopes = [scope for scope in scopes if "->" not in scope]  # not those of jnp.einsum
     users = [scope for scope in scopes if not scope.endswith(_OF_A_FUNCTION)]
@@ -257,6 +270,21 @@ def apart() -> Iterator[None]:
             yield
     finally:
         _thread.names = outer
+
+
+_LSTM = {"logistic": "i", "logistic[1]": "f", "tanh": "g", "logistic[2]": "o"}
+_GRU = {"logistic": "r", "logistic[1]": "z", "tanh": "n"}
+_CELLS = {nnx.LSTMCell: _LSTM, nnx.OptimizedLSTMCell: _LSTM, nnx.GRUCell: _GRU}
+
+
+def gates_of(module: object, method: str) -> Mapping[str, str]:
+    """Name of an operation -> name of the gate that it computes, in a call of one of NNX's cells
+    with the usual functions: the order of its operations is known.
+    """
+    names = _CELLS.get(type(module), {})
+    functions = [getattr(module, name) for name in ("gate_fn", "activation_fn") if names]
+    usual = [getattr(f, "__name__", "") for f in functions] == ["sigmoid", "tanh"]
+    return names if usual and method == "__call__" else {}
 
 
 # ------------------------------------------------------------- functions of jax.nn
@@ -298,7 +326,7 @@ def _put_back() -> None:
         _undo.pop()
 
 
-def _called(function: Callable[..., Any], name: str, /, *args: object, **kwargs: object) -> PyTree:
+def _called(function: AnyFunction, name: str, /, *args: object, **kwargs: object) -> PyTree:
     if _thread.names is None:
         return function(*args, **kwargs)
     with jax.named_scope(name):

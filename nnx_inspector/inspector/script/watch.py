@@ -21,8 +21,7 @@ from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.hooks.sites import Only, require_module
 from nnx_inspector.inspector.script.control import Control
 from nnx_inspector.live.beginning import ended
-from nnx_inspector.live.diagnostics import Diagnostics
-from nnx_inspector.live.dropped import dropped_of, others_of
+from nnx_inspector.live.diagnostics import Diagnostics, dropped_of, others_of
 from nnx_inspector.live.inbox import Sent, Taken
 from nnx_inspector.live.optimizer import measure_states
 from nnx_inspector.live.session import Session

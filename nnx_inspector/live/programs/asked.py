@@ -12,9 +12,10 @@ import dataclasses
 import math
 import threading
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
+import numpy as np
 
 from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.live.inbox import Taken
@@ -73,7 +74,7 @@ class KeptCall:
     mapped: tuple[int, ...]
     loops: int
     members: bool
-    ran: Any
+    ran: np.ndarray
 
 
 class Asked:

@@ -16,21 +16,23 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from nnx_inspector._compat.launching import started
 from nnx_inspector.hooks.hook import Hook, change_hooks, open_hooks, restore_hooks
 from nnx_inspector.live.calls import Call
+from nnx_inspector.live.hook import Watch
+from nnx_inspector.live.messages import Reached
 
 LARGEST = 2**14
 """The most bytes of perturbations that are kept with a program: jax's caches may keep thousands."""
 
-Known = tuple[tuple[Call, ...], frozenset[Any]]
+Known = tuple[tuple[Call, ...], Reached]
 """The calls of a program, and what they reach."""
 
-_known: dict[int, weakref.WeakKeyDictionary[Any, Known]] = {}
+_known: dict[int, weakref.WeakKeyDictionary[object, Known]] = {}
 """Session number -> jitted function -> what each of its programs does. Sessions of one number share
 their programs."""
 _irregular: set[int] = set()
@@ -81,7 +83,7 @@ class FastPath:
         return {calls for calls, _ in _known.get(self.number, {}).values()}
 
     def learn(
-        self, function: object, calls: tuple[Call, ...], reached: frozenset[Any] = frozenset()
+        self, function: object, calls: tuple[Call, ...], reached: Reached = frozenset()
     ) -> None:
         """Note what a program of a function does."""
         known = _known.setdefault(self.number, weakref.WeakKeyDictionary())
@@ -142,5 +144,5 @@ class FastPath:
 
 
 def _with_key(hook: Hook, key: int) -> Hook:
-    wrap: Any = hook.wrap
-    return dataclasses.replace(hook, wrap=dataclasses.replace(wrap, salt=key))
+    wrap = dataclasses.replace(cast(Watch, hook.wrap), salt=key)
+    return dataclasses.replace(hook, wrap=wrap)

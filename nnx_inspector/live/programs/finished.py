@@ -11,15 +11,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
-from typing import Any
+from collections.abc import Hashable, Iterator, Sequence, Set
 
 import jax
 import numpy as np
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.live.calls import Call, Program
-from nnx_inspector.live.messages import GRADIENT
+from nnx_inspector.live.messages import GRADIENT, ReachedSite
 from nnx_inspector.live.programs.asked import Asked
 from nnx_inspector.live.programs.mark_places import (
     Index,
@@ -50,7 +49,7 @@ from nnx_inspector.program.survey import (
 )
 from nnx_inspector.stats.apart import pays_off
 from nnx_inspector.stats.measure_gauges import gauge, gauge_apart
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import Jaxpr, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +79,13 @@ class Edited:
         places: its marks, each with its slots.
     """
 
-    program: Any
+    program: Jaxpr
     inputs: int
     outputs: int
-    keys: tuple[Any, ...]
+    keys: tuple[tuple[Value, ...], ...]
     values: tuple[Value, ...]
     measures: bool
-    seen: list[Any]
+    seen: list[PyTree]
     places: tuple[MarkPlace, ...]
     is_compiled: bool = True
 
@@ -98,7 +97,7 @@ class Edited:
         return [MarkPlace(one.mark, one.loops, *of, begins=one.begins) for one, of in pairs]
 
     @functools.cached_property
-    def _leaves(self) -> tuple[list[Any], Any]:
+    def _leaves(self) -> tuple[list[Value], PyTree]:
         every = [(one.seen, one.moves) for one in self.places]
         return jax.tree.flatten(every, is_leaf=slots.is_slot)
 
@@ -126,8 +125,8 @@ class Finished:
 
     def __init__(
         self,
-        program: Any,
-        owner: Any,
+        program: Jaxpr,
+        owner: tuple[str, int],
         unmeasured: tuple[str, ...],
         whole: Finished | None = None,
         others: Set[int] = frozenset(),
@@ -159,17 +158,17 @@ class Finished:
         rows = ((mark.site, None, "", None) for mark in outputs)
         of_places = (x for one in places for x in one.mark.reached)
         of_parameters = (x for one in self.begins for x in one.mark.begun.reached)
-        self.reached: frozenset[Any] = frozenset([*rows, *of_places, *of_parameters])
+        self.reached: frozenset[ReachedSite] = frozenset([*rows, *of_places, *of_parameters])
         self.takes = tuple(dict.fromkeys(calls_given(found)))
         self._edited: dict[bool | Keep, Edited] = {}
 
-    def without(self, program: object, others: Set[int]) -> Finished:
+    def without(self, program: Jaxpr, others: Set[int]) -> Finished:
         """What it says of the model if these of the places where calls begin are not the model's:
         then they are part of the user's program.
         """
         return Finished(program, self._owner, self._unmeasured, self, others)
 
-    def _survey(self, program: Any) -> Survey:
+    def _survey(self, program: Jaxpr) -> Survey:
         program = with_choices(program, self._owner, finished=True)
         found, whole = survey(program, self._owner, finished=True), self._whole
         if whole is None:
@@ -184,7 +183,7 @@ class Finished:
     def has_site(self, site: str) -> bool:
         return any(one[0] == site and one[1] is None for one in self.reached)
 
-    def edited(self, program: object, *, measures: bool, asked: Asked | None = None) -> Edited:
+    def edited(self, program: Jaxpr, *, measures: bool, asked: Asked | None = None) -> Edited:
         """The program, measuring or only perturbed; measuring, it may also keep what was asked.
 
         Raises:
@@ -259,12 +258,12 @@ class Finished:
         """The calls of these passes."""
         return self.calls(self.known_passes)
 
-    def passes(self, seen: list[Any] | None = None) -> list[Pass]:
+    def passes(self, seen: list[PyTree] | None = None) -> list[Pass]:
         """The passes of a run in their order; of one that has run if that is not known before."""
         return list(self._expanded(self._found, seen, ()))
 
     def _expanded(
-        self, found: Survey, seen: Any, around: tuple[tuple[Loop, int], ...]
+        self, found: Survey, seen: PyTree, around: tuple[tuple[Loop, int], ...]
     ) -> Iterator[Pass]:
         index = tuple(i for _, i in around)
         rows = tuple(loop.row(i) for loop, i in around)
@@ -301,7 +300,7 @@ class Finished:
     def _walk(
         self,
         found: Survey,
-        seen: Any = None,
+        seen: PyTree = None,
         loops: tuple[Loop, ...] = (),
         moves: Moves = (),
         *,
@@ -328,7 +327,7 @@ class Finished:
 
     def _attributed(self, places: Sequence[MarkPlace]) -> list[int | None]:
         """For each mark the number of the place where its pass begins; None if it is not here."""
-        of: dict[Any, list[int]] = {}
+        of: dict[Hashable, list[int]] = {}
         found: list[int | None] = []
         now, count = None, 0
         for one in places:
@@ -341,7 +340,7 @@ class Finished:
                 same = (a.item is b.item for a, b in zip(one.loops, loops, strict=False))
                 at = at if len(one.loops) >= len(loops) and all(same) else None
             found.append(at)
-        seen: Counter[Any] = Counter()
+        seen: Counter[Hashable] = Counter()
         for i, one in enumerate(places):
             if one.mark.part != GRADIENT:
                 continue

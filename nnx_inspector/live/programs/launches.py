@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 from flax import nnx
@@ -21,7 +21,7 @@ from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.errors import comes_from_a_handler
 from nnx_inspector.hooks.hook import Hook
 from nnx_inspector.live.hook import run_here
-from nnx_inspector.live.inbox import Begun, Message, Sent, Taken
+from nnx_inspector.live.inbox import CurrentPass, Message, Sent, Taken
 from nnx_inspector.live.messages import GRADIENT, Listener
 from nnx_inspector.live.programs.agreement import Company
 from nnx_inspector.live.programs.asked import Asked
@@ -42,7 +42,7 @@ from nnx_inspector.program.editing.counting import known_mask
 from nnx_inspector.program.editing.editor import WHERE
 from nnx_inspector.program.editing.slots import read
 from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT
-from nnx_inspector.typing import Array, Value
+from nnx_inspector.typing import Array, Params, Value
 
 _Which = Callable[[MarkPlace], Index | None]
 """The iteration of a mark that belongs to a pass; None if none does."""
@@ -80,7 +80,7 @@ class Watched(Listener, Protocol):
 class _Started:
     """A pass that a program has begun, and its iteration there."""
 
-    now: Begun
+    now: CurrentPass
     index: Index
 
 
@@ -102,7 +102,7 @@ class Passes:
     """The passes that a session's programs have begun."""
 
     def __init__(self) -> None:
-        self._now: Begun | None = None  # the pass of the call that this thread is in
+        self._now: CurrentPass | None = None  # the pass of the call that this thread is in
         self._number: int | None = None  # by which the marks of that call know it
         self._is_others = False
         self._later: dict[int, deque[_Later]] = {}
@@ -111,7 +111,7 @@ class Passes:
         """The call that this thread is in is not the model's."""
         self._now, self._number, self._is_others = None, None, True
 
-    def are_due(self, found: Finished, session: Watched, alone: dict[str, Any] | None) -> bool:
+    def are_due(self, found: Finished, session: Watched, alone: Params | None) -> bool:
         """Whether something that a program sees belongs to a pass that is measured."""
         inbox = session.inbox
         if found.begins:
@@ -126,16 +126,14 @@ class Passes:
         those = (x for n in awaits for x in self._later.get(n, ()))
         return any(one.now.sampled for x in those for one in x.passes)
 
-    def _is_here(self, session: Watched, found: Finished, alone: dict[str, Any] | None) -> bool:
+    def _is_here(self, session: Watched, found: Finished, alone: Params | None) -> bool:
         """Whether calls belong to the pass under way. jax evaluates the forward half of a remat on
         arrays after the call has returned, so that only the number of the call says it there.
         """
         numbers = found.numbers if alone is None else (alone["call"][0],)
         return run_here(session.number) is not None or self._number in numbers
 
-    def setting_of(
-        self, found: Finished, session: Watched, alone: dict[str, Any] | None
-    ) -> Setting:
+    def setting_of(self, found: Finished, session: Watched, alone: Params | None) -> Setting:
         """The perturbations of the pass that a program belongs to: a backward pass computes again
         what the forward pass has computed.
         """
@@ -143,7 +141,7 @@ class Passes:
             return session.setting
         if run_here(session.number) is not None and not self._is_others:
             return session.setting if self._now is None else self._now.setting
-        takes: Sequence[Any] = found.takes if alone is None else [alone.get("call")]
+        takes: Sequence[Value] = found.takes if alone is None else [alone.get("call")]
         known = (self._later[n][-1] for n in takes if self._later.get(n))
         other = CLEAN if self._is_others else session.setting
         return next((one.passes[0].now.setting for one in known), other)
@@ -154,7 +152,7 @@ class Passes:
         found: Finished,
         order: Sequence[Pass],
         setting: Setting,
-        alone: dict[str, Any] | None,
+        alone: Params | None,
     ) -> list[_Started]:
         """Begin the passes of a program that was started."""
         out: list[_Started] = []
@@ -182,9 +180,7 @@ class Passes:
             session.ran[id(reached)] = reached
         return out
 
-    def joined(
-        self, session: Watched, found: Finished, alone: dict[str, Any] | None
-    ) -> Begun | None:
+    def joined(self, session: Watched, found: Finished, alone: Params | None) -> CurrentPass | None:
         """The pass under way, to which a program without one of its own belongs."""
         if self._now is not None:
             if self._now.setting.active:
@@ -223,7 +219,7 @@ class Launch:
     edited: Edited
     setting: Setting
     pass_on: Callable[[Watched, int], None]
-    alone: dict[str, Any] | None = None
+    alone: Params | None = None
     is_doubted: bool = False
     asked: Asked | None = None  # what its program keeps besides
     started: list[tuple[Pass, _Started]] = dataclasses.field(default_factory=lambda: [])
@@ -274,7 +270,7 @@ class Launch:
         if self.setting is self.session.setting:
             self.pass_on(self.session, self.key)
 
-    def _parts(self) -> Iterator[tuple[Begun, str, _Which]]:
+    def _parts(self) -> Iterator[tuple[CurrentPass, str, _Which]]:
         """The passes that something of the program belongs to, if they are sampled or kept for
         somebody: of each what it awaits, and which marks are its own.
         """
@@ -323,7 +319,7 @@ class Launch:
             notes.append(self.found.misfit)
 
 
-def _number(setting: Setting, owner: Any, key: Any, those: Any) -> Value:
+def _number(setting: Setting, owner: Value, key: Value, those: Value) -> Value:
     if key == "rows":
         return rows_of(those, setting.rows)
     number, part = key
@@ -361,6 +357,6 @@ def _of_earlier(number: int, index: Index, place: MarkPlace) -> Index | None:
 
 
 @internal_config()
-def put(answers: list[Any]) -> list[jax.Array]:
+def put(answers: list[Value]) -> list[jax.Array]:
     """The answers on the device; the user may forbid that jit puts them there."""
     return jax.device_put(answers)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,8 +20,9 @@ from nnx_inspector.program.plan import Kept, Seen
 from nnx_inspector.program.survey import Item, Marked
 from nnx_inspector.recordings.layers import leaf_key, leaf_of
 from nnx_inspector.stats.gauges import VARIED
+from nnx_inspector.typing import Value
 
-Moves = tuple[tuple[Mapping[str, Any], int], ...]
+Moves = tuple[tuple[Mapping[str, Value], int], ...]
 Index = tuple[int, ...]
 """The iteration of each loop around the call that begins a pass, outermost first."""
 
@@ -135,7 +135,7 @@ def _gauge_of(kept: Kept) -> np.ndarray:
     return kept.value[0] if isinstance(kept.value, tuple) else kept.value
 
 
-def values_of(one: MarkPlace) -> list[Any]:
+def values_of(one: MarkPlace) -> list[Value]:
     """The arrays of a call that are kept because somebody asked for them."""
     kept = one.seen.kept if one.mark.part == OUTPUT and one.seen is not None else ()
     return [each.value[1] for each in kept if isinstance(each.value, tuple)]
@@ -149,6 +149,6 @@ def differentiated(mark: Marked) -> set[str]:
     return {path for path in moved if path in begun.parameters}
 
 
-def entry_of(x: object, rows: Index) -> Any:
+def entry_of(x: object, rows: Index) -> np.ndarray:
     found = np.asarray(x)
     return found[rows[: found.ndim]] if found.ndim else found

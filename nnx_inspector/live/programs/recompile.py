@@ -13,7 +13,6 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any
 
 from nnx_inspector._compat.configuration import Configuration, hooks_key
 from nnx_inspector._compat.launching import jitted, started
@@ -70,7 +69,7 @@ class JitCalls:
         self._mine = mine
         self._thread: int | None = None
         self._noted: list[Noted] = []
-        self._known: weakref.WeakKeyDictionary[Any, set[Hashable]] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[object, set[Hashable]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def here(self) -> None:

@@ -10,8 +10,8 @@ programs are started.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import cast
 
 import jax
 
@@ -31,9 +31,9 @@ from nnx_inspector.live.programs.whose import OTHER, Calls
 from nnx_inspector.perturbations.places import CLEAN, Setting
 from nnx_inspector.program.rewrite import with_presence
 from nnx_inspector.program.survey import holds_marks
-from nnx_inspector.typing import Jaxpr, PyTree
+from nnx_inspector.typing import AnyFunction, Jaxpr, Params, PyTree, Value
 
-_finished: weakref.WeakKeyDictionary[Any, dict[Any, Finished]] = weakref.WeakKeyDictionary()
+_finished: weakref.WeakKeyDictionary[object, dict[Hashable, Finished]] = weakref.WeakKeyDictionary()
 
 
 class Variants:
@@ -41,8 +41,8 @@ class Variants:
 
     def __init__(self, session: Watched):
         self._session = weakref.ref(session)
-        self._bare: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._quiet: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._bare: weakref.WeakKeyDictionary[Jaxpr, Value] = weakref.WeakKeyDictionary()
+        self._quiet: weakref.WeakKeyDictionary[Jaxpr, Value] = weakref.WeakKeyDictionary()
         self._worker = Worker("nnx_inspector.variants", weakly(self._not_compiled))
         self._passing = FastPath(weakly(session.is_mine), weakly(self._passed))
         self._setting, self._key = CLEAN, 0  # of the passes that jax starts itself
@@ -84,13 +84,13 @@ class Variants:
         found: Finished,
         edited: Edited,
         setting: Setting,
-        alone: dict[str, Any] | None = None,
+        alone: Params | None = None,
         *,
         is_doubted: bool = False,
         asked: Asked | None = None,
     ) -> Launch:
-        how: Any = {"alone": alone, "is_doubted": is_doubted, "asked": asked}
-        return Launch(self._passes, session, found, edited, setting, self._pass, **how)
+        given = self._passes, session, found, edited, setting, self._pass
+        return Launch(*given, alone, is_doubted, asked)
 
     def resume(self) -> None:
         """Let jax start the next programs as before, if nothing has changed since."""
@@ -117,11 +117,11 @@ class Variants:
 
     def choose(
         self,
-        program: object,
+        program: Jaxpr,
         arrays: Sequence[object],
         /,
         *,
-        alone: dict[str, Any] | None = None,
+        alone: Params | None = None,
         call: jitted.JitStart | None = None,
     ) -> Launch | launch.Instead | None:
         if alone is None and hooks_key.value is None:
@@ -143,17 +143,16 @@ class Variants:
 
     def _read(
         self,
-        program: object,
+        program: Jaxpr,
         arrays: Sequence[object] | None,
         session: Watched,
-        alone: dict[str, Any] | None = None,
+        alone: Params | None = None,
     ) -> tuple[Finished, Calls] | None:
         """What a program says of the session's model, if anything, and whose calls it makes on
         these arrays, None if they are not known.
         """
         hook = next(filter(session.is_mine, open_hooks()), None)
-        watch: Any = None if hook is None else hook.wrap
-        unmeasured = () if watch is None else watch.unmeasured
+        unmeasured = () if hook is None else cast(Watch, hook.wrap).unmeasured
         known, key = _finished.setdefault(program, {}), (session.number, unmeasured)
         if key not in known:
             known[key] = Finished(program, Watch.owner_of(session.number), unmeasured)
@@ -172,11 +171,11 @@ class Variants:
 
     def _measured(
         self,
-        program: object,
+        program: Jaxpr,
         session: Watched,
         found: Finished,
         calls: Calls,
-        alone: dict[str, Any] | None,
+        alone: Params | None,
     ) -> Launch | None:
         if alone is not None and calls.why:
             self._passes.is_others()
@@ -187,14 +186,13 @@ class Variants:
         if alone is None and found.knows(True) and not self._quiet.get(program):
             measures = True  # it is compiled already
         edited = None if asked is None else self._keeping(found, program, asked)
-        how: Any = {"is_doubted": calls.is_doubted, "asked": edited and asked}
+        kept = edited and asked
         edited = edited or found.edited(program, measures=measures)
         setting = self._passes.setting_of(found, session, alone)
-        return self._launch(session, found, edited, setting, alone, **how)
+        doubted = calls.is_doubted
+        return self._launch(session, found, edited, setting, alone, is_doubted=doubted, asked=kept)
 
-    def _note(
-        self, session: Watched, found: Finished, calls: Calls, alone: dict[str, Any] | None
-    ) -> None:
+    def _note(self, session: Watched, found: Finished, calls: Calls, alone: Params | None) -> None:
         """Say which calls are not the model's, and let go of passes that were taken for it."""
         for i, why in calls.why.items():
             if why != OTHER:
@@ -203,7 +201,7 @@ class Variants:
                 begun = found.begins[i].mark.begun if alone is None else alone["begun"]
                 session.count_other(begun.type_name)
         for number in session.whose.disowned():
-            if session.inbox.forget(number):
+            if session.inbox.drop(number):
                 session.count_other(type(session.model).__name__)
 
     def _unmeasured(
@@ -216,7 +214,7 @@ class Variants:
                 self._passing.learn(call.function, ())
             return None
         found, whose = read
-        if self._is_asked(call, session, found):
+        if self._is_asked(call, session, found, call.program):
             return None
         if not (found.begins or whose.why) or not found.is_known:
             return None
@@ -233,7 +231,7 @@ class Variants:
             return None
         return lambda: self._run_bare(bare, call, session, calls)
 
-    def _keeping(self, found: Finished, program: object, asked: Asked) -> Edited | None:
+    def _keeping(self, found: Finished, program: Jaxpr, asked: Asked) -> Edited | None:
         """The program that keeps what was asked, None if there is none."""
         try:
             return found.edited(program, measures=True, asked=asked)
@@ -246,7 +244,7 @@ class Variants:
         call: jitted.JitStart | None,
         session: Watched,
         found: Finished,
-        program: object = None,
+        program: Jaxpr,
     ) -> bool:
         """Whether a program is to keep what was asked for. The first that can is compiled in a
         thread before.
@@ -256,7 +254,6 @@ class Variants:
             return False
         if not asked.take_up():
             return asked.keeps(bool(found.begins), session.inbox.count)
-        program = program if call is None else call.program
         edited = self._keeping(found, program, asked)
         if edited is None:
             return False
@@ -289,7 +286,7 @@ class Variants:
 
         def run() -> PyTree:
             if self._passing.fits(one.key):
-                out: Any = call.directly(edited.program, one.inputs())
+                out = call.directly(edited.program, one.inputs())
             else:
                 out, _ = call.run(edited.program, one.inputs())
             one.take([])
@@ -297,7 +294,7 @@ class Variants:
 
         return run
 
-    def ahead(self, program: object) -> tuple[Any, list[jax.Array], int] | None:
+    def ahead(self, program: Jaxpr) -> tuple[Jaxpr, list[jax.Array], int] | None:
         """What is compiled ahead for a program: it, values for its additional inputs, and how many
         additional outputs it has; or None.
         """
@@ -321,11 +318,11 @@ class Variants:
 
     def _run_bare(
         self,
-        bare: Callable[..., Any],
+        bare: AnyFunction,
         call: jitted.JitStart,
         session: Watched,
         calls: Sequence[Call],
-    ) -> Any:
+    ) -> PyTree:
         with without(session.is_mine):
             if self._passing.fits(key_of()):
                 out = call.own()
@@ -336,13 +333,13 @@ class Variants:
             self._pass(session, key_of())
         return out
 
-    def _own(self, call: jitted.JitStart, session: Watched) -> Callable[..., Any] | None:
+    def _own(self, call: jitted.JitStart, session: Watched) -> AnyFunction | None:
         """The user's own function, once a thread has compiled it."""
         if call.program not in self._bare:
             hooks = tuple(hook for hook in open_hooks() if not session.is_mine(hook))
             noted = Noted(call.made(), hooks, Configuration.here())
 
-            def compiled() -> Callable[..., Any]:
+            def compiled() -> AnyFunction:
                 noted.compile()
                 return noted.call.jitted()
 
@@ -367,9 +364,9 @@ class Variants:
 
     def _compile_ahead(
         self,
-        those: weakref.WeakKeyDictionary[Any, Any],
+        those: weakref.WeakKeyDictionary[Jaxpr, Value],
         program: Jaxpr,
-        compiled: Callable[[], Any],
+        compiled: Callable[[], object],
         session: Watched,
     ) -> None:
         those[program] = None

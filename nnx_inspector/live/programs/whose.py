@@ -18,7 +18,6 @@ import operator
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any
 
 from flax import nnx
 
@@ -30,7 +29,7 @@ from nnx_inspector.hooks.variables import value_of
 from nnx_inspector.program.editing.sources import Sources, sources_of
 from nnx_inspector.program.marks import BEGIN
 from nnx_inspector.program.survey import Survey
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import Value, Variable
 
 TWINS = (
     "two trees of its structure, split outside the program that calls them (an average of its "
@@ -41,6 +40,8 @@ SPLIT_INSIDE = (
     "is the one that the program calls first"
 )
 OTHER = "its parameters are not the model's"
+_Kind = tuple[object, object]
+"""A shape and a dtype."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Tree:
 
     calls: tuple[int, ...]
     sources: Mapping[str, Sources]
-    kinds: Mapping[str, Any]
+    kinds: Mapping[str, _Kind]
     names: Mapping[str, Set[str]]
 
     def agrees(self, other: Tree) -> bool | None:
@@ -85,7 +86,7 @@ class Trees:
     apart: tuple[Set[int], ...]
     akin: tuple[Set[int], ...]
     calls: int
-    made: Counter[Any]
+    made: Counter[_Kind]
     function: str
     consts: tuple[Value, ...]
 
@@ -96,8 +97,8 @@ class Trees:
         made = Counter(_kind(v.aval) for v in bare.outvars)
         is_mark = any(item.mark is not None for item in found.items.values())
         if is_mark and len(bare.eqns) == 1:  # it stands for calls on arrays outside every program
-            names, made = tuple[str, ...](), Counter[Any]()
-        known: dict[Any, list[int]] = {}
+            names, made = tuple[str, ...](), Counter[_Kind]()
+        known: dict[tuple[tuple[str, Sources], ...], list[int]] = {}
         for i in sorted(range(len(marks)), key=lambda i: marks[i][0].of):  # jax may change that
             mark, (_, *those) = marks[i]
             known.setdefault(tuple(zip(mark.begun.paths, those, strict=False)), []).append(i)
@@ -118,7 +119,7 @@ class Trees:
         return Trees(*every, len(marks), made, function, found.consts)
 
 
-def _kind(aval: object) -> Any:
+def _kind(aval: object) -> _Kind:
     return getattr(aval, "shape", None), getattr(aval, "dtype", None)
 
 
@@ -199,7 +200,7 @@ class Whose:
                 continue
             if i not in mine and _misses(tree.names, before):
                 why[i] = OTHER
-            elif not Counter(map(tree.kinds.get, compared[i].others(given))) - trees.made:
+            elif not Counter(tree.kinds[path] for path in compared[i].others(given)) - trees.made:
                 self.is_carried = True
             elif self._chosen is None and not self.is_carried and not trees.apart[i]:
                 why[i] = OTHER * self.is_called
@@ -234,8 +235,8 @@ class _Held:
     """The model's Variables by their paths, and where each was found: an attribute of an object."""
 
     readings: int
-    variables: Mapping[str, Any]
-    places: tuple[tuple[Any, ...], ...]
+    variables: Mapping[str, Variable]
+    places: tuple[tuple[Value, ...], ...]
 
     @staticmethod
     def of(model: nnx.Module, readings: int) -> _Held:
@@ -265,13 +266,13 @@ class _Compared:
     One that is shared has only one path in the model, and is compared under that.
     """
 
-    variables: tuple[Any, ...]
+    variables: tuple[Variable, ...]
     inputs: tuple[int, ...]
-    several: tuple[tuple[Any, Sources], ...]
+    several: tuple[tuple[Variable, Sources], ...]
     paths: tuple[str, ...]
 
     @staticmethod
-    def of(tree: Tree, variables: Mapping[str, object]) -> _Compared:
+    def of(tree: Tree, variables: Mapping[str, Variable]) -> _Compared:
         found = [(variables[p], x, p) for p, x in tree.sources.items() if p in variables]
         single = [(v, *x, p) for v, x, p in found if len(x) == 1 and min(x) >= 0]
         several = [(v, x, p) for v, x, p in found if len(x) != 1 or min(x) < 0]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from nnx_inspector.profiling.timeline import Event, shares
+from nnx_inspector.profiling.traces import Event, shares
 
 
 def test_gaps_are_idle_and_all_adds_up_to_the_whole():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nnx_inspector.live.clock import RECENT, Clock, Edge
+from nnx_inspector.inspector.cost.meter import RECENT, Clock, Edge
 
 PLAIN, MEASURED = (False, False), (True, False)
 
@@ -18,7 +18,8 @@ class Device:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 0.0
-        monkeypatch.setattr("nnx_inspector.live.clock.time.perf_counter", lambda: self.now)
+        clock = "nnx_inspector.inspector.cost.meter.time.perf_counter"
+        monkeypatch.setattr(clock, lambda: self.now)
 
     def reach(self, at: float) -> None:
         self.now = at
