@@ -27,13 +27,13 @@ _MOST_OBJECTS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Itself:
+class Itself:
     """Compares and hashes one object by identity, despite its own `__eq__`; keeps it alive."""
 
     value: Value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.value is other.value
+        return isinstance(other, Itself) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -130,7 +130,7 @@ class _Keys:
         elif isinstance(x, functools.partial):
             self._add_all(kind, (x.func, x.args, x.keywords))
         elif isinstance(x, types.MethodType):
-            self.flat += kind, x.__func__, _Itself(x.__self__)
+            self.flat += kind, x.__func__, Itself(x.__self__)
         elif (names := _fields(kind)) is not None:
             if others := own_attribute(x, "__dict__", {}):
                 names = tuple(dict.fromkeys((*names, *others)))
@@ -157,14 +157,14 @@ class _Keys:
             return
         attributes = own_attribute(x, "__dict__")
         if type(attributes) is not dict or self._left <= 0:
-            self.flat += kind, _Itself(x)
+            self.flat += kind, Itself(x)
             return
         self._left -= 1
         if kind.__hash__ is not object.__hash__:  # the class has an __eq__: compare by content
             self.flat.append(kind)
             self.add(dict(attributes))
         else:
-            self.flat += kind, _Itself(x)
+            self.flat += kind, Itself(x)
             self.add(dict(attributes) if _may_change(x) else ())
 
 
@@ -188,7 +188,7 @@ def _digest(x: object) -> bytes:
 
 def _of_device(x: jax.Array) -> tuple[Hashable, ...]:
     if jit.is_tracer(x) or x.is_deleted() or not x.is_fully_addressable:
-        return jax.Array, _Itself(x)
+        return jax.Array, Itself(x)
     is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     values = np.asarray(jax.random.key_data(x) if is_key else x)
     return jax.Array, str(x.dtype), x.shape, _digest(values)

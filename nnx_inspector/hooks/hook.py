@@ -11,6 +11,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from nnx_inspector._compat.configuration import hooks_key, replace_hooks_key
 from nnx_inspector._compat.launching import started
@@ -18,7 +19,6 @@ from nnx_inspector.hooks.inside.names import FunctionsNamed
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Selection
 from nnx_inspector.opening import Opening, held
-from nnx_inspector.typing import AnyFunction, Args, Kwargs, PyTree, Value
 
 TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT = range(4)
 """Where a hook sits around a call: smaller numbers are further out."""
@@ -44,9 +44,9 @@ class Context:
         type_name: the class name of the module, or the type name of the sown Variable.
     """
 
-    module: Value
+    module: Any
     method_name: str
-    orig_method: AnyFunction
+    orig_method: Callable[..., Any]
     path: str | None
     call: int
     kind: str = "method"
@@ -60,7 +60,7 @@ class Context:
         return self.path + ":" * (self.method_name[0] != "@") + self.method_name
 
 
-Interceptor = Callable[[AnyFunction, Args, Kwargs, Context], PyTree]
+Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Context], Any]
 
 
 @dataclasses.dataclass(frozen=True)

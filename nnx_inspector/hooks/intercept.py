@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from flax import nnx
 
 from nnx_inspector.errors import InspectorWarning
+from nnx_inspector.hooks.content import Itself
 from nnx_inspector.hooks.dispatch import executables_called, hooked
 from nnx_inspector.hooks.hook import INTERCEPTOR, TAP_OUTPUT, Context, Hook, Interceptor
 from nnx_inspector.hooks.scope import Scope, scope_of
@@ -79,22 +80,13 @@ def _is_hashable(x: object) -> bool:
     return True
 
 
-class _Unhashable:
+class _Unhashable(Itself):
     """An interceptor that cannot be hashed, compared by identity."""
-
-    def __init__(self, interceptor: Interceptor):
-        self.interceptor = interceptor
 
     def __call__(
         self, next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: Context
     ) -> PyTree:
-        return self.interceptor(next_fun, args, kwargs, context)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Unhashable) and self.interceptor is other.interceptor
-
-    def __hash__(self) -> int:
-        return id(self.interceptor)
+        return self.value(next_fun, args, kwargs, context)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from nnx_inspector.background import weakly
 from nnx_inspector.inspector.core import Core
@@ -20,14 +20,15 @@ from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.passes.sweeps import Sweeps
 from nnx_inspector.inspector.studies.studies import Studies
 from nnx_inspector.inspector.targets import Targets
-from nnx_inspector.inspector.values.opening import Opening
 from nnx_inspector.inspector.values.reading import positions_message, read_values
 from nnx_inspector.perturbations.activations import Mask
+from nnx_inspector.perturbations.places import Known
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export.assets import asset
 from nnx_inspector.screen.flow import flow_of
 from nnx_inspector.screen.python_text import made, masked, text_of
 from nnx_inspector.screen.requests import Answer, Requests
+from nnx_inspector.typing import Value
 
 
 class Commands(Requests):
@@ -47,41 +48,39 @@ class Commands(Requests):
     def __init__(
         self,
         core: Core,
-        *,
         targets: Targets,
         sweeps: Sweeps,
         studies: Studies,
         pages: Pages,
-        opening: Opening,
         rerun: Reruns,
     ):
         self._core, self._targets, self._sweeps, self._studies = core, targets, sweeps, studies
-        self._pages, self._opening, self._rerun = pages, opening, rerun
+        self._pages, self._rerun = pages, rerun
         super().__init__(core.view)
         for worker in self.workers:
             core.closing.callback(worker.close)
         core.closing.callback(weakly(pages.forget))
-        core.closing.callback(opening.cache.clear)
+        core.closing.callback(core.opening.cache.clear)
 
-    def meant(self, message: object) -> tuple[Any, str]:
+    def meant(self, message: object) -> tuple[Known | None, str]:
         """See `Requests`."""
         handles = self._core.handles
         one = perturbation_of(message, handles)
         return one, text_of(message, handles.all(), one)
 
-    def _perturb(self, message: protocol.Perturb, one: Any) -> None:
+    def _perturb(self, message: protocol.Perturb, one: Known) -> None:
         self._targets.perturb(message.site, one)
 
-    def _set_mask(self, message: protocol.SetMask, one: Any) -> None:
+    def _set_mask(self, message: protocol.SetMask, one: Known) -> None:
         if message.perturbation is None:
             self._targets.perturb(message.site, one)
         else:
             self._core.handles.get(message.perturbation).perturbation = one
 
-    def _adjust(self, message: protocol.Adjust, one: object) -> None:
+    def _adjust(self, message: protocol.Adjust, one: Known | None) -> None:
         handles = self._core.handles
-        how: Any = {"enabled": message.enabled, "perturbation": one}
-        handles.change(handles.get(message.perturbation), **how)
+        handle = handles.get(message.perturbation)
+        handles.change(handle, enabled=message.enabled, perturbation=one)
 
     def _show_flow(self, message: protocol.ShowFlow, _: object) -> Answer | None:
         layout = self._core.view.layout
@@ -103,7 +102,7 @@ class Commands(Requests):
         return answer
 
     def _read_values(self, message: protocol.ShowValues | protocol.ReadValues, _: object) -> Answer:
-        answer = read_values(self._core, self._opening, message)
+        answer = read_values(self._core, message)
         self._core.opened.keep(message, answer)
         return answer
 
@@ -135,25 +134,24 @@ Commands.table = {
 }
 
 
-def perturbation_of(message: object, handles: Handles) -> Any:
+def perturbation_of(message: object, handles: Handles) -> Value:
     """The perturbation that a message adds, sets or sweeps with, or None."""
-    if isinstance(message, (protocol.Perturb, protocol.StartSweep)):
-        if isinstance(message, protocol.StartSweep) and not message.kind:
-            return None
-        one = made(message.kind, message.strength, message.at)
-        if isinstance(message, protocol.Perturb) and message.units:
-            return one.only(list(message.units), axis=message.axis)
-        return one
-    if isinstance(message, protocol.SetMask):
-        mask = masked(message.mask, message.units, message.columns)
-        if message.perturbation is None:
+    match message:
+        case protocol.Perturb():
+            one = made(message.kind, message.strength, message.at)
+            return one.only([*message.units], axis=message.axis) if message.units else one
+        case protocol.StartSweep():
+            return made(message.kind, message.strength, message.at) if message.kind else None
+        case protocol.SetMask():
+            mask, number = (
+                masked(message.mask, message.units, message.columns),
+                message.perturbation,
+            )
+            old = None if number is None else handles.get(number).perturbation
+            if isinstance(old, Mask):
+                return dataclasses.replace(old, mask=mask)
             return Mask(mask, axis=message.axis)
-        old = handles.get(message.perturbation).perturbation
-        return (
-            dataclasses.replace(old, mask=mask)
-            if isinstance(old, Mask)
-            else Mask(mask, axis=message.axis)
-        )
-    if isinstance(message, protocol.Adjust) and message.strength is not None:
-        return handles.get(message.perturbation).perturbation.tuned(message.strength)
-    return None
+        case protocol.Adjust() if message.strength is not None:
+            return handles.get(message.perturbation).perturbation.tuned(message.strength)
+        case _:
+            return None

@@ -12,11 +12,12 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -28,6 +29,7 @@ from nnx_inspector._compat.processes import spans
 from nnx_inspector.background import Worker, run_loop, weakly
 from nnx_inspector.errors import InspectorError, raised, warn
 from nnx_inspector.findings.facts import facts_of_modules
+from nnx_inspector.findings.finding import Finding
 from nnx_inspector.hooks.sites import Selection, module_sites, nothing_selected
 from nnx_inspector.inspector.cost.meter import Meter
 from nnx_inspector.inspector.handles import Handles
@@ -39,7 +41,7 @@ from nnx_inspector.inspector.passes.pass_request import PassRequest, Shown
 from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.inspector.values.kept import KeptValues
 from nnx_inspector.inspector.values.opening import Opening, attentions, embeds
-from nnx_inspector.live.figures import Observer, choices_of, gauges_of, updates_in
+from nnx_inspector.live.figures import Observer, Summaries, choices_of, gauges_of, updates_in
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.perturbations.places import CLEAN, Setting
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
@@ -56,12 +58,13 @@ from nnx_inspector.screen import protocol
 from nnx_inspector.screen.inputs import Inputs
 from nnx_inspector.screen.presenter import Presenter
 from nnx_inspector.screen.requests import Answer
+from nnx_inspector.typing import Kwargs
 
 if TYPE_CHECKING:
     from nnx_inspector.profiling.result import Profile
 
 
-def _summaries_of(record: Record, stacks: Mapping[str, int], *, parameters: bool) -> dict[str, Any]:
+def _summaries_of(record: Record, stacks: Mapping[str, int], *, parameters: bool) -> Summaries:
     held = record.parameters if parameters else {}
     of_parameters = {path: one.recorded() for path, one in held.items()}
     return {**record.merged(), **layers_of(record, stacks), **of_parameters}
@@ -158,7 +161,7 @@ class Core:
         self._observer = Observer()
         self._profile: Profile | None = None
         self._unseen: Mapping[str, str] = {}
-        self.found: Callable[[], list[Any]] = list
+        self.found: Callable[[], list[Finding]] = list
         self.closing = contextlib.ExitStack()
         self.closing.callback(self.view.close)
         self.closing.callback(self.meter.close)
@@ -178,7 +181,7 @@ class Core:
         called = [call.site for call in found.calls]
         return found, self.selection.missing(called, stage.scope.operations)
 
-    def _snapshot(self) -> dict[str, Any]:
+    def _snapshot(self) -> Kwargs:
         return {
             "recording": self.recording,
             "handles": self.handles.all(),
@@ -388,7 +391,7 @@ class Core:
     def select(self, site: str) -> None:
         self.view.select(self.known(site, layers=False, arrays=True))
 
-    def in_background(self, train: Callable[[], Any]) -> threading.Thread:
+    def in_background(self, train: Callable[[], object]) -> threading.Thread:
         if not callable(train):
             raise TypeError(f"background takes a function, got {type(train).__name__}.")
         configuration = Configuration.here()
@@ -410,7 +413,7 @@ class Core:
     def record_pass(
         self,
         step: int,
-        summaries: Mapping[str, Any],
+        summaries: Summaries,
         *,
         kind: str,
         setting: Setting,
@@ -458,9 +461,11 @@ class Core:
         with self.lock:
             figures, measured = None, {p: x.recorded() for p, x in record.parameters.items()}
             if states is not None or measured or record.choices:
-                how: Any = {"updates": updates_in(record.parameters), "measured": measured}
                 rows = gauges_of(record, self.stacks), states or {}, choices_of(record, self.stacks)
-                figures = self._observer.figures(*rows, follow=False, **how)
+                updates = updates_in(record.parameters)
+                figures = self._observer.figures(
+                    *rows, follow=False, updates=updates, measured=measured
+                )
             # no method of this core: what is shown behind may not keep it alive
             read = functools.partial(_summaries_of, stacks=self.stacks, parameters=self.parameters)
             summaries = read(record)
@@ -495,7 +500,7 @@ class Core:
                 self.metrics.settle(wait_until=math.inf)
                 self.view.present(force=True)
 
-    def keep_file(self, path: Any) -> None:
+    def keep_file(self, path: str | bytes | os.PathLike[str]) -> None:
         """Save the recording, and from then on each new pass; of a job, process 0 does."""
         if jax.process_index() and self.spread:
             return

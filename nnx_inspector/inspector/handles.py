@@ -150,7 +150,7 @@ class _Needs:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Layout:
+class _Assigned:
     """The places of one program, and the handles that own them."""
 
     places: tuple[Place, ...] = ()
@@ -166,7 +166,7 @@ class _Layout:
         """The places of its settings."""
         return tuple(self.places[n] for n in self.order)
 
-    def fitted(self, needs: Sequence[_Needs]) -> _Layout | None:
+    def fitted(self, needs: Sequence[_Needs]) -> _Assigned | None:
         """The same places for these handles, oldest first; None if they do not fit."""
         owners: dict[int, int] = {}
         wanted = [n for n in needs if n.place is not None]
@@ -186,7 +186,7 @@ class _Layout:
                 if at is None:
                     return None
                 owners[one.handle.id] = at
-        return _Layout(self.places, owners)
+        return _Assigned(self.places, owners)
 
     def _in_order(
         self, at: int, one: _Needs, wanted: Sequence[_Needs], owners: Mapping[int, int]
@@ -224,8 +224,8 @@ class Handles:
         self.on_change: Callable[[], object] = lambda: None
         self.check: Callable[[Known, Handle], object] = lambda value, handle: None
         self._with_place: set[int] = set()
-        self._wanted = _Layout()
-        self._armed = _Layout()
+        self._wanted = _Assigned()
+        self._armed = _Assigned()
         self._given_up: tuple[Place, ...] | None = None
         self._why_given_up = ""
         self._idle: dict[int, str] = {}
@@ -361,7 +361,7 @@ class Handles:
             }
             return self._setting(self._wanted, needs), alone
 
-    def _setting(self, layout: _Layout, needs: Sequence[_Needs]) -> Setting:
+    def _setting(self, layout: _Assigned, needs: Sequence[_Needs]) -> Setting:
         """The setting of these handles, with the places of all."""
         data = [place.nothing() for place in layout.places]
         for one in needs:
@@ -424,7 +424,7 @@ class Handles:
         if fitted is None:
             places = tuple(one.place for one in needs if one.place is not None)
             owners = (one.handle.id for one in needs if one.place is not None)
-            fitted = _Layout(places, {number: at for at, number in enumerate(owners)})
+            fitted = _Assigned(places, {number: at for at, number in enumerate(owners)})
         self._wanted = fitted
         # if the places are the same, the running program serves the new owners
         if self._armed.places == fitted.places:

@@ -41,10 +41,10 @@ from nnx_inspector.inspector.studies.studies import Studies, require_site, study
 from nnx_inspector.inspector.targets import Targets
 from nnx_inspector.inspector.values.opening import Part
 from nnx_inspector.inspector.values.reading import values_at
-from nnx_inspector.lenses.attribution import Attribution, Method
+from nnx_inspector.lenses.attribution import Attribution, Method, attribute
 from nnx_inspector.lenses.examples import TopExamples
-from nnx_inspector.lenses.lens import Lens
-from nnx_inspector.lenses.logits import LogitAttribution
+from nnx_inspector.lenses.lens import Lens, lens
+from nnx_inspector.lenses.logits import LogitAttribution, logit_attribution
 from nnx_inspector.lenses.unembedding import Norm, Unembed
 from nnx_inspector.live.steps import Region, Watching
 from nnx_inspector.perturbations.activations import Perturbation
@@ -172,9 +172,8 @@ class Inspector(Displayed):
         self._sweeps = Sweeps(core)
         self._studies = Studies(core)
         self._view, self._pages = core.view, Pages(core)
-        parts: Any = {"targets": self._targets, "sweeps": self._sweeps, "studies": self._studies}
-        parts |= {"pages": self._pages, "opening": core.opening, "rerun": self._rerun}
-        self._commands = Commands(core, **parts)
+        parts = self._targets, self._sweeps, self._studies, self._pages, self._rerun
+        self._commands = Commands(core, *parts)
         self._diagnosing = Diagnosing(core, self._loops)
         core.parts = (self._commands, self._diagnosing, Brief(core))
         show_inputs(core)
@@ -697,7 +696,7 @@ class Inspector(Displayed):
                 pictures among the inputs, and no `labels`.
         """
         how = {"unembed": unembed, "norm": norm, "answer": answer, "k": k, "sites": sites}
-        return self._studies.lens(study("lens"), **how)
+        return self._studies.make(study("lens"), lens, **how)
 
     def logit_attribution(
         self,
@@ -714,7 +713,7 @@ class Inspector(Displayed):
             ValueError, TypeError, InspectorError: as in `nni.logit_attribution`.
         """
         how = {"token": token, "minus": minus, "unembed": unembed, "norm": norm, "sites": sites}
-        return self._studies.logits(study("logits"), **how)
+        return self._studies.make(study("logits"), logit_attribution, **how)
 
     def attribute(
         self,
@@ -735,7 +734,7 @@ class Inspector(Displayed):
         """
         how = {"output": output, "method": method, "position": position, "site": site}
         asked = study("attribution", method=method, position=position)
-        return self._studies.attribution(asked, **how, baseline=baseline, steps=steps)
+        return self._studies.make(asked, attribute, **how, baseline=baseline, steps=steps)
 
     def examples(
         self,

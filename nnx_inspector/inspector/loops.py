@@ -201,7 +201,7 @@ class Loops(Owner):
         return session.compiling and handle.place not in session.places
 
     def _take_over(self, session: Session, setting: Setting) -> None:
-        core, alone = self._core, session.company is None
+        core, alone = self._core, session.group is None
         if self._first or alone or not self._between_passes:
             session.perturb(setting)
         if self._first:
@@ -268,12 +268,12 @@ class Loops(Owner):
                 self._reports.begin(
                     Diagnostics(session, self._every, core.step, before=before, in_region=in_region)
                 )
-            if core.pending and session.company is None:
+            if core.pending and session.group is None:
                 self._take_over(session, core.handles.setting())
             measured = self._between_passes or core.step % self._every == 0
             if measured:
                 self._rerun.follow()
-            missing, alone = session is not self._ready, session.company is None
+            missing, alone = session is not self._ready, session.group is None
             may = core.closed or (measured and self._may_run_bare(session))
             session.bare = missing and may and alone
             if measured and missing:
@@ -516,8 +516,8 @@ class Loops(Owner):
     def _forget(self) -> None:
         """Close the sessions. A running loop goes on unwatched, in a job once all know of it."""
         for key, session in list(self._sessions.items()):
-            if session.company is not None and session is self._session:
-                session.company.leaves = True
+            if session.group is not None and session is self._session:
+                session.group.leaves = True
             else:
                 self._sessions.pop(key).close()
         self._ready = None

@@ -1,7 +1,6 @@
-"""Small measurements besides the passes: metrics, the cost of inspection, the effect of perturbing.
+"""The user's scalars, on their way into the recording.
 
-Invariant: an unknown figure is None, and a metric on the device never holds up the training loop.
-Does not know the widget.
+Invariant: a metric on the device never holds up the training loop. Does not know the widget.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import cast
 
 import jax
 import numpy as np
@@ -19,11 +18,8 @@ from flax import nnx
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.launching.started import is_awaited
 from nnx_inspector.errors import warn
-from nnx_inspector.inspector.passes.programs import Result
-from nnx_inspector.perturbations.effects import Differences, relative_change
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.records.record import Record
-from nnx_inspector.screen import protocol
+from nnx_inspector.typing import Value
 
 
 class Metrics:
@@ -42,7 +38,7 @@ class Metrics:
     def __init__(self, recording: Recording, notice: Callable[[str, str], None]):
         self._recording = recording
         self._notice = notice
-        self._waiting: deque[tuple[int, str, Any]] = deque()
+        self._waiting: deque[tuple[int, str, Value]] = deque()
         self._warned: set[str] = set()
         self._flawed: set[str] = set()
         self.flawed: Callable[[], object] = lambda: None
@@ -121,7 +117,7 @@ def _is_too_large(value: object) -> bool:
     return isinstance(value, int) and value.bit_length() > sys.float_info.max_exp
 
 
-def _in_words(value: Any) -> str:
+def _in_words(value: Value) -> str:
     if jit.is_tracer(value):
         return "a traced value"
     if _is_too_large(value):
@@ -148,92 +144,7 @@ def _way_out(value: object) -> str:
 def scalars_of(value: object) -> dict[str, float]:
     """The metrics in a loss function's result: the loss, and the scalars of a dict `aux`."""
     loss, aux = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-    out = {"loss": float(cast(Any, loss))}
+    out = {"loss": float(cast(Value, loss))}
     if isinstance(aux, Mapping):
         out.update({str(k): float(v) for k, v in aux.items() if _is_scalar(v)})
     return out
-
-
-def effect_of(
-    source: str,
-    clean: Result,
-    perturbed: Result,
-    before: Mapping[str, float] | None = None,
-    after: Mapping[str, float] | None = None,
-    *,
-    differences: Differences | None = None,
-    direct: Iterable[str] = (),
-    alone: tuple[protocol.EffectAlone, ...] = (),
-    root: str = "",
-    counts: bool = False,
-) -> protocol.Effect:
-    """The effect of the perturbations.
-
-    Args:
-        source: the pass, in words.
-        before: the metrics of the clean pass if it has a loss; without a loss, the results of the
-            passes are the model's outputs.
-        direct: the sites whose own output is perturbed; they are not downstream.
-        root: the site whose output is the model's output; `""` if it is not called.
-        counts: whether only some positions count, which `differences` knows.
-    """
-    if differences is not None and root not in differences.sites:
-        root = ""
-    relative: float | None = None
-    kl: float | None = None
-    top1: float | None = None
-    if before is not None and differences is not None:
-        relative = differences.sites.get(root)
-        kl, top1 = differences.kl, differences.top1_changed
-    elif before is None and differences is not None and differences.result is not None:
-        relative = differences.result
-    elif before is None and not counts:
-        relative = relative_change(clean.value, perturbed.value)
-    moved = [] if differences is None else _moved(differences, perturbed)
-    apart = {"", root, *direct}
-    downstream = [(site, change) for site, change in moved if site not in apart and change != 0]
-    return protocol.Effect(
-        source=source,
-        clean=dict(before or {}),
-        perturbed=dict(after or {}),
-        output_change=protocol.finite(relative),
-        kl=protocol.finite(kl),
-        top1_changed=protocol.finite(top1),
-        sites=tuple(
-            protocol.SiteEffect(site=site, change=protocol.finite(change))
-            for site, change in downstream[: protocol.MOST_EFFECTS]
-        ),
-        moved={site: protocol.finite(change) for site, change in moved[: protocol.MOST_MOVED]},
-        alone=alone,
-    )
-
-
-def alone_of(number: int, effect: protocol.Effect) -> protocol.EffectAlone:
-    """The figures of one perturbation's effect by itself."""
-    losses = [metrics.get("loss") for metrics in (effect.clean, effect.perturbed)]
-    known = [loss for loss in losses if loss is not None]
-    return protocol.EffectAlone(
-        perturbation=number,
-        loss_change=protocol.finite(known[1] - known[0]) if len(known) == 2 else None,
-        output_change=effect.output_change,
-        kl=effect.kl,
-        top1_changed=effect.top1_changed,
-    )
-
-
-def _moved(differences: Differences, perturbed: Result) -> list[tuple[str, float]]:
-    """How far the output of each site moved, the farthest first; infinity if it is not finite."""
-    found: list[tuple[str, float]] = []
-    for site, change in differences.sites.items():
-        if np.isfinite(change):
-            found.append((site, float(change)))
-        elif not _is_finite(perturbed.record, site):
-            found.append((site, np.inf))  # else it was zero everywhere: nothing is relative to it
-    return sorted(found, key=lambda one: -one[1])
-
-
-def _is_finite(record: Record, site: str) -> bool:
-    if site not in record:
-        return True
-    summaries = [s for call in record[site].calls for s in call.outputs]
-    return not any(s.nan or s.posinf or s.neginf for s in summaries)

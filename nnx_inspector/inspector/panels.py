@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,7 @@ from nnx_inspector.stats.gauges import OFF_AT
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.stats.units import MAX_UNITS, Units
+from nnx_inspector.typing import PyTree, Value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,9 +94,9 @@ def parameters_at(trace: Trace, site: str) -> dict[str, Summary]:
     return undisturbed(read, "The parameters", roots)
 
 
-def _arrays(modules: Mapping[str, nnx.Module], site: str) -> list[tuple[int, str, Any]]:
+def _arrays(modules: Mapping[str, nnx.Module], site: str) -> list[tuple[int, str, Value]]:
     """Each array, with the length of its path below the site and its whole path."""
-    found: list[tuple[int, str, Any]] = []
+    found: list[tuple[int, str, Value]] = []
     for inner, variable, value in contents_at(modules, site) or ():
         if isinstance(variable, nnx.Param):
             leaves = jax.tree.leaves(value[...] if isinstance(value, jax.Ref) else value)
@@ -116,7 +117,7 @@ def _module_key(site: str) -> str:
 # ----------------------------------------------------------------------- units
 
 
-def units_at(core: Core, site: str, *, axis: int = -1) -> Any:
+def units_at(core: Core, site: str, *, axis: int = -1) -> PyTree:
     """The Units of a site's output (a pytree of them for a pytree), in the last requested pass.
 
     `axis` is the axis of the units in the output as the module returns it.
@@ -139,7 +140,7 @@ def _record_of_units(core: Core, *sites: str, axis: int = -1) -> Record:
     )
 
 
-def _units_in(core: Core, record: Record, site: str, axis: int = -1) -> Any:
+def _units_in(core: Core, record: Record, site: str, axis: int = -1) -> PyTree:
     entry = record[site]
     behind = _activation_of(core, site)
     units = jax.tree.map(
@@ -239,7 +240,7 @@ def _message_of(core: Core, record: Record, site: str, *, number: int, axis: int
     return message, protocol.buffer_of(shown)
 
 
-def _figure(units: Units, name: str) -> Any:
+def _figure(units: Units, name: str) -> np.ndarray:
     if name == "nonfinite":
         return (units.nan + units.posinf + units.neginf).astype(np.float64)
     return getattr(units, name).astype(np.float64)
@@ -293,7 +294,7 @@ def sown_at(trace: Trace, site: str) -> tuple[str, ...]:
 
 
 def compare_with(
-    core: Core, other: Recording | Record | nnx.Pytree | Mapping[Any, Any] | None, at: At, name: str
+    core: Core, other: Recording | Record | nnx.Pytree | PyTree, at: At, name: str
 ) -> pd.DataFrame | None:
     """Offer another run or other weights for comparison on screen; see `Inspector.compare`."""
     if other is None:

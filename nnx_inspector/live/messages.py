@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GRADIENT = "gradient"
 
-ReachedSite = tuple[str, Place | None, str, jax.ShapeDtypeStruct | None]
+ReachedSite = tuple[str, Place | None, str, "jax.ShapeDtypeStruct | None"]
 Reached = Set[ReachedSite]
 """The sites that a program calls, each with the place that acts there, None for a row; why it does
 not fit what the site has there ("" if it does, as far as the program knows); and the shape and

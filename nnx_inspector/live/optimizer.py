@@ -8,7 +8,7 @@ a state whose arrays cannot be read is left out, with the reason. Changes nothin
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -194,21 +194,16 @@ def _unreadable(x: jax.Array) -> str:
     return ""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Read:
-    keys: tuple[str, ...]
-    found: list[Summary]
-
-    def __call__(self, sent: Sent) -> None:
-        for key, one in zip(self.keys, jax.device_get(self.found), strict=True):
-            sent.arrived[key, STATE].append(one)
+def _read(keys: tuple[str, ...], found: list[Summary], sent: Sent) -> None:
+    for key, one in zip(keys, jax.device_get(found), strict=True):
+        sent.arrived[key, STATE].append(one)
 
 
 @internal_config()
 def _message(keys: tuple[str, ...], arrays: list[jax.Array]) -> Message:
     with opened(()):  # it is no program of the user's
         found = _measured(arrays)
-    return Message(_Read(keys, found), jax.tree.leaves(found))
+    return Message(functools.partial(_read, keys, found), jax.tree.leaves(found))
 
 
 @jax.jit

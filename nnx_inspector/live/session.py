@@ -30,7 +30,7 @@ from nnx_inspector.live.figures import Observer, Summaries, updates_of, with_lay
 from nnx_inspector.live.hook import Watch, parameters_of
 from nnx_inspector.live.inbox import Arrived, Inbox, Message, Taken
 from nnx_inspector.live.messages import Reached, listeners
-from nnx_inspector.live.programs.agreement import Company, company_of
+from nnx_inspector.live.programs.agreement import ProcessGroup, process_group_of
 from nnx_inspector.live.programs.asked import Asked
 from nnx_inspector.live.programs.launches import noting
 from nnx_inspector.live.programs.recompile import JitCalls, Listening
@@ -186,9 +186,9 @@ class Session:
         self._observer = Observer()
         self.bare = False
         self.asked: Asked | None = None  # whose values the next pass keeps
-        self.company: Company | None = None  # the processes of a job that measure together
+        self.group: ProcessGroup | None = None  # the processes of a job that measure together
         self.notes: list[str] = []  # warnings of what became of it
-        self._open: Callable[[], Company] | None = None
+        self._open: Callable[[], ProcessGroup] | None = None
         self._calls, self._bare_calls = self._no_calls(), JitCalls(None)
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
         self.variants = Variants(self)
@@ -218,41 +218,41 @@ class Session:
         Returns:
             The number of the first step: of process 0, whose count all of them take.
         """
-        self.company, self._open = None, None
+        self.group, self._open = None, None
         if jax.process_count() == 1:
             return first
         model = type(self.model).__name__
         opening = {"every": every, "gradients": self.gradients, "model": model}
 
-        def begin() -> Company:
+        def begin() -> ProcessGroup:
             said = shares.opens()
             compared = {**opening, "sites": len(self.keys), "perturbations": said}
-            found = company_of(compared, first=first)
+            found = process_group_of(compared, first=first)
             if not found.apart:
                 shares.granted(self, {0: said})
             return found
 
         self._open = begin
         self.takes_part(nnx.state(self.model))
-        return first if self.company is None else self.company.first
+        return first if self.group is None else self.group.first
 
     def takes_part(self, arrays: object) -> bool:
         """Whether a program on these arrays may be another than the user's own."""
         if self._open is not None and spans(arrays):
             begin, self._open = self._open, None
-            self.company = begin()
+            self.group = begin()
         return not self.apart
 
     @property
     def apart(self) -> str:
         """Why the processes of the job do not measure; "" if they do, or if there is one alone."""
-        return "" if self.company is None else self.company.apart
+        return "" if self.group is None else self.group.apart
 
     def meet(self, shares: Shares) -> bool:
         """Whether a step that is due is measured: in a job, if all are about to make it."""
-        if self.company is None:
+        if self.group is None:
             return True
-        before, said = self.apart, self.company.meet(shares.wish())
+        before, said = self.apart, self.group.meet(shares.wish())
         if self.apart != before:
             self.notes.append(f"{self.apart}: no process measures it any more, and it goes on.")
         if said is None:
@@ -261,14 +261,14 @@ class Session:
         with noting(self, "changing perturbations: "):
             shares.granted(self, said)
             granted = True
-        self.company.leaves |= not granted  # no process measures the next step
+        self.group.leaves |= not granted  # no process measures the next step
         return True
 
     def finish(self) -> None:
         """End a loop. None of its programs may be running; what later programs send is ignored."""
         listeners.pop(self.number, None)
-        if self.company is not None:
-            self.company.leave()
+        if self.group is not None:
+            self.group.leave()
         # other calls, of a twin say, are seen in a new trace alone: other sessions must trace again
         if self._has_number and self._may_share:
             self._has_number = False
@@ -352,7 +352,7 @@ class Session:
             return dataclasses.replace(hook, wrap=wrap)
 
         calls = self._calls.all()
-        if not calls or self.company is not None:  # all change their programs at the same step
+        if not calls or self.group is not None:  # all change their programs at the same step
             self.places = places
             return False
 

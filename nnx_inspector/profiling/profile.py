@@ -40,7 +40,7 @@ RUNS: Final = 3
 
 def profile(
     model: nnx.Module,
-    step: AnyFunction,
+    step: Callable[..., Any],
     /,
     *args: object,
     runs: int = RUNS,

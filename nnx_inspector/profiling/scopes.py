@@ -9,7 +9,6 @@ name gives its path back (`path_in`). Measures nothing.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -54,23 +53,18 @@ def path_in(name: str) -> str | None:
     return "/".join(re.sub("%(..)", lambda hit: chr(int(hit[1], 16)), one) for one in segments)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Named:
-    """Names what a call computes after its module; all are equal, and share compiled programs."""
-
-    def __call__(
-        self, next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: Context
-    ) -> PyTree:
-        if context.path is None or context.kind not in ("method", "linen"):
-            return next_fun(*args, **kwargs)
-        with jax.named_scope(name_of(context.path)):
-            return next_fun(*args, **kwargs)
+def _named(next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: Context) -> PyTree:
+    """Name what a call computes after its module."""
+    if context.path is None or context.kind not in ("method", "linen"):
+        return next_fun(*args, **kwargs)
+    with jax.named_scope(name_of(context.path)):
+        return next_fun(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def naming(scope: Scope) -> Iterator[None]:
     """Name the calls of a scope's modules in what this thread traces and compiles."""
-    with named_programs(), noting(), hooked(Hook(_Named(), TAP_OUTPUT, None, scope)):
+    with named_programs(), noting(), hooked(Hook(_named, TAP_OUTPUT, None, scope)):
         yield
 
 

@@ -106,8 +106,8 @@ class Replies:
 
 def commands(fake, view):
     core = types.SimpleNamespace(handles=fake, view=view, closing=contextlib.ExitStack())
-    core.trace, core.known = Trace((), (), (), (), {}), lambda site: site
-    parts = dict.fromkeys(("targets", "sweeps", "studies", "pages", "opening", "rerun"), fake)
+    core.trace, core.known, core.opening = Trace((), (), (), (), {}), lambda site: site, fake
+    parts = dict.fromkeys(("targets", "sweeps", "studies", "pages", "rerun"), fake)
     return Commands(core, **parts)
 
 

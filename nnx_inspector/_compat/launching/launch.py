@@ -88,11 +88,11 @@ class Chooser(Protocol):
 
     def choose(
         self,
-        program: Jaxpr,
+        program: object,
         arrays: Sequence[object],
         /,
         *,
-        alone: Params | None = None,
+        alone: dict[str, Any] | None = None,
         call: jitted.JitStart | None = None,
     ) -> Launch | Instead | None:
         """What runs in place of a program that is about to be launched. None leaves the program to

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import jax
 import jax.numpy as jnp
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.typing import Array, Aval, Equation, Params
+from nnx_inspector.typing import Array, Params, Value
 
 FUNCTION = "_dot_product_attention"
 """The function with its own derivative in which jax calls the kernel."""
@@ -47,13 +46,12 @@ def pattern_within(body: object, values: Sequence[object]) -> Callable[[], jax.A
     return None
 
 
-def is_understood(equation: Equation) -> bool:
+def is_understood(equation: Value) -> bool:
     """Whether an equation is a kernel's call whose operands determine the pattern."""
     if equation.primitive.name != KERNEL:
         return False
     params, parts = equation.params, equation.invars[6:]  # segments and pages; [0] without them
-    avals = cast(list[Aval], [v.aval for v in parts])
-    own = params.get("score_mod") is not None or any(aval.size for aval in avals)
+    own = params.get("score_mod") is not None or any(v.aval.size for v in parts)
     return not own and params["mask_type"].name in _MASKS
 
 

@@ -1,7 +1,7 @@
 """A module as NNX sees it: nodes with their static attributes, Variables, and what is shared.
 
 Names are NNX's own paths. Invariant: everything is read once, and nothing is written, computed or
-fetched except the value of a scalar; every text is bounded. `looks` holds earlier values.
+fetched except the value of a scalar; every text is bounded. `snapshots` hold earlier values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,10 @@ from nnx_inspector._compat import jit
 from nnx_inspector.arrays import is_array, own_attribute
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import Path, site_key
-from nnx_inspector.hooks.variables import is_node, kind_of
+from nnx_inspector.hooks.variables import byte_count, is_node, kind_of
 from nnx_inspector.program.analysis.describe import value_in_words
 from nnx_inspector.screen import protocol
+from nnx_inspector.typing import AnyArray, Kwargs, Value
 
 _ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
 
@@ -40,10 +41,10 @@ class Node:
     """
 
     path: Path
-    value: Any
+    value: Value
     depth: int
     again: bool
-    static: tuple[tuple[str, Any], ...]
+    static: tuple[tuple[str, Value], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Leaf:
     """
 
     path: Path
-    owner: Any
-    value: Any
+    owner: Value
+    value: Value
     module: Path
     again: bool
 
@@ -120,14 +121,14 @@ def _visit_container(
     return bool(inner)
 
 
-def _attributes(node: object) -> list[tuple[str | int, Any]]:
+def _attributes(node: object) -> list[tuple[str | int, Value]]:
     if isinstance(node, nnx.List):
         return list(enumerate(node))
     own = list(vars(node).items())  # at once: another thread may be setting one
     return sorted((kv for kv in own if not kv[0].startswith("_pytree__")), key=lambda kv: kv[0])
 
 
-def _pytree_parts(value: object) -> Iterator[tuple[Path, Any]]:
+def _pytree_parts(value: object) -> Iterator[tuple[Path, Value]]:
     for inner, leaf in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_node)[0]:
         if leaf is not value:
             yield tuple(map(plain_key, inner)), leaf
@@ -158,7 +159,7 @@ class References:
         )
         self._numbers = dict(zip(shared, itertools.count(1), strict=False))
 
-    def of(self, one: Node | Leaf) -> dict[str, Any]:
+    def of(self, one: Node | Leaf) -> Kwargs:
         """`reference`, `first` and `also` of a protocol message."""
         key = _identity(one)
         others = self._elsewhere.get(key, [])
@@ -217,7 +218,7 @@ def variable_row(
         type=text(type_of(leaf)),
         shape=str(tuple(value.shape)) if lone else text(value_in_words(value)),
         dtype=str(value.dtype) if lone else "",
-        bytes=byte_count(value),
+        bytes=byte_count(arrays_in(value)),
         sharding=text(_sharding(value)) if held == "array" else "",
         held=held,
         committed=_committed(value) if held == "array" else None,
@@ -250,20 +251,11 @@ def held_as(value: object) -> Held:
     return "shape" if isinstance(value, jax.ShapeDtypeStruct) else "other"
 
 
-def byte_count(value: object) -> int:
-    """The bytes of all arrays in a value, as if they were on one device."""
-    return sum(_size(x) * getattr(x.dtype, "itemsize", 0) for x in _arrays(value))
-
-
-def _arrays(value: object) -> list[Any]:
+def arrays_in(value: object) -> list[Value]:
     return [x for x in jax.tree.leaves(value) if is_array(x)]
 
 
-def _size(array: Any) -> int:
-    return math.prod(array.shape)
-
-
-def scalar_text(value: Any) -> str:
+def scalar_text(value: AnyArray) -> str:
     """The value of an array of one number, which is cheap to fetch; else ""."""
     whole = not isinstance(value, jax.Array) or value.is_fully_addressable
     if value.size != 1 or not whole or jnp.issubdtype(value.dtype, jax.dtypes.extended):
@@ -274,7 +266,7 @@ def scalar_text(value: Any) -> str:
         return ""
 
 
-def _sharding(value: Any) -> str:
+def _sharding(value: AnyArray) -> str:
     if isinstance(value, np.ndarray):
         return "host"
     sharding = value.sharding
@@ -313,8 +305,9 @@ def kinds_of(leaves: Sequence[Leaf]) -> tuple[protocol.NnxKind, ...]:
         if not leaf.again:
             sums = found.setdefault(type_of(leaf), [0, 0, 0])
             sums[0] += 1
-            sums[1] += sum(map(_size, _arrays(leaf.value)))
-            sums[2] += byte_count(leaf.value)
+            arrays = arrays_in(leaf.value)
+            sums[1] += sum(math.prod(x.shape) for x in arrays)
+            sums[2] += byte_count(arrays)
     return tuple(
         protocol.NnxKind(type=text(name), variables=sums[0], elements=sums[1], bytes=sums[2])
         for name, sums in sorted(found.items(), key=lambda kind: -kind[1][2])

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import textwrap
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from typing import TYPE_CHECKING, cast
 
 from flax import nnx
 
@@ -25,6 +25,7 @@ from nnx_inspector.hooks.sites import (
     nothing_selected,
 )
 from nnx_inspector.inspector.nnx.switches import Catalog, Offer, Switches, current, viewed
+from nnx_inspector.typing import Kwargs, Value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,8 +51,8 @@ class Mode:
     site: str
     type: str
     mode: str
-    own: Any
-    in_force: Any
+    own: Value
+    in_force: Value
     accepts: str
     documentation: str
 
@@ -59,13 +60,13 @@ class Mode:
 @dataclasses.dataclass(frozen=True)
 class _Rule:
     selection: Selection
-    modes: dict[str, Any]
+    modes: Kwargs
 
     def chooses(self, path: Path, module: nnx.Module) -> bool:
         return self.selection.matches(path, CALL, module)
 
 
-class Modes(Mapping[str, Mapping[str, Any]]):
+class Modes(Mapping[str, Mapping[str, Value]]):
     """The modes of a model's modules, for inspected passes: `insp.run`, `insp.step`, the effect.
 
     A mapping from a module's key to its modes and the values in force, for the modules that have
@@ -132,7 +133,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
         if self._rules:
             self._replace(())
 
-    def _set_where_there(self, both: dict[str, Any], only: Only, modes: dict[str, Any]) -> None:
+    def _set_where_there(self, both: Kwargs, only: Only, modes: Kwargs) -> None:
         self._add(_Rule(Selection(only), {**both, **modes}), modes)
 
     def _add(self, rule: _Rule, required: Mapping[str, object]) -> None:
@@ -166,11 +167,11 @@ class Modes(Mapping[str, Mapping[str, Any]]):
         if not self._rules:
             return Switches()
         catalog = Catalog()
-        out: list[tuple[Path, tuple[tuple[str, Any], ...]]] = []
-        modules: list[tuple[Any, nnx.Module]] = list(nnx.iter_modules(self.model, graph=True))
-        for path, module in modules:
+        out: list[tuple[Path, tuple[tuple[str, Value], ...]]] = []
+        modules = nnx.iter_modules(self.model, graph=True)
+        for path, module in cast(Iterable[tuple[Path, nnx.Module]], modules):
             offered, takes_any = catalog.offers(module), catalog.takes_any(module)
-            here: dict[str, Any] = {}
+            here: Kwargs = {}
             for rule in self._rules:
                 names = [n for n in rule.modes if n in offered or takes_any]
                 if names and rule.chooses(path, module):
@@ -197,8 +198,8 @@ class Modes(Mapping[str, Mapping[str, Any]]):
             own += [(site, offer) for offer in offered.values()]
             own += [(site, Offer(name, True, "", _ANY_NAME)) for name in extra]
 
-        def read(model: nnx.Module) -> list[Any]:
-            nodes: dict[Any, Any] = dict(nnx.iter_graph(model, graph=True))
+        def read(model: nnx.Module) -> list[Value]:
+            nodes = dict(nnx.iter_graph(model, graph=True))
             return [current(nodes[site.path], offer.name) for site, offer in own]
 
         before = read(self.model)
@@ -225,7 +226,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
         rows = [dataclasses.asdict(mode) for mode in self.table()]
         return pd.DataFrame(rows, columns=columns, dtype=object)
 
-    def __getitem__(self, key: str) -> Mapping[str, Any]:
+    def __getitem__(self, key: str) -> Mapping[str, Value]:
         found = self._by_site()
         if key not in found:
             near = ", ".join(repr(k) for k in closest(key, list(found)))
@@ -239,16 +240,16 @@ class Modes(Mapping[str, Mapping[str, Any]]):
     def __len__(self) -> int:
         return len(self._by_site())
 
-    def items(self) -> ItemsView[str, Mapping[str, Any]]:
+    def items(self) -> ItemsView[str, Mapping[str, Value]]:
         """The modules and their modes, all read at once."""
         return self._by_site().items()
 
-    def values(self) -> ValuesView[Mapping[str, Any]]:
+    def values(self) -> ValuesView[Mapping[str, Value]]:
         """The modes of each module, all read at once."""
         return self._by_site().values()
 
-    def _by_site(self) -> dict[str, Mapping[str, Any]]:
-        out: dict[str, dict[str, Any]] = {}
+    def _by_site(self) -> dict[str, Mapping[str, Value]]:
+        out: dict[str, Kwargs] = {}
         for mode in self.table():
             out.setdefault(mode.site, {})[mode.mode] = mode.in_force
         return {**out}

@@ -27,8 +27,8 @@ from nnx_inspector.inspector.nnx.graph import (
     text,
     variable_row,
 )
-from nnx_inspector.inspector.nnx.looks import Look, look_at, moved, norm_of, of_norms
 from nnx_inspector.inspector.nnx.modes import Mode
+from nnx_inspector.inspector.nnx.snapshots import Snapshot, moved, norm_of, of_norms, snapshot_of
 from nnx_inspector.inspector.nnx.switches import Offer
 from nnx_inspector.program.analysis.describe import value_in_words
 from nnx_inspector.records.record import Record
@@ -40,10 +40,10 @@ TRIES = 3
 
 @dataclasses.dataclass(frozen=True)
 class _Looked:
-    """The newest look at a site's module, and the look that it was compared with."""
+    """The newest snapshot of a site's module, and the one that it was compared with."""
 
     site: str
-    looks: tuple[Look, ...]
+    snapshots: tuple[Snapshot, ...]
 
 
 class Pages:
@@ -134,22 +134,22 @@ class Pages:
     def _changes(
         self, key: str, shown: Sequence[Leaf], step: int
     ) -> tuple[list[protocol.NnxChange | None], int | None, str]:
-        """The change of each leaf since the last look, that look's step, and why some have none."""
-        now = look_at(((leaf.owner, leaf.value) for leaf in shown if not leaf.again), step)
+        """The change of each leaf since the last snapshot, its step, and why some have none."""
+        now = snapshot_of(((leaf.owner, leaf.value) for leaf in shown if not leaf.again), step)
         with self._lock:
             looked = self._looked
-            looks = looked.looks if looked is not None and looked.site == key else ()
+            earlier = looked.snapshots if looked is not None and looked.site == key else ()
             changes: list[protocol.NnxChange | None] = [None] * len(shown)
-            for number, before in enumerate(looks):  # newest first
+            for number, before in enumerate(earlier):  # newest first
                 changes = [moved(before.copy_of(x.owner), now.copy_of(x.owner)) for x in shown]
                 if before.step != step or any(c is not None and not c.same for c in changes):
-                    looks = looks[number:]
+                    earlier = earlier[number:]
                     break
             # a second request at one step still shows what that step changed
-            self._looked = _Looked(key, (now, *looks[:1]))
-        if not looks:
+            self._looked = _Looked(key, (now, *earlier[:1]))
+        if not earlier:
             return changes, None, ""
-        return changes, looks[0].step, _uncompared(now)
+        return changes, earlier[0].step, _uncompared(now)
 
     def _modes_below(self, key: str, leaves: Sequence[Leaf]) -> list[Mode]:
         if any(held_as(leaf.value) == "traced" for leaf in leaves):
@@ -170,7 +170,7 @@ def _read(module: nnx.Module, path: Path) -> list[Node | Leaf]:
     )
 
 
-def _uncompared(now: Look) -> str:
+def _uncompared(now: Snapshot) -> str:
     if not now.left_out:
         return ""
     return f"{now.left_out} Variables are not compared: they are too large to keep copies of."

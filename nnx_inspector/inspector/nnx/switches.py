@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar, cast
 
 import jax
 import numpy as np
@@ -19,7 +19,9 @@ from flax import nnx
 
 from nnx_inspector.arrays import own_attribute
 from nnx_inspector.errors import add_note
+from nnx_inspector.hooks.content import key_of
 from nnx_inspector.hooks.sites import Path, site_key
+from nnx_inspector.typing import AnyFunction, Kwargs, PyTree, Value
 
 FLAGS = {
     "deterministic": "False after train(), True after eval().",
@@ -29,6 +31,7 @@ FLAGS = {
 """The flags of NNX's own modules, with a text for classes that do not document them."""
 
 _MISSING = object()
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Catalog:
         return self._classes[cls]
 
 
-def current(module: nnx.Module, name: str) -> Any:
+def current(module: nnx.Module, name: str) -> Value:
     """The value of a mode, read from the attribute of its name; None if there is none."""
     value = own_attribute(module, name)
     is_data = isinstance(value, (jax.Array, np.ndarray, nnx.Variable, nnx.Module))
@@ -105,7 +108,7 @@ def _parameters(module: nnx.Module) -> Mapping[str, inspect.Parameter]:
     # looked up on the class: a wrapper that answers for every name has no set_view of its own
     if inspect.getattr_static(type(module), "set_view", None) is None:
         return {}
-    view: Callable[..., Any] = getattr(module, "set_view")  # noqa: B009 - nnx.Module has none
+    view: AnyFunction = getattr(module, "set_view")  # noqa: B009 - nnx.Module has none
     return inspect.signature(view).parameters
 
 
@@ -188,13 +191,6 @@ def documented(text: str | None) -> dict[str, str]:
 # ----------------------------------------------------------------- switching
 
 
-def exactly(value: object) -> Any:
-    """A key that distinguishes values that Python holds equal: 1, 1.0 and True; 0.0 and -0.0."""
-    if isinstance(value, tuple):
-        return (type(value), *(exactly(v) for v in value))
-    return type(value), repr(value) if isinstance(value, (float, complex)) else value
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Switches:
     """The modes to switch, with their modules and values; none by default.
@@ -203,23 +199,23 @@ class Switches:
         sites: the path of each module, with its modes and their values.
     """
 
-    sites: tuple[tuple[Path, tuple[tuple[str, Any], ...]], ...] = ()
+    sites: tuple[tuple[Path, tuple[tuple[str, Value], ...]], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.sites)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Switches) and exactly(self.sites) == exactly(other.sites)
+        return isinstance(other, Switches) and key_of(self.sites) == key_of(other.sites)
 
     def __hash__(self) -> int:
-        return hash(exactly(self.sites))
+        return hash(key_of(self.sites))
 
     def apply(self, model: nnx.Module) -> None:
         """Switch modules of our own copy of a model, children before their parents."""
         if not self.sites:
             return
         wanted = dict(self.sites)
-        nodes: list[tuple[Any, Any]] = list(nnx.iter_graph(model, graph=True))
+        nodes = list(cast(Iterable[tuple[Path, object]], nnx.iter_graph(model, graph=True)))
         for path, node in nodes:
             if path in wanted and isinstance(node, nnx.Module):
                 try:
@@ -231,7 +227,7 @@ class Switches:
 
     def in_words(self) -> str:
         """The switches, like `"deterministic=True on 4 modules, decode=True on 'attn'"`."""
-        where: dict[Any, list[str]] = {}
+        where: dict[str, list[str]] = {}
         for path, modes in self.sites:
             for name, value in modes:
                 where.setdefault(f"{name}={value!r}", []).append(site_key(path) or "(root)")
@@ -241,12 +237,12 @@ class Switches:
         )
 
 
-def _switch(module: nnx.Module, modes: dict[str, Any]) -> None:
+def _switch(module: nnx.Module, modes: Kwargs) -> None:
     parameters = _parameters(module)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     passed = {n: v for n, v in modes.items() if n in parameters or takes_any}
     if passed:
-        view: Callable[..., Any] = getattr(module, "set_view")  # noqa: B009
+        view: AnyFunction = getattr(module, "set_view")  # noqa: B009
         view(**passed)
     for name, value in modes.items():
         if name not in parameters and _is_flag(module, name):
@@ -254,18 +250,18 @@ def _switch(module: nnx.Module, modes: dict[str, Any]) -> None:
 
 
 def viewed(
-    nodes: tuple[object, ...], switches: Switches, read: Callable[[nnx.Module], Any]
-) -> tuple[Any, Any]:
+    nodes: tuple[object, ...], switches: Switches, read: Callable[[nnx.Module], T]
+) -> tuple[PyTree, T]:
     """The first of these modules with its modes switched, and the others as they are, as shapes
     without arrays; and the result of `read` on the first.
 
     Nothing is computed, and the model is not changed.
     """
     graphdef, state = nnx.split(nodes, graph=True)
-    held: dict[str, Any] = {}
+    held: Kwargs = {}
 
-    def build(state: object) -> Any:
-        copy: Any = nnx.merge(graphdef, state)
+    def build(state: object) -> PyTree:
+        copy: PyTree = nnx.merge(graphdef, state)
         switches.apply(copy[0])
         held["read"] = read(copy[0])
         held["graphdef"], out = nnx.split(copy, graph=True)

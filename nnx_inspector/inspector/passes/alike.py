@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 
@@ -20,7 +19,7 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle, Handles
 from nnx_inspector.inspector.passes.pass_request import PassRequest
-from nnx_inspector.live.programs.agreement import company_of
+from nnx_inspector.live.programs.agreement import process_group_of
 from nnx_inspector.live.session import Session, Shares
 from nnx_inspector.perturbations.places import Known, Setting, data_of
 from nnx_inspector.screen.python_text import read
@@ -51,10 +50,6 @@ class _One:
     rows: tuple[int, ...]
     kind: str
     on: bool
-
-    @property
-    def place(self) -> Any:
-        return self.site, self.sites, self.rows
 
 
 class Alike(Shares):
@@ -102,7 +97,10 @@ class Alike(Shares):
     def granted(self, session: Session, said: Mapping[int, str], /) -> None:
         """Take over what process 0 perturbs from the coming step on."""
         text = said[0]
-        those = [_one(*fields) for fields in json.loads(text)]
+        those = [
+            _One(key, site, tuple(sites), tuple(rows), kind, on)
+            for key, site, sites, rows, kind, on in json.loads(text)
+        ]
         made = Handles()
         for one in those:
             perturbation = self._perturbation(one)
@@ -156,22 +154,18 @@ def agree_on(core: Core, request: PassRequest) -> None:
             return
     opening = {"modes": str(call.switches), "perturbations": Alike(core, lambda *_: None).opens()}
     asks = f"insp.{request.kind}"
-    company = company_of({"call": asks, **opening}, do=f"call {asks}", does="makes a pass")
-    if company.apart:
+    group = process_group_of({"call": asks, **opening}, do=f"call {asks}", does="makes a pass")
+    if group.apart:
         raise InspectorError(
-            f"{company.apart}, so none makes it. Call insp.run and insp.step at the same lines in "
+            f"{group.apart}, so none makes it. Call insp.run and insp.step at the same lines in "
             f"every process of a job, with the same modes and perturbations."
         )
 
 
 def _differs(handle: Handle, one: _One, wanted: Known) -> bool:
     """Whether a handle cannot be set to what it should be."""
-    place = handle.site, handle.sites, handle.rows
-    return place != one.place or type(handle.perturbation) is not type(wanted)
-
-
-def _one(key: int, site: str, sites: Any, rows: Any, kind: str, on: bool) -> _One:
-    return _One(key, site, tuple(sites), tuple(rows), kind, on)
+    same = (handle.site, handle.sites, handle.rows) == (one.site, one.sites, one.rows)
+    return not same or type(handle.perturbation) is not type(wanted)
 
 
 def _described(one: Known) -> str:

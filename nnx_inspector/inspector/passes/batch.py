@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.inspector.passes.pass_request import PassRequest
-from nnx_inspector.inspector.values.reading import look_of
+from nnx_inspector.inspector.values.reading import readable_pass
 from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.function import argument_name, is_input
 from nnx_inspector.program.marks import INPUT, OUTPUT
@@ -50,9 +49,11 @@ def show_inputs(core: Core, value: object = None) -> None:
         if known is None or known[0] is not request:
             arguments = arguments_of(core)
             batch = core.inputs.message(arguments)
-            which: Any = {"number": request.number, "kind": request.kind}
-            which["apart"] = apart(core, request, arguments)
-            core.batch = known = request, dataclasses.replace(batch, **which)
+            sites = apart(core, request, arguments)
+            batch = dataclasses.replace(
+                batch, number=request.number, kind=request.kind, apart=sites
+            )
+            core.batch = known = request, batch
         outputs = [x for x in jax.tree.leaves(value) if isinstance(x, jax.Array)]
         message = core.inputs.predicting(known[1], outputs)
     except Exception as error:  # noqa: BLE001 - the pass went well, and the screen says so
@@ -94,7 +95,7 @@ def forward(core: Core) -> PassRequest | None:
     if core.entry.f is not None:
         return None
     try:
-        look = look_of(core)
+        look = readable_pass(core)
         found = core.opening.open(look, core.entry.site, "input", clean=True).arrays
     except (InspectorError, ValueError, RuntimeError):
         return None
@@ -118,7 +119,7 @@ def arguments_of(core: Core) -> list[Argument]:
     found, _ = core.inputs.tokens_in(arguments)
     if found is None or not found.changed:
         return arguments
-    arrays = core.opening.open(look_of(core), found.changed, "input", clean=True).arrays
+    arrays = core.opening.open(readable_pass(core), found.changed, "input", clean=True).arrays
     if len(arrays) != 1:
         raise InspectorError(
             f"{found.changed!r} receives several arrays, and it is not known which of them comes "
@@ -217,7 +218,7 @@ def _unchanged(core: Core, one: Tracing, shorter: Tracing, length: int) -> tuple
 
 def given(core: Core, request: PassRequest) -> list[Argument]:
     """The arrays among the arguments of a pass, as given."""
-    flat: Any = jax.tree_util.tree_flatten_with_path((request.args, request.kwargs))[0]
+    flat = jax.tree_util.tree_flatten_with_path((request.args, request.kwargs))[0]
     found = [(path, x) for path, x in flat if is_input(x)]
     embedded = _embedded(core, request, len(found)) if core.inputs.decode is not None else None
     arguments: list[Argument] = []

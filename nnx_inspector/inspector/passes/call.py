@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import jax
 from flax import nnx
@@ -23,7 +22,7 @@ from nnx_inspector.inspector.nnx.switches import Switches, viewed
 from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.program.function import Arguments, Function
 from nnx_inspector.program.stage import HeldState
-from nnx_inspector.typing import Kwargs, PyTree, Value
+from nnx_inspector.typing import AnyFunction, Args, GraphDef, Kwargs, PyTree, Value
 
 NONE = Switches()
 ITSELF = Entry()
@@ -41,7 +40,7 @@ class Call:
     model: nnx.Module
     args: tuple[Value, ...]
     kwargs: Kwargs
-    loss_fn: Callable[..., Any] | None = None
+    loss_fn: AnyFunction | None = None
     switches: Switches = NONE
     configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
     entry: Entry = ITSELF
@@ -63,7 +62,7 @@ class Call:
         return Parts(form, key, leaves, arguments.take(arguments.arrays))
 
     @property
-    def arrays(self) -> tuple[list[Any], tuple[Any, ...]]:
+    def arrays(self) -> tuple[list[Value], Args]:
         """The arrays of the model, then those of the arguments."""
         return self.parts.leaves, self.parts.arrays
 
@@ -108,7 +107,7 @@ class Call:
             add_note(error, found)
             raise
 
-    def function(self) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
+    def function(self) -> tuple[Function, Args, Kwargs]:
         if self.loss_fn is None:
             return self.entry.call(self.model, self.args, self.kwargs)
         return Function(self.loss_fn), (self.model, *self.args), self.kwargs
@@ -118,14 +117,14 @@ class Call:
 class Form:
     """A call without its arrays."""
 
-    graphdef: Any
+    graphdef: GraphDef
     held: HeldState
     arguments: Arguments
-    loss_fn: Callable[..., Any] | None
+    loss_fn: AnyFunction | None
     switches: Switches
     entry: Entry
 
-    def call(self, leaves: Any, arrays: Any) -> Call:
+    def call(self, leaves: Sequence[Value], arrays: Sequence[Value]) -> Call:
         """The call on a copy of the model with these leaves, in its modes."""
         nodes = nnx.merge(self.graphdef, self.held.with_arrays(leaves))
         model, args, kwargs = self.arguments.rebuild(nodes, arrays)
@@ -138,12 +137,12 @@ class Parts:
     """A call taken apart into its code, a hashable key of the code, and its arrays."""
 
     form: Form
-    key: Any
+    key: tuple[Hashable, ...]
     leaves: list[Value]
     arrays: tuple[Value, ...]
 
 
-def blank(arguments: Arguments) -> tuple[Any, ...]:
+def blank(arguments: Arguments) -> Args:
     """The leaves without models and arrays, which a compiled program must not keep alive."""
     dynamic = {*arguments.nodes, *arguments.arrays}
     return tuple(None if i in dynamic else leaf for i, leaf in enumerate(arguments.leaves))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 from flax import nnx
@@ -28,6 +27,7 @@ from nnx_inspector.hooks.sites import (
 from nnx_inspector.hooks.variables import is_node
 from nnx_inspector.program.editing.counting import Where
 from nnx_inspector.program.function import Function, as_function, name_of, roots_of
+from nnx_inspector.typing import AnyFunction, Args, Kwargs, Value
 
 _ARRAYS: dict[type, str] = {
     nnx.Linear: "kernel",
@@ -54,13 +54,13 @@ class Entry:
     """
 
     method: str = CALL
-    f: Callable[..., Any] | None = None
+    f: AnyFunction | None = None
     place: int | str = 0
     where: Where | None = None
 
     def call(
         self, model: nnx.Module, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
+    ) -> tuple[Function, Args, Kwargs]:
         if self.f is None:
             if self.method == CALL:
                 return Function(model, model), tuple(args), {**kwargs}
@@ -82,8 +82,8 @@ class Entry:
 
 
 def entry_of(
-    f: Any, args: Sequence[object], kwargs: Mapping[str, object]
-) -> tuple[Entry, nnx.Module, tuple[Any, ...], dict[str, Any]]:
+    f: Value, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[Entry, nnx.Module, Args, Kwargs]:
     """The entry of the user's call `f(*args, **kwargs)`, its model, and the other arguments.
 
     Raises:

@@ -13,9 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 
 from nnx_inspector.background import Worker
-from nnx_inspector.errors import InspectorError
+from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.progress import TICK, Report
+
+Show = Callable[..., object]
+"""Shows the message of a piece of work in its panel, with these fields of it."""
 
 
 class Job:
@@ -48,9 +51,9 @@ class Job:
             )
         self._stop.clear()
 
-    def queue(self, work: Callable[[], object], dropped: Callable[[], object]) -> None:
+    def queue(self, work: Callable[[], object], show: Show) -> None:
         """Do the work in a thread, without `begin`, once no other work runs; it enters `held`
-        itself. If it is stopped before that, `dropped` is called instead.
+        itself. If it is stopped before that, the panel shows so.
 
         Raises:
             InspectorError: the arrays are spread over several processes.
@@ -67,28 +70,40 @@ class Job:
                 return
             if taken:
                 self._place.release()
-            dropped()
+            show(error="Stopped before it began.")
 
+        show(running=True)
         self._worker.do(in_turn)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """A context for the work after `begin`, which frees the place."""
+    def held(
+        self, show: Show, in_words: Callable[[BaseException], str] = reply_text
+    ) -> Iterator[None]:
+        """A context for the work after `begin`: the panel shows that it runs, and any error of it,
+        and then the place is free.
+        """
         try:
+            show(running=True)
             yield
+        except BaseException as error:
+            show(error=in_words(error))
+            raise
         finally:
             self._place.release()
 
-    def start(self, work: Callable[[], object]) -> None:
+    def start(self, work: Callable[[], object], show: Show) -> None:
         """Do the work in a thread, after `begin`; it enters `held` itself."""
-        if not self._worker.do(work):
-            self._place.release()
+        try:
+            show(running=True)
+        finally:
+            if not self._worker.do(work):
+                self._place.release()
 
     def stop(self) -> None:
         """End the work at its next report."""
         self._stop.set()
 
-    def reporting(self, show: Callable[[int, int], object], bar: Report) -> Report:
+    def reporting(self, show: Show, bar: Report) -> Report:
         """A function that reports to a bar, shows the progress now and then, and returns whether to
         stop.
         """
@@ -98,7 +113,7 @@ class Job:
             now = time.monotonic()
             if done in (0, total) or now - self._shown_at >= TICK:
                 self._shown_at = now
-                show(done, total)
+                show(running=True, done=done, total=total)
             return bar(done, total) or self._stop.is_set()
 
         return report

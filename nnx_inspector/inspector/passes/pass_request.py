@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +19,17 @@ from flax import nnx
 from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector._compat.processes import spans
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.inspector.metrics import alone_of, effect_of, scalars_of
+from nnx_inspector.inspector.metrics import scalars_of
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.call import ITSELF, Call
 from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.inspector.passes.programs import OwnedPasses, Result
-from nnx_inspector.perturbations.effects import Differences
+from nnx_inspector.perturbations.effects import Differences, relative_change
 from nnx_inspector.perturbations.places import Setting
 from nnx_inspector.records.donated import WeakArrays, are_there, require_there
+from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
-from nnx_inspector.typing import Kwargs, Value
+from nnx_inspector.typing import AnyFunction, Kwargs, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Outcome:
         clean: the clean pass; None if nothing was perturbed.
         differences: None if nothing was perturbed, or until their program is compiled.
         alone: the effect of each of several perturbations by itself; () until that is measured.
-        root: the site whose output is the model's output.
+        root: the site whose output is the model's output; `""` if it is not called.
         counts: whether only some positions count.
     """
 
@@ -66,19 +66,56 @@ class Outcome:
     def _effect(self) -> protocol.Effect | None:
         if self.clean is None and not self.of_a_loss:
             return None
-        clean = self.clean or self.perturbed
-        metrics = [scalars_of(r.value) for r in (clean, self.perturbed) if self.of_a_loss]
-        return effect_of(
-            "",
-            clean,
-            self.perturbed,
-            *metrics,
-            differences=self.differences,
-            direct=self.setting.sites,
-            alone=self.alone,
-            root=self.root,
-            counts=self.counts,
+        clean, found = self.clean or self.perturbed, self.differences
+        root = self.root if found is None or self.root in found.sites else ""
+        of_logits = found if self.of_a_loss else None
+        moved = [] if found is None else _moved(found, self.perturbed)
+        apart = {"", root, *self.setting.sites}  # what is perturbed itself is not downstream
+        downstream = [(site, change) for site, change in moved if site not in apart and change != 0]
+        before, after = (
+            scalars_of(one.value) if self.of_a_loss else {} for one in (clean, self.perturbed)
         )
+        return protocol.Effect(
+            source="",
+            clean=before,
+            perturbed=after,
+            output_change=protocol.finite(self._output_change(clean, root)),
+            kl=protocol.finite(of_logits and of_logits.kl),
+            top1_changed=protocol.finite(of_logits and of_logits.top1_changed),
+            sites=tuple(
+                protocol.SiteEffect(site=site, change=protocol.finite(change))
+                for site, change in downstream[: protocol.MOST_EFFECTS]
+            ),
+            moved={site: protocol.finite(change) for site, change in moved[: protocol.MOST_MOVED]},
+            alone=self.alone,
+        )
+
+    def _output_change(self, clean: Result, root: str) -> float | None:
+        """How far the model's output moved. Without a loss, the results of the passes are it."""
+        found = self.differences
+        if self.of_a_loss:
+            return None if found is None else found.sites.get(root)
+        if found is not None and found.result is not None:
+            return found.result
+        return None if self.counts else relative_change(clean.value, self.perturbed.value)
+
+
+def _moved(differences: Differences, perturbed: Result) -> list[tuple[str, float]]:
+    """How far the output of each site moved, the farthest first; infinity if it is not finite."""
+    found: list[tuple[str, float]] = []
+    for site, change in differences.sites.items():
+        if np.isfinite(change):
+            found.append((site, float(change)))
+        elif not _is_finite(perturbed.record, site):
+            found.append((site, np.inf))  # else it was zero everywhere: nothing is relative to it
+    return sorted(found, key=lambda one: -one[1])
+
+
+def _is_finite(record: Record, site: str) -> bool:
+    if site not in record:
+        return True
+    summaries = [s for call in record[site].calls for s in call.outputs]
+    return not any(s.nan or s.posinf or s.neginf for s in summaries)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,7 +130,7 @@ class PassRequest:
 
     args: tuple[Value, ...]
     kwargs: Kwargs
-    loss_fn: Callable[..., Any] | None = None
+    loss_fn: AnyFunction | None = None
     configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
     entry: Entry = ITSELF
     number: int = dataclasses.field(default_factory=itertools.count().__next__)
@@ -143,8 +180,8 @@ def made(
         if passes.missing("compare", call, setting) is None or spans(call.arrays):
             found = passes.compare(call, setting)
     is_loss, entry = call.loss_fn is not None, call.entry
-    how: Any = {"root": entry.site, "counts": entry.where is not None}
-    return Outcome(setting, perturbed, clean, found, is_loss, **how)
+    counts = entry.where is not None
+    return Outcome(setting, perturbed, clean, found, is_loss, root=entry.site, counts=counts)
 
 
 def each_alone(
@@ -168,8 +205,19 @@ def each_alone(
         if not wanted():
             return None
         effect = made(passes, call, setting, clean=again).effect()
-        if effect is not None:
-            found.append(alone_of(number, effect))
+        if effect is None:
+            continue
+        before, after = (metrics.get("loss") for metrics in (effect.clean, effect.perturbed))
+        known = before is not None and after is not None
+        found.append(
+            protocol.EffectAlone(
+                perturbation=number,
+                loss_change=protocol.finite(after - before) if known else None,
+                output_change=effect.output_change,
+                kl=effect.kl,
+                top1_changed=effect.top1_changed,
+            )
+        )
     return tuple(found)
 
 

@@ -14,8 +14,8 @@ import dataclasses
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, Sequence
+from typing import Literal, TypeVar
 
 import jax
 from flax import nnx
@@ -25,7 +25,7 @@ from nnx_inspector._compat.configuration import Configuration, unchecked
 from nnx_inspector.errors import add_note
 from nnx_inspector.findings.facts import facts_of_modules, facts_of_stage
 from nnx_inspector.hooks.hook import unwatched
-from nnx_inspector.hooks.sites import Path, Selection, module_sites
+from nnx_inspector.hooks.sites import Selection, module_sites
 from nnx_inspector.inspector.passes.call import Call, Form, Parts, blank
 from nnx_inspector.perturbations.apply import (
     are_random,
@@ -52,7 +52,7 @@ from nnx_inspector.records.parameters import floats_of, measure_parameters
 from nnx_inspector.records.record import Record
 from nnx_inspector.stats.gauges import IDS, VARIED
 from nnx_inspector.stats.measure_gauges import commonest, gauge, sampled, varied
-from nnx_inspector.typing import PyTree, Value
+from nnx_inspector.typing import AnyFunction, GraphDef, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Result:
 
     value: Value
     record: Record
-    states: dict[str, Any] = dataclasses.field(default_factory=lambda: dict[str, Any]())
+    states: dict[str, Value] = dataclasses.field(default_factory=lambda: dict[str, Value]())
 
 
 @jax.tree_util.register_static
@@ -88,7 +88,7 @@ class _Returned:
     """A traced program's result without its arrays; jit keeps it with the trace."""
 
     arguments: Arguments
-    nodes: Any  # the graphdef of the NNX objects in it
+    nodes: GraphDef  # the graphdef of the NNX objects in it
 
 
 class Program:
@@ -103,12 +103,12 @@ class Program:
         lock: the thread that compiles it holds this lock.
     """
 
-    def __init__(self, function: Callable[..., Any], *, ready: bool = False):
+    def __init__(self, function: AnyFunction, *, ready: bool = False):
         self.function, self.compiled = function, jax.jit(function)
         self.ran_eagerly, self.ready = False, ready
         self.lock = threading.Lock()
 
-    def __call__(self, *args: object) -> Any:
+    def __call__(self, *args: object) -> PyTree:
         if not self.ran_eagerly:
             try:
                 return self.compiled(*args)
@@ -120,7 +120,7 @@ class Program:
         return out
 
 
-Inputs = tuple[Any, ...]
+Inputs = tuple[PyTree, ...]
 """The leaves of the model, the arguments' arrays, the rows' numbers, and the places' data."""
 
 
@@ -138,7 +138,7 @@ def entered(
     known: Tracing | None,
     received: Sequence[str],
     inputs: Inputs,
-) -> Generator[tuple[Staged, list[Any], Plan, dict[int, Any]]]:
+) -> Generator[tuple[Staged, list[Value], Plan, dict[int, Value]]]:
     """Stage a call within a program, with the perturbations of a setting.
 
     Args:
@@ -180,8 +180,8 @@ MOST_KEPT = 8
 class _OfForm:
     """What was traced and compiled of calls of one form, each by all else that it depends on."""
 
-    programs: dict[Any, Program] = dataclasses.field(default_factory=lambda: {})
-    tracings: dict[Any, Tracing] = dataclasses.field(default_factory=lambda: {})
+    programs: dict[Hashable, Program] = dataclasses.field(default_factory=lambda: {})
+    tracings: dict[Hashable, Tracing] = dataclasses.field(default_factory=lambda: {})
     facts: Facts | None = None
     eager: bool = False
 
@@ -194,10 +194,10 @@ class _Made:
     MOST_KEPT forms used last are kept.
     """
 
-    model: weakref.ref[Any] | None
-    forms: dict[Any, _OfForm] = dataclasses.field(default_factory=lambda: {})
-    same: dict[Any, Any] = dataclasses.field(default_factory=lambda: {})
-    lock: Any = dataclasses.field(default_factory=threading.RLock)
+    model: weakref.ref[nnx.Module] | None
+    forms: dict[Hashable, _OfForm] = dataclasses.field(default_factory=lambda: {})
+    same: dict[Hashable, Hashable] = dataclasses.field(default_factory=lambda: {})
+    lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
 
     def of(self, key: object) -> _OfForm:
         with self.lock:
@@ -277,11 +277,20 @@ class OwnedPasses:
                 self._has_traced(call)
             return of.tracings.get(key)
 
-    def _staged(self, call: Call, known: Tracing | None = None, *, runs: bool = True) -> Any:
-        roots: dict[Path, Any] = {(): call.model}
-        how: Any = dict(selection=self.selection, roots=roots, known=known, runs=runs)
-        how["where"] = call.entry.where
-        return staged_for_trace(*call.function(), **how)
+    def _staged(
+        self, call: Call, known: Tracing | None = None, *, runs: bool = True
+    ) -> contextlib.AbstractContextManager[Staged]:
+        function, args, kwargs = call.function()
+        return staged_for_trace(
+            function,
+            args,
+            kwargs,
+            selection=self.selection,
+            roots={(): call.model},
+            known=known,
+            runs=runs,
+            where=call.entry.where,
+        )
 
     def read(self, call: Call, read: Callable[[Staged], T]) -> T:
         """The result of `read` on a call staged with all marks; an eager call runs for it."""
@@ -372,7 +381,7 @@ class OwnedPasses:
                 add_note(error, f"with the modes {call.switches.in_words()}.")
             raise
 
-    def _key_of(self, call: Call) -> Any:
+    def _key_of(self, call: Call) -> Hashable:
         return self._made.same.get(call.parts.key, call.parts.key)
 
     def _of(self, call: Call) -> _OfForm:
@@ -387,7 +396,7 @@ class OwnedPasses:
         if after != known:
             self._made.same[after] = known
 
-    def _prepared(self, kind: Kind, call: Call, setting: Setting) -> tuple[Program, Inputs, Any]:
+    def _prepared(self, kind: Kind, call: Call, setting: Setting) -> tuple[Program, Inputs, PyTree]:
         known, parts = self.tracing(call), call.parts
         inputs = inputs_of(parts, setting, self.keys)
         avals = _avals(inputs)
@@ -401,10 +410,10 @@ class OwnedPasses:
 
     def _function(
         self, kind: Kind, form: Form, setting: Setting, known: Tracing | None
-    ) -> Callable[..., Any]:
+    ) -> AnyFunction:
         what = form, setting.places, self.keys, self.selection, known, ()
 
-        def program(*given: object) -> Any:
+        def program(*given: object) -> PyTree:
             with entered(*what, given) as (stage, inputs, plan, replaced):
                 if kind == "compare":
                     return differences(stage, inputs, plan, root=form.entry.site)
@@ -415,7 +424,7 @@ class OwnedPasses:
                     return record_of(stage, seen)
                 keep = Keep(values=gauge, parts=(OUTPUT,), counts=True)
                 plan = dataclasses.replace(plan, keep=keep)
-                held, grads = floats_of(stage), dict[int, Any]()
+                held, grads = floats_of(stage), dict[int, Value]()
                 if form.loss_fn is None:
                     (out, seen), cotangents = stage.evaluate(inputs, plan=plan), None
                 else:
@@ -436,13 +445,13 @@ class OwnedPasses:
         return program
 
 
-def _ids(stage: Staged, inputs: Sequence[Value], held: Collection[str]) -> dict[str, Any]:
+def _ids(stage: Staged, inputs: Sequence[Value], held: Collection[str]) -> dict[str, Value]:
     """What embeddings receive just as it is given, by `IDS` and the path of their parameter."""
     every = [] if stage.eager else module_sites(stage.roots[()])
     sites = [site.key for site in every if isinstance(site.module, nnx.Embed)]
     if not sites:
         return {}
-    out: dict[str, Any] = {}
+    out: dict[str, Value] = {}
     for number, of in inputs_received(stage.survey.jaxpr, stage.owner, sites).items():
         x = inputs[number]
         for site in (site for site, same in of.items() if same):
@@ -454,7 +463,7 @@ def _ids(stage: Staged, inputs: Sequence[Value], held: Collection[str]) -> dict[
 
 def _graded(
     stage: Staged, inputs: list[Value], plan: Plan, held: Mapping[str, tuple[int, bool]]
-) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
+) -> tuple[list[Value], list[Value], PyTree, dict[int, Value]]:
     """The outputs, the seen values, the activations' gradients, and the parameters' by input
     number.
 
@@ -474,7 +483,7 @@ def _graded(
     return out, seen, None, {}
 
 
-def _avals(inputs: object) -> Any:
+def _avals(inputs: object) -> PyTree:
     """The same tree with jit's key for each array; None if it holds anything else."""
     if any(isinstance(x, jax.Ref) for x in jax.tree.leaves(inputs)):
         return None

@@ -13,7 +13,6 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from flax import nnx
 
@@ -473,9 +472,12 @@ class Reruns:
         # else again later
         ready = passes.missing("compare", self._call_of(shown), setting) is None
         if ready and clean is not None and setting.is_like(shown.setting) and len(apart) > 1:
-            how: Any = dict(settings=apart, clean=clean, wanted=lambda: self._still(shown))
-            measure = lambda: each_alone(passes, self._call_of(shown), **how)  # noqa: E731
-            found = donated.undisturbed(measure, "The model", self._core.model)
+            measure = functools.partial(
+                each_alone, passes, settings=apart, clean=clean, wanted=lambda: self._still(shown)
+            )
+            found = donated.undisturbed(
+                lambda: measure(self._call_of(shown)), "The model", self._core.model
+            )
             if found is not None:
                 self._supplement(shown, alone=found)
                 self._core.view.state_changed()

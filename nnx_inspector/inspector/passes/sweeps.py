@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from nnx_inspector.errors import raised
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.call import Call
-from nnx_inspector.inspector.passes.job import Job
+from nnx_inspector.inspector.passes.job import Job, Show
 from nnx_inspector.perturbations.activations import Perturbation
 from nnx_inspector.perturbations.effects import Logits
 from nnx_inspector.perturbations.sweep import swept
-from nnx_inspector.progress import Progress, shown
+from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.records.donated import undisturbed
 from nnx_inspector.screen import protocol
+from nnx_inspector.typing import Kwargs, Value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +30,7 @@ MEASURES = ("loss_change", "output_change", "kl", "top1_changed")
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class SweepRequest:
     """The request for a sweep.
 
     Attributes:
@@ -58,16 +60,18 @@ class Sweeps:
         self._job = Job(core, "nnx_inspector.sweep")
         self.wait, self.stop = self._job.wait, self._job.stop
 
-    def wanted(self, only: Only, perturbation: Perturbation | None, *how: Any) -> Asked:
+    def wanted(self, only: Only, perturbation: Perturbation | None, *how: Value) -> SweepRequest:
         """The request for a sweep of the last pass; `how` is layers, logits, chunk and units."""
         core = self._core
         core.require_open()
         Selection(only).require_match(core.model)
         request = core.request
         source = f"{request.name.lower()}, at step {core.step}"
-        return Asked(core.call, source, request.loss_fn is not None, only, perturbation, *how)
+        return SweepRequest(
+            core.call, source, request.loss_fn is not None, only, perturbation, *how
+        )
 
-    def run(self, asked: Asked, progress: Progress) -> pd.DataFrame:
+    def run(self, asked: SweepRequest, progress: Progress) -> pd.DataFrame:
         """Sweep in this thread; the screen shows it too.
 
         Raises:
@@ -77,40 +81,29 @@ class Sweeps:
         self._job.begin()
         return self._run(asked, progress)
 
-    def queue(self, asked: Asked) -> None:
+    def queue(self, asked: SweepRequest) -> None:
         """Sweep in a thread once no other study runs; an error is shown on screen."""
-        self._show(_of(asked, running=True))
-        stopped = lambda: self._show(_of(asked, error="Stopped before it began."))  # noqa: E731
-        self._job.queue(lambda: self._run(asked, progress=False), stopped)
+        self._job.queue(lambda: self._run(asked, progress=False), self._showing(asked))
 
-    def start(self, asked: Asked) -> None:
+    def start(self, asked: SweepRequest) -> None:
         """Sweep in a thread; an error is shown on screen."""
         self._job.begin()
-        try:
-            self._show(_of(asked, running=True))
-        finally:
-            self._job.start(lambda: self._run(asked, progress=False))
+        self._job.start(lambda: self._run(asked, progress=False), self._showing(asked))
 
-    def _run(self, asked: Asked, progress: Progress) -> pd.DataFrame:
-        def tell(done: int, total: int) -> None:
-            self._show(_of(asked, running=True, done=done, total=total))
+    def _showing(self, asked: SweepRequest) -> Show:
+        return lambda **said: self._show(_of(asked, **said))
 
-        with self._job.held():
-            try:
-                self._show(_of(asked, running=True))
-                read = lambda: asked.call().copied()  # noqa: E731
-                call = undisturbed(read, "The model", self._core.model)
-                with shown(progress, "sweep") as bar, call.configuration.held():
-                    frame = _swept(call, asked, self._job.reporting(tell, bar))
-                self._show(_result(asked, frame))
-                return frame
-            except BaseException as error:
-                text = str(error) or type(error).__name__
-                self._show(_of(asked, error=f"{type(error).__name__}: {text}"))
-                raise
+    def _run(self, asked: SweepRequest, progress: Progress) -> pd.DataFrame:
+        show = self._showing(asked)
+        with self._job.held(show, raised):
+            call = undisturbed(lambda: asked.call().copied(), "The model", self._core.model)
+            with shown(progress, "sweep") as bar, call.configuration.held():
+                frame = _swept(call, asked, self._job.reporting(show, bar))
+            self._show(_result(asked, frame))
+            return frame
 
 
-def _swept(call: Call, asked: Asked, report: Callable[[int, int], bool]) -> pd.DataFrame:
+def _swept(call: Call, asked: SweepRequest, report: Report) -> pd.DataFrame:
     function, args, kwargs = call.function()
     return swept(
         function,
@@ -130,11 +123,11 @@ def _swept(call: Call, asked: Asked, report: Callable[[int, int], bool]) -> pd.D
     )
 
 
-def _of(asked: Asked, kind: str = "", **more: object) -> protocol.Sweep:
+def _of(asked: SweepRequest, kind: str = "", **more: object) -> protocol.Sweep:
     """The message; `kind` is the default that was used, "" while unknown."""
     one = asked.perturbation
     default = f"nni.{kind}()" if kind else "the default"
-    fields: dict[str, Any] = dict(
+    fields: Kwargs = dict(
         running=False, stopped=False, done=0, total=0, measures=(), loss=None, rows=(), measured=0,
         error="",
     )  # fmt: skip
@@ -146,7 +139,7 @@ def _of(asked: Asked, kind: str = "", **more: object) -> protocol.Sweep:
     )
 
 
-def _result(asked: Asked, frame: Any) -> protocol.Sweep:
+def _result(asked: SweepRequest, frame: Value) -> protocol.Sweep:
     frame, attrs = frame.drop_duplicates("site"), frame.attrs  # of units the one that matters most
     measures = tuple(m for m in MEASURES if m in frame and frame[m].notna().any())
     always = "loss_change" if asked.of_a_loss else "output_change"

@@ -7,7 +7,7 @@ first Variable that does not fit. Runs nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from nnx_inspector.program.structure import describe
 from nnx_inspector.records.donated import is_gone, taken
 from nnx_inspector.typing import PyTree, Value
 
-_Flat = dict[Path, Any]
+_Flat = dict[Path, PyTree]
 
 
 def renewed(model: nnx.Module, new: tuple[object, ...]) -> nnx.Module:
@@ -57,8 +57,7 @@ def renewed(model: nnx.Module, new: tuple[object, ...]) -> nnx.Module:
 
 
 def _flat(state: PyTree) -> _Flat:
-    flat: Any = nnx.to_flat_state(state)
-    return dict(flat)
+    return dict(cast(Iterable[tuple[Path, PyTree]], nnx.to_flat_state(state)))
 
 
 def _given(states: Iterable[object]) -> _Flat:
@@ -77,7 +76,7 @@ def _given(states: Iterable[object]) -> _Flat:
     return found
 
 
-def _with_arrays(path: Path, variable: object, new: object) -> Any:
+def _with_arrays(path: Path, variable: object, new: object) -> PyTree:
     """The Variable `variable` with the arrays of `new`."""
     arrays, treedef = jax.tree.leaves(new), jax.tree.structure(variable)
     old = jax.tree.leaves(variable)
@@ -90,7 +89,7 @@ def _with_arrays(path: Path, variable: object, new: object) -> Any:
     return jax.tree.unflatten(treedef, arrays)
 
 
-def _array(x: Value) -> tuple[Any, ...]:
+def _array(x: Value) -> tuple[object, ...]:
     return jnp.shape(x), jnp.result_type(x)
 
 

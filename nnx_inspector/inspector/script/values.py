@@ -9,24 +9,28 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import jax
 import numpy as np
+from flax import nnx
 
 from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.hooks.inside.attention import is_pattern
 from nnx_inspector.hooks.sites import closest, module_sites, of_operation, parse_key, site_key
 from nnx_inspector.inspector.values.axes import Around, names_of_value
-from nnx_inspector.inspector.values.opening import convolves
+from nnx_inspector.inspector.values.cache import Held
+from nnx_inspector.inspector.values.opening import array_messages, convolves, skipped_notes
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.programs.asked import SOUGHT_FOR, Asked, KeptCall
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.perturbed import without_layers
+from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.control.folder import put_values
 from nnx_inspector.screen.control.values import MOST_BYTES, packed
+from nnx_inspector.typing import Value
 
 MOST_WAITING: Final = 16
 """How many requests wait for the one under way."""
@@ -127,31 +131,13 @@ class ValueRequests:
             raise InspectorError(f"{now.site!r} is in a branch that step {step} did not take.")
         self._learn(one)
         batch = 1 if now.example is not None else _batch_of(one.sent.calls)
-        held: list[protocol.HeldArray] = []
-        arrays: list[Any] = []
+        held: list[Held] = []
         for number, call in enumerate(calls):
-            names = zip(call.names, call.values, call.mapped, strict=True)
-            for name, value, mapped in names:
-                axes = self._axes(site, call, value, mapped, batch)
-                _require_layers(call, layers, now.site)
-                value, axes = value[layers], axes[len(layers) :]
-                arrays.append(value)
-                held.append(
-                    protocol.HeldArray(
-                        number=len(held),
-                        call=number,
-                        name=name,
-                        shape=value.shape,
-                        dtype=value.dtype.name,
-                        axes=axes,
-                        bytes=value.nbytes,
-                    )
-                )
-        notes = [
-            f"Call {number} did not take place in some iterations, which show zeros."
-            for number, call in enumerate(calls)
-            if not np.all(_layer_of(call.ran, layers))
-        ]
+            _require_layers(call, layers, now.site)
+            for name, value, mapped in zip(call.names, call.values, call.mapped, strict=True):
+                axes = self._axes(site, call, value, mapped, batch)[len(layers) :]
+                held.append(Held(len(held), number, name, value[layers], axes))
+        notes = skipped_notes((n, _layer_of(call.ran, layers)) for n, call in enumerate(calls))
         alone = "" if now.example is None else f", example {now.example} alone"
         shown = protocol.Arrays(
             request=now.id,
@@ -159,15 +145,15 @@ class ValueRequests:
             part="output",
             clean=False,
             parts=("output",),
-            arrays=tuple(held),
+            arrays=array_messages(held),
             perturbed=one.perturbed,
             source=f"Step {step} of the run{alone}.",
-            notes=tuple(notes),
+            notes=notes,
         )
-        return packed(run, step, shown, arrays)
+        return packed(run, step, shown, [np.asarray(one.value) for one in held])
 
     def _axes(
-        self, site: str, call: KeptCall, value: Any, mapped: int, batch: int | None
+        self, site: str, call: KeptCall, value: Value, mapped: int, batch: int | None
     ) -> tuple[str, ...]:
         around = Around(
             module=self._modules.get(site_key(parse_key(of_operation(site)[0])[0])),
@@ -182,7 +168,7 @@ class ValueRequests:
         return names_of_value(value.shape, value.dtype, around)
 
 
-def _copy_of(module: object) -> Any:
+def _copy_of(module: nnx.Module) -> nnx.Module | None:
     """A shallow copy of a module; None if it cannot be copied."""
     try:
         return copy.copy(module)
@@ -190,7 +176,7 @@ def _copy_of(module: object) -> Any:
         return None
 
 
-def _batch_of(calls: Sequence[Any]) -> int | None:
+def _batch_of(calls: Sequence[WatchedCall | None]) -> int | None:
     """The length of the first axis of a pass's first array."""
     leaves = (
         x for call in calls if call is not None for x in jax.tree.leaves((call.args, call.kwargs))
@@ -198,7 +184,7 @@ def _batch_of(calls: Sequence[Any]) -> int | None:
     return next((x.shape[0] for x in leaves if getattr(x, "shape", ())), None)
 
 
-def _layer_of(ran: Any, layers: tuple[int, ...]) -> Any:
+def _layer_of(ran: np.ndarray, layers: tuple[int, ...]) -> np.ndarray:
     rows = np.shape(ran)
     inside = len(layers) <= len(rows) and all(i < n for i, n in zip(layers, rows, strict=False))
     return np.asarray(ran)[layers] if inside else ran

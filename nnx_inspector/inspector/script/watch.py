@@ -173,7 +173,7 @@ def watch(
                 with Region(recorder, session, check_every(every)):
                     yield recording
             given = save is not None or to is not None
-            if given and jax.process_index() and session.company is None:
+            if given and jax.process_index() and session.group is None:
                 failed.append(NOT_SAVED.format(jax.process_index()))
             count = session.inbox.count
             diagnostics.note(count)

@@ -8,12 +8,19 @@ and imports no jax: the results are only read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nnx_inspector.screen import protocol
+from nnx_inspector.typing import Value
+
+if TYPE_CHECKING:
+    from nnx_inspector.lenses.attribution import Attribution
+    from nnx_inspector.lenses.examples import TopExamples
+    from nnx_inspector.lenses.lens import Lens
+    from nnx_inspector.lenses.logits import LogitAttribution
 
 Words = Callable[[int], list[str]]
 """An example's number -> the words of its positions; [] where they are not known."""
@@ -30,13 +37,13 @@ NEAR = 8
 
 
 def lens_message(
-    found: Any, asked: protocol.Study, source: str, words: Words, name: Name
+    found: Lens, asked: protocol.Study, source: str, words: Words, name: Name
 ) -> protocol.Lens:
     at = _example(found.answer, asked.example)
     answer = np.atleast_1d(found.answer[at])
     most = min(answer.size, MOST_POSITIONS)
 
-    def of(x: Any, *tail: int) -> Any:
+    def of(x: Iterable[np.ndarray], *tail: int) -> np.ndarray:
         """[layers, positions, ...] of the example."""
         return np.asarray([one[at] for one in x]).reshape(len(found.sites), answer.size, *tail)
 
@@ -74,7 +81,7 @@ def lens_message(
 
 
 def logits_message(
-    found: Any, asked: protocol.Study, source: str, words: Words, name: Name
+    found: LogitAttribution, asked: protocol.Study, source: str, words: Words, name: Name
 ) -> protocol.Logits:
     at = _example(found.token, asked.example)
     tokens = np.atleast_1d(found.token[at])
@@ -97,11 +104,11 @@ def logits_message(
 
 
 def attribution_message(
-    found: Any, asked: protocol.Study, source: str, words: Words, name: Name
+    found: Attribution, asked: protocol.Study, source: str, words: Words, name: Name
 ) -> protocol.Attributed:
     batched = found.output.ndim > 0
     example = _within(asked.example, len(found.output), "example") if batched else 0
-    scores = np.atleast_1d(found.scores[example] if batched else found.scores)
+    scores: Value = np.atleast_1d(found.scores[example] if batched else found.scores)
     if scores.ndim > 2:  # [rows, columns, ...]: the channels of a pixel count together
         scores = scores.reshape(*scores.shape[:2], -1).sum(-1)
     blocks = 1
@@ -110,8 +117,9 @@ def attribution_message(
         for axis in (0, 1):
             scores = np.add.reduceat(scores, np.arange(0, scores.shape[axis], blocks), axis)
     size, scores = len(scores), scores[:MOST_TOKENS]
-    output, baseline = found.output, found.baseline_output
-    apart = None if baseline is None else output - baseline
+    output: Value = found.output
+    baseline = found.baseline_output
+    apart: Value = None if baseline is None else output - baseline
     if batched:
         output, apart = output[example], None if apart is None else apart[example]
     texts = words(asked.example) if scores.ndim == 1 else []
@@ -132,7 +140,7 @@ def attribution_message(
     )
 
 
-def _word_of(found: Any, asked: protocol.Study, example: int, name: Name) -> str:
+def _word_of(found: Attribution, asked: protocol.Study, example: int, name: Name) -> str:
     """The word or class whose logit is attributed; "" for an output that a function chose."""
     if found.classes is None:
         return "" if asked.token is None else name(asked.token)
@@ -140,7 +148,7 @@ def _word_of(found: Any, asked: protocol.Study, example: int, name: Name) -> str
 
 
 def examples_message(
-    found: Any,
+    found: TopExamples,
     asked: protocol.Study,
     source: str,
     words: Words,
@@ -198,7 +206,7 @@ def _around(words: Sequence[str], place: Sequence[int]) -> tuple[tuple[str, ...]
     return tuple(words[first : place[0] + NEAR + 1]), place[0] - first
 
 
-def _example(x: Any, example: int) -> Any:
+def _example(x: np.ndarray, example: int) -> tuple[int | slice, ...]:
     """The index of one example in an array of positions, whose first axis is the examples."""
     if x.ndim == 0:
         return ()

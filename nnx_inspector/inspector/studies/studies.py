@@ -11,17 +11,16 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
 import numpy as np
 
 from nnx_inspector.arrays import is_array
-from nnx_inspector.errors import reply_text
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.batch import apart, arguments_of, forward, given
 from nnx_inspector.inspector.passes.call import Call
-from nnx_inspector.inspector.passes.job import Job
+from nnx_inspector.inspector.passes.job import Job, Show
 from nnx_inspector.inspector.studies.messages import (
     attribution_message,
     examples_message,
@@ -32,12 +31,13 @@ from nnx_inspector.inspector.values.positions import is_apart
 from nnx_inspector.lenses.attribution import Attribution, attribute
 from nnx_inspector.lenses.examples import TopExamples, examples_of
 from nnx_inspector.lenses.lens import Lens, lens
-from nnx_inspector.lenses.logits import LogitAttribution, logit_attribution
+from nnx_inspector.lenses.logits import logit_attribution
 from nnx_inspector.program.function import is_input
 from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.records.donated import undisturbed
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.inputs import Argument
+from nnx_inspector.typing import AnyFunction, Array, Kwargs, Value
 
 
 def require_site(site: str | None) -> str:
@@ -47,9 +47,9 @@ def require_site(site: str | None) -> str:
     return site
 
 
-def study(what: Any, **fields: object) -> protocol.Study:
+def study(what: Value, **fields: object) -> protocol.Study:
     """The request for a study from Python; other fields are as when a panel is opened."""
-    of_nobody: dict[str, Any] = dict(
+    of_nobody = dict[str, Value](
         id=0, again=True, site="", example=0, position=-1, unit=0, axis=-1, token=None, unembed="",
         norm="", method="gradient_times_input",
     )  # fmt: skip
@@ -58,12 +58,19 @@ def study(what: Any, **fields: object) -> protocol.Study:
 
 NOT_ALONE = "what the last step gives to the model is not one call with arguments as the example's"
 
-_EMPTY: dict[str, type[Any]] = {
-    "lens": protocol.Lens,
-    "logits": protocol.Logits,
-    "attribution": protocol.Attributed,
-    "examples": protocol.UnitExamples,
+T = TypeVar("T")
+Make = Callable[[Call, Report], Value]
+"""Makes a study of a call, and reports its progress."""
+Select = Callable[[Value], Value]
+"""Of a batch of the user's data, what the model is called with."""
+
+_PANELS: dict[str, tuple[type[Value], AnyFunction]] = {
+    "lens": (protocol.Lens, lens_message),
+    "logits": (protocol.Logits, logits_message),
+    "attribution": (protocol.Attributed, attribution_message),
+    "examples": (protocol.UnitExamples, examples_message),
 }
+"""The message of each kind of study, and what makes it of a result."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +79,7 @@ class _Found:
     the words of an example, and the pictures of several, if no batch on screen has them.
     """
 
-    result: Any
+    result: Value
     source: str
     batch: int
     words: Callable[[int], list[str]]
@@ -90,21 +97,16 @@ class Studies:
 
     # ------------------------------------------------------------- from Python
 
-    def lens(self, asked: protocol.Study, **how: object) -> Lens:
-        return self._now(asked, self._passing(lens, how))
-
-    def logits(self, asked: protocol.Study, **how: object) -> LogitAttribution:
-        return self._now(asked, self._passing(logit_attribution, how))
-
-    def attribution(self, asked: protocol.Study, **how: object) -> Attribution:
-        return self._now(asked, self._passing(attribute, how))
+    def make(self, asked: protocol.Study, f: Callable[..., T], **how: object) -> T:
+        """The result of a lens or an attribution, which its panel shows too."""
+        return self._now(asked, self._passing(f, how))
 
     def examples(
         self,
         asked: protocol.Study,
         data: Iterable[object] | None,
         k: int,
-        inputs: Callable[[Any], Any] | None,
+        inputs: Select | None,
         progress: Progress,
     ) -> TopExamples:
         return self._now(asked, self._searching(asked, data, k, inputs), progress, data, inputs)
@@ -118,13 +120,14 @@ class Studies:
             self._tell(asked)
             return
         make = self._of_request(asked)
-        self._show(self._empty(asked, running=True))
-        stopped = lambda: self._show(self._empty(asked, error="Stopped before it began."))  # noqa: E731
-        self._job.queue(lambda: self._make(asked, make, False, None), stopped)
+        self._job.queue(lambda: self._make(asked, make, False, None), self._showing(asked))
 
-    def _of_request(self, asked: protocol.Study) -> Callable[[Call, Report], Any]:
+    def _showing(self, asked: protocol.Study) -> Show:
+        return lambda **said: self._show(self._empty(asked, **said))
+
+    def _of_request(self, asked: protocol.Study) -> Make:
         # no site is called "none", and False is the norm that a lens takes for no norm
-        norm: Any = False if asked.norm == "none" else asked.norm or None
+        norm = False if asked.norm == "none" else asked.norm or None
         read = {"unembed": asked.unembed or None, "norm": norm}
         if asked.what == "lens":
             return self._passing(lens, {**read, "answer": asked.token})
@@ -140,8 +143,8 @@ class Studies:
 
     # ------------------------------------------------------------------ within
 
-    def _passing(self, f: Callable[..., Any], how: dict[str, Any]) -> Callable[[Call, Report], Any]:
-        def make(call: Call, report: Report) -> Any:
+    def _passing(self, f: AnyFunction, how: Kwargs) -> Make:
+        def make(call: Call, report: Report) -> Value:
             if f is not attribute and how.get("unembed") is None:
                 self._require_classes()
             function, args, kwargs = call.function()
@@ -167,9 +170,9 @@ class Studies:
         asked: protocol.Study,
         data: Iterable[object] | None,
         k: int,
-        inputs: Callable[[Any], Any] | None,
-    ) -> Callable[[Call, Report], Any]:
-        def make(call: Call, report: Report) -> Any:
+        inputs: Select | None,
+    ) -> Make:
+        def make(call: Call, report: Report) -> TopExamples:
             kwargs = call.kwargs if data is None else {}
             return examples_of(
                 lambda args: dataclasses.replace(call, args=args, kwargs=kwargs).function(),
@@ -182,11 +185,11 @@ class Studies:
     def _now(
         self,
         asked: protocol.Study,
-        make: Callable[[Call, Report], Any],
+        make: Make,
         progress: Progress = False,
         data: Iterable[object] | None = None,
-        inputs: Callable[[Any], Any] | None = None,
-    ) -> Any:
+        inputs: Select | None = None,
+    ) -> Value:
         self._core.require_open()
         self._job.begin()
         return self._make(asked, make, progress, data, inputs)
@@ -194,61 +197,53 @@ class Studies:
     def _make(
         self,
         asked: protocol.Study,
-        make: Callable[[Call, Report], Any],
+        make: Make,
         progress: Progress,
         data: Iterable[object] | None,
-        inputs: Callable[[Any], Any] | None = None,
-    ) -> Any:
-        core = self._core
-
-        def tell(done: int, total: int) -> None:
-            self._show(self._empty(asked, running=True, done=done, total=total))
-
-        with self._job.held():
-            try:
-                self._show(self._empty(asked, running=True))
-                request = forward(core) if data is None else core.example
-                source = f"{core.request.name.lower()}, at step {core.step}"
-                if request is None:
-                    request, source = core.example, f"{core.example.name.lower()}: {NOT_ALONE}"
-                switches = core.modes.switches()
-                read_call = lambda: request.call(core.model, switches).copied()  # noqa: E731
-                call = undisturbed(read_call, "The model", core.model)
-                with shown(progress, asked.what) as bar, call.configuration.held():
-                    result = make(call, self._job.reporting(tell, bar))
-                if isinstance(result, TopExamples):
-                    core.recording.keep_table(f"examples of {result.site}", result.columns())
-                if data is not None:
-                    source = f"the data given, at step {core.step}"
-                    read = self._reader(data, inputs, result.starts)
-                    words = lambda example: core.inputs.words(read([example]), 0)  # noqa: E731
-                    pictures = lambda those: core.inputs.pictures_in(read(those))[0]  # noqa: E731
-                    found = _Found(result, source, -1, words, pictures)
-                else:
-                    of_it = request.number == core.request.number
-                    arguments = arguments_of(core) if of_it else given(core, request)
-                    words = lambda example: core.inputs.words(arguments, example)  # noqa: E731
-                    found = _Found(result, source, request.number if of_it else -1, words)
-                self._found[asked.what] = found
-                if asked.what == "lens":
-                    self._found.pop("logits", None)  # its answers may be others
-                self._tell(asked)
-                return result
-            except BaseException as error:
-                self._show(self._empty(asked, error=reply_text(error)))
-                raise
+        inputs: Select | None = None,
+    ) -> Value:
+        core, show = self._core, self._showing(asked)
+        with self._job.held(show):
+            request = forward(core) if data is None else core.example
+            source = f"{core.request.name.lower()}, at step {core.step}"
+            if request is None:
+                request, source = core.example, f"{core.example.name.lower()}: {NOT_ALONE}"
+            switches = core.modes.switches()
+            read_call = lambda: request.call(core.model, switches).copied()  # noqa: E731
+            call = undisturbed(read_call, "The model", core.model)
+            with shown(progress, asked.what) as bar, call.configuration.held():
+                result = make(call, self._job.reporting(show, bar))
+            if isinstance(result, TopExamples):
+                core.recording.keep_table(f"examples of {result.site}", result.columns())
+            if data is not None:
+                source = f"the data given, at step {core.step}"
+                read = self._reader(data, inputs, result.starts)
+                words = lambda example: core.inputs.words(read([example]), 0)  # noqa: E731
+                pictures = lambda those: core.inputs.pictures_in(read(those))[0]  # noqa: E731
+                found = _Found(result, source, -1, words, pictures)
+            else:
+                of_it = request.number == core.request.number
+                arguments = arguments_of(core) if of_it else given(core, request)
+                words = lambda example: core.inputs.words(arguments, example)  # noqa: E731
+                found = _Found(result, source, request.number if of_it else -1, words)
+            self._found[asked.what] = found
+            if asked.what == "lens":
+                self._found.pop("logits", None)  # its answers may be others
+            self._tell(asked)
+            return result
 
     def _tell(self, asked: protocol.Study) -> None:
         """Show the requested part of what was found."""
         found, inputs = self._found[asked.what], self._core.inputs
         of_classes = inputs.decode is None or (asked.what == "attribution" and inputs.labels)
         name = inputs.name if of_classes else lambda number: inputs.text([number])[0]
-        words, more = found.words, dict[str, Any]()
+        words, more = found.words, Kwargs()
         if asked.what == "examples":
             more["placed"] = self._has_words(found.result)
         elif not self._has_words(found.result):
             words = lambda example: []  # noqa: E731
-        message = _MESSAGES[asked.what](found.result, asked, found.source, words, name, **more)
+        _, made = _PANELS[asked.what]
+        message = made(found.result, asked, found.source, words, name, **more)
         message = dataclasses.replace(message, batch=found.batch)
         if asked.what == "examples":
             pictures = found.pictures([row.example for row in message.rows])
@@ -257,7 +252,7 @@ class Studies:
             self._show(self._empty(study("logits")))  # those on screen may be of another example
         self._show(message)
 
-    def _has_words(self, found: Any) -> bool:
+    def _has_words(self, found: Value) -> bool:
         """Whether the positions of a result are surely those of the tokens."""
         core = self._core
         site = {Lens: lambda: found.sites[-1], Attribution: lambda: found.of.split(" call ")[0],
@@ -266,7 +261,7 @@ class Studies:
         return not is_apart(at, site)
 
     def _reader(
-        self, data: Iterable[object], inputs: Callable[[Any], Any] | None, starts: Sequence[int]
+        self, data: Iterable[object], inputs: Select | None, starts: Sequence[int]
     ) -> Callable[[Sequence[int]], list[Argument]]:
         """What gives the arguments of some examples of the data, as one batch; none if the data is
         gone once it was read, as that of a generator is.
@@ -281,22 +276,14 @@ class Studies:
 
         return read if isinstance(data, Sequence) or is_array(data) else lambda examples: []
 
-    def _empty(self, asked: protocol.Study, **more: object) -> Any:
+    def _empty(self, asked: protocol.Study, **more: object) -> Value:
         """The message of a study that has found nothing yet."""
-        kind = _EMPTY[asked.what]
+        kind, _ = _PANELS[asked.what]
         fields = {f.name: _nothing(f.type) for f in dataclasses.fields(kind) if f.name != "version"}
         said = {name: getattr(asked, name, None) for name in fields}
         said = {name: value for name, value in said.items() if value is not None}
         more = {name: value for name, value in more.items() if name in fields}
         return kind(**{**fields, **said, **more})
-
-
-_MESSAGES = {
-    "lens": lens_message,
-    "logits": logits_message,
-    "attribution": attribution_message,
-    "examples": examples_message,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,15 +292,15 @@ class _Batches:
     first example of each batch.
     """
 
-    data: Any
-    inputs: Callable[[Any], Any] | None
+    data: Value
+    inputs: Select | None
     starts: Sequence[int]
 
-    def rows(self, examples: Sequence[int]) -> list[Any]:
+    def rows(self, examples: Sequence[int]) -> list[np.ndarray]:
         """Each array of the batches, with these examples only; [] if the data has too few by now,
         or if they are of different shapes.
         """
-        found: list[list[Any]] = []
+        found: list[list[np.ndarray]] = []
         for example in examples:
             number = bisect.bisect_right(self.starts, example) - 1
             if not 0 <= number < len(self.data):
@@ -326,14 +313,14 @@ class _Batches:
         alike = len({tuple(x.shape for x in one) for one in found}) == 1
         return [np.stack(column) for column in zip(*found, strict=True)] if alike else []
 
-    def _read(self, batch: object) -> tuple[list[Any], int]:
+    def _read(self, batch: object) -> tuple[list[Array], int]:
         """The arrays of a batch, and the number of its examples."""
         given = batch if self.inputs is None else self.inputs(batch)
-        arrays: list[Any] = [x for x in jax.tree.leaves(given) if is_input(x)]
+        arrays = [x for x in jax.tree.leaves(given) if is_input(x)]
         return arrays, next((x.shape[0] for x in arrays if x.shape), 0)
 
 
-def _nothing(hint: object) -> Any:
+def _nothing(hint: object) -> Value:
     """The empty value of a field's type, which is a text here."""
     text = str(hint)
     if text.startswith("tuple"):  # of what may be None, too

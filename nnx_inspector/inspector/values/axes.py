@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector.arrays import own_attribute
+from nnx_inspector.typing import DTypeLike, Value
 
 CONVOLUTIONS = (nnx.Conv, nnx.ConvTranspose)
 FEATURES_LAST = (
@@ -39,7 +39,7 @@ class Around:
         attends: whether the last axis holds weights that add up to 1.
     """
 
-    module: Any = None
+    module: Value = None
     loops: int = 0
     members: bool = False
     mapped: int = 0
@@ -50,7 +50,7 @@ class Around:
     attends: bool = False
 
 
-def names_of_value(shape: Sequence[int], dtype: object, around: Around) -> tuple[str, ...]:
+def names_of_value(shape: Sequence[int], dtype: DTypeLike, around: Around) -> tuple[str, ...]:
     """The axes of an array that a call returns or receives, or of its gradient.
 
     Example:
@@ -64,7 +64,7 @@ def names_of_value(shape: Sequence[int], dtype: object, around: Around) -> tuple
     return _numbered([*front, *_inner(tuple(shape[len(front) :]), dtype, around)])
 
 
-def _inner(shape: tuple[int, ...], dtype: Any, around: Around) -> list[str]:
+def _inner(shape: tuple[int, ...], dtype: DTypeLike, around: Around) -> list[str]:
     rank, floating = len(shape), jnp.issubdtype(dtype, jnp.inexact)
     is_batch = bool(rank) and shape[0] == around.batch
     is_text = bool(rank) and shape[0] == around.positions

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from jax import lax
 from nnx_inspector._compat.sharding import automatic
 from nnx_inspector.screen.values.blocks import TILE, Component, Tile, arranged
 from nnx_inspector.stats.arithmetic import real_values
-from nnx_inspector.typing import Array, Float, Num
+from nnx_inspector.typing import AnyFunction, Array, Float, Num, Value
 
 LINE = 64
 """Elements of a line that are added up in one stage."""
@@ -29,7 +28,7 @@ UNROLLED = 64
 class OnDevice:
     """Reduces tiles of jax's arrays, in the array's own precision; see `Tiles`."""
 
-    def figures(self, x: jax.Array, starts: Any, *, tile: Tile) -> dict[str, jax.Array]:
+    def figures(self, x: jax.Array, starts: Value, *, tile: Tile) -> dict[str, jax.Array]:
         return _tile(x, starts, tile=tile)
 
     def fetched(self, figures: object) -> dict[str, np.ndarray]:
@@ -47,7 +46,7 @@ ON_DEVICE = OnDevice()
 
 @functools.partial(jax.jit, static_argnames="tile")
 @automatic
-def _tile(x: jax.Array, starts: Any, *, tile: Tile) -> dict[str, jax.Array]:
+def _tile(x: jax.Array, starts: Value, *, tile: Tile) -> dict[str, jax.Array]:
     """The figures of the fine blocks of one tile, or the values of the tile."""
     part = arranged(lax.dynamic_slice(x, list(starts), tile.sizes), tile.axes)
     value = _reals(part, tile.component)
@@ -62,7 +61,7 @@ def _reals(x: jax.Array, component: Component) -> jax.Array:
     return {"real": jnp.real, "imag": jnp.imag}.get(component, real_values)(x)
 
 
-def _over(pair: object, value: jax.Array, fill: object, fine: tuple[int, int]) -> jax.Array:
+def _over(pair: AnyFunction, value: jax.Array, fill: object, fine: tuple[int, int]) -> jax.Array:
     """A reduction of every fine block, `[tiles, rows, columns]`; `fill` completes the blocks at the
     ends.
 
@@ -79,7 +78,7 @@ def _over(pair: object, value: jax.Array, fill: object, fine: tuple[int, int]) -
     return _fold(pair, lax.optimization_barrier(_fold(pair, parts, 3)), 3)
 
 
-def _fold(pair: Any, value: jax.Array, axis: int) -> jax.Array:
+def _fold(pair: AnyFunction, value: jax.Array, axis: int) -> jax.Array:
     """A reduction along one axis, pair by pair; six times faster on a CPU than XLA's own."""
     while (length := value.shape[axis]) > UNROLLED:
         half = length // 2
@@ -128,7 +127,7 @@ def _careful_figures(value: jax.Array, fine: tuple[int, int]) -> dict[str, jax.A
 
 @functools.partial(jax.jit, static_argnames=("sizes",))
 @automatic
-def _sliced(x: jax.Array, starts: Any, *, sizes: tuple[int, ...]) -> jax.Array:
+def _sliced(x: jax.Array, starts: Value, *, sizes: tuple[int, ...]) -> jax.Array:
     return lax.dynamic_slice(x, list(starts), sizes)
 
 
@@ -155,7 +154,7 @@ def norms(x: Num[Array, "..."], axis: int) -> Float[Array, "..."]:
 
 @functools.partial(jax.jit, static_argnames=("axis", "along", "step"))
 @automatic
-def _norms(x: jax.Array, start: Any, *, axis: int, along: int | None, step: int) -> jax.Array:
+def _norms(x: jax.Array, start: Value, *, axis: int, along: int | None, step: int) -> jax.Array:
     if along is not None:
         x = lax.dynamic_slice_in_dim(x, start, step, along)
     value = real_values(x)

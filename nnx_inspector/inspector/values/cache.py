@@ -11,15 +11,14 @@ import dataclasses
 import itertools
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.values.blocks import norms
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import PyTree, Value
 
 MOST_BYTES = 1 << 30
 """The most bytes of all sets together, if there is more than one."""
@@ -51,7 +50,7 @@ class Moment:
         arrays: the leaves of the model and of the arguments.
     """
 
-    def __init__(self, what: tuple[Any, ...], arrays: Sequence[Value]):
+    def __init__(self, what: tuple[Hashable, ...], arrays: Sequence[Value]):
         self._what = what
         self._references = [_reference(x) for x in arrays]
 
@@ -67,7 +66,7 @@ class Moment:
         )
 
 
-def _reference(x: object) -> Any:
+def _reference(x: object) -> weakref.ref[jax.Array] | None:
     # the content of a jax reference or a NumPy array can change
     return weakref.ref(x) if isinstance(x, jax.Array) and not isinstance(x, jax.Ref) else None
 
@@ -83,7 +82,7 @@ class Opened:
 
     moment: Moment
     arrays: tuple[Held, ...]
-    tree: tuple[Any, ...]
+    tree: tuple[PyTree, ...]
     notes: tuple[str, ...] = ()
     norms: dict[tuple[int, int], jax.Array] = dataclasses.field(default_factory=dict)
 

@@ -7,10 +7,11 @@ an answer is the one that the screen got. Reads no array.
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Final
 
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export.replay import Answer
+from nnx_inspector.typing import Value
 
 MOST_BYTES: Final = 2_000_000
 """The most bytes of values that a page keeps."""
@@ -18,9 +19,8 @@ MOST_BYTES: Final = 2_000_000
 
 def key_of(request: protocol.ShowValues | protocol.ReadValues) -> str:
     """The key by which a page finds an answer: JSON without spaces, as a browser writes it."""
-    parts: list[Any]
     if isinstance(request, protocol.ShowValues):
-        parts = [request.site, request.part, request.clean]
+        parts: list[object] = [request.site, request.part, request.clean]
     else:
         index = [0 if axis in request.axes else n for axis, n in enumerate(request.index)]
         parts = [request.array, index, request.axes, request.norm_over, request.component]
@@ -35,7 +35,7 @@ class KeptValues:
         self._windows: dict[str, tuple[protocol.Values, bytes]] = {}
         self._made_room: dict[str, int] = {}  # the number of the array of each
 
-    def keep(self, request: protocol.ShowValues | protocol.ReadValues, answer: Any) -> None:
+    def keep(self, request: protocol.ShowValues | protocol.ReadValues, answer: Value) -> None:
         """Keep the answer to a request; exact figures of single elements are left out."""
         key = key_of(request)
         if isinstance(request, protocol.ShowValues):

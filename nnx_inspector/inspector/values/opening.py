@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,8 @@ from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.trace import Trace, trace_of
 from nnx_inspector.program.function import Arguments
 from nnx_inspector.records.donated import require_here, require_whole
-from nnx_inspector.typing import PyTree, Value
+from nnx_inspector.screen import protocol
+from nnx_inspector.typing import AnyArray, PyTree, Value, Variable
 
 Part = Literal["output", "input", "gradient", "parameter", "attention"]
 ATTENDS_WITHIN = 0.02
@@ -47,7 +48,7 @@ ATTENDS_WITHIN = 0.02
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Look:
+class ReadablePass:
     """The pass whose values can be opened at this moment.
 
     Attributes:
@@ -64,7 +65,7 @@ class Look:
     stacked: Mapping[str, int]
     attends: Mapping[str, int]
     passes: OwnedPasses
-    request: Any
+    request: PassRequest
     source: str
     sequence: int | None = None
 
@@ -82,10 +83,10 @@ class Opening:
     def __init__(self) -> None:
         self.cache = ArrayCache()
         self._passes = ValuePasses()
-        self._attending: dict[Any, OwnedPasses] = {}
+        self._attending: dict[Hashable, OwnedPasses] = {}
         self._lock = threading.Lock()
 
-    def open(self, look: Look, site: str, part: Part, *, clean: bool = False) -> Opened:
+    def open(self, of: ReadablePass, site: str, part: Part, *, clean: bool = False) -> Opened:
         """Open the arrays of a part of a site.
 
         Args:
@@ -97,72 +98,68 @@ class Opening:
             InspectorError: there are none (the text says why), or the model could not be read.
         """
         with self._lock:
-            opened = self._open(look, site, part, clean)
+            opened = self._open(of, site, part, clean)
             self.cache.put(opened)
             return opened
 
-    def _open(self, look: Look, site: str, part: Part, clean: bool) -> Opened:
-        if part == "gradient" and look.call.loss_fn is None:
+    def _open(self, of: ReadablePass, site: str, part: Part, clean: bool) -> Opened:
+        if part == "gradient" and of.call.loss_fn is None:
             raise InspectorError(
                 f"There is no gradient of {site!r} in a forward pass. Show a step with a loss: "
                 f"insp.step(loss_fn, batch)."
             )
         if part == "parameter":
-            return self._parameters(look, site)
+            return self._parameters(of, site)
         if part == "attention":
-            return self._patterns(look, site, clean)
-        setting = look.setting.clean() if clean else look.setting
-        parts = look.call.parts
-        require_here(look.call.arrays, "The values")
-        require_whole([*parts.leaves, *parts.arrays], "The values", look.call.model)
+            return self._patterns(of, site, clean)
+        setting = of.setting.clean() if clean else of.setting
+        parts = of.call.parts
+        require_here(of.call.arrays, "The values")
+        require_whole([*parts.leaves, *parts.arrays], "The values", of.call.model)
         what = (
             site,
             part,
-            look.request,
-            look.call.switches,
+            of.request,
+            of.call.switches,
             _what_is_done(setting),
-            look.passes.keys,
+            of.passes.keys,
         )
         found = self.cache.find(what, parts.leaves)  # the request stands for the arguments
         if found is not None:
             return found
         moment = Moment(what, parts.leaves)
         try:
-            calls = self._passes.run(look.call, setting, site=site, part=part, passes=look.passes)
+            calls = self._passes.run(of.call, setting, site=site, part=part, passes=of.passes)
         except (RuntimeError, ValueError):
             require_whole(
-                parts.leaves, "The values", look.call.model
+                parts.leaves, "The values", of.call.model
             )  # explains arrays donated meanwhile
             raise
         arrays: list[Held] = []
         for number, call in enumerate(calls):
             if call.took_place:
-                arrays += self._held(look, site, part, number, call)
+                arrays += self._held(of, site, part, number, call)
         if not arrays:
             raise InspectorError(_why_nothing(site, part, calls))
-        notes = [
-            f"Call {number} did not take place in some iterations, which show zeros."
-            for number, call in enumerate(calls)
-            if call.took_place and not call.ran.all()
-        ]
-        return Opened(moment, tuple(arrays), _trees(calls, part), tuple(notes))
+        notes = skipped_notes((n, call.ran) for n, call in enumerate(calls) if call.took_place)
+        return Opened(moment, tuple(arrays), _trees(calls, part), notes)
 
-    def _patterns(self, look: Look, site: str, clean: bool) -> Opened:
-        if not look.attends.get(site):
-            those = ", ".join(repr(key) for key, n in look.attends.items() if n) or "none"
+    def _patterns(self, of: ReadablePass, site: str, clean: bool) -> Opened:
+        if not of.attends.get(site):
+            those = ", ".join(repr(key) for key, n in of.attends.items() if n) or "none"
             raise InspectorError(f"{site!r} computes no attention itself. Sites that do: {those}.")
         # a method of the module that the call calls has sites of its own: `attn:attend@attention`
         glob = "/".join([*filter(None, [escaped_glob(_module_key(site))]), "**:*@attention"])
         selection, keys = (
-            Selection((*look.passes.selection.terms, glob, f"{glob}[*")),
-            look.passes.keys,
+            Selection((*of.passes.selection.terms, glob, f"{glob}[*")),
+            of.passes.keys,
         )
         passes = self._attending.setdefault((selection, keys), OwnedPasses(keys, selection))
-        calls = passes.read(look.call, trace_of).calls
+        calls = passes.read(of.call, trace_of).calls
         found = [c.site for c in calls if is_pattern(c.site) and _caller(calls, c) == site]
-        look = dataclasses.replace(look, passes=passes)
+        of = dataclasses.replace(of, passes=passes)
         names = [key.removeprefix(site) for key in dict.fromkeys(found)] or ["@attention"]
-        sets = [self._open(look, site + name, "output", clean) for name in names]
+        sets = [self._open(of, site + name, "output", clean) for name in names]
         if names == ["@attention"]:
             return sets[0]
         arrays = [
@@ -173,12 +170,14 @@ class Opening:
         tree = ({name: one.tree for name, one in zip(names, sets, strict=True)},)
         return Opened(Moment((site, "attention"), []), tuple(arrays), tree)
 
-    def _held(self, look: Look, site: str, part: Part, number: int, call: CallValues) -> list[Held]:
-        module = look.modules.get(_module_key(site))
+    def _held(
+        self, of: ReadablePass, site: str, part: Part, number: int, call: CallValues
+    ) -> list[Held]:
+        module = of.modules.get(_module_key(site))
         names = call.structure.names or ("",) * len(call.values)
         out: list[Held] = []
-        batch, called = batch_of(look.call), of_operation(site)[0]
-        alone = batch not in (None, 1) and batch == look.sequence  # one sequence, without a batch
+        batch, called = batch_of(of.call), of_operation(site)[0]
+        alone = batch not in (None, 1) and batch == of.sequence  # one sequence, without a batch
         for name, value, mapped in zip(names, call.values, call.mapped, strict=True):
             if value is None:
                 continue
@@ -187,10 +186,10 @@ class Opening:
                 loops=call.loops - call.members,
                 members=call.members,
                 mapped=mapped,
-                stacked=any(look.stacked.get(key) for key in (called, _module_key(site))),
+                stacked=any(of.stacked.get(key) for key in (called, _module_key(site))),
                 batch=None if alone else batch,
                 positions=batch if alone else None,
-                spatial=convolves(look.call.model),
+                spatial=convolves(of.call.model),
                 attends=is_pattern(site)
                 or (part == "output" and _attends(value, call.loops + mapped, module)),
             )
@@ -200,19 +199,19 @@ class Opening:
 
     # ------------------------------------------------------------- parameters
 
-    def _parameters(self, look: Look, site: str) -> Opened:
-        held = contents_at(look.modules, _module_key(site))
+    def _parameters(self, of: ReadablePass, site: str) -> Opened:
+        held = contents_at(of.modules, _module_key(site))
         if held is None:
             raise InspectorError(f"{site!r} is not a module of the model, so it has no parameters.")
         named = dict(_arrays_of(held))
         require_here(named, "The values")
-        require_whole(list(named.values()), "The values", look.call.model)
+        require_whole(list(named.values()), "The values", of.call.model)
         if not named:
             raise InspectorError(f"{site!r} has no parameters and no other Variables.")
         found = self.cache.find((site, "parameter"), list(named.values()))
         if found is not None:
             return found
-        stacked = any(look.stacked.values())
+        stacked = any(of.stacked.values())
         arrays: list[Held] = []
         for name, raw in named.items():
             value = jnp.asarray(raw)
@@ -220,7 +219,7 @@ class Opening:
                 value = jax.random.key_data(value)
             if is_shown(value):
                 *path, last = name.split("/")
-                owner = look.modules.get("/".join([*filter(None, [site]), *path]))
+                owner = of.modules.get("/".join([*filter(None, [site]), *path]))
                 axes = names_of_parameter(value.shape, last, owner, stacked=stacked)
                 arrays.append(Held(self.cache.next_number(), 0, name, value, axes))
         moment = Moment((site, "parameter"), list(named.values()))
@@ -244,6 +243,33 @@ def embeds(trace: Trace, example: PassRequest) -> bool:
     return modules or any(x.ndim == 2 and jnp.issubdtype(x.dtype, jnp.integer) for x in arrays)
 
 
+def array_messages(arrays: Iterable[Held]) -> tuple[protocol.HeldArray, ...]:
+    """What the screen is told of some arrays."""
+    return tuple(
+        protocol.HeldArray(
+            number=held.number,
+            call=held.call,
+            name=held.name,
+            shape=tuple(held.value.shape),
+            dtype=str(held.value.dtype),
+            axes=held.axes,
+            bytes=held.value.nbytes,
+        )
+        for held in arrays
+    )
+
+
+def skipped_notes(calls: Iterable[tuple[int, np.ndarray]]) -> tuple[str, ...]:
+    """Of calls, each with its number and how often it took place in each iteration, those that some
+    iterations left out, as sentences.
+    """
+    return tuple(
+        f"Call {number} did not take place in some iterations, which show zeros."
+        for number, ran in calls
+        if not np.all(ran)
+    )
+
+
 def opened_tree(opened: Opened, site: str, call: int | None) -> PyTree:
     """The values of one call of a site; `call` may be None if there is only one call.
 
@@ -262,9 +288,9 @@ def opened_tree(opened: Opened, site: str, call: int | None) -> PyTree:
     return opened.tree[number]
 
 
-def _arrays_of(held: Sequence[tuple[Path, nnx.Variable[Any], Any]]) -> list[tuple[str, Any]]:
+def _arrays_of(held: Sequence[tuple[Path, Variable, Value]]) -> list[tuple[str, AnyArray]]:
     """The arrays of the Variables of a site and the modules in it, by name."""
-    found: list[tuple[str, Any]] = []
+    found: list[tuple[str, AnyArray]] = []
     for path, _, raw in held:
         for inner, leaf in jax.tree_util.tree_flatten_with_path(raw)[0]:
             leaf = leaf[...] if isinstance(leaf, jax.Ref) else leaf
@@ -273,7 +299,7 @@ def _arrays_of(held: Sequence[tuple[Path, nnx.Variable[Any], Any]]) -> list[tupl
     return found
 
 
-def _what_is_done(setting: Setting) -> Any:
+def _what_is_done(setting: Setting) -> Hashable:
     data = jax.tree.leaves(setting.data)
     rows = tuple(sorted(setting.rows.items()))
     return setting.places, rows, tuple(np.asarray(x).tobytes() for x in data)
@@ -317,7 +343,7 @@ def _is_discrete(call: CallValues) -> bool:
     return not any(text.startswith(("float", "bfloat", "complex")) for text in texts)
 
 
-def _trees(calls: list[CallValues], part: Part) -> tuple[Any, ...]:
+def _trees(calls: list[CallValues], part: Part) -> tuple[Value, ...]:
     out: list[Value] = []
     for call in calls:
         present = [v for v in call.values if v is not None]

@@ -8,7 +8,6 @@ figures per position. Compiles no program for a pass itself.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ import numpy as np
 from nnx_inspector._compat.sharding import auto_sharded, entry
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.values.cache import Held
-from nnx_inspector.inspector.values.opening import Look, Opening
+from nnx_inspector.inspector.values.opening import Opening, ReadablePass
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.screen import protocol
 
@@ -67,10 +66,10 @@ class _Place:
     axes: tuple[str, ...]
     examples: int = -1
 
-    def of(self, example: int, rows: tuple[int, ...]) -> tuple[tuple[Any, ...], int]:
+    def of(self, example: int, rows: tuple[int, ...]) -> tuple[tuple[int | slice, ...], int]:
         """The index of one example of one layer, and the axis of positions in what is left."""
         assert self.along is not None
-        index: list[Any] = [slice(None)] * len(self.axes)
+        index: list[int | slice] = [slice(None)] * len(self.axes)
         if self.examples >= 0:
             index[self.examples] = example
         axis = self.along - (0 <= self.examples < self.along)
@@ -85,7 +84,7 @@ def is_apart(apart: tuple[str, ...], site: str) -> bool:
 
 
 def figures_of(
-    look: Look,
+    of: ReadablePass,
     opening: Opening,
     site: str,
     inputs: protocol.Inputs,
@@ -112,12 +111,12 @@ def figures_of(
             f"The positions of {site!r} may be those of another argument than {inputs.tokens!r}, "
             f"which is as long. Choose the argument with tokens=, or give them unlike lengths."
         )
-    place = _with_positions(opening.open(look, whole, "output").arrays, inputs, rows, site, axis)
+    place = _with_positions(opening.open(of, whole, "output").arrays, inputs, rows, site, axis)
     if place.along is None:
         return Positions({}, 0, None, place.axes)
     held, gradient = place.held, None
-    if look.call.loss_fn is not None:
-        arrays = opening.open(look, whole, "gradient").arrays
+    if of.call.loss_fn is not None:
+        arrays = opening.open(of, whole, "gradient").arrays
         same = [one for one in arrays if (one.call, one.name) == (held.call, held.name)]
         gradient = same[0].value if same and same[0].value.shape == held.value.shape else None
     index, left = place.of(example, rows)
@@ -186,7 +185,7 @@ def _examples(lengths: dict[str, int], along: int, count: int) -> int | None:
 
 def _figures(
     x: object, g: object, *, index: tuple[object, ...], axis: int, unit: int
-) -> dict[str, Any]:
+) -> dict[str, np.ndarray]:
     def rows(of: jax.Array) -> jax.Array:
         one = jnp.moveaxis(of[index].astype(jnp.promote_types(of.dtype, jnp.float32)), axis, 0)
         return one.reshape(one.shape[0], -1)

@@ -13,8 +13,8 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Hashable
+from typing import Literal
 
 import jax
 import numpy as np
@@ -39,7 +39,7 @@ from nnx_inspector.program.stage import Staged
 from nnx_inspector.program.structure import Structure
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.records.backward import backward_pass
-from nnx_inspector.typing import PyTree, Value
+from nnx_inspector.typing import AnyFunction, Array, PyTree, Value
 
 GRADIENT = "gradient"
 Part = Literal["output", "input", "gradient"]
@@ -90,7 +90,7 @@ class ValuePasses:
     """The last PROGRAMS compiled passes that keep values."""
 
     def __init__(self) -> None:
-        self._programs: collections.OrderedDict[Any, Any] = collections.OrderedDict()
+        self._programs: collections.OrderedDict[Hashable, Program] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def run(
@@ -133,10 +133,10 @@ class ValuePasses:
             )
         ]
 
-    def _program(self, enter: Callable[[Inputs], Any], site: str, part: Part) -> Any:
+    def _program(self, enter: AnyFunction, site: str, part: Part) -> Program:
         keep = Keep(values=True, parts=(part,), sites=(site,))
 
-        def program(*given: object) -> Any:
+        def program(*given: object) -> PyTree:
             with enter(given) as (stage, inputs, plan, _):
                 plan = dataclasses.replace(plan, summarise=False, keep=keep)
                 if part == GRADIENT:
@@ -152,14 +152,14 @@ class ValuePasses:
         return Program(program)
 
 
-_Found = list[tuple[Marked, list[Any], Any]]
+_Found = list[tuple[Marked, list[Value], Array]]
 """The mark of each call, its values, and how often it took place."""
 
 
 def _kept(stage: Staged, inputs: list[Value], plan: Plan, site: str, part: Part) -> _Found:
     _, seen = stage.evaluate(inputs, plan=plan)
     found: _Found = []
-    entered: list[tuple[int, Any]] = []
+    entered: list[tuple[int, tuple[Marked, list[Value], Array]]] = []
     for mark, _, one in stage.survey.walk(seen):
         if one is None or mark.site != site:
             continue
@@ -188,7 +188,7 @@ def _gradients(stage: Staged, inputs: list[Value], plan: Plan, site: str) -> _Fo
     return found
 
 
-def _check_room(program: Program, inputs: Any, site: str, part: str) -> None:
+def _check_room(program: Program, inputs: Inputs, site: str, part: str) -> None:
     """Raise an error if the values do not fit. The sizes of an eager call are not known before."""
     try:
         arrays = program.compiled.eval_shape(*inputs)[0]

@@ -5,53 +5,45 @@ Measures nothing itself, sends nothing, and starts no thread.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import module_sites, of_operation, parse_key, site_key
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.values.blocks import ON_DEVICE
-from nnx_inspector.inspector.values.opening import Look, Opening, Part, attentions, opened_tree
+from nnx_inspector.inspector.values.opening import (
+    Part,
+    ReadablePass,
+    array_messages,
+    attentions,
+    opened_tree,
+)
 from nnx_inspector.inspector.values.positions import Positions, figures_of
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.requests import Answer
 from nnx_inspector.screen.values.reading import window_of
+from nnx_inspector.typing import PyTree
 
 
-def read_values(
-    core: Core, opening: Opening, request: protocol.ShowValues | protocol.ReadValues
-) -> Answer:
+def read_values(core: Core, request: protocol.ShowValues | protocol.ReadValues) -> Answer:
     if isinstance(request, protocol.ShowValues):
-        return _arrays(request, opening, look_of(core)), None
-    return window_of(request, opening.cache.get(request.array, request.norm_over), ON_DEVICE)
+        return _arrays(request, core), None
+    return window_of(request, core.opening.cache.get(request.array, request.norm_over), ON_DEVICE)
 
 
-def _arrays(request: protocol.ShowValues, opening: Opening, look: Look) -> protocol.Arrays:
-    opened = opening.open(look, request.site, request.part, clean=request.clean)
-    arrays = tuple(
-        protocol.HeldArray(
-            number=held.number,
-            call=held.call,
-            name=held.name,
-            shape=tuple(held.value.shape),
-            dtype=str(held.value.dtype),
-            axes=held.axes,
-            bytes=held.value.nbytes,
-        )
-        for held in opened.arrays
-    )
+def _arrays(request: protocol.ShowValues, core: Core) -> protocol.Arrays:
+    of = readable_pass(core)
+    opened = core.opening.open(of, request.site, request.part, clean=request.clean)
     return protocol.Arrays(
         request=request.id,
         site=request.site,
         part=request.part,
         clean=request.clean,
-        parts=look.parts(request.site),
-        arrays=arrays,
-        perturbed=look.setting.active and request.part != "parameter",
-        source=_source(look, request.part),
+        parts=of.parts(request.site),
+        arrays=array_messages(opened.arrays),
+        perturbed=of.setting.active and request.part != "parameter",
+        source=_source(of, request.part),
         notes=opened.notes,
     )
 
@@ -69,11 +61,11 @@ def positions_of(
         why = inputs and inputs.problem
         how = "Make the inspector with decode=, such as nni.Inspector(..., decode=str)."
         raise InspectorError(f"The tokens of this pass are not known. {why or how}")
-    how: Any = {"example": example, "unit": unit, "axis": axis}
-    return figures_of(look_of(core), core.opening, site, inputs, **how)
+    of = readable_pass(core), core.opening, site, inputs
+    return figures_of(*of, example=example, unit=unit, axis=axis)
 
 
-def values_at(core: Core, site: str, part: Part, *, call: int | None, clean: bool) -> Any:
+def values_at(core: Core, site: str, part: Part, *, call: int | None, clean: bool) -> PyTree:
     """See `Inspector.values`."""
     whole, layers = without_layers(site)
     called, operation = of_operation(whole)
@@ -85,7 +77,9 @@ def values_at(core: Core, site: str, part: Part, *, call: int | None, clean: boo
             f"The parameters of all layers of {whole!r} are one array each. Read them as "
             f"values({whole!r}, part='parameter')."
         )
-    found = opened_tree(core.opening.open(look_of(core), whole, part, clean=clean), whole, call)
+    found = opened_tree(
+        core.opening.open(readable_pass(core), whole, part, clean=clean), whole, call
+    )
     return jax.tree.map(lambda x: x[layers], found) if layers else found
 
 
@@ -103,21 +97,21 @@ def positions_message(core: Core, request: protocol.ShowPositions) -> Answer:
         axes=found.axes,
         positions=len(found.figures.get("norm", ())),
         figures=tuple(found.figures),
-        source=found.why_not(site) or look_of(core).source,
+        source=found.why_not(site) or readable_pass(core).source,
     )
     answer = message, protocol.buffer_of(*found.figures.values())
     core.positions[request.site] = answer
     return answer
 
 
-def look_of(core: Core) -> Look:
+def readable_pass(core: Core) -> ReadablePass:
     shown, request, switches = core.shown, core.request, core.modes.switches()
     setting = core.handles.setting()
     if shown is not None and not core.looping and shown.request is request:
         switches, setting = shown.switches, shown.setting
     inputs = core.view.kept("inputs")
     of = f"{request.name}, with the parameters that the model had when this was read"
-    return Look(
+    return ReadablePass(
         call=request.call(core.model, switches),
         setting=setting,
         modules={site.key: site.module for site in module_sites(core.model)},
@@ -130,7 +124,7 @@ def look_of(core: Core) -> Look:
     )
 
 
-def _source(look: Look, part: str) -> str:
+def _source(of: ReadablePass, part: str) -> str:
     if part == "parameter":
         return "The model's own Variables, as they were when this was read."
-    return look.source
+    return of.source

@@ -39,7 +39,7 @@ class _Meetings:
 _meetings = _Meetings()
 
 
-class Company:
+class ProcessGroup:
     """The processes that watch one loop together.
 
     A text that a process says has the number of the meeting from which on it counts, because some
@@ -119,9 +119,9 @@ class Company:
         threading.Thread(target=come, name="nnx_inspector.leaving", daemon=True).start()
 
 
-def company_of(
+def process_group_of(
     opening: Mapping[str, object], *, first: int = 0, do: str = "watch", does: str = "watches"
-) -> Company:
+) -> ProcessGroup:
     """Wait until every process of the job opens the same.
 
     Args:
@@ -139,16 +139,16 @@ def company_of(
             "The processes of this job cannot agree on what is measured, because jax.distributed "
             "was not initialized"
         )
-        return Company(None, "", why)
+        return ProcessGroup(None, "", why)
     with _meetings.lock:
         try:
             said = {_FIRST: str(first), **{name: str(value) for name, value in opening.items()}}
-            return _company(job, said, do, does)
+            return _met(job, said, do, does)
         except jax.errors.JaxRuntimeError as error:
-            return Company(None, "", f"The coordinator of this job does not answer ({error})")
+            return ProcessGroup(None, "", f"The coordinator of this job does not answer ({error})")
 
 
-def _company(job: Coordinator, opening: Mapping[str, str], do: str, does: str) -> Company:
+def _met(job: Coordinator, opening: Mapping[str, str], do: str, does: str) -> ProcessGroup:
     me, several = jax.process_index(), range(jax.process_count())
     # those that have failed were of loops that only others have watched
     failed = int(job.texts(_FAILED).get("number", 0))
@@ -160,16 +160,18 @@ def _company(job: Coordinator, opening: Mapping[str, str], do: str, does: str) -
     if number > 2:  # nobody reads those of the meeting before the last one
         job.forget(f"{_FOLDER}/{number - 2}/{me}")
     if met:
-        return Company(job, here, _difference(said, me, does), int(said[0][_FIRST]))
+        return ProcessGroup(job, here, _difference(said, me, does), int(said[0][_FIRST]))
     job.put(f"{_FAILED}/number", str(number))
     missing = [n for n in several if n not in said]
     if not missing:
-        return Company(job, here, f"Process {me} came when others had waited {PATIENCE:g} seconds")
+        return ProcessGroup(
+            job, here, f"Process {me} came when others had waited {PATIENCE:g} seconds"
+        )
     why = (
         f"{_processes(missing)} of {len(several)} did not {do} within {PATIENCE:g} seconds of "
         f"process {me}"
     )
-    return Company(job, here, why)
+    return ProcessGroup(job, here, why)
 
 
 def _difference(said: Mapping[int, Mapping[str, str]], me: int, does: str) -> str:

@@ -23,7 +23,7 @@ from nnx_inspector.hooks.hook import Hook
 from nnx_inspector.live.hook import run_here
 from nnx_inspector.live.inbox import CurrentPass, Message, Sent, Taken
 from nnx_inspector.live.messages import GRADIENT, Listener
-from nnx_inspector.live.programs.agreement import Company
+from nnx_inspector.live.programs.agreement import ProcessGroup
 from nnx_inspector.live.programs.asked import Asked
 from nnx_inspector.live.programs.fast_path import key_of
 from nnx_inspector.live.programs.finished import Edited, Finished, Pass
@@ -66,7 +66,7 @@ class Watched(Listener, Protocol):
     executables: int
     model: nnx.Module
     whose: Whose
-    company: Company | None
+    group: ProcessGroup | None
     asked: Asked | None
 
     def is_mine(self, hook: Hook) -> bool: ...

@@ -117,7 +117,7 @@ class Variants:
 
     def choose(
         self,
-        program: Jaxpr,
+        program: Value,
         arrays: Sequence[object],
         /,
         *,
@@ -377,7 +377,7 @@ class Variants:
             else:  # the loop has ended; the next one may want it
                 those.pop(program, None)
 
-        if session.company is not None:  # all processes run the same program at each step
+        if session.group is not None:  # all processes run the same program at each step
             work()
         else:
             self._worker.do(work)

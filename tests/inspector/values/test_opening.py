@@ -13,7 +13,7 @@ import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.values import cache
 from nnx_inspector.inspector.values.blocks import ON_DEVICE
-from nnx_inspector.inspector.values.reading import look_of
+from nnx_inspector.inspector.values.reading import readable_pass
 from nnx_inspector.screen.values import blocks
 
 
@@ -22,7 +22,7 @@ def inspected(model, *args):
 
 
 def opened(insp, site, part="output", clean=False):
-    return inside(insp).opening.open(look_of(inside(insp).core), site, part, clean=clean)
+    return inside(insp).opening.open(readable_pass(inside(insp).core), site, part, clean=clean)
 
 
 def axes(insp, site, part="output"):
@@ -274,7 +274,12 @@ def test_attention_of_rank_3_and_weights_that_are_sown():
     np.testing.assert_array_equal(shown, insp.values("attn", part="attention"))
     np.testing.assert_allclose(shown, insp.values("attn/attention_weights"), rtol=1e-6)
     insp.show_operations("attn")  # the pattern has a row of its own now
-    assert look_of(inside(insp).core).parts("attn") == ("output", "input", "parameter", "attention")
+    assert readable_pass(inside(insp).core).parts("attn") == (
+        "output",
+        "input",
+        "parameter",
+        "attention",
+    )
     np.testing.assert_array_equal(shown, insp.values("attn", part="attention"))
     with pytest.raises(InspectorError, match=r"'head' computes no attention.*'attn'"):
         opened(insp, "head", "attention")
@@ -369,7 +374,7 @@ def test_a_watched_loop_is_not_disturbed(net):
     for number, _ in enumerate(net.watch(range(6), every=2)):
         step(net.model, optimizer, x)
         close(net.values("first"), by_hand(net.model, x)[0])
-        assert "a loop is running" in look_of(inside(net).core).source
+        assert "a loop is running" in readable_pass(inside(net).core).source
         if number == 1:
             before = len(traces)
     assert len(traces) == before

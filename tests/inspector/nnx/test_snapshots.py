@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 
 from nnx_inspector._compat import jit
-from nnx_inspector.inspector.nnx import looks
-from nnx_inspector.inspector.nnx.looks import look_at, moved, norm_of
+from nnx_inspector.inspector.nnx import snapshots
+from nnx_inspector.inspector.nnx.snapshots import moved, norm_of, snapshot_of
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_copies_are_our_own_bounded_and_compile_nothing(monkeypatch):
     variables = [nnx.Param(jnp.full((10,), float(i))) for i in range(4)]
     compiled = []
     undo = jit.compilation_events(lambda kind, *_: compiled.append(kind))
-    monkeypatch.setattr(looks, "MOST_BYTES", 100)
-    look = look_at([(v, v.get_raw_value()) for v in variables], 7)
+    monkeypatch.setattr(snapshots, "MOST_BYTES", 100)
+    look = snapshot_of([(v, v.get_raw_value()) for v in variables], 7)
     undo()
     assert compiled == []
     assert (len(look.copies), look.left_out, look.step) == (2, 2, 7)
     jax.jit(lambda x: x + 1, donate_argnums=0)(variables[0].get_raw_value())
     assert variables[0].get_raw_value().is_deleted()
     np.testing.assert_array_equal(look.copy_of(variables[0]), np.zeros(10))
-    assert look_at([(variables[0], variables[0].get_raw_value())], 8).copies == {}
+    assert snapshot_of([(variables[0], variables[0].get_raw_value())], 8).copies == {}
     assert np.isnan(norm_of(variables[0].get_raw_value()))

@@ -1,6 +1,6 @@
-"""The changes of Variables between two looks at a module, and in an inspector's last pass.
+"""The changes of Variables between two snapshots of a module, and in an inspector's last pass.
 
-Invariant: a look copies at most MOST_BYTES, on the arrays' own devices, and only reads; an array
+Invariant: it copies at most MOST_BYTES, on the arrays' own devices, and only reads; an array
 that was donated to a running step is left out, never compared wrongly. Knows neither paths nor the
 screen.
 """
@@ -10,22 +10,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from nnx_inspector.inspector.nnx.graph import byte_count, held_as, scalar_text
+from nnx_inspector.hooks.variables import byte_count
+from nnx_inspector.inspector.nnx.graph import arrays_in, held_as, scalar_text
 from nnx_inspector.screen import protocol
+from nnx_inspector.typing import AnyArray, Value, Variable
 
 MOST_BYTES = 32 << 20
-"""The most bytes of copies that are kept between two looks."""
+"""The most bytes of copies that are kept between two snapshots."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
+class Snapshot:
     """The values of some Variables at one step.
 
     Attributes:
@@ -34,21 +35,21 @@ class Look:
     """
 
     step: int
-    copies: dict[int, tuple[nnx.Variable[Any], Any]]
+    copies: dict[int, tuple[Variable, AnyArray]]
     left_out: int
 
-    def copy_of(self, variable: object) -> Any:
+    def copy_of(self, variable: object) -> AnyArray | None:
         return self.copies.get(id(variable), (None, None))[1]
 
 
-def look_at(variables: Iterable[tuple[Any, Any]], step: int) -> Look:
+def snapshot_of(variables: Iterable[tuple[object, Value]], step: int) -> Snapshot:
     """Copy the values of as many Variables as fit."""
-    copies: dict[int, tuple[Any, Any]] = {}
+    copies: dict[int, tuple[Variable, AnyArray]] = {}
     total = left_out = 0
     for variable, value in variables:
         if not isinstance(variable, nnx.Variable) or held_as(value) != "array":
             continue
-        size = byte_count(value)
+        size = byte_count(arrays_in(value))
         if total + size > MOST_BYTES:
             left_out += 1
             continue
@@ -56,10 +57,10 @@ def look_at(variables: Iterable[tuple[Any, Any]], step: int) -> Look:
         if copy is not None:
             total += size
             copies[id(variable)] = (variable, copy)
-    return Look(step, copies, left_out)
+    return Snapshot(step, copies, left_out)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: AnyArray) -> AnyArray | None:
     if isinstance(value, np.ndarray):
         return value.copy()
     try:
@@ -69,7 +70,7 @@ def _copied(value: Any) -> Any:
         return None
 
 
-def moved(before: Any, now: Any) -> protocol.NnxChange | None:
+def moved(before: AnyArray | None, now: AnyArray | None) -> protocol.NnxChange | None:
     """The change of a value, computed on the host in float64."""
     if before is None or now is None:
         return None
@@ -106,7 +107,7 @@ def of_norms(
     )
 
 
-def norm_of(value: object) -> float:
+def norm_of(value: Value) -> float:
     """The norm of a value in float64, NaN if it cannot be read."""
     copy = _copied(value) if held_as(value) == "array" else None
     if copy is None or (isinstance(copy, jax.Array) and not copy.is_fully_addressable):
