@@ -208,11 +208,11 @@ def each_alone(
         if effect is None:
             continue
         before, after = (metrics.get("loss") for metrics in (effect.clean, effect.perturbed))
-        known = before is not None and after is not None
+        change = None if before is None or after is None else after - before
         found.append(
             protocol.EffectAlone(
                 perturbation=number,
-                loss_change=protocol.finite(after - before) if known else None,
+                loss_change=protocol.finite(change),
                 output_change=effect.output_change,
                 kl=effect.kl,
                 top1_changed=effect.top1_changed,
