@@ -77,8 +77,8 @@ class Outcome:
         )
         return protocol.Effect(
             source="",
-            clean=before,
-            perturbed=after,
+            clean={**before},
+            perturbed={**after},
             output_change=protocol.finite(self._output_change(clean, root)),
             kl=protocol.finite(of_logits and of_logits.kl),
             top1_changed=protocol.finite(of_logits and of_logits.top1_changed),
