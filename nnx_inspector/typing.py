@@ -111,8 +111,6 @@ Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
 """The arguments by name of a user's call."""
 Function: TypeAlias = Callable[..., PyTree]
-"""A function of arrays, or of pytrees of arrays."""
+"""A function of arrays, or of pytrees of arrays, such as one of the user's."""
 Owner: TypeAlias = Hashable
 """Whose marks they are: a program may hold marks of several."""
-AnyFunction: TypeAlias = Callable[..., Any]
-"""A function of the user's, of any signature."""

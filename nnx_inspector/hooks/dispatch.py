@@ -42,7 +42,7 @@ from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Path, Selection, methods, site_key
 from nnx_inspector.hooks.variables import weights_at_first
 from nnx_inspector.opening import Opening, held
-from nnx_inspector.typing import AnyFunction, Args, Kwargs, PyTree, Value
+from nnx_inspector.typing import Args, Function, Kwargs, PyTree, Value
 
 
 @dataclasses.dataclass
@@ -132,14 +132,14 @@ class _Call:
     below: Path
     module: object
     method: str
-    original: AnyFunction
+    original: Function
     kind: str
     type_name: str
     selected: object
 
 
 def _in_linen(
-    owner: nnx.bridge.ToNNX, original: AnyFunction, /, *args: object, **kwargs: object
+    owner: nnx.bridge.ToNNX, original: Function, /, *args: object, **kwargs: object
 ) -> PyTree:
     """Call a ToNNX, and send the calls of its Linen modules through the hooks too."""
     paths = [(scope.token, scope.path_of(owner)) for scope in _scopes()]
@@ -164,7 +164,7 @@ def call_inside(
     below: Path,
     module: Value,
     method: str,
-    original: AnyFunction,
+    original: Function,
     args: tuple[object, ...],
     kwargs: Kwargs,
 ) -> PyTree:
@@ -268,7 +268,7 @@ def _called(
             _return()
 
 
-def _naming(names: inside.Names, call: _Call) -> AnyFunction:
+def _naming(names: inside.Names, call: _Call) -> Function:
     run = _in_python(call.original)
 
     def named(*args: object, **kwargs: object) -> PyTree:
@@ -286,7 +286,7 @@ def _naming(names: inside.Names, call: _Call) -> AnyFunction:
     return named
 
 
-def _operation(call: _Call, name: str, primitive: str, run: AnyFunction) -> AnyFunction | None:
+def _operation(call: _Call, name: str, primitive: str, run: Function) -> Function | None:
     """An operation within a call, through the hooks that select it; None if none does."""
     method = f"{call.method if call.method != CALL else ''}@{name}"
     for scope in _scopes():
@@ -334,7 +334,7 @@ def _is_within(name: str, function: object, module: nnx.Module) -> bool:
     return any(a is not None and a == b for a, b in paths)
 
 
-def _wrapped_in_hooks(call: _Call, ranks: tuple[int, ...]) -> AnyFunction:
+def _wrapped_in_hooks(call: _Call, ranks: tuple[int, ...]) -> Function:
     hooks = open_hooks()
     chain = _in_python(call.original)
     # by rank; of equal ranks the context entered first is outermost
@@ -344,7 +344,7 @@ def _wrapped_in_hooks(call: _Call, ranks: tuple[int, ...]) -> AnyFunction:
     return chain
 
 
-def _in_python(method: AnyFunction) -> AnyFunction:
+def _in_python(method: Function) -> Function:
     """A bound method as a function: a call through C uses a stack whose limit cannot be raised."""
     if not isinstance(method, types.MethodType):
         return method
@@ -356,7 +356,7 @@ def _in_python(method: AnyFunction) -> AnyFunction:
     return bound
 
 
-def _wrap_in_python(hook: Hook) -> tuple[AnyFunction, Args]:
+def _wrap_in_python(hook: Hook) -> tuple[Function, Args]:
     """The function that a hook's `wrap` runs, and its leading arguments."""
     wrap = hook.wrap
     if isinstance(wrap, types.FunctionType):
@@ -367,7 +367,7 @@ def _wrap_in_python(hook: Hook) -> tuple[AnyFunction, Args]:
     return (function, (wrap,)) if isinstance(function, types.FunctionType) else (wrap, ())
 
 
-def _around(number: int, hook: Hook, inner: AnyFunction, call: _Call) -> AnyFunction:
+def _around(number: int, hook: Hook, inner: Function, call: _Call) -> Function:
     if call.kind == "operation" and not see_operations((hook,)):
         return inner
     scope = hook.scope if hook.scope is not None else _thread.outermost

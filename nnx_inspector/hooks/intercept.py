@@ -20,7 +20,7 @@ from nnx_inspector.hooks.dispatch import executables_called, hooked
 from nnx_inspector.hooks.hook import INTERCEPTOR, TAP_OUTPUT, Context, Hook, Interceptor
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import Only, Selection, nothing_selected, site_keys
-from nnx_inspector.typing import AnyFunction, Args, Kwargs, PyTree
+from nnx_inspector.typing import Args, Function, Kwargs, PyTree
 
 
 @contextlib.contextmanager
@@ -83,9 +83,7 @@ def _is_hashable(x: object) -> bool:
 class _Unhashable(Itself):
     """An interceptor that cannot be hashed, compared by identity."""
 
-    def __call__(
-        self, next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: Context
-    ) -> PyTree:
+    def __call__(self, next_fun: Function, args: Args, kwargs: Kwargs, context: Context) -> PyTree:
         return self.value(next_fun, args, kwargs, context)
 
 
@@ -180,9 +178,7 @@ class _Remember:
     only: Selection
     called: list[_CalledModel] = dataclasses.field(compare=False)
 
-    def __call__(
-        self, next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: Context
-    ) -> PyTree:
+    def __call__(self, next_fun: Function, args: Args, kwargs: Kwargs, context: Context) -> PyTree:
         if context.path == "" and not self.called:
             module = context.module
             self.called.append(_CalledModel(site_keys(module), self.only.matches_any(module)))

@@ -20,7 +20,7 @@ from flax import linen, nnx
 from nnx_inspector._compat import flax_graphs
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.sites import CALL, Path
-from nnx_inspector.typing import AnyFunction, Args, Kwargs, PyTree, Value
+from nnx_inspector.typing import Args, Function, Kwargs, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Listener:
         key: a part of the cache key of programs compiled inside, in addition to Linen's own.
     """
 
-    call: AnyFunction
+    call: Function
     foreign: Callable[[nnx.Module, linen.Module], None]
     key: Hashable
 
@@ -60,7 +60,7 @@ class _Inside:
         self.frames: list[_Frame] = []
         self.blind = False
 
-    def call(self, next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: Value) -> PyTree:
+    def call(self, next_fun: Function, args: Args, kwargs: Kwargs, context: Value) -> PyTree:
         module, name, function = context.module, context.method_name, context.orig_method.func
         if self.blind or module.scope is None:
             return next_fun(*args, **kwargs)
@@ -126,14 +126,14 @@ def listened_to(owner: nnx.bridge.ToNNX, listener: Listener) -> Iterator[None]:
         _thread.inside = outer
 
 
-def _intercepted(next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: object) -> PyTree:
+def _intercepted(next_fun: Function, args: Args, kwargs: Kwargs, context: object) -> PyTree:
     inside = _thread.inside
     if inside is None:
         return next_fun(*args, **kwargs)
     return inside.call(next_fun, args, kwargs, context)
 
 
-def _is_public_method(module: linen.Module, name: str, function: AnyFunction) -> bool:
+def _is_public_method(module: linen.Module, name: str, function: Function) -> bool:
     # a lifted function (the body of an nn.scan) runs as a method of the module it is given
     if name == "setup" or (name != CALL and name.startswith("_")):
         return False

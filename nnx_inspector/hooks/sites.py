@@ -25,7 +25,7 @@ from nnx_inspector.arrays import own_attribute
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import escape, glob_matches, segment_matches, split_escaped
 from nnx_inspector.hooks.inside.attention import NONE_FOUND
-from nnx_inspector.typing import AnyFunction, Args, Value
+from nnx_inspector.typing import Args, Function, Value
 
 CALL = "__call__"
 Path = tuple[str | int, ...]
@@ -104,7 +104,7 @@ def method_name(f: object) -> str:
     return name
 
 
-def parameter_names(method: AnyFunction) -> tuple[str, ...]:
+def parameter_names(method: Function) -> tuple[str, ...]:
     """The names of the positional parameters of a bound method."""
     try:
         parameters = inspect.signature(method).parameters.values()
@@ -166,7 +166,7 @@ def _hint(given: object) -> str:
     return "Pass an instance of a class that derives from flax.nnx.Module."
 
 
-def require_arguments(f: AnyFunction, args: Args, kwargs: Mapping[str, object]) -> None:
+def require_arguments(f: Function, args: Args, kwargs: Mapping[str, object]) -> None:
     """Raise a TypeError that says what to pass, if `f` cannot be called with these arguments."""
     try:
         signature = inspect.signature(f)

@@ -26,7 +26,7 @@ from nnx_inspector._compat.launching import jitted
 from nnx_inspector._compat.redirect import Reduce, Reductions, can_redirect, copy_of, redirect
 from nnx_inspector.hooks import linen
 from nnx_inspector.hooks.sites import methods
-from nnx_inspector.typing import AnyFunction, Args, Kwargs, PyTree, Value
+from nnx_inspector.typing import Args, Function, Kwargs, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Hooks:
     """
 
     active: Callable[[], bool]
-    call: Callable[[str, AnyFunction, nnx.Module, Args, Kwargs], PyTree]
+    call: Callable[[str, Function, nnx.Module, Args, Kwargs], PyTree]
     sown: Callable[[nnx.Module, str, str, type | str, Value], Value]
     tag_of: Callable[[nnx.Module], object]
-    arrived: AnyFunction
+    arrived: Function
     compiled: Callable[[object], None]
     executed: Callable[[object], None]
 
@@ -58,8 +58,8 @@ _whole = False  # whether all is wrapped that is no class of a module
 _wrapped: set[type] = set()
 _undo: list[Callable[[], None]] = []
 _redirected: dict[types.FunctionType, types.FunctionType] = {}
-_originals: weakref.WeakKeyDictionary[object, AnyFunction] = weakref.WeakKeyDictionary()
-_inherited: weakref.WeakSet[AnyFunction] = weakref.WeakSet()
+_originals: weakref.WeakKeyDictionary[object, Function] = weakref.WeakKeyDictionary()
+_inherited: weakref.WeakSet[Function] = weakref.WeakSet()
 """The wrappers of methods that the class itself does not have."""
 
 
@@ -116,7 +116,7 @@ def _wrap_shared(hooks: Hooks) -> None:
     _undo.append(reductions.undo)
     reductions.renew()
 
-    def renewing(original: AnyFunction, _: Hooks) -> AnyFunction:
+    def renewing(original: Function, _: Hooks) -> Function:
         # a pickler may have been loaded since; it asks a module for its state before its class
         return lambda *args: (reductions.renew(), original(*args))[1]
 
@@ -168,7 +168,7 @@ def _unwrap() -> None:
 # ---------------------------------------------------------------- one method
 
 
-def _wrapper(cls: type, name: str, raw: AnyFunction, hooks: Hooks) -> AnyFunction:
+def _wrapper(cls: type, name: str, raw: Function, hooks: Hooks) -> Function:
     installed = _wrapped  # emptied on release: a wrapper that is still referenced is inert
     function = _reachable_by_reference(cls, name, raw, hooks)
     plain = isinstance(function, types.FunctionType)
@@ -187,7 +187,7 @@ def _wrapper(cls: type, name: str, raw: AnyFunction, hooks: Hooks) -> AnyFunctio
     return wrapper
 
 
-def _reachable_by_reference(cls: type, name: str, raw: AnyFunction, hooks: Hooks) -> AnyFunction:
+def _reachable_by_reference(cls: type, name: str, raw: Function, hooks: Hooks) -> Function:
     """The original function of a method; calls of the method's own function are redirected too.
 
     They bypass the class: a model may hold a bound method in an attribute, and a decorated method
@@ -218,14 +218,14 @@ def _reachable_by_reference(cls: type, name: str, raw: AnyFunction, hooks: Hooks
 class _Decorated:
     """Stands in for a method that a transform decorates, and forwards its other attributes."""
 
-    def __init__(self, call: AnyFunction, raw: AnyFunction):
+    def __init__(self, call: Function, raw: Function):
         self._call, self._raw = call, raw
         functools.update_wrapper(self, raw, updated=())
 
     def __call__(self, *args: object, **kwargs: object) -> PyTree:
         return self._call(*args, **kwargs)
 
-    def __get__(self, instance: object, owner: type | None = None) -> AnyFunction:
+    def __get__(self, instance: object, owner: type | None = None) -> Function:
         return self if instance is None else self._call.__get__(instance, owner)
 
     def __getattr__(self, name: str) -> Value:
@@ -280,7 +280,7 @@ def _is_wrapper(value: object) -> bool:
 # ------------------------------------------------------------ sow and perturb
 
 
-def _observed_sow(original: AnyFunction, hooks: Hooks) -> AnyFunction:
+def _observed_sow(original: Function, hooks: Hooks) -> Function:
     def sow(
         self: nnx.Module,
         variable_type: type | str,
@@ -296,7 +296,7 @@ def _observed_sow(original: AnyFunction, hooks: Hooks) -> AnyFunction:
     return sow
 
 
-def _observed_perturb(original: AnyFunction, hooks: Hooks) -> AnyFunction:
+def _observed_perturb(original: Function, hooks: Hooks) -> Function:
     def perturb(self: nnx.Module, name: str, value: object, *args: Value, **kwargs: Value) -> Value:
         out = original(self, name, value, *args, **kwargs)
         if not hooks.active():

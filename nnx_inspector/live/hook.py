@@ -60,7 +60,7 @@ from nnx_inspector.program.marks import (
 )
 from nnx_inspector.program.members import Ensemble, ensemble_of, within
 from nnx_inspector.program.structure import is_whole
-from nnx_inspector.typing import AnyFunction, Args, Array, Kwargs, Params, PyTree, Value
+from nnx_inspector.typing import Args, Array, Function, Kwargs, Params, PyTree, Value
 
 _numbers = itertools.count(1)
 
@@ -146,9 +146,7 @@ class Watch:
     def owner(self) -> tuple[str, int]:
         return self.owner_of(self.session)
 
-    def __call__(
-        self, next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: Context
-    ) -> PyTree:
+    def __call__(self, next_fun: Function, args: Args, kwargs: Kwargs, context: Context) -> PyTree:
         site = context.site or ""
         if rule_here():
             self._note_apart(site)

@@ -33,7 +33,7 @@ from nnx_inspector.profiling.memory import Peak, note_memory, peak_of
 from nnx_inspector.profiling.result import IDLE, OUTSIDE, ModuleCost, Profile
 from nnx_inspector.profiling.scopes import naming
 from nnx_inspector.program.function import Arguments
-from nnx_inspector.typing import AnyFunction, Args, Array, Jaxpr, Kwargs, PyTree, Value
+from nnx_inspector.typing import Args, Array, Function, Jaxpr, Kwargs, PyTree, Value
 
 RUNS: Final = 3
 
@@ -121,7 +121,7 @@ def profile(
 class _Given:
     """A step and its arguments, which are copied for each run."""
 
-    def __init__(self, model: nnx.Module, step: AnyFunction, args: Args, kwargs: Kwargs):
+    def __init__(self, model: nnx.Module, step: Function, args: Args, kwargs: Kwargs):
         self._model, self._step = model, step
         self._arguments = Arguments.of((args, kwargs))
         self._own = self._arguments.take(self._arguments.nodes)

@@ -21,7 +21,7 @@ from nnx_inspector._compat.launching.compiled import noting
 from nnx_inspector.hooks.dispatch import hooked
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook
 from nnx_inspector.hooks.scope import Scope, scope_of
-from nnx_inspector.typing import AnyFunction, Args, Kwargs, PyTree
+from nnx_inspector.typing import Args, Function, Kwargs, PyTree
 
 _ROOT: Final = "."
 _ESCAPED: Final = str.maketrans({c: f"%{ord(c):02X}" for c in "%./()[]\"'\\"})
@@ -53,7 +53,7 @@ def path_in(name: str) -> str | None:
     return "/".join(re.sub("%(..)", lambda hit: chr(int(hit[1], 16)), one) for one in segments)
 
 
-def _named(next_fun: AnyFunction, args: Args, kwargs: Kwargs, context: Context) -> PyTree:
+def _named(next_fun: Function, args: Args, kwargs: Kwargs, context: Context) -> PyTree:
     """Name what a call computes after its module."""
     if context.path is None or context.kind not in ("method", "linen"):
         return next_fun(*args, **kwargs)

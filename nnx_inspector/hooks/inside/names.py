@@ -31,9 +31,9 @@ from nnx_inspector._compat import eqn_params, interpreter, jaxprs
 from nnx_inspector._compat.redirect import copy_of, redirect
 from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trail, Trails, pattern_in
-from nnx_inspector.typing import AnyFunction, Jaxpr, Params, Primitive, PyTree, Value
+from nnx_inspector.typing import Function, Jaxpr, Params, Primitive, PyTree, Value
 
-Visit = Callable[[str, str, AnyFunction], AnyFunction | None]
+Visit = Callable[[str, str, Function], Function | None]
 """`(name, primitive, operation)` -> what runs instead, or None if it is not selected."""
 
 _WITHIN = "nnx_inspector_call"
@@ -100,14 +100,14 @@ class Names:
             with interpreter.operations(self._rule(len(jaxprs.scopes()), ())):
                 yield
 
-    def _rule(self, known: int, around: tuple[str, ...]) -> AnyFunction:
+    def _rule(self, known: int, around: tuple[str, ...]) -> Function:
         """The rule for what is below the first `known` scopes; `around` are enclosing scopes."""
 
         def rule(
             primitive: Primitive,
             values: Sequence[Value],
             params: Params,
-            bind: AnyFunction,
+            bind: Function,
         ) -> Value:
             scopes = (*around, *jaxprs.scopes()[known:])
             is_result, self._is_result = self._is_result, False
@@ -177,7 +177,7 @@ class Names:
         results = set() if function is None else {v for v in bare.outvars if not _is_value(v)}
         selected = False
 
-        def visit(*how: Value) -> AnyFunction | None:
+        def visit(*how: Value) -> Function | None:
             nonlocal selected
             found = outer(*how)
             selected = selected or found is not None
@@ -208,9 +208,7 @@ class Names:
 _is_value = jaxprs.is_literal
 
 
-def _bind_entered(
-    bind: AnyFunction, given: object, entered: object, values: object = None
-) -> Value:
+def _bind_entered(bind: Function, given: object, entered: object, values: object = None) -> Value:
     return bind(given if values is None else values, entered)
 
 
@@ -224,7 +222,7 @@ def _given(primitive: str, params: Params, known: list[Trail | None]) -> list[Tr
     return known[1:] if primitive == "cond" else known
 
 
-def _call(bind: AnyFunction) -> AnyFunction:
+def _call(bind: Function) -> Function:
     """An operation as a function of its operands; several results are a tuple."""
 
     def run(*values: object) -> PyTree:
@@ -326,7 +324,7 @@ def _put_back() -> None:
         _undo.pop()
 
 
-def _called(function: AnyFunction, name: str, /, *args: object, **kwargs: object) -> PyTree:
+def _called(function: Function, name: str, /, *args: object, **kwargs: object) -> PyTree:
     if _thread.names is None:
         return function(*args, **kwargs)
     with jax.named_scope(name):

@@ -21,7 +21,7 @@ from nnx_inspector.arrays import own_attribute
 from nnx_inspector.errors import add_note
 from nnx_inspector.hooks.content import key_of
 from nnx_inspector.hooks.sites import Path, site_key
-from nnx_inspector.typing import AnyFunction, Kwargs, PyTree, Value
+from nnx_inspector.typing import Function, Kwargs, PyTree, Value
 
 FLAGS = {
     "deterministic": "False after train(), True after eval().",
@@ -108,7 +108,7 @@ def _parameters(module: nnx.Module) -> Mapping[str, inspect.Parameter]:
     # looked up on the class: a wrapper that answers for every name has no set_view of its own
     if inspect.getattr_static(type(module), "set_view", None) is None:
         return {}
-    view: AnyFunction = getattr(module, "set_view")  # noqa: B009 - nnx.Module has none
+    view: Function = getattr(module, "set_view")  # noqa: B009 - nnx.Module has none
     return inspect.signature(view).parameters
 
 
@@ -242,7 +242,7 @@ def _switch(module: nnx.Module, modes: Kwargs) -> None:
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     passed = {n: v for n, v in modes.items() if n in parameters or takes_any}
     if passed:
-        view: AnyFunction = getattr(module, "set_view")  # noqa: B009
+        view: Function = getattr(module, "set_view")  # noqa: B009
         view(**passed)
     for name, value in modes.items():
         if name not in parameters and _is_flag(module, name):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import jax
 from flax import nnx
@@ -22,7 +22,7 @@ from nnx_inspector.inspector.nnx.switches import Switches, viewed
 from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.program.function import Arguments, Function
 from nnx_inspector.program.stage import HeldState
-from nnx_inspector.typing import AnyFunction, Args, GraphDef, Kwargs, PyTree, Value
+from nnx_inspector.typing import Args, GraphDef, Kwargs, PyTree, Value
 
 NONE = Switches()
 ITSELF = Entry()
@@ -40,7 +40,7 @@ class Call:
     model: nnx.Module
     args: tuple[Value, ...]
     kwargs: Kwargs
-    loss_fn: AnyFunction | None = None
+    loss_fn: Callable[..., PyTree] | None = None
     switches: Switches = NONE
     configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
     entry: Entry = ITSELF
@@ -120,7 +120,7 @@ class Form:
     graphdef: GraphDef
     held: HeldState
     arguments: Arguments
-    loss_fn: AnyFunction | None
+    loss_fn: Callable[..., PyTree] | None
     switches: Switches
     entry: Entry
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 from flax import nnx
@@ -27,7 +27,7 @@ from nnx_inspector.hooks.sites import (
 from nnx_inspector.hooks.variables import is_node
 from nnx_inspector.program.editing.counting import Where
 from nnx_inspector.program.function import Function, as_function, name_of, roots_of
-from nnx_inspector.typing import AnyFunction, Args, Kwargs, Value
+from nnx_inspector.typing import Args, Kwargs, PyTree, Value
 
 _ARRAYS: dict[type, str] = {
     nnx.Linear: "kernel",
@@ -54,7 +54,7 @@ class Entry:
     """
 
     method: str = CALL
-    f: AnyFunction | None = None
+    f: Callable[..., PyTree] | None = None
     place: int | str = 0
     where: Where | None = None
 

@@ -29,7 +29,7 @@ from nnx_inspector.perturbations.places import Setting
 from nnx_inspector.records.donated import WeakArrays, are_there, require_there
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
-from nnx_inspector.typing import AnyFunction, Kwargs, Value
+from nnx_inspector.typing import Function, Kwargs, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,7 @@ class PassRequest:
 
     args: tuple[Value, ...]
     kwargs: Kwargs
-    loss_fn: AnyFunction | None = None
+    loss_fn: Function | None = None
     configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
     entry: Entry = ITSELF
     number: int = dataclasses.field(default_factory=itertools.count().__next__)

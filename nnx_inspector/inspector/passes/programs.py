@@ -52,7 +52,7 @@ from nnx_inspector.records.parameters import floats_of, measure_parameters
 from nnx_inspector.records.record import Record
 from nnx_inspector.stats.gauges import IDS, VARIED
 from nnx_inspector.stats.measure_gauges import commonest, gauge, sampled, varied
-from nnx_inspector.typing import AnyFunction, GraphDef, PyTree, Value
+from nnx_inspector.typing import Function, GraphDef, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Program:
         lock: the thread that compiles it holds this lock.
     """
 
-    def __init__(self, function: AnyFunction, *, ready: bool = False):
+    def __init__(self, function: Function, *, ready: bool = False):
         self.function, self.compiled = function, jax.jit(function)
         self.ran_eagerly, self.ready = False, ready
         self.lock = threading.Lock()
@@ -410,7 +410,7 @@ class OwnedPasses:
 
     def _function(
         self, kind: Kind, form: Form, setting: Setting, known: Tracing | None
-    ) -> AnyFunction:
+    ) -> Function:
         what = form, setting.places, self.keys, self.selection, known, ()
 
         def program(*given: object) -> PyTree:

@@ -37,7 +37,7 @@ from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.records.donated import undisturbed
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.inputs import Argument
-from nnx_inspector.typing import AnyFunction, Array, Kwargs, Value
+from nnx_inspector.typing import Array, Function, Kwargs, Value
 
 
 def require_site(site: str | None) -> str:
@@ -64,7 +64,7 @@ Make = Callable[[Call, Report], Value]
 Select = Callable[[Value], Value]
 """Of a batch of the user's data, what the model is called with."""
 
-_PANELS: dict[str, tuple[type[Value], AnyFunction]] = {
+_PANELS: dict[str, tuple[type[Value], Function]] = {
     "lens": (protocol.Lens, lens_message),
     "logits": (protocol.Logits, logits_message),
     "attribution": (protocol.Attributed, attribution_message),
@@ -143,7 +143,7 @@ class Studies:
 
     # ------------------------------------------------------------------ within
 
-    def _passing(self, f: AnyFunction, how: Kwargs) -> Make:
+    def _passing(self, f: Function, how: Kwargs) -> Make:
         def make(call: Call, report: Report) -> Value:
             if f is not attribute and how.get("unembed") is None:
                 self._require_classes()

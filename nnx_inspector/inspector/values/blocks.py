@@ -17,7 +17,7 @@ from jax import lax
 from nnx_inspector._compat.sharding import automatic
 from nnx_inspector.screen.values.blocks import TILE, Component, Tile, arranged
 from nnx_inspector.stats.arithmetic import real_values
-from nnx_inspector.typing import AnyFunction, Array, Float, Num, Value
+from nnx_inspector.typing import Array, Float, Function, Num, Value
 
 LINE = 64
 """Elements of a line that are added up in one stage."""
@@ -61,7 +61,7 @@ def _reals(x: jax.Array, component: Component) -> jax.Array:
     return {"real": jnp.real, "imag": jnp.imag}.get(component, real_values)(x)
 
 
-def _over(pair: AnyFunction, value: jax.Array, fill: object, fine: tuple[int, int]) -> jax.Array:
+def _over(pair: Function, value: jax.Array, fill: object, fine: tuple[int, int]) -> jax.Array:
     """A reduction of every fine block, `[tiles, rows, columns]`; `fill` completes the blocks at the
     ends.
 
@@ -78,7 +78,7 @@ def _over(pair: AnyFunction, value: jax.Array, fill: object, fine: tuple[int, in
     return _fold(pair, lax.optimization_barrier(_fold(pair, parts, 3)), 3)
 
 
-def _fold(pair: AnyFunction, value: jax.Array, axis: int) -> jax.Array:
+def _fold(pair: Function, value: jax.Array, axis: int) -> jax.Array:
     """A reduction along one axis, pair by pair; six times faster on a CPU than XLA's own."""
     while (length := value.shape[axis]) > UNROLLED:
         half = length // 2

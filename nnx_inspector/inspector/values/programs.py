@@ -39,7 +39,7 @@ from nnx_inspector.program.stage import Staged
 from nnx_inspector.program.structure import Structure
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.records.backward import backward_pass
-from nnx_inspector.typing import AnyFunction, Array, PyTree, Value
+from nnx_inspector.typing import Array, Function, PyTree, Value
 
 GRADIENT = "gradient"
 Part = Literal["output", "input", "gradient"]
@@ -133,7 +133,7 @@ class ValuePasses:
             )
         ]
 
-    def _program(self, enter: AnyFunction, site: str, part: Part) -> Program:
+    def _program(self, enter: Function, site: str, part: Part) -> Program:
         keep = Keep(values=True, parts=(part,), sites=(site,))
 
         def program(*given: object) -> PyTree:

@@ -31,7 +31,7 @@ from nnx_inspector.live.programs.whose import OTHER, Calls
 from nnx_inspector.perturbations.places import CLEAN, Setting
 from nnx_inspector.program.rewrite import with_presence
 from nnx_inspector.program.survey import holds_marks
-from nnx_inspector.typing import AnyFunction, Jaxpr, Params, PyTree, Value
+from nnx_inspector.typing import Function, Jaxpr, Params, PyTree, Value
 
 _finished: weakref.WeakKeyDictionary[object, dict[Hashable, Finished]] = weakref.WeakKeyDictionary()
 
@@ -318,7 +318,7 @@ class Variants:
 
     def _run_bare(
         self,
-        bare: AnyFunction,
+        bare: Function,
         call: jitted.JitStart,
         session: Watched,
         calls: Sequence[Call],
@@ -333,13 +333,13 @@ class Variants:
             self._pass(session, key_of())
         return out
 
-    def _own(self, call: jitted.JitStart, session: Watched) -> AnyFunction | None:
+    def _own(self, call: jitted.JitStart, session: Watched) -> Function | None:
         """The user's own function, once a thread has compiled it."""
         if call.program not in self._bare:
             hooks = tuple(hook for hook in open_hooks() if not session.is_mine(hook))
             noted = Noted(call.made(), hooks, Configuration.here())
 
-            def compiled() -> AnyFunction:
+            def compiled() -> Function:
                 noted.compile()
                 return noted.call.jitted()
 
