@@ -222,31 +222,37 @@ def test_one_tree_that_a_program_is_given_is_the_model():
     insp.close()
 
 
-def test_adapted_parameters_are_the_models():
-    """MAML: they are computed from the model's, in the program."""
+@pytest.mark.parametrize("tasks", [None, 3])
+def test_adapted_parameters_are_the_models(tasks):
+    """MAML: they are computed from the model's, in the program; with a vmap, for each task."""
     student, _ = made()
+    xs = [X] if tasks is None else [(i + 1) * X for i in range(tasks)]
 
     @nnx.jit
-    def step(student, x):
+    def step(student, xs):
         graphdef, params = nnx.split(student)
 
-        def loss_fn(params):
+        def loss_fn(params, x):
             inner = lambda params: (nnx.merge(graphdef, params)(x) ** 2).mean()  # noqa: E731
             slope = jax.grad(inner)(params)
             return inner(jax.tree.map(lambda p, g: p - 0.5 * g, params, slope))
 
-        return jax.value_and_grad(loss_fn)(params)
+        if tasks is not None:
+            every = lambda params: jax.vmap(loss_fn, (None, 0))(params, xs).sum()  # noqa: E731
+        else:
+            every = lambda params: loss_fn(params, xs[0])  # noqa: E731
+        return jax.value_and_grad(every)(params)
 
     insp = nni.Inspector(student, X, display=False)
     for _ in insp.watch(range(1)):
-        step(student, X)
+        step(student, jnp.stack(xs))
     found = insp.recording.passes[-1].summary("a")
-    first = np.asarray(student.a(X), np.float64)
     kernel, bias = (np.asarray(p[...], np.float64) for p in (student.a.kernel, student.a.bias))
-    slope = 2 * first / first.size
-    x = np.asarray(X, np.float64)
-    second = x @ (kernel - 0.5 * x.T @ slope) + bias - 0.5 * slope.sum(0)
-    assert found.size == 2 * first.size
-    both = np.linalg.norm([first, second])
-    np.testing.assert_allclose(found.norm, both, rtol=1e-5)
+    both = []
+    for x in (np.asarray(x, np.float64) for x in xs):
+        first = x @ kernel + bias
+        slope = 2 * first / first.size
+        both += [first, x @ (kernel - 0.5 * x.T @ slope) + bias - 0.5 * slope.sum(0)]
+    assert found.size == sum(y.size for y in both)
+    np.testing.assert_allclose(found.norm, np.linalg.norm(both), rtol=1e-5)
     insp.close()

@@ -52,6 +52,8 @@ def returned_by_jit(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
         (lambda w, v, x: call(v, x), [{1}]),
         (lambda w, v, x: call(w.T.astype(jnp.bfloat16), x), [{0}]),
         (lambda w, v, x: call(w - 0.1 * v, x), [{0, 1}]),
+        (lambda w, v, x: jax.vmap(lambda s: call(w - s * v, x))(x[:, 0]), [{0, 1}]),
+        (lambda w, v, x: jax.vmap(lambda s: call(s * (x.T @ x), x))(x[:, 0]), [{-1}]),
         (lambda w, v, x: call(x.T @ x, x), [{-1}]),
         (lambda w, v, x: call(w - 0.1 * (x.T @ x), x), [{0}]),
         (lambda w, v, x: call(v[:2, :2], x[:, :2]), [{-1}]),

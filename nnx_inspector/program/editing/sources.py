@@ -8,6 +8,7 @@ without a common source are computed apart. Changes nothing, and keeps no progra
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,9 +77,22 @@ class _Within:
                 those = within.sources(value) if result == position else ()
                 found += [equation.invars[entering[n]] for n in those if 0 <= n < len(entering)]
         if not bodies:
-            size = getattr(equation.outvars[position].aval, "size", None)
-            found += [v for v in equation.invars if getattr(v.aval, "size", None) == size]
+            result = equation.outvars[position]
+            found += [v for v in equation.invars if _has_all_of(v, result)]
         return found
+
+
+def _has_all_of(operand: Atom, result: Atom) -> bool:
+    """Whether a result has a value for each of an operand's and no more, but for axes in front: a
+    `vmap` gives what it does not map axes of length 1 there.
+    """
+    mine, its = (getattr(x.aval, "shape", None) for x in (operand, result))
+    if mine is None or its is None:
+        return False
+    if math.prod(mine) == math.prod(its):
+        return True
+    mapped = next((i for i, n in enumerate(mine) if n != 1), len(mine))
+    return len(mine) == len(its) and mine[mapped:] == its[mapped:]
 
 
 def _token(*what: object) -> int:
