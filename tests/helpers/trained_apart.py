@@ -102,9 +102,9 @@ def halves() -> Train:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "data": {"told": True},
+    "data": {},
     "tensor": {"layout": "tensor", "every": (3,)},
-    "explicit": {"kind": "explicit", "every": (1,)},
+    "explicit": {"kind": "explicit", "every": (1,), "told": True},
     "halves": {"make": halves, "every": (3,)},
     "deep": {"model": Deep},
     # one process watches alone, then both in different ways, and then in the same way

@@ -398,36 +398,38 @@ def test_a_region_that_another_thread_has_left_lets_jax_go():
 
 
 AT_EXIT = """
-import jax, jax.numpy as jnp
+import pathlib, sys
+import jax.numpy as jnp
 from flax import nnx
 import nnx_inspector as nni
-model, x = nnx.Linear(64, 64, rngs=nnx.Rngs(0)), jnp.ones((256, 64))
+folder, x = pathlib.Path(sys.argv[1]), jnp.ones((256, 64))
 forward = nnx.jit(lambda model, x: model(x))
-insp = nni.Inspector(model, x, display=False)
-{what}
+models = [nnx.Linear(64, 64, rngs=nnx.Rngs(i)) for i in range(4)]
+insps = [nni.Inspector(model, x, display=False) for model in models[:3]]
+for number, insp in enumerate(insps):
+    insp.save(folder / f"{number}.nni")
+loop = insps[0].watch([x] * 9, every=1)
+next(loop)
+regions = [insp.watch(every=1) for insp in insps[1:]]
+for region in regions:
+    region.__enter__()
+insps[2].tick()
+watch = nni.watch(models[3], every=1, save=folder / "3.nni")
+watch.__enter__()
 for _ in range(20):
-    forward(model, x)
+    for model in models:
+        forward(model, x)
 """
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        "insp.save({path!r}); loop = insp.watch([x] * 9, every=1); next(loop)",
-        "insp.save({path!r}); region = insp.watch(every=1); region.__enter__()",
-        "insp.save({path!r}); region = insp.watch(every=1); region.__enter__(); insp.tick()",
-        "watch = nni.watch(model, every=1, save={path!r}); watch.__enter__()",
-    ],
-)
-def test_what_is_open_when_the_interpreter_ends_is_closed_in_silence(what, tmp_path):
-    path = str(tmp_path / "run.nni")
-    what = what.format(path=path)
+def test_what_is_open_when_the_interpreter_ends_is_closed_in_silence(tmp_path):
+    """A loop over batches, regions without and with ticks, and `nni.watch`."""
     done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT.format(path=path, what=what)],
+        [sys.executable, "-c", AT_EXIT, str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=IN_TIME,
         env=os.environ,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(nni.load(path)) > 0
+    assert all(len(nni.load(tmp_path / f"{number}.nni")) > 0 for number in range(4))
