@@ -21,6 +21,7 @@ os.environ.setdefault("PYTHONWARNINGS", f"ignore:{HALF_WRITTEN}:UserWarning")  #
 import jax  # noqa: E402 - it reads the above when imported
 import pytest  # noqa: E402
 from drawn import draw_by_length  # noqa: E402
+from examples import LONG  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 draw_by_length()
@@ -40,6 +41,8 @@ settings.load_profile("nnx_inspector")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", f"ignore:{HALF_WRITTEN}:UserWarning")
+    if config.option.markexpr.startswith("long"):
+        os.environ[LONG] = "1"
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, 1_000)  # to look at all objects takes a second: see below
 

@@ -493,7 +493,7 @@ def inspector_effect(w: World) -> Any:
 def essentials(w: World) -> Any:
     """A little of each, for a quick test."""
     found: dict[str, Any] = {}
-    kinds = [name for name in ("zero", "mean", "units", "noise", "patch") if name in kinds_of(w)]
+    kinds = [name for name in ("mean", "noise", "patch") if name in kinds_of(w)]
     run = nnx.jit(nni.perturbed(lambda model, x: model(x)))
     for name in kinds:
         with each(name, found):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
+from examples import examples
 from flax import nnx
 from generated import Spec, spec
 from generated_layers import ForwardError
@@ -348,32 +349,16 @@ sow_outside_of_capture = pytest.mark.filterwarnings(r"ignore:\s*Using 'Module.(s
 
 
 @sow_outside_of_capture
-@hypothesis.settings(max_examples=12)
+@examples(6, of=1000)
 @hypothesis.given(CASES)
 def test_hooks_change_nothing_see_every_call_and_leave_nothing(case):
     check(case)
 
 
-@pytest.mark.long
 @sow_outside_of_capture
-@hypothesis.settings(max_examples=1000, derandomize=False, print_blob=True)
-@hypothesis.given(CASES)
-def test_hooks_change_nothing_see_every_call_and_leave_nothing_many(case):
-    check(case)
-
-
-@sow_outside_of_capture
-@hypothesis.settings(max_examples=6)
+@examples(3, of=100)
 @hypothesis.given(CASES)
 def test_an_exception_of_the_forward_pass_is_the_users_and_leaves_nothing(case):
-    check_failure(case)
-
-
-@pytest.mark.long
-@sow_outside_of_capture
-@hypothesis.settings(max_examples=100, derandomize=False, print_blob=True)
-@hypothesis.given(CASES)
-def test_an_exception_of_the_forward_pass_is_the_users_and_leaves_nothing_many(case):
     check_failure(case)
 
 
@@ -384,16 +369,9 @@ JITTED = st.tuples(
 )
 
 
-@hypothesis.settings(max_examples=5)
+@examples(3, of=100)
 @hypothesis.given(JITTED)
 def test_equal_hooks_that_come_and_go_trace_nothing_anew(case):
-    check_retraces(*case)
-
-
-@pytest.mark.long
-@hypothesis.settings(max_examples=100, derandomize=False, print_blob=True)
-@hypothesis.given(JITTED)
-def test_equal_hooks_that_come_and_go_trace_nothing_anew_many(case):
     check_retraces(*case)
 
 

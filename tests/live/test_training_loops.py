@@ -35,7 +35,7 @@ def _at_once(monkeypatch):
     monkeypatch.setattr(Variants, "_compile_ahead", compile_now)
 
 
-FIRSTS = range(5, 1000, 25)
+FIRSTS = range(3, 1000, 25)
 """The first numbers of made-up loops; together a thousand."""
 
 
@@ -57,8 +57,8 @@ def test_a_watched_loop(name, way):
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.long) for n in FIRSTS)])
 def test_a_made_up_loop(first):
-    """The loops of twenty-five numbers, or of five in each test run."""
-    for seed in range(first, first + (5 if first == 0 else 25)):
+    """The loops of twenty-five numbers, or of three in each test run."""
+    for seed in range(first, first + (3 if first == 0 else 25)):
         one = made(seed)
         LOOPS[name := f"made from {seed}: {one}"] = one
         check(name, one.way, perturbed=one.perturbed)

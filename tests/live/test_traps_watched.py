@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
+from devices import FLAG, UNOPTIMIZED
 from flax import nnx
 from jax import export
 from leftovers import nothing_left
@@ -203,7 +204,7 @@ print("each example, explicit", "fine")
 def test_sharded_passes_are_summarised_once():
     """Sharded: a callback fires once (per device in shard_map; ordered raises)."""
     # four devices can be had of the CPU only, wherever the other tests run
-    flags = "--xla_force_host_platform_device_count=4"
+    flags = f"{FLAG} {UNOPTIMIZED}"
     done = subprocess.run(
         [sys.executable, "-c", SHARDED],
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from examples import examples
 from flax import nnx
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import nnx_inspector as nni
@@ -216,7 +217,7 @@ def test_a_layer_and_a_part_in_a_step_that_is_differentiated() -> None:
     insp.close()
 
 
-@settings(max_examples=30, deadline=None)
+@examples(8, of=100)
 @given(st.integers(0, 2**32), st.sampled_from([0, 1, (0, 1)]), st.sampled_from([(B, L), (B,)]))
 def test_a_mean_of_any_positions(seed: int, axes: Any, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(seed)

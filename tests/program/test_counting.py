@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from examples import examples
 from flax import nnx
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -256,7 +257,7 @@ def test_an_attention_counts_its_queries() -> None:
     check(record[site].output, np.moveaxis(pattern, 2, 1)[W], tolerance=1e-4)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(5, of=50)
 @given(st.integers(0, 2**32), st.sampled_from(["both", "batch", "row"]))
 def test_any_mask_of_the_batch(seed: int, form: str) -> None:
     shape = {"both": (B, L), "batch": (B,), "row": (1, L)}[form]

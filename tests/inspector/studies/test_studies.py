@@ -14,7 +14,7 @@ from helpers.language import LAYERS, LENGTH, TOKENS, VOCABULARY, Language
 from inside import inside
 
 import nnx_inspector as nni
-from nnx_inspector.inspector.export import KEPT
+from nnx_inspector.inspector import export
 from nnx_inspector.inspector.studies.studies import study
 from nnx_inspector.lenses import example_search
 from nnx_inspector.screen import protocol
@@ -315,14 +315,16 @@ def test_an_attribution_says_whose_logit_it_is(insp):
     best = np.asarray(insp.model(TOKENS))[:, -1].argmax(-1)
     assert found.classes.tolist() == best.tolist()
     assert inside(insp).view.kept("attribution").word != ""
-    assert insp.attribute(output=3).classes.tolist() == [3] * len(TOKENS)
-    assert insp.attribute(output=lambda out: out[:, -1].sum(-1)).classes is None
+    how = {"method": "gradient"}
+    assert insp.attribute(output=3, **how).classes.tolist() == [3] * len(TOKENS)
+    assert insp.attribute(output=lambda out: out[:, -1].sum(-1), **how).classes is None
 
 
-def test_a_page_keeps_what_was_computed(insp, tmp_path):
+def test_a_page_keeps_what_was_computed(insp, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "units_messages", lambda core, sites: {})  # these take long
     insp.lens()
     ask(insp, "attribution")
-    assert set(KEPT) >= {"lens", "logits", "attribution", "examples"}
+    assert set(export.KEPT) >= {"lens", "logits", "attribution", "examples"}
     assert insp.to_html(tmp_path / "page.html") > 0
     for what in ("lens", "attribution", "examples"):
         assert protocol.from_header(protocol.to_header(inside(insp).view.kept(what)))
@@ -340,7 +342,7 @@ def test_the_recording_keeps_the_examples(insp, tmp_path):
 
 
 def test_a_second_search_compiles_nothing_and_sees_the_new_weights():
-    model = Language()
+    model = Language(scan=True)
     insp = nni.Inspector(model, TOKENS, display=False)
     search = lambda: insp.examples([TOKENS] * 3, "head", k=2, progress=False)  # noqa: E731
     first = search()

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from oracle import TINY, values
 
@@ -120,7 +121,7 @@ def cases(draw, dtypes):
     )
 
 
-LOOSE = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+LOOSE = examples(12, of=1000, suppress_health_check=list(HealthCheck))
 
 
 @LOOSE
@@ -134,13 +135,6 @@ def test_blocks_are_those_of_numpy(case, component):
 def test_blocks_of_wide_dtypes_are_those_of_numpy(case):
     with jax.enable_x64(True):
         check(*case)
-
-
-@pytest.mark.long
-@settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(cases(DTYPES))
-def test_blocks_of_thousands_of_arrays(case):
-    check(*case)
 
 
 @pytest.mark.parametrize("most", [(1, 3, 5), (4, 16, 16), (2, 64, 7)])

@@ -8,7 +8,7 @@ from flax import nnx
 from inside import inside
 
 import nnx_inspector as nni
-from nnx_inspector.inspector.export import content_of
+from nnx_inspector.inspector import export
 from nnx_inspector.screen import protocol
 
 IDS = np.array([[1, 4, 2], [3, 3, 0]], np.int32)
@@ -196,14 +196,15 @@ def test_the_browser_gets_the_same_figures(insp):
     np.testing.assert_array_equal(np.frombuffer(buffer, "<f8")[:3], expected)
 
 
-def test_a_page_keeps_the_figures_that_were_shown(insp):
+def test_a_page_keeps_the_figures_that_were_shown(insp, monkeypatch):
+    monkeypatch.setattr(export, "units_messages", lambda core, sites: {})  # these take long
     asked = protocol.ShowPositions(id=1, site="embed", example=1, unit=0, axis=None)
     inside(insp).commands.answer(asked)
     inside(insp).commands.wait()
-    told = content_of(inside(insp).core, [inside(insp).view.kept("inputs")])
+    told = export.content_of(inside(insp).core, [inside(insp).view.kept("inputs")])
     assert told.kept[0].examples[1].words == ("d", "d", "a")
     message, buffer = told.answers["positions"]["embed"]
     assert (message.example, len(buffer)) == (1, 2 * 3 * 8)
     assert "no figures" in told.answers["positions"]["head"]
     insp.run(IDS[:1])  # another batch: those figures are of other words
-    assert "no figures" in content_of(inside(insp).core, []).answers["positions"]["embed"]
+    assert "no figures" in export.content_of(inside(insp).core, []).answers["positions"]["embed"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from examples import examples
 from flax import nnx
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from models import SplitAndJoin, batch, rngs
 
@@ -336,7 +337,7 @@ wirings = st.integers(1, 5).flatmap(
 )
 
 
-@settings(max_examples=30)
+@examples(10, of=100)
 @given(wirings)
 def test_any_wiring_is_found_as_it_was_made(wiring):
     """Layer i adds the outputs of some earlier layers (-1 is the input)."""
@@ -367,7 +368,7 @@ carries = st.integers(1, 4).flatmap(
 )
 
 
-@settings(max_examples=30)
+@examples(10, of=100)
 @given(carries, st.sampled_from(["scan", "while"]))
 def test_any_carry_of_a_loop_is_followed_round(carry, loop):
     """Slot i of the carry becomes layer i of two slots, or a copy of another slot."""

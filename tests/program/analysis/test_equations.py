@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from examples import examples
 from jax.experimental.custom_partitioning import custom_partitioning
 
 from nnx_inspector._compat import jaxprs
@@ -236,7 +237,7 @@ def stands_for(jaxpr: Any, args: list[Any], found: list[Any]) -> None:
 
 
 @hypothesis.given(spec=SPECS)
-@hypothesis.settings(max_examples=25, deadline=None)
+@examples(8, of=100)
 def test_the_table_evaluates_what_jax_evaluates(spec):
     check(spec)
 
@@ -274,7 +275,7 @@ def count(equation: Any) -> collections.Counter[str]:
 
 
 @hypothesis.given(spec=SPECS)
-@hypothesis.settings(max_examples=15, deadline=None)
+@examples(8, of=100)
 def test_what_is_said_to_run_so_often_does(spec):
     text = repr(spec)
     hypothesis.assume("while" not in text and "cond" not in text)
