@@ -163,6 +163,7 @@ def test_another_kind_a_wrong_type_and_use_after_removal_are_refused(handles):
     with pytest.raises(TypeError, match="enabled must be True or False"):
         handle.enabled = 1
     handle.remove()
+    handle.remove()
     with pytest.raises(InspectorError, match="was removed"):
         handle.enabled = True
 

@@ -120,17 +120,6 @@ def test_the_effect_on_the_example_is_the_change_of_the_output(insp):
     assert insp.effect is None
 
 
-def test_a_thousand_toggles_compile_nothing(insp):
-    insp.step(loss_fn, X)
-    first, second = insp.perturb("a", nni.Scale(0.5)), insp.perturb("b", nni.Zero())
-    assert insp.effect is not None, "the comparison is compiled"
-    compiled, rng = inside(insp).core.meter.compilations, np.random.default_rng(0)
-    for _ in range(100):
-        first.enabled, second.enabled = map(bool, rng.integers(0, 2, 2))
-        first.perturbation = nni.Scale(float(rng.normal()))
-    assert inside(insp).core.meter.compilations == compiled
-
-
 def test_static_arguments_stay_static(browser):
     class Switched(nnx.Module):
         def __init__(self, rngs):
@@ -247,18 +236,6 @@ def test_a_perturbation_acts_from_the_next_step_and_is_flagged(insp, model):
     assert not inside(insp).view.training_perturbed
 
 
-def test_toggling_during_training_uses_the_two_programs_there_are(insp, model):
-    handle = insp.perturb("a", nni.Scale(0.5))
-    handle.enabled = False
-
-    def toggle(i):
-        handle.enabled = i % 3 == 0
-        handle.perturbation = nni.Scale(0.1 * i + 0.1)
-
-    _, traces = train(insp, model, n=30, every=10, toggle=toggle)
-    assert traces == 2
-
-
 @pytest.mark.parametrize("leave", ["break", "raise"])
 def test_leaving_a_loop_early_leaves_no_hook(insp, model, leave):
     methods, graphdef = dict(vars(nnx.Linear)), nnx.graphdef(model)
@@ -280,19 +257,6 @@ def test_leaving_a_loop_early_leaves_no_hook(insp, model, leave):
     assert nnx.graphdef(model) == graphdef
     assert not inside(insp).view.progress.running
     assert len(list(insp.watch([X, X]))) == 2
-
-
-def test_metrics_that_are_no_scalars_are_reported_not_raised(insp, model):
-    def loop():
-        for x in insp.watch([X] * 2, every=1):
-            model(x)
-            insp.metrics(loss=X, accuracy=0.5)
-
-    with pytest.warns(nni.InspectorWarning, match="'loss' is not a real scalar"):
-        loop()
-    assert list(insp.recording.curves()) == ["accuracy"]
-    texts = inside(insp).notices
-    assert any("'loss' is not a real scalar (float32[6,3])" in t for t in texts)
 
 
 def test_a_nan_loss_is_kept_and_sent_as_not_a_number(insp, browser):
@@ -563,16 +527,6 @@ def test_one_loop_at_a_time(insp):
         insp.watch([X])
     first.close()
     assert len(list(insp.watch([X]))) == 1
-
-
-def test_a_handle_refuses_another_kind_and_use_after_removal(insp):
-    handle = insp.perturb("a", nni.Scale(0.5))
-    with pytest.raises(TypeError, match="This handle is a Scale"):
-        handle.perturbation = nni.Zero()
-    handle.remove()
-    handle.remove()
-    with pytest.raises(nni.InspectorError, match="was removed"):
-        handle.enabled = True
 
 
 # ----------------------------------------------------------------- its life

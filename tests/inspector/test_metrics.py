@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.metrics import Metrics
@@ -97,6 +98,8 @@ def test_a_loop_goes_on_and_each_name_is_told_once() -> None:
     names = [str(w.message).split("'")[1] for w in caught]
     assert names == ["loss", "accuracy"]
     assert [w.filename for w in caught] == [__file__] * 2
+    texts = inside(insp).notices
+    assert any("'accuracy' is not a real scalar (float64[2])" in text for text in texts)
     assert insp.recording.curves()["good"][:, 1].tolist() == [0.0, 1.0, 2.0]
     insp.close()
 

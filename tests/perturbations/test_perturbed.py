@@ -426,7 +426,10 @@ def test_what_has_no_meaning_is_refused_before_anything_runs(perturbations, erro
 
 def test_kinds_check_their_numbers():
     for make, error, text in (
-        (lambda: Scale(float("nan")), ValueError, "finite float32 number"),
+        *[
+            (lambda bad=bad: Scale(bad), ValueError, "finite float32 number")
+            for bad in (float("nan"), float("inf"), 1e300)
+        ],
         (lambda: Noise(-1.0), ValueError, "at least 0"),
         (lambda: Scale("x"), TypeError, "takes a number"),
         (lambda: Clamp(), ValueError, "low=, high= or both"),
@@ -548,14 +551,6 @@ def test_perturb_refuses_a_traced_strength_and_names_the_way():
 
     with pytest.raises(InspectorError, match=r"Scale got a traced value.*nni.perturbed"):
         jax.grad(loss)(0.5)
-
-
-def test_a_program_that_outlives_its_region_is_neutral():
-    model = nnx.Linear(3, 3, rngs=rngs())
-    with perturb("", Scale(0.5)):
-        compiled = jax.jit(lambda x: model(x)).lower(X).compile()
-        np.testing.assert_allclose(compiled(X), 0.5 * (X @ model.kernel[...]), rtol=1e-6)
-    np.testing.assert_allclose(compiled(X), model(X), rtol=1e-6)
 
 
 @pytest.mark.parametrize("given", [Zero(), "up", None])
