@@ -75,6 +75,8 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 
 
 every_way = pytest.mark.parametrize("run", WAYS, indirect=True)
+both = pytest.mark.parametrize("run", ["nni.watch", "batches"], indirect=True)
+"""With an inspector and without one."""
 
 
 @every_way
@@ -103,14 +105,14 @@ def test_all_that_is_recorded_is_written_in_order_when_the_loop_has_ended(run: R
         assert inside(run.insp).core.meter.cost["tracker_seconds"] > 0
 
 
-@every_way
+@both
 def test_a_function_gets_each_pass(run: Run) -> None:
     had: list[Any] = []
     recording = run.recorded(had.append)
     assert had == [one for one in recording.passes if one.kind == "watch"]
 
 
-@every_way
+@both
 def test_a_finding_is_written_once_with_its_step(run: Run) -> None:
     run.model.head.kernel[...] = jnp.full((8, 1), 1e30, jnp.float32)  # its square is infinite
     to = SummaryWriter()
@@ -155,8 +157,7 @@ class Broken(SummaryWriter):
         super().add_scalar(*args)
 
 
-@every_way
-@pytest.mark.parametrize("since", [0, 3])
+@pytest.mark.parametrize(("run", "since"), [("nni.watch", 0), ("batches", 3)], indirect=["run"])
 def test_a_writer_that_raises_is_warned_of_once_and_the_recording_keeps_all(
     run: Run, since: int
 ) -> None:
@@ -178,7 +179,7 @@ def test_a_writer_that_raises_is_warned_of_once_and_the_recording_keeps_all(
     assert to.scalars.get("metrics/loss", []) == before
 
 
-@every_way
+@both
 def test_a_writer_that_blocks_holds_up_no_step_and_is_not_waited_for(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,6 +170,7 @@ def test_what_cannot_be_compiled_is_shown_and_the_old_program_stays(insp):
     np.testing.assert_allclose(insp.run(X), insp.model(X), rtol=1e-6)
 
 
+@pytest.mark.long
 def test_no_pass_changes_the_model(insp):
     class Full(nnx.Module):
         def __init__(self, rngs):

@@ -232,6 +232,6 @@ def test_words_of_another_length_mark_no_place():
     )
     insp.examples([(IDS, IDS[:, :2])], "head", k=1, progress=False)
     assert {row.at for row in inside(insp).view.kept("examples").rows} == {-1}
-    insp.attribute(site="embed_2")
+    insp.attribute(site="embed_2", method="gradient")
     assert inside(insp).view.kept("attribution").words == ()
     insp.close()

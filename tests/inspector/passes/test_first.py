@@ -359,6 +359,7 @@ print(json.dumps(counted))
 """
 
 
+@pytest.mark.long
 def test_with_the_cache_on_disk_a_restarted_kernel_compiles_nothing(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     found = []
