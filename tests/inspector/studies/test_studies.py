@@ -177,7 +177,7 @@ def test_a_tied_product_is_read_and_a_model_without_logits_told():
     assert (shown.error, shown.unembed, shown.norm) == ("", "(all after blocks/2)", "")
     assert shown.gap < 1e-4
     insp.close()
-    insp = nni.Inspector(Language(last="norm"), TOKENS, display=False)
+    insp = nni.Inspector(Language(scan=True, last="norm"), TOKENS, display=False)
     assert "no logits over words" in ask(insp, "lens").error
     insp.close()
 
