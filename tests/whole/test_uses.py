@@ -54,6 +54,7 @@ def cross_entropy(logits, labels):
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
+@pytest.mark.long
 def test_a_learned_mask_drops_what_does_not_matter_and_keeps_the_predictions():
     found = diffmask.main()
     kept, model, x = np.asarray(found["kept"]), found["model"], found["x"]
@@ -69,6 +70,7 @@ def test_a_learned_mask_drops_what_does_not_matter_and_keeps_the_predictions():
     assert found["losses"][-1] < 0.7 * found["losses"][0]
 
 
+@pytest.mark.long
 def test_noisy_losses_are_those_of_models_with_noise_added_by_hand():
     found = parameter_noise.main(std=0.1, count=32)
     model, x = found["model"], found["x"]
@@ -91,6 +93,7 @@ def test_noisy_losses_are_those_of_models_with_noise_added_by_hand():
     assert len(set(map(float, found["losses"]))) == 32
 
 
+@pytest.mark.long
 def test_pruned_models_keep_their_accuracy_and_their_pruned_weights():
     found = pruning.main()
     dense, tuned, x = found["dense"], found["model"], found["x"]
