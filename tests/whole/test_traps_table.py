@@ -143,7 +143,7 @@ TABLE: dict[str, str] = {
         "live/traps_watched::flips_during_a_jitted_step_with_remat_act_on_whole_steps"
     ),
     "a tag left makes nnx.jit retrace": (
-        "hooks/intercept::entering_again_and_leaving_traces_nothing"
+        "hooks/interception_properties::equal_hooks_that_come_and_go_trace_nothing_anew"
     ),
     "two calls of one site in the sink": (
         "live/traps_watched::the_extremes_of_two_calls_of_one_site_are_those_of_both"
