@@ -9,6 +9,7 @@ import pytest
 from browsing import Browser
 from flax import nnx
 from inside import inside
+from reused import Reused
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.passes.rerun import (
@@ -45,9 +46,16 @@ def train_step(model, optimizer, x):
     return loss
 
 
+@pytest.fixture(scope="module")
+def reused():
+    one = Reused(Net(nnx.Rngs(0)), X)
+    yield one
+    one.close()
+
+
 @pytest.fixture
-def model():
-    return Net(nnx.Rngs(0))
+def model(reused):
+    return reused.as_made()
 
 
 @pytest.fixture
@@ -217,9 +225,13 @@ def test_it_tells_that_the_model_was_updated_since(insp, train):
     assert insp.effect.source == "the last step"
 
 
-def test_what_is_compiled_late_is_not_of_another_state_of_the_model(insp, model, monkeypatch):
+def test_what_is_compiled_late_is_not_of_another_state_of_the_model(monkeypatch):
     """The change of the output is measured when its program is compiled; the model may have changed
-    by then."""
+    by then.
+    """
+    model = Net(nnx.Rngs(0))  # no other test has compiled it
+    insp = nni.Inspector(model, X, display=False)
+    inside(insp).rerun.first()
     arming, jobs = inside(insp).arming, []
     monkeypatch.setattr(arming, "do_instead", jobs.append)
     insp.perturb("a", nni.Scale(2.0))
@@ -230,6 +242,7 @@ def test_what_is_compiled_late_is_not_of_another_state_of_the_model(insp, model,
     inside(insp).rerun._armed()  # as its thread says when it is done
     assert not insp.effect.sites
     assert insp.effect.output_change == before
+    insp.close()
 
 
 def test_the_browser_never_gets_an_effect_of_something_else(insp, train, monkeypatch):

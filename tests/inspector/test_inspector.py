@@ -13,6 +13,7 @@ import pytest
 from browsing import Browser
 from flax import nnx
 from inside import inside, receive
+from reused import Reused
 
 import nnx_inspector as nni
 from nnx_inspector.screen import protocol
@@ -45,9 +46,16 @@ def browser(monkeypatch):
     return Browser(monkeypatch)
 
 
+@pytest.fixture(scope="module")
+def reused():
+    one = Reused(Net(nnx.Rngs(0)), X)
+    yield one
+    one.close()
+
+
 @pytest.fixture
-def model():
-    return Net(nnx.Rngs(0))
+def model(reused):
+    return reused.as_made()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from compiled import Compiled
 from flax import nnx
 from inside import inside
 from models import Shared, Stacked, TreeOutput
+from reused import Reused
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.panels import look
@@ -37,11 +38,18 @@ class Net(nnx.Module):
 X = jax.random.normal(jax.random.key(1), (9, 4))
 
 
-@pytest.fixture
-def insp():
+@pytest.fixture(scope="module")
+def reused():
     model = Net(nnx.Rngs(0))
     model.up.bias[...] = model.up.bias[...].at[2].set(-50.0).at[5].set(jnp.nan)
-    with_screen = nni.Inspector(model, X, display=False)
+    one = Reused(model, X)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def insp(reused):
+    with_screen = nni.Inspector(reused.as_made(), X, display=False)
     yield with_screen
     with_screen.close()
 

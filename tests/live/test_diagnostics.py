@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from inside import inside
 from models import TwoLayers
+from reused import Reused
 
 import nnx_inspector as nni
 
@@ -29,7 +30,9 @@ only_a = nnx.jit(lambda model, x: model.a(x).mean())
 
 @pytest.fixture(scope="module")
 def model():
-    return TwoLayers(nnx.Rngs(0))
+    reused = Reused(TwoLayers(nnx.Rngs(0)), X)
+    yield reused.model
+    reused.close()
 
 
 @pytest.fixture

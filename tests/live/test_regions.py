@@ -484,35 +484,6 @@ def test_an_error_in_the_region_is_the_users_own(insp):
         insp.model(X)
 
 
-def test_what_is_lost_without_a_screen_is_warned_of():
-    model, _ = made()
-    clone = nnx.clone(model)
-    with pytest.warns(nni.InspectorWarning, match="seen, which is a clone"), nni.watch(model):
-        nnx.jit(lambda m, x: m(x))(clone, X)
-
-
-class Looped(nnx.Module):
-    def __init__(self, rngs):
-        self.inner, self.head = nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
-
-    def __call__(self, x):
-        turn = lambda state: (state[0] + 1, self.inner(state[1]))  # noqa: E731
-        return self.head(jax.lax.while_loop(lambda state: state[0] < 3, turn, (0, x))[1])
-
-
-def test_calls_in_a_while_loop_are_measured():
-    model, forward = Looped(nnx.Rngs(0)), nnx.jit(lambda m, x: m(x))
-    with nni.watch(model, every=1, gradients=False) as recording:
-        forward(model, X)
-    turns, x = [], X
-    for _ in range(3):
-        x = model.inner(x)
-        turns.append(np.asarray(x))
-    found = recording.passes[0].summary("inner", "output")
-    assert found.size == np.size(turns)
-    np.testing.assert_allclose(found.mean, np.mean(turns), rtol=1e-5)
-
-
 def test_a_later_region_warns_again_of_what_cannot_be_seen_and_compiles_nothing():
     class Custom(nnx.Module):
         def __init__(self, rngs):
@@ -567,14 +538,6 @@ def test_each_region_tells_of_a_twin_that_is_called_beside_the_model(apart):
     with Compiled() as compiled, nni.watch(model, every=1):
         alone(model, X)
     assert not compiled.kinds
-
-
-def test_nothing_is_warned_of_where_all_was_seen():
-    model, optimizer = made()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with nni.watch(model, every=1):
-            step(model, optimizer, X)
 
 
 def test_wrong_arguments_are_told_before_anything_is_hooked(insp):

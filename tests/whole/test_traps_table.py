@@ -120,7 +120,7 @@ TABLE: dict[str, str] = {
         "live/session::an_error_while_receiving_is_counted_and_never_reaches_the_step"
     ),
     "one host read an outermost call": (
-        "live/session::flips_from_another_thread_during_donated_steps"
+        "live/regions::flips_from_another_thread_during_500_donated_steps_act_on_whole_passes"
     ),
     "a callback that consumes one reduction": "stats/summarize_in_trace::a_callback_may_consume_it",
     "jax.export": "live/traps_watched::a_function_can_be_exported_beside_the_hooks",

@@ -7,6 +7,7 @@ import pytest
 from flax import linen, nnx
 from inside import inside
 from models import Stacked
+from reused import Reused
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.nnx.modes import Modes
@@ -58,9 +59,16 @@ def quietly(model):
     return modes, views
 
 
+@pytest.fixture(scope="module")
+def reused():
+    one = Reused(Net(nnx.Rngs(0)), X)
+    yield one
+    one.close()
+
+
 @pytest.fixture
-def model():
-    return Net(nnx.Rngs(0))
+def model(reused):
+    return reused.as_made()
 
 
 @pytest.fixture

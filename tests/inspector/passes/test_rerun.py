@@ -8,13 +8,21 @@ import pytest
 from flax import nnx
 from inside import inside
 from models import TwoLayers
+from reused import Reused
 
 import nnx_inspector as nni
 
 
+@pytest.fixture(scope="module")
+def reused():
+    one = Reused(TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3)))
+    yield one
+    one.close()
+
+
 @pytest.fixture
-def insp():
-    with_hooks = nni.Inspector(TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3)), display=False)
+def insp(reused):
+    with_hooks = nni.Inspector(reused.as_made(), jnp.ones((4, 3)), display=False)
     yield with_hooks
     with_hooks.close()
 
