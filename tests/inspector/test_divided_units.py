@@ -37,7 +37,7 @@ class Divided(nnx.Module):
         )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def insp():
     mesh = jax.make_mesh((1,), ("d",), (AxisType.Auto,), devices=jax.devices()[:1])
     found = nni.Inspector(Divided(mesh, rngs=nnx.Rngs(0)), jnp.ones((2, 4)), display=False)

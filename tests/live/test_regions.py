@@ -15,6 +15,7 @@ from flax import nnx
 from inside import inside
 from leftovers import nothing_left
 from models import TwoLayers
+from reused import Reused
 
 import nnx_inspector as nni
 from nnx_inspector.live.inbox import Inbox
@@ -83,10 +84,16 @@ def _nothing_is_left_behind():
         yield
 
 
+@pytest.fixture(scope="module")
+def reused():
+    one = Reused(made()[0], X)
+    yield one
+    one.close()
+
+
 @pytest.fixture
-def insp():
-    model, _ = made()
-    inspector = nni.Inspector(model, X, display=False)
+def insp(reused):
+    inspector = nni.Inspector(reused.as_made(), X, display=False)
     inside(inspector).rerun.first()
     yield inspector
     inspector.close()

@@ -47,12 +47,18 @@ def loss(model, tokens, targets):
     return -jnp.take_along_axis(logits, targets[..., None], -1).mean()
 
 
-@pytest.fixture
-def insp():
+@pytest.fixture(scope="module")
+def made():
     only = ["**", "attn@attention"]
     made = nni.Inspector(Words(nnx.Rngs(0)), IDS, decode=list("abcdef"), only=only, display=False)
     yield made
     made.close()
+
+
+@pytest.fixture
+def insp(made):
+    made.run(IDS)  # whatever another test has run last
+    return made
 
 
 @pytest.mark.parametrize("site", ["", "embed", "attn", "head"])
@@ -174,9 +180,10 @@ def test_another_length_has_no_words():
     insp.close()
 
 
-def test_the_browser_gets_the_same_figures(insp):
+def test_the_browser_gets_the_same_figures(insp, monkeypatch):
     sent = []
-    inside(insp).view.screen.send = lambda message, buffer=None: sent.append((message, buffer))
+    send = lambda message, buffer=None: sent.append((message, buffer))  # noqa: E731
+    monkeypatch.setattr(inside(insp).view.screen, "send", send)
     inside(insp).commands.answer(
         protocol.ShowPositions(id=1, site="embed", example=1, unit=3, axis=None)
     )
