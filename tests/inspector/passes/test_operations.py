@@ -47,8 +47,24 @@ def rows(insp):
     return [key for key in inside(insp).view.keys if "@" in key]
 
 
-def test_operations_are_rows_below_their_call_with_exact_figures():
-    insp = inspector()
+@pytest.fixture(scope="module")
+def made():
+    one = inspector()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def insp(made):
+    yield made
+    for handle in made.perturbations:
+        handle.remove()
+    for site in ("gates/0", "gates/1"):
+        if any(row.startswith(site) for row in rows(made)):
+            made.show_operations(site, shown=False)
+
+
+def test_operations_are_rows_below_their_call_with_exact_figures(insp):
     insp.run()
     insp.show_operations("gates/1")
     assert rows(insp) == ["gates/1@softmax", "gates/1@mul"]
@@ -66,7 +82,6 @@ def test_operations_are_rows_below_their_call_with_exact_figures():
     assert rows(insp) == []
     insp.run()
     assert insp.recording.sites == with_sites  # what was recorded stays
-    insp.close()
 
 
 def test_what_has_a_name_is_listed_before_the_primitives_that_run_before_it():
@@ -85,8 +100,7 @@ def test_what_has_a_name_is_listed_before_the_primitives_that_run_before_it():
     insp.close()
 
 
-def test_hiding_and_showing_again_compiles_nothing():
-    insp = inspector()
+def test_hiding_and_showing_again_compiles_nothing(insp):
     insp.run()
     insp.show_operations("gates/0")
     insp.show_operations("gates/0", shown=False)
@@ -94,11 +108,9 @@ def test_hiding_and_showing_again_compiles_nothing():
         insp.show_operations("gates/0")
         insp.show_operations("gates/0", shown=False)
     assert "compile" not in compiled.kinds
-    insp.close()
 
 
-def test_an_operation_is_perturbed_and_then_not_hidden():
-    insp = inspector()
+def test_an_operation_is_perturbed_and_then_not_hidden(insp):
     clean = insp.run()
     insp.show_operations("gates/0")
     insp.show_operations("gates/0")  # twice is once
@@ -109,11 +121,9 @@ def test_an_operation_is_perturbed_and_then_not_hidden():
     handle.remove()
     insp.show_operations("gates/0", shown=False)
     np.testing.assert_array_equal(insp.run(), clean)
-    insp.close()
 
 
-def test_an_operation_that_is_not_shown_is_shown_once_it_is_perturbed():
-    insp = inspector()
+def test_an_operation_that_is_not_shown_is_shown_once_it_is_perturbed(insp):
     model, gate = insp.model, insp.model.gates[0]
     handle = insp.perturb("gates/0@softmax", nni.Scale(0.5))
     assert rows(insp) == ["gates/0@softmax"]
@@ -127,7 +137,6 @@ def test_an_operation_that_is_not_shown_is_shown_once_it_is_perturbed():
     for _ in insp.watch(range(1)):
         with pytest.raises(InspectorError, match="A loop is being watched"):
             insp.perturb("gates/1@softmax", nni.Zero())
-    insp.close()
 
 
 def test_the_next_loop_measures_them():
@@ -200,8 +209,7 @@ def test_the_layers_of_a_stack_have_their_own():
     insp.close()
 
 
-def test_a_function_has_operations_too():
-    insp = inspector()
+def test_a_function_has_operations_too(insp):
     insp.run()
     insp.show_operations("gates/0")
     insp.show_operations("gates/0@softmax")
@@ -214,7 +222,6 @@ def test_a_function_has_operations_too():
     assert insp.recording.summary("gates/0@softmax.exp").max == 1
     insp.show_operations("gates/0", shown=False)
     assert rows(insp) == []
-    insp.close()
 
 
 def test_a_click_says_what_to_write():
