@@ -433,7 +433,7 @@ def test_what_is_open_when_the_interpreter_ends_is_closed_in_silence(tmp_path):
         [sys.executable, "-c", AT_EXIT, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=IN_TIME,
+        timeout=5 * IN_TIME,
         env=os.environ,
     )
     assert (done.returncode, done.stderr) == (0, "")
