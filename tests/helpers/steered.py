@@ -11,8 +11,6 @@ import nnx_inspector as nni
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 forward = nnx.jit(lambda model, x: model(x))
-STEP = 0.002
-"""Seconds between two steps: one that did nothing else would take a core from what is tested."""
 
 
 class Script:
@@ -28,7 +26,7 @@ class Script:
         self.path, self.model, self.errors = path, model or TwoLayers(nnx.Rngs(0)), []
         self._step = step or (lambda model, number: forward(model, X))
         self._how = {"every": 1, "control": True, **how}
-        self._passed, self.over, self._output = threading.Condition(), threading.Event(), None
+        self._passed, self._over, self._output = threading.Condition(), False, None
         self.steps = 0
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -38,7 +36,7 @@ class Script:
     def _run(self):
         try:
             with nni.watch(self.model, save=self.path, **self._how) as self.recording:
-                while not self.over.wait(STEP):
+                while not self._over:
                     output = np.asarray(self._step(self.model, self.steps))
                     with self._passed:
                         self._output = output
@@ -59,6 +57,6 @@ class Script:
             assert self._passed.wait_for(condition, 60)
 
     def end(self):
-        self.over.set()
+        self._over = True
         self.thread.join()
         return self.errors

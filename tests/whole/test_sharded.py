@@ -25,11 +25,11 @@ BINS = 4096
 DEVICES, NUMBERS = 8, 12
 PROGRAM = pathlib.Path(__file__).parents[1].joinpath("helpers", "sharded.py")
 
-QUICK = ["both", "shard_map, cond", "explicit, auto"]
+QUICK = ["shard_map, cond", "explicit, auto"]
 LONG = [
-    "uneven", "scan of remat", "data", "tensor", "one axis", "no mesh is current", "eager",
-    "constrained", "scan", "ensemble", "inner jit", "image", "attention", "loops", "microbatches",
-    "each example", "shard_map", "shard_map, eager", "shard_map, scan", "shard_map, while",
+    "both", "uneven", "scan of remat", "data", "tensor", "one axis", "no mesh is current", "eager",
+    "constrained", "scan", "ensemble", "inner jit", "image", "attention", "loops", "microbatches", "each example",
+    "shard_map", "shard_map, eager", "shard_map, scan", "shard_map, while",
     "shard_map, unchecked", "explicit, shard_map", "explicit, scan", "explicit, remat",
     "explicit, cond", "explicit, vmap",
 ]  # fmt: skip
@@ -71,40 +71,47 @@ def rest():
     return said(start(*LONG), 3000)
 
 
-every_run = pytest.mark.parametrize("runs", ["quick", pytest.param("rest", marks=pytest.mark.long)])
+every_case = pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        ("explicit, auto", "quick"),
+        pytest.param("shard_map, cond", "quick", marks=pytest.mark.long),
+        *[pytest.param(name, "rest", marks=pytest.mark.long) for name in LONG],
+    ],
+)
 
 
 def rows_of(case: dict) -> int:
     return max(math.prod(s["rows"]) for s in case["sharded"]["said"].values())
 
 
-@every_run
-def test_no_activation_is_moved(runs, request):
+@every_case
+def test_no_activation_is_moved(name, runs, request):
     """The program moves only counts and a few numbers per device and row beyond the bare one's."""
-    for name, case in request.getfixturevalue(runs).items():
-        rows = rows_of(case)
-        more = Counter(case["sharded"]["ours"]) - Counter(case["sharded"]["bare"])
-        for collective in more:
-            counts = collective.startswith("all-reduce u32[") and elements(collective) >= BINS
-            limit = rows * (BINS + NUMBERS * DEVICES) if counts else 16 * rows
-            assert elements(collective) <= limit, (name, collective, more)
+    case = request.getfixturevalue(runs)[name]
+    rows = rows_of(case)
+    more = Counter(case["sharded"]["ours"]) - Counter(case["sharded"]["bare"])
+    for collective in more:
+        counts = collective.startswith("all-reduce u32[") and elements(collective) >= BINS
+        limit = rows * (BINS + NUMBERS * DEVICES) if counts else 16 * rows
+        assert elements(collective) <= limit, (collective, more)
 
 
-@every_run
-def test_a_record_is_that_of_one_device(runs, request):
-    for name, case in request.getfixturevalue(runs).items():
-        ours, one = case["sharded"]["said"], case["one"]
-        assert case["sharded"]["unseen"] == {}, name
-        assert set(ours) == set(one), name
-        assert any("output" in key for key in ours), name
-        if name != "each example":
-            assert case["sharded"]["whole"], name
-        for key, expected in one.items():
-            if "shard_map" in name and key.startswith("down ") and "input" not in key:
-                continue  # of partial sums; see below
-            if "unchecked" in name and not key.startswith(("up 0 output", "up 0 gradient")):
-                continue  # see below
-            assert_same(ours[key], expected, INEXACT.get(name, 0.0), f"{name}: {key}")
+@every_case
+def test_a_record_is_that_of_one_device(name, runs, request):
+    case = request.getfixturevalue(runs)[name]
+    ours, one = case["sharded"]["said"], case["one"]
+    assert case["sharded"]["unseen"] == {}
+    assert set(ours) == set(one)
+    assert any("output" in key for key in ours)
+    if name != "each example":
+        assert case["sharded"]["whole"]
+    for key, expected in one.items():
+        if "shard_map" in name and key.startswith("down ") and "input" not in key:
+            continue  # of partial sums; see below
+        if "unchecked" in name and not key.startswith(("up 0 output", "up 0 gradient")):
+            continue  # see below
+        assert_same(ours[key], expected, INEXACT.get(name, 0.0), key)
 
 
 def assert_same(ours, one, error, key):
@@ -178,7 +185,7 @@ def test_of_a_gauge_no_more_is_moved_than_is_looked_at():
 
 
 @pytest.mark.long
-def test_two_processes_have_the_record_of_one(quick):
+def test_two_processes_have_the_record_of_one(rest):
     names = ["both"]
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -194,7 +201,7 @@ def test_two_processes_have_the_record_of_one(quick):
         a, b = first[name]["sharded"], second[name]["sharded"]
         assert a["whole"]
         assert a["said"] == b["said"]
-        for key, expected in quick[name]["one"].items():
+        for key, expected in rest[name]["one"].items():
             assert_same(a["said"][key], expected, 0.0, key)
 
 

@@ -319,7 +319,7 @@ def test_a_run_that_ends_meanwhile_says_so(tmp_path):
 
         thread = threading.Thread(target=ask)
         thread.start()
-        asked.script.over.set()
+        asked.script._over = True  # as if its thread had ended just then
         gate.free.set()
         thread.join()
         with pytest.raises(InspectorError, match="takes no requests"):
