@@ -28,8 +28,8 @@ PROGRAM = pathlib.Path(__file__).parents[1].joinpath("helpers", "sharded.py")
 QUICK = ["shard_map, cond", "explicit, auto"]
 LONG = [
     "both", "uneven", "scan of remat", "data", "tensor", "one axis", "no mesh is current", "eager",
-    "constrained", "scan", "ensemble", "inner jit", "image", "attention", "loops", "microbatches", "each example",
-    "shard_map", "shard_map, eager", "shard_map, scan", "shard_map, while",
+    "constrained", "scan", "ensemble", "inner jit", "image", "attention", "loops", "microbatches",
+    "each example", "shard_map", "shard_map, eager", "shard_map, scan", "shard_map, while",
     "shard_map, unchecked", "explicit, shard_map", "explicit, scan", "explicit, remat",
     "explicit, cond", "explicit, vmap",
 ]  # fmt: skip
