@@ -53,7 +53,7 @@ def pytest_collection_finish() -> None:
 
 
 FILES = itertools.count(1)
-TOGETHER = 40
+TOGETHER = 20
 """Test files whose compiled programs are kept; those of all files take some eight gigabytes."""
 
 
