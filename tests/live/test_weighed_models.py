@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from devices import on_four_devices
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -252,12 +253,14 @@ class Divided(Net):
 @pytest.mark.parametrize(
     ("layout", "axis"),
     [
+        ("data", AxisType.Auto),
         ("tensor", AxisType.Auto),
-        ("data", AxisType.Explicit),
         ("shard_map", AxisType.Auto),
+        ("data", AxisType.Explicit),
+        ("shard_map", AxisType.Explicit),
     ],
 )
-def test_parameters_on_four_devices_are_measured_as_a_whole(layout: str, axis: Any) -> None:
+def test_on_four_devices(layout: str, axis: Any) -> None:
     mesh = jax.make_mesh((4,), ("d",), axis_types=(axis,))
     model: Any = Divided() if layout == "shard_map" else Net()
     optimizer = nnx.Optimizer(model, optax.adamw(1e-2), wrt=nnx.Param)
@@ -280,3 +283,8 @@ def test_parameters_on_four_devices_are_measured_as_a_whole(layout: str, axis: A
 
     with jax.set_mesh(mesh):
         watched(model, lambda: step(model, optimizer, x))
+
+
+@pytest.mark.skipif(jax.device_count() > 1, reason="this is the process of several devices")
+def test_parameters_on_several_devices_are_measured_as_a_whole() -> None:
+    on_four_devices(__file__, "test_on_four_devices")
