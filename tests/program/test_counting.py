@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from devices import on_four_devices
 from examples import examples
 from flax import nnx
 from hypothesis import given
@@ -351,10 +350,6 @@ def test_a_mask_that_selects_nothing_has_empty_figures() -> None:
     _, record = nni.capture(MODEL, where=WHERE)(jnp.zeros((B, L), int))
     assert record["embed"].output.size == 0
     assert record["head"].output.size == B * 3
-
-
-def test_on_several_devices() -> None:
-    on_four_devices(__file__, "test_devices_hold_parts")
 
 
 @pytest.mark.skipif(len(jax.devices()) < 4, reason="needs four devices")
