@@ -116,12 +116,16 @@ def main() -> None:
     run("vitest", *npm, "test", cwd=js, env=env)
     with tempfile.TemporaryDirectory() as executed:  # the output of the notebooks when they run
         env["NNX_INSPECTOR_EXECUTED"] = executed
-        run("pytest", py, "-m", "pytest", *arguments, env=env)
+        of_site = "tests/package/test_site.py"
+        run("pytest", py, "-m", "pytest", f"--ignore={of_site}", *arguments, env=env)
         site = ROOT / "dist" / "site"
         shutil.rmtree(site, ignore_errors=True)
         strict = ["-W", "--keep-going", "--quiet", "-d", f"{executed}/doctrees"]
         pages = ["-c", "notebooks/docs", "notebooks", str(site)]
         run("site", py, "-m", "sphinx", *strict, *pages, env=env)
+        if (pathlib.Path(executed) / "quickstart.ipynb").is_file():  # all was run
+            env["NNX_INSPECTOR_SITE"] = str(site)
+            run("the site", py, "-m", "pytest", "-q", of_site, env=env)
 
 
 if __name__ == "__main__":
