@@ -99,7 +99,7 @@ def shard_map_with(
     inputs: int = 0,
     outputs: int = 0,
     axes: tuple[str, ...] = (),
-) -> tuple[Params, list[Any]]:
+) -> tuple[Params, list[Value]]:
     """A shard_map's parameters for a jaxpr that takes so many more inputs before the others and
     returns so many more outputs after the others, and the types of these outside. To be called in
     the `context_of` the equation.
@@ -142,7 +142,7 @@ def inside_shard_map(params: Params) -> Iterator[None]:
         yield
 
 
-def _joined(*parts: Any) -> Any:
+def _joined(*parts: Any) -> Value:
     """Specs of a shard_map in one: a tuple, or a tree if one of them is a tree of jax 0.12."""
     if all(isinstance(part, tuple) for part in parts):
         return tuple(x for part in parts for x in part)
@@ -150,12 +150,14 @@ def _joined(*parts: Any) -> Any:
     return tree.pack(tuple(tree.flatten_list(list(part)) for part in parts))
 
 
-def _flattree() -> Any:
+def _flattree() -> Value:
     """The module of the trees that jax 0.12 has in parameters."""
     return importlib.import_module("jax._src.flattree")
 
 
-def scan_parts(params: Params, values: Sequence[object]) -> tuple[list[Any], list[Any], list[Any]]:
+def scan_parts(
+    params: Params, values: Sequence[object]
+) -> tuple[list[Value], list[Value], list[Value]]:
     """A scan's operands as (consts, carry, xs): jax 0.10 has counts for them, jax 0.12 a tree."""
     if "num_consts" in params:
         consts, carry = params["num_consts"], params["num_carry"]

@@ -11,7 +11,7 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, cast
 
 from flax.nnx import Module, Variable, extract, graphlib, pytreelib
@@ -21,7 +21,7 @@ from flax.typing import HashableMapping
 
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.redirect import copy_of, redirect
-from nnx_inspector.typing import Function, GraphDef
+from nnx_inspector.typing import Function, GraphDef, Value
 
 NODES = "_pytree__nodes"
 """The attribute of every NNX object that says which of its attributes are data."""
@@ -40,7 +40,7 @@ class TaggedNodes(HashableMapping):
         """Whether the programs of this thread depend on tags."""
         return False
 
-    def __init__(self, mapping: HashableMapping, tag: Any):
+    def __init__(self, mapping: HashableMapping, tag: Hashable):
         super().__init__(mapping._mapping, copy=False)
         self.plain, self.tag = mapping, tag
         self._hash: int | None = None
@@ -75,14 +75,14 @@ def _with_tag(mapping: HashableMapping, tag: object) -> TaggedNodes:
     return found
 
 
-def graph_nodes(root: object) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
+def graph_nodes(root: object) -> Iterator[tuple[tuple[Value, ...], Any, bool]]:
     """`(path, node, met before)` for `root` and every NNX object and Variable below, parents first.
 
     Like `nnx.iter_graph`, in half its time.
     """
     kinds: dict[type, bool] = {}
     met: set[int] = set()
-    stack: list[tuple[tuple[Any, ...], Any]] = [((), root)]
+    stack: list[tuple[tuple[Value, ...], Any]] = [((), root)]
     while stack:
         path, node = stack.pop()
         # This is what `nnx.iter_graph` uses, which also lists every array and attribute. It can go
@@ -138,7 +138,7 @@ def links_within(root: object) -> set[tuple[int, Any, int]] | None:
     """
     links: set[tuple[int, Any, int]] = set()
     met = {id(root)}
-    stack: list[tuple[int, tuple[Any, ...], Iterable[tuple[Any, Any]] | None]]
+    stack: list[tuple[int, tuple[Value, ...], Iterable[tuple[Any, Any]] | None]]
     stack = [(id(root), (), _data_of(root))]
     while stack:
         owner, within, values = stack.pop()
@@ -190,7 +190,7 @@ Undone = Callable[[Callable[[], None]], object]
 
 
 def swap_graph_node(
-    cls: type, tag_of: Callable[[Any], Any], arrived: Callable[[Any, Any], None], undone: Undone
+    cls: type, tag_of: Callable[[Value], Value], arrived: Callable[[Any, Any], None], undone: Undone
 ) -> None:
     """Let graph traversals carry a tag for each object of `cls`; `undone` gets what undoes it.
 
@@ -215,7 +215,7 @@ def swap_graph_node(
                 break
         return values, metadata
 
-    def init(node: object, attributes: Any) -> None:
+    def init(node: object, attributes: Value) -> None:
         attributes = list(attributes)
         tag = None
         for i, (key, value) in enumerate(attributes):
@@ -288,7 +288,7 @@ def _moves_a_stand_in(frame: types.FrameType | None) -> bool:
 
 
 def swap_pytree_nodes(
-    tag_of: Callable[[Any], Any], arrived: Callable[[Any, Any, bool], None], undone: Undone
+    tag_of: Callable[[Value], Value], arrived: Callable[[Any, Any, bool], None], undone: Undone
 ) -> None:
     """Let treedefs carry a tag for each module; `undone` gets what undoes it.
 
@@ -366,7 +366,7 @@ def outermost_linen_interceptor(interceptor: Function) -> Iterator[None]:
 
 
 def swap_linen_jit_key(
-    more: Callable[[Any], Any], undone: Callable[[Callable[[], None]], object]
+    more: Callable[[Value], Value], undone: Callable[[Callable[[], None]], object]
 ) -> None:
     """Make `more(module)` part of the key of programs of `linen.jit`; `undone` gets what undoes it.
 

@@ -13,13 +13,13 @@ from jax._src import linear_util as lu
 
 from nnx_inspector._compat.jaxprs import is_literal, open_jaxpr
 from nnx_inspector._compat.jit import is_tracer
-from nnx_inspector.typing import Params, PyTree, Value
+from nnx_inspector.typing import Function, Params, PyTree, Value
 
 Bind = Callable[..., PyTree]
 
 
 @contextlib.contextmanager
-def interpreted(rule: Callable[[Any, Sequence[Any], Params, Bind], Any]) -> Iterator[None]:
+def interpreted(rule: Callable[[Any, Sequence[Value], Params, Bind], Any]) -> Iterator[None]:
     """Within the context, `rule(primitive, values, params, bind)` gives the results of each
     primitive; `bind()` gives its usual results.
 
@@ -55,7 +55,7 @@ def _apart(primitive: Any) -> Iterator[None]:
 
 
 @lu.transformation2
-def _run_apart(function: Any, primitive: object, /, *values: object) -> PyTree:
+def _run_apart(function: Function, primitive: object, /, *values: object) -> PyTree:
     with _apart(primitive):
         return function(*values)
 
@@ -231,7 +231,7 @@ class _Operations(_Interpreted):
 
 
 @contextlib.contextmanager
-def operations(rule: Callable[[Any, Sequence[Any], Params, Bind], Any]) -> Iterator[None]:
+def operations(rule: Callable[[Any, Sequence[Value], Params, Bind], Any]) -> Iterator[None]:
     """As `interpreted`, for operations; `bind(values, params)` runs one with other operands."""
     with core.set_current_trace(_Operations(core.trace_ctx.trace, rule)):
         yield

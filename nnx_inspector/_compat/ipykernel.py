@@ -14,10 +14,17 @@ import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
+
+Kernel: TypeAlias = Any
+"""A kernel of ipykernel, whose class differs with its version."""
+Frames: TypeAlias = Any
+"""What was received on a socket: parts of one message, of zmq."""
+Message: TypeAlias = Any
+"""A message of Jupyter, as its session has it."""
 
 
-def kernel_here() -> Any:
+def kernel_here() -> Kernel | None:
     """The kernel of this process, or None: a script, a terminal."""
     if "IPython" not in sys.modules:
         return None
@@ -26,7 +33,7 @@ def kernel_here() -> Any:
     return getattr(get_ipython(), "kernel", None)
 
 
-def reads_shell_by(kernel: Any) -> Literal["thread", "queue", "other"]:
+def reads_shell_by(kernel: Kernel) -> Literal["thread", "queue", "other"]:
     """Who reads the shell socket: a thread of its own, or the thread of the cells, into a queue.
 
     "other" is a kernel in which messages cannot be seen while a cell runs.
@@ -47,7 +54,7 @@ def reads_shell_by(kernel: Any) -> Literal["thread", "queue", "other"]:
 # ------------------------------------------------------------------- a thread
 
 
-def take_before(kernel: Any, take: Callable[[Any], bool]) -> None:
+def take_before(kernel: Kernel, take: Callable[[Frames], bool]) -> None:
     """Offer each message to `take` first, in the thread that reads the shell socket.
 
     What it returns False for takes its usual way, in order.
@@ -77,11 +84,11 @@ class Queued:
     """
 
     number: int
-    frames: Any
-    item: Any
+    frames: Frames | None
+    item: object
 
 
-def queue_arrived(kernel: Any) -> None:
+def queue_arrived(kernel: Kernel) -> None:
     """Let the kernel queue what has arrived on the shell socket, as it does between two cells.
 
     Only for the thread that runs the cells. No message is lost to an interrupt meanwhile.
@@ -96,7 +103,7 @@ def queue_arrived(kernel: Any) -> None:
             stream.flush(zmq.POLLIN)
 
 
-def queued_after(kernel: Any, number: int) -> list[Queued]:
+def queued_after(kernel: Kernel, number: int) -> list[Queued]:
     """What the kernel has queued since the message of this number, oldest first."""
     queue = kernel.msg_queue._queue
     if not queue or queue[-1][0] <= number:
@@ -106,7 +113,7 @@ def queued_after(kernel: Any, number: int) -> list[Queued]:
     return [Queued(x[0], x[2][0] if x[1] == usual else None, x) for x in new]
 
 
-def take_from_queue(kernel: Any, one: Queued) -> bool:
+def take_from_queue(kernel: Kernel, one: Queued) -> bool:
     """Take a message out of the queue, from any thread; False if the kernel has taken it."""
     try:
         kernel.msg_queue._queue.remove(one.item)
@@ -158,12 +165,12 @@ class CommMessage:
 
     comm: str
     subshell: str | None
-    data: Any
+    data: Message
     buffers: list[Any]
-    header: Any
+    header: Message
 
 
-def comm_message(kernel: Any, frames: object) -> CommMessage | None:
+def comm_message(kernel: Kernel, frames: object) -> CommMessage | None:
     """The message in some frames, if it is one on a comm. Nothing notes that it was read."""
     session = kernel.session
     try:
@@ -179,7 +186,7 @@ def comm_message(kernel: Any, frames: object) -> CommMessage | None:
     return CommMessage(comm, subshell, data, message["buffers"], message)
 
 
-def say_status(kernel: Any, state: Literal["busy", "idle"], parent: object) -> None:
+def say_status(kernel: Kernel, state: Literal["busy", "idle"], parent: object) -> None:
     """Tell the front end how the kernel is because of a message; any thread may."""
     topic = kernel._topic("status")
     content = {"execution_state": state}
@@ -194,6 +201,6 @@ def let_this_thread_send() -> None:
         parent.set(parent.get({}))
 
 
-def cell_of(kernel: Any) -> Any:
+def cell_of(kernel: Kernel) -> Message:
     """The message whose code runs in the thread of the cells."""
     return kernel.get_parent("shell")

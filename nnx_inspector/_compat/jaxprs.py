@@ -64,7 +64,7 @@ def jaxprs_in(params: Params) -> Iterator[Jaxpr]:
                 yield item
 
 
-def with_jaxprs(params: Params, change: Callable[[Any], Any]) -> Params:
+def with_jaxprs(params: Params, change: Callable[[Value], Value]) -> Params:
     """An equation's parameters with changed jaxprs; the same object if `change` changes none."""
     new: Params = {}
     for name, value in params.items():
@@ -76,7 +76,7 @@ def with_jaxprs(params: Params, change: Callable[[Any], Any]) -> Params:
     return {**params, **new} if new else params
 
 
-def retraced(jaxpr: Jaxpr, run: Function) -> Any:
+def retraced(jaxpr: Jaxpr, run: Function) -> Value:
     """A jaxpr of the same kind, traced from `run(*inputs)`; the same object if that fails."""
     bare, _ = open_jaxpr(jaxpr)
     if not is_simple(jaxpr):
@@ -143,7 +143,7 @@ class _Typed:
         self.aval, self.shape, self.dtype = aval, aval.shape, aval.dtype
 
 
-def typed(aval: object) -> Any:
+def typed(aval: object) -> Value:
     """A type as an argument of `jax.make_jaxpr`.
 
     jax knows the type of an argument by the class of the argument. A `ShapeDtypeStruct`, its own
@@ -154,12 +154,12 @@ def typed(aval: object) -> Any:
     return _Typed(aval)
 
 
-def closed_like(own: Any, bare: OpenJaxpr) -> Any:
+def closed_like(own: Any, bare: OpenJaxpr) -> Value:
     """A bare jaxpr as one of the same kind as `own`, with its constants."""
     return bare if open_jaxpr(own)[0] is own else own.replace(jaxpr=bare)
 
 
-def stacked(aval: Aval, length: int) -> Any:
+def stacked(aval: Aval, length: int) -> Value:
     """The type of what a scan of so many iterations makes of an output of each."""
     # On an explicit mesh the type also says how the new axis lies on the devices, which is more
     # than a shape and a dtype.
@@ -292,7 +292,7 @@ def _bind_apart(equation: Equation, values: Sequence[object]) -> None:
             env.update(zip(each.outvars, bind(each, read), strict=True))
 
 
-def as_function(jaxpr: Any, consts: Sequence[object]) -> Any:
+def as_function(jaxpr: Any, consts: Sequence[object]) -> Value:
     """A jaxpr as a function of its inputs, which returns the list of its outputs."""
     return lambda *values: jax.core.eval_jaxpr(jaxpr, consts, *values)
 
@@ -302,7 +302,7 @@ def context_of(equation: Equation) -> contextlib.AbstractContextManager[None]:
     return equation.ctx.manager
 
 
-def no_tangent(x: object) -> Any:
+def no_tangent(x: object) -> Value:
     """The tangent of a value that nothing differentiates."""
     aval: Aval = jax.typeof(x)
     return ad.Zero(aval.to_tangent_aval())
@@ -367,12 +367,12 @@ def register_linearization(primitive: Primitive, linearize: Callable[..., Linear
     fields = private.LinearizeTrace.process_primitive.__code__.co_names
     structured = "structured_residuals" in fields
 
-    def jvp(operands: Sequence[object], tangents: Sequence[object], **params: object) -> Any:
+    def jvp(operands: Sequence[object], tangents: Sequence[object], **params: object) -> Value:
         moves = [type(t) is not ad.Zero for t in tangents]
         out, _, tangent = linearize(moves, *operands, **params)
         return out, tangent(*tangents)
 
-    def rule(_: bool, moves: Sequence[bool], *operands: object, **params: object) -> Any:
+    def rule(_: bool, moves: Sequence[bool], *operands: object, **params: object) -> Value:
         out, move, tangent = linearize(moves, *operands, **params)
         if structured:
             return out, move, None, None, lambda _, __, *tangents: tangent(*tangents)

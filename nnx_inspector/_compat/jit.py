@@ -121,7 +121,7 @@ def vmaps_here() -> list[Value]:
     # jax has no list of the `vmap`s around a line. What is measured under one has an axis less than
     # what the user sees, and the members of an ensemble are told apart by it. It can go when jax
     # lists the axes that are mapped, also those without a name.
-    trace, found = core.trace_ctx.trace, list[Any]()
+    trace, found = core.trace_ctx.trace, list[Value]()
     while isinstance(trace, (batching.BatchTrace, ad.JVPTrace, ad.LinearizeTrace)):
         if isinstance(trace, batching.BatchTrace):
             found.append(trace)
@@ -242,7 +242,7 @@ def cache_misses(listener: Callable[[Miss], None]) -> Callable[[], None]:
     return undo
 
 
-_difference_of_keys: Callable[[Any, Any], tuple[Any, ...]] = partial_eval.diff_tracing_cache_keys
+_difference_of_keys: Callable[[Any, Any], tuple[Value, ...]] = partial_eval.diff_tracing_cache_keys
 
 
 def _by_arguments(new: Value, old: Value) -> tuple[Value, ...]:

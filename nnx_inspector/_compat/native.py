@@ -110,7 +110,7 @@ def _attribute(value: float | tuple[int, ...]) -> Value:
 def in_the_width(program: Function) -> Function:
     """`program` for a lowering, which may happen when 64 bits are off again."""
 
-    def lowered(*args: Value, **how: Value) -> Any:
+    def lowered(*args: Value, **how: Value) -> Value:
         wide = any(x.dtype.itemsize >= 8 for x in args) or jax.config.read("jax_enable_x64")
         with internal_config(), jax.enable_x64(wide):
             return program(*args, **how)
@@ -135,7 +135,7 @@ def lower_for_a_cpu(
         mlir.lower_fun(in_the_width(f), multiple_results=several) for f in (in_c, program)
     )
 
-    def rule(ctx: Any, *args: object, **how: object) -> Any:
+    def rule(ctx: Any, *args: object, **how: object) -> Value:
         module = ctx.module_context
         if module.lowering_parameters.for_export:
             return without(ctx, *args, **how)
@@ -183,7 +183,7 @@ def by_rows(
             one = jax.vmap(one)
         return one(*args)
 
-    def found(args: Sequence[Any], rows: int) -> list[Type]:
+    def found(args: Sequence[Value], rows: int) -> list[Type]:
         arrays = [Type(x.shape[rows:], x.dtype) for x in args]
         leading = args[0].shape[:rows]
         return [Type((*leading, *x.shape), x.dtype) for x in results(*arrays)]
@@ -207,7 +207,7 @@ def by_rows(
 
     def batched(
         args: Sequence[Value], dims: Sequence[int | None], *, rows: int, **how: Value
-    ) -> Any:
+    ) -> Value:
         pairs = list(zip(args, dims, strict=True))
         like = next((x, d) for x, d in pairs if d is not None)
         out = primitive.bind(*(_rows_of(x, d, *like) for x, d in pairs), rows=rows + 1, **how)
@@ -227,7 +227,7 @@ def by_rows(
     return primitive.bind
 
 
-def _rows_of(x: Value, axis: int | None, other: Any, its_axis: int) -> Any:
+def _rows_of(x: Value, axis: int | None, other: Value, its_axis: int) -> Value:
     """`x` with a first axis of rows: its own, or one like the axis of another array."""
     if axis is not None:
         return jnp.moveaxis(x, axis, 0)
@@ -251,7 +251,7 @@ def computed_once(x: jax.Array, *, after: Sequence[jax.Array] = ()) -> jax.Array
     return ONCE.bind(x, *after)
 
 
-def _first(x: object, *_: object) -> Any:
+def _first(x: object, *_: object) -> Value:
     return x
 
 

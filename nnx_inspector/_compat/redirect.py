@@ -18,9 +18,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from nnx_inspector.typing import Function
+from nnx_inspector.typing import Function, Value
 
-Reduce = Callable[[Any], Any]
+Reduce = Callable[[Value], Value]
 Undone = Callable[[Callable[[], None]], object]
 """Gets what undoes a change before it is made, so that no interrupt comes between."""
 _TARGET = "nnx_inspector's target"
@@ -145,7 +145,7 @@ class Swapped:
     def __init__(self, swap: Callable[[Undone], None]):
         self._swap = swap
         self._lock = threading.RLock()
-        self.holders: tuple[Any, ...] = ()
+        self.holders: tuple[Value, ...] = ()
         self._undo: list[Callable[[], None]] = []
         self._whole = False
 
@@ -176,7 +176,7 @@ def picklers() -> list[type]:
     # A pickler that takes classes along by value would take our wrappers too. Which ones exist is
     # not known: dill, cloudpickle and the copies of it in joblib, Ray and Dask. All derive from
     # these.
-    stack: list[Any] = [_pickle.Pickler, vars(pickle)["_Pickler"]]
+    stack: list[Value] = [_pickle.Pickler, vars(pickle)["_Pickler"]]
     while stack:
         new = [cls for cls in type.__subclasses__(stack.pop()) if cls not in found]
         found.update(dict.fromkeys(new))

@@ -91,7 +91,7 @@ def _devices_of(arrays: Iterable[Value]) -> contextlib.AbstractContextManager[An
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(cast("Any", mesh))
 
 
-def _explicit_mesh(operands: object) -> Any:
+def _explicit_mesh(operands: object) -> Value:
     """The mesh with explicit axes on which one of some arrays lies; None if there is none."""
     leaves = (x for x in jax.tree.leaves(operands) if isinstance(x, jax.Array))
     meshes: Any = (jax.typeof(x).sharding.mesh for x in leaves)
@@ -108,11 +108,11 @@ def _explicit(mesh: Any) -> tuple[str, ...]:
     return tuple(name for name, kind in types if kind == AxisType.Explicit)
 
 
-def on_this_mesh(tree: PyTree) -> Any:
+def on_this_mesh(tree: PyTree) -> Value:
     """Small arrays on the current mesh, whose type differs within `jax.sharding.auto_axes`."""
     current = jax.sharding.get_abstract_mesh()
 
-    def moved(x: object) -> Any:
+    def moved(x: object) -> Value:
         # Within `auto_axes` the types of arrays name a mesh whose axes are automatic, and jax
         # refuses to combine them with arrays that were made outside. Without it, the numbers of a
         # perturbation raise there. It can go when jax converts scalars by itself.
@@ -133,7 +133,7 @@ def on_one_device(arrays: list[Array]) -> list[Array]:
     return [jax.device_put(x, first) for x in arrays]
 
 
-def zeros_of(shape: Any) -> jax.Array:
+def zeros_of(shape: Value) -> jax.Array:
     """Zeros of a type, of `jax.eval_shape` or of a variable, also within `jax.shard_map`."""
     return varying_along(jnp.zeros(shape.shape, shape.dtype), tuple(jaxprs.varying_axes(shape)))
 
@@ -169,7 +169,7 @@ def counted_once(x: jax.Array, like: jax.Array, axes: Iterable[str]) -> jax.Arra
     return jnp.where(first, x, jnp.zeros_like(x))
 
 
-def varying_along(x: object, axes: Sequence[str]) -> Any:
+def varying_along(x: object, axes: Sequence[str]) -> Value:
     """An array of which jax takes each device's part along some axes to differ."""
     missing = tuple(axis for axis in axes if axis not in jaxprs.varying_axes(x))
     return jax.lax.pcast(x, missing, to="varying") if missing else x

@@ -148,8 +148,8 @@ def attribute(
         pick, classes = (output, None) if callable(output) else _logit(out, output, position)
         start = _start(baseline, x)
 
-        def program(apart: bool) -> Any:
-            def make(x: object, start: object, inputs: object) -> Any:
+        def program(apart: bool) -> PyTree:
+            def make(x: object, start: object, inputs: Sequence[Value]) -> PyTree:
                 return _program(x, start, inputs, run, pick, method, steps, apart)
 
             return jax.device_get(jax.jit(make)(x, start, one.stage.inputs))
@@ -187,20 +187,20 @@ def _start(baseline: object, x: Float[Array, "*shape"]) -> Float[Array, "*shape"
         ) from error
 
 
-Run = Callable[[Any, Any], Any]
+Run = Callable[[Value, Sequence[Value]], PyTree]
 """`(x, inputs) -> output`: the pass with another value of what is attributed to."""
 
 
 def _program(
     x: Value,
     start: object,
-    inputs: object,
+    inputs: Sequence[Value],
     run: Run,
-    pick: Any,
+    pick: Value,
     method: Method,
     steps: int,
     apart: bool,
-) -> Any:
+) -> PyTree:
     """The attribution, the outputs for input and baseline, and whether examples interact."""
 
     def picked(x: Value) -> Array:
@@ -214,8 +214,8 @@ def _program(
             )
         return value
 
-    def alone(i: object) -> Any:
-        def with_row(row: object) -> Any:
+    def alone(i: object) -> PyTree:
+        def with_row(row: object) -> PyTree:
             whole = keeping_sharding(lambda x, row, i: x.at[i].set(row), x, row, i)
             return entry(picked(whole), i)
 
@@ -228,7 +228,7 @@ def _program(
     return _along(picked, x, start, method, steps), mixed
 
 
-def _meet(pull: Callable[[Any], Any], value: Value, x: Value) -> Any:
+def _meet(pull: Callable[[Value], PyTree], value: Value, x: Value) -> PyTree:
     """Whether the outputs of some examples depend on other examples.
 
     The outputs are weighted by powers of 2, which scale, exactly, the gradient of an example that
@@ -242,7 +242,7 @@ def _meet(pull: Callable[[Any], Any], value: Value, x: Value) -> Any:
     )
     of_all, weighted = (pull(w)[0] for w in weights)
 
-    def differ(of_all: object, weighted: object, powers: Value) -> Any:
+    def differ(of_all: object, weighted: object, powers: Value) -> PyTree:
         scaled = of_all * powers.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1))
         error, size = (abs(each).reshape(len(x), -1).max(1) for each in (weighted - scaled, scaled))
         return ~jnp.less_equal(error, 16 * jnp.finfo(x.dtype).eps * size).all()
@@ -250,10 +250,10 @@ def _meet(pull: Callable[[Any], Any], value: Value, x: Value) -> Any:
     return auto_sharded(differ, of_all, weighted, powers)
 
 
-def _along(picked: Any, x: Value, start: Any, method: Method, steps: int) -> Any:
+def _along(picked: Value, x: Value, start: Value, method: Method, steps: int) -> PyTree:
     """The attribution of the outputs to x, the outputs, and those of the baseline."""
 
-    def total(x: object) -> Any:
+    def total(x: object) -> PyTree:
         value = picked(x)
         return value.sum(), value
 
@@ -280,7 +280,7 @@ def _passes(
     if number is not None:
         place = len(stage.inputs) - len(stage.arrays) + number
 
-        def of_argument(x: object, inputs: Sequence[Value]) -> Any:
+        def of_argument(x: object, inputs: Sequence[Value]) -> PyTree:
             given = [x if i == place else value for i, value in enumerate(inputs)]
             out, _ = evaluate(stage.survey.only(lambda mark: False), given, plan=Plan())
             return one.result(out)
@@ -300,7 +300,7 @@ def _passes(
 
     mark = one.marks_of(site or "", OUTPUT)[call or 0]
 
-    def of_site(x: object, inputs: Sequence[Value]) -> Any:
+    def of_site(x: object, inputs: Sequence[Value]) -> PyTree:
         replaced = lambda values: [x if i == arrays[0] else v for i, v in enumerate(values)]  # noqa: E731
         return one.with_changed(mark, replaced, inputs)
 
@@ -345,7 +345,7 @@ def _embeds(one: Observed, site: str) -> bool:
     )
 
 
-def _call_with(one: Observed, site: str, tokens: Any) -> int | None:
+def _call_with(one: Observed, site: str, tokens: Value) -> int | None:
     """The only call of a site that receives these tokens; None if none or several do."""
     _, values = one.run({(site, INPUT)})
     received = [arrays[0] for arrays in values[site, INPUT]]

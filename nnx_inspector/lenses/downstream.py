@@ -68,7 +68,7 @@ class Downstream:
     def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch vocabulary"]:
         last = self.one.marks_of(self.site, self.part)[-1]
 
-        def replaced(values: list[Any]) -> list[Value]:
+        def replaced(values: list[Value]) -> list[Value]:
             new = list(values)
             like = functools.partial(_as_in_program, mapped=last.mapped[self.array])
             new[self.array] = keeping_sharding(like, values[self.array], x)
@@ -115,7 +115,7 @@ class Held:
         consts: Sequence[Value],
         args: Sequence[object],
         kinds: Sequence[int],
-    ) -> tuple[list[Any], list[int]]:
+    ) -> tuple[list[Value], list[int]]:
         """The results, and how each depends on the stream."""
         env: dict[Any, tuple[Any, int]] = {}
         env.update(zip(jaxpr.constvars, ((c, FIXED) for c in consts), strict=True))
@@ -142,8 +142,8 @@ class Held:
         return [value for value, _ in found], [kind for _, kind in found]
 
     def _one(
-        self, equation: Equation, values: list[Any], given: list[int]
-    ) -> tuple[list[Any], int]:
+        self, equation: Equation, values: list[Value], given: list[int]
+    ) -> tuple[list[Value], int]:
         out, name = jaxprs.bind(equation, values), equation.primitive.name
         if not any(given):
             return out, FIXED
@@ -159,13 +159,13 @@ class Held:
         return out, kind
 
 
-def _is_wide(convolution: Any) -> bool:
+def _is_wide(convolution: Value) -> bool:
     """Whether a convolution reads several positions for one."""
     kernel = convolution.invars[1].aval.shape
     return any(kernel[i] > 1 for i in convolution.params["dimension_numbers"].rhs_spec[2:])
 
 
-def _of_scan(body: Body, values: Sequence[Any], given: Sequence[int]) -> list[int]:
+def _of_scan(body: Body, values: Sequence[Value], given: Sequence[int]) -> list[int]:
     """How the results of a scan depend on the stream, if its operands do so."""
     bare, consts = jaxprs.open_jaxpr(body.jaxpr)
     start = body.consts + body.carry

@@ -49,7 +49,7 @@ MOST_TOGETHER, TOUCHED = 16, 4 << 20
 
 MOST_KEPT = 16
 """The most programs that are kept for later passes over data."""
-_kept: dict[Any, tuple[Any, Any]] = {}
+_kept: dict[Any, tuple[Value, Value]] = {}
 """By all that it depends on: a tracing and its compiled program, those used last at the end."""
 
 
@@ -62,7 +62,7 @@ class _Program:
         run: `(held, batches, found, numbers, salt) -> found`, for `many` batches.
     """
 
-    held: list[Any]
+    held: list[Value]
     run: Callable[..., Extremes]
     many: int
 
@@ -98,8 +98,8 @@ class Stream:
     shape: tuple[int, ...] = ()
     size: int = 0
     padded: int = 0
-    waiting: list[list[Any]] = dataclasses.field(default_factory=list[list[Any]])
-    numbers: list[Any] = dataclasses.field(default_factory=list[Any])
+    waiting: list[list[Value]] = dataclasses.field(default_factory=list[list[Value]])
+    numbers: list[Value] = dataclasses.field(default_factory=list[Value])
     program: _Program | None = None
     programs: dict[Any, _Program] = dataclasses.field(default_factory=dict[Any, _Program])
     forms: dict[Any, _Program] = dataclasses.field(default_factory=dict[Any, _Program])
@@ -159,7 +159,7 @@ class Stream:
             found.append(f"{len(self.programs)} programs ran, one for each form of batch")
         return (*found, self.unfit) if self.unfit else tuple(found)
 
-    def _program_of(self, args: Any, size: int) -> tuple[_Program, list[Any]]:
+    def _program_of(self, args: Value, size: int) -> tuple[_Program, list[Value]]:
         """The program for a batch, and the arrays of the batch that it takes."""
         function, args, kwargs = self.enter(args)
         arguments = Arguments.of((function.owner, tuple(args), kwargs))
@@ -174,7 +174,7 @@ class Stream:
         return self.programs[key], list(arrays)
 
     def _program(
-        self, key: Any, function: Function, args: tuple[Value, ...], kwargs: Kwargs, size: int
+        self, key: Value, function: Function, args: tuple[Value, ...], kwargs: Kwargs, size: int
     ) -> _Program:
         whole, rows = without_layers(self.site)
         _require_fits(function, args, kwargs)
@@ -212,20 +212,22 @@ class Stream:
                 f"all its places count"
             )
 
-        def values(held: Any, arrays: Sequence[Value]) -> PyTree:
+        def values(held: Value, arrays: Sequence[Value]) -> PyTree:
             _, seen = evaluate(survey, [*held, *arrays], plan=plan)
             (kept,) = [each.kept for _, _, each in survey.walk(seen) if each is not None]
             x, where = kept[call.array].value
             x, where = (x[rows], where if where is None else where[rows]) if rows else (x, where)
             return x, None if where is None else jnp.broadcast_to(where, x.shape)
 
-        def merged(found: Extremes, of: Any, numbers: Value, salt: Value) -> Extremes:
+        def merged(found: Extremes, of: Value, numbers: Value, salt: Value) -> Extremes:
             each = lambda x: jnp.moveaxis(x.reshape(-1, *call.shape[1:]), axes % ndim, -1)  # noqa: E731
             x, where = jax.tree.map(each, of)
             return found.merged(x, numbers.reshape(-1), salt, where)
 
         @jax.jit
-        def run(held: object, batches: Any, found: object, numbers: object, salt: object) -> PyTree:
+        def run(
+            held: object, batches: Value, found: object, numbers: object, salt: object
+        ) -> PyTree:
             if len(batches) == 1:
                 of = values(held, batches[0])
             else:
@@ -240,7 +242,7 @@ class Stream:
         return _Program(held, known or run, _together(stage))
 
 
-def _code_of(function: Function, nodes: tuple[object, ...]) -> Any:
+def _code_of(function: Function, nodes: tuple[object, ...]) -> PyTree:
     """A key of everything that a trace depends on besides the arguments of the batch."""
     graphdef, state = nnx.split(nodes, graph=True)
     leaves, treedef = jax.tree.flatten(state)
@@ -262,7 +264,7 @@ class _Call:
 
     array: int
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: Value
 
 
 def _the_call(one: Observed, site: str, rows: tuple[int, ...], size: int) -> _Call:
@@ -315,7 +317,7 @@ def _size_of(args: tuple[object, ...]) -> int:
 def _filled(args: tuple[object, ...], count: int, size: int) -> tuple[Value, ...]:
     """A smaller batch, filled up with copies of its first example."""
 
-    def filled(x: Value) -> Any:
+    def filled(x: Value) -> PyTree:
         if not is_array(x) or not len(x.shape) or x.shape[0] != count:
             return x
         if isinstance(x, np.ndarray):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from nnx_inspector.typing import DTypeLike, Value
+from nnx_inspector.typing import DTypeLike, PyTree, Value
 
 NOBODY = -1
 """The number that means no example."""
@@ -52,7 +52,7 @@ class Kept:
         at = (self.score >= new.score[:, None]).sum(1)[:, None]
         ranks = jnp.arange(k)[:, None]
 
-        def put(old: Value, new: Value) -> Any:
+        def put(old: Value, new: Value) -> PyTree:
             later = jnp.roll(old, 1, 1)
             return jnp.where(ranks < at, old, jnp.where(ranks == at, new[:, None], later))
 
@@ -69,7 +69,7 @@ class Extremes:
     """
 
     kept: Kept
-    nan: Any
+    nan: Value
 
     @staticmethod
     def empty(k: int, units: int, axes: int, dtype: DTypeLike) -> Extremes:
@@ -112,7 +112,7 @@ class Extremes:
         score = score.reshape(3, blocks, block, units)
         numbered = np.arange(size, dtype=np.int32)[:, None]
 
-        def better(state: tuple[Kept, Any, Any]) -> Any:
+        def better(state: tuple[Kept, Any, Any]) -> PyTree:
             kept, best, _ = state
             return (best.max(1) > kept.score[:, -1]).any()
 
@@ -145,19 +145,19 @@ def _nothing(dtype: DTypeLike) -> tuple[int, Any]:
     return np.iinfo(integer).min, integer
 
 
-def _ordered(x: Value) -> Any:
+def _ordered(x: Value) -> PyTree:
     """Integers in the order of floats, without NaN; those of both zeros are equal."""
     nothing, integer = _nothing(x.dtype)
     bits = lax.bitcast_convert_type(jnp.where(x == 0, 0, x), integer)
     return jnp.where(bits < 0, bits ^ ~integer.type(nothing), bits)
 
 
-def _largest_and_smallest(x: Value) -> tuple[Any, Any, Any]:
+def _largest_and_smallest(x: Value) -> tuple[Value, Value, Value]:
     """The extremes of each example without NaN, [batch, units], and whether there is one."""
     largest, smallest = x.max(1), x.min(1)  # NaN, if there is one
     nan = jnp.isnan(largest)
 
-    def without() -> tuple[Any, Any]:
+    def without() -> tuple[Value, Value]:
         number = ~jnp.isnan(x)
         return x.max(1, initial=-jnp.inf, where=number), x.min(1, initial=jnp.inf, where=number)
 
@@ -168,14 +168,14 @@ def _place(x: Value, value: Value, lengths: Sequence[int]) -> tuple[Value, ...]:
     """The first place, along the last axis, with a value: XLA has no fast argmax on a CPU."""
     numbers = jnp.arange(x.shape[-1], dtype=jnp.int32)
     place = jnp.where(x == value[..., None], numbers, x.shape[-1] - 1).min(-1)
-    found: list[Any] = []
+    found: list[Value] = []
     for length in map(np.int32, reversed(lengths)):  # as jnp.unravel_index, in a tenth of the code
         found.append(lax.rem(place, length))
         place = lax.div(place, length)
     return tuple(reversed(found))
 
 
-def _lots(numbers: Value, salt: object) -> Any:
+def _lots(numbers: Value, salt: object) -> PyTree:
     """Numbers that draw examples (MurmurHash3's mixing), however the data is divided."""
     x = numbers.astype(jnp.uint32) * np.uint32(0x9E3779B9) ^ salt
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):

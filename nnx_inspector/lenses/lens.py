@@ -290,12 +290,12 @@ def _unexplained(
     )
 
 
-def _read(reading: Readout, k: int) -> Any:
+def _read(reading: Readout, k: int) -> PyTree:
     @jax.jit
-    def read(stack: object, last: Value, wanted: object) -> Any:
+    def read(stack: object, last: Value, wanted: object) -> PyTree:
         chosen = auto_sharded(largest, reading(last)) if wanted is None else wanted
 
-        def one(x: Value) -> Any:
+        def one(x: Value) -> PyTree:
             return auto_sharded(ranked, reading(x), chosen)
 
         tokens, top, probability, rank = jax.lax.map(one, stack)
@@ -304,7 +304,7 @@ def _read(reading: Readout, k: int) -> Any:
     def largest(logits: Value) -> Array:
         return jnp.argmax(logits, -1)
 
-    def ranked(logits: Value, chosen: Value) -> Any:
+    def ranked(logits: Value, chosen: Value) -> PyTree:
         logits = logits.astype(jnp.float32)
         top, tokens = jax.lax.top_k(logits, k)
         own = jnp.take_along_axis(logits, chosen[..., None], -1)
@@ -332,7 +332,7 @@ def stacked(
         wanted.add((first.site, INPUT))
     out, values = one.run(wanted)
     names: list[str] = []
-    found: list[Any] = []
+    found: list[Value] = []
     if received:
         names.append(f"{first.site} input")
         found.append(values[first.site, INPUT][0][received[0]][(0,) * len(first.rows)])

@@ -45,7 +45,7 @@ from nnx_inspector.lenses.unembedding import (
     selects,
 )
 from nnx_inspector.program.marks import INPUT, OUTPUT
-from nnx_inspector.typing import Array, Float, Int, Value
+from nnx_inspector.typing import Array, Float, Int, PyTree, Value
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -173,7 +173,7 @@ def logit_attribution(
         stream = values[end[:2]][-1][end[2]]
         stream = stream[(-1,) * (stream.ndim - len(end[3]))]
         names: list[str] = []
-        terms: list[Any] = []
+        terms: list[Value] = []
         for site, array in named:
             for arrays in values[site, OUTPUT]:
                 for name, at in rows_of(site, one.calls[site].rows):
@@ -231,14 +231,14 @@ def _adds_nothing(chosen: Selection, one: Observed) -> str:
     )
 
 
-def _divide(read: Readout, distribution: bool) -> Any:
+def _divide(read: Readout, distribution: bool) -> PyTree:
     @jax.jit
-    def divide(stream: Value, terms: Sequence[Any], wanted: object, other: object) -> Any:
+    def divide(stream: Value, terms: Sequence[Value], wanted: object, other: object) -> PyTree:
         stream = stream.astype(jnp.float32)
         traced = jax.make_jaxpr(read)(stream)
         own: Value = traced.out_avals[0]
 
-        def linear(x: object) -> tuple[Any, Any]:
+        def linear(x: object) -> tuple[Value, Value]:
             held = Held(own.shape[-1])
             (out,), (kind,) = held.run(traced.jaxpr, traced.consts, [x], [LINEAR])
             logits = out if kind == LINEAR else held.logits
@@ -256,9 +256,9 @@ def _divide(read: Readout, distribution: bool) -> Any:
         summed = (*range(logits.ndim - 1, stream.ndim - 1), -1)  # of a pooling, the positions too
 
         def added(
-            stream: Value, direction: object, terms: Any, onehot: object, logits: Value
-        ) -> Any:
-            def along(x: Value) -> Any:
+            stream: Value, direction: object, terms: Value, onehot: object, logits: Value
+        ) -> PyTree:
+            def along(x: Value) -> PyTree:
                 return (direction * x.astype(jnp.float32)).sum(summed)
 
             before, logit = ((x * onehot).sum(-1) for x in logits)

@@ -82,7 +82,7 @@ class Observed:
     calls: Mapping[str, Calls]
 
     @property
-    def shapes(self) -> Any:
+    def shapes(self) -> PyTree:
         """What the pass returns, with shapes in place of arrays."""
         atoms = self.stage.survey.jaxpr.outvars
         return self.result([jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms])
@@ -93,7 +93,7 @@ class Observed:
         return returned.rebuild([None] * len(returned.nodes), out[: self.stage.outputs])
 
     def with_changed(
-        self, mark: Marked, change: Callable[[list[Any]], list[Any]], inputs: Sequence[Any]
+        self, mark: Marked, change: Callable[[list[Value]], list[Value]], inputs: Sequence[Value]
     ) -> PyTree:
         """What the pass returns for some inputs if the values of one mark are changed."""
         found = self.stage.survey.only(lambda one: one is mark)
@@ -147,17 +147,17 @@ class Observed:
 
     def run(
         self, wanted: Collection[tuple[str, str]]
-    ) -> tuple[Any, dict[tuple[str, str], list[Any]]]:
+    ) -> tuple[Any, dict[tuple[str, str], list[Value]]]:
         """The pass's result, and the arrays of each call of each `(site, part)`."""
         keep = Keep(values=True, parts=(OUTPUT, INPUT))
         found = self.stage.survey.only(lambda mark: (mark.site, mark.part) in wanted)
         require_whole(found)
 
         @jax.jit
-        def program(inputs: Sequence[Value], consts: Sequence[Value]) -> Any:
+        def program(inputs: Sequence[Value], consts: Sequence[Value]) -> PyTree:
             survey = dataclasses.replace(found, consts=tuple(consts))
             out, seen = evaluate(survey, inputs, plan=Plan(summarise=False, keep=keep))
-            values: dict[tuple[str, str], list[Any]] = {}
+            values: dict[tuple[str, str], list[Value]] = {}
             for mark, _, one in found.walk(seen):
                 if one is not None:
                     arrays = [kept.value for kept in one.kept]
@@ -274,7 +274,7 @@ def arrays_in(tree: PyTree) -> list[Value]:
     return [x for x in jax.tree.leaves(tree) if is_array(x)]
 
 
-def logits_in(out: object) -> Any:
+def logits_in(out: object) -> PyTree:
     """The array of a model's output that could be logits: of several, that which is named
     `logits`, or else the first; None for none.
     """

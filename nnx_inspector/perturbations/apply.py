@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,8 +69,8 @@ def at_marks(
     keys: Sequence[str],
     numbers: object,
     places: Sequence[Place],
-    data: Sequence[Any],
-) -> Callable[[Marked, list[Any], Rows], list[Any]]:
+    data: Sequence[Value],
+) -> Callable[[Marked, list[Value], Rows], list[Value]]:
     """The function for `Plan.perturb` that applies rows and places at each mark of a stage.
 
     `keys` are the sites that have a row of `numbers`, float32 `[keys, ROW]`; `data` is as in
@@ -118,7 +117,7 @@ def _of_values(places: Sequence[Place]) -> list[Perturbation]:
 def parameter_keys(model: nnx.Module, only: Only) -> list[str]:
     """A selection as globs over parameter paths; a module stands for all its parameters."""
     several = isinstance(only, (list, tuple, set, frozenset))
-    terms: list[Any] = list(only) if several else [only]  # type: ignore[arg-type]
+    terms: list[Value] = list(only) if several else [only]  # type: ignore[arg-type]
     found: dict[str, None] = {}
     for term in terms:
         if isinstance(term, str):
@@ -200,7 +199,7 @@ class Reach:
         """Raise if a key names no parameter, or one that the perturbation does not fit."""
         rules = [parameter_rule(key, rows, one) for key in keys]
 
-        def replaced(inputs: list[Value]) -> Any:
+        def replaced(inputs: list[Value]) -> Value:
             stage = dataclasses.replace(self._stage, inputs=inputs)
             return list(perturbed_parameters(stage, rules).values())
 
@@ -244,7 +243,7 @@ class _Switched(ParameterPerturbation):
     def apply(self, x: jax.Array, name: str) -> jax.Array:
         return places.applied(self.place, self.on, self.leaves, x, name)
 
-    def why_not(self, x: object) -> Any:
+    def why_not(self, x: object) -> Value:
         return self._data.why_not(x)
 
     @property
@@ -258,12 +257,12 @@ def parameter_rule(key: str, rows: tuple[int, ...], one: ParameterPerturbation) 
 
 def parameters_under(
     stage: Staged, places: Sequence[Place], data: Sequence[object]
-) -> dict[int, Any]:
+) -> dict[int, Value]:
     """The perturbed parameters, by the number of the stage's input that holds each."""
     return perturbed_parameters(stage, parameter_rules(places, data))
 
 
-def parameter_rules(places: Sequence[Place], data: Sequence[Any]) -> list[ParameterRule]:
+def parameter_rules(places: Sequence[Place], data: Sequence[Value]) -> list[ParameterRule]:
     """The places of parameter kinds, each with its data, as rules."""
     return [
         parameter_rule(key, place.rows, _Switched(place, on, tuple(leaves)))

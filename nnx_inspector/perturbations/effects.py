@@ -51,7 +51,7 @@ class Differences:
     result: Value = None
 
 
-def with_positions(x: Value, where: Value) -> tuple[Any, Any]:
+def with_positions(x: Value, where: Value) -> tuple[Value, Value]:
     """What `Keep(values=)` keeps of an array: itself, and which of its positions count; None for
     all.
     """
@@ -71,7 +71,7 @@ def differences(stage: Staged, inputs: list[Array], plan: Plan, *, root: str = R
     how = {"summarise": False, "keep": keep}
     of_moved, seen = stage.evaluate(inputs, plan=dataclasses.replace(plan, **how))
     moved = _values(stage, seen)
-    pairs: dict[str, list[tuple[Any, Any, Any]]] = {}
+    pairs: dict[str, list[tuple[Value, Value, Value]]] = {}
     for site in clean:
         # an eager call may have taken another path, with other calls
         if [x.shape for x, _ in clean[site]] == [x.shape for x, _ in moved.get(site, [])]:
@@ -88,7 +88,7 @@ def differences(stage: Staged, inputs: list[Array], plan: Plan, *, root: str = R
     return _figures(pairs, result, None if logits_of(output, *of_logits) is None else root)
 
 
-def form_of(x: Value) -> Any:
+def form_of(x: Value) -> Value:
     """What a mask of positions depends on."""
     return tuple(x.shape), jnp.issubdtype(x.dtype, jnp.inexact)
 
@@ -101,7 +101,7 @@ def wheres_by_form(found: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:
 
 
 @internal_config()
-def change_where(found: Iterable[tuple[Any, Any, Any]]) -> jax.Array:
+def change_where(found: Iterable[tuple[Value, Value, Value]]) -> jax.Array:
     """`relative_change` in a program, of clean and perturbed arrays, each pair with the
     positions that count; None for all.
     """
@@ -114,8 +114,8 @@ def change_where(found: Iterable[tuple[Any, Any, Any]]) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _figures(
-    pairs: dict[str, list[tuple[Any, Any, Any]]],
-    result: list[tuple[Any, Any, Any]] | None,
+    pairs: dict[str, list[tuple[Value, Value, Value]]],
+    result: list[tuple[Value, Value, Value]] | None,
     logits: str | None,
 ) -> Differences:
     kl = top1 = jnp.float32(jnp.nan)
@@ -127,11 +127,11 @@ def _figures(
     return Differences(sites, kl, top1, None if result is None else change_where(result))
 
 
-def _values(stage: Staged, seen: list[Any]) -> dict[str, list[tuple[Any, Any]]]:
+def _values(stage: Staged, seen: list[Value]) -> dict[str, list[tuple[Value, Value]]]:
     """The arrays that each site's calls returned, except in loops of unknown length, and which of
     their positions count.
     """
-    found: dict[str, list[tuple[Any, Any]]] = {}
+    found: dict[str, list[tuple[Value, Value]]] = {}
     for at, _, one in stage.survey.walk(seen):
         if one is not None and one.kept:
             found.setdefault(at.site, []).extend(kept.value for kept in one.kept)
@@ -302,14 +302,14 @@ def _could_be_logits(x: AnyArray) -> bool:
 # `xp` is NumPy or jax.numpy
 
 
-def _pairs(xp: object, clean: object, perturbed: object) -> list[tuple[Any, Any]]:
+def _pairs(xp: object, clean: object, perturbed: object) -> list[tuple[Value, Value]]:
     flat, treedef = jax.tree.flatten(clean)
     others, treedef_of_others = jax.tree.flatten(perturbed)
     if treedef != treedef_of_others:
         raise ValueError(
             f"The clean and perturbed outputs differ in structure: {treedef}, {treedef_of_others}."
         )
-    pairs: list[tuple[Any, Any]] = []
+    pairs: list[tuple[Value, Value]] = []
     for a, b in zip(flat, others, strict=True):
         if is_array(a) and jnp.issubdtype(a.dtype, jnp.inexact):
             if a.shape != (shape := shape_of(b)):
@@ -329,7 +329,7 @@ def _wide(xp: object, x: Value) -> Value:
     return x if is_complex or x.dtype.itemsize >= 4 else x.astype(jnp.float32)
 
 
-def _relative(xp: types.ModuleType, pairs: Sequence[tuple[Any, Any]]) -> Value:
+def _relative(xp: types.ModuleType, pairs: Sequence[tuple[Value, Value]]) -> Value:
     """Scaled by the largest elements: squares and differences may overflow otherwise. A place with
     the same infinity in both, as a mask has, is left out.
     """

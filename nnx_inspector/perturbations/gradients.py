@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ class GradientPerturbation(Perturbation):
                 return ValueError(f"{name} is one number, or vmapped over; it has shape {shape}")
         return super().why_not(x)
 
-    def _number(self) -> Any:
+    def _number(self) -> Value:
         return 0.0
 
 
@@ -52,7 +52,7 @@ class ScaleGradient(GradientPerturbation):
     how: ClassVar[str] = "scale"
     numbers: ClassVar[Mapping[str, float | None]] = {"factor": None}
 
-    def _number(self) -> Any:
+    def _number(self) -> Value:
         return self.factor
 
 
@@ -80,7 +80,7 @@ class ReverseGradient(GradientPerturbation):
     how: ClassVar[str] = "scale"
     numbers: ClassVar[Mapping[str, float | None]] = {"factor": None}
 
-    def _number(self) -> Any:
+    def _number(self) -> Value:
         return -jnp.asarray(self.factor)
 
 
@@ -100,7 +100,7 @@ class ClipGradient(GradientPerturbation):
     how: ClassVar[str] = "clip"
     numbers: ClassVar[Mapping[str, float | None]] = {"norm": 0.0}
 
-    def _number(self) -> Any:
+    def _number(self) -> Value:
         return self.norm
 
 
@@ -134,7 +134,7 @@ def _jvp(
     return out, t if type(t) is ad.Zero else _changed_linear.bind(t, number, **params)
 
 
-def _transpose(ct: Value, t: object, number: Value, *, how: str, mapped: int) -> Any:
+def _transpose(ct: Value, t: object, number: Value, *, how: str, mapped: int) -> Value:
     if type(ct) is ad.Zero:
         return ct, None
     change = functools.partial(_cotangent, how=how)
@@ -145,7 +145,7 @@ def _transpose(ct: Value, t: object, number: Value, *, how: str, mapped: int) ->
 
 def _batch(
     of: Primitive, args: Sequence[Value], dims: Sequence[int | None], *, how: str, mapped: int
-) -> Any:
+) -> Value:
     (x, number), (x_dim, number_dim) = args, dims
     size = x.shape[x_dim] if x_dim is not None else number.shape[number_dim]
     x = jnp.moveaxis(x, x_dim, 0) if x_dim is not None else jnp.broadcast_to(x, (size, *x.shape))

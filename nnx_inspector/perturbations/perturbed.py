@@ -38,7 +38,7 @@ from nnx_inspector.program.survey import Marked
 from nnx_inspector.records.donated import require_staged
 from nnx_inspector.typing import Function, Value
 
-Perturbations = Mapping[str, Any]
+Perturbations = Mapping[str, Value]
 """A glob over site keys (or parameter paths) -> a perturbation, or several in the order in which
 they act. `[3]` after a segment chooses one layer of a stacked module."""
 
@@ -62,7 +62,7 @@ def chosen_layer(only: Only) -> tuple[Only, tuple[int, ...]]:
         ValueError: its terms choose different layers.
     """
     several = isinstance(only, (list, tuple, set, frozenset))
-    terms: list[Any] = list(only) if several else [only]  # type: ignore[arg-type]
+    terms: list[Value] = list(only) if several else [only]  # type: ignore[arg-type]
     apart = [without_layers(t) if isinstance(t, str) else (t, ()) for t in terms]
     rows = {of_term for _, of_term in apart}
     if len(rows) > 1:
@@ -130,7 +130,7 @@ def perturbed(f: object) -> Function:
     """
     function = as_function(f, "perturbed")
 
-    def call(perturbations: Perturbations, *args: object, **kwargs: object) -> Any:
+    def call(perturbations: Perturbations, *args: object, **kwargs: object) -> Value:
         rules = _rules(perturbations)
         inputs = any(rule.of(INPUT) for rule in rules)
         patterns = [rule.pattern for rule in rules if rule.of(OUTPUT) or rule.of(INPUT)]
@@ -182,14 +182,14 @@ def _several(key: str, value: object) -> tuple[Value, ...]:
 # ----------------------------------------------------------------- values
 
 
-def takes_positions(one: Any) -> bool:
+def takes_positions(one: Value) -> bool:
     """Whether the effect of a perturbation depends on which positions of a call count."""
     while isinstance(one, OfPart):
         one = one.whole
     return isinstance(one, Mean) and one.value is None and one.where is None
 
 
-def among(one: Any, where: Value) -> Any:
+def among(one: Value, where: Value) -> Value:
     """A perturbation that `takes_positions`, of those that a mask of a value's rank says."""
     if isinstance(one, OfPart):
         return dataclasses.replace(cast(Any, one), whole=among(one.whole, where))
@@ -229,7 +229,7 @@ def at_marks(
     """
 
     def perturb(
-        mark: Marked, values: list[Value], rows: Rows, wheres: Sequence[Any] = ()
+        mark: Marked, values: list[Value], rows: Rows, wheres: Sequence[Value] = ()
     ) -> list[Value]:
         for act in acts(mark):
             check(act.one, mark)
@@ -241,7 +241,7 @@ def at_marks(
                 functools.partial(_loudly, mapped=mapped, name=f"{name}/{number}")
                 for number, mapped in enumerate(mark.mapped)
             ]
-            ones: list[Any] = [one] * len(values)
+            ones: list[Value] = [one] * len(values)
             if wheres and takes_positions(one):
                 ones = [one if where is None else (one, where) for where in wheres]
             each = zip(changes, values, ones, strict=True)
@@ -251,7 +251,7 @@ def at_marks(
     return perturb
 
 
-def _loudly(x: Value, one: Any, *, mapped: tuple[int, ...], name: str) -> Any:
+def _loudly(x: Value, one: Value, *, mapped: tuple[int, ...], name: str) -> Value:
     if not isinstance(one, tuple):
         return applied(lambda x: loud(one)(x, name), x, mapped)
     whole, where = one
@@ -266,7 +266,7 @@ def _checked_at(stage: Staged) -> Callable[[Perturbation, Marked], None]:
 
 
 @internal_config()
-def _is_on(act: Act, site: str, rows: Rows) -> Any:
+def _is_on(act: Act, site: str, rows: Rows) -> Value:
     """Whether an act is active in this iteration of the enclosing scans."""
     on = act.on[tuple(row for row, _ in rows)] if jnp.ndim(act.on) else act.on
     if not act.rows:
@@ -348,7 +348,7 @@ def check_layers(site: str, wanted: Sequence[int], lengths: Sequence[int]) -> No
 
 def applied(
     apply: Callable[..., jax.Array], x: Value, mapped: tuple[int, ...], *others: jax.Array
-) -> Any:
+) -> Value:
     """A marked array, perturbed; each example of a vmap separately. `others` have the axes of the
     vmaps in front.
     """

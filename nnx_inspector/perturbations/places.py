@@ -107,7 +107,9 @@ def applied(
     return switched(on, change, x, jax.tree.unflatten(place.treedef, leaves))
 
 
-def switched(on: object, change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one: T) -> Any:
+def switched(
+    on: object, change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one: T
+) -> Value:
     """`change(x, one)`, of the same shape and dtype, if `on` is true, otherwise `x` itself.
 
     Only the chosen side is computed, forward and backward: the result of the other side (such as a
@@ -131,7 +133,7 @@ def switched(on: object, change: Callable[[jax.Array, T], jax.Array], x: jax.Arr
     return chosen(x, on, one) if _is_users(one) else keeping_sharding(chosen, x, on, one)
 
 
-def placed_alike(change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one: T) -> Any:
+def placed_alike(change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one: T) -> Value:
     """`change(x, one)`, which lies on the devices as `x` does."""
     return change(x, one) if _is_users(one) else keeping_sharding(change, x, one)
 
@@ -147,7 +149,7 @@ def _as_it_is(x: jax.Array) -> jax.Array:
     return x
 
 
-def refusal(one: Any, site: str, x: Value) -> Refusal | None:
+def refusal(one: Value, site: str, x: Value) -> Refusal | None:
     """The error to raise if a perturbation does not fit an array of a site, or a parameter."""
     why = one.why_not(jax.ShapeDtypeStruct(x.shape, x.dtype))
     if why is None:
@@ -325,7 +327,7 @@ def combine(perturbations: Iterable[Live]) -> tuple[float, float]:
 
 
 @internal_config()
-def apply(x: Array, rows: Any, index: int) -> Array:
+def apply(x: Array, rows: Value, index: int) -> Array:
     """`x` perturbed by one of some rows, float32[..., 2]; keeps shape and dtype.
 
     A scaled integer is rounded towards zero, like a cast. The rows may be traced.
@@ -370,11 +372,11 @@ def _linearize_apply(
     return out, moves[0], lambda t, _: _apply.bind(t, rows, index=index) if moves[0] else t
 
 
-def _apply_transpose(ct: Array, x: object, rows: Array, *, index: int) -> Any:
+def _apply_transpose(ct: Array, x: object, rows: Array, *, index: int) -> Value:
     return ct if type(ct) is ad.Zero else _apply.bind(ct, rows, index=index), None
 
 
-def _apply_batch(args: Sequence[Value], dims: Sequence[int | None], *, index: int) -> Any:
+def _apply_batch(args: Sequence[Value], dims: Sequence[int | None], *, index: int) -> Value:
     if dims[1] is None:
         return _apply.bind(*args, index=index), dims[0]
     return jax.vmap(functools.partial(_applied, index=index), in_axes=dims)(*args), 0

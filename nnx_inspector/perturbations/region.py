@@ -142,7 +142,7 @@ class _Numbers:
             raise why
         self.met.shapes.add(tuple(x.shape))
 
-    def _fixed(self) -> Sequence[Any] | None:
+    def _fixed(self) -> Sequence[Value] | None:
         if self.fixed is None:
             return None
         pairs = zip(self.fixed, self.avals, strict=True)
@@ -261,7 +261,7 @@ class _InLayer:
 
         def entered(
             primitive: Primitive, values: Sequence[Value], params: Params, bind: Any
-        ) -> Any:
+        ) -> Value:
             """Run an equation of the call, with the marks that it holds perturbed."""
             if primitive is not mark and not any(True for _ in jaxprs.jaxprs_in(params)):
                 return bind()

@@ -64,7 +64,7 @@ class _Array:
         return named and glob_matches(pattern, self.path)
 
 
-def perturbed_parameters(stage: Staged, rules: Sequence[ParameterRule]) -> dict[int, Any]:
+def perturbed_parameters(stage: Staged, rules: Sequence[ParameterRule]) -> dict[int, Value]:
     """The perturbed parameters, by the number of the stage's input that holds each.
 
     Raises:
@@ -72,7 +72,7 @@ def perturbed_parameters(stage: Staged, rules: Sequence[ParameterRule]) -> dict[
         ValueError: a key selects nothing, an array does not fit, or it is not known which part of
             a parameter belongs to a layer.
     """
-    replaced: dict[int, Any] = {}
+    replaced: dict[int, Value] = {}
     every = _arrays(stage) if rules else []
     for rule in rules:
         chosen: dict[int, _Array] = {}
@@ -158,7 +158,7 @@ def _perturbed_value(
     path: Path,
     rules: Sequence[ParameterRule],
     reached: set[tuple[str, str]],
-) -> Any:
+) -> Value:
     leaves, treedef = jax.tree_util.tree_flatten_with_path(value)
     new = [leaf for _, leaf in leaves]
     for i, (below, leaf) in enumerate(leaves):

@@ -244,7 +244,7 @@ class _Pass:
     def _scalars(self, out: list[Value]) -> Params:
         return _scalars(self.stage.finish(out, update=False)) if self.of_a_loss else {}
 
-    def run(self, is_on: On, data: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+    def run(self, is_on: On, data: tuple[Any, ...]) -> tuple[Value, Value, Value]:
         """The scalars of `names`, the result, and whether the call passed the mask that is on."""
         inputs, consts, leaves = data
         one = jax.tree.unflatten(jax.tree.structure(self.perturbation), leaves)
@@ -273,7 +273,7 @@ class _Pass:
         found = [mark for mark in self.stage.survey.marks if mark.part == RESULT]
         return [mark for mark in found if mark.site == self.root] or found
 
-    def _output(self, values: list[Value]) -> Any:
+    def _output(self, values: list[Value]) -> Value:
         """What the model returns, with `values` in place of its arrays."""
         if self.of_a_loss:
             return self._results[0].structure.unflatten(values)
@@ -282,7 +282,7 @@ class _Pass:
         arrays = [next(rest) if is_number(aval.dtype) else None for aval in avals]
         return returned.rebuild([None] * len(returned.nodes), arrays)
 
-    def changes(self, clean: PyTree, results: Any) -> Params:
+    def changes(self, clean: PyTree, results: Value) -> Params:
         """The change of the model's output from its output in the clean pass."""
         both = zip(itertools.chain(*clean), itertools.chain(*results), strict=True)
         pairs = [(x, y, where) for (x, where), (y, _) in both]
@@ -297,7 +297,7 @@ class _Pass:
                 found["top1_changed"] = top1_changed(*pair, where=where)
         return found
 
-    def program(self, is_on: On, is_first: Value, clean: object, data: PyTree) -> Any:
+    def program(self, is_on: On, is_first: Value, clean: object, data: PyTree) -> Value:
         """One chunk: a pass for each row of `is_on`.
 
         The first pass of the first chunk is the clean one; its results are passed to the other
@@ -311,7 +311,7 @@ class _Pass:
         scalars, results, reached = made
         size = len(reached)
 
-        def compared(clean: object, results: object, is_first: Value) -> tuple[Any, Any]:
+        def compared(clean: object, results: object, is_first: Value) -> tuple[Value, Value]:
             clean = jax.tree.map(lambda new, old: jnp.where(is_first, new[0], old), results, clean)
             changes = jax.vmap(self.changes, in_axes=(None, 0), axis_size=size)(clean, results)
             return clean, changes
@@ -354,7 +354,7 @@ class _Program:
     names: tuple[str, ...]
     chunk: int
     clean: Value
-    data: Any
+    data: Value
 
     def chunks(self) -> Iterator[list[dict[str, float]]]:
         """The measures of the clean pass, then of each mask."""
@@ -464,7 +464,7 @@ def _measured(program: _Program, report: Report) -> tuple[list[dict[str, float]]
     return measured, False
 
 
-def _rank(row: Mapping[str, Any]) -> tuple[float, ...]:
+def _rank(row: Mapping[str, Value]) -> tuple[float, ...]:
     """Sort key: non-finite changes first, then the largest of the loss; unmeasured sites last."""
     if "why_not" in row:
         return (1.0,)

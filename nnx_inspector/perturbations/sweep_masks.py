@@ -39,7 +39,7 @@ NONE = -1
 """The mask number that means no mask."""
 RESULT = "result"
 """The part of the marks on what the model returns, after all perturbations."""
-On = Mapping[str, Any]
+On = Mapping[str, Value]
 """For each site with masks, whether each is on: bool, shaped like the loops around the site, and
 its units if they have masks."""
 
@@ -98,7 +98,7 @@ class SweepMasks:
             masks[site] = np.asarray(numbers).reshape(-1, *(1,) * len(lengths)) == own
         return masks
 
-    def perturb(self, stage: Staged, one: Perturbation, masks: On) -> Any:
+    def perturb(self, stage: Staged, one: Perturbation, masks: On) -> Value:
         """The function for `Plan.perturb` that applies `one` at the masks that are on."""
 
         def acts(mark: Marked) -> list[Act]:
@@ -107,7 +107,7 @@ class SweepMasks:
 
         return at_marks(stage.calls, acts, lambda one, mark: check_fits(one, mark, stage))
 
-    def reached(self, found: Survey, seen: list[Any], masks: On) -> Any:
+    def reached(self, found: Survey, seen: list[Value], masks: On) -> Value:
         """Whether the call passed a mask that is on, bool[]: a branch may not have been taken."""
         counts: Params = dict.fromkeys(self.first, 0)
         for mark, _, one in found.walk(seen):
@@ -307,7 +307,7 @@ def _missed(
     """For each output (and mark, in `results`), the sites that some way to it misses."""
     found = dict(zip(survey.jaxpr.invars, inputs, strict=True))
 
-    def of(variables: Sequence[Any]) -> list[frozenset[str]]:
+    def of(variables: Sequence[Value]) -> list[frozenset[str]]:
         return [
             frozenset() if isinstance(v, Literal) else found.get(v, frozenset()) for v in variables
         ]

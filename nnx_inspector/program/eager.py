@@ -16,7 +16,7 @@ import functools
 import linecache
 import operator
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -98,7 +98,7 @@ class EagerPass:
         # for each program that has run: the run's own mark by the id of the program's
         self._runs: list[tuple[_Program, dict[int, Marked]]] = []
         self._gradients: dict[tuple[int, int], Seen] = {}
-        self.seen: list[Any] = []
+        self.seen: list[PyTree] = []
 
     @property
     def survey(self) -> Survey:
@@ -108,7 +108,7 @@ class EagerPass:
         )
         return Survey(program, (), self._items, self._unseen, self._unattributed)
 
-    def run(self, call: Callable[[], Any]) -> PyTree:
+    def run(self, call: Callable[[], PyTree]) -> PyTree:
         with interpreter.interpreted(self._bind):
             return call()
 
@@ -128,7 +128,7 @@ class EagerPass:
             ]
         )
 
-    def _read(self, found: Survey, seen: list[Any]) -> None:
+    def _read(self, found: Survey, seen: list[PyTree]) -> None:
         for marked, _, here in found.walk(seen):
             number, leaf = marked.of
             ticket = int(np.max(here.ticket, initial=0))
@@ -141,8 +141,8 @@ class EagerPass:
         primitive: Primitive,
         values: Sequence[object],
         params: Params,
-        bind: Callable[[], Any],
-    ) -> Any:
+        bind: Callable[[], PyTree],
+    ) -> PyTree:
         if primitive is mark:
             if params["owner"] != self._owner:
                 return bind()
@@ -181,14 +181,14 @@ class EagerPass:
             for x, number in zip(out, program.handed_on, strict=True)
         ]
 
-    def _ticket(self) -> Any:
+    def _ticket(self) -> PyTree:
         """The seed of this run, whose value says which one it is."""
         if self.seed is None:
             return None
         with internal_config():
             return self.seed + (len(self._runs) + 1)
 
-    def _program(self, primitive: Primitive, params: Params, avals: list[Any]) -> _Program:
+    def _program(self, primitive: Primitive, params: Params, avals: list[Aval]) -> _Program:
         code = _Code(primitive, tuple(sorted(params.items())), tuple(avals), jit.trace_context())
         if self._plan.perturb is None and self._graded is None:
             return _program(code, self._owner, self._plan)
@@ -222,9 +222,9 @@ class _Code:
     """An equation without its operands, and the settings that it was bound under."""
 
     primitive: Primitive
-    params: tuple[tuple[str, Any], ...]
-    avals: tuple[Any, ...]
-    context: Any
+    params: tuple[tuple[str, Value], ...]
+    avals: tuple[Aval, ...]
+    context: Hashable
 
 
 class _Program:

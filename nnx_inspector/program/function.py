@@ -108,7 +108,7 @@ def name_of(call: object) -> str:
     return own_attribute(call, "__name__", type(call).__name__)
 
 
-def _nodes(tree: PyTree) -> list[tuple[Path, Any]]:
+def _nodes(tree: PyTree) -> list[tuple[Path, PyTree]]:
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)[0]
     return [(tuple(plain_key(k) for k in path), leaf) for path, leaf in flat if is_node(leaf)]
 
@@ -133,7 +133,7 @@ class Arguments:
     leaves: tuple[Value, ...]
     nodes: tuple[int, ...]
     arrays: tuple[int, ...]
-    numbered: Any
+    numbered: PyTree
 
     @staticmethod
     def of(tree: PyTree) -> Arguments:
@@ -185,7 +185,7 @@ class WatchedCall:
 def call_in_shapes(context: Context, args: tuple[Value, ...], kwargs: Kwargs) -> WatchedCall | None:
     """A call without its arrays; None if it holds more than arrays and plain Python values."""
 
-    def shape_of(leaf: object) -> Any:
+    def shape_of(leaf: object) -> Value:
         is_array = isinstance(leaf, jax.Array | np.ndarray)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array else leaf
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -22,9 +21,9 @@ from nnx_inspector.program.editing.slots import read
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import Rewritten, rewritten, with_presence
 from nnx_inspector.program.survey import Survey, holds_marks, survey, without_jaxprs
-from nnx_inspector.typing import Owner, Value
+from nnx_inspector.typing import Jaxpr, Owner, PyTree, Value
 
-Seen = Callable[[Survey, list[Any]], None]
+Seen = Callable[[Survey, list[PyTree]], None]
 """Gets the survey of a program that was launched, and what its marks saw."""
 
 
@@ -37,7 +36,7 @@ class Launched:
         new: what was made of it.
     """
 
-    program: Any
+    program: Jaxpr
     found: Survey
     new: Rewritten
     is_compiled: bool = False
@@ -56,7 +55,7 @@ class _Launch:
     """See `launch.Launch`."""
 
     edited: Launched
-    given: Callable[[Any], Any]
+    given: Callable[[tuple[Value, ...]], Value]
     seen: Seen
 
     def inputs(self) -> list[Value]:
@@ -84,7 +83,7 @@ class Block(launch.Taking):
         owner: Owner,
         plan: Plan,
         *,
-        given: Callable[[Any], Any] = lambda place: None,
+        given: Callable[[tuple[Value, ...]], Value] = lambda place: None,
         seen: Seen = lambda *_: None,
     ):
         super().__init__(self)
@@ -113,7 +112,9 @@ class Block(launch.Taking):
         raise error
 
 
-_known: weakref.WeakKeyDictionary[Any, dict[Any, Launched | None]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[object, dict[tuple[Owner, Plan], Launched | None]] = (
+    weakref.WeakKeyDictionary()
+)
 """Program -> what was made of it for each owner and plan; None if it holds nothing of theirs."""
 
 

@@ -28,7 +28,7 @@ from nnx_inspector.hooks.sites import parameter_names
 from nnx_inspector.program.members import members_in
 from nnx_inspector.program.structure import Structure, is_whole, structure_of
 from nnx_inspector.stats.summarize import beside
-from nnx_inspector.typing import Array, Aval, Jaxpr, Params, PyTree, Value
+from nnx_inspector.typing import Array, Aval, Function, Jaxpr, Params, PyTree, Value
 
 OUTPUT, INPUT, CHANGE, GRADIENT, BEGIN = "output", "input", "change", "gradient", "begin"
 CHOICE, POSITIONS = "choice", "positions"
@@ -105,7 +105,7 @@ def _linearize_mark(moves: Sequence[bool], *xs: Value, **params: Value) -> jaxpr
         return out, moves, lambda *ts: list(ts)
     members, mapped = params.get("members"), params.get("mapped", ((),) * len(xs))
     count, masked = values_of(params, xs), params.get("masked", False)
-    links: dict[int, Any] = {}
+    links: dict[int, tuple[Function, tuple[Value, ...]]] = {}
     for i in range(count):
         if moves[i]:
             of_one = None if members is None else members.only(i)
@@ -167,7 +167,9 @@ ad.primitive_transposes[mark] = lambda cts, *xs, **_: [
 ]
 
 
-def _batch_mark(xs: Sequence[Value], dims: Sequence[int | None], **params: Value) -> Any:
+def _batch_mark(
+    xs: Sequence[Value], dims: Sequence[int | None], **params: Value
+) -> tuple[Value, Value]:
     before = params.get("mapped", ((),) * len(xs))
     pair, alike = xs[:2], params.get("part") != CHANGE or not params["structure"].arrays
     if not alike and len(set(dims[:2])) > 1:
@@ -188,7 +190,9 @@ def _batch_mark(xs: Sequence[Value], dims: Sequence[int | None], **params: Value
     return mark.bind(*xs, **params), dims
 
 
-def _with_axis_of_mask(xs: Sequence[Value], dims: Sequence[Any], count: int, params: Params) -> Any:
+def _with_axis_of_mask(
+    xs: Sequence[Value], dims: Sequence[Any], count: int, params: Params
+) -> tuple[Value, Value]:
     """The operands of a masked mark, with a vmap's axis in the mask and in each value, or in none.
 
     The axes of the mask are those of the outermost vmaps, in the same order as in the values. If it
@@ -212,7 +216,7 @@ def _with_axis_of_mask(xs: Sequence[Value], dims: Sequence[Any], count: int, par
 batching.primitive_batchers[mark] = _batch_mark
 
 
-Change = Callable[[list[Any]], tuple[list[Any], Params]]
+Change = Callable[[list[Value]], tuple[list[Value], Params]]
 """Changes the values of a mark, and gives it more parameters."""
 
 
@@ -275,7 +279,7 @@ def mark_tree(
 
 def mark_arguments(
     args: object, kwargs: object, context: Context, **params: Value
-) -> tuple[Any, Any]:
+) -> tuple[PyTree, PyTree]:
     """The arguments of a call, with their arrays marked; see `mark_tree`.
 
     Arrays in the caller's own lists and dicts are observed but not replaced: the method may write
@@ -328,7 +332,9 @@ def seeded(x: jax.Array, seed: jax.Array, *mask: jax.Array, **how: object) -> ja
     return _seeded.bind(x, *mask, seed, how=tuple(how.items()))
 
 
-def _seeded_jvp(primals: Sequence[Value], tangents: Sequence[Value], *, how: Params) -> Any:
+def _seeded_jvp(
+    primals: Sequence[Value], tangents: Sequence[Value], *, how: Params
+) -> tuple[Value, Value]:
     (t, *_, t_seed), out = tangents, _seeded.bind(*primals, how=how)
     if type(t_seed) is ad.Zero:
         return out, t
@@ -337,12 +343,14 @@ def _seeded_jvp(primals: Sequence[Value], tangents: Sequence[Value], *, how: Par
     return out, _link.bind(ad.instantiate_zeros(t), *mask, *ticket, t_seed, how=how)
 
 
-def _link_jvp(primals: Sequence[Value], tangents: Sequence[Value], *, how: object) -> Any:
+def _link_jvp(
+    primals: Sequence[Value], tangents: Sequence[Value], *, how: object
+) -> tuple[Value, Value]:
     t, out = tangents[0], _link.bind(*primals, how=how)
     return out, t if type(t) is ad.Zero else _link.bind(t, *primals[1:], how=how)
 
 
-def _link_transpose(ct: object, t: Any, *others: Value, how: Params) -> list[Value]:
+def _link_transpose(ct: object, t: Value, *others: Value, how: Params) -> list[Value]:
     if type(ct) is ad.Zero:
         return [None, *(None for _ in others)]
     params = dict(how)
@@ -361,7 +369,7 @@ def _link_transpose(ct: object, t: Any, *others: Value, how: Params) -> list[Val
 
 def _batch_seeded(
     primitive: Primitive, args: Sequence[Value], dims: Sequence[int | None], *, how: Params
-) -> Any:
+) -> tuple[Value, Value]:
     params = dict(how)
     if params.get("masked"):
         args, dims = _with_axis_of_mask(args, dims, 1, params)

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +20,11 @@ from jax.core import ShapedArray
 
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector.hooks.variables import contents, parameter_arrays
-from nnx_inspector.typing import Array
+from nnx_inspector.typing import Array, Value
 
 
 class _Here(threading.local):
-    ensemble: tuple[tuple[Any, int], ...] = ()
+    ensemble: tuple[tuple[object, int], ...] = ()
     """The vmaps that map the parameters of the innermost call, each with its size."""
 
 
@@ -96,7 +95,7 @@ _number = jaxprs.without_tangent(
 """The number of the ensemble's member whose parameter the operand is."""
 
 
-def parameters_of(module: object) -> Iterator[Any]:
+def parameters_of(module: object) -> Iterator[Value]:
     return parameter_arrays(contents(module if isinstance(module, nnx.Module) else ()))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +20,7 @@ from nnx_inspector.stats.array_stats import Sample
 from nnx_inspector.stats.summarize import merge_in_trace
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units, merge_units
-from nnx_inspector.typing import Function, Value
+from nnx_inspector.typing import Function, PyTree, Value
 
 Reduce = Function
 """A function of an array that returns the arrays to keep."""
@@ -121,10 +120,10 @@ class Seen:
 
 
 @internal_config()
-def merge_seen(a: object, b: object) -> Any:
+def merge_seen(a: object, b: object) -> PyTree:
     """The sum of two trees of `Seen` with equal structure."""
 
-    def add(x: Value, y: Value) -> Any:
+    def add(x: Value, y: Value) -> PyTree:
         if isinstance(x, Summary):
             return merge_in_trace(x, y)
         return merge_units([x, y]) if isinstance(x, Units) else x + y

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +56,7 @@ class Rewritten:
     seeds: int
     outputs: int
     outside: frozenset[str]
-    seen: list[Any]
+    seen: list[PyTree]
     _numbers: tuple[int, ...]
 
     def run(
@@ -80,7 +79,9 @@ class Rewritten:
         note_equation(error, self.found, self._numbers[number])
 
 
-def evaluate(found: Survey, args: Sequence[Any], *, plan: Plan) -> tuple[list[Value], list[Value]]:
+def evaluate(
+    found: Survey, args: Sequence[Value], *, plan: Plan
+) -> tuple[list[Value], list[Value]]:
     """Run a surveyed program under a plan: its outputs, and what was seen, as `Rewritten.run`."""
     return rewritten(found, plan).run(args)
 
@@ -133,7 +134,7 @@ def rewritten(
     )
 
 
-def _default(key: Key, place: tuple[Any, Any]) -> Any:
+def _default(key: Key, place: tuple[Atom, Value]) -> Value:
     """The value that enters in front: where no mask is known, all positions count."""
     return place[1] if key[0] != WHERE else np.ones(key[2], np.bool_)
 
@@ -166,7 +167,7 @@ def _join(body: Body) -> None:
     body.seen = each_slot(lambda x: at[x.number] if isinstance(x, Output) else x, body.seen)
 
 
-def with_presence(jaxpr: Jaxpr, present: object) -> Any:
+def with_presence(jaxpr: Jaxpr, present: Value) -> Value:
     """A jaxpr of the same kind with a variable more, in front: whether the marks inside count.
 
     For the branches and bodies that a vmap computes for all examples; see `_compat.launching`.
@@ -188,10 +189,10 @@ def _bound(
     Under a trace only the outermost equations are bound, each with its jaxprs as they are. Outside
     every trace a jit is entered: jax would compile the edited function anew at each call.
     """
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env: dict[Atom, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, values, strict=True))
 
-    def read(atom: Atom) -> Any:
+    def read(atom: Atom) -> Value:
         return atom.val if jaxprs.is_literal(atom) else env[atom]
 
     for number, equation in enumerate(jaxpr.eqns):

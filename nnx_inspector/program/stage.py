@@ -98,8 +98,8 @@ class Staged:
     roots: dict[Path, nnx.Module]
     spans: dict[int, tuple[int, ...]]
     arrays: tuple[Value, ...]
-    _finish: Callable[[Sequence[Any], bool], Any]
-    _call: Callable[[Sequence[Any]], tuple[list[Any], Arguments]]
+    _finish: Callable[[Sequence[Value], bool], PyTree]
+    _call: Callable[[Sequence[Value]], tuple[list[Value], Arguments]]
     tracing: Tracing | None = None
     eager: str = ""
     last: EagerPass | None = None
@@ -133,7 +133,7 @@ class Staged:
         return self._finish(out, update)
 
 
-HooksOf = Callable[[Scope, Any], Sequence[Hook]]
+HooksOf = Callable[[Scope, Owner], Sequence[Hook]]
 """A function of a scope and an owner of marks that returns the hooks to open."""
 
 
@@ -172,7 +172,7 @@ def staged(
         own = _nodes_of(arguments.take(arguments.nodes))
         references, spans = _references(own), _spans(own, state)
 
-        def pure(state_leaves: Any, arrays: Sequence[Value]) -> Any:
+        def pure(state_leaves: Sequence[Value], arrays: Sequence[Value]) -> PyTree:
             with nnx.merge_context(_TAG, True) as merging:
                 inner = merging.merge(graphdef, held.with_arrays(state_leaves))
             nodes = _nodes_of(inner)
@@ -217,7 +217,7 @@ def staged(
                 known = Tracing(found, owner, numbers, result, written)
                 warn_of_doubtful_calls(scope, "They are listed as unseen.")
 
-        def call(inputs: Sequence[object]) -> tuple[list[Any], Arguments]:
+        def call(inputs: Sequence[object]) -> tuple[list[Value], Arguments]:
             count = len(state_leaves)
             mine, left, state_out = pure(list(inputs[:count]), list(inputs[count:]))
             return [*mine, *left, *state_out], result["returned"]
@@ -297,16 +297,16 @@ class HeldState:
     """A state without its arrays; other values of its Variables (such as sown texts) stay."""
 
     treedef: Treedef
-    others: dict[int, Any]
+    others: dict[int, Value]
 
     @staticmethod
-    def of(state: object) -> tuple[HeldState, list[Any]]:
+    def of(state: object) -> tuple[HeldState, list[Value]]:
         leaves, treedef = jax.tree.flatten(state)
         others = {i: leaf for i, leaf in enumerate(leaves) if not _can_be_traced(leaf)}
         arrays = [x for i, x in enumerate(leaves) if i not in others]
         return HeldState(treedef, others), arrays
 
-    def with_arrays(self, arrays: Sequence[Value]) -> Any:
+    def with_arrays(self, arrays: Sequence[Value]) -> PyTree:
         rest = iter(arrays)
         count = len(self.others) + len(arrays)
         leaves = [self.others[i] if i in self.others else next(rest) for i in range(count)]
@@ -337,7 +337,7 @@ def _references(nodes: Mapping[Path, Any]) -> list[jax.Ref]:
 @contextlib.contextmanager
 def _unchanged_on_error(nodes: object) -> Iterator[None]:
     """Restore the objects if writing to them fails: NNX empties an object before it fills it."""
-    every: list[Any] = [node for _, node in nnx.iter_graph(nodes, graph=True)]
+    every: list[Value] = [node for _, node in nnx.iter_graph(nodes, graph=True)]
     values = [(v, v.get_raw_value()) for v in every if isinstance(v, nnx.Variable)]
     attributes = [(node, dict(vars(node))) for node in every if isinstance(node, nnx.Pytree)]
     try:
@@ -352,13 +352,13 @@ def _unchanged_on_error(nodes: object) -> Iterator[None]:
         raise
 
 
-def _contents(nodes: object) -> tuple[Any, list[Any]]:
+def _contents(nodes: object) -> tuple[Any, list[Value]]:
     graphdef, state = nnx.split(nodes, graph=True)
     # read now: a State holds the Variables themselves
     return structure_of(graphdef), jax.tree.leaves(state)
 
 
-def _differ(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool:
+def _differ(before: tuple[Any, list[Value]], after: tuple[Any, list[Value]]) -> bool:
     """Whether two contents differ in structure, or in the identity of any array."""
     if before[0] != after[0] or len(before[1]) != len(after[1]):
         return True

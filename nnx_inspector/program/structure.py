@@ -59,7 +59,7 @@ class Structure:
         found = [(n, self.leaves[i]) for n, i in zip(self.names, self.arrays, strict=False)]
         return found and [found[self.main], *found[: self.main], *found[self.main + 1 :]]
 
-    def summaries(self, values: Sequence[object]) -> Any:
+    def summaries(self, values: Sequence[object]) -> PyTree:
         """As `unflatten`, with a Summary of only dtype and shape for each opaque leaf."""
         return self._filled(values, {i: opaque(self.leaves[i], size) for i, size in self.opaque})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ from nnx_inspector.program.marks import (
 from nnx_inspector.program.members import Members
 from nnx_inspector.program.structure import Structure
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import Equation, OpenJaxpr, Value
+from nnx_inspector.typing import Aval, Equation, Function, OpenJaxpr, Owner, PyTree, Value
 
 UNATTRIBUTED = "unattributed"
 """The part of a mark on a call that only looks like the model's; its site is the type's name."""
@@ -58,7 +58,7 @@ class Marked:
     site: str
     part: str
     structure: Structure
-    avals: tuple[Any, ...]
+    avals: tuple[Aval, ...]
     variable: ChangedVariable | None = None
     mapped: tuple[tuple[int, ...], ...] = ()
     members: int = 0
@@ -67,8 +67,8 @@ class Marked:
     inner: bool = False
     begun: Any = None
     moved: tuple[int, ...] = ()
-    reached: frozenset[Any] = frozenset()
-    choice: Any = None
+    reached: frozenset[Value] = frozenset()
+    choice: Function | None = None
     where: tuple[int, ...] = ()
     counted: tuple[bool, ...] = ()
 
@@ -101,7 +101,7 @@ class Item:
     children: tuple[Survey, ...] = ()
     length: int = 1
     again: bool = False
-    call: Any = None
+    call: Value = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Survey:
     unseen: Mapping[str, str]
     unattributed: Mapping[str, int]
 
-    def walk(self, *results: Value, around: Around = ()) -> Iterator[tuple[Any, ...]]:
+    def walk(self, *results: Value, around: Around = ()) -> Iterator[tuple[PyTree, ...]]:
         """Each mark in the order of the program, loop bodies once: `(mark, around, *results)`.
 
         Args:
@@ -135,7 +135,7 @@ class Survey:
                 inner = [result[i] if result else None for result in here]
                 yield from child.walk(*inner, around=(*around, item))
 
-    def nested(self, make: Callable[[Marked, Around], Any], around: Around = ()) -> list[Value]:
+    def nested(self, make: Callable[[Marked, Around], PyTree], around: Around = ()) -> list[Value]:
         """`make(mark, around)` for each mark, nested like the survey."""
         return [
             [child.nested(make, (*around, item)) for child in item.children]
@@ -205,7 +205,7 @@ def survey(jaxpr: object, owner: object, *, loops: bool = False, finished: bool 
     return Survey(bare, tuple(consts), items, unseen, unattributed)
 
 
-_holds: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
+_holds: weakref.WeakKeyDictionary[object, dict[Owner, bool]] = weakref.WeakKeyDictionary()
 
 
 def calls_given(found: Survey) -> Iterator[int]:
@@ -333,7 +333,7 @@ def members_of(equation: Equation) -> Members | None:
 
 def _of_members(marked: Marked, members: Members) -> Marked:
     """A mark on the values of all members as a mark on the value of each."""
-    avals, mapped, axes = list(marked.avals), list(marked.mapped), list[int | None]()
+    avals, mapped, axes = list[Value](marked.avals), list(marked.mapped), list[int | None]()
     for i, level in enumerate(members.levels):
         if level is None:
             axes.append(None)
@@ -370,7 +370,7 @@ def without_calls(
     found: Survey,
     of: Iterator[int | None],
     others: Set[int],
-    left: Set[Any],
+    left: Set[Hashable],
     *,
     again: bool = False,
 ) -> Survey:
@@ -397,13 +397,13 @@ def without_calls(
     return dataclasses.replace(found, items=items)
 
 
-def _call_of(mark: Marked) -> Any:
+def _call_of(mark: Marked) -> Hashable:
     return mark.of[0] if isinstance(mark.of, tuple) else mark.of
 
 
-def depths_of(found: Survey, depth: int = 0) -> dict[Any, int]:
+def depths_of(found: Survey, depth: int = 0) -> dict[Hashable, int]:
     """By the number of each call that begins a pass, how many scans are around it."""
-    depths: dict[Any, int] = {}
+    depths: dict[Hashable, int] = {}
     for item in found.items.values():
         if item.mark is not None and item.mark.part == BEGIN:
             depths[item.mark.of] = depth
@@ -412,7 +412,7 @@ def depths_of(found: Survey, depth: int = 0) -> dict[Any, int]:
     return depths
 
 
-def stride_of(item: Item, depths: Mapping[Any, int], depth: int, most_rows: int) -> int:
+def stride_of(item: Item, depths: Mapping[Hashable, int], depth: int, most_rows: int) -> int:
     """Each so many iterations of a scan are kept, of one whose iterations are passes: a row of a
     summary has 16 KiB, and a scan over training steps has thousands.
     """

@@ -26,7 +26,7 @@ from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.redirect import Undone, put
 from nnx_inspector.typing import Jaxpr, Params, Value
 
-Presence = Callable[[Any, Any], Any]
+Presence = Callable[[Value, Value], Value]
 """Returns, for a jaxpr and a new variable, a bool, a jaxpr that has it as another input in front:
 whether the example is there. None if the jaxpr is of no interest."""
 
@@ -43,7 +43,7 @@ def swap_rules(presence: Presence, undone: Undone) -> None:
         put(rules, primitive, batch(rules[primitive], presence), undone)
 
 
-def _cond(rule: Any, presence: Presence) -> Any:
+def _cond(rule: Any, presence: Presence) -> Value:
     def batch(
         axis_data: Any,
         args: Sequence[Value],
@@ -51,7 +51,7 @@ def _cond(rule: Any, presence: Presence) -> Any:
         *,
         branches: Any,
         **params: object,
-    ) -> Any:
+    ) -> Value:
         # jax asks the platform anew where branches are of platforms: no example chooses
         if dims[0] is None or "branches_platforms" in params:
             return rule(axis_data, args, dims, branches=branches, **params)
@@ -75,7 +75,7 @@ def _cond(rule: Any, presence: Presence) -> Any:
     return batch
 
 
-def _among(inputs: Sequence[object], present: Any, branch: Any) -> Any:
+def _among(inputs: Sequence[object], present: Value, branch: Value) -> Value:
     """A branch whose first operands are, for each branch, whether an example takes it."""
     whole = branch if present is None else present
     bare, _ = jaxprs.open_jaxpr(whole)
@@ -84,10 +84,10 @@ def _among(inputs: Sequence[object], present: Any, branch: Any) -> Any:
     return new if bare is whole else whole.replace(jaxpr=new)
 
 
-def _while(rule: Any, presence: Presence) -> Any:
+def _while(rule: Any, presence: Presence) -> Value:
     def batch(
         axis_data: Any, args: Sequence[Value], dims: Sequence[int | None], **params: Value
-    ) -> Any:
+    ) -> Value:
         test, tests = params["cond_jaxpr"], params["cond_nconsts"]
         test_bare, _ = jaxprs.open_jaxpr(test)
         present = jaxprs.variable(test_bare.outvars[0].aval)
@@ -115,7 +115,7 @@ def _while(rule: Any, presence: Presence) -> Any:
     return batch
 
 
-def _called(jaxpr: Jaxpr, operands: Sequence[object], results: Sequence[object]) -> Any:
+def _called(jaxpr: Jaxpr, operands: Sequence[object], results: Sequence[object]) -> Value:
     """An equation that runs a jaxpr without effects."""
     primitive, params = jaxprs.closed_call(jaxpr)
     return core.new_jaxpr_eqn(list(operands), list(results), primitive, params, core.no_effects)
@@ -123,7 +123,7 @@ def _called(jaxpr: Jaxpr, operands: Sequence[object], results: Sequence[object])
 
 def ends_together(
     params: Params, operands: Sequence[object], *, more: int
-) -> tuple[Params, list[Any]]:
+) -> tuple[Params, list[Value]]:
     """The parameters and operands of a while loop that carries so many more values, last, than one
     that had a condition for each example of a vmap. The new one has a condition for all of them. To
     be called in the `context_of` the equation; any other loop stays as it is.
@@ -141,10 +141,10 @@ def ends_together(
     carry = bare.invars[params["body_nconsts"] :]
     own = carry[: len(carry) - more]
 
-    def of_all(*values: object) -> Any:
+    def of_all(*values: object) -> Value:
         return jnp.any(_evaluated(test, values))
 
-    def kept(here: Any, *values: Value) -> Any:
+    def kept(here: Value, *values: Value) -> Value:
         before, after = values[: len(own)], values[len(own) :]
         wider = lambda x: jax.lax.broadcast_in_dim(here, x.shape, range(here.ndim))  # noqa: E731
         return [jax.lax.select(wider(x), new, x) for x, new in zip(before, after, strict=True)]
@@ -174,12 +174,12 @@ def ends_together(
     return changed, [*operands[:tests], *operands]
 
 
-def _evaluated(jaxpr: Jaxpr, values: Sequence[object]) -> Any:
+def _evaluated(jaxpr: Jaxpr, values: Sequence[object]) -> Value:
     (found,) = jaxprs.as_function(*jaxprs.open_jaxpr(jaxpr))(*values)
     return found
 
 
-def _ends_apart(dims: Sequence[Any], params: Params) -> bool:
+def _ends_apart(dims: Sequence[Value], params: Params) -> bool:
     """Whether a loop may end at another iteration for each example of a vmap. If its condition has
     one result for each example already, its body was changed when it got them.
     """

@@ -37,8 +37,8 @@ from nnx_inspector.typing import Array, Function, Jaxpr, Kwargs, Params, PyTree,
 class _Executables:
     """Who hears of executables, which were compiled ahead of time."""
 
-    made: Callable[[Any], None]
-    called: Callable[[Any], None]
+    made: Callable[[Value], None]
+    called: Callable[[Value], None]
 
 
 def _swap_executables(undone: Undone) -> None:
@@ -52,7 +52,7 @@ def _swap_executables(undone: Undone) -> None:
 
         def target(
             self: object, *args: object, _original: Any = original, _name: str = name, **kw: object
-        ) -> Any:
+        ) -> Value:
             for one in _executables.holders:
                 getattr(one, _name)(self)
             return _original(self, *args, **kw)
@@ -64,7 +64,7 @@ _executables = Swapped(_swap_executables)
 
 
 def swap_executables(
-    made: Callable[[Any], None], called: Callable[[Any], None], undone: Undone
+    made: Callable[[Value], None], called: Callable[[Value], None], undone: Undone
 ) -> None:
     """Call `made` and `called` when an ahead-of-time compiled executable is made or called;
     `undone` gets what undoes that.
@@ -80,14 +80,14 @@ def name_of(executable: Any) -> str:
     return name.removeprefix("jit(").removesuffix(")")
 
 
-Change = Callable[[Any], tuple[Any, Sequence[Any], int] | None]
+Change = Callable[[Any], tuple[Any, Sequence[Value], int] | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class JitCall:
     """A call of a jitted function without its arrays, which suffices to compile it again."""
 
-    function: Any
+    function: Function
     options: Any
     args: tuple[Value, ...]
     kwargs: Kwargs
@@ -159,7 +159,7 @@ def _with_whole(params: Params, whole: object, outputs: int) -> Params:
     return {**params, "out_shardings": (*own, *(whole,) * outputs)}
 
 
-def _on_every_device(params: Params, arrays: Sequence[object]) -> Any:
+def _on_every_device(params: Params, arrays: Sequence[object]) -> Value:
     """The sharding with a whole copy on each device of a jit that runs on several, or None.
 
     jax leaves it to XLA where a result goes that has no sharding: it may then be in pieces that no
@@ -189,7 +189,7 @@ _inside: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """Program -> what `_on_every_device` returns because of a sharding in it."""
 
 
-def _whole(sharding: object) -> Any:
+def _whole(sharding: object) -> Value:
     """A whole copy on each of the devices of a sharding, if it has several and knows them."""
     if not isinstance(sharding, jax.sharding.Sharding):
         return None
@@ -245,7 +245,7 @@ class JitProgram:
 
     def run(
         self, program: Jaxpr, inputs: Sequence[Array], outputs: int = 0
-    ) -> tuple[Any, list[Any]]:
+    ) -> tuple[PyTree, list[Value]]:
         """The results of another program, which takes `inputs` before the arrays of this one, and
         its additional outputs, which follow the results.
 
@@ -278,12 +278,12 @@ class JitStart(JitProgram):
     explains `program` and `made`.
     """
 
-    program: Any
-    function: Any
+    program: Jaxpr
+    function: Function
     made: Callable[[], JitCall]
     args: tuple[Value, ...]
     kwargs: Kwargs
-    _own: Callable[[], Any]
+    _own: Callable[[], PyTree]
 
     def directly(self, program: Jaxpr, inputs: Sequence[Array]) -> Directly:
         """As `run`; in jax's fast path the program gets the same `inputs` again."""
@@ -307,7 +307,7 @@ class JitStart(JitProgram):
         tree = self.tree
         return Directly((jax.tree.unflatten(tree, leaves), leaves, tree, *rest))
 
-    def like_mine(self, out: object) -> Any:
+    def like_mine(self, out: object) -> Value:
         """The results of the same function traced elsewhere, with the graphdefs of this program.
 
         Modules come out of a program with the tags of the layers that were open in its trace.
@@ -334,7 +334,7 @@ class JitStart(JitProgram):
 class Directly:
     """The result of a jitted call, with all that jax needs to run it in its fast path next time."""
 
-    result: tuple[Any, ...]
+    result: tuple[Value, ...]
 
 
 class JitChooser(Protocol):
@@ -343,7 +343,7 @@ class JitChooser(Protocol):
     If it returns a function, what that returns is the result of the call, or `Directly`.
     """
 
-    def __call__(self, call: JitStart, /) -> Callable[[], Any] | None: ...
+    def __call__(self, call: JitStart, /) -> Callable[[], PyTree] | None: ...
 
 
 class _Call(threading.local):
@@ -376,7 +376,7 @@ def _swap_misses(undone: Undone) -> None:
     # was traced.
     infer_before, run_before = pjit._infer_params, pjit._run_python_pjit
 
-    def infer_params(fun: Function, options: Any, args: tuple[Value, ...], kwargs: Kwargs) -> Any:
+    def infer_params(fun: Function, options: Any, args: tuple[Value, ...], kwargs: Kwargs) -> Value:
         if core.trace_state_clean():
             for one in _misses.holders:
                 one.prepare()
@@ -400,7 +400,7 @@ def _swap_misses(undone: Undone) -> None:
         fun: Function,
         args: tuple[Value, ...],
         kwargs: Kwargs,
-    ) -> Any:
+    ) -> Value:
         of, made, infer = _call.params, _call.made, _call.infer
         _call.params = _call.made = _call.infer = None
         program, instead = params.params["jaxpr"], None
@@ -461,7 +461,7 @@ def swap_jit_misses(
     return undo
 
 
-def _jit_call(fun: object, options: Any, args: tuple[Value, ...], kwargs: Kwargs) -> JitCall:
+def _jit_call(fun: Function, options: Any, args: tuple[Value, ...], kwargs: Kwargs) -> JitCall:
     static = {*options.static_argnums}
     named = {*options.static_argnames}
     return JitCall(
@@ -473,8 +473,8 @@ def _jit_call(fun: object, options: Any, args: tuple[Value, ...], kwargs: Kwargs
     )
 
 
-def _abstract(tree: PyTree) -> Any:
-    def one(x: object) -> Any:
+def _abstract(tree: PyTree) -> Value:
+    def one(x: object) -> Value:
         return abstract(x) if isinstance(x, jax.Array | np.ndarray) else x
 
     return jax.tree.map(one, tree)

@@ -46,7 +46,7 @@ class Edited(Protocol):
     """
 
     @property
-    def program(self) -> Any: ...
+    def program(self) -> Value: ...
 
     @property
     def inputs(self) -> int: ...
@@ -75,7 +75,7 @@ class Launch(Protocol):
         ...
 
 
-Instead = Callable[[], Any]
+Instead = Callable[[], PyTree]
 """Returns a call's result, or `jitted.Directly`, which jax's fast path may use again."""
 
 
@@ -113,7 +113,7 @@ class Chooser(Protocol):
         """Whether a jaxpr, or one inside it, holds anything of interest."""
         ...
 
-    def with_presence(self, jaxpr: Jaxpr, present: object, /) -> Any:
+    def with_presence(self, jaxpr: Jaxpr, present: object, /) -> Value:
         """A jaxpr of the same kind with another input in front, this variable, a bool: whether what
         is of interest in it, also to other choosers, counts for an example. See `batched`.
         """
@@ -295,15 +295,15 @@ def _exported(jaxpr: object) -> tuple[str, ...]:
 
 # --------------------------------------------------------------------- running
 
-Start = Callable[[Any, Sequence[Any], int], tuple[Any, list[Any]]]
+Start = Callable[[Any, Sequence[Value], int], tuple[PyTree, list[Value]]]
 """Runs a program with more inputs, and splits off so many more outputs."""
 
 
 def _run(
     chosen: _Chosen,
     start: Start,
-    own: Callable[[], Any],
-    compiles: Callable[[Any, Sequence[Any], int], bool],
+    own: Callable[[], PyTree],
+    compiles: Callable[[Any, Sequence[Value], int], bool],
 ) -> PyTree:
     """The results of the user's program; what was chosen in addition takes its own.
 
@@ -313,7 +313,7 @@ def _run(
     """
     inputs, here = chosen.inputs(), _thread.here
     before = here.running
-    found: tuple[Any, list[Any]] | None = None
+    found: tuple[PyTree, list[Value]] | None = None
     failed: list[Exception] = []
     try:  # an interrupt may come at any line
         here.running = chosen.program
@@ -364,7 +364,7 @@ def _has_begun(error: Exception, compiles: Callable[[], bool]) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError) and compiles()
 
 
-def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], Any] | None:
+def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], PyTree] | None:
     bare: Any = jaxprs.open_jaxpr(call.program)[0]
     if bare.is_high:
         return None  # jax binds it, and makes one of arrays of it for `impl`
@@ -372,14 +372,14 @@ def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], Any] | None:
     if chosen is None or chosen.instead is not None:
         return None if chosen is None else chosen.instead
 
-    def own() -> Any:
+    def own() -> Value:
         return call.own().result[0]  # the rest is for the fast path, which would not ask again
 
     return functools.partial(_run, chosen, call.run, own, call.compiles)
 
 
 def _jit(impl: Function) -> Function:
-    def launched(*args: object, **params: object) -> Any:
+    def launched(*args: object, **params: object) -> Value:
         chosen = _choose(params["jaxpr"], args)
         if chosen is None:
             return impl(*args, **params)
@@ -390,7 +390,7 @@ def _jit(impl: Function) -> Function:
 
 
 def _remat(impl: Function) -> Function:
-    def launched(*args: object, **params: object) -> Any:
+    def launched(*args: object, **params: object) -> Value:
         if not any(one.holds(params["jaxpr"]) for one in _choosers()):
             return impl(*args, **params)
         # jax has a jitted function for each primitive with parameters, which runs it by itself
@@ -443,7 +443,7 @@ def _escaped(name: str) -> None:
         one.escaped(name)
 
 
-def _presence(jaxpr: Jaxpr, present: object) -> Any:
+def _presence(jaxpr: Jaxpr, present: object) -> Value:
     interested = next((one for one in _choosers() if one.holds(jaxpr)), None)
     return None if interested is None else interested.with_presence(jaxpr, present)
 

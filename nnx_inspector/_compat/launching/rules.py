@@ -43,7 +43,7 @@ def noting_rules() -> Iterator[None]:
         _thread.within = before
 
 
-def _named(function: Any, name: str) -> Any:
+def _named(function: Function, name: str) -> Any:
     if function is None:
         return None
 

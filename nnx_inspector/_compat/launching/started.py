@@ -56,7 +56,7 @@ class _Here:
     def __init__(self) -> None:
         self.following: tuple[Following, ...] = ()
         self.before: Any = None  # what jax would call after each program of this thread
-        self.after: Callable[[Any], None] | None = None
+        self.after: Callable[[Value], None] | None = None
         self.keeping: tuple[Keeping, ...] = ()
         self.error: BaseException | None = None
 
@@ -147,7 +147,7 @@ class Keeping:
             _swapped_unraisable.let_go(self)
 
 
-def call_after(listener: Callable[[Any], None] | None) -> None:
+def call_after(listener: Callable[[Value], None] | None) -> None:
     """Call `listener(function)` when jax has started a jitted function of this thread in its fast
     path, while a `Following` is open. It must not raise.
     """
@@ -181,13 +181,13 @@ def _swap_started(undone: Undone) -> None:
         return original(executable, out_tree, args, out, *rest)
 
     put(pjit, "_get_fastpath_data", data, undone)
-    checks: list[Any] = [config.debug_nans, config.debug_infs]
+    checks: list[Value] = [config.debug_nans, config.debug_infs]
     for check in checks:
         after = _listening_after(check._update_thread_local_hook)
         put(check, "_update_thread_local_hook", after, undone)
 
 
-def _listening_after(hook: Callable[[Any], None]) -> Callable[[Any], None]:
+def _listening_after(hook: Callable[[Value], None]) -> Callable[[Value], None]:
     """Listen again when a user's setting has changed what jax calls after a program."""
 
     def entered(value: bool | None) -> None:
@@ -204,7 +204,7 @@ def _swap_unraisable(undone: Undone) -> None:
     # ours.
     otherwise = sys.unraisablehook
 
-    def hook(one: Any) -> None:
+    def hook(one: Value) -> None:
         error = one.exc_value
         theirs = isinstance(error, KeyboardInterrupt) or comes_from_a_handler(error)
         if theirs and _thread.here.keeping:

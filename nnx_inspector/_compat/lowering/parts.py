@@ -45,7 +45,7 @@ class Part:
     """
 
     number: Value
-    starts: tuple[Any, ...]
+    starts: tuple[Value, ...]
     divided: tuple[int, ...]
     shape: tuple[int, ...]
 
@@ -134,13 +134,13 @@ def _types_of_sums(*arrays: Value) -> list[Value]:
     return [_like(x, x.shape) for x in arrays]
 
 
-def _like(x: Value, shape: tuple[int, ...]) -> Any:
+def _like(x: Value, shape: tuple[int, ...]) -> Value:
     sharding = NamedSharding(x.sharding.mesh, PartitionSpec(*[None] * len(shape)))
     dtype = np.dtype(np.uint32)
     return x.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
-def _is_wide(dtype: np.dtype[Any]) -> bool:
+def _is_wide(dtype: np.dtype[np.generic]) -> bool:
     return dtype.itemsize >= 8 or jax.config.read("jax_enable_x64")
 
 
@@ -152,7 +152,7 @@ def _on_whole(name: str, static: Static, rows: int, x: jax.Array) -> Sequence[ja
 @functools.lru_cache(_KEPT)
 def _whole(
     name: str, static: Static, rows: int, shape: tuple[int, ...], dtype: object, wide: bool
-) -> tuple[list[Any], str]:
+) -> tuple[list[Value], str]:
     """The types of what is found in an array, and a text that stands for how."""
     function = functools.partial(_on_whole, name, static, rows)
     with internal_config(), jax.enable_x64(wide):
@@ -160,13 +160,15 @@ def _whole(
     return list(traced.out_avals), hashlib.sha256(str(traced).encode()).hexdigest()[:16]
 
 
-def _batched(args: Sequence[Value], dims: Sequence[int | None], *, rows: int, **how: object) -> Any:
+def _batched(
+    args: Sequence[Value], dims: Sequence[int | None], *, rows: int, **how: object
+) -> Value:
     x = jnp.moveaxis(args[0], dims[0] or 0, 0)
     found = _parts.bind(x, rows=rows + 1, **how)
     return found, [0] * len(found)
 
 
-def _lower(ctx: Any, x: object, *, name: str, static: Static, rows: int, apart: bool) -> Any:
+def _lower(ctx: Any, x: object, *, name: str, static: Static, rows: int, apart: bool) -> Value:
     (operand,), module = ctx.avals_in, ctx.module_context
     wide, devices = _is_wide(operand.dtype), devices_of(ctx)
     if devices < 2 or module.lowering_parameters.for_export:
@@ -178,7 +180,7 @@ def _lower(ctx: Any, x: object, *, name: str, static: Static, rows: int, apart: 
     return _call(ctx, [x], asked, how)
 
 
-def _lower_sum(ctx: Any, *arrays: object) -> Any:
+def _lower_sum(ctx: Any, *arrays: object) -> Value:
     module, devices = ctx.module_context, devices_of(ctx)
     if devices < 2 or module.lowering_parameters.for_export:
         return arrays
@@ -186,7 +188,7 @@ def _lower_sum(ctx: Any, *arrays: object) -> Any:
     return _call(ctx, arrays, asked, "")
 
 
-def _call(ctx: Any, operands: Sequence[object], asked: _Asked, how: str) -> Any:
+def _call(ctx: Any, operands: Sequence[object], asked: _Asked, how: str) -> Value:
     key = f"{asked} {how}"  # the same in each process, or jax's cache on disk would not be used
     _asked[key.encode()] = asked
     has_functions()  # registers those that a program calls which jax has kept on disk
@@ -203,7 +205,7 @@ mlir.register_lowering(_sum, _lower_sum)
 # -------------------------------------------------------------- while XLA divides a program
 
 
-def _partition(kinds: Any, shardings: Any, results: Any, _: object, key: bytes) -> Any:
+def _partition(kinds: Any, shardings: Any, results: Value, _: object, key: bytes) -> Value:
     """The program of each device, and how its array and its results lie on them."""
     asked, everywhere = _asked[key], xla_client.HloSharding.replicate()
     result = everywhere
@@ -222,7 +224,7 @@ def _partition(kinds: Any, shardings: Any, results: Any, _: object, key: bytes) 
 
 
 def _divided(
-    sharding: Any, shape: tuple[int, ...], devices: int, fits: Callable[[int, int], bool]
+    sharding: Value, shape: tuple[int, ...], devices: int, fits: Callable[[int, int], bool]
 ) -> np.ndarray:
     """The numbers of the devices: an axis for each of the array's, and one for equal parts."""
     count = len(shape)
@@ -237,7 +239,7 @@ def _divided(
     return found
 
 
-def _sharding(devices: np.ndarray) -> Any:
+def _sharding(devices: np.ndarray) -> Value:
     if devices.shape[-1] == devices.size:
         return xla_client.HloSharding.replicate()
     found = xla_client.OpSharding()
@@ -309,11 +311,11 @@ def _module(run: Function, kinds: Sequence[object], asked: _Asked) -> bytes:
         return module_to_bytecode(module)
 
 
-def _infer(*_: object) -> Any:
+def _infer(*_: object) -> Value:
     return xla_client.HloSharding.replicate()
 
 
-def _propagate(sharding: object, *_: object) -> Any:
+def _propagate(sharding: object, *_: object) -> Value:
     return sharding
 
 

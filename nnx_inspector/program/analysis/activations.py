@@ -52,15 +52,18 @@ _EACH: Final[dict[str, Function]] = {
 
 
 def kind_after(
-    variable: Var, uses: Mapping[Any, Sequence[Any]], made: Mapping[Any, Any], leaving: set[Any]
+    variable: Var,
+    uses: Mapping[Atom, Sequence[Equation]],
+    made: Mapping[Atom, Equation],
+    leaving: set[Atom],
 ) -> str:
     """The activation function that a value goes into; "" if it also goes elsewhere.
 
     `uses` maps a variable to the equations that take it, `made` to the one that makes it; the jaxpr
     returns the variables `leaving`.
     """
-    known: dict[Any, Any] = {variable: POINTS}
-    waiting, ends, done = [variable], list[Any](), set[int]()
+    known: dict[Atom, np.ndarray] = {variable: POINTS}
+    waiting, ends, done = [variable], list[Atom](), set[int]()
     while waiting and len(known) < STEPS:
         one = waiting.pop(0)
         end = one in leaving or one not in uses
@@ -86,12 +89,17 @@ def _is_pending(equation: Equation, waiting: Sequence[Var]) -> bool:
     return any(v in waiting for v in equation.invars if not jaxprs.is_literal(v))
 
 
-def _all_known(equation: Equation, known: Mapping[Any, Any], made: Mapping[Any, Any]) -> bool:
+def _all_known(
+    equation: Equation, known: Mapping[Atom, np.ndarray], made: Mapping[Atom, Equation]
+) -> bool:
     return all(_is_in(v, known) or _constant(v, made) is not None for v in equation.invars)
 
 
 def _on_every_way(
-    variable: Var, known: Mapping[Any, Any], uses: Mapping[Any, Sequence[Any]], leaving: set[Any]
+    variable: Var,
+    known: Mapping[Atom, np.ndarray],
+    uses: Mapping[Atom, Sequence[Equation]],
+    leaving: set[Atom],
 ) -> str:
     """The first function on each path from the variable, if it is the same on all of them."""
     kinds: set[str] = set()
@@ -112,11 +120,11 @@ def _on_every_way(
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def kind_before(variable: Atom, made: Mapping[Any, Any]) -> str:
+def kind_before(variable: Atom, made: Mapping[Atom, Equation]) -> str:
     """The function that a value comes out of, or ""."""
     if jaxprs.is_literal(variable):
         return ""
-    near, waiting = list[Any](), [variable]
+    near, waiting = list[Atom](), [variable]
     while waiting and len(near) < STEPS:
         one = waiting.pop(0)
         if one in near:
@@ -132,7 +140,7 @@ def kind_before(variable: Atom, made: Mapping[Any, Any]) -> str:
     return "sinusoid" if _is_sinusoid(variable, made) else ""
 
 
-def _is_sinusoid(variable: Atom, made: Mapping[Any, Any]) -> bool:
+def _is_sinusoid(variable: Atom, made: Mapping[Atom, Equation]) -> bool:
     """Whether each element of a value is a product of sines, cosines and numbers."""
     passed = {*_PLACED, *_CHOSEN, "slice", "mul", "neg", mark.name}
     found = _sources(variable, _Around(made), passed, numbers=False)
@@ -155,7 +163,7 @@ _CHOSEN: Final = {
 _PRODUCTS: Final = frozenset(["dot_general", "conv_general_dilated"])
 
 
-def is_affine(variable: Atom, made: Mapping[Any, Any], site: str) -> bool:
+def is_affine(variable: Atom, made: Mapping[Atom, Equation], site: str) -> bool:
     """Whether a value is what a call of a site receives times something, plus something else."""
     products = _sources(variable, _Around(made), {*_PLACED, "add", "add_any", "sub"})
     return any(
@@ -179,7 +187,7 @@ def _is_received(variable: Var, around: _Around, site: str) -> bool:
 class _Around:
     """The equation that makes each value of a jaxpr, and the call that the jaxpr is of."""
 
-    made: Mapping[Any, Any]
+    made: Mapping[Atom, Equation]
     call: Any = None
     inputs: Sequence[Value] = ()
     outer: Any = None
@@ -187,13 +195,13 @@ class _Around:
 
 def _sources(
     variable: Atom, around: _Around, passed: Collection[str], *, numbers: bool = True
-) -> list[tuple[Any, _Around]]:
+) -> list[tuple[Equation | None, _Around]]:
     """The equations that a value comes from through calls and equations of these names; None for
     an input of the program, and for what lies too far away.
 
     Where `numbers` do not count, nor do arrays without axes.
     """
-    waiting, out, left = [(variable, around)], list[tuple[Any, _Around]](), STEPS
+    waiting, out, left = [(variable, around)], list[tuple[Equation | None, _Around]](), STEPS
     while waiting and left:
         left -= 1
         one, here = waiting.pop()
@@ -216,7 +224,10 @@ def _sources(
 
 
 def _value(
-    variable: Atom, known: dict[Any, Any], made: Mapping[Any, Any], near: Collection[Atom]
+    variable: Atom,
+    known: dict[Atom, np.ndarray],
+    made: Mapping[Atom, Equation],
+    near: Collection[Atom],
 ) -> np.ndarray | None:
     if variable in known:
         return known[variable]
@@ -237,8 +248,8 @@ def _is_elementwise(equation: Equation) -> bool:
 
 
 def _outputs(
-    equation: Equation, known: Mapping[Any, Any], made: Mapping[Any, Any]
-) -> dict[Any, Any] | None:
+    equation: Equation, known: Mapping[Atom, np.ndarray], made: Mapping[Atom, Equation]
+) -> dict[Atom, np.ndarray] | None:
     """The outputs of an equation, if they follow from the known inputs; otherwise None."""
     values = [known[v] if _is_in(v, known) else _constant(v, made) for v in equation.invars]
     if any(value is None for value in values):
@@ -247,13 +258,13 @@ def _outputs(
     return None if found is None else dict(zip(equation.outvars, found, strict=True))
 
 
-def _is_in(atom: Atom, known: Mapping[Any, Any]) -> bool:
+def _is_in(atom: Atom, known: Mapping[Atom, np.ndarray]) -> bool:
     return not jaxprs.is_literal(atom) and atom in known
 
 
-def _constant(atom: Atom, made: Mapping[Any, Any]) -> np.ndarray | None:
+def _constant(atom: Atom, made: Mapping[Atom, Equation]) -> np.ndarray | None:
     """The number that fills an array; None if it is not known, or takes many operations."""
-    waiting, near = [atom], dict[Any, Any]()
+    waiting, near = [atom], dict[Atom, Equation]()
     while waiting:
         one = waiting.pop()
         if jaxprs.is_literal(one) or one in near:
@@ -266,7 +277,9 @@ def _constant(atom: Atom, made: Mapping[Any, Any]) -> np.ndarray | None:
     return _filled(atom, near, {})
 
 
-def _filled(atom: Atom, near: Mapping[Any, Any], known: dict[Any, Any]) -> Any:
+def _filled(
+    atom: Atom, near: Mapping[Atom, Equation], known: dict[Atom, Value]
+) -> np.ndarray | None:
     if jaxprs.is_literal(atom):
         value = np.asarray(atom.val)
         is_real = value.size == 1 and value.dtype.kind not in "cOSU"

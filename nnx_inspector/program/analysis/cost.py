@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.arrays import is_array
-from nnx_inspector.typing import Aval, Equation, Jaxpr
+from nnx_inspector.typing import Atom, Aval, Equation, Jaxpr
 
 _FREE = frozenset(
     """
@@ -128,7 +128,7 @@ def _results(equation: Equation) -> int:
     return math.prod(equation.outvars[0].aval.shape)
 
 
-_KNOWN: dict[str, Callable[[Any], float | None]] = {
+_KNOWN: dict[str, Callable[[Equation], float | None]] = {
     "dot_general": _product,
     "ragged_dot_general": _ragged_product,
     "conv_general_dilated": _convolution,
@@ -154,11 +154,11 @@ _UNKNOWN = 4 << 30
 def peak_bytes(jaxpr: Jaxpr) -> int:
     """An estimate of the most bytes of values alive at once, without the program's inputs."""
     bare, _ = jaxprs.open_jaxpr(jaxpr)
-    last: dict[Any, int] = {}
+    last: dict[Atom, int] = {}
     for number, equation in enumerate(bare.eqns):
         last.update((v, number) for v in equation.invars if not jaxprs.is_literal(v))
     last.update((v, len(bare.eqns)) for v in bare.outvars if not jaxprs.is_literal(v))
-    alive: dict[Any, int] = {}
+    alive: dict[Atom, int] = {}
     total = most = 0
     for number, equation in enumerate(bare.eqns):
         for v in equation.outvars:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from nnx_inspector._compat import eqn_params, jaxprs
@@ -184,7 +184,7 @@ def _arrivals(meetings: Iterable[_Meeting]) -> Iterator[Arrival]:
 class _Follow:
     def __init__(self, owner: Owner, only: Collection[str] | None = None):
         self.owner, self.only = owner, only
-        self.known: dict[Any, tuple[Any, _Flow]] = {}
+        self.known: dict[Hashable, tuple[OpenJaxpr, _Flow]] = {}
 
     def flow(self, jaxpr: Jaxpr, fed: tuple[bool, ...]) -> _Flow:
         """The flow of a jaxpr, given which of its inputs have stems at all."""
@@ -288,7 +288,7 @@ class _Open:
 
     site: str
     inside: set[str] = dataclasses.field(default_factory=lambda: set[str]())
-    outside: dict[Any, _Stems] = dataclasses.field(default_factory=lambda: dict[Any, _Stems]())
+    outside: dict[Atom, _Stems] = dataclasses.field(default_factory=lambda: dict[Atom, _Stems]())
 
 
 _site_of = operator.attrgetter("site")
@@ -297,12 +297,12 @@ _site_of = operator.attrgetter("site")
 class _Here:
     """The state of the jaxpr being processed: stems of its variables, open calls, and meetings."""
 
-    def __init__(self, stems: dict[Any, _Stems]) -> None:
+    def __init__(self, stems: dict[Atom, _Stems]) -> None:
         self.stems = stems
         self.meetings: list[_Meeting] = []
         self.sites: set[str] = set()
         self.open: list[_Open] = []
-        self.first: dict[Any, int] = {}
+        self.first: dict[Atom, int] = {}
 
     def read(self, atom: Atom) -> _Stems:
         return _NONE if jaxprs.is_literal(atom) else self.stems.get(atom, _NONE)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector.typing import Equation, Jaxpr, Value
@@ -43,8 +42,8 @@ class Body:
     jaxpr: Jaxpr
     operands: tuple[int, ...] | None = None
     results: tuple[int | None, ...] | None = None
-    taken: tuple[Any, ...] = ()
-    given: tuple[Value, ...] = ()
+    taken: tuple[object, ...] = ()
+    given: tuple[object, ...] = ()
     consts: int = 0
     carry: int = 0
     times: int | None = 1
@@ -124,7 +123,7 @@ def _shard_map(equation: Equation) -> tuple[Body, ...]:
     return (dataclasses.replace(body, taken=specs[0], given=specs[1]),)
 
 
-_Form = tuple[str, Callable[[Any], tuple[Body, ...]]]
+_Form = tuple[str, Callable[[Equation], tuple[Body, ...]]]
 _UNKNOWN: _Form = ("", _unknown)
 CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call")
 """Calls with a rule of their own for derivatives or vmap, which need none once that is done."""

@@ -7,14 +7,13 @@ as the same are the same in every run; others may still be equal by chance.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import Body, bodies_of
-from nnx_inspector.typing import Atom, Equation, Jaxpr
+from nnx_inspector.typing import Atom, Equation, Jaxpr, OpenJaxpr
 
 Order = tuple[int, ...] | None
 """A permutation of axes, or None for none."""
@@ -33,16 +32,20 @@ _SAME_IF_ALIKE = {"reshape", "convert_element_type", "broadcast_in_dim"}
 class Values:
     """The values of one jaxpr, each with its origin."""
 
-    def __init__(self, jaxpr: Jaxpr | Equation, known: dict[int, Any] | None = None):
+    def __init__(
+        self,
+        jaxpr: Jaxpr | Equation,
+        known: dict[int, tuple[OpenJaxpr, list[tuple[int, Order] | None]]] | None = None,
+    ):
         self._bare, _ = jaxprs.open_jaxpr(jaxpr)
-        self._made: dict[Any, tuple[Any, int]] | None = None
+        self._made: dict[Atom, tuple[Equation, int]] | None = None
         self._known = {} if known is None else known
 
     def same(self, a: Atom, b: Atom) -> bool:
         """Whether two of the jaxpr's variables (or literals) hold the same value."""
         return a is b or self.origin(a) == self.origin(b)
 
-    def origin(self, atom: Atom) -> tuple[Any, Order]:
+    def origin(self, atom: Atom) -> tuple[Hashable, Order]:
         """The earliest variable with this value, and the permutation of its axes that gives it."""
         if self._made is None:
             self._made = {v: (e, i) for e in self._bare.eqns for i, v in enumerate(e.outvars)}
@@ -101,7 +104,7 @@ class Values:
         bare, _ = jaxprs.open_jaxpr(jaxpr)
         if id(bare) not in self._known:
             values = Values(bare, self._known)
-            numbers = {v: i for i, v in enumerate(bare.invars)}
+            numbers: dict[Hashable, int] = {v: i for i, v in enumerate(bare.invars)}
             found = []
             for atom in bare.outvars:
                 origin, order = values.origin(atom)

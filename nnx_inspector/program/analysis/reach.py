@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Final
 
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector.program.analysis.equations import Body, bodies_of
@@ -73,10 +73,10 @@ class _Where:
 class _Walk:
     def __init__(self, owner: Owner):
         self.owner = owner
-        self.numbers: dict[Any, int] = {}
+        self.numbers: dict[Hashable, int] = {}
         self.values: list[tuple[str, Role, int]] = []
         self.edges: set[tuple[int, int, int]] = set()
-        self.loops: dict[Any, int] = {}
+        self.loops: dict[Hashable, int] = {}
 
     def stems(self, key: object, site: str, role: Role, loop: int = -1) -> _Stems:
         """The stems of a value that begins here, which gets a number when it is first seen."""
@@ -111,7 +111,7 @@ class _Walk:
         if params.get("part") != OUTPUT or params["owner"] != self.owner:
             return stems
         out: list[_Stems] = []
-        first: dict[Any, int] = {}  # an array that is returned twice is one value
+        first: dict[Atom, int] = {}  # an array that is returned twice is one value
         for i, (atom, stem) in enumerate(zip(equation.invars, stems, strict=True)):
             i = i if jaxprs.is_literal(atom) else first.setdefault(atom, i)
             own = self.stems((*path, i), params["site"], Role.OUTPUT, where.loop)

@@ -17,7 +17,7 @@ from nnx_inspector.program.choices.frames import Frame, backwards
 from nnx_inspector.stats.choices.measure import Heads
 from nnx_inspector.typing import Atom, Equation, Var
 
-Place = tuple[Frame, Any]
+Place = tuple[Frame, Atom]
 """A function, and a variable that it makes or receives."""
 
 _MOVED = """
@@ -59,7 +59,7 @@ class Softmaxes:
             frame, variable = within
         return None
 
-    def logits(self, frame: Frame, variable: Atom) -> tuple[Frame, Any, bool, float] | None:
+    def logits(self, frame: Frame, variable: Atom) -> tuple[Frame, Atom, bool, float] | None:
         """What these probabilities are the softmax of, whether these are the logits themselves, and
         the logarithm of the base.
         """
@@ -85,7 +85,7 @@ class Softmaxes:
             variable = min(before, key=lambda v: ranks.index(self.kind(v)))
         return None
 
-    def _before_shift(self, frame: Frame, variable: Atom) -> tuple[Frame, Any, bool]:
+    def _before_shift(self, frame: Frame, variable: Atom) -> tuple[Frame, Atom, bool]:
         """The logits from which their largest one was subtracted, and whether they are the logits:
         if something else is subtracted, they may be those less something.
         """
@@ -105,11 +105,11 @@ class Softmaxes:
         return False
 
 
-def _shifted(equation: Equation, _: object) -> Sequence[Any]:
+def _shifted(equation: Equation, _: object) -> Sequence[Atom]:
     return equation.invars if equation.primitive.name in _SHIFTS else ()
 
 
-def _moved(equation: Equation, variable: Atom) -> Sequence[Any]:
+def _moved(equation: Equation, variable: Atom) -> Sequence[Atom]:
     if equation.primitive.name == "select_n":
         return equation.invars[1:]
     at = equation.outvars.index(variable)
@@ -121,7 +121,7 @@ def _unmasked(frame: Frame, variable: Atom) -> set[Place]:
     return {(here, one) for here, one, _ in backwards(frame, variable, _moved)}
 
 
-def level(one: Place, other: Place) -> tuple[Frame, Any, Any] | None:
+def level(one: Place, other: Place) -> tuple[Frame, Atom, Atom] | None:
     """A function that has both values, and its variables for them.
 
     Of the function of one value the other may be an operand, and what a function makes its caller

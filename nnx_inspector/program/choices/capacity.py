@@ -12,7 +12,7 @@ import dataclasses
 import heapq
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.choices.attentions import level
@@ -57,7 +57,7 @@ class _Trace:
     along: int = -1
 
 
-_Place = tuple[Frame, Any, _Trace]
+_Place = tuple[Frame, Atom, _Trace]
 
 
 class Place(NamedTuple):
@@ -68,7 +68,7 @@ class Place(NamedTuple):
     kept: Kept
 
 
-_Traces = dict[Any, _Trace]
+_Traces = dict[Atom, _Trace]
 _Known = Sequence[_Trace | None]
 _Found = tuple[_Place, float, float]
 """A place, and between which numbers it is kept."""
@@ -291,7 +291,7 @@ def _repeated(frame: Frame, equation: Equation, at: int, trace: _Trace) -> _Trac
     return dataclasses.replace(trace, steps=steps, moved=(frame, operand, trace), along=grown[0])
 
 
-def _maker(frame: Frame, atom: Atom) -> tuple[Frame, Any, Any]:
+def _maker(frame: Frame, atom: Atom) -> tuple[Frame, Atom, Equation | None]:
     """The function that makes a value, the value there, and its equation, None if it is given."""
     return next(backwards(frame, atom, lambda *_: ()), (frame, atom, None))
 
@@ -302,8 +302,8 @@ def _constant(frame: Frame, atom: Atom) -> float | None:
         frame, atom, equation = _maker(frame, atom)
         if equation is not None and equation.primitive.name in _SPREAD:
             atom = equation.invars[0]
-        elif equation is None and frame.operand(atom) is not None and frame.outer is not None:
-            frame, atom = frame.outer, frame.operand(atom)
+        elif equation is None and frame.outer and (given := frame.operand(atom)) is not None:
+            frame, atom = frame.outer, given
         else:
             return None
     return jaxprs.real_number(atom)

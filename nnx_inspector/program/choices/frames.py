@@ -39,16 +39,16 @@ class Frame:
     equation: Any = None
     body: Body | None = None
     inner: dict[int, list[Frame]] = dataclasses.field(default_factory=lambda: {})
-    more: dict[int, list[Any]] = dataclasses.field(default_factory=lambda: {})
+    more: dict[int, list[Equation]] = dataclasses.field(default_factory=lambda: {})
 
     def __post_init__(self) -> None:
         self.bare, _ = jaxprs.open_jaxpr(self.jaxpr)
         self.made = {v: (n, e) for n, e in enumerate(self.bare.eqns) for v in e.outvars}
 
     @functools.cached_property
-    def users(self) -> dict[Any, list[int]]:
+    def users(self) -> dict[Atom, list[int]]:
         """The numbers of the equations that take each value, in order."""
-        found: dict[Any, list[int]] = {}
+        found: dict[Atom, list[int]] = {}
         for number, equation in enumerate(self.bare.eqns):
             for v in dict.fromkeys(v for v in equation.invars if not jaxprs.is_literal(v)):
                 found.setdefault(v, []).append(number)
@@ -70,7 +70,7 @@ class Frame:
             self.inner[number] = found
         return found
 
-    def origin(self, variable: Atom) -> tuple[Frame, Any]:
+    def origin(self, variable: Atom) -> tuple[Frame, Atom]:
         """The function in which a value is made, and its variable there."""
         frame = self
         while frame.outer is not None:
@@ -80,7 +80,7 @@ class Frame:
             frame, variable = frame.outer, operand
         return frame, variable
 
-    def operand(self, variable: Atom) -> Any:
+    def operand(self, variable: Atom) -> Atom | None:
         """What the caller gives as an input, as it is; None if the value is no such input."""
         body, inputs = self.body, list(self.bare.invars)
         if body is None or variable in self.made or variable not in inputs:
@@ -91,11 +91,11 @@ class Frame:
             return None
         return self.equation.invars[body.operands[number]]
 
-    def maker(self, variable: Atom) -> tuple[int, Any] | None:
+    def maker(self, variable: Atom) -> tuple[int, Equation] | None:
         """The number of the equation that makes a value here, and the equation."""
         return self.made.get(variable)
 
-    def within(self, number: int, variable: Atom) -> tuple[Frame, Any] | None:
+    def within(self, number: int, variable: Atom) -> tuple[Frame, Atom] | None:
         """The function that makes a result of one of this one's equations, and its variable there;
         None if there is no such one.
         """
@@ -130,15 +130,15 @@ class Frame:
 
 
 def backwards(
-    frame: Frame, variable: Atom, made_of: Callable[[Any, Any], Sequence[Any]]
-) -> Iterator[tuple[Frame, Any, Any]]:
+    frame: Frame, variable: Atom, made_of: Callable[[Equation, Atom], Sequence[Atom]]
+) -> Iterator[tuple[Frame, Atom, Equation | None]]:
     """The values that a value is made of, itself included, each with its function, and with the
     equation that makes it there (None if it is an input). Literals are left out.
 
     Args:
         made_of: the operands that are followed further, of an equation and the value it makes.
     """
-    waiting, seen = [(frame, variable)], set[tuple[Frame, Any]]()
+    waiting, seen = [(frame, variable)], set[tuple[Frame, Atom]]()
     while waiting:
         here, one = waiting.pop()
         if jaxprs.is_literal(one):

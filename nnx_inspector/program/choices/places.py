@@ -11,7 +11,6 @@ import dataclasses
 import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.sources import is_backward, scopes_of
@@ -23,7 +22,7 @@ from nnx_inspector.program.choices.frames import Frame
 from nnx_inspector.program.choices.routers import CHOOSES, router_at
 from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT, alone, mark
 from nnx_inspector.stats.choices.rows import EXPERTS
-from nnx_inspector.typing import Equation, Jaxpr, Owner, Value
+from nnx_inspector.typing import Equation, Jaxpr, OpenJaxpr, Owner, Value
 
 _OURS = ("apply", "held", "link", "mark", "seeded")
 _IDENTITIES = frozenset(f"nnx_inspector_{name}" for name in _OURS)
@@ -31,7 +30,7 @@ _IDENTITIES = frozenset(f"nnx_inspector_{name}" for name in _OURS)
 _NEEDED = frozenset(["exp", "exp2", *CHOOSES])
 _NONE: Mapping[str, Sequence[int]] = {}
 
-_known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[OpenJaxpr, bool] = weakref.WeakKeyDictionary()
 
 
 def with_choices(
@@ -41,7 +40,7 @@ def with_choices(
     weights: Collection[int] = (),
     shapes: Mapping[str, Sequence[int]] = _NONE,
     finished: bool = False,
-) -> Any:
+) -> Jaxpr:
     """The program with a mark beside the softmaxes that choose, within an owner's sites.
 
     Args:
@@ -78,7 +77,7 @@ class _Search:
     ):
         self.owner, self.finished = owner, finished
         self.shapes = dict(shapes)
-        self.routers: list[tuple[Frame, Any, Trail]] = []
+        self.routers: list[tuple[Frame, Equation, Trail]] = []
         self.trails = Trails()
         self.softmaxes = Softmaxes(self.trails)
         self.counts = Counter[tuple[str, str]]()
@@ -146,8 +145,8 @@ class _Search:
         logits = None if made is None else self.softmaxes.logits(*made)
         if made is None or logits is None:
             return
-        *of_logits, exact, base = logits
-        both = level(made, (of_logits[0], of_logits[1]))
+        within, operand, exact, base = logits
+        both = level(made, (within, operand))
         trail = self.trails.of(made[1])
         how = None if trail is None else heads_of(found, trail, base, exact=exact)
         if both is None or how is None:

@@ -108,7 +108,7 @@ def _listed(shapes: Mapping[str, Sequence[int]], many: int) -> bool:
     )
 
 
-def _says_where_to_go(frame: Frame, choice: object, many: int) -> bool:
+def _says_where_to_go(frame: Frame, choice: Atom, many: int) -> bool:
     """Whether a choice becomes a one-hot vector, or an index."""
     known, waiting = {choice}, [(frame, choice)]
     for _ in range(_STEPS):
@@ -145,5 +145,5 @@ def _is_linear(frame: Frame, variable: Atom) -> bool:
     )
 
 
-def _added(equation: Equation, _: object) -> Sequence[Any]:
+def _added(equation: Equation, _: object) -> Sequence[Atom]:
     return equation.invars if equation.primitive.name in _LINEAR else ()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +40,7 @@ from nnx_inspector.program.editing.updates import added_to, inputs_of_calls
 from nnx_inspector.program.marks import GRADIENT
 from nnx_inspector.program.plan import NOTHING, Kept, Seen
 from nnx_inspector.program.survey import Item, stride_of
-from nnx_inspector.typing import Atom, Equation, Jaxpr, Params, Value, Var
+from nnx_inspector.typing import Atom, Equation, Jaxpr, PyTree, Value, Var
 
 PASSES = 64
 """How many of the last passes that begin in a while loop are kept apart. How often it runs is known
@@ -61,25 +60,26 @@ def _jaxpr(inner: Body, own: Jaxpr, outputs: Sequence[Var] | None = None) -> Jax
     return jaxprs.edited(own, inputs=inputs, equations=inner.equations, outputs=outputs)
 
 
-def _effects(*every: object) -> Any:
+def _effects(*every: object) -> frozenset[object]:
     return frozenset().union(*(jaxprs.open_jaxpr(one)[0].effects for one in every))
 
 
-def _moved(inner: Body, slots: Sequence[Slot]) -> Any:
+def _moved(inner: Body, slots: Sequence[Slot]) -> PyTree:
     """What a body saw, with the outer slots of its fields."""
     return each_slot(lambda x: slots[x.number] if isinstance(x, Output) else x, inner.seen)
 
 
-def _given(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
+def _given(self: Body, item: Item, equation: Equation, operands: list[Value]) -> PyTree:
     (result,) = equation.outvars
     self.put(result, self.given(equation))
     return []
 
 
-def _choice(self: Body, item: Item, equation: Equation, operands: list[Var]) -> Any:
+def _choice(self: Body, item: Item, equation: Equation, operands: list[Var]) -> PyTree:
     """A softmax that chooses: its figures are those of each head, or of each expert."""
     marked, plan = item.mark, self.of.plan
     assert marked is not None
+    assert marked.choice is not None
     for result, operand in zip(equation.outvars, operands, strict=True):
         self.put(result, operand)
     is_measured = plan.summarise and plan.choices and not self.of.again
@@ -88,7 +88,7 @@ def _choice(self: Body, item: Item, equation: Equation, operands: list[Var]) -> 
     return Seen([], Always(()), [Kept(self.slot(self.measured(marked.choice, operands, equation)))])
 
 
-def _positions(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
+def _positions(self: Body, item: Item, equation: Equation, operands: list[Value]) -> PyTree:
     """From here on, the mask is that of a call that begins."""
     if self.of.presence:
         self.add(equation.replace(invars=operands))
@@ -101,7 +101,7 @@ def _positions(self: Body, item: Item, equation: Equation, operands: list[Value]
     return []
 
 
-def _counts(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
+def _counts(self: Body, item: Item, equation: Equation, operands: list[Value]) -> PyTree:
     params, (result,) = equation.params, equation.outvars
     if self.of.presence:
         self.add(equation.replace(invars=operands))
@@ -111,14 +111,16 @@ def _counts(self: Body, item: Item, equation: Equation, operands: list[Value]) -
     return []
 
 
-def _whole(self: Body, equation: Equation, operands: list[Value], inner: Body, new: Jaxpr) -> Any:
+def _whole(
+    self: Body, equation: Equation, operands: list[Value], inner: Body, new: Jaxpr
+) -> PyTree:
     """Add an equation of which a body is all, so that what it saw leaves it as it is."""
     given = [*self.given_to(inner), *operands]
     avals = [atom.aval for atom in inner.fields]
     return _moved(inner, self.take(equation, given, equation.params, avals, _effects(new)))
 
 
-def _jit(self: Body, item: Item, equation: Equation, operands: list[Var]) -> Any:
+def _jit(self: Body, item: Item, equation: Equation, operands: list[Var]) -> PyTree:
     inner = self.body(item.children[0], equation)
     new = _jaxpr(inner, equation.params["jaxpr"])
     params = eqn_params.with_inputs(
@@ -128,7 +130,7 @@ def _jit(self: Body, item: Item, equation: Equation, operands: list[Var]) -> Any
     return [_whole(self, equation.replace(params=params), operands, inner, new)]
 
 
-def _remat(self: Body, item: Item, equation: Equation, operands: list[Atom]) -> Any:
+def _remat(self: Body, item: Item, equation: Equation, operands: list[Atom]) -> PyTree:
     before = self.of.again
     self.of.again = before or item.again
     inner = self.body(item.children[0], equation)
@@ -140,7 +142,7 @@ def _remat(self: Body, item: Item, equation: Equation, operands: list[Atom]) -> 
     return [seen] if backward or not item.again else []
 
 
-def _inline(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
+def _inline(self: Body, item: Item, equation: Equation, operands: list[Value]) -> PyTree:
     inner = self.body(item.children[0], equation)
     (own,) = jaxprs.sub_jaxprs(equation)
     new = _jaxpr(inner, own)
@@ -148,7 +150,7 @@ def _inline(self: Body, item: Item, equation: Equation, operands: list[Value]) -
     return [_whole(self, equation.replace(params=params), operands, inner, new)]
 
 
-def _custom(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
+def _custom(self: Body, item: Item, equation: Equation, operands: list[Value]) -> PyTree:
     """A call with a rule of its own for derivatives, for which nobody asks any more."""
     inner = self.body(item.children[0], equation)
     new = _jaxpr(inner, next(iter(jaxprs.sub_jaxprs(equation))))
@@ -157,7 +159,7 @@ def _custom(self: Body, item: Item, equation: Equation, operands: list[Value]) -
     return [_whole(self, plain, operands, inner, new)]
 
 
-def _scan(self: Body, item: Item, equation: Equation, operands: list[Var]) -> Any:
+def _scan(self: Body, item: Item, equation: Equation, operands: list[Var]) -> PyTree:
     (form,) = bodies_of(equation)
     of, length, key = self.of, form.times or 0, ("row", next(self.of.counted))
     every = 1
@@ -185,7 +187,7 @@ def _scan(self: Body, item: Item, equation: Equation, operands: list[Var]) -> An
     of.gated &= not thins
     carried, ys = inner.outputs[: form.carry], inner.outputs[form.carry :]
     fields = [atom.aval for atom in inner.fields]
-    more: list[tuple[Any, Any, Any]] = []  # input, output and first value of what is carried too
+    more: list[tuple[Atom, Atom, Atom]] = []  # input, output and first value of what is carried too
     if counts:
         after, _ = inner.traced(Partial(next_number), [counter], equation)
         more.append((counter, after[0], jaxprs.literal(np.int32(0))))
@@ -228,7 +230,7 @@ def _scan(self: Body, item: Item, equation: Equation, operands: list[Var]) -> An
     return [each_slot(each, inner.seen)]
 
 
-def see_moves(self: Body, result_of: Callable[[list[int]], Mapping[int, Any]]) -> None:
+def see_moves(self: Body, result_of: Callable[[list[int]], Mapping[int, Atom]]) -> None:
     """See how far the parameters of the calls inside are moved: from the input that each comes from
     to what `result_of` says takes its place; how much of what is added to those of 16 bits is
     lost; and how much of it weight decay and clipping make.
@@ -240,7 +242,7 @@ def see_moves(self: Body, result_of: Callable[[list[int]], Mapping[int, Any]]) -
     after = result_of(sorted({n for _, n in here})) if here else {}
     narrow = {n: v for n, v in after.items() if v.aval.dtype.name in NARROW}
     added = added_to(self.found.jaxpr, narrow) if narrow else {}
-    seen: Params = {}
+    seen: dict[str, Slot] = {}
     done = Transformations(self.found.jaxpr) if after else None
     for path, n in here:
         if done is not None and n in after and path not in seen:
@@ -262,7 +264,7 @@ def see_moves(self: Body, result_of: Callable[[list[int]], Mapping[int, Any]]) -
         self.seen.append(seen)
 
 
-def _carried(inner: Body, form: Form, inputs: Sequence[int]) -> dict[int, Any]:
+def _carried(inner: Body, form: Form, inputs: Sequence[int]) -> dict[int, Atom]:
     """What an iteration returns in the place of what it got, unless that is the same."""
     bare = inner.found.jaxpr
     same = Values(bare).same
@@ -271,9 +273,9 @@ def _carried(inner: Body, form: Form, inputs: Sequence[int]) -> dict[int, Any]:
     return {n: v for n, v in pairs if not same(bare.invars[n], v)}
 
 
-def _dynamic(inner: Body, like: object) -> None:
+def _dynamic(inner: Body, like: Equation) -> None:
     """Let a body that may not run return how often it runs, like all else that it sees."""
-    known: dict[Any, Slot] = {}
+    known: dict[tuple[int, ...], Slot] = {}
 
     def once(x: Slot) -> Slot:
         if isinstance(x, Output):
@@ -286,7 +288,7 @@ def _dynamic(inner: Body, like: object) -> None:
     inner.seen = each_slot(once, inner.seen)
 
 
-def _while(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
+def _while(self: Body, item: Item, equation: Equation, operands: list[Value]) -> PyTree:
     test, form = bodies_of(equation)
     of, plan = self.of, self.of.plan
     passes = plan.summarise and not of.gated and item.children[1].begins
@@ -308,7 +310,7 @@ def _while(self: Body, item: Item, equation: Equation, operands: list[Value]) ->
         put = [*carried, *inner.fields]
         after += inner.traced(Partial(put_in_ring, PASSES, len(found)), put, equation)[0]
     else:
-        carried, after = [jaxprs.variable(aval) for aval in found], list[Any]()
+        carried, after = [jaxprs.variable(aval) for aval in found], list[Atom]()
         if carried:
             both = [*carried, *inner.fields]
             add = functools.partial(merged, inner.seen, len(found))
@@ -331,14 +333,14 @@ def _while(self: Body, item: Item, equation: Equation, operands: list[Value]) ->
     return [[], _moved(inner, slots)]
 
 
-def _cond(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
+def _cond(self: Body, item: Item, equation: Equation, operands: list[Value]) -> PyTree:
     inner = [self.body(child, equation) for child in item.children]
     for body in inner:
         body.finish(equation)
         _dynamic(body, equation)
     places = {key: place for body in inner for key, place in body.places.items()}
     avals = [atom.aval for body in inner for atom in body.fields]
-    branches, start = list[Any](), 0
+    branches, start = list[Jaxpr](), 0
     for body, own in zip(inner, equation.params["branches"], strict=True):
         for key, (v, value) in places.items():
             body.place(key, v.aval, value)
@@ -360,7 +362,7 @@ def _cond(self: Body, item: Item, equation: Equation, operands: list[Value]) -> 
     return seen
 
 
-def _shard_map(self: Body, item: Item, equation: Equation, operands: list[Value]) -> Any:
+def _shard_map(self: Body, item: Item, equation: Equation, operands: list[Value]) -> PyTree:
     """Each device measures its own part; the rows of the devices are merged outside."""
     axes, of = eqn_params.manual_axes(equation), self.of
     before = of.axes, of.inside, of.plan

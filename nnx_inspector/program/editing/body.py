@@ -7,8 +7,7 @@ changed. `bodies` enters the equations that hold jaxprs.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +42,18 @@ from nnx_inspector.program.marks import BEGIN, CHANGE, GRADIENT, INPUT, OUTPUT, 
 from nnx_inspector.program.plan import Kept, Seen
 from nnx_inspector.program.survey import Item, Marked, Survey
 from nnx_inspector.stats.apart import is_apart
-from nnx_inspector.typing import Atom, Aval, DTypeLike, Equation, Function, Params, Value, Var
+from nnx_inspector.typing import (
+    Atom,
+    Aval,
+    DTypeLike,
+    Equation,
+    Function,
+    Params,
+    PyTree,
+    Treedef,
+    Value,
+    Var,
+)
 
 
 class Body:
@@ -64,18 +74,20 @@ class Body:
         found: Survey,
         around: tuple[tuple[Key, int], ...] = (),
         *,
-        home: Any = None,
+        home: Equation | None = None,
     ):
         self.of, self.found, self.around, self.home = of, found, around, home
-        self.places: dict[Key, tuple[Any, Any]] = {}
-        self.own: dict[Key, Any] = {}  # what it needs not to be given
-        self.equations: list[Any] = []
+        self.places: dict[Key, tuple[Var, Value]] = {}
+        self.own: dict[Key, Atom] = {}  # what it needs not to be given
+        self.equations: list[Equation] = []
         self.numbers: list[int] = []
-        self.seen: list[Any] = []
-        self.fields: list[Any] = []
-        self._field_of: dict[Any, int] = {}
-        self._instead: dict[Any, Any] = {}
-        self._summaries: dict[Any, dict[Any, Any]] = {}  # of each value, by mask and axis
+        self.seen: list[PyTree] = []
+        self.fields: list[Atom] = []
+        self._field_of: dict[Hashable, int] = {}
+        self._instead: dict[Atom, Atom] = {}
+        self._summaries: dict[
+            Hashable, dict[Hashable, PyTree]
+        ] = {}  # of each value, by mask and axis
         self._number = 0
         self._rows: Rows | None = None
 
@@ -116,11 +128,13 @@ class Body:
             self.places[key] = jaxprs.variable(aval), value
         return self.places[key][0]
 
-    def traced(self, f: Function, atoms: Sequence[object], like: object) -> tuple[list[Any], Any]:
+    def traced(
+        self, f: Function, atoms: Sequence[Atom], like: Equation | None
+    ) -> tuple[list[Atom], Treedef]:
         """Add what computes `f` of some atoms; returns its results' atoms, and their tree."""
         closed, tree = self.of.trace(f, atoms, like)
         bare, consts = jaxprs.open_jaxpr(closed)
-        names: dict[Any, Any] = dict(zip(bare.invars, atoms, strict=True))
+        names: dict[Atom, Atom] = dict(zip(bare.invars, atoms, strict=True))
         for v, const in zip(bare.constvars, consts, strict=True):
             if np.ndim(const) or isinstance(const, jax.Array):
                 # perhaps a tracer: the numbers of a perturbation
@@ -142,7 +156,7 @@ class Body:
             )
         return [read(v) for v in bare.outvars], tree
 
-    def measured(self, measure: Function, atoms: Sequence[Atom], like: object) -> Any:
+    def measured(self, measure: Function, atoms: Sequence[Atom], like: Equation | None) -> PyTree:
         """What a function measures of some atoms, with atoms for arrays."""
         axes = self.of.axes
         if self.of.gated:
@@ -152,7 +166,7 @@ class Body:
         found, tree = self.traced(measure, atoms, like)
         return jax.tree.unflatten(tree, self.at_home(found, like))
 
-    def at_home(self, atoms: list[Any], like: object) -> list[Value]:
+    def at_home(self, atoms: list[Value], like: Equation | None) -> list[Value]:
         """Small results of an equation, on the mesh of this body.
 
         Within `jax.sharding.auto_axes` types have another mesh than in the body around.
@@ -170,7 +184,7 @@ class Body:
 
     def finish(self, like: Equation | None) -> None:
         """Add up over all devices what each has found here and is still apart."""
-        waiting: dict[int, Any] = {}
+        waiting: dict[int, Callable[[Value], PyTree]] = {}
         for one in jax.tree.leaves(self.seen, is_leaf=lambda x: is_apart(x) or is_slot(x)):
             if is_apart(one):
                 waiting[one.words.number] = one.finish
@@ -182,7 +196,7 @@ class Body:
         whole = jax.tree.unflatten(tree, list(map(self.slot, found)))
         done = dict(zip(waiting, whole, strict=True))
 
-        def moved(x: Value) -> Any:
+        def moved(x: Value) -> PyTree:
             if is_apart(x):
                 return done[x.words.number]
             return self.slot(fields[x.number]) if isinstance(x, Output) else x
@@ -191,7 +205,7 @@ class Body:
 
     # ---------------------------------------------------------------------- marks
 
-    def mark(self, item: Item, equation: Equation, values: list[Value]) -> Any:
+    def mark(self, item: Item, equation: Equation, values: list[Value]) -> PyTree:
         marked, plan = item.mark, self.of.plan
         assert marked is not None
         count = len(marked.avals)
@@ -253,7 +267,7 @@ class Body:
         kept = self.measured(
             Partial(samples_at_beginning, len(begun.paths), marked.mapped[1:]), taken, equation
         )
-        self._rows, summaries = self._rows or Rows(self.found.jaxpr), list[Any]()
+        self._rows, summaries = self._rows or Rows(self.found.jaxpr), list[Value]()
         for path, x, own in zip(begun.paths, taken, equation.invars[1:], strict=False):
             if path in begun.weights:
                 self.of.stacked |= {path} if (rows := self._rows.holds(own)) else set()
@@ -278,11 +292,11 @@ class Body:
             ((atom,), _) = self.traced(layer, [atom, *counters], equation)
         return atom
 
-    def _gate(self, like: object) -> Any:
+    def _gate(self, like: Equation | None) -> PyTree:
         return self.place(GATE, self.type_of(np.bool_, like))
 
     def _mask(
-        self, marked: Marked, equation: Equation, number: int, present: list[Any]
+        self, marked: Marked, equation: Equation, number: int, present: list[Value]
     ) -> list[Value]:
         """The mask beside a value of a mark, if it has one: of positions, of the examples that are
         present, or of both.
@@ -298,7 +312,7 @@ class Body:
         return self.traced(Partial(both), [atom, *present], equation)[0] if present else [atom]
 
     def _with_presence(
-        self, equation: Equation, values: list[Value], mask: list[Any], ties: list[Any]
+        self, equation: Equation, values: list[Value], mask: list[Value], ties: list[Value]
     ) -> list[Value]:
         """Add the mark, with a mask that says whether the example is there."""
         present = self.place(PRESENT, self.type_of(np.bool_, equation))
@@ -322,12 +336,12 @@ class Body:
         )
         return []
 
-    def _once(self, equation: Equation, x: object, *after: object) -> Var:
+    def _once(self, equation: Equation, x: Atom, *after: Atom) -> Var:
         return self.traced(Partial(once), [x, *after], equation)[0][0]
 
     def _summary(
         self, marked: Marked, equation: Equation, xs: list[Value], axis: int | None, number: int
-    ) -> Any:
+    ) -> PyTree:
         if marked.part == CHANGE:
             measure = Partial(summary_of_change, self.of.plan.sample, axis)
             return self._for_each(marked, axis, self.measured(measure, xs, equation), equation)
@@ -346,7 +360,7 @@ class Body:
         apart = self.of.apart and not self.of.axes
         return Partial(summary_of, self.of.plan.sample, axis, apart)
 
-    def _for_each(self, marked: Marked, axis: int | None, found: object, like: Equation) -> Any:
+    def _for_each(self, marked: Marked, axis: int | None, found: object, like: Equation) -> PyTree:
         """What was found in an array, for each member, even if all share the array."""
         if axis is not None or not marked.members:
             return found
@@ -355,7 +369,7 @@ class Body:
         return jax.tree.unflatten(tree, self.traced(each, atoms, like)[0])
 
     def _seeded(
-        self, marked: Marked, equation: Equation, values: list[Value], masks: list[list[Any]]
+        self, marked: Marked, equation: Equation, values: list[Value], masks: list[list[Value]]
     ) -> list[Var]:
         """The values, each with a mark on what it will receive."""
         out = list(values)
@@ -373,7 +387,7 @@ class Body:
                 (out[leaf],), _ = self.traced(seeds, [x, seed, *masks[leaf]], equation)
         return out
 
-    def type_of(self, dtype: DTypeLike, like: object) -> Any:
+    def type_of(self, dtype: DTypeLike, like: Equation | None) -> Aval:
         """The type of a number where an equation stands: within a shard_map it is another."""
         closed, _ = self.of.trace(Partial(jnp.zeros, (), np.dtype(dtype)), [], like)
         return jaxprs.open_jaxpr(closed)[0].outvars[0].aval
@@ -398,13 +412,15 @@ class Body:
             rows = tuple(zip(xs[count : count + len(counters)], lengths, strict=True))
             if not self.of.plan.positions:
                 return of_values(list(xs[:count]), rows)
-            wheres: list[Any] = [None] * count
+            wheres: list[Value] = [None] * count
             for n, mask in zip(at, xs[count + len(counters) :], strict=True):
                 how = Masked.of(marked, equation.params, n, axes[n] if axes else None)
                 wheres[n] = how.beside(xs[n], mask)[1]
             return of_values(list(xs[:count]), rows, wheres)
 
-        def of_values(xs: list[Value], rows: Any, *wheres: Value) -> list[Value]:
+        def of_values(
+            xs: list[Value], rows: Sequence[tuple[Value, int]], *wheres: Value
+        ) -> list[Value]:
             if not marked.members:
                 return perturb(marked, xs, rows, *wheres)
 
@@ -436,7 +452,7 @@ class Body:
         operands: Sequence[Atom],
         params: Params,
         fields: Sequence[Aval],
-        effects: Any,
+        effects: object,
     ) -> list[Slot]:
         """Add an equation that returns more: a slot for each of these types."""
         new = list(map(jaxprs.variable, fields))
@@ -455,6 +471,6 @@ def _on_this_mesh(*xs: jax.Array) -> list[jax.Array]:
     return on_this_mesh(list(xs))
 
 
-def _named(atom: Atom) -> Any:
+def _named(atom: Atom) -> Hashable:
     """What stands for an atom in a dict: jax's literals cannot be hashed."""
     return ("literal", id(atom)) if jaxprs.is_literal(atom) else atom

@@ -25,10 +25,12 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook, opened
+from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.program.marks import OUTPUT, POSITIONS, counts, mark_arguments
 from nnx_inspector.program.structure import describe
+from nnx_inspector.program.survey import Marked
 from nnx_inspector.stats.summarize import beside, in_words
-from nnx_inspector.typing import Function, Kwargs, Owner, Params, PyTree, Value
+from nnx_inspector.typing import Aval, Function, Kwargs, Owner, Params, PyTree, Value
 
 _EXAMPLE = "where=lambda tokens, *_: tokens != 0"
 MOST_KEPT = 16
@@ -63,7 +65,7 @@ class Where:
         name = getattr(self.function, "__name__", type(self.function).__name__)
         return (_body_of(self.function) or "a lambda") if name == "<lambda>" else f"{name}(...)"
 
-    def mask(self, args: tuple[Value, ...], kwargs: Kwargs, context: Context) -> Any:
+    def mask(self, args: tuple[Value, ...], kwargs: Kwargs, context: Context) -> Value:
         """The mask of a call, bool; None if all of its positions count.
 
         Raises:
@@ -125,7 +127,7 @@ def where_of(given: Value) -> Where | None:
     return Where(shape=mask.shape, bits=mask.tobytes())
 
 
-def _checked(found: object, what: str) -> Any:
+def _checked(found: object, what: str) -> Value:
     if isinstance(found, bool | list | tuple):
         found = np.asarray(found)
     dtype = getattr(found, "dtype", None)
@@ -140,8 +142,10 @@ def _checked(found: object, what: str) -> Any:
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.shapes: dict[Any, tuple[int, ...] | None] = {}  # of the calls under way, by owner
-        self.last: dict[Any, Any] = {}  # the mask of an owner's last call, outside every program
+        self.shapes: dict[Owner, tuple[int, ...] | None] = {}  # of the calls under way, by owner
+        self.last: dict[
+            Owner, Value
+        ] = {}  # the mask of an owner's last call, outside every program
 
 
 _here = _Here()
@@ -150,7 +154,7 @@ _here = _Here()
 @contextlib.contextmanager
 def call_begins(
     mask: Value, owner: object, args: object, kwargs: object, context: Context
-) -> Iterator[tuple[Any, Any]]:
+) -> Iterator[tuple[PyTree, PyTree]]:
     """The outermost call, with this mask: its arguments, by which its program holds the mask."""
     if mask is not None:
         how: Params = {"owner": owner, "site": context.site or "", "part": POSITIONS}
@@ -214,19 +218,19 @@ class Counts:
 # --------------------------------------------------------------------- in a program
 
 
-def counting_hooks(owner: object, where: Where | None, scope: Any) -> list[Hook]:
+def counting_hooks(owner: object, where: Where | None, scope: Scope) -> list[Hook]:
     """The hooks, around all others, by which an owner's marks know which positions count."""
     return [] if where is None else [Hook(Counts(owner, where), TAP_OUTPUT, None, scope)]
 
 
 @counts.def_impl
 @internal_config()
-def _counts_now(_: object, *, kind: Any, mapped: int, owner: object) -> jax.Array:
+def _counts_now(_: object, *, kind: Aval, mapped: int, owner: object) -> jax.Array:
     found = known_mask(owner, kind.shape, mapped)
     return jnp.ones(kind.shape, jnp.bool_) if found is None else jnp.asarray(found)
 
 
-def misfit_of(marks: Sequence[Any]) -> str:
+def misfit_of(marks: Sequence[Marked]) -> str:
     """Why no value of a call is measured by its mask, as a warning; "" if one is, or without one.
 
     Args:
@@ -244,7 +248,7 @@ def misfit_of(marks: Sequence[Any]) -> str:
     )
 
 
-def known_mask(owner: object, shape: tuple[int, ...], mapped: int) -> Any:
+def known_mask(owner: object, shape: tuple[int, ...], mapped: int) -> Value:
     """The mask of an owner's last call outside every program, for a program within it; None if
     there is none of this shape.
     """

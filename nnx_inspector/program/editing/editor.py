@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,10 +16,20 @@ import jax
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.survey import Marked
-from nnx_inspector.typing import Array, Equation, Function, Params
+from nnx_inspector.program.survey import Item, Marked
+from nnx_inspector.typing import (
+    Array,
+    Atom,
+    Equation,
+    Function,
+    Jaxpr,
+    Params,
+    PyTree,
+    Treedef,
+    Value,
+)
 
-Key = tuple[Any, ...]
+Key = tuple[Value, ...]
 """What an additional input of a body is: a constant, a seed, or the number of an iteration."""
 
 SEED: Key = ("seed",)
@@ -32,7 +42,7 @@ WHERE = "where"
 how many vmaps map it."""
 
 
-Enter = Callable[[Any, Any, Any, list[Any]], Any]
+Enter = Callable[[Any, Item, Equation, list[Atom]], PyTree]
 """Adds an equation that holds marks: of a `Body`, the survey's item, the equation and its operands;
 returns what its marks see."""
 
@@ -50,7 +60,7 @@ class Editor:
         most_rows: int = 0,
         presence: bool = False,
         apart: bool = False,
-        depths: Mapping[Any, int] | None = None,
+        depths: Mapping[Hashable, int] | None = None,
     ):
         self.enter = enter
         self.most_rows, self.presence = most_rows, presence
@@ -63,8 +73,8 @@ class Editor:
         self.counted = itertools.count()
         self.depths = depths or {}  # the scans around each call that begins
         self.outside: set[str] = set()  # sites without the layer that a value is given to
-        self._traced: dict[Any, Any] = {}
-        self._meshes: dict[Any, Any] = {}
+        self._traced: dict[Hashable, tuple[Jaxpr, Treedef]] = {}
+        self._meshes: dict[Hashable, jax.sharding.AbstractMesh] = {}
         # the parameters that a scan over layers takes by rows; those of calls whose update is seen
         self.stacked, self.moved = set[str](), set[tuple[int, str]]()
 
@@ -78,7 +88,7 @@ class Editor:
         """The context of an equation; None stands for the one that the program is edited in."""
         return contextlib.nullcontext() if like is None else jaxprs.context_of(like)
 
-    def mesh_of(self, like: Any) -> Any:
+    def mesh_of(self, like: Equation | None) -> jax.sharding.AbstractMesh:
         """The mesh in the context of an equation."""
         key = None if like is None else like.ctx
         if key not in self._meshes:
@@ -86,7 +96,9 @@ class Editor:
                 self._meshes[key] = jax.sharding.get_abstract_mesh()
         return self._meshes[key]
 
-    def trace(self, f: Function, atoms: Sequence[Any], like: Any) -> Any:
+    def trace(
+        self, f: Function, atoms: Sequence[Atom], like: Equation | None
+    ) -> tuple[Jaxpr, Treedef]:
         """The program of `f` for such operands, in the context of an equation, and its result's
         tree. Equal functions share it.
         """
@@ -100,7 +112,7 @@ class Editor:
                 key = f, avals, like and like.ctx, self.axes, self.checked
             known = None if key is None else self._traced.get(key)
             if known is None:
-                tree: list[Any] = []
+                tree: list[Treedef] = []
 
                 def flat(*xs: object) -> list[Array]:
                     leaves, structure = jax.tree.flatten(f(*xs))

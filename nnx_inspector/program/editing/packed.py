@@ -22,7 +22,7 @@ from nnx_inspector._compat.native import Type, by_rows
 from nnx_inspector._compat.sharding import on_one_device
 from nnx_inspector.stats.bins import BINS
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.typing import PyTree, Value
+from nnx_inspector.typing import PyTree, Treedef, Value
 
 _DTYPES: Final = ("uint32", "int32", "float32", "uint64", "int64", "float64")
 _FIELDS: Final = ("bins", "points", "sums")
@@ -53,7 +53,7 @@ class Joined:
     number: int = 0
     at: int = 0
 
-    def read(self, arrays: Sequence[Value], _ones: Any = None) -> Any:
+    def read(self, arrays: Sequence[Value], _ones: object = None) -> PyTree:
         if self.number:
             return arrays[self.number]
         words, width = arrays[0], self.dtype.itemsize // 4
@@ -81,7 +81,7 @@ class _Leaf:
 class Layout:
     """How a tree was joined; hashable, and equal for equal trees."""
 
-    structure: Any
+    structure: Treedef
     leaves: tuple[_Leaf, ...]
 
 
@@ -93,7 +93,7 @@ def is_joinable(tree: PyTree) -> bool:
 
 
 @internal_config()
-def joined(tree: PyTree) -> tuple[Layout, list[Any]]:
+def joined(tree: PyTree) -> tuple[Layout, list[Value]]:
     """A tree of arrays, summaries and `Small` as a layout, and its arrays.
 
     Returns:
@@ -102,7 +102,7 @@ def joined(tree: PyTree) -> tuple[Layout, list[Any]]:
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=_is_whole)
     together = is_joinable(tree)
-    pieces: list[Any] = []
+    pieces: list[Value] = []
     others: list[Value] = []
     end = 0
 
@@ -130,8 +130,8 @@ def joined(tree: PyTree) -> tuple[Layout, list[Any]]:
 
 
 @internal_config()
-def taken_apart(layout: Layout, arrays: Sequence[Value]) -> Any:
-    words, leaves = arrays[0], list[Any]()
+def taken_apart(layout: Layout, arrays: Sequence[Value]) -> PyTree:
+    words, leaves = arrays[0], list[Value]()
     if isinstance(words, jax.Array) and not jit.is_tracer(words):
         words = np.asarray(jax.device_get(words))  # explicit: jax may forbid implicit transfers
     for leaf in layout.leaves:
@@ -143,7 +143,7 @@ def taken_apart(layout: Layout, arrays: Sequence[Value]) -> Any:
     return jax.tree.unflatten(layout.structure, leaves)
 
 
-def apart(tree: PyTree) -> Any:
+def apart(tree: PyTree) -> PyTree:
     """A tree that is not joined, with the array of each `Small`."""
     return jax.tree.map(lambda x: x.array if isinstance(x, Small) else x, tree, is_leaf=_is_whole)
 

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +17,9 @@ import numpy as np
 
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.program.editing.packed import Joined
-from nnx_inspector.typing import AnyArray, Value
+from nnx_inspector.typing import AnyArray, PyTree, Value
 
-Ones = Callable[[tuple[int, ...]], Any]
+Ones = Callable[[tuple[int, ...]], AnyArray]
 """Makes an array of ones where the other arrays are: on the host, or on the device."""
 
 
@@ -47,7 +46,7 @@ class Always:
 Slot = Output | Always | Joined
 
 
-def read(seen: object, arrays: Sequence[object]) -> Any:
+def read(seen: object, arrays: Sequence[object]) -> PyTree:
     """What was seen, by its slots, from the additional outputs of the program."""
     # asked once: a program has hundreds of slots and of arrays
     xp: types.ModuleType = np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
@@ -64,5 +63,5 @@ def is_slot(x: Value) -> bool:
     return isinstance(x, (Output, Always, Joined))
 
 
-def each_slot(change: Callable[[Slot], Slot], seen: object) -> Any:
+def each_slot(change: Callable[[Slot], Slot], seen: object) -> PyTree:
     return jax.tree.map(change, seen, is_leaf=is_slot)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import bodies_of
@@ -37,7 +36,7 @@ def sources_of(
                 yield from sources_of(child, part, functools.partial(_of_operand, within, entering))
 
 
-def _of_operand(within: _Within, entering: list[Any], n: int) -> Sources:
+def _of_operand(within: _Within, entering: list[Atom], n: int) -> Sources:
     known = n < len(entering)  # else it is a constant of the body
     return within.sources(entering[n]) if known else frozenset([_token(within, entering, n)])
 
@@ -51,7 +50,7 @@ class _Within:
         self._of_input, self._bodies = of_input, dict[int, _Within]()
 
     def sources(self, value: Atom) -> Sources:
-        found, met, ahead = set[int](), set[Any](), [value]
+        found, met, ahead = set[int](), set[Atom](), [value]
         while ahead:
             value = ahead.pop()
             if jaxprs.is_literal(value) or value in met:
@@ -67,7 +66,7 @@ class _Within:
 
     def _before(self, equation: Equation, position: int) -> list[Var]:
         """The operands that a result comes from."""
-        found, bodies = list[Any](), bodies_of(equation)
+        found, bodies = list[Atom](), bodies_of(equation)
         for body in bodies:
             bare, _ = jaxprs.open_jaxpr(body.jaxpr)
             if id(bare) not in self._bodies:

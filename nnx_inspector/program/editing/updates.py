@@ -12,15 +12,15 @@ Invariant: where that does not say which, or nothing moves, no update is seen. C
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Final
 
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector.program.analysis.equations import ROW, Body, bodies_of, kind_of
-from nnx_inspector.program.analysis.identity import Values
+from nnx_inspector.program.analysis.identity import Order, Values
 from nnx_inspector.program.editing.sources import sources_of
 from nnx_inspector.program.marks import BEGIN
-from nnx_inspector.program.survey import Survey
+from nnx_inspector.program.survey import Marked, Survey
 from nnx_inspector.typing import Atom, Equation, OpenJaxpr
 
 Carried = Mapping[int, bool]
@@ -44,7 +44,7 @@ class Rows:
     """Which values of a program a scan takes by rows, in it or in the programs that it calls."""
 
     def __init__(self, bare: OpenJaxpr):
-        self._values, self._found = Values(bare), set[Any]()
+        self._values, self._found = Values(bare), set[tuple[Hashable, Order]]()
         for equation in bare.eqns:
             for body in bodies_of(equation):
                 for operand in _taken_by_rows(equation, body):
@@ -55,7 +55,7 @@ class Rows:
         return not jaxprs.is_literal(atom) and self._values.origin(atom) in self._found
 
 
-def _taken_by_rows(equation: Equation, body: Body) -> Iterator[Any]:
+def _taken_by_rows(equation: Equation, body: Body) -> Iterator[Atom]:
     inner, bare = None, jaxprs.open_jaxpr(body.jaxpr)[0]
     for i, position in enumerate(body.operands or ()):
         if body.taken[i] == ROW:
@@ -66,7 +66,7 @@ def _taken_by_rows(equation: Equation, body: Body) -> Iterator[Any]:
                 yield equation.invars[position]
 
 
-def inputs_of_calls(found: Survey) -> Iterator[tuple[Any, str, int]]:
+def inputs_of_calls(found: Survey) -> Iterator[tuple[Marked, str, int]]:
     """Each parameter of a call that begins in a program, with the one input that it comes from."""
     count = len(found.jaxpr.invars)
     for mark, (_, *sources) in sources_of(found, BEGIN):
@@ -75,11 +75,11 @@ def inputs_of_calls(found: Survey) -> Iterator[tuple[Any, str, int]]:
                 yield mark, path, min(those)
 
 
-def results_of(bare: OpenJaxpr, inputs: Sequence[int]) -> dict[int, Any]:
+def results_of(bare: OpenJaxpr, inputs: Sequence[int]) -> dict[int, Atom]:
     """For each of these inputs of a whole program, the result that takes its place, if one does."""
     carried, given_back = _Carried().of(bare), _given_back(bare)
     moves = any(not same for one in carried for n, same in one.items() if n in inputs)
-    found: dict[int, Any] = {}
+    found: dict[int, Atom] = {}
     every = {n for one in carried for n in one}
     for n in inputs:
         if n not in every and n in given_back:
@@ -103,13 +103,13 @@ def results_of(bare: OpenJaxpr, inputs: Sequence[int]) -> dict[int, Any]:
     return found
 
 
-def added_to(bare: OpenJaxpr, results: Mapping[int, Atom]) -> dict[int, Any]:
+def added_to(bare: OpenJaxpr, results: Mapping[int, Atom]) -> dict[int, Atom]:
     """For inputs of a program and what takes their place, what is added to each (or subtracted), if
     that is all that makes one of the other: not if it is clipped, or chosen by a mask.
     """
     made = {v: equation for equation in bare.eqns for v in equation.outvars}
     carried = _Carried().each(bare)
-    found: dict[int, Any] = {}
+    found: dict[int, Atom] = {}
     for n, atom in results.items():
         equation = made.get(atom)
         while equation is not None and equation.primitive.name in _SAME:
@@ -147,7 +147,7 @@ def _by_name(bare: OpenJaxpr, n: int, results: Sequence[int]) -> int | None:
 _OF_NNX: Final = re.compile(r"(.*)(\.states\[.*)")
 
 
-def _given_back(bare: OpenJaxpr) -> dict[int, Any]:
+def _given_back(bare: OpenJaxpr) -> dict[int, Atom]:
     """For inputs that nnx.jit took out of a module, the result that it puts back in its place.
 
     Its function returns its arguments first, in order, and the arrays of each are named alike.
@@ -184,7 +184,7 @@ class _Carried:
     """Which inputs the results of a program carry; each of its bodies is read once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, list[Carried]]] = {}
+        self._known: dict[int, tuple[OpenJaxpr, list[Carried]]] = {}
 
     def of(self, bare: OpenJaxpr) -> list[Carried]:
         if id(bare) not in self._known:
@@ -195,10 +195,10 @@ class _Carried:
         known = self.each(bare)
         return [_NOTHING if jaxprs.is_literal(x) else known.get(x, _NOTHING) for x in bare.outvars]
 
-    def each(self, bare: OpenJaxpr) -> dict[Any, Carried]:
+    def each(self, bare: OpenJaxpr) -> dict[Atom, Carried]:
         """Which inputs each variable of a program carries."""
-        known: dict[Any, Carried] = {v: {n: True} for n, v in enumerate(bare.invars)}
-        made: dict[Any, Any] = {}
+        known: dict[Atom, Carried] = {v: {n: True} for n, v in enumerate(bare.invars)}
+        made: dict[Atom, Equation] = {}
 
         def read(atom: Atom) -> Carried:
             return _NOTHING if jaxprs.is_literal(atom) else known.get(atom, _NOTHING)
@@ -213,7 +213,7 @@ class _Carried:
         return known
 
     def _through(
-        self, equation: Equation, operands: Sequence[Carried], made: Mapping[Any, Any]
+        self, equation: Equation, operands: Sequence[Carried], made: Mapping[Atom, Equation]
     ) -> list[Carried]:
         name, count = equation.primitive.name, len(equation.outvars)
         if name in _SAME:
@@ -259,7 +259,7 @@ def _chosen(those: Sequence[Carried]) -> Carried:
     return {n: all(one.get(n, False) for one in those) for n in every}
 
 
-def _is_near_one(atom: Atom, made: Mapping[Any, Any]) -> bool:
+def _is_near_one(atom: Atom, made: Mapping[Atom, Equation]) -> bool:
     """Whether a value is a number near 1, or 1 minus or plus something that is computed."""
     while not jaxprs.is_literal(atom):
         equation = made.get(atom)
