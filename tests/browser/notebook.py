@@ -32,6 +32,7 @@ LEAVE = """
 import gc
 from nnx_inspector import Inspector
 for one in [one for one in gc.get_objects() if type(one) is Inspector]:
+    one._rerun._arming.wait()  # what is being compiled, as ARMED does
     one.close()
 get_ipython().reset(new_session=False)
 """
@@ -155,9 +156,9 @@ class Notebook:
         """Close what the kernel shows, empty its namespace, and put these cells into the page."""
         try:
             self.wait("kernel.status === 'idle'")
+            self.run(self.append(LEAVE))
         except TimeoutError:
-            self.restart_kernel()  # a test that failed has left a loop behind
-        self.run(self.append(LEAVE), seconds=240)
+            self.restart_kernel()  # what a test has left behind does not end
         self.evaluate(
             "const { sharedModel } = notebook.model, before = notebook.widgets.length;"
             "for (const source of arg) sharedModel.addCell({ cell_type: 'code', source });"
