@@ -37,6 +37,8 @@ PLACING = frozenset(
     | {"sharding_constraint"}
 )
 """The primitives that only say on which devices a value lies."""
+SAME = PLACING | {"copy", "copy_p", "optimization_barrier", "name"}
+"""jax's primitives whose results are their operands."""
 
 
 def open_jaxpr(jaxpr: object) -> tuple[OpenJaxpr, Sequence[Value]]:

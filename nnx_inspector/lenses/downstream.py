@@ -26,9 +26,8 @@ from nnx_inspector.typing import Array, Atom, Equation, Float, OpenJaxpr, Value
 SCALES = {"rsqrt", "sqrt", "cbrt", "pow"}
 """The primitives that make the scale of a norm."""
 _SUMS = {"add", "add_any", "sub", "neg", "reduce_sum", "cumsum", "concatenate", "pad", "rev"}
-_MOVES = {"copy", "copy_p", "convert_element_type", "reshape", "transpose", "broadcast_in_dim"}
-_MOVES |= {"squeeze", "expand_dims", "slice", "split", "name", "optimization_barrier"}
-_MOVES |= {"reduce_precision"} | jaxprs.PLACING
+_MOVES = {"convert_element_type", "reshape", "transpose", "broadcast_in_dim", "squeeze"}
+_MOVES |= {"expand_dims", "slice", "split", "reduce_precision"} | jaxprs.SAME
 _PARTS = {"dynamic_slice", "gather"}
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
 _ENDS = {"add", "add_any", *_PRODUCTS}

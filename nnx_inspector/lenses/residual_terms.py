@@ -18,8 +18,7 @@ from nnx_inspector.program.choices.frames import Frame
 from nnx_inspector.program.marks import INPUT, OUTPUT, mark
 from nnx_inspector.typing import Atom, Equation, Jaxpr, Owner
 
-_SAME = {"copy", "copy_p", "convert_element_type", "optimization_barrier", "name"}
-_SAME |= {"broadcast_in_dim"} | jaxprs.PLACING
+_SAME = jaxprs.SAME | {"convert_element_type", "broadcast_in_dim"}
 """Primitives whose result is their operand; a broadcast, for an embedding of the positions."""
 
 

@@ -18,14 +18,7 @@ from nnx_inspector.typing import Atom, Equation, Jaxpr, OpenJaxpr
 Order = tuple[int, ...] | None
 """A permutation of axes, or None for none."""
 
-_IDENTITY = {
-    "copy",
-    "copy_p",
-    "optimization_barrier",
-    "name",
-    "nnx_inspector_mark",
-    "nnx_inspector_held",
-} | jaxprs.PLACING
+_IDENTITY = jaxprs.SAME | {"nnx_inspector_mark", "nnx_inspector_held"}
 _SAME_IF_ALIKE = {"reshape", "convert_element_type", "broadcast_in_dim"}
 
 

@@ -23,8 +23,8 @@ from nnx_inspector.program.marks import GRADIENT
 from nnx_inspector.typing import Atom, Aval, Equation, Jaxpr, OpenJaxpr, Params, Var
 
 _SAME: Final = {
-    "copy", "copy_p", "optimization_barrier", "name", "nnx_inspector_mark", "nnx_inspector_held",
-    "convert_element_type", "reduce_precision", *jaxprs.PLACING,
+    "nnx_inspector_mark", "nnx_inspector_held", "convert_element_type", "reduce_precision",
+    *jaxprs.SAME,
 }  # fmt: skip
 _OF_NUMBERS: Final = {"broadcast_in_dim", "reshape", "squeeze"}
 _SUMS: Final = {"add", "sub", "add_any"}

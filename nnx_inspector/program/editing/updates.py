@@ -27,8 +27,8 @@ Carried = Mapping[int, bool]
 """The inputs that a value carries, each with whether it is unchanged."""
 
 _SAME: Final = {
-    "copy", "copy_p", "optimization_barrier", "name", "nnx_inspector_mark", "nnx_inspector_held",
-    "convert_element_type", "reduce_precision", "reshape", *jaxprs.PLACING,
+    "nnx_inspector_mark", "nnx_inspector_held", "convert_element_type", "reduce_precision",
+    "reshape", *jaxprs.SAME,
 }  # fmt: skip
 _WRITTEN: Final = {
     "sub", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter-sub",
