@@ -59,6 +59,6 @@ def sheet(
     browser, loop = started
     asyncio._set_running_loop(loop)  # the first file that needs it may not be the first file
     with Lab(tmp_path_factory.mktemp("sheet"), server, browser=browser) as lab:
-        with lab.notebook("sheet.ipynb", [""]) as notebook:
+        with lab.notebook(Sheet.NAME, [""]) as notebook:
             yield Sheet(lab, notebook)
             asyncio._set_running_loop(loop)

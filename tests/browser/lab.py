@@ -23,7 +23,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import nbformat
 from browser import chromium
@@ -251,9 +251,15 @@ class Sheet:
         root: the folder in which its cells run.
     """
 
+    NAME: Final = "sheet.ipynb"
+
     def __init__(self, lab: Lab, notebook: Notebook):
         self.root = lab.root
-        self._notebook = notebook
+        self._lab, self._notebook = lab, notebook
+
+    def in_another_page(self) -> contextlib.AbstractContextManager[Notebook]:
+        """The notebook as it was saved, in another page, with the same kernel."""
+        return self._lab.notebook(self.NAME)
 
     @contextlib.contextmanager
     def __call__(self, cells: Sequence[str], *, width: int = 1400) -> Iterator[Notebook]:

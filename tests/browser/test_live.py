@@ -348,3 +348,29 @@ def switched(sheet: Sheet) -> None:
             toggle(view, 3)
             assert not notebook.finished(cell)
         assert_perturbed_as_toggled(notebook, 4)
+
+
+def test_two_pages_one_without_subshells_switch_one_cell_that_trains(sheet: Sheet):
+    with contextlib.ExitStack() as second, opened(sheet) as (notebook, view):
+        notebook.evaluate("await panel.context.save()")
+        other = second.enter_context(sheet.in_another_page())
+        other.evaluate(NO_SUBSHELLS)
+        theirs = View(other.cell(1))
+        theirs.wait_selected("second")
+        with training(sheet, notebook, view, IN_A_CELL) as cell:
+            view.perturb("Zero")
+            for one in (view, theirs):
+                expect(one.part("nni-training-perturbed")).to_be_visible()
+            some_steps(view)
+            for one in (theirs, view, theirs):
+                toggle(one, 1)
+                on = one.part("nni-switch").get_attribute("aria-checked") or ""
+                for each in (view, theirs):  # the next click is on what the other page shows
+                    expect(each.part("nni-switch")).to_have_attribute("aria-checked", on)
+            theirs.select("first")
+            view.wait_selected("first")
+            assert other.errors == []
+            second.close()
+            toggle(view, 1)
+            assert not notebook.finished(cell)
+        assert_perturbed_as_toggled(notebook, 5)

@@ -6,6 +6,7 @@ its size as a docked one has it.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -33,6 +34,16 @@ class Attention(nnx.Module):
         w = jnp.einsum("bqhd,bkhd->bhqk", q, k)
         w = jnp.where(jnp.tril(jnp.ones(w.shape[-2:], bool)), w, -1e9)
         return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(w, -1), v).reshape(x.shape)
+
+class Experts(nnx.Module):
+    def __init__(self, *, rngs):
+        self.router = nnx.Linear(32, 4, rngs=rngs)
+        self.kernel = nnx.Param(jax.random.normal(rngs.params(), (4, 32, 32)))
+
+    def __call__(self, x):
+        weight, chosen = jax.lax.top_k(jax.nn.softmax(self.router(x)), 1)
+        share = (jax.nn.one_hot(chosen, 4) * weight[..., None]).sum(-2)
+        return jnp.einsum("bte,edf,btd->btf", share, self.kernel[...], x)
 
 class Words(nnx.Module):
     def __init__(self, *, rngs):
@@ -62,6 +73,19 @@ insp = nni.Inspector(Words(rngs=nnx.Rngs(0)), np.arange(24)[None], decode=lambda
 insp.selected = "attn"
 insp
 """
+WATCHED = """
+model = nnx.Sequential(Attention(rngs=nnx.Rngs(0)), Experts(rngs=nnx.Rngs(1)))
+call = nnx.jit(lambda model, x: model(x))
+x = np.random.default_rng(0).normal(size=(3, 2, 16, 32)).astype("f")
+insp = nni.Inspector(model, x[0])
+for batch in insp.watch(x, every=1):
+    call(model, batch)
+"""
+OVER_STEPS = {
+    "layers/0": ("attention", "heads_frame()", ["evenness", "distance", "first", "logit"]),
+    "layers/1": ("experts", "experts_frame()", ["load", "evenness"]),
+}
+"""Site -> the panel that shows its choices over the steps, their frame and its columns."""
 PICTURES = """
 rng = np.random.default_rng(0)
 images = rng.random((16, 8, 8, 1)).astype("f")
@@ -82,6 +106,10 @@ WHOLE = """
 }
 """
 """For each selector its elements: whether they are whole within the panel, their width, height."""
+
+NUMBERS = """root => [...root.querySelectorAll("[data-testid=nni-choice]")].map(row =>
+  [...row.querySelectorAll("td")].map(cell => Number(cell.dataset.value)))"""
+"""The figures of each head or expert on screen."""
 
 
 def sized(view: View, width: int) -> None:
@@ -130,6 +158,26 @@ def test_the_matrix_the_text_and_three_keys_are_in_sight(sheet: Sheet):
         made = 'insp.perturb("attn@attention", nni.Zero().only(units=[2], axis=-3))'
         expect(view.part("nni-python")).to_have_attribute("data-value", made)
         expect(view.part("nni-zero-head")).to_be_disabled()
+
+
+def test_heads_and_experts_over_the_steps_are_those_of_the_frames(sheet: Sheet):
+    with sheet([MODEL + WATCHED], width=1700) as notebook:
+        notebook.run(0, seconds=240)
+        notebook.evaluate("app.shell.collapseLeft()")
+        view = View(notebook.cell(0))
+        for site, (panel, frame, columns) in OVER_STEPS.items():
+            view.select(site)
+            view.tab(panel)
+            caption = view.root.locator(".nni-choices caption")
+            expect(caption).to_have_text(re.compile(f"^{site}@.*, step 2$"))
+            of = f"insp.recording.{frame}.query('step == 2')[{columns}]"
+            figures = notebook.ask(f"{of}.to_numpy().tolist()")
+            assert len(figures) == 4
+            assert view.root.evaluate(NUMBERS) == figures
+        for width in SIZES:
+            sized(view, width)
+            (rows,) = found(view, "[data-testid=nni-choice]")
+            assert all(row[0] for row in rows), width
 
 
 def test_the_picture_all_maps_and_all_bars_are_in_sight(sheet: Sheet):

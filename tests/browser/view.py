@@ -11,9 +11,9 @@ from playwright.sync_api import Locator, expect
 from nnx_inspector.screen.protocol import QUANTITIES, STATISTICS
 
 GROUPS = {
-    "Look": ("overview", "values", "attention", "words"),
+    "Look": ("overview", "values", "attention", "experts", "words"),
     "Units": ("units", "examples"),
-    "Test": ("sweep", "compare"),
+    "Test": ("sweep", "compare", "precision"),
     "Explain": ("attribution", "lens"),
     "Structure": ("flow", "code", "nnx"),
 }

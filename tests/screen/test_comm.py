@@ -122,23 +122,6 @@ def test_without_the_package_the_two_steps_are_said(panes, monkeypatch):
     screen.close()
 
 
-@pytest.mark.parametrize("kind", ["inspector", "run"])
-def test_what_shows_a_widget_can_be_passed_for_it(kind, tmp_path):
-    """As marimo's `mo.ui.anywidget` does, which reads these four names."""
-    shown = insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
-    if kind == "run":
-        insp.save(tmp_path / "run.nni")
-        shown = nni.open(tmp_path / "run.nni")
-    (view,) = [value for name, value in shown._repr_mimebundle_()[0].items() if "view" in name]
-    # what a front end of ipywidgets 7 reads
-    assert shown._model_id == view["model_id"] == shown.comm.comm_id
-    assert shown.get_state()["role"] == "control"
-    shown.set_state({"version": 10**6})
-    assert shown.get_state()["version"] == 10**6
-    shown.close()
-    insp.close()
-
-
 @pytest.mark.parametrize("more", [{}, {"once": "there was a field"}])
 @pytest.mark.parametrize("apart", [-1, 1])
 def test_a_page_of_another_version_is_sent_what_names_this_one(apart, more, monkeypatch):

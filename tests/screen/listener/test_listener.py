@@ -7,9 +7,14 @@ and the test fails by its limit of steps.
 from __future__ import annotations
 
 import itertools
+import threading
 
 import pytest
 from kernels import PACKAGES, kernel
+
+import nnx_inspector.screen.listener.listener as listeners
+from nnx_inspector._compat.ipykernel import Queued
+from nnx_inspector.screen.listener.listener import Pump
 
 VERSIONS = [*PACKAGES]
 """The first, which is Colab's, and the last are in the run that everybody waits for."""
@@ -344,3 +349,48 @@ def test_a_click_between_two_cells_is_handled_as_ever(kernel_of):
     number = click(kernel_of, "first")
     kernel_of.until(lambda _, m: number in replies(kernel_of))
     assert kernel_of.ask("insp.selected") == "first"
+
+
+class Looked:
+    """A pump of a kernel that has queued some messages, of which each takes a while to look at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, messages: int, seconds: float):
+        self.now, self.seconds, self.looks, self.seen = 100.0, seconds, 0, []
+        self.queued = [Queued(number, [b""], None) for number in range(messages)]
+        monkeypatch.setattr(listeners.time, "monotonic", lambda: self.now)
+        for name, does in {
+            "queue_arrived": self.look,
+            "queued_after": lambda kernel, number: self.queued[number + 1 :],
+            "comm_message": self.read,
+        }.items():
+            monkeypatch.setattr(listeners.ipykernel, name, does)
+        self.pump = Pump(None)
+
+    def look(self, kernel: object) -> None:
+        self.looks += 1
+
+    def read(self, kernel: object, frames: object) -> None:
+        self.seen.append(self.looks)
+        self.now += self.seconds
+
+
+def test_the_socket_is_looked_at_ten_times_a_second_in_the_thread_of_the_cells(monkeypatch):
+    kernel = Looked(monkeypatch, messages=0, seconds=0.0)
+    for _ in range(10_000):  # steps of a millisecond
+        kernel.pump.poll()
+        kernel.now += 0.001
+    assert kernel.looks == pytest.approx(100, abs=2)
+    kernel.now += 1.0
+    before = kernel.looks
+    other = threading.Thread(target=kernel.pump.poll)
+    other.start()
+    other.join()
+    assert kernel.looks == before
+
+
+def test_a_step_waits_for_five_milliseconds_and_the_next_one_goes_on(monkeypatch):
+    kernel = Looked(monkeypatch, messages=7, seconds=0.002)
+    for _ in range(5):
+        kernel.pump.poll()
+    assert kernel.seen == [1, 1, 1, 2, 2, 2, 3]
+    assert kernel.looks == 3, "all were seen: the next look is a tenth of a second later"
