@@ -78,7 +78,9 @@ class Loops(Owner):
         self._first = self._perturbed = self._some = False  # the last: whether any step has ended
         self._given: int | None = None  # the number of the first step, if the user chose it
         self._last_end: StepEnd | None = None  # of a step that is recorded behind the loop
-        self.shares = Alike(core, weakly(self._take_over))
+        warns = functools.partial(core.notice, "warning")
+        take_over = weakly(self._take_over)
+        self.shares = Alike(core.handles, take_over, lock=core.lock, warns=warns)
         core.handles.on_change, core.handles.elsewhere = self._changed, self._is_compiling
         core.closing.callback(weakly(self._forget))
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import threading
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -118,6 +118,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.every = 1
+        self._later = deque[int]()
         self.late = 0
         self.next_begins: Callable[[], None] = lambda: None
         self.begins: Callable[[int], None] = lambda number: None
@@ -149,9 +150,18 @@ class Inbox:
                 self._passes[number] = Taken(number, setting, known)
                 self._changed.notify_all()
             self._now = now
+            if sampled and not joins and self._later:
+                self.every = self._later.popleft()
         if sampled and not joins:
             self.begins(number)
         return CurrentPass(number, sampled, setting)
+
+    def sample(self, every: int, *later: int) -> None:
+        """Sample every so many passes from now on. Of `later`, each number replaces the one before
+        when a sampled pass has begun.
+        """
+        with self._lock:
+            self.every, self._later = every, deque(later)
 
     def is_due(self, calls: Sequence[Call], setting: object) -> bool:
         """Whether one of the next calls is sampled."""
@@ -173,7 +183,8 @@ class Inbox:
     def restart(self, every: int) -> None:
         """Count passes from 0 again, and sample every `every`-th one."""
         with self._lock:
-            self.every, self._now = every, UnderWay()
+            self._now = UnderWay()
+            self.sample(every)
             self._passes, self._awaiting = {}, {}
             self._copied.clear()
 

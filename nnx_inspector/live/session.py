@@ -185,10 +185,11 @@ class Session:
         self._wanted: tuple[Place, ...] = ()
         self._observer = Observer()
         self.bare = False
-        self.asked: Asked | None = None  # whose values the next pass keeps
+        self._asked: Asked | None = None
         self.group: ProcessGroup | None = None  # the processes of a job that measure together
+        self.steering: Shares | None = None  # of passes that are no steps, before measured ones
         self.notes: list[str] = []  # warnings of what became of it
-        self._open: Callable[[], ProcessGroup] | None = None
+        self._open: Callable[[], None] | None = None
         self._calls, self._bare_calls = self._no_calls(), JitCalls(None)
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
         self.variants = Variants(self)
@@ -223,14 +224,16 @@ class Session:
             return first
         model = type(self.model).__name__
         opening = {"every": every, "gradients": self.gradients, "model": model}
+        opening["control"] = self.is_steered
 
-        def begin() -> ProcessGroup:
+        def begin() -> None:
             said = shares.opens()
             compared = {**opening, "sites": len(self.keys), "perturbations": said}
-            found = process_group_of(compared, first=first)
+            self.group = found = process_group_of(compared, first=first)
+            if self.is_steered:  # a pass that is due is measured, and there is no other
+                found.most_missed = 1
             if not found.apart:
                 shares.granted(self, {0: said})
-            return found
 
         self._open = begin
         self.takes_part(nnx.state(self.model))
@@ -240,7 +243,7 @@ class Session:
         """Whether a program on these arrays may be another than the user's own."""
         if self._open is not None and spans(arrays):
             begin, self._open = self._open, None
-            self.group = begin()
+            begin()
         return not self.apart
 
     @property
@@ -263,6 +266,24 @@ class Session:
             granted = True
         self.group.leaves |= not granted  # no process measures the next step
         return True
+
+    @property
+    def is_steered(self) -> bool:
+        """Whether somebody elsewhere may change what is done in its passes, which are no steps."""
+        return self.steering is not None
+
+    def steers(self) -> bool:
+        """Like `meet`, before a pass that is due."""
+        return self.steering is None or self.meet(self.steering)
+
+    @property
+    def asked(self) -> Asked | None:
+        """Whose values the next pass keeps; in a job nobody's, for others would not keep them."""
+        return self._asked if self.group is None else None
+
+    @asked.setter
+    def asked(self, asked: Asked | None) -> None:
+        self._asked = asked
 
     def finish(self) -> None:
         """End a loop. None of its programs may be running; what later programs send is ignored."""

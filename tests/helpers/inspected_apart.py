@@ -9,6 +9,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import re
 import signal
 import tempfile
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from collectives import collectives
+from compiled import Texts
 from flax import nnx
 from inside import inside
 from jax.sharding import PartitionSpec as P
@@ -25,6 +28,7 @@ from trained_apart import RATE, STEPS, D, Net, X, loss_of, made, placed, whole
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.live.programs import agreement
+from nnx_inspector.screen.control.answers import CONTROL, Controlled
 
 SITES = ("", "a", "b")
 MOMENTS = ("size", "mean", "std", "min", "max", "zeros")
@@ -284,7 +288,16 @@ def late(mesh: Any) -> dict[str, Any]:
         losses.append(float(step(net, optimizer, x)))
     agreement.Coordinator.meet = meet
     insp.close()
-    return {"losses": losses, "steps": [one.step for one in inside(insp).core.recording.passes]}
+    said = {"steps": [one.step for one in inside(insp).core.recording.passes]}
+    with tempfile.TemporaryDirectory() as folder:
+        how: Any = {"save": pathlib.Path(folder) / "run.nni", "control": True}
+        with nni.watch(net, every=3, **how) as recording:
+            for i in range(LAST):
+                if i == 4:  # a steered region meets before its measured steps too
+                    agreement.Coordinator.meet = lambda *_: False
+                losses.append(float(step(net, optimizer, x)))
+    agreement.Coordinator.meet = meet
+    return {**said, "losses": losses, "steered": [one.step for one in recording.passes]}
 
 
 def saving(mesh: Any) -> dict[str, Any]:
@@ -302,20 +315,109 @@ def saving(mesh: Any) -> dict[str, Any]:
     return {"steps": recording.steps}
 
 
-def uncontrolled(mesh: Any) -> dict[str, Any]:
-    """A run that would be steered from elsewhere: its `every`, too, would have to change in all
-    processes at the same step.
+def controlled(mesh: Any) -> dict[str, Any]:
+    """Runs that are steered from elsewhere: requests are sent before the steps of CONTROLLED, and
+    answered while process 0 waits. In a second run, process 1 leaves the region.
     """
+    me, several = jax.process_index(), jax.process_count()
     net, optimizer, x = made(mesh, "data", Net)
-    step = whole()
+    step, losses, refusals = whole(), list[float](), dict[str, str]()
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "run.nni"
-        with nni.watch(net, every=2, save=path, control=True) as recording:
-            losses = [float(step(net, optimizer, x)) for _ in range(5)]
-            during = sorted(one.name for one in path.parent.iterdir())
-    return {"losses": losses, "steps": recording.steps, "files": during}
+        how: Any = {"save": path, "control": {"b": nni.Shift(0.3)}}
+        with nni.watch(net, every=3, **how) as recording:
+            for i in range(CONTROLLED_LAST + 1):
+                if me == 0 and i == 2:
+                    run = nni.open(path, display=False)
+                if me == 0 and i in CONTROLLED:
+                    CONTROLLED[i](run)
+                if me == 0 and several > 1 and i == 9:
+                    values = functools.partial(run.values, "a")
+                    nowhere = functools.partial(run.perturb, "nowhere", nni.Zero())
+                    refusals |= {"values": refused(values), "nowhere": refused(nowhere)}
+                losses.append(float(step(net, optimizer, x)))
+        said = {"steps": [[one.step, one.perturbed] for one in recording.passes]}
+        if me == 0:
+            table = Controlled.from_columns(nni.load(path).table(CONTROL))
+            said |= {"done": table.done, "refusals": refusals}
+            run.close()
+        with nni.watch(net, every=3, **how) as recording, contextlib.suppress(StopIteration):
+            for i in range(CONTROLLED_LAST + 1):
+                if me == 0 and i == 2:
+                    run = nni.open(path, display=False)
+                    run.perturb("a", nni.Scale(0.5))
+                if several > 1 and me == 1 and i == 6:
+                    raise StopIteration
+                if me == 0 and several > 1 and i == 7:
+                    refusals["left"] = refused(run.measure_next)
+                    now = Controlled.from_columns(run.recording.table(CONTROL))
+                    refusals["off"] = now.perturbations[-1].not_acting
+                losses.append(float(step(net, optimizer, x)))
+        if several > 1 and me == 1:  # on with the training, unwatched
+            losses += [float(step(net, optimizer, x)) for _ in range(6, CONTROLLED_LAST + 1)]
+        if me == 0:
+            run.close()
+        said["left"] = [[one.step, one.perturbed] for one in recording.passes]
+    return {**said, "losses": losses}
 
 
-FUNCTIONS = (alone, local, passes, pipeline, steered, left, late, uncontrolled)
+CONTROLLED: dict[int, Callable[[Any], object]] = {
+    2: lambda run: run.perturb("a", nni.Scale(0.5)),
+    4: lambda run: setattr(run, "every", 2),
+    7: lambda run: setattr(run.perturbations[0], "enabled", True),  # what was declared
+    9: lambda run: run.measure_next(),
+    13: lambda run: [setattr(one, "enabled", False) for one in run.perturbations],
+    15: lambda run: setattr(run, "every", 1000),
+}
+CONTROLLED_LAST = 18
+
+
+def by_requests() -> list[float]:
+    """The losses of `controlled` in one process, with each setting from its step on."""
+    net, optimizer, x = made(None, "data", Net)
+    step, losses = whole(), list[float]()
+    scale, shift = ("a", nni.Scale(0.5)), ("b", nni.Shift(0.3))
+    for steps, those in (
+        (3, ()),
+        (5, (scale,)),
+        (6, (scale, shift)),
+        (5, ()),
+        (3, ()),
+        (3, (scale,)),
+    ):
+        with contextlib.ExitStack() as stack:
+            for site, one in those:
+                stack.enter_context(nni.perturb(site, one))
+            losses += [float(step(net, optimizer, x)) for _ in range(steps)]
+    losses += [float(step(net, optimizer, x)) for _ in range(6, CONTROLLED_LAST + 1)]
+    return losses
+
+
+def exchanged(mesh: Any) -> dict[str, Any]:
+    """What the programs of a bare loop, and of a watched one that is perturbed later, exchange
+    between devices; and which of them are the bare one's, but for where their lines come from.
+    """
+    bare, found = "", list[Any]()
+    for watched in (False, True):
+        net, optimizer, x = made(mesh, "data", Net)
+        step, region = whole(), contextlib.nullcontext()
+        with tempfile.TemporaryDirectory() as folder, Texts() as texts:
+            path = pathlib.Path(folder) / "run.nni"
+            if watched:
+                region = nni.watch(net, every=3, save=path, control=True)
+            with region:
+                for i in range(5 if watched else 1):
+                    if watched and i == 2 and jax.process_index() == 0:
+                        with contextlib.closing(nni.open(path, display=False)) as run:
+                            run.perturb("a", nni.Scale(0.5))
+                    step(net, optimizer, x).block_until_ready()
+        for text in texts.of["step"]:
+            body = re.sub(r", metadata=\{[^}]*\}", "", text[text.index("\n%") :])
+            bare = bare or body
+            found.append([body == bare, dict(collectives(text))])
+    return {"programs": found}
+
+
+FUNCTIONS = (alone, local, passes, pipeline, steered, left, late, controlled, exchanged)
 CASES: dict[str, Callable[[Any], dict[str, Any]]] = {f.__name__: f for f in FUNCTIONS}
 """Those that need nothing in the environment."""

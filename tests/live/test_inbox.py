@@ -48,6 +48,16 @@ def test_every_nth_pass_is_sampled_and_the_others_keep_nothing():
     assert inbox.take() == []
 
 
+def test_every_changes_behind_passes_that_are_sampled():
+    """As when the next pass is to be measured too, or another number counts behind it."""
+    inbox = Inbox()
+    inbox.sample(3)
+    found = [inbox.begin(Setting()).sampled for _ in range(3)]
+    inbox.sample(3, 1, 6)  # pass 3, the one behind it, and then every sixth
+    found += [inbox.begin(Setting()).sampled for _ in range(6)]
+    assert [i for i, one in enumerate(found) if one] == [0, 3, 4, 6]
+
+
 def test_none_is_sampled_where_every_is_zero():
     inbox = Inbox()
     inbox.every = 0

@@ -8,9 +8,11 @@ itself before the loop. Invariant: equal texts give equal programs, whatever was
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 import jax
 
@@ -53,10 +55,25 @@ class _One:
 
 
 class Alike(Shares):
-    """Makes the perturbations of one loop alike in all processes."""
+    """Makes the perturbations of one loop alike in all processes.
 
-    def __init__(self, core: Core, take_over: Callable[[Session, Setting], object]):
-        self._core, self._take_over = core, take_over
+    Args:
+        handles: the perturbations of this process.
+        take_over: called with what all processes perturb from the coming step on.
+        lock: held meanwhile.
+        warns: called with what cannot act, and why.
+    """
+
+    def __init__(
+        self,
+        handles: Handles,
+        take_over: Callable[[Session, Setting], object],
+        *,
+        lock: AbstractContextManager[object],
+        warns: Callable[[str], object],
+    ):
+        self._handles, self._take_over = handles, take_over
+        self._lock, self._warns = lock, warns
         self._keys: dict[int, int] = {}  # the key of a handle by its number
         self._held: dict[tuple[int, str], Known] = {}  # by key and kind
         self._wished: dict[tuple[int, str], Known] = {}
@@ -65,7 +82,7 @@ class Alike(Shares):
         self._kinds: dict[int, tuple[Known, str]] = {}  # by the number of a handle
 
     def opens(self) -> str:
-        handles = self._core.handles.all()
+        handles = self._handles.all()
         self._keys = {one.id: key for key, one in enumerate(handles)}
         self._held = {(self._keys[h.id], self._kind(h)): h.perturbation for h in handles}
         self._said = self.wish()
@@ -74,17 +91,17 @@ class Alike(Shares):
     def wish(self) -> str:
         found, unsent = list[_One](), dict[int, str]()
         self._wished = {}
-        for handle in self._core.handles.all():
+        for handle in self._handles.all():
             key = self._keys.setdefault(handle.id, max(self._keys.values(), default=-1) + 1)
             one, kind = handle.perturbation, self._kind(handle)
             if not one.python() and (key, kind) not in self._held:
                 unsent[handle.id] = NOT_SENT
                 if handle.id not in self.unsent:
-                    self._core.notice("warning", f"{one.kind_name} does not act: {NOT_SENT}.")
+                    self._warns(f"{one.kind_name} does not act: {NOT_SENT}.")
                 continue
             self._wished[key, kind] = one
             found.append(_One(key, handle.site, handle.sites, handle.rows, kind, handle.enabled))
-        self._core.handles.tell_idle(unsent)
+        self._handles.tell_idle(unsent)
         self.unsent = set(unsent)
         return json.dumps([dataclasses.astuple(one) for one in found])
 
@@ -106,7 +123,7 @@ class Alike(Shares):
             perturbation = self._perturbation(one)
             handle = made.add(one.site, one.sites, perturbation, one.rows)
             handle.enabled = one.on
-        with self._core.lock:
+        with self._lock:
             self._take_over(session, made.setting())
         if jax.process_index():
             if self.wish() not in (self._said, text):
@@ -121,7 +138,7 @@ class Alike(Shares):
 
     def _show(self, those: list[_One]) -> None:
         """Replace this process's own perturbations by those of process 0."""
-        handles, numbers = self._core.handles, {key: n for n, key in self._keys.items()}
+        handles, numbers = self._handles, {key: n for n, key in self._keys.items()}
         own = {one.id: one for one in handles.all()}
         for one in those:
             handle = own.pop(numbers.get(one.key, -1), None)
@@ -152,7 +169,9 @@ def agree_on(core: Core, request: PassRequest) -> None:
     with call.configuration.held():
         if not spans(call.arrays):
             return
-    opening = {"modes": str(call.switches), "perturbations": Alike(core, lambda *_: None).opens()}
+    warns = functools.partial(core.notice, "warning")
+    alike = Alike(core.handles, lambda *_: None, lock=core.lock, warns=warns)
+    opening = {"modes": str(call.switches), "perturbations": alike.opens()}
     asks = f"insp.{request.kind}"
     group = process_group_of({"call": asks, **opening}, do=f"call {asks}", does="makes a pass")
     if group.apart:

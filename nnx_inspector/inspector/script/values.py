@@ -34,6 +34,11 @@ from nnx_inspector.typing import Value
 
 MOST_WAITING: Final = 16
 """How many requests wait for the one under way."""
+IN_JOB: Final = (
+    "a job of several processes sends no values, because each process has only a part of them and "
+    "all would have to run another program at the same step. Read them in the script, in every "
+    "process: nni.capture."
+)
 
 
 class Answered(NamedTuple):
@@ -76,8 +81,10 @@ class ValueRequests:
 
         Raises:
             ValueError: there is no such site or example.
-            InspectorError: too many requests wait.
+            InspectorError: too many requests wait, or the run is a job of several processes.
         """
+        if self._session.group is not None:
+            raise InspectorError(IN_JOB)
         known = list(dict.fromkeys([*self._session.keys, *self._recording.sites]))
         if without_layers(message.site)[0] not in known:
             near = ", ".join(map(repr, closest(message.site, known)))
@@ -91,6 +98,10 @@ class ValueRequests:
     def look(self, folder: str, run: str) -> Answered | None:
         """Do what can be done by now; returns what became of a request."""
         asked, now = self._session.asked, self._now
+        if self._session.group is not None:  # known with the first program, perhaps
+            given = [*([] if now is None else [now]), *self._waiting]
+            self._now, self._waiting = None, deque(given[1:])
+            return Answered(given[0].id, IN_JOB, 0, "") if given else None
         if now is None or asked is None:
             self._begin()
             return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
 
@@ -20,6 +21,7 @@ from nnx_inspector.findings.facts import facts_of_modules, reader_of
 from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.hooks.sites import Only, require_module
 from nnx_inspector.inspector.script.control import Control
+from nnx_inspector.inspector.script.steering import Steering
 from nnx_inspector.live.beginning import ended
 from nnx_inspector.live.diagnostics import Diagnostics, dropped_of, others_of
 from nnx_inspector.live.inbox import Sent, Taken
@@ -156,20 +158,26 @@ def watch(
                 writing = Writing(tracker, recording, find, failed.append)
             recorder = _Recorder(recording, start)
             with contextlib.ExitStack() as steering:
-                if control is not False and jax.process_count() > 1:
-                    failed.append(NOT_STEERED)
-                elif control is not False and saves is not None:
-                    recorder.control = Control(
-                        saves,
+                if control is not False:
+                    steers = Steering(
                         session,
-                        recording,
                         declared=control if isinstance(control, Mapping) else {},
                         every=check_every(every),
                         start=start,
-                        failed=failed.append,
-                        learn=functools.partial(recorder.learn, session, retry=True),
+                        warns=failed.append,
                     )
-                    steering.callback(recorder.control.close)
+                    recorder.shares = steers
+                    if saves is not None:
+                        recorder.control = Control(
+                            saves,
+                            session,
+                            recording,
+                            steering=steers,
+                            start=start,
+                            failed=failed.append,
+                            learn=functools.partial(recorder.learn, session, retry=True),
+                        )
+                        steering.callback(recorder.control.close)
                 with Region(recorder, session, check_every(every)):
                     yield recording
             given = save is not None or to is not None
@@ -205,10 +213,6 @@ def watch(
         warn(text)
 
 
-NOT_STEERED = (
-    "A job of several processes takes no requests in nni.watch, because all of them would have to "
-    "change at the same step. In insp.watch, what process 0 switches acts in all of them."
-)
 NOT_SAVED = (
     "Process {} of this job wrote no file, and nothing to a tracker, because process 0 does. If "
     "each process trains a model of its own, write its recording yourself: "
@@ -237,7 +241,13 @@ class _Recorder(Owner):
     def __init__(self, recording: Recording, start: int = 0):
         self._recording, self.start = recording, start
         self._known: list[WatchedCall] = []
+        self._learning = threading.RLock()  # the thread that answers requests learns too
         self._called = 0  # how many rows of the recording's table of modules are called
+
+    def step_begins(self, session: Session) -> bool:
+        if self.control is not None:
+            self.control.start()
+        return False
 
     def pass_ends(self, session: Session, step: int, one: Taken, *, newest: bool) -> None:
         self.learn(session, one)
@@ -251,19 +261,18 @@ class _Recorder(Owner):
                 figures=session.figures_in([one], found),
                 held=one.number,
             )
-        if self.control is not None:
-            self.control.measured(step)
 
     def learn(self, session: Session, one: Taken, *, retry: bool = False) -> None:
         """Learn what the calls of a pass say of the model, if they are the first of their kind.
         What cannot be learnt is let go, or left to a later pass with `retry`.
         """
-        for call in one.sent.calls:
-            if call is not None and not any(call is known for known in self._known):
-                self._known.append(call)
-                if not self._learn(session, call, one.sent) and retry:
-                    self._known = [known for known in self._known if known is not call]
-        self._tell_apart(session, one.sent)
+        with self._learning:
+            for call in one.sent.calls:
+                if call is not None and not any(call is known for known in self._known):
+                    self._known.append(call)
+                    if not self._learn(session, call, one.sent) and retry:
+                        self._known = [known for known in self._known if known is not call]
+            self._tell_apart(session, one.sent)
 
     def _learn(self, session: Session, call: WatchedCall, sent: Sent) -> bool:
         """Trace a pass as it was called: now for its stacks, of which some summaries are rows; or

@@ -25,7 +25,7 @@ _FIRST = "first step"
 _LONG = 120
 """The most characters of two values that differ; longer ones are only said to differ."""
 MOST_MISSED = 3
-"""After so many measured steps in a row to which a process did not come, none is measured."""
+"""See `ProcessGroup`."""
 
 
 class _Meetings:
@@ -48,6 +48,8 @@ class ProcessGroup:
     Attributes:
         apart: why no process measures any more, as a sentence without a full stop; or "".
         first: the number of the loop's first step in process 0.
+        most_missed: after so many measured steps in a row to which a process did not come, none is
+            measured.
         leaves: whether this process takes no part from the next meeting on.
     """
 
@@ -55,7 +57,7 @@ class ProcessGroup:
         self._job, self._name, self.apart, self.first = job, name, apart, first
         self._number = self._missed = 0  # the last meeting to which all have come
         self._said: list[tuple[str, str]] = []  # the names and texts of what this process has said
-        self.leaves = False
+        self.leaves, self.most_missed = False, MOST_MISSED
 
     def meet(self, wish: str) -> dict[int, str] | None:
         """Wait until all processes are about to make the same step.
@@ -81,8 +83,9 @@ class ProcessGroup:
             self.apart = f"{_processes(gone)} of {several} left this loop"
         elif not met:
             self._missed += 1
-            if self._missed == MOST_MISSED:
-                self.apart = f"Not all of {several} processes came to {self._missed} measured steps"
+            if self._missed == self.most_missed:
+                steps = "a measured step" if self._missed == 1 else f"{self._missed} measured steps"
+                self.apart = f"Not all of {several} processes came to {steps}"
             return None
         self._number, self._missed = number, 0
         return None if gone else said

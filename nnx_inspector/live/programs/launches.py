@@ -67,7 +67,14 @@ class Watched(Listener, Protocol):
     model: nnx.Module
     whose: Whose
     group: ProcessGroup | None
-    asked: Asked | None
+
+    @property
+    def asked(self) -> Asked | None: ...
+
+    @property
+    def is_steered(self) -> bool: ...
+
+    def steers(self) -> bool: ...
 
     def is_mine(self, hook: Hook) -> bool: ...
 

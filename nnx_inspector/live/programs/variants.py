@@ -135,11 +135,23 @@ class Variants:
             if session.asked is not None:
                 session.asked.look(session.inbox.count)
             read = self._read(program, arrays, session, alone)
+            if read is not None and not self._meets(session, read[0], alone):
+                return None
             instead = None if call is None else self._unmeasured(call, session, read)
             if instead is not None or read is None:
                 return instead
             return self._measured(program, session, *read, alone)
         return None
+
+    def _meets(self, session: Watched, found: Finished, alone: Params | None) -> bool:
+        """Wait for the other processes of a job before a pass is measured, if they steer it.
+
+        Returns:
+            Whether it may be measured.
+        """
+        if not session.is_steered or session.group is None or not found.begins:
+            return True
+        return not self._passes.are_due(found, session, alone) or session.steers()
 
     def _read(
         self,
