@@ -86,6 +86,8 @@ class Control:
     def _look(self) -> None:
         """Carry out what was asked."""
         with self._lock:
+            if not self._run:  # closed since, and the folder is gone
+                return
             answers: dict[int, str] = {}
             steering = self._steering
             for message in taken(self._folder, self._run):
