@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -217,10 +216,7 @@ def main(address: str, number: int, count: int, names: Sequence[str]) -> None:
     import inspected_apart  # which reads this module
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    how: Any = {"initialization_timeout": 60}
-    if os.environ.get("RUN_KILLS", "-1") != "-1":
-        how["heartbeat_timeout_seconds"] = 20  # then the others learn that one was killed
-    jax.distributed.initialize(address, count, number, **how)
+    jax.distributed.initialize(address, count, number, initialization_timeout=60)
     if number == 1:
         start = background.Worker._start  # stands in for a thread that never comes to compile
         background.Worker._start = lambda self: None if self._name == COMPILING else start(self)

@@ -34,9 +34,7 @@ EVERY = {name: case.get("every", (3, 1)) for name, case in trained_apart.CASES.i
 
 
 def job(*names: str, count: int = 2, killed: int = -1, **more: str) -> dict[str, Any]:
-    """Case -> what each of the processes says; if one of them kills itself, "errors" -> what each
-    has written about that.
-    """
+    """Case -> what each of the processes says; {} if one of them kills itself."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -61,7 +59,7 @@ def job(*names: str, count: int = 2, killed: int = -1, **more: str) -> dict[str,
             ends = [pool.submit(process.wait, 600) for process in processes]
             try:
                 for end in concurrent.futures.as_completed(ends):
-                    if end.result() and killed < 0:
+                    if end.result():
                         break  # the others would wait for it
             finally:
                 for process in processes:
@@ -71,7 +69,7 @@ def job(*names: str, count: int = 2, killed: int = -1, **more: str) -> dict[str,
                 one.seek(0)
         if killed >= 0:
             assert processes[killed].returncode == -signal.SIGKILL
-            return {"errors": tuple(one.read() for one in files[count:])}
+            return {}
         assert not any(one.returncode for one in processes), [one.read()[-4000:] for one in files]
         lines = [[json.loads(x) for x in one if x.startswith("{")] for one in files[:count]]
     said = [{line["name"]: line for line in found} for found in lines]
@@ -379,9 +377,7 @@ def test_a_step_that_is_not_measured_runs_the_text_of_the_bare_one(quick):
 @pytest.mark.parametrize("killed", [0, 1])
 def test_the_file_of_a_job_survives_a_kill_and_goes_on_after_a_restart(killed, tmp_path):
     path = tmp_path / "run.nni"
-    errors = job("saving", killed=killed, RUN_FILE=str(path), RUN_START="0")["errors"]
-    # jax itself ends a process that has lost another one, whatever Python does there
-    assert "the JAX distributed service detected fatal errors" in errors[1 - killed]
+    job("saving", killed=killed, RUN_FILE=str(path), RUN_START="0")
     kept = nni.load(path)
     assert kept.steps[:4] == [0, 2, 4, 6]  # of 0 to 8, at most one is lost
     first, second = job("saving", RUN_FILE=str(path), RUN_START="6")["saving"]
