@@ -23,6 +23,14 @@ def whole_path(path: str | bytes | os.PathLike[str]) -> str:
     return os.path.realpath(os.fsdecode(path))
 
 
+def short_name(path: str) -> str:
+    """A path's last two parts, or "notebook cell" for the generated name of a cell."""
+    parts = path.split(os.sep)
+    if parts[-1].startswith(("<", "ipykernel_")) or (len(parts) > 1 and "ipykernel_" in parts[-2]):
+        return "notebook cell"
+    return "/".join(parts[-2:])
+
+
 def write_whole(path: str | bytes | os.PathLike[str], parts: Iterable[bytes]) -> tuple[int, int]:
     """Write a file in place of the one at `path`, or of the one that a link there points to.
 

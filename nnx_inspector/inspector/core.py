@@ -51,8 +51,7 @@ from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.layers import MODULES, columns_of_rows, layer_key, leaf_of
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.donated import elsewhere, require_whole
-from nnx_inspector.records.layers import layers_of
-from nnx_inspector.records.record import Record
+from nnx_inspector.records.record import Record, layers_of
 from nnx_inspector.records.rows import rows_of
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.inputs import Inputs

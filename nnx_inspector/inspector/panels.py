@@ -34,8 +34,7 @@ from nnx_inspector.program.stage import array_names
 from nnx_inspector.program.survey import why_divided
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.donated import require_here, undisturbed
-from nnx_inspector.records.layers import layers_of
-from nnx_inspector.records.record import Record
+from nnx_inspector.records.record import Record, layers_of
 from nnx_inspector.records.weights import frame_of, weights_apart
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comparison import At, recording_of, weights_message

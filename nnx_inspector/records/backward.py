@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx import filterlib
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.variables import is_node
@@ -26,13 +27,13 @@ from nnx_inspector.program.survey import Marked, survey
 from nnx_inspector.typing import Array, PyTree, Value
 
 
-def diff_state(argnum: Any) -> tuple[int, Any]:
+def diff_state(argnum: int | nnx.DiffState) -> tuple[int, filterlib.Filter]:
     if isinstance(argnum, nnx.DiffState):
         return argnum.argnum, argnum.filter
     return argnum, nnx.Param
 
 
-def numbers_as_arrays(argument: object) -> Any:
+def numbers_as_arrays(argument: object) -> PyTree:
     return jax.tree.map(
         lambda x: jnp.asarray(x) if isinstance(x, (int, float, complex)) else x,
         argument,
@@ -45,10 +46,10 @@ class Part:
     """A differentiated argument: the input numbers of its leaves, and how to rebuild it."""
 
     where: tuple[int, ...]
-    rebuild: Callable[[Sequence[Any]], Any]
+    rebuild: Callable[[Sequence[Value]], PyTree]
 
 
-def every_argument(function: Function, args: Sequence[object]) -> tuple[Any, ...]:
+def every_argument(function: Function, args: Sequence[object]) -> tuple[PyTree, ...]:
     """The positional arguments as `argnums` counts them: a bound method's owner comes first."""
     return tuple(args) if function.owner is None else (function.owner, *args)
 
@@ -84,14 +85,14 @@ def check_loss(stage: Staged, out: object, *, function: Function, has_aux: bool)
 
 
 def differentiable(
-    stage: Staged, function: Function, args: Sequence[object], argnum: int, only: Any
+    stage: Staged, function: Function, args: Sequence[object], argnum: int, only: filterlib.Filter
 ) -> Part:
     every = every_argument(function, args)
     argument = every[argnum]
     position = len(Arguments.of(every[:argnum]).arrays)
     leaves, treedef = jax.tree.flatten(argument, is_leaf=is_node)
     where: list[int] = []
-    builders: list[tuple[int, Any]] = []
+    builders: list[tuple[int, PyTree]] = []
     for leaf in leaves:
         if is_node(leaf):
             diff = leaf if isinstance(leaf, nnx.Variable) else nnx.state(leaf, only, graph=True)
@@ -125,6 +126,11 @@ def require_scalar(stage: Staged, out: Sequence[Value]) -> None:
         raise TypeError(f"The loss must be a floating-point scalar, got {out[0].dtype}.")
 
 
+Check: TypeAlias = Callable[[Staged, Sequence[Value]], None]
+Both: TypeAlias = tuple[list[Value], PyTree, PyTree, dict[int, Value]]
+"""What `backward_pass` returns."""
+
+
 def backward_pass(
     stage: Staged,
     inputs: Sequence[Array],
@@ -132,8 +138,8 @@ def backward_pass(
     numbers: Sequence[int] = (),
     *,
     of: Callable[[Marked], bool] = lambda _: True,
-    check: Callable[[Staged, Sequence[Any]], None] = require_scalar,
-) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
+    check: Check = require_scalar,
+) -> Both:
     """One forward and backward pass of a staged loss.
 
     The program is edited twice: as it is, so that it returns what its marks see and marks the
@@ -155,10 +161,10 @@ def backward_pass(
     first = rewritten(stage.survey, plan, seeds=wanted)
     start, count = first.seeds, len(first.given)
 
-    def both_ways(*values: object) -> Any:
+    def both_ways(*values: object) -> PyTree:
         given, mine = list(values[:count]), list(values[count:])
 
-        def loss_of(chosen: dict[int, Any], seeds: list[Array]) -> PyTree:
+        def loss_of(chosen: dict[int, Value], seeds: list[Array]) -> PyTree:
             full = [chosen.get(i, value) for i, value in enumerate(mine)]
             out, seen = first.run(full, given=[*seeds, *given[start:]], apart=True)
             check(stage, out)
@@ -174,7 +180,7 @@ def backward_pass(
     second = rewritten(found, dataclasses.replace(plan, perturb=None))
     flat, back = second.run([*first.given, *inputs])
     out, seen, (grads, _) = jax.tree.unflatten(jax.tree.structure(shapes), flat)
-    received: dict[Any, Any] = {}
+    received: dict[object, Value] = {}
     for mark, _, here in found.walk(back):
         assert mark.of not in received
         received[mark.of] = here
@@ -185,12 +191,17 @@ def backward_pass(
 
 
 def _eager_backward_pass(
-    stage: Staged, inputs: Sequence[object], plan: Plan, numbers: Sequence[int], of: Any, check: Any
-) -> Any:
+    stage: Staged,
+    inputs: Sequence[object],
+    plan: Plan,
+    numbers: Sequence[int],
+    of: Callable[[Marked], bool],
+    check: Check,
+) -> Both:
     wanted = lambda mark: mark.site not in plan.unmeasured and of(mark)  # noqa: E731
     last = EagerPass(stage.owner, plan, graded=wanted, calls=stage.calls)
 
-    def loss_of(chosen: dict[int, Any], seed: object) -> PyTree:
+    def loss_of(chosen: dict[int, Value], seed: object) -> PyTree:
         last.seed = seed
         out = stage.run_eagerly([chosen.get(i, x) for i, x in enumerate(inputs)], last)
         check(stage, out)

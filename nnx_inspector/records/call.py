@@ -6,7 +6,6 @@ Invariant: a quantity that was not measured is None, never zero. Does not measur
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
@@ -50,7 +49,7 @@ class Call:
     outputs: list[Summary]
     inputs: list[Summary] | None
     gradients: list[Summary | None]
-    ran: Any
+    ran: Value
     structure: Structure = dataclasses.field(metadata={"static": True})
     input_structure: Structure | None = dataclasses.field(metadata={"static": True})
     changed: list[Summary] = dataclasses.field(default_factory=lambda: list[Summary]())

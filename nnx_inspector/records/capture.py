@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from flax import nnx
 
@@ -40,7 +40,9 @@ from nnx_inspector.records.parameters import Parameter, measure_parameters, upda
 from nnx_inspector.records.record import Call, Record
 from nnx_inspector.stats.array_stats import Sample
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import PyTree, Value
+
+T = TypeVar("T", bound=Callable[..., object])
 
 
 def _check_selection(selection: Selection, stage: Staged) -> None:
@@ -60,7 +62,7 @@ def capture(
     parameters: bool = False,
     sample: Sample = "auto",
     where: object = None,
-) -> Callable[..., tuple[Any, Record]]:
+) -> Callable[..., tuple[PyTree, Record]]:
     """Wrap `f` so that it also returns a record of what its modules received and returned.
 
     Each value is reduced to a summary where it is computed, and nothing of an activation's size
@@ -106,7 +108,7 @@ def capture(
     function, counting = as_function(f, "capture"), where_of(where)
     selection, plan = Selection(only), Plan(keep=Keep(values, units), sample=sample)
 
-    def captured(*args: object, **kwargs: object) -> tuple[Any, Record]:
+    def captured(*args: object, **kwargs: object) -> tuple[PyTree, Record]:
         hooks = marking_hooks(selection, inputs=inputs, where=counting)
         with staged(function, args, kwargs, hooks, may_run=True) as stage:
             require_staged(stage)
@@ -122,9 +124,9 @@ def capture(
 
 
 def value_and_grad(
-    f: Any,
+    f: object,
     *,
-    argnums: Any = 0,
+    argnums: int | nnx.DiffState | Sequence[int | nnx.DiffState] = 0,
     has_aux: bool = False,
     only: Only = None,
     inputs: bool = True,
@@ -133,8 +135,8 @@ def value_and_grad(
     parameters: bool = False,
     optimizer: nnx.Optimizer[Any] | None = None,
     sample: Sample = "auto",
-    where: Any = None,
-) -> Callable[..., Any]:
+    where: object = None,
+) -> Callable[..., tuple[PyTree, PyTree]]:
     """Like `nnx.value_and_grad`, but also record every activation and its gradient.
 
     There is one ordinary backward pass: each site's output goes through an identity, whose
@@ -179,10 +181,10 @@ def value_and_grad(
     """
     function, counting = as_function(f, "value_and_grad"), where_of(where)
     selection, plan = Selection(only), Plan(keep=Keep(values, units), sample=sample)
-    several = not isinstance(argnums, (int, nnx.DiffState))
+    several = isinstance(argnums, Sequence)
     wanted = [diff_state(a) for a in (argnums if several else (argnums,))]
 
-    def graded(*args: object, **kwargs: object) -> Any:
+    def graded(*args: object, **kwargs: object) -> tuple[PyTree, PyTree]:
         parts_of = [(argument_number(function, args, n), only) for n, only in wanted]
         owned = 0 if function.owner is None else 1
         chosen = {n - owned for n, _ in parts_of}
@@ -212,7 +214,7 @@ def value_and_grad(
     return _named(graded, function)
 
 
-def _named(wrapped: Callable[..., Any], function: Function) -> Any:
+def _named(wrapped: T, function: Function) -> T:
     wrapped.__name__ = wrapped.__qualname__ = f"{wrapped.__name__}_{name_of(function.call)}"
     return wrapped
 
@@ -231,8 +233,8 @@ class _Passed:
 
 def record_of(
     stage: Staged,
-    seen: list[Any],
-    cotangents: list[Value] | None = None,
+    seen: PyTree,
+    cotangents: PyTree = None,
     *,
     parameters: Mapping[str, Parameter] | None = None,
 ) -> Record:
@@ -240,7 +242,7 @@ def record_of(
     calls: dict[str, list[Call]] = {}
     waiting: dict[str, list[_Passed]] = {}
     changes: dict[str, list[_Passed]] = {}
-    choices: dict[str, list[Any]] = {}
+    choices: dict[str, list[Value]] = {}
     for mark, _, here, back in stage.survey.walk(seen, cotangents):
         if here is None:
             continue

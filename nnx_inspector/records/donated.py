@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 from flax import nnx
@@ -21,7 +21,7 @@ from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import variables_by_path
 from nnx_inspector.program.stage import Staged
 from nnx_inspector.program.structure import describe
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import PyTree, Value
 
 T = TypeVar("T")
 TRIES = 5
@@ -73,7 +73,7 @@ def is_gone(x: object) -> bool:
     return isinstance(x, jax.Array) and not jit.is_tracer(x) and x.is_deleted()
 
 
-def _gone_in(of: Any) -> list[str]:
+def _gone_in(of: PyTree) -> list[str]:
     roots = {(): of} if isinstance(of, nnx.Module) else dict(of)
     return [
         site_key(path)
@@ -138,7 +138,7 @@ def _is_deleted(error: Exception) -> bool:
     return any(words in str(error) for words in ("been deleted", "deleted or donated"))
 
 
-WeakArrays = tuple[weakref.ref[Any], ...]
+WeakArrays = tuple[weakref.ref[jax.Array], ...]
 """Weak references to the arrays of a model at one moment."""
 
 

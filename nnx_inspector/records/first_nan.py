@@ -7,7 +7,6 @@ does not change, and a step costs nothing unless a search is requested.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -87,9 +86,9 @@ def first_nan(f: object, *args: object, gradients: bool = False) -> Callable[...
 
 def _warn_of_held(stage: Staged) -> None:
     """Warn if a parameter or an argument has a NaN before the call."""
-    held: dict[str, Any] = {}
+    held: dict[str, PyTree] = {}
     for prefix, module in stage.roots.items():
-        flat: Any = nnx.to_flat_state(nnx.state(module, graph=True))
+        flat: PyTree = nnx.to_flat_state(nnx.state(module, graph=True))
         held |= {repr(site_key((*prefix, *path))): leaf for path, leaf in flat}
     held |= {f"argument {i + 1}": x for i, x in enumerate(stage.arrays)}
     for name, one in held.items():
@@ -120,7 +119,7 @@ def first_nan_of(
     numbers = differentiable(stage, function, args, 0, nnx.Param).where
     floats = {i: stage.inputs[i] for i in numbers if _is_inexact(stage.inputs[i])}
 
-    def loss(chosen: dict[int, Any], inputs: list[Value]) -> PyTree:
+    def loss(chosen: dict[int, Value], inputs: list[Value]) -> PyTree:
         full = [chosen.get(i, x) for i, x in enumerate(inputs)]
         out, _ = stage.evaluate(full, plan=Plan(summarise=False))
         require_scalar(stage, out)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,7 @@ from nnx_inspector.program.analysis.equations import Body, bodies_of, is_call, k
 from nnx_inspector.program.analysis.operation import OF_NEGATIVES, Loops, Operand, Operation
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
 from nnx_inspector.stats.summarize import is_number
-from nnx_inspector.typing import Equation, Jaxpr, Value
+from nnx_inspector.typing import Array, Bool, Equation, Jaxpr, Value, Var
 
 NAN, INFINITE = 0, 1
 _CAPABLE = {*OF_NEGATIVES, "div", "rem", "integer_pow", "exp", "exp2", "expm1", "acos", "asin",
@@ -88,9 +87,9 @@ class _Step:
 class _Search:
     """A program whose inner calls are written out, in numbered values."""
 
-    def __init__(self, jaxpr: Any, consts: Sequence[Value], loops: Loops, site: str | None):
+    def __init__(self, jaxpr: Jaxpr, consts: Sequence[Value], loops: Loops, site: str | None):
         self.loops, self._outer, self.has_site = loops, site, False
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, Value] = {}
         self._count = 0
         self._steps: list[_Step] = []
         self.inputs = [self._new() for _ in jaxpr.invars]
@@ -104,18 +103,18 @@ class _Search:
 
     def _written_out(
         self,
-        jaxpr: Any,
+        jaxpr: Jaxpr,
         consts: Sequence[object],
         inputs: Sequence[int],
         source: tuple[str, str],
         backward: bool,
     ) -> list[int]:
-        at: dict[Any, int] = dict(zip(jaxpr.invars, inputs, strict=True))
+        at: dict[Var, int] = dict(zip(jaxpr.invars, inputs, strict=True))
         for variable, value in zip(jaxpr.constvars, consts, strict=True):
             at[variable] = self._new()
             self._known[at[variable]] = value
 
-        def number(atom: Any) -> int:
+        def number(atom: Value) -> int:
             if jaxprs.is_literal(atom):
                 new = self._new()
                 self._known[new] = atom.val
@@ -141,7 +140,7 @@ class _Search:
             at.update(zip(equation.outvars, results, strict=True))
         return [number(v) for v in jaxpr.outvars]
 
-    def _evaluated(self, values: Sequence[object], last: int) -> dict[int, Any]:
+    def _evaluated(self, values: Sequence[object], last: int) -> dict[int, Value]:
         """All values before the step `last`."""
         env = {**self._known, **dict(zip(self.inputs, values, strict=True))}
         for step in self._steps[:last]:
@@ -149,7 +148,7 @@ class _Search:
             env.update(zip(step.results, jaxprs.bind(step.equation, read), strict=True))
         return env
 
-    def _flags_of(self, values: Sequence[object]) -> tuple[jax.Array, list[Any]]:
+    def _flags_of(self, values: Sequence[object]) -> tuple[Bool[Array, "values 2"], list[Value]]:
         """bool[values, 2]: which values have a NaN, and which an infinity; and the outputs."""
         env = self._evaluated(values, len(self._steps))
         with internal_config():
@@ -158,7 +157,7 @@ class _Search:
 
     # -------------------------------------------------------------------- searching
 
-    def flags(self, values: Sequence[object]) -> tuple[np.ndarray, list[Any]]:
+    def flags(self, values: Sequence[object]) -> tuple[np.ndarray, list[Value]]:
         """As `_flags_of`, compiled."""
         found, out = self._flags(list(values))
         return np.asarray(found), out
@@ -212,7 +211,7 @@ class _Search:
     def _operation(self, at: int) -> Operation:
         """The operation of a step whose values are unknown."""
         step = self._steps[at]
-        result: Any = step.equation.outvars[0].aval
+        result: Value = step.equation.outvars[0].aval
         return Operation(
             name=step.equation.primitive.name,
             makes="NaN",
@@ -313,16 +312,17 @@ class _Search:
             out.append(name in _CAPABLE or half or sums or bool(self._length(step.equation)))
         return out
 
-    def _length(self, equation: Any) -> int:
+    def _length(self, equation: Equation) -> int:
         """The length of the axis of a gather that gives NaN for an index outside it; else 0."""
         params = equation.params
         if equation.primitive.name != "gather" or "FILL" not in str(params["mode"]):
             return 0
         axes, fill = params["dimension_numbers"].start_index_map, params["fill_value"]
-        floats = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact)
+        taken: Value = equation.invars[0].aval
+        floats = jnp.issubdtype(taken.dtype, jnp.inexact)
         if len(axes) != 1 or not floats or not (fill is None or fill != fill):
             return 0
-        return equation.invars[0].aval.shape[axes[0]]
+        return taken.shape[axes[0]]
 
     def _index(self, number: int) -> int:
         """The value from which a gather's indices were made, as the user's code gave it."""
@@ -386,7 +386,7 @@ class _Search:
 
 def _iterations(
     kind: str, equation: Equation, operands: list[Value]
-) -> Iterator[tuple[int, list[Any], list[Any], list[Any]]]:
+) -> Iterator[tuple[int, list[Value], list[Value], list[Value]]]:
     """A loop's iterations: number, constants, carry (renewed by the caller), elements."""
     *tests, body = bodies_of(equation)
     if kind == "scan":

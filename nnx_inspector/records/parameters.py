@@ -19,7 +19,7 @@ from nnx_inspector.records.record import Parameter
 from nnx_inspector.stats.measure_gauges import is_sampled
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import Array, PyTree, Value
 
 
 def floats_of(stage: Staged) -> dict[str, tuple[int, bool]]:
@@ -40,7 +40,7 @@ def floats_of(stage: Staged) -> dict[str, tuple[int, bool]]:
 def measure_parameters(
     stage: Staged,
     grads: Mapping[int, object] | None = None,
-    updates: Mapping[int, Any] | None = None,
+    updates: Mapping[int, Sequence[Array]] | None = None,
     inputs: Sequence[object] | None = None,
 ) -> dict[str, Parameter]:
     """The parameters of a staged call's modules, by path, before the call is finished.
@@ -74,8 +74,8 @@ def _summary(x: Value) -> Summary | None:
 
 
 def updates_of(
-    optimizer: nnx.Optimizer[Any] | None, differentiated: Sequence[tuple[Any, Any]]
-) -> dict[int, list[Any]]:
+    optimizer: nnx.Optimizer[Any] | None, differentiated: Sequence[tuple[PyTree, PyTree]]
+) -> dict[int, list[Array]]:
     """The updates that an optimizer would make: id of a Variable -> the update of each array.
 
     Args:

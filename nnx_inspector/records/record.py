@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -20,11 +20,11 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import split_escaped
 from nnx_inspector.hooks.sites import closest, of_operation
 from nnx_inspector.program.editing.packed import Small, apart, is_joinable, joined, taken_apart
-from nnx_inspector.recordings.layers import layer_key
+from nnx_inspector.recordings.layers import Summaries, layer_key, one_of
 from nnx_inspector.records.call import Call, concrete, named_summaries
 from nnx_inspector.stats.summary import STATISTICS, Summary, merge, row_index
 from nnx_inspector.stats.units import Units, merge_units
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import PyTree, Value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,7 +81,9 @@ class Entry:
     key: str
     calls: tuple[Call, ...]
 
-    def _merged(self, part: str, kind: type = Summary, add: Callable[..., Any] = merge) -> Any:
+    def _merged(
+        self, part: str, kind: type = Summary, add: Callable[..., object] = merge
+    ) -> PyTree:
         values = [getattr(call, part) for call in self.calls if call.took_place]
         values = [v for v in values if v is not None]
         if not values:
@@ -245,7 +247,7 @@ class Record(Mapping[str, Entry]):
         calls: Mapping[str, Sequence[Call]],
         unseen: Mapping[str, str],
         parameters: Mapping[str, Parameter] | None = None,
-        choices: Mapping[str, Sequence[Any]] | None = None,
+        choices: Mapping[str, Sequence[Value]] | None = None,
         *,
         eager: str = "",
     ):
@@ -261,7 +263,9 @@ class Record(Mapping[str, Entry]):
             self._layout, self._children = None, apart(tree)
 
     @property
-    def _held(self) -> tuple[dict[str, tuple[Call, ...]], dict[str, Parameter], dict[str, Any]]:
+    def _held(
+        self,
+    ) -> tuple[dict[str, tuple[Call, ...]], dict[str, Parameter], dict[str, list[Value]]]:
         known = self.__dict__.get("_known")
         if known is None:
             tree = self._children
@@ -283,7 +287,7 @@ class Record(Mapping[str, Entry]):
         return self._held[1]
 
     @property
-    def choices(self) -> dict[str, list[Any]]:
+    def choices(self) -> dict[str, list[Value]]:
         """The softmaxes that choose, by site (`"attn@attention"`): for each call of it a row for
         each head of the attention; see `stats.choices.rows`.
         """
@@ -388,18 +392,46 @@ class Record(Mapping[str, Entry]):
         return out
 
 
-def figures(summary: Summary | None) -> dict[str, Any]:
+def layers_of(record: Record, stacks: Mapping[str, int]) -> Summaries:
+    """The output, gradient and input of the first layers of stacked sites, if they were measured.
+    They add up to the summaries of the sites, and no value is counted in two layers.
+
+    `stacks` maps a site to how many of its layers to return.
+    """
+    out: Summaries = {}
+    for site, most in stacks.items():
+        calls = record[site].calls if site in record else ()
+        lengths = {np.shape(c.ran)[0] if c.loops and not c.leading else 0 for c in calls}
+        length = lengths.pop() if len(lengths) == 1 else 0  # else some calls belong to no layer
+        parts = [
+            (np.asarray(call.ran), *part)
+            for call in (calls if length else ())
+            for part in call.parts(site)
+        ]
+        for layer in range(min(most, length)):
+            found: dict[tuple[str, str], list[Summary]] = {}
+            for ran, key, quantity, summary in parts:
+                row = summary.row(layer)
+                # a layer that no cotangent reached has an empty row
+                if np.any(ran[layer]) and (quantity != "gradient" or np.any(row.bins)):
+                    found.setdefault((layer_key(key, layer), quantity), []).append(row)
+            for (key, quantity), rows in found.items():
+                out.setdefault(key, {})[quantity] = one_of(rows)
+    return out
+
+
+def figures(summary: Summary | None) -> dict[str, float | None]:
     """The statistics of a summary by name, in the order of `STATISTICS`."""
     return {name: None if summary is None else getattr(summary, name) for name in STATISTICS}
 
 
-def _flatten(record: Record) -> tuple[Any, Any]:
+def _flatten(record: Record) -> tuple[tuple[PyTree, ...], tuple[object, ...]]:
     unseen = tuple(sorted(record.unseen.items()))
     aux = (record._keys, unseen, record.eager, record._layout)
     return tuple(record._children), aux
 
 
-def _flatten_with_keys(record: Record) -> tuple[Any, Any]:
+def _flatten_with_keys(record: Record) -> tuple[tuple[PyTree, ...], tuple[object, ...]]:
     children, aux = _flatten(record)
     first = "words" if record._layout is not None else "calls"
     rest = [jax.tree_util.SequenceKey(i) for i in range(len(children) - 1)]
@@ -407,7 +439,7 @@ def _flatten_with_keys(record: Record) -> tuple[Any, Any]:
     return tuple(zip(names, children, strict=True)), aux
 
 
-def _unflatten(aux: Any, children: object) -> Record:
+def _unflatten(aux: PyTree, children: object) -> Record:
     made = Record.__new__(Record)  # unchecked: jax also fills trees with other objects
     made._keys, unseen, made.eager, made._layout = aux
     made.unseen, made._children = dict(unseen), children

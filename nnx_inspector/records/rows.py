@@ -8,9 +8,9 @@ be seen says so. Draws nothing.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 
+from nnx_inspector.files import short_name
 from nnx_inspector.hooks.inside.attention import PATTERN
 from nnx_inspector.hooks.sites import CALL, methods, of_operation, parse_key, site_key
 from nnx_inspector.hooks.variables import contents, held
@@ -293,9 +293,8 @@ def _parent(segments: _Segments, known: Mapping[_Segments, int]) -> tuple[int, i
 
 
 def _short(source: str) -> str:
-    # a notebook's cell has a generated file name; a path is shortened to its last two parts
     file, _, line = source.rpartition(":")
-    parts = file.split(os.sep)
-    if parts[-1].startswith(("<", "ipykernel_")) or (len(parts) > 1 and "ipykernel_" in parts[-2]):
-        return f"notebook cell, line {line}"
-    return f"{'/'.join(parts[-2:])}:{line}" if file else ""
+    short = short_name(file)
+    return (
+        f"{short}, line {line}" if short == "notebook cell" else f"{short}:{line}" if file else ""
+    )

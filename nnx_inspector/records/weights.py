@@ -21,13 +21,18 @@ from nnx_inspector.recordings.compare import differences
 from nnx_inspector.records.donated import is_gone, taken
 from nnx_inspector.stats.summarize import in_words, summarize
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.typing import DTypeLike
+from nnx_inspector.typing import Array, DTypeLike, PyTree
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
 _SHARED: Final = ("total_variation", "quantile_distance", "mean_difference", "std_difference")
 """Columns that mean the same as those of `compare`."""
+
+
+Row = dict[str, Any]
+Compared = tuple[Row, Summary | None]
+"""A row of `compare_weights`, and the summary of b - a."""
 
 
 def compare_weights(a: object, b: object) -> pd.DataFrame:
@@ -65,17 +70,17 @@ def compare_weights(a: object, b: object) -> pd.DataFrame:
     return frame_of(weights_apart(a, b))
 
 
-def frame_of(found: Sequence[tuple[dict[str, Any], Summary | None]]) -> pd.DataFrame:
+def frame_of(found: Sequence[Compared]) -> pd.DataFrame:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
     rows = [row for row, _ in found]
     return pd.DataFrame(rows, columns=[*_TEXTS, "distance", "relative_change", *_SHARED])
 
 
-def weights_apart(a: object, b: object) -> list[tuple[dict[str, Any], Summary | None]]:
+def weights_apart(a: object, b: object) -> list[Compared]:
     """The rows of `compare_weights`, each with the summary of b - a, None if there is none."""
     of_a, of_b = _weights(a, "a"), _weights(b, "b")
-    rows: list[tuple[dict[str, Any], Summary | None]] = []
+    rows: list[Compared] = []
     for path in dict.fromkeys((*of_a, *of_b)):
         pair = [side.get(path) for side in (of_a, of_b)]
         here = [one for one in pair if one is not None]
@@ -92,7 +97,7 @@ def weights_apart(a: object, b: object) -> list[tuple[dict[str, Any], Summary | 
     return sorted(rows, key=lambda one: _place(one[0], whole or 1.0))
 
 
-def _place(row: dict[str, Any], whole: float) -> tuple[bool, bool, float]:
+def _place(row: Row, whole: float) -> tuple[bool, bool, float]:
     relative = row["relative_change"]
     unknown = math.isnan(relative)
     share = row["distance"] / whole if row["norm"] == 0 else relative
@@ -102,7 +107,7 @@ def _place(row: dict[str, Any], whole: float) -> tuple[bool, bool, float]:
 _TEXTS: Final = ("parameter", "type", "in", "array")
 
 
-def _weights(of: object, name: str) -> dict[str, tuple[str, Any]]:
+def _weights(of: object, name: str) -> dict[str, tuple[str, Array]]:
     """Path -> the type of the Variable and the array, for each array that is compared."""
     if isinstance(of, nnx.Pytree):
         of = nnx.state(of, graph=True)
@@ -111,8 +116,8 @@ def _weights(of: object, name: str) -> dict[str, tuple[str, Any]]:
             f"compare_weights takes two modules, states or dictionaries of arrays, got "
             f"{type(of).__name__} for {name}."
         )
-    found: dict[str, tuple[str, Any]] = {}
-    flat: Any = nnx.to_flat_state(of if isinstance(of, nnx.State) else nnx.State(of))
+    found: dict[str, tuple[str, Array]] = {}
+    flat: PyTree = nnx.to_flat_state(of if isinstance(of, nnx.State) else nnx.State(of))
     for path, leaf in flat:
         is_variable = isinstance(leaf, nnx.Variable)
         value = leaf.get_value() if is_variable else leaf

@@ -10,9 +10,9 @@ import ast
 import functools
 import inspect
 import linecache
-import os
 from collections.abc import Iterable, Sequence
 
+from nnx_inspector.files import short_name
 from nnx_inspector.screen import protocol
 
 AROUND = 5
@@ -44,20 +44,12 @@ def excerpt_of(source: str) -> protocol.Excerpt | None:
     while shown and not shown[-1].strip() and first + len(shown) - 1 > line:
         shown.pop()
     return protocol.Excerpt(
-        file=short_file(file),
+        file=short_name(file),
         function=_function_around("".join(lines), line),
         first=first,
         line=line,
         text="\n".join(shown),
     )
-
-
-def short_file(file: str) -> str:
-    """A short name for a file: "notebook cell" for a generated name, or a path's last two parts."""
-    parts = file.split(os.sep)
-    if parts[-1].startswith(("<", "ipykernel_")) or (len(parts) > 1 and "ipykernel_" in parts[-2]):
-        return "notebook cell"
-    return "/".join(parts[-2:])
 
 
 def documentation_of(cls: type) -> str:

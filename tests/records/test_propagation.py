@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector.records.propagation.limits import FLAT, HEALTHY, TOO_DEEP, in_words
+from nnx_inspector.records.propagation.result import FLAT, HEALTHY, TOO_DEEP, in_words
 
 BATCH = jax.random.normal(jax.random.key(1), (32, 64))
 NORMAL = nnx.initializers.normal

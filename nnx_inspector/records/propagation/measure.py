@@ -10,7 +10,6 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,7 @@ from nnx_inspector.records.capture import value_and_grad
 from nnx_inspector.records.propagation.result import Propagation
 from nnx_inspector.records.record import Entry, Record
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import GraphDef, PyTree
 
 Loss = Callable[..., jax.Array]
 
@@ -37,9 +36,9 @@ def propagation(
     seeds: int | Sequence[int] = 3,
     loss: Loss | None = None,
     only: Only = None,
-    train: Callable[[nnx.Module], Callable[..., Any]] | None = None,
+    train: Callable[[nnx.Module], Callable[..., object]] | None = None,
     steps: int = 0,
-    where: Any = None,
+    where: object = None,
 ) -> Propagation:
     """Measure how activations and gradients change with depth in models that were just made.
 
@@ -137,7 +136,7 @@ def _made(
 
     def call_of(width: int | None, rngs: object, *, named: bool) -> inspect.BoundArguments | None:
         """The arguments, if it takes a width, by this name or the first, and `rngs` unless None."""
-        given: dict[str, Any] = {} if rngs is None else {"rngs": rngs}
+        given: dict[str, object] = {} if rngs is None else {"rngs": rngs}
         args = () if named or width is None else (width,)
         given |= {"width": width} if named and width is not None else {}
         try:
@@ -180,7 +179,7 @@ def _add(
         found.setdefault(site, []).append(figures)
 
 
-def _projected(model: Any, *args: object) -> jax.Array:
+def _projected(model: Callable[..., PyTree], *args: object) -> jax.Array:
     leaves = [x for x in jax.tree.leaves(model(*args)) if jnp.issubdtype(x.dtype, jnp.floating)]
     keys = jax.random.split(jax.random.key(0), max(len(leaves), 1))
     sums = (
@@ -192,7 +191,7 @@ def _projected(model: Any, *args: object) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _record(
-    loss: Loss, only: Only, where: Where | None, graphdef: Any, state: PyTree, args: Any
+    loss: Loss, only: Only, where: Where | None, graphdef: GraphDef, state: PyTree, args: PyTree
 ) -> Record:
     model = nnx.merge(graphdef, state)
     (_, record), _ = value_and_grad(loss, only=only, inputs=False, where=where)(model, *args)
@@ -200,7 +199,7 @@ def _record(
 
 
 def _measured(
-    loss: Loss, only: Only, where: Where | None, model: Any, args: Any
+    loss: Loss, only: Only, where: Where | None, model: nnx.Module, args: PyTree
 ) -> dict[str, tuple[float, float]]:
     """Site -> the deviation of what it returns, and of the gradient of that."""
     graphdef, state = nnx.split(model, graph=True)
