@@ -26,7 +26,7 @@ KEPT = ("sweep", "inputs", "lens", "logits", "attribution", "examples", "weights
 _NOT_SHOWN = "The words had no figures of this module when the page was saved."
 
 
-def content_of(core: Core, kept: Sequence[object]) -> Content:
+def content_of(core: Core, kept: Sequence[protocol.Message | None]) -> Content:
     """Everything on a page except the recording. `core` is at rest; `kept` are its messages."""
     layout, state = core.view.layout, core.view.state_at_rest()
     assert layout is not None  # both exist from the beginning
@@ -43,8 +43,8 @@ def content_of(core: Core, kept: Sequence[object]) -> Content:
     }
     code_of = lambda site: look(core, protocol.Look(id=0, what="code", site=site))  # noqa: E731
     answers |= {"code": _each(detailed, code_of), "casts": _casts(core)}
-    kept = [one for one in kept if one is not None]
-    if any(isinstance(one, protocol.Weights) and one.name for one in kept):
+    those = [one for one in kept if one is not None]
+    if any(isinstance(one, protocol.Weights) and one.name for one in those):
         shown = ["values"]
     else:
         shown = ["values", "compare"]
@@ -54,13 +54,13 @@ def content_of(core: Core, kept: Sequence[object]) -> Content:
         f" Left out: {left_out:,} of the slices of values that were opened, because a page keeps "
         f"at most {MOST_BYTES // 10**6} MB of them."
     )
-    return _content(layout, state, kept, answers, detailed, missing, more if left_out else "")
+    return _content(layout, state, those, answers, detailed, missing, more if left_out else "")
 
 
 def _content(
     layout: protocol.Layout,
     state: protocol.State,
-    kept: Sequence[object],
+    kept: Sequence[protocol.Message],
     answers: dict[str, dict[str, Answer]],
     detailed: tuple[str, ...],
     missing: tuple[str, ...] = (),
@@ -91,7 +91,7 @@ class Brief:
         self._made: dict[str, dict[str, Answer]] = {}
 
     def content(
-        self, layout: protocol.Layout, state: protocol.State, kept: Sequence[object]
+        self, layout: protocol.Layout, state: protocol.State, kept: Sequence[protocol.Message]
     ) -> Content:
         """Like `content_of`, with the details of at most MOST_SITES sites."""
         core = self._core

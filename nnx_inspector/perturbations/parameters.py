@@ -5,7 +5,7 @@ Invariant: shape and dtype stay the same. Does not know models or programs.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from nnx_inspector.typing import Value
 class ParameterPerturbation(Kind):
     """The base of every kind that acts on a parameter."""
 
-    at: ClassVar[str] = "parameter"
+    at: ClassVar[Literal["parameter"]] = "parameter"
     acts_on = "parameter"
     arrays: ClassVar[tuple[str, ...]] = ()
     """The fields that may be a number or an array."""

@@ -7,6 +7,7 @@ slow browser never holds up a sender, and dropped frames are counted. Knows no m
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
@@ -85,10 +86,11 @@ class StreamWidget(InspectorWidget):
     _esm = asset("stream.js")
 
 
-def _other_version(content: Any) -> int | None:
+def _other_version(content: object) -> int | None:
     """The version in the hello of a page that is older or newer, whatever else it has."""
-    hello = isinstance(content, dict) and content.get("type") == protocol.Hello.type
-    version = content.get("version") if hello else None
+    if not isinstance(content, dict) or content.get("type") != protocol.Hello.type:
+        return None
+    version = content.get("version")
     return version if type(version) is int and version != protocol.VERSION else None
 
 
@@ -142,14 +144,14 @@ class Screen:
 
     def __init__(self) -> None:
         self.id = uuid.uuid4().hex
-        self.asked: Callable[[], Callable[[Any], object] | None] = lambda: None
+        self.asked: Callable[[], Callable[[protocol.ToKernel], object] | None] = lambda: None
         self._lock = threading.RLock()
         self.control = ControlWidget("control", self.id)
         self.stream = StreamWidget("stream", self.id)
         self.control.on_msg(self._received)
         self.control.answer_where_asked()
         self._listener, self._comm = listener(), self.control.model_id or ""
-        self._listener.listen(self._comm, self._heard_early)
+        self._listener.listen(self._comm, functools.partial(self._received, None))
         self.greeted = False
         self.page = ""  # the page of the view that said hello last
         self._said = 0
@@ -183,9 +185,6 @@ class Screen:
     def poll(self) -> None:
         """Look for messages from the browser, where a kernel does not do so while a cell runs."""
         self._listener.poll()
-
-    def _heard_early(self, content: object, buffers: object) -> None:
-        self._received(None, content, buffers)
 
     def _received(self, _widget: object, content: object, _buffers: object) -> None:
         if (version := _other_version(content)) is not None:
@@ -241,7 +240,7 @@ class Screen:
             self.control.send(protocol.to_header(message))
             self.control.answer_where_asked()
 
-    def send(self, message: Any, buffer: bytes | None = None) -> None:
+    def send(self, message: protocol.Message, buffer: bytes | None = None) -> None:
         """Send one message over the stream, however many frames the browser has yet to draw. One
         that could not be sent is counted.
 

@@ -18,9 +18,10 @@ import numpy as np
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import add_note
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.pictures import could_be, pictures_in
+from nnx_inspector.screen.pictures import Argument, could_be, pictures_in
+from nnx_inspector.typing import Int, Value
 
-Decode = Callable[[Any], Any] | Sequence[str] | Mapping[int, str]
+Decode = Callable[[Any], object] | Sequence[str] | Mapping[int, str]
 Names = Sequence[str] | Mapping[int, str]
 
 MOST_EXAMPLES = 64
@@ -29,26 +30,8 @@ MOST_WORDS = 1 << 14
 """The most words of all examples in a message; the first example has at most as many."""
 MOST_REMEMBERED = 1 << 20
 """The most ids whose texts are kept."""
-_FORMS: Sequence[Callable[[int], Any]] = (lambda i: i, lambda i: [i], lambda i: np.array([i]))
+_FORMS: Sequence[Callable[[int], object]] = (lambda i: i, lambda i: [i], lambda i: np.array([i]))
 """What a function may take: an id, a list of ids, or an array of them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Argument:
-    """An array among the arguments of a pass.
-
-    Attributes:
-        path: its path, such as "tokens" or "batch/ids".
-        place: the position of its argument in the call, None for a keyword.
-        embedded: whether it is looked up in an embedding; None if that is unknown.
-        changed: the site of that embedding, if it may receive something else, such as a part.
-    """
-
-    path: str
-    place: int | None
-    value: Any
-    embedded: bool | None = None
-    changed: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,8 +51,8 @@ class Inputs:
     images: str | int | None = None
     _texts: dict[int, str] = dataclasses.field(default_factory=dict[int, str])
     _failed: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
-    _form: list[Callable[[int], Any]] = dataclasses.field(
-        default_factory=list[Callable[[int], Any]]
+    _form: list[Callable[[int], object]] = dataclasses.field(
+        default_factory=list[Callable[[int], object]]
     )
 
     @property
@@ -171,7 +154,7 @@ class Inputs:
             pictures=pictures,
         )
 
-    def predicting(self, batch: protocol.Inputs, outputs: Sequence[object]) -> protocol.Inputs:
+    def predicting(self, batch: protocol.Inputs, outputs: Sequence[Value]) -> protocol.Inputs:
         """The message with what a pass predicts, from the arrays that it returned."""
         said = self._predicted(outputs, batch.batch)
         if said is None:
@@ -227,7 +210,7 @@ class Inputs:
 
     def _labels_in(
         self, arguments: Sequence[Argument], tokens: Argument | None, batch: int
-    ) -> Any | None:
+    ) -> np.ndarray | None:
         """The classes of the examples, if one argument alone can hold them."""
         if self.labels is None:
             return None
@@ -241,7 +224,7 @@ class Inputs:
         ]
         return np.asarray(able[0]) if len(able) == 1 else None
 
-    def _predicted(self, outputs: Sequence[Any], batch: int) -> Any | None:
+    def _predicted(self, outputs: Sequence[Value], batch: int) -> Int[np.ndarray, " batch"] | None:
         """The class with the largest logit of each example, -1 where one is NaN."""
         if self.labels is None:
             return None
@@ -325,13 +308,14 @@ def _takes(f: Any, name: str) -> bool:
     )
 
 
-def _plain(given: Any) -> Any:
+def _plain(given: object) -> object:
     """An array of texts as a list; anything else as it is."""
-    is_text = isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "UT"
-    return given.tolist() if is_text else given
+    if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "UT":
+        return given.tolist()
+    return given
 
 
-def _what(value: Any) -> str:
+def _what(value: Value) -> str:
     if is_array(value):
         return f"{value.dtype}{list(value.shape)}"
     return f"{type(value).__name__} {_short(repr(value))}"
@@ -341,14 +325,14 @@ def _is_table(given: object) -> bool:
     return isinstance(given, (Sequence, Mapping)) and not isinstance(given, bytes)
 
 
-def _entry(table: Names, number: int) -> Any | None:
+def _entry(table: Names, number: int) -> str | None:
     """The entry of a number; None if there is none. A negative number is no id."""
     if isinstance(table, Mapping):
         return table.get(number)
     return table[number] if 0 <= number < len(table) else None
 
 
-def _one_text(found: object) -> Any:
+def _one_text(found: object) -> object:
     """The text that a function returned for one id, perhaps as the only one of a sequence."""
     if isinstance(found, (str, bytes)):
         return found
@@ -362,7 +346,7 @@ def _short(text: str) -> str:
     return text if len(text) <= protocol.LONGEST_TEXT else text[: protocol.LONGEST_TEXT] + "…"
 
 
-def _rows(ids: Argument) -> Any:
+def _rows(ids: Argument) -> Int[np.ndarray, "batch position"]:
     """Ids with an axis of examples: a single row is one example."""
     return np.atleast_2d(np.asarray(ids.value))
 
@@ -377,11 +361,11 @@ def _is_named(one: Argument, name: str | int) -> bool:
     return one.path == name or one.path.endswith(f"/{name}") or one.path.split("/")[0] == name
 
 
-def _is_whole(x: Any) -> bool:
+def _is_whole(x: Value) -> bool:
     return np.dtype(x.dtype).kind in "iu"
 
 
-def _holds_ids(x: Any) -> bool:
+def _holds_ids(x: Value) -> bool:
     return _is_whole(x) and len(x.shape) in (1, 2) and 0 not in x.shape
 
 

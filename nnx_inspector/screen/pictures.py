@@ -8,14 +8,16 @@ An array that is not a picture gives none; if it was named as one, a sentence sa
 from __future__ import annotations
 
 import base64
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.screen import protocol
+from nnx_inspector.typing import Value
 
 MOST_SIDE: Final = 96
 """The most pixels along a side of a thumbnail."""
@@ -31,15 +33,26 @@ NOT_FINITE: Final = (214, 39, 150)
 """The colour of a pixel that is NaN or Inf, as for all values on screen."""
 
 
-class _Argument(Protocol):
-    @property
-    def path(self) -> str: ...
-    @property
-    def value(self) -> Any: ...
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """An array among the arguments of a pass.
+
+    Attributes:
+        path: its path, such as "tokens" or "batch/ids".
+        place: the position of its argument in the call, None for a keyword.
+        embedded: whether it is looked up in an embedding; None if that is unknown.
+        changed: the site of that embedding, if it may receive something else, such as a part.
+    """
+
+    path: str
+    place: int | None
+    value: Value
+    embedded: bool | None = None
+    changed: str = ""
 
 
 def pictures_in(
-    arguments: Sequence[_Argument], *, named: str = "", most: int = 64
+    arguments: Sequence[Argument], *, named: str = "", most: int = 64
 ) -> tuple[protocol.Pictures | None, str]:
     """The pictures among some arrays, or None, and a sentence if what `images=` names is not one.
 
@@ -70,7 +83,7 @@ def could_be(x: object) -> bool:
     return _layout(x, named=False) is not None
 
 
-def _layout(x: Any, named: bool) -> bool | None:
+def _layout(x: Value, named: bool) -> bool | None:
     """Whether channels are last in an array of pictures, or absent; None for another shape."""
     shape, dtype = tuple(x.shape), x.dtype  # a key's dtype is none of NumPy's
     is_number = getattr(dtype, "kind", "O") in "biuf" or "float" in dtype.name
@@ -108,7 +121,7 @@ def _has_pixels(x: np.ndarray) -> bool:
     return max(-low, high) <= LARGEST
 
 
-def _some(x: Any, most: int) -> np.ndarray:
+def _some(x: Value, most: int) -> np.ndarray:
     """The first examples, on the host, as numbers that NumPy computes with."""
     # a slice of an array on a device is a program of its own, so a small array comes whole
     if x.nbytes > LARGE and not isinstance(x, np.ndarray):
@@ -119,7 +132,7 @@ def _some(x: Any, most: int) -> np.ndarray:
     return found.astype(np.float32) if found.dtype.kind in "Vf" else found
 
 
-def _thumbnails(one: _Argument, *, channels_last: bool, most: int, more: str) -> protocol.Pictures:
+def _thumbnails(one: Argument, *, channels_last: bool, most: int, more: str) -> protocol.Pictures:
     x = _some(one.value, most)
     x = x[..., None] if x.ndim == 3 else x if channels_last else np.moveaxis(x, 1, -1)
     rows, columns, channels = x.shape[1:]

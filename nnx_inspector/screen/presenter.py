@@ -35,6 +35,7 @@ from nnx_inspector.screen.frames import (
     passes_message,
 )
 from nnx_inspector.screen.python_text import Showing
+from nnx_inspector.stats.summary import Summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +91,7 @@ class Presenter:
         self.loop_thread: int | None = None  # the thread of the watched loop that runs, if any
         self.progress = protocol.Progress(kind="", running=False, step=0, total=None, rate=None)
         self.python = ""  # the Python equivalent of the last request from the screen
-        self._kept: dict[str, Any] = {}
+        self._kept: dict[str, protocol.Message] = {}
         self.presented: Callable[[bool], object] = lambda forced: None  # called after each pass
         self._shown_in: int | None = None
         self._held: dict[int, Pass] = {}
@@ -98,7 +99,7 @@ class Presenter:
         self._behind: Callable[[], Pass] | None = None
         self._behind_of = -1
         self._others = 0
-        self._told_of = -1
+        self._listed_to = -1
         self._rests_until = 0.0
         self.page_content: Callable[..., Content | None] = lambda *shown: (
             None
@@ -172,7 +173,7 @@ class Presenter:
         self.state_changed()
         self.present(force=True)
 
-    def keep(self, message: Any) -> None:
+    def keep(self, message: protocol.Message) -> None:
         """Send a message now and to each later view, until the next message of its type."""
         self._kept[message.type] = message
         self.screen.send(message)
@@ -264,7 +265,9 @@ class Presenter:
         )
         self.keep(message)
 
-    def show_behind(self, summaries: Callable[[], Mapping[str, Any]] | None, one: Pass) -> None:
+    def show_behind(
+        self, summaries: Callable[[], Mapping[str, Mapping[str, Summary | None]]] | None, one: Pass
+    ) -> None:
         """Behind a pass show what it is without its perturbations, as long as it is the newest.
 
         The summaries are only asked for once the pass is sent; None if nothing is perturbed.
@@ -333,8 +336,8 @@ class Presenter:
             self.screen.send(message, buffer)
         self.screen.send(*curves_of(recording))
         newest = recording.passes[-1].number if len(recording) else -1
-        if force or newest != self._told_of:
-            self._told_of = newest
+        if force or newest != self._listed_to:
+            self._listed_to = newest
             self.screen.send(*passes_message(recording.passes, recording.thinned))
 
     def _state(self) -> protocol.State | None:

@@ -11,23 +11,28 @@ import ast
 import dataclasses
 import json
 import keyword
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from nnx_inspector.screen import protocol
 
+if TYPE_CHECKING:
+    from nnx_inspector.perturbations.base import At, Perturbation
+    from nnx_inspector.perturbations.places import Known
 
-def offers() -> dict[protocol.Offer, Any]:
+
+def offers() -> dict[protocol.Offer, type[Perturbation]]:
     """The kinds that a click can add, in the menu's order, with their classes. Python has more."""
     from nnx_inspector.perturbations import activations, gradients
-    from nnx_inspector.perturbations.base import Kind
+    from nnx_inspector.perturbations.base import Perturbation
 
     found = {}
     for module in (activations, gradients):
         for kind in vars(module).values():
-            if not isinstance(kind, type) or not issubclass(kind, Kind):
+            if not isinstance(kind, type) or not issubclass(kind, Perturbation):
                 continue
             if kind.form.does and kind.acts_on != "parameter":
                 form = {n: v for n, v in vars(kind.form).items() if n != "given"}
@@ -35,7 +40,7 @@ def offers() -> dict[protocol.Offer, Any]:
     return found
 
 
-def made(kind: str, strength: float | None, at: str) -> Any:
+def made(kind: str, strength: float | None, at: At) -> Perturbation:
     """The perturbation that a click asks for; a `strength` of None means the offer's default.
 
     Raises:
@@ -52,7 +57,7 @@ def made(kind: str, strength: float | None, at: str) -> Any:
     return classes[kind].clicked(strength, at)
 
 
-def read(text: str) -> Any:
+def read(text: str) -> Known:
     """The perturbation that a text of `Kind.python` makes. It runs no other Python than that.
 
     Raises:
@@ -83,7 +88,7 @@ def read(text: str) -> Any:
     return made_by(ast.parse(text, mode="eval").body)
 
 
-def masked(bits: str, units: int, columns: int = 0) -> Any:
+def masked(bits: str, units: int, columns: int = 0) -> npt.NDArray[np.bool_]:
     """The boolean mask of a click, from its bits as in `protocol.Perturbation.mask`.
 
     Raises:
@@ -108,7 +113,7 @@ class Shown(Protocol):
     @property
     def sites(self) -> Iterable[str]: ...
     @property
-    def perturbation(self) -> Any: ...
+    def perturbation(self) -> Known: ...
     @property
     def enabled(self) -> bool: ...
 
@@ -117,15 +122,15 @@ class Showing:
     """Turns handles into messages. Reads each perturbation once, as it may be on a device."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, protocol.Perturbation]] = {}
+        self._seen: dict[int, tuple[Known, protocol.Perturbation]] = {}
 
     def of(self, handles: Iterable[Shown], *, pending: bool) -> tuple[protocol.Perturbation, ...]:
         """The handles in their order, all with the same `pending`."""
-        now: dict[int, tuple[Any, protocol.Perturbation]] = {}
+        now: dict[int, tuple[Known, protocol.Perturbation]] = {}
         for handle in handles:
-            perturbation, looks = self._seen.get(handle.id, (None, None))
-            if looks is None or perturbation is not handle.perturbation:
-                perturbation = handle.perturbation
+            perturbation = handle.perturbation
+            seen, looks = self._seen.get(handle.id, (None, None))
+            if looks is None or seen is not perturbation:
                 looks = _looks(handle, perturbation)
             looks = dataclasses.replace(
                 looks,
@@ -139,7 +144,7 @@ class Showing:
         return tuple(looks for _, looks in now.values())
 
 
-def _looks(handle: Shown, perturbation: Any) -> protocol.Perturbation:
+def _looks(handle: Shown, perturbation: Known) -> protocol.Perturbation:
     strength, form = perturbation.tuned_to, perturbation.form
     layer = "".join(f"[{i}]" for i in getattr(handle, "rows", ()))
     sites = tuple(f"{site}{layer}" for site in handle.sites)
@@ -165,12 +170,12 @@ def _looks(handle: Shown, perturbation: Any) -> protocol.Perturbation:
         pending=False,
         compiling=False,
         not_acting="",
-        axis=-1 if on is None else perturbation.axis,
+        axis=-1 if on is None else getattr(perturbation, "axis", -1),
         columns=on.shape[1] if on is not None and on.ndim == 2 else 0,
     )
 
 
-def _bits(on: Any) -> str:
+def _bits(on: npt.NDArray[np.bool_]) -> str:
     """The bits of a mask that the browser can edit; "" if it cannot edit them."""
     return np.packbits(on).tobytes().hex() if on.size <= protocol.MOST_UNITS else ""
 
@@ -180,7 +185,7 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text.isprintable() else repr(text)
 
 
-def addition(site: str, sites: Sequence[str], perturbation: Any) -> str:
+def addition(site: str, sites: Sequence[str], perturbation: Known) -> str:
     """The text that adds a perturbation, or ""; `site` is the selection that it was made with, in
     words.
     """
@@ -244,7 +249,7 @@ def _study(asked: protocol.Study) -> str:
     return f"insp.{name}({_keywords({token: asked.token, **read})}){of_example}"
 
 
-def _keywords(given: dict[str, Any]) -> str:
+def _keywords(given: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nnx_inspector.background import Worker
 from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.presenter import Presenter
 
-Answer = tuple[Any, bytes | None]
+if TYPE_CHECKING:
+    from nnx_inspector.perturbations.base import Kind
+
+Answer = tuple[protocol.Message, bytes | None]
 """A message and its buffer."""
 
 
@@ -40,7 +43,7 @@ class Requests:
         self._workers = {n: Worker(f"nnx_inspector.{n}", lambda error: None) for n in names}
         view.screen.asked = weakref.WeakMethod(self.answer)
 
-    def meant(self, message: object) -> tuple[Any, str]:
+    def meant(self, message: object) -> tuple[Kind | None, str]:
         """The perturbation that a request adds or sets, if any, and the Python that does the same
         as the request, if any.
         """

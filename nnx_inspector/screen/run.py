@@ -49,6 +49,8 @@ from nnx_inspector.screen.python_text import made
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nnx_inspector.perturbations.base import Kind
+
 Path = str | bytes | os.PathLike[str]
 PAUSE: Final = 0.5
 """Seconds between two looks at the file."""
@@ -130,7 +132,7 @@ class Run(Displayed):
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self._shown: tuple[Any, int, int] = (None, -1, -1)
+        self._shown: tuple[object, int, int] = (None, -1, -1)
         self._said = ""
         self._table: object = None
         self._controlled = Controlled(run="", every=0)
@@ -198,7 +200,7 @@ class Run(Displayed):
         self._read(LOOKS)
         return [Steered(one, self._shown_now, self.ask) for one in self._controlled.perturbations]
 
-    def perturb(self, site: str, perturbation: Any) -> Steered:
+    def perturb(self, site: str, perturbation: Kind) -> Steered:
         """Add a perturbation to the run, switched on: a `Zero` or a `Scale` of outputs.
 
         Raises:
@@ -247,7 +249,7 @@ class Run(Displayed):
         number = self.ask(protocol.ReadSite(id=0, site=site, example=example))
         return values_of(self._path, self._controlled.run, number)
 
-    def ask(self, request: Any) -> int:
+    def ask(self, request: protocol.Request) -> int:
         """Ask the run for something, and return the number of the request when it is done.
 
         Raises:
@@ -424,7 +426,7 @@ class Run(Displayed):
         }
 
     def _content(
-        self, layout: protocol.Layout, state: protocol.State, kept: Sequence[Any]
+        self, layout: protocol.Layout, state: protocol.State, kept: Sequence[protocol.Message]
     ) -> Content:
         saved, recording = time.strftime("%Y-%m-%d %H:%M"), self._following.recording
         casts = protocol.Look(id=0, what="casts", site="")

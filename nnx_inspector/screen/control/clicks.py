@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol
+
+import numpy as np
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.recording import Recording
@@ -42,7 +44,7 @@ class Elsewhere(Protocol):
     def selected(self) -> str: ...
     @selected.setter
     def selected(self, site: str) -> None: ...
-    def ask(self, request: object) -> int: ...
+    def ask(self, request: protocol.Request) -> int: ...
     def values(self, site: str) -> SiteValues: ...
 
 
@@ -62,7 +64,7 @@ class Clicks(Requests):
         super().__init__(view)
         self._run = run
         self._numbers = itertools.count(1)
-        self._arrays: dict[int, Any] = {}  # those on screen, by their numbers
+        self._arrays: dict[int, np.ndarray] = {}  # those on screen, by their numbers
 
     def _look(self, message: protocol.Look, _: object) -> Answer:
         if message.what != "casts":

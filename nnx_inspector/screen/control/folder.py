@@ -15,7 +15,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.files import whole_path, write
@@ -83,7 +83,7 @@ def made(recording: Path) -> str:
     return folder
 
 
-def send(recording: Path, run: str, message: object) -> None:
+def send(recording: Path, run: str, message: protocol.Request) -> None:
     """Ask a run for something; `message` is one of REQUESTS.
 
     Raises:
@@ -142,7 +142,7 @@ def values_of(recording: Path, run: str, number: int) -> SiteValues:
         raise InspectorError(f"the values that the run has sent cannot be read: {error}.") from None
 
 
-def taken(folder: str, run: str) -> Iterator[Any]:
+def taken(folder: str, run: str) -> Iterator[protocol.Request]:
     """The requests to a run, oldest first. Each is deleted; what is none of them is skipped."""
     for name in sorted(name for name in os.listdir(folder) if name.endswith(".json")):
         path = os.path.join(folder, name)
@@ -177,7 +177,7 @@ def _content_of(path: str, most: int = LARGEST) -> bytes | None:
         os.close(file)
 
 
-def _message(text: bytes, run: str) -> Any:
+def _message(text: bytes, run: str) -> protocol.Request | None:
     try:
         request = json.loads(text)
         if not isinstance(request, dict) or request.get("run") != run:

@@ -6,7 +6,6 @@ Each change is a request to the run, and returns when the run has made it. Impor
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.screen import protocol
@@ -24,7 +23,7 @@ class Steered:
         self,
         shown: protocol.Perturbation,
         now: Callable[[int], protocol.Perturbation | None],
-        ask: Callable[[Any], object],
+        ask: Callable[[protocol.Request], object],
     ):
         self._id, self._now, self._ask = shown.id, now, ask
         self.site, self.expression = shown.site, shown.expression
@@ -58,8 +57,7 @@ class Steered:
         self._ask(protocol.Remove(id=0, perturbation=self._id))
 
     def _adjust(self, enabled: bool, strength: float | None) -> None:
-        wish: Any = {"perturbation": self._id, "enabled": enabled, "strength": strength}
-        self._ask(protocol.Adjust(id=0, **wish))
+        self._ask(protocol.Adjust(id=0, perturbation=self._id, enabled=enabled, strength=strength))
 
     def __repr__(self) -> str:
         shown = self._now(self._id)

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.recording import Recording
@@ -61,9 +61,11 @@ class LastState:
     inspector: str
     layout: protocol.Layout
     state: protocol.State
-    kept: tuple[Any, ...]
+    kept: tuple[protocol.Message, ...]
     recording: Recording
-    content_of: Callable[[protocol.Layout, protocol.State, tuple[Any, ...]], Content | None]
+    content_of: Callable[
+        [protocol.Layout, protocol.State, tuple[protocol.Message, ...]], Content | None
+    ]
 
     def key(self) -> object:
         """A key that is equal for two moments if the same would be saved."""
@@ -101,7 +103,7 @@ class LastState:
         return _output(self.inspector, plain, packed)
 
 
-def _small(message: Any) -> Any:
+def _small(message: protocol.Message) -> protocol.Message:
     """A message without pictures, which would leave no room for passes."""
     pictures = message.pictures if isinstance(message, protocol.Inputs) else None
     if pictures is not None and len(pictures.pixels) > MOST_RECORDED // 8:

@@ -12,21 +12,15 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from nnx_inspector.background import weakly
+from nnx_inspector.screen.export.last_state import LastState
 
 RESTS = 1.5
 """Seconds from a change until the output is replaced; later changes do not extend them."""
 SHARE = 20
 """The pause before a replacement is at least this many times the CPU time of the last one."""
-
-
-class Saved(Protocol):
-    """The state to save at one moment."""
-
-    def key(self) -> object: ...
-    def html(self, stop: Callable[[], bool], /) -> str | None: ...
 
 
 class SavedOutput:
@@ -41,7 +35,7 @@ class SavedOutput:
 
     def __init__(
         self,
-        last: Callable[[], Saved | None],
+        last: Callable[[], LastState | None],
         failed: Callable[[Exception], object],
         seen: Callable[[], bool],
     ):

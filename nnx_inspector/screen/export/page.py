@@ -16,6 +16,7 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.export.assets import asset
 from nnx_inspector.screen.export.replay import Content, packed_passes
+from nnx_inspector.screen.export.text import printable
 
 MAX_BYTES: Final = 16 * 2**20
 MOST_UNPACKED: Final = 256 * 2**20
@@ -90,18 +91,14 @@ def shell_of(title: str) -> tuple[str, str]:
         f"style-src '{_hash(style)}'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     head, _, foot = _PAGE.partition("{recording}")
-    before = head.format(policy=html.escape(policy), title=html.escape(_plain(title)), style=style)
+    before = head.format(
+        policy=html.escape(policy), title=html.escape(printable(title)[:200]), style=style
+    )
     return before, foot.format(script=script)
 
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _plain(text: str) -> str:
-    """Text in one line of valid UTF-8, without control characters."""
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    return "".join(x if x.isprintable() else " " for x in text)[:200]
 
 
 def _at_first(recording: Recording, room: int) -> int:

@@ -14,7 +14,7 @@ import gzip
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -44,8 +44,10 @@ POINTS: Final = 600
 MOST_DETAILED: Final = 300
 """The most sites whose histograms, histories, flows, units, code and state are kept."""
 
-Answer = tuple[Any, bytes | None] | str
+Answer = tuple[protocol.Message, bytes | None] | str
 """A message and its buffer, or why there is none."""
+Place = dict[str, int | str]
+"""Where an array lies, and its kind of numbers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ class Content:
 
     layout: protocol.Layout
     state: protocol.State
-    kept: tuple[Any, ...] = ()
+    kept: tuple[protocol.Message, ...] = ()
     answers: Mapping[str, Mapping[str, Answer]] = dataclasses.field(default_factory=dict)
     detailed: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -91,7 +93,7 @@ class Packing:
         self._parts: list[bytes] = []
         self._at = 0
 
-    def add(self, array: object, kind: str) -> dict[str, Any]:
+    def add(self, array: object, kind: str) -> Place:
         """Add an array as "u1", "u2", "f4" or "f8" and return its place."""
         numbers = np.ascontiguousarray(array, f"<{kind}").reshape(-1)
         part = numbers.view(np.uint8).reshape(-1, numbers.itemsize).T.tobytes()
@@ -100,7 +102,9 @@ class Packing:
         self._at += len(part)
         return place
 
-    def message(self, message: object, buffer: bytes | None, *, shades: int = 0) -> dict[str, Any]:
+    def message(
+        self, message: protocol.Message, buffer: bytes | None, *, shades: int = 0
+    ) -> dict[str, object]:
         """Add a message and its buffer, as float64 and what is left; or with as many numbers at its
         end that are shades.
         """
@@ -137,7 +141,7 @@ def replayed(
     """
     packing = Packing()
     keys = tuple(site.key for site in content.layout.sites)
-    index: dict[str, Any] = {
+    index = {
         "version": protocol.VERSION,
         "note": _note(content, _passes_in_words(len(passes), left_out)),
         "layout": protocol.to_header(content.layout),
@@ -218,13 +222,13 @@ def _note(content: Content, passes: str) -> str:
     return content.note.replace("{passes}", passes) + details
 
 
-def _answer(one: Answer, packing: Packing) -> dict[str, Any]:
+def _answer(one: Answer, packing: Packing) -> dict[str, object]:
     return {"error": one} if isinstance(one, str) else packing.message(*one)
 
 
 def _histories(
     recording: Recording, keys: Sequence[str], content: Content, packing: Packing, columns: int
-) -> Iterable[dict[str, Any]]:
+) -> Iterable[dict[str, object]]:
     for site in content.detailed:
         for message, buffer in histories_of(
             recording, keys=keys, selected=site, layout=content.layout.layout, columns=columns
@@ -240,7 +244,7 @@ def _frames(
     keys: Sequence[str],
     detailed: Sequence[str],
     packing: Packing,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     shape = (len(keys), len(protocol.QUANTITIES))
     tables = np.empty((len(passes), *shape, len(protocol.STATISTICS)))
     sparks = np.empty((len(passes), *shape, protocol.SPARK), np.uint8)

@@ -18,6 +18,7 @@ from nnx_inspector.recordings.layers import STATE
 from nnx_inspector.recordings.passes import Pass, Quantity
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
+from nnx_inspector.screen.export.text import printable
 from nnx_inspector.screen.frames import metrics_at, table_of
 from nnx_inspector.stats.bins import WITHIN
 
@@ -230,8 +231,7 @@ def _count(value: float) -> str:
 
 def _cut(text: str) -> str:
     """One line of text that HTML and UTF-8 can hold, shortened if it is long."""
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    text = "".join(x if x.isprintable() or x == "\N{NO-BREAK SPACE}" else " " for x in text)
+    text = printable(text, besides="\N{NO-BREAK SPACE}")
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 2]} \N{HORIZONTAL ELLIPSIS}"
 
 
@@ -243,16 +243,14 @@ def _element(name: str, *children: Child, css: str = "") -> Element:
             element.append(child)
             before = child
         elif before is None:
-            element.text = (element.text or "") + _utf8(child)
+            element.text = (element.text or "") + _sentence(child)
         else:
-            before.tail = (before.tail or "") + _utf8(child)
+            before.tail = (before.tail or "") + _sentence(child)
     return element
 
 
-def _utf8(text: str) -> str:
-    """Like `_cut`, for sentences, whose spaces stay."""
-    words = text.encode("utf-8", "replace").decode("utf-8")
-    return "".join(x if x.isprintable() or x == "\N{NO-BREAK SPACE}" else " " for x in words)[:600]
+def _sentence(text: str) -> str:
+    return printable(text, besides="\N{NO-BREAK SPACE}")[:600]
 
 
 def _code(text: str) -> Element:

@@ -22,6 +22,9 @@ MESSAGES: Final[dict[str, type[Message]]] = {}
 """The class of each message, by its `type`."""
 
 
+T = typing.TypeVar("T", bound="Struct")
+
+
 class ProtocolError(ValueError):
     """A message does not fit its type. The error's text is bounded, whatever the message held."""
 
@@ -93,7 +96,7 @@ def finite(number: float | None) -> float | None:
     return None if number is None or not math.isfinite(number) else float(number)
 
 
-def to_header(message: Any) -> dict[str, Any]:
+def to_header(message: Message) -> dict[str, Any]:
     """The JSON header of a message.
 
     Floats that are not finite become None, so a header is always valid JSON.
@@ -119,7 +122,7 @@ def to_fields(value: object) -> Any:
     return value
 
 
-def from_header(header: object) -> Any:
+def from_header(header: object) -> Message:
     """The message of a JSON header, checked field by field.
 
     Raises:
@@ -135,7 +138,7 @@ def from_header(header: object) -> Any:
     return struct_of(cls, {k: v for k, v in header.items() if k != "type"}, cls.type)
 
 
-def struct_of(cls: type, fields: object, where: str = "") -> Any:
+def struct_of(cls: type[T], fields: object, where: str = "") -> T:
     """A struct, or a message, of its fields, which are checked.
 
     Raises:
@@ -145,7 +148,7 @@ def struct_of(cls: type, fields: object, where: str = "") -> Any:
     if not isinstance(fields, Mapping):
         raise ProtocolError(f"{where} must be an object, got {type(fields).__name__}.")
     hints = typing.get_type_hints(cls)
-    names = {f.name for f in dataclasses.fields(cls)}
+    names = {f.name for f in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
     if missing := names - fields.keys():
         raise ProtocolError(f"Message {where!r} lacks {sorted(missing)}.")
     if unknown := fields.keys() - names:
@@ -198,6 +201,6 @@ def _shown(value: object) -> str:
         return f"a very long {type(value).__name__}"
 
 
-def to_json(message: object) -> str:
+def to_json(message: Message) -> str:
     """The header as text, for the golden messages."""
     return json.dumps(to_header(message), allow_nan=False, ensure_ascii=False, sort_keys=True)

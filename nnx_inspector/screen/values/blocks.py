@@ -17,6 +17,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from nnx_inspector.typing import Int, Value
+
 TILE = 1 << 20
 """The most elements that are sliced and reduced at once."""
 FINE = 1 << 12
@@ -27,6 +29,8 @@ STEP = 16
 Component = Literal["value", "real", "imag", "abs"]
 """The part of complex numbers that is shown; "value" is their magnitude."""
 Span = tuple[int, int]
+Triple = tuple[int, int, int]
+"""Along tiles, rows and columns."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,9 +96,9 @@ class Blocks:
         fetched: the bytes that came from the device.
     """
 
-    starts: tuple[int, int, int]
-    block: tuple[int, int, int]
-    ends: tuple[int, int, int]
+    starts: Triple
+    block: Triple
+    ends: Triple
     mean: np.ndarray
     low: np.ndarray | None
     high: np.ndarray | None
@@ -125,7 +129,7 @@ class Tile(NamedTuple):
     careful: bool
 
 
-def arranged(part: Any, axes: Sequence[int | None]) -> Any:
+def arranged(part: Value, axes: Sequence[int | None]) -> Value:
     """A part of an array, of one element along all axes but these, as [tiles, rows, columns]."""
     shown = [axis for axis in axes if axis is not None]
     others = [axis for axis in range(part.ndim) if axis not in shown]
@@ -136,17 +140,23 @@ def arranged(part: Any, axes: Sequence[int | None]) -> Any:
 class Tiles(Protocol):
     """Reduces tiles of arrays. `figures` may return before it has: `fetched` waits for it."""
 
-    def figures(self, x: Any, starts: Any, *, tile: Tile) -> Any: ...
+    def figures(
+        self, x: Value, starts: Int[np.ndarray, " axis"], *, tile: Tile
+    ) -> dict[str, Value]: ...
 
-    def fetched(self, figures: Any) -> dict[str, np.ndarray]: ...
+    def fetched(self, figures: dict[str, Value]) -> dict[str, np.ndarray]: ...
 
-    def part(self, x: Any, starts: object, sizes: tuple[int, ...]) -> np.ndarray: ...
+    def part(
+        self, x: Value, starts: Int[np.ndarray, " axis"], sizes: tuple[int, ...]
+    ) -> np.ndarray: ...
 
 
 class Here:
     """Reduces tiles of NumPy arrays, in float64."""
 
-    def figures(self, x: Any, starts: Any, *, tile: Tile) -> Any:
+    def figures(
+        self, x: np.ndarray, starts: Int[np.ndarray, " axis"], *, tile: Tile
+    ) -> dict[str, Value]:
         part, fine = arranged(self.part(x, starts, tile.sizes), tile.axes), tile.fine
         if part.dtype.kind == "c":
             part = {"real": np.real, "imag": np.imag}.get(tile.component, _sizes_of)(part)
@@ -172,10 +182,12 @@ class Here:
             "neginf": over(np.add, (value == -np.inf).astype(np.int64)),
         }
 
-    def fetched(self, figures: Any) -> dict[str, np.ndarray]:
+    def fetched(self, figures: dict[str, Value]) -> dict[str, np.ndarray]:
         return figures
 
-    def part(self, x: Any, starts: Any, sizes: tuple[int, ...]) -> np.ndarray:
+    def part(
+        self, x: np.ndarray, starts: Int[np.ndarray, " axis"], sizes: tuple[int, ...]
+    ) -> np.ndarray:
         return x[tuple(slice(a, a + n) for a, n in zip(starts.tolist(), sizes, strict=True))]
 
 
@@ -189,7 +201,7 @@ def _sizes_of(x: np.ndarray) -> np.ndarray:
 
 
 def reduce_blocks(
-    x: Any,
+    x: Value,
     window: Window,
     most: tuple[int, int, int],
     component: Component = "value",
@@ -226,9 +238,11 @@ def reduce_blocks(
         aligned, size = _aligned(span, length, count)
         spans.append(aligned)
         block.append(size)
-    starts, ends = (tuple(s[i] for s in spans) for i in (0, 1))
-    counts = tuple(-(-(b - a) // s) for (a, b), s in zip(spans, block, strict=True))
-    grid = _Grid(x, window, starts, ends, (1, block[1], block[2]), counts, component, tiles)
+    of_tiles, of_rows, of_columns = (
+        (a, b, s, -(-(b - a) // s)) for (a, b), s in zip(spans, block, strict=True)
+    )
+    starts, ends, sizes, counts = zip(of_tiles, of_rows, of_columns, strict=True)
+    grid = _Grid(x, window, starts, ends, sizes, counts, component, tiles)
     return grid.reduced()
 
 
@@ -251,12 +265,12 @@ def _aligned(span: Span, length: int, most: int) -> tuple[Span, int]:
 class _Grid:
     """The blocks of one reduction, which its tiles add up to."""
 
-    x: Any
+    x: Value
     window: Window
-    starts: tuple[Any, ...]
-    ends: tuple[Any, ...]
-    block: tuple[int, int, int]
-    counts: tuple[Any, ...]
+    starts: Triple
+    ends: Triple
+    block: Triple
+    counts: Triple
     component: Component
     of_tiles: Tiles
 
@@ -280,7 +294,7 @@ class _Grid:
         columns = min(self.block[2], FINE)
         return min(self.block[1], max(1, FINE // columns)), columns
 
-    def _tiles(self, fine: tuple[int, int]) -> Iterator[tuple[Any, Any]]:
+    def _tiles(self, fine: tuple[int, int]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
         """The start and sizes of each tile; a tile starts at a block, or lies within one."""
         spans = [b - a for a, b in zip(self.starts, self.ends, strict=True)]
         columns = _tile_size(spans[2], self.block[2], TILE // fine[0])
@@ -292,7 +306,14 @@ class _Grid:
         for at in itertools.product(*ranges):
             yield at, tuple(min(s, b - a) for a, b, s in zip(at, self.ends, steps, strict=True))
 
-    def _start(self, at: Any, sizes: Any, fine: tuple[int, int], *, careful: bool = False) -> Any:
+    def _start(
+        self,
+        at: Sequence[int],
+        sizes: Sequence[int],
+        fine: tuple[int, int],
+        *,
+        careful: bool = False,
+    ) -> dict[str, Value]:
         starts, lengths = list(self.window.index), [1] * self.x.ndim
         for axis, start, size in zip(self.window.axes, at, sizes, strict=True):
             if axis is not None:
@@ -301,7 +322,13 @@ class _Grid:
         tile = Tile(self.window.axes, tuple(lengths), figures, self.component, careful)
         return self.of_tiles.figures(self.x, np.asarray(starts, np.int32), tile=tile)
 
-    def _add(self, found: dict[str, np.ndarray], host: Any, at: Any, sizes: Any) -> None:
+    def _add(
+        self,
+        found: dict[str, np.ndarray],
+        host: dict[str, np.ndarray],
+        at: Sequence[int],
+        sizes: Sequence[int],
+    ) -> None:
         fine = self._fine()
         place = [
             # for every fine block, the number of the block around it
@@ -362,7 +389,7 @@ class _Grid:
         return of(mean=np.clip(mean, low, high), low=low, high=high, **bad)
 
 
-def _bytes(host: Any) -> int:
+def _bytes(host: dict[str, np.ndarray]) -> int:
     return sum(np.asarray(value).nbytes for value in host.values())
 
 
@@ -378,7 +405,7 @@ def _tile_size(span: int, block: int, room: int) -> int:
 # --------------------------------------------------------------- exact values
 
 
-def exact_values(x: Any, window: Window, tiles: Tiles = HERE) -> np.ndarray:
+def exact_values(x: Value, window: Window, tiles: Tiles = HERE) -> np.ndarray:
     """The exact values of a small window, `[tiles, rows, columns]`.
 
     Returns:

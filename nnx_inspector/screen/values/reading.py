@@ -5,13 +5,13 @@ Invariant: a message holds at most MOST_BLOCKS blocks, whatever the request. Imp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.values.blocks import HERE, Tiles, Window, exact_values, reduce_blocks
+from nnx_inspector.typing import Value
 
 MOST_BLOCKS = 1 << 17
 """The most blocks in one message; three planes of float32 are 1.5 MB."""
@@ -20,41 +20,58 @@ WIDE = (np.float64, np.complex128)
 
 
 def window_of(
-    request: protocol.ReadValues, array: Any, tiles: Tiles = HERE
+    request: protocol.ReadValues, array: Value, tiles: Tiles = HERE
 ) -> tuple[protocol.Values, bytes]:
     """The answer to a request for an array that `tiles` reads."""
     window = _window(request)
+    encoding: Literal["float32", "float64", "int64", "uint64"]
     if request.exact:
-        return _exact(request, array, window, tiles)
-    most = _bounded(request.most)
-    found = reduce_blocks(array, window, most, request.component, tiles)
-    wide = array.dtype.itemsize >= 4 if array.dtype.kind in "iu" else array.dtype in WIDE
-    encoding = "float64" if wide else "float32"
-    if found.exact:
-        planes = {"value": found.mean}
+        values, block = exact_values(array, window, tiles), (1, 1, 1)
+        starts, ends = zip(*window.within(array.shape).spans, strict=True)
+        planes = {"value": values}
+        if values.dtype == np.complex128:
+            planes = {"real": np.real(values), "imag": np.imag(values)}
+        encoding = next(iter(planes.values())).dtype.name  # pyright: ignore[reportAssignmentType]
     else:
-        planes = {"mean": found.mean, "low": found.low, "high": found.high}
-        counts = {"nan": found.nan, "posinf": found.posinf, "neginf": found.neginf}
-        planes |= {name: of for name, of in counts.items() if of is not None}
-    message = _message(
-        request,
-        starts=found.starts,
-        ends=found.ends,
-        block=found.block,
-        counts=found.mean.shape,
+        found = reduce_blocks(array, window, _bounded(request.most), request.component, tiles)
+        starts, ends, block = found.starts, found.ends, found.block
+        figures = {
+            "value" if found.exact else "mean": found.mean,
+            "low": found.low, "high": found.high,
+            "nan": found.nan, "posinf": found.posinf, "neginf": found.neginf,
+        }  # fmt: skip
+        planes = {name: of for name, of in figures.items() if of is not None}
+        wide = array.dtype.itemsize >= 4 if array.dtype.kind in "iu" else array.dtype in WIDE
+        encoding = "float64" if wide else "float32"
+    message = protocol.Values(
+        request=request.id,
+        array=request.array,
+        index=request.index,
+        axes=request.axes,
+        norm_over=request.norm_over,
+        component=request.component,
+        exact=request.exact,
+        starts=starts,
+        ends=ends,
+        block=block,
+        counts=next(iter(planes.values())).shape,
         planes=tuple(planes),
         encoding=encoding,
     )
-    return message, _buffer(list(planes.values()), encoding)
+    stored = np.dtype(encoding).newbyteorder("<")
+    parts = [np.ascontiguousarray(plane, stored).tobytes() for plane in planes.values()]
+    return message, b"".join(part + bytes(-len(part) % 8) for part in parts)
 
 
 def _window(request: protocol.ReadValues) -> Window:
     of_three = (request.axes, request.starts, request.ends, request.most)
     if any(len(each) != 3 for each in of_three):
         raise ValueError("axes, starts, ends and most need three numbers: tiles, rows, columns.")
-    axes: Any = tuple(None if axis == -1 else axis for axis in request.axes)
-    spans: Any = tuple(zip(request.starts, request.ends, strict=True))
-    return Window(axes=axes, spans=spans, index=request.index)
+    tiles, rows, columns = (None if axis == -1 else axis for axis in request.axes)
+    of_tiles, of_rows, of_columns = zip(request.starts, request.ends, strict=True)
+    return Window(
+        axes=(tiles, rows, columns), spans=(of_tiles, of_rows, of_columns), index=request.index
+    )
 
 
 def _bounded(most: tuple[int, ...]) -> tuple[int, int, int]:
@@ -63,43 +80,3 @@ def _bounded(most: tuple[int, ...]) -> tuple[int, int, int]:
     columns = min(columns, 4096)
     rows = min(rows, max(1, MOST_BLOCKS // columns))
     return max(1, min(tiles, MOST_BLOCKS // (rows * columns))), rows, columns
-
-
-def _exact(
-    request: protocol.ReadValues, array: Any, window: Window, tiles: Tiles
-) -> tuple[protocol.Values, bytes]:
-    found = exact_values(array, window, tiles)
-    starts, ends = zip(*window.within(array.shape).spans, strict=True)
-    planes, encoding = {"value": found}, found.dtype.name
-    if found.dtype == np.complex128:
-        planes, encoding = {"real": np.real(found), "imag": np.imag(found)}, "float64"
-    message = _message(
-        request,
-        starts=starts,
-        ends=ends,
-        block=(1, 1, 1),
-        counts=found.shape,
-        planes=tuple(planes),
-        encoding=encoding,
-    )
-    return message, _buffer(list(planes.values()), encoding)
-
-
-def _message(request: protocol.ReadValues, **fields: Any) -> protocol.Values:
-    return protocol.Values(
-        request=request.id,
-        array=request.array,
-        index=request.index,
-        axes=request.axes,
-        norm_over=request.norm_over,
-        component=request.component,
-        exact=request.exact,
-        **fields,
-    )
-
-
-def _buffer(planes: Sequence[np.ndarray], encoding: str) -> bytes:
-    """The buffer of a `Values`."""
-    dtypes = {"float32": "<f4", "float64": "<f8", "int64": "<i8", "uint64": "<u8"}
-    parts = [np.ascontiguousarray(p, dtypes[encoding]).tobytes() for p in planes]
-    return b"".join(part + bytes(-len(part) % 8) for part in parts)
