@@ -223,7 +223,7 @@ def _nothing_reached(context: RuleContext) -> Finding | None:
         return None
     if any(f.parameter(p.path, "graded") > 0 for _, f, of in passes for p in of):
         return None
-    if any(context.learns(p.path) for ps in context.held.values() for p in ps):
+    if any(context.learns(p.path) for p in context.weights):
         return None
     first, _, of = passes[0]
     count, elements = len(of), sum(p.size for p in of)

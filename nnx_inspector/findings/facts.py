@@ -39,7 +39,7 @@ from nnx_inspector.program.function import WatchedCall, as_function
 from nnx_inspector.program.marks import CHANGE, INPUT, OUTPUT, mark
 from nnx_inspector.program.stage import Staged, array_names
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, Flow, ParameterFacts, SiteFacts
-from nnx_inspector.typing import Jaxpr
+from nnx_inspector.typing import Equation, Jaxpr, Value, Var
 
 _DTYPE = re.compile(r"(float64|float32|float16|bfloat16|float8\w*)\[")
 
@@ -265,7 +265,7 @@ class _Program:
 
     def enter(self, jaxpr: Jaxpr, *, conditional: bool = False) -> None:
         bare, _ = jaxprs.open_jaxpr(jaxpr)
-        uses: dict[Any, list[Any]] = {}
+        uses: dict[Var, list[Equation]] = {}
         for equation in bare.eqns:
             for atom in equation.invars:
                 if not jaxprs.is_literal(atom):
@@ -283,10 +283,10 @@ class _Program:
 
     def _mark(
         self,
-        equation: Any,
-        uses: Mapping[Any, list[Any]],
-        leaving: set[Any],
-        made: Mapping[Any, Any],
+        equation: Equation,
+        uses: Mapping[Var, list[Equation]],
+        leaving: set[Var],
+        made: Mapping[Var, Equation],
         conditional: bool,
     ) -> None:
         params, part = equation.params, equation.params["part"]
@@ -307,7 +307,7 @@ class _Program:
         if seen.order == UNKNOWN:
             seen.order = self._count
             self._count += 1
-        avals = [v.aval for v in equation.invars]
+        avals: list[Value] = [v.aval for v in equation.invars]
         seen.affine.add(len(avals) == 1 and is_affine(equation.invars[0], made, params["site"]))
         if len(avals) == 1 and avals[0].ndim:
             count = math.prod(avals[0].shape[:-1])
@@ -316,5 +316,6 @@ class _Program:
             seen.makers.add(kind_before(equation.invars[0], made))
         else:
             seen.activations.add("")
-            arrays = [v for v in equation.invars if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+            each = zip(equation.invars, avals, strict=True)
+            arrays = [v for v, aval in each if jnp.issubdtype(aval.dtype, jnp.inexact)]
             seen.makers |= {kind_before(v, made) for v in arrays} or {""}

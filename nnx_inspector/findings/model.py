@@ -225,7 +225,7 @@ def _evaluated(context: RuleContext, one: SiteFacts) -> Finding | None:
     for before, now in itertools.pairwise(watched):
         if {before.number, now.number} & graded or now.figures is None:
             continue
-        still = [now.figures.parameter(p.path, "same") for p in context.parameters_in("")]
+        still = [now.figures.parameter(p.path, "same") for p in context.weights]
         if now.figures.parameter(path, "same") == 0 and still and min(still) == 1:
             moved.append(before.step)
     if len(moved) < 2:

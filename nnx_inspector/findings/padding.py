@@ -43,7 +43,7 @@ class _Ids:
 
 def padding(context: RuleContext) -> Iterator[Finding]:
     """An id that fills most positions of what an embedding receives."""
-    for one in (p for ps in context.held.values() for p in ps):
+    for one in context.weights:
         ids = _of_a_pass(context, one) or _of_a_loop(context, one)
         if ids is None or not (ids.part > PADDED and ids.distinct >= SEGMENTS):
             continue

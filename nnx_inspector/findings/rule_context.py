@@ -98,6 +98,11 @@ class RuleContext:
         stacks = {layer[0] for key in self.order if (layer := layer_of(key)) is not None}
         return Paths(self.facts.flows, stacks)
 
+    @functools.cached_property
+    def weights(self) -> list[ParameterFacts]:
+        """All that `held` has."""
+        return [p for held in self.held.values() for p in held]
+
     def parameter(self, path: str) -> ParameterFacts:
         """The facts about a parameter."""
         known = next((one for one in self.facts.parameters if one.path == path), None)
@@ -180,13 +185,12 @@ class RuleContext:
 
         A pass of the inspector itself (`step`) has gradients but changes nothing.
         """
-        held = [p.path for ps in self.held.values() for p in ps]
         same = [
             x
             for p in self.graded
             if p.figures is not None
-            for path in held
-            if not math.isnan(x := p.figures.parameter(path, "same"))
+            for one in self.weights
+            if not math.isnan(x := p.figures.parameter(one.path, "same"))
         ]
         return 0 in same if same else any(p.kind == "watch" for p in self.graded)
 
@@ -201,8 +205,10 @@ class RuleContext:
 
     def with_figures(self, site: str) -> list[tuple[Pass, Figures]]:
         """The last clean passes with figures of a site, oldest first."""
-        found = [(p, f) for p in self.clean if (f := p.figures) is not None and site in f.sites]
-        return found[-LAST:]
+        return self._all_with_figures(site)[-LAST:]
+
+    def _all_with_figures(self, site: str) -> list[tuple[Pass, Figures]]:
+        return [(p, f) for p in self.clean if (f := p.figures) is not None and site in f.sites]
 
     @functools.cached_property
     def measured(self) -> list[str]:
@@ -257,7 +263,7 @@ class RuleContext:
 
     def since(self, site: str, mask: str, part: float) -> int:
         """The first step from which on this fraction of the units is masked in every pass."""
-        found = [(p, f) for p in self.clean if (f := p.figures) is not None and site in f.sites]
+        found = self._all_with_figures(site)
         step = found[-1][0].step
         for one, figures in reversed(found):
             if self.part_of(figures, site, mask) < part:
@@ -284,8 +290,7 @@ class RuleContext:
 
     def differentiated(self, figures: Figures) -> list[ParameterFacts]:
         """The parameters with respect to which a pass is differentiated."""
-        held = [p for ps in self.held.values() for p in ps]
-        return [p for p in held if figures.parameter(p.path, "differentiated") == 1]
+        return [p for p in self.weights if figures.parameter(p.path, "differentiated") == 1]
 
     def learns(self, path: str) -> bool:
         """Whether a parameter ever changes otherwise than by a factor (weight decay)."""
@@ -296,8 +301,7 @@ class RuleContext:
     def any_moved(self) -> bool:
         """Whether a parameter has changed between two passes with gradients."""
         figures = [p.figures for p in self.graded if p.figures is not None]
-        paths = [p.path for ps in self.held.values() for p in ps]
-        return any(one.parameter(path, "same") == 0 for one in figures for path in paths)
+        return any(f.parameter(p.path, "same") == 0 for f in figures for p in self.weights)
 
     def whole(self, one: Pass) -> Pass:
         """A pass with what was measured of parameters."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -235,7 +235,7 @@ def _distribution(summary: Summary) -> _Distribution:
     bins = summary.whole_bins()
     used = np.flatnonzero((bins > 0) & (RANKS >= 0))
     ranks, where = np.unique(RANKS[used], return_inverse=True)
-    mass: Any = np.bincount(where, bins[used], len(ranks))
+    mass = np.bincount(where, bins[used], len(ranks)).astype(np.float64)
     index = VALUE_ORDER[ranks]
     low, high = summary.min, summary.max
     if math.isnan(low):  # moments unknown
@@ -259,7 +259,7 @@ def _wasserstein(a: _Distribution, b: _Distribution) -> float:
         return float(np.sum(height * np.diff(grid), where=height > 0))
 
 
-def _below(of: _Distribution, x: _Floats, side: Any) -> _Floats:
+def _below(of: _Distribution, x: _Floats, side: Literal["left", "right"]) -> _Floats:
     """The mass below each x, including the mass at x itself ("right") or not ("left")."""
     before = np.searchsorted(of.upper, x, side=side)
     reached = np.concatenate([[0.0], np.cumsum(of.mass)])[before]

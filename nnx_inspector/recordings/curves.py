@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.arrays import shape_of
+from nnx_inspector.typing import Float
 
 
 def surplus(at: Sequence[float], keep: Sequence[bool]) -> set[int]:
@@ -60,15 +61,15 @@ class Tally(NamedTuple):
     infinite: int = 0
     first: int = 0
 
-    def plus(self, rows: npt.NDArray[np.float64]) -> Tally:
-        """With further points, float64[n, 2]: step and value, in the order of arrival."""
+    def plus(self, rows: Float[np.ndarray, "point 2"]) -> Tally:
+        """With further points, step and value, in the order of arrival."""
         bad = ~np.isfinite(rows[:, 1])
         nan = int(np.isnan(rows[:, 1]).sum())
         infinite = int(bad.sum()) - nan
         first = self.first if self.nan or self.infinite or not bad.any() else int(rows[bad][0, 0])
         return Tally(self.points + len(rows), self.nan + nan, self.infinite + infinite, first)
 
-    def without(self, rows: npt.NDArray[np.float64]) -> Tally:
+    def without(self, rows: Float[np.ndarray, "point 2"]) -> Tally:
         """Without some of the points; the first step stays."""
         points, nan, infinite, _ = Tally().plus(rows)
         return Tally(self.points - points, self.nan - nan, self.infinite - infinite, self.first)
@@ -105,7 +106,7 @@ class _Curve(NamedTuple):
     points: array.array[float]
     dropped: Tally
 
-    def table(self) -> npt.NDArray[np.float64]:
+    def table(self) -> Float[np.ndarray, "point 2"]:
         return np.array(self.points, np.float64).reshape(-1, 2)
 
     def tally(self) -> Tally:
@@ -188,6 +189,6 @@ class Curves:
         """The memory that the points take, in bytes."""
         return _POINT_BYTES * self._points
 
-    def arrays(self) -> dict[str, npt.NDArray[np.float64]]:
-        """The curves by name, each float64[n, 2]: step and value, in the order of arrival."""
+    def arrays(self) -> dict[str, Float[np.ndarray, "point 2"]]:
+        """The curves by name: step and value, in the order of arrival."""
         return {name: curve.table() for name, curve in self._curves.items() if curve.points}

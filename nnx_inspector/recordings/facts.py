@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,9 @@ from nnx_inspector.stats.gauges import (
     all_masks,
     all_parameter_figures,
 )
+from nnx_inspector.typing import Float, Int
 
-Array = npt.NDArray[Any]
+T = TypeVar("T", bound="SiteFacts | ParameterFacts")
 UNKNOWN: Final = -1
 
 KINDS: Final = ("", "relu", "tanh", "sigmoid", "gelu", "silu", "sinusoid")
@@ -87,7 +88,7 @@ class Flow:
         return _rows(self.values).tolist(), _rows(self.edges).tolist()
 
 
-def _rows(packed: bytes) -> Array:
+def _rows(packed: bytes) -> np.ndarray:
     return np.frombuffer(packed, np.int32).reshape(-1, 3)
 
 
@@ -221,9 +222,9 @@ class Facts:
             flows=tuple(dict.fromkeys((*other.flows, *self.flows)))[:MOST_FLOWS],
         )
 
-    def to_columns(self) -> dict[str, Array]:
+    def to_columns(self) -> dict[str, np.ndarray]:
         """The facts as arrays of numbers and UTF-8 bytes, which `from_columns` reads."""
-        out: dict[str, Array] = {}
+        out: dict[str, np.ndarray] = {}
         for prefix, cls, items in (
             ("site", SiteFacts, self.sites),
             ("parameter", ParameterFacts, self.parameters),
@@ -309,26 +310,25 @@ class Figures:
 
     Attributes:
         sites: site keys, including single layers of stacks (`"blocks[3]"`).
-        rows, masks: float32[sites, SITE_FIGURES], and uint8[sites, MASKS, BYTES].
-        parameters, parameter_rows: paths, and float32[parameters, PARAMETER_FIGURES].
-        choices, choice_rows: sites of softmaxes that choose (`"attn@attention"`), one for each head
-            or expert in order, and float32[choices, CHOICE_FIGURES].
+        rows, masks: `SITE_FIGURES` and `MASKS` of each site.
+        parameters, parameter_rows: paths, and `PARAMETER_FIGURES` of each.
+        choices, choice_rows: `"attn@attention"` for each head or expert, and `CHOICE_FIGURES`.
         varied: whether what the model received differed between examples (1) or not (0).
     """
 
     sites: tuple[str, ...] = ()
-    rows: Array = dataclasses.field(
+    rows: Float[np.ndarray, "site figure"] = dataclasses.field(
         default_factory=lambda: np.zeros((0, len(SITE_FIGURES)), np.float32)
     )
-    masks: Array = dataclasses.field(
+    masks: Int[np.ndarray, "site mask byte"] = dataclasses.field(
         default_factory=lambda: np.zeros((0, len(MASKS), BYTES), np.uint8)
     )
     parameters: tuple[str, ...] = ()
-    parameter_rows: Array = dataclasses.field(
+    parameter_rows: Float[np.ndarray, "parameter figure"] = dataclasses.field(
         default_factory=lambda: np.zeros((0, len(PARAMETER_FIGURES)), np.float32)
     )
     choices: tuple[str, ...] = ()
-    choice_rows: Array = dataclasses.field(
+    choice_rows: Float[np.ndarray, "choice figure"] = dataclasses.field(
         default_factory=lambda: np.zeros((0, len(CHOICE_FIGURES)), np.float32)
     )
     varied: int = UNKNOWN
@@ -346,7 +346,7 @@ class Figures:
         return float(self.rows[self.sites.index(site), SITE_FIGURES.index(name)])
 
     @functools.cached_property
-    def of_choices(self) -> Mapping[str, Array]:
+    def of_choices(self) -> Mapping[str, Float[np.ndarray, "row figure"]]:
         """Site of a softmax that chooses -> its rows, one for each head or expert."""
         found: dict[str, list[int]] = {}
         for number, site in enumerate(self.choices):
@@ -366,7 +366,7 @@ class Figures:
         return float(self.parameter_rows[at])
 
 
-def _of_choices(rows: Array) -> Array:
+def _of_choices(rows: np.ndarray) -> np.ndarray:
     """All figures of softmaxes that choose but the greatest logit, which may have any sign."""
     return np.delete(rows, CHOICE_FIGURES.index("logit"), axis=1)
 
@@ -375,7 +375,7 @@ _COUNTS: Final = [SITE_FIGURES.index(name) for name in ("examples", "units", "lo
 _LOOKED, _UNITS = SITE_FIGURES.index("looked"), SITE_FIGURES.index("units")
 
 
-def figures_in(columns: Mapping[str, object], named: Callable[[Any], list[str]]) -> Figures:
+def figures_in(columns: Mapping[str, object], named: Callable[[np.ndarray], list[str]]) -> Figures:
     """The figures of a pass, from the columns of a file; `named` gives the names of some numbers.
 
     Raises:
@@ -436,13 +436,13 @@ _ROW: Final = 12
 """Bytes of a value or an edge of a `Flow`."""
 
 
-def _items(columns: Mapping[str, object], prefix: str, cls: Any) -> Iterator[Any]:
-    found: dict[str, Sequence[Any]] = {}
+def _items(columns: Mapping[str, object], prefix: str, cls: type[T]) -> Iterator[T]:
+    found: dict[str, Sequence[object]] = {}
     count: int | None = None
     for field in dataclasses.fields(cls):
         name, dtype = f"{prefix}_{field.name}", _DTYPES.get(str(field.type))
         if name in _LATER and name not in columns:
-            values: Sequence[Any] = [field.default] * (count or 0)
+            values: Sequence[object] = [field.default] * (count or 0)
         elif dtype is None:
             values = list(texts_in(columns, name))
         else:
@@ -466,14 +466,14 @@ def _uncalled(columns: Mapping[str, object]) -> Uncalled | None:
     return None
 
 
-def _where(columns: Mapping[str, Any]) -> str:
+def _where(columns: Mapping[str, object]) -> str:
     texts = list(texts_in(columns, "where")) if "where" in columns else []  # an older file
     if texts[1:]:
         raise ValueError("where has more than one row")
     return "".join(texts)
 
 
-def _flows(columns: Mapping[str, Any]) -> Iterator[Flow]:
+def _flows(columns: Mapping[str, object]) -> Iterator[Flow]:
     if "flow_parts" not in columns:
         return  # an older file
     parts = column(columns, "flow_parts", np.int64, (None, 3))
@@ -496,5 +496,5 @@ def _flows(columns: Mapping[str, Any]) -> Iterator[Flow]:
         yield Flow.of(of_sites, of_values, of_edges)
 
 
-def _is_within(rows: Array, least: Sequence[int], ends: Sequence[int]) -> bool:
+def _is_within(rows: np.ndarray, least: Sequence[int], ends: Sequence[int]) -> bool:
     return bool(((rows >= np.array(least)) & (rows < np.array(ends))).all())

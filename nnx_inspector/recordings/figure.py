@@ -27,6 +27,7 @@ from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.bins import WITHIN, Scale
 from nnx_inspector.stats.choices.rows import SHOWN, is_expert
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.typing import Float
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # pyright: ignore[reportMissingTypeStubs]
@@ -51,8 +52,6 @@ _SYMLOG: Final = "value (symmetric log)"
 _INK, _GRID = "#777777", "rgba(128, 128, 128, 0.25)"  # readable on white and on black
 _COLUMNS: Final = 300
 _TICKS: Final = 9
-
-_Floats = npt.NDArray[np.float64]
 
 
 class _Steps(NamedTuple):
@@ -106,8 +105,6 @@ def figure(
         ...
         ValueError: There is nothing to draw: the recording is empty. Run a pass first.
     """
-    import plotly.graph_objects as go  # pyright: ignore[reportMissingTypeStubs]
-
     if scale not in ("symlog", "linear"):
         raise ValueError(f"scale must be 'symlog' or 'linear', got {scale!r}.")
     if quantity == "output" and site not in recording.sites and _chooses(recording, site):
@@ -127,12 +124,12 @@ def figure(
 
     drawn = _subplots(titles)
     for row, (name, _, summary) in enumerate(panels, 1):
-        _histogram(drawn, go, row, name, summary, scale)
-    _heatmap(drawn, go, len(panels) + 1, steps)
-    _bands(drawn, go, len(panels) + 2, steps, quantity)
+        _histogram(drawn, row, name, summary, scale)
+    _heatmap(drawn, len(panels) + 1, steps)
+    _bands(drawn, len(panels) + 2, steps, quantity)
     for step in _seams(recording):
         for row in (len(panels) + 1, len(panels) + 2):
-            drawn.add_vline(x=step, line={"color": _INK, "dash": "dot"}, row=row, col=1)
+            drawn.add_vline(x=step, line={"color": _INK, "dash": "dot"}, row=row, col=1)  # pyright: ignore[reportArgumentType]
     label = site or "the model"
     return _styled(drawn, recording, f"{label}: {quantity}", rows=len(titles))
 
@@ -274,13 +271,15 @@ def _title(name: str, item: Pass, summary: Summary) -> str:
     return f"{when}: {summary.finite:,} finite elements{extra}"
 
 
-def _subplots(titles: list[str]) -> Any:
+def _subplots(titles: list[str]) -> go.Figure:
     from plotly.subplots import make_subplots  # pyright: ignore
 
     return make_subplots(rows=len(titles), cols=1, subplot_titles=titles, vertical_spacing=0.09)
 
 
-def _histogram(drawn: Any, go: Any, row: int, name: str, summary: Summary, scale: Scale) -> None:
+def _histogram(drawn: go.Figure, row: int, name: str, summary: Summary, scale: Scale) -> None:
+    import plotly.graph_objects as go  # pyright: ignore[reportMissingTypeStubs]
+
     edges, counts, total = np.zeros(1), np.zeros(0), 1
     if not summary.saturated and summary.finite:
         edges, counts = summary.histogram(_BINS, scale=scale)
@@ -306,7 +305,9 @@ def _histogram(drawn: Any, go: Any, row: int, name: str, summary: Summary, scale
     drawn.update_yaxes(title_text="elements", row=row, col=1)
 
 
-def _heatmap(drawn: Any, go: Any, row: int, steps: _Steps) -> None:
+def _heatmap(drawn: go.Figure, row: int, steps: _Steps) -> None:
+    import plotly.graph_objects as go  # pyright: ignore[reportMissingTypeStubs]
+
     history = steps.history
     shape = history.fractions.T.shape
     lower = np.broadcast_to(history.edges[:-1, None], shape)
@@ -344,7 +345,7 @@ def _heatmap(drawn: Any, go: Any, row: int, steps: _Steps) -> None:
     drawn.update_xaxes(title_text="step", row=row, col=1)
 
 
-def _value_ticks(edges: _Floats) -> dict[str, Any]:
+def _value_ticks(edges: Float[np.ndarray, " edge"]) -> dict[str, Any]:
     """Ticks at round values, on an axis on which the intervals stand side by side.
 
     Those that come first in `_round_values` stay, where two would be too close.
@@ -378,7 +379,9 @@ def _round_values(low: float, high: float) -> list[float]:
     return [value for value in [0.0, *signed, *even] if low <= value <= high]
 
 
-def _bands(drawn: Any, go: Any, row: int, steps: _Steps, quantity: str) -> None:
+def _bands(drawn: go.Figure, row: int, steps: _Steps, quantity: str) -> None:
+    import plotly.graph_objects as go  # pyright: ignore[reportMissingTypeStubs]
+
     history = steps.history
     names = [f"{100 * q:g} %" for q in HISTORY_QUANTILES]
     colour = _COLOURS[quantity]
@@ -417,12 +420,14 @@ def _bands(drawn: Any, go: Any, row: int, steps: _Steps, quantity: str) -> None:
     drawn.update_xaxes(title_text="step", row=row, col=1)
 
 
-def _outline(x: _Floats, low: _Floats, high: _Floats) -> tuple[_Floats, _Floats]:
+def _outline(
+    x: Float[np.ndarray, " step"], low: Float[np.ndarray, " step"], high: Float[np.ndarray, " step"]
+) -> tuple[Float[np.ndarray, " point"], Float[np.ndarray, " point"]]:
     """Closed outlines of the stretches that were measured, with NaN between them.
 
     Plotly's fill between two curves would bridge the gaps as if they had values.
     """
-    parts: list[_Floats] = []
+    parts: list[np.ndarray] = []
     for stretch in np.split(np.arange(len(x)), np.flatnonzero(np.diff(np.isnan(low))) + 1):
         if len(stretch) and not np.isnan(low[stretch[0]]):
             there, back = stretch, stretch[::-1]

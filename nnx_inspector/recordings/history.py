@@ -31,6 +31,7 @@ from nnx_inspector.stats.choices.rows import (
 )
 from nnx_inspector.stats.encoding import Packed, Sparse, decoded, ranges
 from nnx_inspector.stats.summary import STATISTICS
+from nnx_inspector.typing import Float
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -51,17 +52,17 @@ class HistoryArrays(NamedTuple):
     """One site's quantity over the steps; in the order of its message's buffer.
 
     Attributes:
-        steps: float64[T], the step of each column, in the order of the passes.
-        quantiles: float64[T, 7], at `HISTORY_QUANTILES`, in the values' unit.
-        edges: float64[49], ascending, even on a symmetric-log axis, in the values' unit.
-        fractions: float64[T, 48]; each row adds up to 1. A row is NaN, here and in `quantiles`, if
+        steps: the step of each column, in the order of the passes.
+        quantiles: at `HISTORY_QUANTILES`, in the values' unit.
+        edges: ascending, even on a symmetric-log axis, in the values' unit.
+        fractions: each row adds up to 1. A row is NaN, here and in `quantiles`, if
             nothing finite was measured or the counts are unknown (saturated).
     """
 
-    steps: _Floats
-    quantiles: _Floats
-    edges: _Floats
-    fractions: _Floats
+    steps: Float[np.ndarray, " step"]
+    quantiles: Float[np.ndarray, "step 7"]
+    edges: Float[np.ndarray, " 49"]
+    fractions: Float[np.ndarray, "step 48"]
 
 
 def evenly(of: Sequence[T], most: int) -> Sequence[T]:
@@ -114,7 +115,7 @@ def _binned(found: Sparse) -> Binned:
     return Binned(bins, counts, low, high)
 
 
-def figures_of(blobs: Sequence[bytes]) -> _Floats:
+def figures_of(blobs: Sequence[bytes]) -> Float[np.ndarray, "summary figure"]:
     """`STATISTICS` and the quantiles of each encoded summary; NaN for an unknown."""
     rows = [np.zeros((0, len(STATISTICS) + len(HISTORY_QUANTILES)))]
     for start in range(0, len(blobs), _BATCH):
@@ -191,9 +192,9 @@ def choices_frame(passes: Sequence[Pass], name: str, figures: Sequence[str]) -> 
 
 def choices_over(
     passes: Sequence[Pass], key: str, figures: Sequence[str], *, columns: int = 300
-) -> tuple[_Floats, dict[str, _Floats]]:
-    """The heads or experts of one key over the steps: float64[steps], and of each figure that is
-    ever known float64[rows, steps], NaN where it is not finite.
+) -> tuple[Float[np.ndarray, " step"], dict[str, Float[np.ndarray, "row step"]]]:
+    """The heads or experts of one key: the steps, and each figure that is ever known over them, NaN
+    where it is not finite.
 
     There are as many rows as in the newest pass, and at most so many columns.
     """
@@ -216,7 +217,7 @@ def table_frame(columns: Mapping[str, npt.NDArray[Any]]) -> pd.DataFrame:
     return pd.DataFrame(dict(columns))
 
 
-def metrics_frame(curves: Mapping[str, npt.NDArray[np.float64]]) -> pd.DataFrame:
+def metrics_frame(curves: Mapping[str, Float[np.ndarray, "point 2"]]) -> pd.DataFrame:
     """A row for each point."""
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 

@@ -298,7 +298,7 @@ def _above(key: str) -> list[tuple[str, str]]:
     return [*below, (path, f"[{layer[1]}]"), *((up, f"{name}[{layer[1]}]") for up, name in plain)]
 
 
-def _known(number: Any) -> float | None:
+def _known(number: float) -> float | None:
     return None if np.isnan(number) else float(number)
 
 

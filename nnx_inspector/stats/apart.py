@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 
 from nnx_inspector._compat.lowering.parts import added_up
 from nnx_inspector._compat.sharding import auto_sharded
-from nnx_inspector.typing import PyTree
+from nnx_inspector.typing import Array, PyTree, UInt32
 
 
 @jax.tree_util.register_dataclass
@@ -28,8 +27,10 @@ class Apart:
         finish: what makes a figure of their sum; equal functions for equal figures.
     """
 
-    words: Any
-    finish: Callable[[Any], Any] = dataclasses.field(metadata={"static": True})
+    words: UInt32[Array, "*rows words"]
+    finish: Callable[[UInt32[Array, "*rows words"]], PyTree] = dataclasses.field(
+        metadata={"static": True}
+    )
 
 
 def pays_off() -> bool:
@@ -41,16 +42,16 @@ def is_apart(x: object) -> bool:
     return isinstance(x, Apart)
 
 
-def finished(those: Sequence[Apart]) -> list[Any]:
+def finished(those: Sequence[Apart]) -> list[PyTree]:
     """The figures, after one exchange."""
 
-    def finish(words: list[jax.Array]) -> list[Any]:
+    def finish(words: list[jax.Array]) -> list[PyTree]:
         return [one.finish(x) for one, x in zip(those, added_up(words), strict=True)]
 
     return auto_sharded(finish, [one.words for one in those])
 
 
-def all_finished(tree: PyTree) -> Any:
+def all_finished(tree: PyTree) -> PyTree:
     """A tree of figures with those that are apart finished."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_apart)
     done = iter(finished([x for x in leaves if is_apart(x)]))

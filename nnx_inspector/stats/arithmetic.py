@@ -7,6 +7,7 @@ and signed zeros. Measures nothing.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from nnx_inspector.stats.bins import MINUS_ZERO_BIN, NAN_BIN, NEGINF_BIN, POSINF_BIN, ZERO_BIN
-from nnx_inspector.typing import Array, Bool, Int, Num, UInt32
+from nnx_inspector.typing import Array, Bool, Int, Num, UInt32, Value
 
 APART: Final = (ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN)
 """The bins whose counts are exact, in the order in which they are counted."""
@@ -110,7 +111,7 @@ def extremes_of(
     return from_keys(least, low.dtype), from_keys(most, low.dtype)
 
 
-def scaled_difference(a: jax.Array, b: jax.Array, factor: Any) -> jax.Array:
+def scaled_difference(a: jax.Array, b: jax.Array, factor: Value) -> jax.Array:
     """(a - b) * factor in the dtype of the sums, without overflow; exact for integers."""
     if is_floating(a):
         return a * factor - b * factor  # factor is a power of two: the products are exact
@@ -173,7 +174,7 @@ def merged_about_mean(
     return ends, [scale, *moments]
 
 
-def _about(sums: jax.Array, n: jax.Array, delta: Any, factor: jax.Array) -> tuple[Any, Any]:
+def _about(sums: jax.Array, n: jax.Array, delta: Value, factor: jax.Array) -> tuple[Array, Array]:
     """sum1 and sum2 of n values, in the unit 1 / factor, about a shift that is lower by delta."""
     scale, sum1, sum2 = sums
     ratio = scale * factor
@@ -215,15 +216,15 @@ def is_finite(value: Num[Array, "*shape"]) -> Bool[Array, "*shape"]:
 # Reducers are functions of a module: jax keeps a jaxpr for each function that it reduces by.
 
 
-def added(a: Any, b: Any) -> tuple[Any, ...]:
+def added(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
     return tuple(one + other for one, other in zip(a, b, strict=True))
 
 
-def pair_of_counters(a: Any, b: Any) -> tuple[Any, ...]:
+def pair_of_counters(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
     return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1]), *added(a[2:], b[2:])
 
 
-def counters(value: jax.Array) -> tuple[list[jax.Array], list[Any]]:
+def counters(value: jax.Array) -> tuple[list[jax.Array], list[Value]]:
     """Operands and initial values of `pair_of_counters`: extremes and the counts of `APART`.
 
     XLA may reorder integers, unlike floats, and hence vectorise them.
@@ -245,14 +246,14 @@ def counters(value: jax.Array) -> tuple[list[jax.Array], list[Any]]:
     return operands, initial
 
 
-def _limits(dtype: Any) -> tuple[Any, Any]:
+def _limits(dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     """The first and the last integer of a dtype."""
     info = np.iinfo(dtype)
     return np.array(info.min, dtype), np.array(info.max, dtype)
 
 
 def from_counters(
-    value: jax.Array, found: Any
+    value: jax.Array, found: Sequence[Array]
 ) -> tuple[jax.Array, jax.Array, dict[int, jax.Array]]:
     """The extremes (0 if no value is finite), and the counts by bin."""
     low, high, *counts = found
@@ -262,7 +263,7 @@ def from_counters(
     return low, high, dict(zip(APART, counts, strict=False))
 
 
-def one_each(value: jax.Array) -> tuple[tuple[jax.Array, ...], tuple[Any, ...]]:
+def one_each(value: jax.Array) -> tuple[tuple[jax.Array, ...], tuple[np.ndarray, ...]]:
     """Each value as a part for `pair_of_parts`, and the part of no values.
 
     A part is the number of its finite values, one of them, an exponent, half the distance of the
@@ -274,7 +275,7 @@ def one_each(value: jax.Array) -> tuple[tuple[jax.Array, ...], tuple[Any, ...]]:
     return parts, tuple(np.array(0, x.dtype) for x in parts)
 
 
-def pair_of_parts(a: Any, b: Any) -> tuple[Any, ...]:
+def pair_of_parts(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
     """Two parts as one (Chan, Golub and LeVeque 1983), so that no mean must be known beforehand.
 
     Each carries its own scale (Anderson 2017, "Algorithm 978: Safe scaling in the level 1 BLAS").
@@ -300,7 +301,7 @@ def pair_of_parts(a: Any, b: Any) -> tuple[Any, ...]:
     return n, jnp.where(second, at2, at1), e, jnp.where(second, mean - step, mean), square
 
 
-def sums_of_part(part: Any) -> list[jax.Array]:
+def sums_of_part(part: Sequence[Array]) -> list[jax.Array]:
     """The shift of a part, and its sums about that, as in a Summary."""
     n, at, e, mean, square = part
     shift = jnp.where(n > 0, at, jnp.zeros_like(at))
@@ -348,7 +349,7 @@ def merged_words(words: jax.Array, exact: np.dtype[Any]) -> tuple[list[jax.Array
     return [*ends, shift], sums
 
 
-def _pair_of_merged(a: Any, b: Any) -> tuple[Any, ...]:
+def _pair_of_merged(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
     low, high = jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1])
     return low, high, *pair_of_parts(a[2:], b[2:])
 

@@ -159,7 +159,7 @@ _array_stats.multiple_results = True
 
 
 @_array_stats.def_abstract_eval
-def _types(x: Value, *, batch_rank: int, steps: tuple[int, ...]) -> list[Any]:
+def _types(x: Value, *, batch_rank: int, steps: tuple[int, ...]) -> list[Value]:
     rows, exact = x.shape[:batch_rank], points_dtype(x.dtype)
     spec = PartitionSpec(*[None] * (batch_rank + 1))
     sharding = NamedSharding(x.sharding.mesh, spec)
@@ -171,7 +171,7 @@ def _types(x: Value, *, batch_rank: int, steps: tuple[int, ...]) -> list[Any]:
 
 
 @_array_stats.def_impl
-def _run(x: Value, **how: Any) -> Any:
+def _run(x: Value, **how: Any) -> Sequence[Value]:
     x = jnp.asarray(x)  # without jit (`jax_disable_jit`) a NumPy array arrives as it is
     (platform,) = {device.platform for device in x.devices()}
     if platform == "cpu" and not serves(len(x.devices())):
@@ -179,7 +179,9 @@ def _run(x: Value, **how: Any) -> Any:
     return _program_for(platform)(x, **how)
 
 
-def _batched(args: Any, dims: Any, *, batch_rank: int, steps: tuple[int, ...]) -> Any:
+def _batched(
+    args: Sequence[Value], dims: Sequence[int], *, batch_rank: int, steps: tuple[int, ...]
+) -> tuple[list[Value], list[int]]:
     x = jnp.moveaxis(args[0], dims[0], 0)
     return _array_stats.bind(x, batch_rank=batch_rank + 1, steps=steps), [0, 0, 0]
 
@@ -296,7 +298,7 @@ def _read_twice(x: jax.Array, value: jax.Array, axes: _Axes) -> _Figures:
     return [low, high, shift], [scale, d.sum(axis=axes), (d * d).sum(axis=axes)], apart
 
 
-def _pair(a: Any, b: Any) -> tuple[Any, ...]:
+def _pair(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
     return *pair_of_counters(a[:-5], b[:-5]), *pair_of_parts(a[-5:], b[-5:])
 
 

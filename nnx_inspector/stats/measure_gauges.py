@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
@@ -112,7 +112,7 @@ def _of_whole(found: jax.Array, examples: int, units: int) -> jax.Array:
     return found
 
 
-def _at_once(f: Callable[..., Any], *arrays: jax.Array, **how: object) -> jax.Array:
+def _at_once(f: Callable[..., Sequence[jax.Array]], *arrays: jax.Array, **how: object) -> jax.Array:
     """`f`, differentiating nothing, on arrays that XLA places."""
     measure = lambda arrays: f(*arrays, rows=0, **how)[0]  # noqa: E731
     return auto_sharded(measure, jax.lax.stop_gradient(arrays))
@@ -260,20 +260,20 @@ def _gauge_where(x: jax.Array, where: jax.Array, *, steps: tuple[int, ...]) -> j
     return jnp.concatenate([head, rest.reshape(-1)])
 
 
-def _pair_of_positions(a: Any, b: Any) -> tuple[Any, ...]:
+def _pair_of_positions(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
     low, high, size = jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1]), jnp.maximum(a[2], b[2])
     return low, high, size, *added(a[3:5], b[3:5]), *pair_of_parts(a[5:], b[5:])
 
 
-def _pair_of_units(a: Any, b: Any) -> tuple[Any, ...]:
+def _pair_of_units(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
     return *_pair_of_positions(a[:10], b[:10]), *pair_of_parts(a[10:], b[10:])
 
 
-def _larger(a: Any, b: Any) -> tuple[Any, ...]:
+def _larger(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
     return tuple(map(jnp.maximum, a, b))
 
 
-def _extremes_and_counts(y: jax.Array) -> tuple[Any, Any]:
+def _extremes_and_counts(y: jax.Array) -> tuple[tuple[Array, ...], tuple[np.generic, ...]]:
     """What the smallest, largest, largest size, and two packed counts of y are found from.
 
     The size is an integer that orders NaN above Inf above all numbers. The counts are the values
@@ -387,7 +387,7 @@ _examined = over_parts(_looked_at)
 
 
 def _gauged_in_parts(
-    whole: Callable[..., Any],
+    whole: Callable[..., tuple[Array, ...]],
     x: jax.Array,
     *,
     rows: int,

@@ -36,7 +36,7 @@ from nnx_inspector.stats.arithmetic import (
 from nnx_inspector.stats.array_stats import Sample, array_stats, array_stats_apart, from_parts
 from nnx_inspector.stats.bins import BINS, FINITE_BINS, NAN_BIN, OPAQUE_BIN
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.typing import Value
+from nnx_inspector.typing import PyTree, Value
 
 jax.tree_util.register_dataclass(
     Summary, data_fields=("bins", "points", "sums"), meta_fields=("opaque",)
@@ -49,7 +49,7 @@ _BY_NAME_ONLY: Final = frozenset(["int1", "uint1", "float6_e2m3fn", "float6_e3m2
 
 @internal_config()
 def summarize(
-    x: Value, *, batch_rank: int = 0, sample: Sample = "auto", where: Any = None
+    x: Value, *, batch_rank: int = 0, sample: Sample = "auto", where: Value = None
 ) -> Summary:
     """Measure the counts, moments and histogram of an array.
 
@@ -100,7 +100,9 @@ def summarize_apart(x: object, *, batch_rank: int = 0, sample: Sample = "auto") 
     return _summarized(x, batch_rank, sample, _summarize_apart)
 
 
-def _summarized(x: Value, batch_rank: int, sample: Sample, measure: Callable[..., Any]) -> Any:
+def _summarized(
+    x: Value, batch_rank: int, sample: Sample, measure: Callable[..., PyTree]
+) -> PyTree:
     if is_token(x):
         return _uncounted((), 0, np.dtype(np.float32), "token")
     x = as_array(x)

@@ -41,7 +41,7 @@ from nnx_inspector.stats.gauges import OFF_AT
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
 from nnx_inspector.stats.summarize import as_array, in_words, is_number, is_token, sum_saturating
 from nnx_inspector.stats.summary import row_index
-from nnx_inspector.typing import Array, DTypeLike, Num, Value
+from nnx_inspector.typing import Array, Bool, DTypeLike, Num, Value
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -120,7 +120,7 @@ class Units:
             return _merged(self)
 
     @functools.cached_property
-    def _host(self) -> tuple[_Counts, Any, Any]:
+    def _host(self) -> tuple[_Counts, np.ndarray, np.ndarray]:
         one = self.merged()
         try:
             counts = np.asarray(one.counts)
@@ -222,7 +222,7 @@ class Units:
         return self._host[2][SUM1].astype(np.float64) / np.maximum(self.finite, 1)
 
     @staticmethod
-    def _known(figure: Any, many: _Counts) -> _Floats:
+    def _known(figure: Value, many: _Counts) -> _Floats:
         return np.where(many > 0, figure.astype(np.float64), np.nan)
 
     def to_frame(self) -> pd.DataFrame:
@@ -357,7 +357,7 @@ def _measured(x: jax.Array, where: object, axis: int) -> Units:
     return auto_sharded(functools.partial(_of_units, axis=axis), x, where)
 
 
-def _of_units(x: jax.Array, where: Any, *, axis: int) -> Units:
+def _of_units(x: jax.Array, where: Bool[Array, "..."] | None, *, axis: int) -> Units:
     value = real_values(x)
     real, floating = sum_dtype(value.dtype), is_floating(value)
     n = x.size // x.shape[axis]
@@ -404,7 +404,10 @@ def _along(figure: Num[Array, " units"], axis: int, rank: int) -> Num[Array, "..
 
 
 def _reduced(
-    values: Sequence[jax.Array], initial: Sequence[object], combine: Callable[..., Any], axis: int
+    values: Sequence[jax.Array],
+    initial: Sequence[object],
+    combine: Callable[..., tuple[Array, ...]],
+    axis: int,
 ) -> list[jax.Array]:
     """All values reduced to their units together, as by `lax.reduce`.
 
@@ -416,7 +419,10 @@ def _reduced(
 
 
 def _without(
-    values: Sequence[jax.Array], initial: Sequence[object], combine: Callable[..., Any], axis: int
+    values: Sequence[jax.Array],
+    initial: Sequence[object],
+    combine: Callable[..., tuple[Array, ...]],
+    axis: int,
 ) -> list[jax.Array]:
     """The values reduced over one axis: in chunks, whose results are reduced in the same way."""
 

@@ -50,7 +50,7 @@ class Lost:
 
 def lost_updates(context: RuleContext) -> Lost | None:
     passes = [p for p in context.graded if p.kind == "watch" and p.figures is not None]
-    held = [p for ps in context.held.values() for p in ps if p.dtype in NARROW]
+    held = [p for p in context.weights if p.dtype in NARROW]
     held.sort(key=lambda p: context.at(p.site))
     return _seen(passes, held) or _sampled(passes, held)
 

@@ -119,7 +119,7 @@ def _update(
     what: str,
     advice: str,
 ) -> Finding:
-    site = next((p.site for ps in context.held.values() for p in ps if p.path == one.path), "")
+    site = next((p.site for p in context.weights if p.path == one.path), "")
     return Finding(
         rule="update-ratio",
         site=site,
@@ -133,7 +133,7 @@ def _update(
 
 def _is_too_large(context: RuleContext, intervals: list[_Interval]) -> bool:
     over = [one.ratio >= TOO_LARGE for one in intervals]
-    if sum(p.size for ps in context.held.values() for p in ps) < FEW_ELEMENTS:
+    if sum(p.size for p in context.weights) < FEW_ELEMENTS:
         return len(over) >= LEAST_INTERVALS and all(over[-LEAST_INTERVALS:])
     whole = (one.ratio * one.steps for one in intervals if one.ratio >= TOO_LARGE)
     return sum(over) >= LASTS or max(whole, default=0.0) >= FAR_TOO_LARGE
@@ -149,9 +149,8 @@ def _moved_part(context: RuleContext) -> float:
     last = next((p.figures for p in reversed(context.graded) if p.figures is not None), None)
     if last is None:
         return 0.0
-    paths = [p.path for ps in context.held.values() for p in ps]
-    norms = {path: last.parameter(path, "norm") for path in paths}
-    moved = [norms[path] * _part_changed(last, path) for path in paths]
+    norms = {p.path: last.parameter(p.path, "norm") for p in context.weights}
+    moved = [norm * _part_changed(last, path) for path, norm in norms.items()]
     sizes = [norm for norm in norms.values() if norm > 0]
     return max((x for x in moved if x > 0), default=0.0) / max(sizes, default=1.0)
 
@@ -190,8 +189,7 @@ class _Interval:
 
 def _intervals(context: RuleContext) -> list[_Interval]:
     """The updates of the passes with gradients, in order."""
-    weights = [p for ps in context.held.values() for p in ps if p.axes >= 2]
-    weights = weights or [p for ps in context.held.values() for p in ps]
+    weights = [p for p in context.weights if p.axes >= 2] or context.weights
     weights = sorted(_with_size(context, weights), key=lambda p: context.at(p.site))
     passes = [p for p in context.passes if p.kind == "watch"]
     out: list[_Interval] = []

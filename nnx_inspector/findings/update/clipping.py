@@ -26,7 +26,7 @@ ALMOST_ALL: Final = 0.9
 def clipping(context: RuleContext) -> Iterator[Finding]:
     """Gradients that most measured steps clip."""
     seen = {path: of for path, of in seen_in(context, "clipped").items() if len(of) >= STILL}
-    held = {p.path: p for ps in context.held.values() for p in ps}
+    held = {p.path: p for p in context.weights}
     found = [
         (held[path], statistics.median(taken for _, taken in of))
         for path, of in seen.items()

@@ -63,7 +63,7 @@ def _strong(path: str, of: Seen) -> Seen:
 
 def weight_decay(context: RuleContext) -> Iterator[Finding]:
     """Weight decay that moves parameters farther than their gradients do."""
-    held = {p.path: p for ps in context.held.values() for p in ps}
+    held = {p.path: p for p in context.weights}
     each = {p: _strong(p, of) for p, of in seen_in(context, "decayed").items()}
 
     def moves(path: str) -> float:
