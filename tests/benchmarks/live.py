@@ -1,26 +1,35 @@
 """The cost of watching and perturbing a user's step: ratios to the bare loop, side by side.
 
     python -m tests.benchmarks.live [--steps N] [--rounds N] [--only TEXT] [--loops TEXT]
+        [--processes N]
 
 The transformers of the cost table, their step jitted by nnx, without a screen: of 4 layers on a
 CPU, the small and the medium one on an accelerator. Variants take turns within a round; medians of
 the rounds, of the time that passed, of the CPU time of all threads (which other work on the machine
 changes little), and of the CPU time that the user's own thread takes more in a step than in the
-bare loop. Not a test: a shared machine's times mean nothing alone.
+bare loop. With `--processes`, so many processes of one CPU device each share the batch, as a job of
+`jax.distributed` does, and the first prints its own figures. Not a test: a shared machine's times
+mean nothing alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import nnx_inspector as nni
 from tests.benchmarks import nets
@@ -37,6 +46,10 @@ def loops(case: Case) -> dict[str, Loop]:
     x, y = (jnp.asarray(array) for array in case.data())
     model = model_of(case)
     optimizer = nnx.Optimizer(model, optax.adam(1e-4), wrt=nnx.Param)
+    if jax.process_count() > 1:
+        x, y = placed((x, y), "data")
+        for one in (model, optimizer):
+            nnx.update(one, placed(nnx.state(one)))
     inspector = nni.Inspector(model, x, display=False)
     half = inspector.perturb("blocks/1/mlp", nni.Scale(0.5))
     half.enabled = False
@@ -106,6 +119,36 @@ def loops(case: Case) -> dict[str, Loop]:
     }
 
 
+def placed(tree: Any, *axes: str) -> Any:
+    """Arrays over the devices of all processes; each process makes its own part of them."""
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    sharding = NamedSharding(mesh, PartitionSpec(*axes))
+
+    def place(x: jax.Array) -> jax.Array:
+        whole = np.asarray(x)
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: whole[index])
+
+    return jax.tree.map(place, tree)
+
+
+def in_processes(count: int) -> None:
+    """Run this again in so many processes, with the arguments that it was given."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    env = {**os.environ, "XLA_FLAGS": "", "NPROC": "64"}
+    command = [sys.executable, "-m", "tests.benchmarks.live", *sys.argv[1:], "--address", address]
+    each = [
+        subprocess.Popen(
+            [*command, "--number", str(number)],
+            env=env,
+            stdout=None if number == 0 else subprocess.DEVNULL,
+        )
+        for number in range(count)
+    ]
+    sys.exit(max(one.wait() for one in each))
+
+
 def times_of(loop: Loop, steps: int) -> tuple[float, float, float]:
     """Seconds of a loop: that passed, of the CPU, of the CPU in this thread."""
     clocks = (time.perf_counter, time.process_time, time.thread_time)
@@ -143,7 +186,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="models whose name holds this text")
     parser.add_argument("--loops", default="", help="loops whose name holds this text")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    parser.add_argument("--number", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.address is not None:
+        jax.distributed.initialize(options.address, options.processes, options.number)
+    elif options.processes > 1:
+        in_processes(options.processes)
     for case in ON_CPU if jax.default_backend() == "cpu" else LARGE:
         if options.only in case.name:
             compare(case, options.steps, options.rounds, options.loops)

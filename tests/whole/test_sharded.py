@@ -19,10 +19,12 @@ import numpy as np
 import pytest
 from collectives import collectives, elements
 
+from nnx_inspector.stats.bins import MINUS_ZERO_BIN, UNSEEN_BIN, ZERO_BIN
 from nnx_inspector.stats.gauges import EXAMPLES, POSITIONS, SAMPLE, UNITS
 
 BINS = 4096
 DEVICES, NUMBERS = 8, 12
+SAMPLED = 65_536  # more values than these are sampled
 PROGRAM = pathlib.Path(__file__).parents[1].joinpath("helpers", "sharded.py")
 
 QUICK = ["shard_map, cond", "explicit, auto"]
@@ -111,18 +113,25 @@ def test_a_record_is_that_of_one_device(name, runs, request):
             continue  # of partial sums; see below
         if "unchecked" in name and not key.startswith(("up 0 output", "up 0 gradient")):
             continue  # see below
-        assert_same(ours[key], expected, INEXACT.get(name, 0.0), key)
+        error = INEXACT.get(name, 0.0)
+        assert_same(ours[key], expected, error, key, in_parts="shard_map" in name)
 
 
-def assert_same(ours, one, error, key):
+def assert_same(ours, one, error, key, *, in_parts=False):
     assert (ours["rows"], ours["ran"]) == (one["rows"], one["ran"]), key
     counts, expected = dict(ours["counts"]), dict(one["counts"])
     if error:
         moved = {b: ours["bins"].get(b, 0) - one["bins"].get(b, 0) for b in ours["bins"]}
         assert sum(map(abs, moved.values())) <= 1e-3 * expected["size"], key
         counts.pop("zeros"), expected.pop("zeros")
-    else:
+    elif not in_parts or expected["size"] <= SAMPLED:
         assert ours["bins"] == one["bins"], key
+    else:  # each device samples its own part, and a sample's ranks are off by 1.1 %
+        exact = {str(one) for one in (ZERO_BIN, MINUS_ZERO_BIN, UNSEEN_BIN)}  # of all values
+        every = sorted({*ours["bins"], *one["bins"]} - exact, key=int)
+        ranks = [np.cumsum([x["bins"].get(b, 0) for b in every]) for x in (ours, one)]
+        mine, its = (rank / rank[-1] for rank in ranks)
+        assert np.abs(mine - its).max() <= 0.022, key
     assert counts == expected, key
     size = one["figures"]["norm"] / math.sqrt(max(one["counts"]["finite"], 1))
     for figure, value in one["figures"].items():
