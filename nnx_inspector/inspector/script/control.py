@@ -54,7 +54,7 @@ class Control:
         steering: Steering,
         start: int,
         failed: Callable[[str], object],
-        learn: Callable[[Taken], object],
+        learn: Callable[[Taken], bool],
     ):
         self._failed, self._steering = failed, steering
         self._session, self._recording = session, recording

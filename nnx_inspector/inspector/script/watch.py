@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
+from typing import Final
 
 import jax
 from flax import nnx
@@ -175,7 +176,7 @@ def watch(
                             steering=steers,
                             start=start,
                             failed=failed.append,
-                            learn=functools.partial(recorder.learn, session, retry=True),
+                            learn=functools.partial(recorder.learn, session),
                         )
                         steering.callback(recorder.control.close)
                 with Region(recorder, session, check_every(every)):
@@ -233,6 +234,10 @@ def _learn(call: WatchedCall, read: Callable[[], tuple[Facts, Trace]]) -> _Learn
     return _learnt[call]
 
 
+MOST_FAILURES: Final = 10
+"""After so many attempts to read the model, its facts are let go."""
+
+
 class _Recorder(Owner):
     """The owner of a region that is recorded without a screen."""
 
@@ -241,6 +246,8 @@ class _Recorder(Owner):
     def __init__(self, recording: Recording, start: int = 0):
         self._recording, self.start = recording, start
         self._known: list[WatchedCall] = []
+        self._stacked: list[WatchedCall] = []  # those whose stacks are known
+        self._failures = 0
         self._learning = threading.RLock()  # the thread that answers requests learns too
         self._called = 0  # how many rows of the recording's table of modules are called
 
@@ -262,30 +269,43 @@ class _Recorder(Owner):
                 held=one.number,
             )
 
-    def learn(self, session: Session, one: Taken, *, retry: bool = False) -> None:
-        """Learn what the calls of a pass say of the model, if they are the first of their kind.
-        What cannot be learnt is let go, or left to a later pass with `retry`.
-        """
-        with self._learning:
-            for call in one.sent.calls:
-                if call is not None and not any(call is known for known in self._known):
-                    self._known.append(call)
-                    if not self._learn(session, call, one.sent) and retry:
-                        self._known = [known for known in self._known if known is not call]
-            self._tell_apart(session, one.sent)
+    def learn(self, session: Session, one: Taken) -> bool:
+        """Learn what the calls of a pass say of the model: of each kind of call the facts that the
+        rules need, when somebody asks for them, and its stacks as soon as something has rows.
 
-    def _learn(self, session: Session, call: WatchedCall, sent: Sent) -> bool:
-        """Trace a pass as it was called: now for its stacks, of which some summaries are rows; or
-        when somebody asks for the facts that the rules need.
+        Returns:
+            Whether it is known; False if it is left to a later pass.
         """
+        sent = one.sent
+        rows = any(found.rows for every in sent.arrived.values() for found in every)
+        rows = rows or any(value.loops for value in sent.values)
+        with self._learning:
+            calls = [call for call in sent.calls if call is not None]
+            known = [self._knows(session, call, rows=rows) for call in calls]
+            self._tell_apart(session, sent)
+        return all(known)
+
+    def _knows(self, session: Session, call: WatchedCall, *, rows: bool) -> bool:
+        is_new = all(call is not known for known in self._known)
+        needs_stacks = rows and all(call is not known for known in self._stacked)
+        if not is_new and not needs_stacks:
+            return True
+        reader = None
         try:
             reader = reader_of(session.model, call, session.selection, session.where)
         except Exception:  # noqa: BLE001 - the user's call itself worked: do without them
-            return False
-        read = functools.partial(_learn, call, reader)
-        if any(found.rows for every in sent.arrived.values() for found in every):
-            self._stack(session, read()[1])
-        self._recording.learn(lambda: self._facts(*read()))
+            # nnx takes the attributes of modules out while a program of the loop ends
+            self._failures += 1
+            if self._failures < MOST_FAILURES:
+                return False
+        self._known += [call] * is_new
+        self._stacked += [call] * needs_stacks
+        if reader is not None:
+            read = functools.partial(_learn, call, reader)
+            if needs_stacks:
+                self._stack(session, read()[1])
+            if is_new:
+                self._recording.learn(lambda: self._facts(*read()))
         return True
 
     def _facts(self, facts: Facts, _: dict[str, int], rows: tuple[Site, ...]) -> Facts:
