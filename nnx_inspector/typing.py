@@ -80,7 +80,7 @@ if TYPE_CHECKING:
         def replace(self, **changed: Any) -> OpenJaxpr: ...
 
     # jax 0.12 merged ClosedJaxpr into Jaxpr; `open_jaxpr` takes both.
-    Jaxpr: TypeAlias = OpenJaxpr | core.ClosedJaxpr
+    Jaxpr: TypeAlias = OpenJaxpr | core.ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
     Var: TypeAlias = Atom
     Primitive: TypeAlias = core.Primitive
     Aval: TypeAlias = jax.core.ShapedArray

@@ -265,7 +265,7 @@ def makes_logits(rest: Downstream, last: jax.Array, own: Value) -> bool:
     held = Held(own.shape[-1])
 
     def run(x: object) -> PyTree:
-        traced = jax.make_jaxpr(rest)(x)
+        traced: Value = jax.make_jaxpr(rest)(x)
         return held.run(traced.jaxpr, traced.consts, [x], [LINEAR])[0]
 
     jax.eval_shape(run, last)

@@ -235,7 +235,7 @@ def _divide(read: Readout, distribution: bool) -> PyTree:
     @jax.jit
     def divide(stream: Value, terms: Sequence[Value], wanted: object, other: object) -> PyTree:
         stream = stream.astype(jnp.float32)
-        traced = jax.make_jaxpr(read)(stream)
+        traced: Value = jax.make_jaxpr(read)(stream)
         own: Value = traced.out_avals[0]
 
         def linear(x: object) -> tuple[Value, Value]:

@@ -24,7 +24,7 @@ from nnx_inspector.program.analysis.equations import Body, bodies_of, is_call, k
 from nnx_inspector.program.analysis.operation import OF_NEGATIVES, Loops, Operand, Operation
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
 from nnx_inspector.stats.summarize import is_number
-from nnx_inspector.typing import Array, Bool, Equation, Jaxpr, Value, Var
+from nnx_inspector.typing import Array, Bool, Equation, Jaxpr, OpenJaxpr, Value, Var
 
 NAN, INFINITE = 0, 1
 _CAPABLE = {*OF_NEGATIVES, "div", "rem", "integer_pow", "exp", "exp2", "expm1", "acos", "asin",
@@ -37,7 +37,9 @@ _BOUNDED = frozenset("exp exp2 logistic tanh erf eq ne lt le gt ge is_finite".sp
 _MOST_ITERATIONS = 100_000
 
 
-def first_nan(jaxpr: Jaxpr, consts: Sequence[object], values: Sequence[object]) -> Operation | None:
+def first_nan(
+    jaxpr: OpenJaxpr, consts: Sequence[object], values: Sequence[object]
+) -> Operation | None:
     """The operation that makes the NaN of a program's results, or of its marked values.
 
     Args:
@@ -87,7 +89,7 @@ class _Step:
 class _Search:
     """A program whose inner calls are written out, in numbered values."""
 
-    def __init__(self, jaxpr: Jaxpr, consts: Sequence[Value], loops: Loops, site: str | None):
+    def __init__(self, jaxpr: OpenJaxpr, consts: Sequence[Value], loops: Loops, site: str | None):
         self.loops, self._outer, self.has_site = loops, site, False
         self._known: dict[int, Value] = {}
         self._count = 0
@@ -103,7 +105,7 @@ class _Search:
 
     def _written_out(
         self,
-        jaxpr: Jaxpr,
+        jaxpr: OpenJaxpr,
         consts: Sequence[object],
         inputs: Sequence[int],
         source: tuple[str, str],
