@@ -276,6 +276,16 @@ def _constant(context: RuleContext, window: list[Pass]) -> Finding | None:
     if any(off_by_luck(context, figures, last=site) for figures in each):
         return None
     examples = examined(each[0].figure(site, "examples"))
+    advice = (
+        "usually the input is overwritten, multiplied by 0, or reduced over the batch axis before "
+        "this site (right only if the first axis is not a batch, such as the nodes of one graph)"
+    )
+    if context.is_all_zero(site, each[0]):
+        advice = (
+            "its weights are all 0 and get no gradient, so they stay 0; usually what it returns is "
+            "multiplied by zeros again, by another layer that begins at 0: initialise one of the "
+            "two with other values"
+        )
     return Finding(
         rule="constant",
         site=site,
@@ -287,11 +297,7 @@ def _constant(context: RuleContext, window: list[Pass]) -> Finding | None:
             f"examined, although the model's input is not"
             + and_others([named(s) for s in flat[1:]])
         ),
-        advice=(
-            "usually the input is overwritten, multiplied by 0, or reduced over the batch axis "
-            "before this site (right only if the first axis is not a batch, such as the nodes of "
-            "one graph)"
-        ),
+        advice=advice,
     )
 
 

@@ -96,3 +96,9 @@ def test_updates_that_bfloat16_rounds_off_are_information(way, tmp_path):
     scales = [x for path, x in nnx.to_flat_state(nnx.state(subject.model)) if "scale" in path]
     assert len(scales) == 5
     assert all((scale[...] == 1).all() for scale in scales)
+
+
+def test_two_layers_that_both_begin_at_0_are_told_that_neither_learns():
+    _, build = FAULTS["all kernels are 0"]
+    (one,) = [one for one in looped(build()) if one.rule == "constant"]
+    assert "its weights are all 0 and get no gradient" in one.advice
