@@ -84,6 +84,7 @@ class Loop:
             neither required nor wrong.
         hidden: whether no part of a step can be seen.
         unordered: whether a step's calls may run in any order, because they are independent.
+        evaluates: whether calls without a gradient are in a program of their own.
         inspected: whether the model can be called with a batch, as with an inspector's example.
         tolerance: the relative tolerance of the figures.
     """
@@ -98,6 +99,7 @@ class Loop:
     told: bool | None = False
     hidden: bool = False
     unordered: bool = False
+    evaluates: bool = False
     inspected: bool = True
     tolerance: float = 1e-4
 

@@ -442,7 +442,7 @@ def train_and_eval(factor: float) -> Loop:
         yield first
         yield Call(descended(first.weights, gradient_of(first, factor)), x[:3], None)
 
-    return _with(model, optimizer, step, calls)
+    return _with(model, optimizer, step, calls, evaluates=True)
 
 
 def _with(model, optimizer, step, calls, **more):
@@ -467,7 +467,7 @@ def train_and_view(factor: float) -> Loop:
         yield first
         yield Call(descended(first.weights, gradient_of(first, factor)), x[:3], None)
 
-    return _with(model, optimizer, step, calls)
+    return _with(model, optimizer, step, calls, evaluates=True)
 
 
 def early_stopping(factor: float) -> Loop:

@@ -116,15 +116,15 @@ def watched(name: str, way: str, *, perturbed: bool = False) -> tuple[Ran, Any]:
     return Ran(losses, numbers(loop), [], recording, warned, noticed), loop
 
 
-def passes_of(expected, way):
-    """Step -> the calls that the measured passes are of. Of a training step and an evaluation, the
-    one that unmeasured passes alone have is measured after so many of them.
+def passes_of(expected, way, *, evaluates):
+    """Step -> the calls that the measured passes are of. If evaluations are programs of their own,
+    the program that unmeasured passes alone have had for `EVERY` passes is measured too.
     """
     if way in ("iterated", "ticked"):
         return {i: calls for i, calls in enumerate(expected) if i % EVERY == 0}
     found, missed = {}, Counter()
     for i, call in enumerate(call for calls in expected for call in calls):
-        graded = ("", "gradient") in call
+        graded = not evaluates or ("", "gradient") in call
         if i % EVERY == 0 or missed[graded] >= EVERY:
             found[i], missed[graded] = [call], 0
         else:
@@ -175,7 +175,7 @@ def check(name: str, way: str, *, perturbed: bool = False) -> None:
         assert "not acting" in " ".join(ran.warned), told
     recorded = [one for one in ran.recording.passes if one.kind == "watch"]
     assert [one.perturbed for one in recorded] == [acts] * len(recorded)
-    expected = passes_of(reference.expected, way)
+    expected = passes_of(reference.expected, way, evaluates=loop.evaluates)
     expected = {step: calls for step, calls in expected.items() if any(calls)}
     assert [one.step for one in recorded] == list(expected)
     for one in recorded:
