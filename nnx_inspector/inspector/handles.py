@@ -158,7 +158,7 @@ class _Assigned:
 
     @property
     def order(self) -> list[int]:
-        """The numbers of the places, those of parameters last: they act beside the others."""
+        """The numbers of the places. Places of parameters come last, as in a setting."""
         return sorted(range(len(self.places)), key=lambda n: self.places[n].at == PARAMETER)
 
     @property

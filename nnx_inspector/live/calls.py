@@ -18,12 +18,12 @@ MODEL = ""
 class Program(NamedTuple):
     """What tells the programs of a loop apart.
 
-    Two steps that call the same parts, such as those of a generator and a discriminator, differ in
-    which of them they differentiate; so do a training step and an evaluation.
+    The training steps of a generator and of a discriminator may call the same parts. They
+    differentiate different ones. An evaluation differentiates none.
 
     Attributes:
         sites: what it calls, not within each other, in the order of its trace.
-        graded: those of these sites whose gradients it computes.
+        graded: the sites whose gradients it computes too.
     """
 
     sites: tuple[str, ...]

@@ -187,7 +187,7 @@ class Session:
         self.bare = False
         self._asked: Asked | None = None
         self.group: ProcessGroup | None = None  # the processes of a job that measure together
-        self.steering: Shares | None = None  # of passes that are no steps, before measured ones
+        self.steering: Shares | None = None  # asked before each measured pass
         self.notes: list[str] = []  # warnings of what became of it
         self._open: Callable[[], None] | None = None
         self._calls, self._bare_calls = self._no_calls(), JitCalls(None)
@@ -269,7 +269,7 @@ class Session:
 
     @property
     def is_steered(self) -> bool:
-        """Whether somebody elsewhere may change what is done in its passes, which are no steps."""
+        """Whether somebody elsewhere may change what its passes do."""
         return self.steering is not None
 
     def steers(self) -> bool:

@@ -142,7 +142,7 @@ def entered(
     """Stage a call within a program, with the perturbations of a setting.
 
     Args:
-        places: those of the setting.
+        places: where the perturbations of the setting act.
         keys: the sites that have a row.
         selection: the sites whose outputs are marked.
         known: the tracing of the call, if there is one.

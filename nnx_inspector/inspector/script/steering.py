@@ -64,7 +64,7 @@ class Steering(Shares):
         for site, perturbation in declared.items():
             self.add(site, perturbation, enabled=False)
         self.every, self._asked = every, 0  # the latter: how often the next pass was asked for
-        self._sampled = every, 0  # those of the session
+        self._sampled = every, 0  # what the session measures by now
         self.done, self.waiting = deque[tuple[int, str]](maxlen=MOST_DONE), list[str]()
         self._wished = 0  # how much of what waits is in the last wish
         self._alike = Alike(self.handles, Session.perturb, lock=self.lock, warns=warns)

@@ -244,7 +244,7 @@ def embeds(trace: Trace, example: PassRequest) -> bool:
 
 
 def array_messages(arrays: Iterable[Held]) -> tuple[protocol.HeldArray, ...]:
-    """What the screen is told of some arrays."""
+    """The names, shapes and axes of arrays, as the screen gets them."""
     return tuple(
         protocol.HeldArray(
             number=held.number,
@@ -260,8 +260,8 @@ def array_messages(arrays: Iterable[Held]) -> tuple[protocol.HeldArray, ...]:
 
 
 def skipped_notes(calls: Iterable[tuple[int, np.ndarray]]) -> tuple[str, ...]:
-    """Of calls, each with its number and how often it took place in each iteration, those that some
-    iterations left out, as sentences.
+    """A sentence for each call that some iterations left out. A call is given by its number and by
+    how often it took place in each iteration.
     """
     return tuple(
         f"Call {number} did not take place in some iterations, which show zeros."
