@@ -67,10 +67,8 @@ def in_notebook() -> bool:
 class Bar:
     """A progress bar with a Stop button.
 
-    The button has its own comm, and a running cell never sends on it: see
-    `screen.InspectorWidget.answer_where_asked`. Where no subshell handles its messages, the
-    kernel's listener does; its file is named as text, because rooms that show progress come
-    before it.
+    Where no subshell handles the button's messages, the kernel's listener does; modules of later
+    rooms are named as text, because rooms that show progress come before them.
     """
 
     def __init__(self, what: str):
@@ -83,13 +81,11 @@ class Bar:
         self.text = ipywidgets.Label(f"{what}: preparing")
         self.button = ipywidgets.Button(description="Stop", tooltip=f"Stop the {what}")
         self.button.on_click(lambda _: self._stop.set())
-        self._listener: Any = importlib.import_module(
-            "nnx_inspector.screen.listener.listener"
-        ).listener()
+        private = importlib.import_module("nnx_inspector._compat.ipykernel")
+        private.answer_where_addressed(self.button.comm)
+        listening = importlib.import_module("nnx_inspector.screen.listener.listener")
+        self._listener: Any = listening.listener()
         self._listener.listen(self.button.model_id or "", self._heard)
-        comm: Any = self.button.comm
-        if comm is not None and hasattr(comm, "_reply_subshell_id"):
-            del comm._reply_subshell_id
         self._box = ipywidgets.HBox([self.bar, self.text, self.button])
 
     def display(self) -> None:

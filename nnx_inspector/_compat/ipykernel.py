@@ -201,6 +201,21 @@ def let_this_thread_send() -> None:
         parent.set(parent.get({}))
 
 
+def answer_where_addressed(comm: object) -> None:
+    """Let each message on a comm be handled where the browser addresses it: by its subshell, or by
+    the shell.
+
+    Where no kernel has the comm, or an ipykernel that does so by itself, nothing is changed.
+    """
+    # ipykernel 7.4 keeps the shell that last sent on a comm, and hands what arrives on it to that
+    # shell instead (ipykernel's comm/comm.py, `_reply_subshell_for`). For us that would be the
+    # shell of a cell that trains, so clicks would wait for the cell's end, or the subshell of
+    # another page, which may be gone. The method is replaced on this one comm. It can go when a
+    # comm can say in public where its messages are handled.
+    if hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda data, default: default  # type: ignore[attr-defined]
+
+
 def cell_of(kernel: Kernel) -> Message:
     """The message whose code runs in the thread of the cells."""
     return kernel.get_parent("shell")

@@ -1,8 +1,8 @@
 """The two comms to the browser: control for commands and their replies, stream for everything else.
 
-ipykernel routes the browser's messages to the thread that last sent on that comm. So only replies
-go over control, and a training thread sends on stream alone. Invariant: the newest frame wins, a
-slow browser never holds up a sender, and dropped frames are counted. Knows no model and no jax.
+Only replies go over control, and a training thread sends on stream alone. Invariant: the newest
+frame wins, a slow browser never holds up a sender, and dropped frames are counted. Knows no model
+and no jax.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 import anywidget
 import traitlets
 
-from nnx_inspector._compat.ipykernel import let_this_thread_send
+from nnx_inspector._compat.ipykernel import answer_where_addressed, let_this_thread_send
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export.assets import asset, packed_module
@@ -44,17 +44,7 @@ class InspectorWidget(anywidget.AnyWidget):
 
     def __init__(self, role: str, inspector: str):
         super().__init__(role=role, inspector=inspector)
-
-    def answer_where_asked(self) -> None:
-        """Let the subshell that the browser addresses handle commands while a cell runs.
-
-        ipykernel 7.4 routes an incoming message to the shell that last sent on its comm, at first
-        the one that opened it, which a running cell keeps busy. Once that record is deleted, it
-        routes by the message itself, which JupyterLab addresses to a subshell.
-        """
-        comm: Any = self.comm
-        if comm is not None and hasattr(comm, "_reply_subshell_id"):
-            del comm._reply_subshell_id
+        answer_where_addressed(self.comm)
 
     def send(self, content: object, buffers: object = None) -> None:
         """Send a custom message, from any thread."""
@@ -149,7 +139,6 @@ class Screen:
         self.control = ControlWidget("control", self.id)
         self.stream = StreamWidget("stream", self.id)
         self.control.on_msg(self._received)
-        self.control.answer_where_asked()
         self._listener, self._comm = listener(), self.control.model_id or ""
         self._listener.listen(self._comm, functools.partial(self._received, None))
         self.greeted = False
@@ -238,7 +227,6 @@ class Screen:
         message = protocol.Reply(id=number, ok=not error, error=error[:LONGEST_REPLY])
         if not self.closed:
             self.control.send(protocol.to_header(message))
-            self.control.answer_where_asked()
 
     def send(self, message: protocol.Message, buffer: bytes | None = None) -> None:
         """Send one message over the stream, however many frames the browser has yet to draw. One

@@ -115,6 +115,22 @@ def test_a_thread_may_send_on_a_comm(kernel_of):
     assert {"from": "a thread"} in [one.get("content") for one in data]
 
 
+@pytest.mark.parametrize("kernel_of", ["newest"], indirect=True)
+def test_a_comm_is_answered_where_it_is_addressed_whoever_last_sent_on_it(kernel_of):
+    kernel_of.run(
+        "private.answer_where_addressed(widget.comm)\n"
+        "heard = threading.Event()\n"
+        "widget.on_msg(lambda w, content, b: heard.set())"
+    )
+    request = kernel_of.start(
+        "widget.send({'from': 'the cell'})\nprint('began', flush=True)\nassert heard.wait(60)"
+    )
+    kernel_of.printed("began")
+    there = {"method": "custom", "content": "leave"}  # not for an earlier test's tap
+    kernel_of.send_plain(kernel_of.comm, there, kernel_of.subshell())
+    assert kernel_of.reply(request)["status"] == "ok"
+
+
 class Interrupted:
     """A shell stream into which an interrupt comes while it is read."""
 

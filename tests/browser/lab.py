@@ -103,8 +103,8 @@ class Server(Opened):
     def settle(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
         """These are the settings, whatever pages changed in them."""
         shutil.rmtree(self._home / "settings", ignore_errors=True)
-        every = {f"@jupyterlab/{name}": one for name, one in SETTINGS.items()} | settings
-        for name, values in every.items():
+        for name, values in {**SETTINGS, **settings}.items():
+            name = name if name.startswith("@") else f"@jupyterlab/{name}"
             path = self._home / "settings" / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(values))
@@ -168,7 +168,8 @@ class Lab(Opened):
         server: one that serves this folder or one above it; by default there is one for this
             folder alone, which ends with the block.
         browser: one that stays; by default there is one for this block.
-        settings: of further extensions, by the name of the file.
+        settings: of extensions, by the name of the file, that of JupyterLab's own without
+            `@jupyterlab/`.
         more: of the server that is for this folder alone.
     """
 
@@ -209,6 +210,7 @@ class Lab(Opened):
         width: int = 1400,
         kernel: bool = True,
         touch: bool = False,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Iterator[Notebook]:
         """A notebook, open in a page of its own, its kernel idle.
 
@@ -218,13 +220,14 @@ class Lab(Opened):
             width: of the page, in pixels.
             kernel: whether it gets one; without, JupyterLab asks, for the notebook names none.
             touch: whether the page is under a finger.
+            settings: of this page, beside the lab's.
         """
         if cells is not None:
             new = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
             new.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
             nbformat.write(new, self.root / name)
         server = self._server
-        server.settle(self._settings)
+        server.settle({**self._settings, **(settings or {})})
         path = (self.root / name).relative_to(server.root).as_posix()
         size = ViewportSize(width=width, height=1000)
         context = self._browser.new_context(viewport=size, has_touch=touch)
@@ -239,7 +242,8 @@ class Lab(Opened):
                 notebook.wait_ready()
             else:
                 notebook.refuse_kernel()
-            yield notebook
+            with notebook.noting():
+                yield notebook
         finally:
             context.close()
 
@@ -257,9 +261,11 @@ class Sheet:
         self.root = lab.root
         self._lab, self._notebook = lab, notebook
 
-    def in_another_page(self) -> contextlib.AbstractContextManager[Notebook]:
+    def in_another_page(
+        self, *, settings: Mapping[str, Mapping[str, Any]]
+    ) -> contextlib.AbstractContextManager[Notebook]:
         """The notebook as it was saved, in another page, with the same kernel."""
-        return self._lab.notebook(self.NAME)
+        return self._lab.notebook(self.NAME, settings=settings)
 
     @contextlib.contextmanager
     def __call__(self, cells: Sequence[str], *, width: int = 1400) -> Iterator[Notebook]:
@@ -267,7 +273,8 @@ class Sheet:
         notebook = self._notebook
         notebook.begin(cells)
         notebook.page.set_viewport_size({"width": width, "height": 1000})
-        yield notebook
+        with notebook.noting():
+            yield notebook
         assert notebook.errors == []
         assert notebook.foreign == []
 

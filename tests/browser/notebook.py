@@ -6,13 +6,15 @@ sleeps: it waits for events of JupyterLab, the kernel or the page.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from playwright.sync_api import (
     ConsoleMessage,
+    Error,
     Locator,
     Page,
     Route,
@@ -87,6 +89,19 @@ class Notebook:
     def errors(self) -> list[str]:
         """The errors on the console."""
         return [line for line in self.console if line.startswith(("error:", "pageerror:"))]
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Add to an error what the page shows under its cells and wrote to its console."""
+        try:
+            yield
+        except Exception as error:
+            with contextlib.suppress(Error):  # of a page that has crashed
+                shown = self.page.locator(".jp-Notebook .jp-Cell-outputArea").all_inner_texts()
+                state = self.evaluate("return [kernel?.status, kernel?.connectionStatus]")
+                rows = [f"The kernel: {state}", *(text[:500] for text in shown)]
+                error.add_note("\n".join([*rows, *self.console[-40:]]))
+            raise
 
     def evaluate(self, body: str, arg: Any = None) -> Any:
         """Run JavaScript with `app`, `panel`, `notebook` (JupyterLab's) and `arg` in scope."""

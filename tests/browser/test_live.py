@@ -76,8 +76,12 @@ INSPECT = "insp = nni.Inspector(model, x)\ninsp.step(loss_fn, (x, y))"
 IN_A_CELL, IN_A_THREAD = "train()", "thread = insp.background(train)"
 
 FLAGS = "[[p.step, p.perturbed] for p in insp.recording.passes if p.kind == 'watch']"
-NO_SUBSHELLS = "kernel.commsOverSubshells = 'disabled'"
-"""What JupyterLab's setting of that name does: messages come as from VS Code."""
+NO_SUBSHELLS = {"apputils-extension/kernels-settings": {"commsOverSubshells": "disabled"}}
+"""Settings of JupyterLab with which messages come as from VS Code.
+
+They hold from the page's start: switched later, JupyterLab deletes a subshell with the messages in
+it.
+"""
 
 
 @contextlib.contextmanager
@@ -332,8 +336,8 @@ def test_a_switch_and_a_new_step_move_nothing(sheet: Sheet, width: int):
 
 
 def test_without_subshells_a_cell_that_trains_is_switched_while_it_runs(lab: Lab):
-    with lab.notebook("plain.ipynb", [""]) as one:
-        one.evaluate(NO_SUBSHELLS)
+    with lab.notebook("plain.ipynb", [""], settings=NO_SUBSHELLS) as one:
+        assert one.evaluate("return kernel.commsOverSubshells") == "disabled"
         switched(Sheet(lab, one))
 
 
@@ -353,8 +357,8 @@ def switched(sheet: Sheet) -> None:
 def test_two_pages_one_without_subshells_switch_one_cell_that_trains(sheet: Sheet):
     with contextlib.ExitStack() as second, opened(sheet) as (notebook, view):
         notebook.evaluate("await panel.context.save()")
-        other = second.enter_context(sheet.in_another_page())
-        other.evaluate(NO_SUBSHELLS)
+        other = second.enter_context(sheet.in_another_page(settings=NO_SUBSHELLS))
+        assert other.evaluate("return kernel.commsOverSubshells") == "disabled"
         theirs = View(other.cell(1))
         theirs.wait_selected("second")
         with training(sheet, notebook, view, IN_A_CELL) as cell:

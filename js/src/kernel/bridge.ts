@@ -1,10 +1,8 @@
 // The two comms: control (hello, requests, acks; replies come back) and stream (the data to show).
-// ipykernel answers a click while a cell runs only if nothing is streamed on the comm of the click.
 // Invariant: every request gets one outcome: the kernel's reply, or UNREACHABLE if it could not be
 // sent. Silence is only reported as "not yet", because a busy kernel answers late. Hello is sent
-// until anything arrives, and once more at the end: ipykernel routes a comm by the shell that last
-// *sent* on it, JupyterLab starts its subshell a little after the comm, and only an answer (on
-// control) to a hello that came through the subshell moves the route there.
+// until anything arrives, and once more at the end: JupyterLab starts its subshell a little after
+// the comm, and the kernel learns from a hello that came through it that clicks act at any time.
 import { signal, type ReadonlySignal, type Signal } from "@preact/signals";
 import { VERSION, type Arrays, type ToBrowser, type ToKernel, type Values } from "./protocol";
 import { toBrowser } from "./versions";
@@ -38,7 +36,7 @@ export interface Receiver {
 }
 
 const HELLO_MS = [0, 300, 1000];
-/** When hello is sent again while changes are heard only after a cell: the subshell may be late. */
+/** When hello is sent again if nothing has arrived, or changes are heard only after a cell: the subshell may be late. */
 export const AGAIN_MS = [4000, 15_000];
 export const ABSENT_MS = 3000;
 /** The time after control by which the stream is there, unless the host makes no model for it. */
@@ -166,7 +164,7 @@ export class Bridge {
     );
     for (const ms of AGAIN_MS) {
       const again = (): void => {
-        if (this.listening === "after") this.greet();
+        if (this.listening === "after" || this.connection.value !== "connected") this.greet();
       };
       this.timers.push(setTimeout(again, ms));
     }

@@ -31,12 +31,12 @@ function attach(): void {
 }
 
 describe("hello", () => {
-  it("waits for both models, then is said at 0, 300 and 1000 ms", () => {
+  it("waits for both models, then is said at 0, 300 and 1000 ms, and twice later while nothing comes", () => {
     bridge.attach("control", control);
     vi.advanceTimersByTime(500);
     expect(control.sent).toEqual([]);
     bridge.attach("stream", stream);
-    for (const [ms, times] of [[0, 1], [299, 1], [1, 2], [699, 2], [1, 3], [60_000, 3]]) {
+    for (const [ms, times] of [[0, 1], [299, 1], [1, 2], [699, 2], [1, 3], [2999, 3], [1, 4], [10_999, 4], [1, 5], [60_000, 5]] as const) {
       vi.advanceTimersByTime(ms);
       expect(control.of("hello")).toHaveLength(times);
     }

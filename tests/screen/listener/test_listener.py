@@ -262,15 +262,14 @@ def test_a_click_acts_in_a_cell_that_is_a_task_or_has_a_gui(kernel_of, loop):
     acted(kernel_of, request)
 
 
+@pytest.mark.parametrize("kernel_of", ["newest"], indirect=True)
 def test_what_is_for_a_subshell_goes_there_and_another_click_acts_beside_it(kernel_of):
     """As with two front ends on one kernel, of which one asks for a subshell."""
-    if kernel_of.version.startswith("6"):
-        pytest.skip("ipykernel 6 has no subshells")
     kernel_of.run(
         "import ipywidgets\n"
+        "from nnx_inspector._compat.ipykernel import answer_where_addressed\n"
         "both = ipywidgets.IntText()\n"
-        "del_reply = lambda: both.comm.__dict__.pop('_reply_subshell_id', None)\n"
-        "del_reply()\n"
+        "answer_where_addressed(both.comm)\n"
         "by_shell, by_ear = [], []\n"
         "name = lambda: threading.current_thread().name\n"
         "both.on_msg(lambda widget, content, buffers: by_shell.append(name()))\n"
