@@ -28,6 +28,7 @@ const options = {
   plugins: [testids],
   metafile: true,
   absWorkingDir: import.meta.dirname,
+  preserveSymlinks: true, // else the packages of a linked node_modules have no licences here
   outdir,
   bundle: true,
   minify: true,

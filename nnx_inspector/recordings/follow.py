@@ -191,8 +191,11 @@ class Following:
         now, reader = self._clock(), self._reader
         if self._trouble:
             return Life("gone", self._trouble)
-        if self._damage and now - self._damaged >= self._gone_after:
+        if self._damage and now - min(self._damaged, self._alive) >= self._gone_after:
             return Life("gone", f"The file is damaged: {self._damage}. What precedes it is shown.")
+        if self._damage:
+            why = f"the file cannot be read to its end: {self._damage}"
+            return Life("running", f"So far {why}. It is read again.")
         if not self._shown or self.behind:
             read, size = reader.at / 2**20, reader.size / 2**20
             return Life("running", f"{read:.0f} of {size:.0f} MiB were read so far.")

@@ -87,7 +87,8 @@ def open(path: Path | Sequence[Path], *, display: bool = True) -> Run:
         display: whether to show the run at once when running in a notebook.
 
     Raises:
-        InspectorError: a file is not a recording, is damaged, or has no pass yet.
+        InspectorError: a file is not a recording, or only a newer version can read it; the second
+            of a pair is damaged. Of the first, `state` says so.
         ValueError: there are no files, or more than two.
         TypeError: `path` is neither a path nor a list of paths.
         OSError: a file cannot be opened.
@@ -105,6 +106,11 @@ def open(path: Path | Sequence[Path], *, display: bool = True) -> Run:
         [7]
         >>> run.close()
     """
+    if not isinstance(path, (str, bytes, os.PathLike, Sequence)):
+        raise TypeError(
+            f'nni.open("run.nni") takes the path of a recording, or a list of two, got '
+            f"{type(path).__name__}."
+        )
     paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
     if not 1 <= len(paths) <= 2:
         raise ValueError(
@@ -257,6 +263,9 @@ class Run(Displayed):
         """
         self._read(LOOKS)
         number, run = secrets.randbits(48), self._controlled.run
+        if not run and self._table is not None:
+            text = self._following.state.text
+            raise InspectorError(f"the run takes no requests any more. {text}")
         if not run:
             raise InspectorError(NO_CONTROL)
         send(self._path, run, dataclasses.replace(request, id=number))

@@ -395,6 +395,13 @@ def test_damage_keeps_what_precedes_it(
         clock.now += 5
         follower.poll()
         assert follower.state.name == "running"
+        assert "cannot be read to its end: the section" in follower.state.text
+    os.utime(path, (1e9, 1e9))
+    late = followed(path, clock)
+    for _ in range(30):
+        late.poll()
+    assert late.state.text.startswith("The file is damaged")  # nobody has written it for long
+    os.utime(path)
     clock.now += 10
     assert follower.poll()
     assert follower.state.name == "gone"

@@ -171,6 +171,12 @@ def test_one_or_two_runs(paths):
         nni.open(paths)
 
 
+@pytest.mark.parametrize("path", [None, 3, {"a": "b"}, nni.Recording()])
+def test_what_is_no_path_is_refused(path):
+    with pytest.raises(TypeError, match=f"got {type(path).__name__}"):
+        nni.open(path)
+
+
 # ------------------------------------------------------------------ its rows
 
 

@@ -113,7 +113,7 @@ class Control:
                 self._look()
             except OSError as error:
                 self._failed(f"The run takes no more requests: {error}.")
-                return
+                self.close()  # and whoever asks is told
 
     def _say(self) -> None:
         steering = self._steering

@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
+
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.files import whole_path, write
 from nnx_inspector.screen import protocol
@@ -79,7 +81,8 @@ def made(recording: Path) -> str:
         )
     for name in os.listdir(folder):
         if not name.startswith(".nfs"):  # deleted already, and still open somewhere
-            os.unlink(os.path.join(folder, name))
+            with contextlib.suppress(IsADirectoryError, PermissionError):  # a folder is no request
+                os.unlink(os.path.join(folder, name))
     return folder
 
 
@@ -87,9 +90,11 @@ def send(recording: Path, run: str, message: protocol.Request) -> None:
     """Ask a run for something; `message` is one of REQUESTS.
 
     Raises:
-        InspectorError: the run takes no requests, or others may write into the folder.
+        InspectorError: the run takes no requests, or would not read this one, or others may write
+            into the folder.
         OSError: the request cannot be written.
     """
+    text = _text(message, run)
     folder = folder_of(recording)
     if not os.path.lexists(folder):
         raise InspectorError(
@@ -98,8 +103,28 @@ def send(recording: Path, run: str, message: protocol.Request) -> None:
         )
     if why := why_refused(folder):
         raise InspectorError(f"the request was not sent, because {why}.")
-    text = json.dumps({"run": run, "message": protocol.to_header(message)}).encode()
     _put(folder, f"{time.time_ns():020d}-{secrets.token_hex(4)}.json", text)
+
+
+def _text(message: protocol.Request, run: str) -> bytes:
+    """What `_message` reads as this message: what a run cannot read it never answers."""
+    try:
+        if not isinstance(message, REQUESTS):
+            raise TypeError(f"a run takes no {type(message).__name__}")
+        text = json.dumps({"run": run, "message": protocol.to_header(message)}, default=_plain)
+        if len(text) > LARGEST:
+            raise ValueError(f"it has {len(text)} bytes, of which a run reads {LARGEST}")
+        protocol.from_header(json.loads(text)["message"])
+    except (TypeError, ValueError) as error:
+        raise InspectorError(f"the request was not sent: {str(error).rstrip('.')}.") from error
+    return text.encode()
+
+
+def _plain(value: object) -> object:
+    """A number of NumPy as Python's, which JSON can hold."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no number")
 
 
 def _put(folder: str, name: str, data: bytes) -> None:

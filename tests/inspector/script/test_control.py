@@ -58,7 +58,7 @@ def test_a_perturbation_acts_in_the_run(script, run):
 
 def test_what_was_done_is_in_the_recording(script, run):
     run.perturb("b", nni.Scale(2.0))
-    run.every = 3
+    run.every = np.int64(3)
     run.measure_next()
     assert run.every == 3
     assert script.end() == []
@@ -91,6 +91,12 @@ def test_measuring_less_and_once_more(script, run):
     [
         (lambda run: run.perturb("nowhere", nni.Zero()), "nowhere"),
         (lambda run: setattr(run, "every", 0), "every must be"),
+        (lambda run: setattr(run, "every", 2.5), "not sent: set_every.every"),
+        (lambda run: setattr(run, "every", 10**30), "not sent: set_every.every"),
+        (lambda run: run.values("b", example="x"), "not sent: read_site.example"),
+        (lambda run: run.values("b", example=object()), "not sent: object is no number"),
+        (lambda run: run.values("b" * 70_000), "not sent: "),
+        (lambda run: run.ask(protocol.Look(id=0, what="casts", site="")), "takes no Look"),
         (lambda run: run.perturb("b", nni.Scale(2.0, at="input")), "Declare it in the script"),
         (lambda run: run.ask(NOISE), "no place for it"),
         (lambda run: run.ask(protocol.Remove(id=0, perturbation=99)), "no perturbation"),
@@ -129,7 +135,7 @@ def test_a_run_without_control_takes_nothing(tmp_path):
 
 def test_a_run_that_is_over_does_not_answer(script, run):
     assert script.end() == []
-    with pytest.raises(InspectorError, match="takes no requests"):
+    with pytest.raises(InspectorError, match=r"takes no requests any more\. The run has ended"):
         run.measure_next()
 
 
@@ -228,22 +234,14 @@ def test_a_file_or_a_link_in_place_of_the_folder_is_refused(tmp_path):
 
 def test_a_folder_that_vanishes_ends_the_requests_alone(tmp_path, monkeypatch):
     monkeypatch.setattr("nnx_inspector.inspector.script.control.PAUSE", 0.01)
-    failed, taken = threading.Event(), control.taken
-
-    def look(*args):
-        try:
-            yield from taken(*args)
-        except OSError:
-            failed.set()
-            raise
-
-    monkeypatch.setattr(control, "taken", look)
+    closed = threading.Event()
+    monkeypatch.setattr(control, "unmade", lambda folder: closed.set())
 
     def loop():
         model = TwoLayers(nnx.Rngs(0))
         with nni.watch(model, every=1, save=tmp_path / "run.nni", control=True) as recording:
             os.rmdir(folder.folder_of(tmp_path / "run.nni"))
-            assert failed.wait(60)
+            assert closed.wait(60)  # so the file says that it takes none
             for _ in range(3):
                 forward(model, X)
         return recording
@@ -256,8 +254,9 @@ def test_a_folder_that_vanishes_ends_the_requests_alone(tmp_path, monkeypatch):
 def test_requests_of_an_earlier_run_are_gone(tmp_path):
     folder.made(tmp_path / "run.nni")
     folder.send(tmp_path / "run.nni", "old", protocol.MeasureNext(id=1))
+    (tmp_path / "run.nni.control" / "a folder").mkdir()
     made = folder.made(tmp_path / "run.nni")
-    assert os.listdir(made) == []
+    assert os.listdir(made) == ["a folder"]
 
 
 def test_a_request_costs_nothing_where_there_is_none(tmp_path):
