@@ -350,14 +350,19 @@ def _moved(context: RuleContext, cause: Finding, effect: Finding) -> list[str]:
     ]
 
 
+def _is_of_size(finding: Finding) -> bool:
+    """Whether a finding judges the size of updates. The others by this rule (a rate that has become
+    0, say) are about parameters that have a gradient, so nothing in the model explains them.
+    """
+    return finding.rule == "update-ratio" and "late" in finding.evidence
+
+
 def _is_too_large(finding: Finding) -> bool:
-    return (
-        finding.rule == "update-ratio" and finding.evidence["ratio"] >= finding.evidence["limit"]
-    )  # fmt: skip
+    return _is_of_size(finding) and finding.evidence["ratio"] >= finding.evidence["limit"]
 
 
 def _is_too_small(finding: Finding) -> bool:
-    return finding.rule == "update-ratio" and not _is_too_large(finding)
+    return _is_of_size(finding) and not _is_too_large(finding)
 
 
 def _is_late_alright(finding: Finding) -> bool:

@@ -212,6 +212,17 @@ def test_a_schedule_that_has_ended_at_0_is_found(name, states):
         assert f"'optimizer/hyperparams/learning_rate' was {most} then" in one.what
 
 
+def test_a_schedule_that_has_ended_is_not_explained_by_a_layer_that_is_saturated():
+    """The head has a gradient all along, so it stands still because of the rate."""
+    model = Plain()
+    model.body.bias[...] += 20.0
+    recording = trained(model, optax.sgd(decayed()), batches(16))
+    (one,) = found(recording, "update-ratio")
+    assert (one.step, one.effects) == (6, ())
+    assert "the 2 parameters with a gradient" in one.what
+    assert len(found(recording, "saturated-units")) == 1
+
+
 def test_an_update_by_hand_whose_rate_has_ended_at_0_is_found():
     recording = carried(Plain(), counted, by_hand_decayed, batches(16))
     (one,) = found(recording, "update-ratio")
