@@ -300,7 +300,7 @@ def is_tracing() -> bool:
 
 
 def trace_context() -> Hashable:
-    """Everything besides its arguments that a trace depends on: settings, mesh, open layers."""
+    """Everything besides its arguments that a trace depends on: settings, mesh, open hooks."""
     # The tuple that jax itself has in each cache key. A list of settings of our own would miss
     # those that a later version of jax adds, and a program would then be used under settings that
     # it was not made for. It can go when jax makes the tuple public.
