@@ -280,6 +280,12 @@ class Handles:
             self._give_places()
         self.on_change()
 
+    def take_back(self, handle: Handle, layout: _Assigned) -> None:
+        """Remove the handle that was added last, and have the places as they were before."""
+        with self._lock:
+            self.remove(handle)
+            self._wanted = layout
+
     def switch_all(self, enabled: bool) -> None:
         if not isinstance(enabled, bool):
             raise TypeError(f"switch_all takes True or False, got {enabled!r}.")
@@ -340,6 +346,11 @@ class Handles:
             return list(self._live.values())
 
     # --------------------------------------------------------------- settings
+
+    @property
+    def layout(self) -> _Assigned:
+        """Which places there are now, and whose they are; see `take_back`."""
+        return self._wanted
 
     def setting(self, *, armed: bool = False) -> Setting:
         """The active perturbations, and all places that they need.

@@ -105,6 +105,22 @@ def test_free_places_go_when_something_is_armed_anyway(handles):
     assert kinds(handles.setting()) == ["Clamp"]
 
 
+def test_a_handle_that_is_taken_back_leaves_the_places_as_they_were(handles):
+    first = handles.add("b", ["b"], Noise(0.1))
+    handles.add("a", ["a"], Clamp(0.0, 1.0))
+    first.remove()
+    handles.add("b", ["b"], Noise(0.2))  # younger than the clamp, in the place before it
+    room = handles.setting().places
+    for one in (Noise(0.2), Scale(2.0), Mask(UNITS)):
+        before = handles.layout
+        handle = handles.add("a", ["a"], one)
+        assert kinds(handles.setting()) == ["Clamp", "Noise", type(one).__name__]
+        handles.take_back(handle, before)
+        assert handles.setting().places == room
+        assert kinds(handles.setting()) == ["Noise", "Clamp"]
+        assert handle.removed
+
+
 def test_tuning_keeps_the_place_and_another_shape_needs_another(handles):
     handle = handles.add("a", ["a"], Shift(UNITS, 1.0))
     handles.arm(handles.setting())

@@ -21,14 +21,14 @@ from nnx_inspector.inspector.passes.alike import Alike
 from nnx_inspector.live.session import Session, Shares
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import chosen_layer
-from nnx_inspector.perturbations.places import Known, require_known
+from nnx_inspector.perturbations.places import Known, has_room, require_known
 
 MOST_DONE: Final = 1000
 """How many of the things that were done are listed, the newest ones."""
 NO_ROOM: Final = (
     "the programs of this run have no place for it: only Zero and Scale on outputs have one "
-    "everywhere. Declare the others in the script: nni.watch(model, save=path, "
-    "control={site: perturbation})"
+    "everywhere, unless another kind was added there before. Declare the others in the script: "
+    "nni.watch(model, save=path, control={site: perturbation})"
 )
 
 
@@ -86,14 +86,15 @@ class Steering(Shares):
                 f"{type(perturbation).__name__} changes parameters, which needs nni.Inspector."
             )
         only, rows = chosen_layer(site)
+        before = self.handles.layout
         handle = self.handles.add(site, self._sites(only), perturbation, rows)
         try:
             handle.enabled = enabled
             wanted = self.handles.setting()
-            if enabled and not set(wanted.places) <= set(self._session.places):
+            if enabled and not has_room(self._session.places, wanted.places):
                 raise ValueError(f"{site or '(root)'!r} is not perturbed: {NO_ROOM}.")
         except BaseException:
-            handle.remove()
+            self.handles.take_back(handle, before)  # or nothing would have room any more
             raise
 
     def _sites(self, only: Only) -> Iterable[str]:

@@ -114,7 +114,9 @@ def _text(message: protocol.Request, run: str) -> bytes:
         text = json.dumps({"run": run, "message": protocol.to_header(message)}, default=_plain)
         if len(text) > LARGEST:
             raise ValueError(f"it has {len(text)} bytes, of which a run reads {LARGEST}")
-        protocol.from_header(json.loads(text)["message"])
+        read = protocol.from_header(json.loads(text)["message"])
+        if lost := [name for name, one in vars(message).items() if vars(read)[name] != one]:
+            raise ValueError(f"its {lost[0]} cannot be {vars(message)[lost[0]]!r}")
     except (TypeError, ValueError) as error:
         raise InspectorError(f"the request was not sent: {str(error).rstrip('.')}.") from error
     return text.encode()

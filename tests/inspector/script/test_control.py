@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import stat
@@ -95,6 +96,10 @@ def test_measuring_less_and_once_more(script, run):
         (lambda run: setattr(run, "every", 10**30), "not sent: set_every.every"),
         (lambda run: run.values("b", example="x"), "not sent: read_site.example"),
         (lambda run: run.values("b", example=object()), "not sent: object is no number"),
+        (
+            lambda run: run.ask(dataclasses.replace(NOISE, strength=np.nan)),
+            "strength cannot be nan",
+        ),
         (lambda run: run.values("b" * 70_000), "not sent: "),
         (lambda run: run.ask(protocol.Look(id=0, what="casts", site="")), "takes no Look"),
         (lambda run: run.perturb("b", nni.Scale(2.0, at="input")), "Declare it in the script"),
@@ -108,6 +113,13 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(run, ask, why):
         ask(run)
     assert run.perturbations == []
     assert run.every == 1
+
+
+def test_what_was_refused_takes_no_room(script, run):
+    with pytest.raises(InspectorError, match="no place for it"):
+        run.ask(NOISE)
+    run.perturb("b", nni.Scale(2.0))
+    script.wait_for(2 * np.asarray(script.model(X)))
 
 
 def test_what_the_script_declares_can_be_switched(tmp_path):
