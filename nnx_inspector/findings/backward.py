@@ -39,12 +39,14 @@ DEEP: Final = 4
 LEAST_ROWS: Final = 8
 """With fewer examples a gradient of 0 proves nothing: all may satisfy a margin, say."""
 
+_CUT: Final = (
+    "has no gradient: nothing comes back to it from the loss",
+    "usually a jax.lax.stop_gradient, round, sign or argmax between it and the loss, or a result "
+    "that the loss does not use; fine if it is frozen on purpose",
+)
 WHY: Final = {
-    "cut": (
-        "has no gradient: nothing comes back to it from the loss",
-        "usually a jax.lax.stop_gradient, round, sign or argmax between it and the loss, or a "
-        "result that the loss does not use; fine if it is frozen on purpose",
-    ),
+    "cut": _CUT,
+    "stopped": _CUT,  # in a loop that is differentiated by it, and moves others only
     "zero": (
         "has a gradient of exactly 0",
         "it takes part in the pass, so usually a factor between it and the loss is 0 (a mask, a "
@@ -192,12 +194,12 @@ def no_gradient(context: RuleContext) -> Iterator[Finding]:
     lost = lost_updates(context)
     rounded = {p.path for p, _ in lost.parts} if lost else set[str]()
     for one, why, step in _without(context):
-        if why in ("zero", "still") and multiplies_zeros(context, one.site):
+        if why in ("zero", "still", "stopped") and multiplies_zeros(context, one.site):
             continue
         if why == "still" and one.path in rounded:
             continue
         what, advice = WHY[why]
-        benign = why in ("still", "absent") or ON_PURPOSE.search(one.path)
+        benign = why in ("still", "stopped", "absent") or ON_PURPOSE.search(one.path)
         yield Finding(
             rule="no-gradient",
             site=one.site,
@@ -280,8 +282,10 @@ def _without(context: RuleContext) -> Iterator[tuple[ParameterFacts, str, int]]:
                     yield parameter, "zero", seen_at[0].step
             elif reached["output"] > 1 and reached["gradient"] == 0 and context.site(site).leaving:
                 # jax computes no gradient that nothing asks for
-                still = len(same) >= 2 and min(same) == 1 and moving
-                yield parameter, "absent" if absent else "still" if still else "cut", step
+                stays = len(same) >= 2 and min(same) == 1 and moving
+                asked = set(_known(graded, parameter.path, "differentiated")) == {1}
+                still = "stopped" if asked else "still"
+                yield parameter, "absent" if absent else still if stays else "cut", step
             elif moving and reached["gradient"] and len(same) >= 2 and min(same) == 1 and not bias:
                 yield parameter, "absent" if absent else "still", step
 

@@ -36,6 +36,9 @@ from nnx_inspector.recordings.facts import Figures
 LOST: Final = 5e-3
 """A gradient below this fraction of the last layers' gradient is explained by a vanishing one."""
 
+LEFT: Final = 1e-3
+"""Clipping to less than this part of a gradient is as good as a learning rate of 0."""
+
 Explains = Callable[[RuleContext, Finding, Finding], bool]
 
 
@@ -382,6 +385,11 @@ def _of_experts(context: RuleContext, cause: Finding, effect: Finding) -> bool:
     )
 
 
+def _of_clipping(context: RuleContext, cause: Finding, effect: Finding) -> bool:
+    """A limit that leaves next to nothing of a gradient leaves nothing to move by."""
+    return cause.evidence["taken"] >= 1 - LEFT and _is_too_small(effect)
+
+
 _EXPLAINS: Final[dict[str, Explains]] = {
     "nonfinite": _of_nonfinite,
     "overflow": _of_overflow,
@@ -392,4 +400,5 @@ _EXPLAINS: Final[dict[str, Explains]] = {
     "vanishing-gradient": _of_vanishing,
     "exploding-gradient": _of_exploding,
     "update-ratio": _of_update,
+    "clipping": _of_clipping,
 }

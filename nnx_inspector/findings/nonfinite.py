@@ -173,7 +173,7 @@ def _finding(
         severity, meaning = "info", f"{meaning}{BUT}what the model returned {ends}, {LEFT_OUT}"
     ids, where = _ids(context, item, site, quantity), _where(item, site, quantity)
     during = ", while a perturbation was on" if item.perturbed else ""
-    before = "" if quantity == "gradient" or ids else _finite_before(context, item, site, quantity)
+    before = "" if quantity == "gradient" or ids else _entered(context, item, site, quantity)
     return Finding(
         rule="nonfinite",
         site=site,
@@ -209,8 +209,10 @@ def _where(item: Pass, site: str, quantity: str) -> str:
     return quantity_of(site, quantity) + _in_layers(item, site, quantity)
 
 
-def _finite_before(context: RuleContext, item: Pass, site: str, quantity: str) -> str:
-    """The finite input, or the last finite output before it in the order of the pass, in words."""
+def _entered(context: RuleContext, item: Pass, site: str, quantity: str) -> str:
+    """The input, or the last output before it in the order of the pass, in words: the range if it
+    was finite, or how much of it was infinite.
+    """
     summary = item.summary(leaf_of(site)[0], "input") if quantity == "output" else None
     what = "its input"
     if summary is None:
@@ -224,8 +226,10 @@ def _finite_before(context: RuleContext, item: Pass, site: str, quantity: str) -
         last = max(earlier, key=context.at, default=None)
         summary = None if last is None else item.summary(last, "output")
         what = f"{quantity_of(last or '', 'output')} before it"
-    if summary is None or summary.saturated or summary.finite != summary.size or not summary.size:
+    if summary is None or summary.saturated or not summary.size or summary.nan:
         return ""
+    if summary.finite != summary.size:
+        return f" ({what} held {_counted(summary)[2]})"
     exact = summary.points.dtype.kind in "iu"  # ids, for example
     low, high = (str(int(x)) if exact else f"{x:.4g}" for x in (summary.min, summary.max))
     return f" ({what} was finite, from {low} to {high})"
@@ -398,8 +402,8 @@ def _with_parameters(context: RuleContext, held: _Held, reaching: Pass | None) -
     item, site, shown = held.item, held.found[0].site, ""
     if reaching is item:
         at, quantity, summary = _origin(context, item, "nan")
-        held_there = {p.path for p in context.parameters_in(leaf_of(at)[0])}
-        if quantity == "input" or held_there.isdisjoint(p.path for p in held.found):
+        read = {p.path for p in context.read_in(at)}
+        if quantity == "input" or read.isdisjoint(p.path for p in held.found):
             yield _finding(context, item, at, quantity, summary)
         else:
             site = at

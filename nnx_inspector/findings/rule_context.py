@@ -121,6 +121,15 @@ class RuleContext:
         path = layer[0] if layer else key.partition(":")[0]
         return [p for s, ps in self.held.items() for p in ps if is_within(s, path)]
 
+    def read_in(self, key: str) -> list[ParameterFacts]:
+        """What a site's module and the modules in it compute with: their parameters, and the
+        running statistics of a norm that uses these in place of the batch's.
+        """
+        path = leaf_of(key)[0].partition(":")[0]
+        statistics = [p for p in self.facts.parameters if p.type == "BatchStat"]
+        used = [p for p in statistics if is_within(p.site, path) and self.site(p.site).running == 1]
+        return [*self.parameters_in(key), *used]
+
     @functools.cached_property
     def order(self) -> dict[str, tuple[int, int, int]]:
         """A site's place in the order of returning: number, layer of a stack, place in it."""

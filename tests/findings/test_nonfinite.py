@@ -129,6 +129,44 @@ def test_in_stacked_layers_and_in_the_last_layer() -> None:
     assert of_rule(seen(Stack(nnx.Rngs(0)), [X])) == []
 
 
+def normed() -> nnx.Sequential:
+    rngs = nnx.Rngs(0)
+    norm = nnx.BatchNorm(16, use_running_average=True, rngs=rngs)
+    return nnx.Sequential(nnx.Linear(4, 16, rngs=rngs), norm, nnx.Linear(16, 2, rngs=rngs))
+
+
+def test_an_inf_of_the_data_is_told_with_the_nan_that_it_becomes() -> None:
+    model, bad = normed(), np.array(X)
+    bad[3, 1] = np.inf
+    (finding,) = of_rule(seen(model, [X, jnp.asarray(bad)]))
+    kernel, bias = (
+        np.asarray(x[...], np.float64) for x in (model.layers[0].kernel, model.layers[0].bias)
+    )
+    out = bad.astype(np.float64) @ kernel + bias
+    counts = f"{(out == np.inf).sum()} +Inf and {(out == -np.inf).sum()} -Inf among {out.size}"
+    assert f"(the output of 'layers/1' before it held {counts} values)" in finding.what
+    assert (finding.site, finding.step, finding.evidence["nan"]) == ("layers/2", 1, 2)
+
+
+def test_a_running_statistic_that_is_nan_is_told_with_what_it_makes_nan() -> None:
+    model = normed()
+    model.layers[1].mean[...] = model.layers[1].mean[...].at[5].set(jnp.nan)
+    (finding,) = of_rule(seen(model, [X]))
+    assert finding.what == (
+        "At the beginning of step 0, the statistic 'layers/1/mean' (1 NaN among 16 elements) was "
+        "not finite, and the output of 'layers/1' held 8 NaN among 128 values"
+    )
+    assert (finding.site, finding.severity) == ("layers/1", "error")
+    assert "can make it" not in finding.message
+    model = normed()
+    model.layers[1].use_running_average = False
+    model.layers[1].mean[...] = model.layers[1].mean[...].at[5].set(jnp.nan)
+    bad = X.at[:, 0].set(jnp.inf)  # makes NaN in the variance, whatever the statistic is
+    found = of_rule(seen(model, [bad], X))
+    assert [one.site for one in found if "statistic" in one.what] == ["layers/1"]
+    assert not any("statistic" in one.what and "output" in one.what for one in found)
+
+
 def test_a_mask_among_the_parameters_is_left_alone() -> None:
     class Masked(nnx.Module):
         def __init__(self, rngs: nnx.Rngs):

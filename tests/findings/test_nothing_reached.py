@@ -137,6 +137,19 @@ def test_no_gradient_for_any_parameter_is_an_error_at_the_model(name, way):
     assert one.message.startswith("From step 0 on")
 
 
+def test_a_part_that_nothing_comes_back_to_is_not_said_to_lack_updates():
+    """It may be frozen on purpose, but neither the optimizer nor a dtype is what holds it."""
+    rngs = nnx.Rngs(0)
+    parts = nnx.Linear(4, 8, rngs=rngs), jax.lax.stop_gradient, nnx.Linear(8, 1, rngs=rngs)
+    model = nnx.Sequential(*parts)
+    (one,) = watched(model, train_of(lambda m, x: squares(m(x)), ADAM)(model))
+    assert (one.rule, one.site, one.severity) == ("no-gradient", "layers/0", "info")
+    assert one.evidence["parameters"] == 2
+    assert "has no gradient: nothing comes back to it from the loss" in one.what
+    assert "optimizer" not in one.message
+    assert "dtype" not in one.message
+
+
 @pytest.mark.parametrize("loss", [stopped, of_argmax, rounded, unused])
 def test_a_requested_step_says_the_same(loss):
     insp = nni.Inspector(mlp(), X, display=False)

@@ -363,7 +363,8 @@ SENTENCES = [
         "<before>",
         size="the number of elements of all calls",
         counts="how many of them are NaN, +Inf, -Inf",
-        before="min and max of the input, or of the output that returned before it",
+        before="min and max of the input, or of the output that returned before it, or how many of "
+        "its values are infinite",
     ),
     of(
         "nonfinite",
@@ -513,6 +514,12 @@ def check_nonfinite(parts: dict[str, str], oracle: Oracle) -> None:
     if ends is not None and finite:
         assert close(ends[1], min(x.min() for x in finite)), parts
         assert close(ends[2], max(x.max() for x in finite)), parts
+    infinite = re.search(r"held (.*) among (\d+) values\)", before)
+    if infinite is not None and finite:
+        whole = np.concatenate([x.ravel() for x in finite])
+        kinds = {"+Inf": whole == np.inf, "-Inf": whole == -np.inf}
+        each = " and ".join(f"{x.sum()} {kind}" for kind, x in kinds.items() if x.any())
+        assert (infinite[1], int(infinite[2])) == (each, whole.size), parts
 
 
 def site_in(text: str) -> str:

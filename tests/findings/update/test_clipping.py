@@ -171,6 +171,15 @@ def test_clipping_that_seldom_acts_has_no_finding(what: str) -> None:
     assert [str(one) for one in found_in(recording)] == []
 
 
+def test_a_limit_that_leaves_nothing_explains_that_nothing_moves() -> None:
+    recording, _ = trained(np.full(len(NAMES), 1e-12))
+    (one,) = nni.diagnose(recording)
+    assert (one.rule, one.severity, one.evidence["acted"]) == ("clipping", "warning", 6)
+    (effect,) = one.effects
+    assert effect.what == "From step 0 on, no parameter changed in 6 passes with gradients"
+    assert "learning rate is 0" not in one.message
+
+
 def test_clipping_of_all_gradients_together_is_one_finding() -> None:
     model = Rows(len(NAMES))
     optimizer = nnx.Optimizer(
