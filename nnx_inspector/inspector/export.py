@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from nnx_inspector.background import weakly
 from nnx_inspector.errors import reply_text
 from nnx_inspector.inspector.core import Core
-from nnx_inspector.inspector.nnx.page import Pages
+from nnx_inspector.inspector.nnx.page import Pages, Whole
 from nnx_inspector.inspector.panels import look, units_messages
 from nnx_inspector.inspector.values.kept import MOST_BYTES
 from nnx_inspector.screen import protocol
@@ -32,10 +32,10 @@ def content_of(core: Core, kept: Sequence[protocol.Message | None]) -> Content:
     assert layout is not None  # both exist from the beginning
     assert state is not None
     detailed = detailed_of(layout, state.selected)
-    pages = Pages(core)  # not the screen's: that one remembers what it has shown
+    pages, whole = Pages(core), Whole(core)  # not the screen's: those remember what was shown
     answers = {
         "flow": _each(detailed, lambda site: (flow_of(core.trace, layout, site, number=0), None)),
-        "nnx": _each(detailed, lambda site: (pages.page(site, 0), None)),
+        "nnx": _each(detailed, lambda site: (pages.page(site, 0, whole), None)),
         "units": units_messages(core, detailed),
         "positions": {site: core.positions.get(site, _NOT_SHOWN) for site in detailed},
         "values": core.opened.answers(),

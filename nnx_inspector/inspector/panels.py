@@ -212,7 +212,7 @@ def _axes_of(core: Core, site: str, output: str) -> tuple[str, ...]:
     around = Around(
         module=found and found.module,
         batch=batch_of(core.call()),
-        spatial=convolves(core.model),
+        spatial=convolves(site.module for site in core.trace.modules),
         attends=is_pattern(site),
     )
     shape = [int(n) for n in one[2].split(",")]

@@ -15,6 +15,9 @@ from models import TwoLayers
 from pages import store
 
 import nnx_inspector as nni
+from nnx_inspector.inspector.export import content_of
+from nnx_inspector.inspector.nnx.modes import Modes
+from nnx_inspector.inspector.nnx.page import Pages
 from nnx_inspector.inspector.panels import look
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export import replay
@@ -139,3 +142,14 @@ def test_the_pictures_of_the_batch_are_on_the_page(tmp_path):
     pixels = np.frombuffer(base64.b64decode(pictures.pixels), np.uint8).reshape(3, 9, 8, 1)
     np.testing.assert_array_equal(pixels, np.rint(np.asarray(images) * 255))
     insp.close()
+
+
+def test_the_model_is_read_once_for_the_pages_of_all_modules(insp, monkeypatch):
+    core, read = inside(insp).core, []
+    table = Modes.table
+    monkeypatch.setattr(Modes, "table", lambda self: read.append(self) or table(self))
+    content = content_of(core, ())
+    assert len(content.answers["nnx"]) == len(core.trace.modules) > 1
+    assert len(read) == 1
+    for site, (page, _) in content.answers["nnx"].items():
+        assert page == Pages(core).page(site, 0)  # as it is when read for this page alone

@@ -247,6 +247,21 @@ def test_a_part_without_a_gradient_is_unknown():
     assert (row["forward"], row["backward"]) == ("steady", "unknown")
 
 
+def test_what_is_no_array_is_taken_and_returned_as_it_is():
+    class Switched(Mlp):
+        def __call__(self, x, trained, name):
+            x = super().__call__(x)
+            doubled = x if trained is True else 2 * x  # 1 == True, and jit takes them for one
+            return {"name": name, "kept": trained, "y": doubled}
+
+    make = functools.partial(Switched, depth=2)
+    forward, backward = by_hand(make(rngs=nnx.Rngs(0)), BATCH, *FUNCTIONS["relu"][1:])
+    for trained, times in ((True, 1), (1, 2)):
+        frame = nni.propagation(make, BATCH, trained, "eval", seeds=1).frame()
+        np.testing.assert_allclose(frame.forward, forward, rtol=1e-4)
+        np.testing.assert_allclose(frame.backward, times * np.asarray(backward), rtol=1e-4)
+
+
 def test_bad_input_has_a_clear_error():
     with pytest.raises(TypeError, match=r"make_model\(width=8, rngs=nnx.Rngs\(0\)\)"):
         nni.propagation(lambda rngs: Mlp(rngs=rngs), BATCH, widths=(8, 16))

@@ -7,6 +7,7 @@ is read again, and in the end refused with an error. Runs no pass.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import threading
 from collections.abc import Sequence
@@ -46,6 +47,25 @@ class _Looked:
     snapshots: tuple[Snapshot, ...]
 
 
+class Whole:
+    """A model at rest, read once for the pages of all of its modules."""
+
+    def __init__(self, core: Core):
+        self._core = core
+
+    @functools.cached_property
+    def modules(self) -> dict[str, tuple[Path, nnx.Module]]:
+        return {site_key(path): (path, module) for path, module in iter_modules(self._core.model)}
+
+    @functools.cached_property
+    def contents(self) -> list[Node | Leaf]:
+        return _read(self._core.model, ())
+
+    @functools.cached_property
+    def modes(self) -> list[Mode]:
+        return self._core.modes.table()
+
+
 class Pages:
     """The screen's requests about one inspector's model, which is only read."""
 
@@ -54,11 +74,13 @@ class Pages:
         self._lock = threading.Lock()
         self._looked: _Looked | None = None
 
-    def page(self, site: str, number: int) -> protocol.Nnx:
+    def page(self, site: str, number: int, whole: Whole | None = None) -> protocol.Nnx:
         """The page of a site's module, in answer to the request with this number.
 
         Args:
             site: the site's key; for a method other than `__call__`, its module is shown.
+            number: of the request.
+            whole: the model as it was read for another page; None reads it again.
 
         Raises:
             ValueError: the site has no module.
@@ -66,11 +88,12 @@ class Pages:
         """
         step, shown = self._core.step, self._core.shown
         record = None if shown is None else shown.outcome.perturbed.record
-        path, module = self._module_at(site)
+        whole = whole or Whole(self._core)
+        path, module = _module_at(whole, site)
         found = _read(module, path)
         leaves = [one for one in found if isinstance(one, Leaf)]
         nodes = [one for one in found if isinstance(one, Node)]
-        references = References(found, _read(self._core.model, ()) if path else [])
+        references = References(found, whole.contents if path else [])
         first = leaves[: protocol.MOST_VARIABLES]
         key = site_key(path)
         changes, since, uncompared = self._changes(key, first, step)
@@ -79,7 +102,7 @@ class Pages:
             variable_row(leaf, references, change, _passed(leaf, len(path), of_pass))
             for leaf, change in zip(first, changes, strict=True)
         ]
-        modes = self._modes_below(key, leaves)
+        modes = _modes_below(whole, key, leaves)
         return protocol.Nnx(
             id=number,
             site=site,
@@ -119,18 +142,6 @@ class Pages:
         with self._lock:
             self._looked = None
 
-    def _module_at(self, site: str) -> tuple[Path, nnx.Module]:
-        found = {site_key(path): (path, module) for path, module in iter_modules(self._core.model)}
-        segments, method = parse_key(site)
-        key = site if method == CALL else site_key(segments)
-        if key not in found:
-            raise ValueError(
-                f"NNX has no module at {site!r}. A module that only a call makes, or a part of a "
-                f"Linen module, has no graphdef and no state of its own. Select the module around "
-                f"it."
-            )
-        return found[key]
-
     def _changes(
         self, key: str, shown: Sequence[Leaf], step: int
     ) -> tuple[list[protocol.NnxChange | None], int | None, str]:
@@ -151,11 +162,24 @@ class Pages:
             return changes, None, ""
         return changes, earlier[0].step, _uncompared(now)
 
-    def _modes_below(self, key: str, leaves: Sequence[Leaf]) -> list[Mode]:
-        if any(held_as(leaf.value) == "traced" for leaf in leaves):
-            return []  # a table needs a trace of our own, which cannot hold foreign tracers
-        inner = f"{key}/" if key else ""
-        return [m for m in self._core.modes.table() if m.site == key or m.site.startswith(inner)]
+
+def _module_at(whole: Whole, site: str) -> tuple[Path, nnx.Module]:
+    segments, method = parse_key(site)
+    key = site if method == CALL else site_key(segments)
+    if key not in whole.modules:
+        raise ValueError(
+            f"NNX has no module at {site!r}. A module that only a call makes, or a part of a "
+            f"Linen module, has no graphdef and no state of its own. Select the module around "
+            f"it."
+        )
+    return whole.modules[key]
+
+
+def _modes_below(whole: Whole, key: str, leaves: Sequence[Leaf]) -> list[Mode]:
+    if any(held_as(leaf.value) == "traced" for leaf in leaves):
+        return []  # a table needs a trace of our own, which cannot hold foreign tracers
+    inner = f"{key}/" if key else ""
+    return [m for m in whole.modes if m.site == key or m.site.startswith(inner)]
 
 
 def _read(module: nnx.Module, path: Path) -> list[Node | Leaf]:

@@ -72,7 +72,7 @@ class ValueRequests:
         self._modules = {
             site_key(one.path): _copy_of(one.module) for one in module_sites(session.model)
         }
-        self._spatial = convolves(session.model)
+        self._spatial = convolves(self._modules.values())
         self._waiting = deque[protocol.ReadSite]()
         self._now: protocol.ReadSite | None = None
 

@@ -189,7 +189,7 @@ class Opening:
                 stacked=any(of.stacked.get(key) for key in (called, _module_key(site))),
                 batch=None if alone else batch,
                 positions=batch if alone else None,
-                spatial=convolves(of.call.model),
+                spatial=convolves(of.modules.values()),
                 attends=is_pattern(site)
                 or (part == "output" and _attends(value, call.loops + mapped, module)),
             )
@@ -366,8 +366,8 @@ def batch_of(call: Call) -> int | None:
     return next((shape[0] for shape in shapes if shape), None)
 
 
-def convolves(model: nnx.Module) -> bool:
-    return any(isinstance(module, CONVOLUTIONS) for _, module in nnx.iter_modules(model))
+def convolves(modules: Iterable[object]) -> bool:
+    return any(isinstance(module, CONVOLUTIONS) for module in modules)
 
 
 def _attends(value: jax.Array, front: int, module: object) -> bool:

@@ -16,15 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.sites import Only, require_module, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.program.editing.counting import Where, where_of
+from nnx_inspector.program.function import is_input
 from nnx_inspector.recordings.layers import holder_of
 from nnx_inspector.records.capture import value_and_grad
 from nnx_inspector.records.propagation.result import Propagation
 from nnx_inspector.records.record import Entry, Record
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.typing import GraphDef, PyTree
+from nnx_inspector.typing import GraphDef, PyTree, Treedef, Value
 
 Loss = Callable[..., jax.Array]
 
@@ -180,7 +182,11 @@ def _add(
 
 
 def _projected(model: Callable[..., PyTree], *args: object) -> jax.Array:
-    leaves = [x for x in jax.tree.leaves(model(*args)) if jnp.issubdtype(x.dtype, jnp.floating)]
+    leaves = [
+        x
+        for x in jax.tree.leaves(model(*args))
+        if is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)
+    ]
     keys = jax.random.split(jax.random.key(0), max(len(leaves), 1))
     sums = (
         (x * jax.random.normal(key, x.shape, x.dtype)).sum()
@@ -189,11 +195,20 @@ def _projected(model: Callable[..., PyTree], *args: object) -> jax.Array:
     return sum(sums, jnp.zeros(()))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5))
 def _record(
-    loss: Loss, only: Only, where: Where | None, graphdef: GraphDef, state: PyTree, args: PyTree
+    loss: Loss,
+    only: Only,
+    where: Where | None,
+    graphdef: GraphDef,
+    treedef: Treedef,
+    others: tuple[tuple[type, object] | None, ...],
+    state: PyTree,
+    arrays: Sequence[Value],
 ) -> Record:
-    model = nnx.merge(graphdef, state)
+    model, given = nnx.merge(graphdef, state), iter(arrays)
+    leaves = [next(given) if other is None else other[1] for other in others]
+    args = jax.tree.unflatten(treedef, leaves)
     (_, record), _ = value_and_grad(loss, only=only, inputs=False, where=where)(model, *args)
     return record
 
@@ -203,7 +218,12 @@ def _measured(
 ) -> dict[str, tuple[float, float]]:
     """Site -> the deviation of what it returns, and of the gradient of that."""
     graphdef, state = nnx.split(model, graph=True)
-    record = jax.device_get(_record(loss, only, where, graphdef, state, args))
+    leaves, treedef = jax.tree.flatten(args)
+    arrays = [x for x in leaves if is_input(x)]
+    # with their types: True, 1 and 1.0 are equal, so jit would take one program for all of them
+    others = tuple(None if is_input(x) else (type(x), x) for x in leaves)
+    found = _record(loss, only, where, graphdef, treedef, others, state, arrays)
+    record = jax.device_get(found)
     paths = [site_key(path) for path, v, _ in contents(model) if isinstance(v, nnx.Param)]
     holders = {holder_of(path, record) for path in paths} if only is None else set(record)
     return {
