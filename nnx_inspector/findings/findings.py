@@ -41,6 +41,7 @@ from nnx_inspector.findings.precision.updates import update_ratio
 from nnx_inspector.findings.rule_context import LAST, RuleContext
 from nnx_inspector.findings.update.clipping import clipping
 from nnx_inspector.findings.update.decay import weight_decay
+from nnx_inspector.findings.update.dropped import dropped
 from nnx_inspector.findings.update.rate import halted
 from nnx_inspector.findings.update.state import skipped_steps
 from nnx_inspector.recordings.recording import Recording
@@ -70,6 +71,7 @@ _RULES: Final[tuple[Callable[[RuleContext], Iterator[Finding]], ...]] = (
     no_gradient,
     skipped_steps,
     halted,
+    dropped,
     update_ratio,
     weight_decay,
     clipping,

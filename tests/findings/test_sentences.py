@@ -214,6 +214,15 @@ SENTENCES = [
         known="the largest rate in the optimizer's state in these steps",
     ),
     of(
+        "update-ratio",
+        "From step #step# to step #last#, each of #passes# measured steps computed other "
+        "parameters than it was given (<path> differs by up to #most# times its size), and all of "
+        "them were given the same",
+        last="the newest measured step that shows its update",
+        passes="the measured steps that show their update",
+        most="the largest norm(update) / norm(value) of all parameters in these steps",
+    ),
+    of(
         "skipped-steps",
         "From step #step# to step #last#, the optimizer skipped #skipped# of #steps# steps, "
         "because their gradients were not finite (<key>)<ending>",

@@ -17,6 +17,7 @@ from nnx_inspector.findings.evidence import STILL
 from nnx_inspector.findings.finding import Finding, Severity
 from nnx_inspector.findings.precision.lost import lost_updates, rounded_off
 from nnx_inspector.findings.rule_context import RuleContext
+from nnx_inspector.findings.update.dropped import dropped
 from nnx_inspector.findings.update.rate import halted
 from nnx_inspector.recordings.facts import Figures, ParameterFacts
 from nnx_inspector.recordings.passes import Pass
@@ -42,7 +43,7 @@ other weights' size, is left out: its change relative to its own size says nothi
 def update_ratio(context: RuleContext) -> Iterator[Finding]:
     """Updates that are far too large for the weights, or far too small."""
     intervals = _intervals(context)
-    if not intervals:
+    if not intervals or next(dropped(context), None) is not None:
         return
     # one update after several gradients: the steps between say nothing of its size
     intervals = [one for one in intervals if one.ratio > 0] or intervals
