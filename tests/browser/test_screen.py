@@ -158,6 +158,16 @@ root => {
 }
 """
 """What is in sight, and what is too wide, cut off, too small to press or of another text size."""
+LONG = """
+root => {
+  root.querySelector('.nni-model').textContent = 'Transformer'.repeat(9);
+  const status = root.querySelector('.nni-status');
+  status.textContent = 'finished';
+  root.style.width = '370px';
+  return status.scrollWidth <= status.clientWidth + 1;
+}
+"""
+"""Whether a long name leaves room for how the run is, in a narrow place."""
 
 
 def look(view: View) -> dict[str, Any]:
@@ -197,6 +207,7 @@ def test_what_must_be_in_sight(
     assert found["wide"] == []
     assert found["cut"] == []
     assert found["small"] == []
+    assert view.root.evaluate(LONG)
 
 
 @pytest.mark.parametrize("width", SIZES)

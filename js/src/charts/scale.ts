@@ -93,7 +93,8 @@ const BETWEEN = 8;
 
 /**
  * Labels below an axis of `length` pixels, which exceed it by at most `over` at the ends and do not
- * touch: 0 and the outermost ticks have priority, then earlier ticks.
+ * touch: 0 and the outermost ticks have priority, then earlier ticks. Of a value and its negative both
+ * have a label, or none has.
  */
 export function labels(scale: Scale, length: number, text: (value: number) => string, widthOf: (text: string) => number, over = 0): Label[] {
   const all = scale.ticks
@@ -108,8 +109,8 @@ export function labels(scale: Scale, length: number, text: (value: number) => st
   const first = new Set([along.find((l) => l.value === 0), along[0], along[along.length - 1]].filter((l) => l !== undefined));
   const kept: Label[] = [];
   for (const label of [...first, ...all.filter((l) => !first.has(l))]) {
-    const clear = (k: Label): boolean => label.left >= k.left + k.width + BETWEEN || k.left >= label.left + label.width + BETWEEN;
-    if (kept.every(clear)) kept.push(label);
+    const pair = first.has(label) ? [label] : all.filter((l) => Math.abs(l.value) === Math.abs(label.value) && !kept.includes(l));
+    if (pair.every((one) => [...kept, ...pair].every((k) => k === one || one.left >= k.left + k.width + BETWEEN || k.left >= one.left + one.width + BETWEEN))) kept.push(...pair);
   }
   return kept.sort((a, b) => a.at - b.at);
 }

@@ -148,6 +148,10 @@ describe("labels of an axis", () => {
       expect(found).toContain(0);
       expect([found[0], found.at(-1)]).toEqual([-0.01, 0.01]);
     }
+    for (let length = 150; length < 800; length++) {
+      const found = values(length); // the labels of negative values are wider, and yet both sides are alike
+      expect(found.map((value) => 0 - value).reverse()).toEqual(found);
+    }
     expect(values(60)).toEqual([0]);
   });
 
