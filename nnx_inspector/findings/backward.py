@@ -265,8 +265,8 @@ def _without(context: RuleContext) -> Iterator[tuple[ParameterFacts, str, int]]:
             same = _known(graded, parameter.path, "same")
             absent = 0 in (parameter.needed, parameter.in_loss)
             step = graded[0].step if graded else 0
-            if known and (max(known) > 0 or context.learns(parameter.path)):
-                continue
+            if max(known, default=0) > 0 or context.learns(parameter.path):
+                continue  # such as an average of other weights, whatever its name
             if parameter.needed == 0 and all(p.needed == 0 for p in context.parameters_in(site)):
                 continue
             may_not_run = context.site(site).conditional == 1

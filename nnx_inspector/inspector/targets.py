@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
+from nnx_inspector.hooks.sites import Only, Selection, methods, nothing_selected, site_key
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.passes.operations import with_operation
@@ -58,8 +58,20 @@ class Targets:
         ]
         if not sites:
             missing = self._core.missing if only in self._core.given.terms else ""
-            raise ValueError(missing or nothing_selected(selection, sorted(called)))
+            text = nothing_selected(selection, sorted(called)) + self._left_out(selection)
+            raise ValueError(missing or text)
         return sites
+
+    def _left_out(self, selection: Selection) -> str:
+        """How to see a method that the inspector's own `only=` leaves out."""
+        shown, model = self._core.selection, self._core.trace.modules
+        for site in model:
+            for name in methods(type(site.module)):
+                at = site.path, name, site.module
+                if selection.matches(*at) and not shown.matches(*at):
+                    key = site_key(site.path, name)
+                    return f" To see this method, make the Inspector with only=['**', {key!r}]."
+        return ""
 
     def _check(self, one: Known, sites: Sequence[str], rows: tuple[int, ...]) -> None:
         """Raise an error if a perturbation has no meaning in the pass on screen."""

@@ -202,8 +202,10 @@ def test_where_most_stay_it_is_not_said_that_none_moves() -> None:
 
 def test_a_watched_module_whose_output_gets_no_gradient() -> None:
     model = Model(kind="watch")
-    model.gradients["b"] = None
+    model.gradients["b"], model.told["b"] = None, {"decay": 1.0}  # its weight decay moves it
     assert model.found() == [("no-gradient", "b", "warning")]
+    model.told["b"] = {"decay": 0.0}  # the loop moves it: it is an average of others
+    assert model.found() == []
 
 
 def test_a_branch_that_no_pass_has_chosen_does_not_lack_a_gradient() -> None:

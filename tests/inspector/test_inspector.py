@@ -28,8 +28,11 @@ class Net(nnx.Module):
         self.drop = nnx.Dropout(0.5, rngs=rngs)
         self.b = nnx.Linear(4, 2, rngs=rngs)
 
+    def encode(self, x):
+        return self.drop(jnp.tanh(self.norm(self.a(x))))
+
     def __call__(self, x):
-        return self.b(self.drop(jnp.tanh(self.norm(self.a(x)))))
+        return self.b(self.encode(x))
 
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32)
@@ -520,6 +523,13 @@ def test_a_site_that_is_not_there_names_the_closest(insp):
         insp.selected = "nrom"
     with pytest.raises(ValueError, match="closest sites are 'norm'"):
         insp.figure("nrom")
+
+
+def test_a_method_that_only_leaves_out_is_named(insp):
+    with pytest.raises(ValueError, match=r"with only=\['\*\*', ':encode'\]\.$"):
+        insp.perturb(":encode", nni.Zero())
+    with pytest.raises(ValueError, match=r"':decode' matches no site.*'b'\.$"):
+        insp.perturb(":decode", nni.Zero())
 
 
 @pytest.mark.parametrize("every", [0, -1, 2.5, True, "10"])
