@@ -118,6 +118,11 @@ def reader_of(
         copy: Any = nnx.merge(graphdef, shapes)
         modules = {site.key: site.module for site in module_sites(copy)}
         module = modules[call.path]
+        own = {one.path: one.dtype for one in facts_of_modules(copy).parameters}
+        for path, x in nnx.iter_graph(module, graph=True):
+            shape = x.get_raw_value() if isinstance(x, nnx.Variable) else None
+            if isinstance(shape, jax.ShapeDtypeStruct) and path in call.dtypes:
+                x.set_raw_value(jax.ShapeDtypeStruct(shape.shape, call.dtypes[path]))
         bound = module if call.method == CALL else getattr(module, call.method)
         how: Any = {"selection": selection, "roots": {(): copy}, "where": where}
         function = as_function(bound, "watch")
@@ -126,7 +131,11 @@ def reader_of(
             unwatched(),
             staged_for_trace(function, call.args, call.kwargs, **how) as stage,
         ):
-            return facts_of_stage(stage), trace_of(stage)
+            facts = facts_of_stage(stage)
+            held = [
+                dataclasses.replace(p, dtype=own.get(p.path, p.dtype)) for p in facts.parameters
+            ]
+            return dataclasses.replace(facts, parameters=tuple(held)), trace_of(stage)
 
     return read
 

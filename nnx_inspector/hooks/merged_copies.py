@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Hashable, Iterator
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector._compat import jit
@@ -132,7 +133,8 @@ def _parameters(node: object) -> Iterator[jit.Origin]:
 
 def counterparts(own: nnx.Module, tree: nnx.Module) -> list[tuple[nnx.Module, nnx.Module]]:
     """(module, its counterpart in a tree of the same structure) for each; none if it has another:
-    other paths or types of objects, or shapes or dtypes of arrays.
+    other paths or types of objects, or shapes or dtypes of arrays. A step of mixed precision casts
+    the parameters before it merges them, so all dtypes of floats are alike.
     """
     nodes = [list(nnx.iter_graph(one, graph=True)) for one in (own, tree)]
     if list(map(_described, nodes[0])) != list(map(_described, nodes[1])):
@@ -144,4 +146,11 @@ def counterparts(own: nnx.Module, tree: nnx.Module) -> list[tuple[nnx.Module, nn
 def _described(entry: tuple[Hashable, object]) -> tuple[object, ...]:
     path, node = entry
     value = node.get_raw_value() if isinstance(node, nnx.Variable) else node
-    return path, type(node), getattr(value, "shape", None), getattr(value, "dtype", None)
+    return path, type(node), *kind_of(value)
+
+
+def kind_of(value: object) -> tuple[object, object]:
+    """The shape of an array and its dtype; of any dtype of floats only that it is one."""
+    dtype = getattr(value, "dtype", None)
+    is_float = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    return getattr(value, "shape", None), jnp.floating if is_float else dtype

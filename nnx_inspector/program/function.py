@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -173,13 +173,15 @@ def is_input(leaf: object) -> bool:
 class WatchedCall:
     """The outermost call of a pass when its program was traced, with shapes in place of arrays.
 
-    `path` is the path of the module that was called.
+    `path` is the path of the module that was called; `dtypes` are those of the arrays in it, by
+    their paths in it, because a step of mixed precision casts them before the call.
     """
 
     path: str
     method: str
     args: tuple[Value, ...]
     kwargs: Kwargs
+    dtypes: Mapping[tuple[Hashable, ...], np.dtype[Any]]
 
 
 def call_in_shapes(context: Context, args: tuple[Value, ...], kwargs: Kwargs) -> WatchedCall | None:
@@ -195,4 +197,7 @@ def call_in_shapes(context: Context, args: tuple[Value, ...], kwargs: Kwargs) ->
         return None
     new = [shape_of(leaf) for leaf in leaves]
     args, kwargs = with_arguments(args, kwargs, new, is_whole)
-    return WatchedCall(context.path, context.method_name, args, kwargs)
+    held = nnx.iter_graph(context.module, graph=True)
+    values = {path: x.get_raw_value() for path, x in held if isinstance(x, nnx.Variable)}
+    dtypes = {path: x.dtype for path, x in values.items() if isinstance(x, jax.Array)}
+    return WatchedCall(context.path, context.method_name, args, kwargs, dtypes)

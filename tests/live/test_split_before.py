@@ -68,6 +68,36 @@ def test_a_tree_that_is_merged_within_the_loop_stays_the_model(each_step):
     insp.close()
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_parameters_that_the_step_casts_are_the_models(dtype):
+    """Mixed precision by hand: the loop carries float32, and the model computes in 16 bits."""
+    model, graphdef, state = split()
+
+    @jax.jit
+    def step(state, x):
+        def loss_fn(state):
+            halves = jax.tree.map(lambda p: p.astype(dtype), state)
+            return (nnx.merge(graphdef, halves)(x.astype(dtype)).astype(jnp.float32) ** 2).mean()
+
+        grads = jax.grad(loss_fn)(state)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads)
+
+    ratios = []
+    with nni.watch(model, every=1) as recording:
+        for _ in range(3):
+            old, state = state, step(state, X)
+            kernels = (np.asarray(x["a"]["kernel"][...], np.float64) for x in (old, state))
+            before, after = kernels
+            ratios.append(np.linalg.norm(after - before) / np.linalg.norm(before))
+    assert sizes(recording) == [ALL] * 3
+    found = [one.update_ratio("a/kernel") for one in recording.passes]
+    np.testing.assert_allclose(found, ratios, rtol=1e-3)
+    assert {p.dtype for p in recording.facts.parameters} == {"float32"}
+    of_dtypes = [str(one) for one in nni.diagnose(recording) if one.rule == "dtype"]
+    assert of_dtypes == []
+    assert {s.leaving for s in recording.facts.sites} == {jnp.dtype(dtype).name}
+
+
 def test_of_two_trees_in_one_program_neither_is_taken_for_the_model():
     model, graphdef, state = split()
     student, teacher = (jax.tree.map(jnp.copy, state) for _ in range(2))

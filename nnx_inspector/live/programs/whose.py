@@ -23,6 +23,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.flax_graphs import graph_nodes
+from nnx_inspector.hooks.merged_copies import kind_of
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import value_of
@@ -41,7 +42,7 @@ SPLIT_INSIDE = (
 )
 OTHER = "its parameters are not the model's"
 _Kind = tuple[object, object]
-"""A shape and a dtype."""
+"""A shape and a dtype; see `kind_of`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Trees:
     def of(found: Survey) -> Trees:
         bare, marks = found.jaxpr, list(sources_of(found, BEGIN))
         function, names = jit.names_of_inputs(bare)
-        made = Counter(_kind(v.aval) for v in bare.outvars)
+        made = Counter(kind_of(v.aval) for v in bare.outvars)
         is_mark = any(item.mark is not None for item in found.items.values())
         if is_mark and len(bare.eqns) == 1:  # it stands for calls on arrays outside every program
             names, made = tuple[str, ...](), Counter[_Kind]()
@@ -106,7 +107,7 @@ class Trees:
             Tree(
                 tuple(calls),
                 dict(sources),
-                dict(zip(dict(sources), map(_kind, marks[calls[0]][0].avals[1:]), strict=False)),
+                dict(zip(dict(sources), map(kind_of, marks[calls[0]][0].avals[1:]), strict=False)),
                 {p: {names[n] for n in x if 0 <= n < len(names)} - {""} for p, x in sources},
             )
             for sources, calls in known.items()
@@ -117,10 +118,6 @@ class Trees:
         )
         every = tuple(trees), tuple(apart), tuple(akin)
         return Trees(*every, len(marks), made, function, found.consts)
-
-
-def _kind(aval: object) -> _Kind:
-    return getattr(aval, "shape", None), getattr(aval, "dtype", None)
 
 
 @dataclasses.dataclass(frozen=True)
