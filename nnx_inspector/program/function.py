@@ -199,5 +199,6 @@ def call_in_shapes(context: Context, args: tuple[Value, ...], kwargs: Kwargs) ->
     args, kwargs = with_arguments(args, kwargs, new, is_whole)
     held = nnx.iter_graph(context.module, graph=True)
     values = {path: x.get_raw_value() for path, x in held if isinstance(x, nnx.Variable)}
-    dtypes = {path: x.dtype for path, x in values.items() if isinstance(x, jax.Array)}
+    dtypes = dict[tuple[Hashable, ...], np.dtype[Any]]()
+    dtypes.update((path, x.dtype) for path, x in values.items() if isinstance(x, jax.Array))
     return WatchedCall(context.path, context.method_name, args, kwargs, dtypes)
