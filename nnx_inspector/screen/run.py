@@ -204,7 +204,13 @@ class Run(Displayed):
     def perturbations(self) -> list[Steered]:
         """The perturbations of a run that takes requests, in the order in which they were made."""
         self._read(LOOKS)
-        return [Steered(one, self._shown_now, self.ask) for one in self._controlled.perturbations]
+        run = self._controlled.run
+
+        def now(number: int) -> protocol.Perturbation | None:
+            another = self._controlled.run not in (run, "")  # which has numbers of its own
+            return None if another else self._shown_now(number)
+
+        return [Steered(one, now, self.ask) for one in self._controlled.perturbations]
 
     def perturb(self, site: str, perturbation: Kind) -> Steered:
         """Add a perturbation to the run, switched on: a `Zero` or a `Scale` of outputs.

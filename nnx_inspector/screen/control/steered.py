@@ -54,10 +54,11 @@ class Steered:
 
     def remove(self) -> None:
         """Remove it from the run."""
-        self._ask(protocol.Remove(id=0, perturbation=self._id))
+        self._ask(protocol.Remove(id=0, perturbation=self._shown.id))
 
     def _adjust(self, enabled: bool, strength: float | None) -> None:
-        self._ask(protocol.Adjust(id=0, perturbation=self._id, enabled=enabled, strength=strength))
+        number = self._shown.id
+        self._ask(protocol.Adjust(id=0, perturbation=number, enabled=enabled, strength=strength))
 
     def __repr__(self) -> str:
         shown = self._now(self._id)

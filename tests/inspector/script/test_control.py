@@ -57,6 +57,20 @@ def test_a_perturbation_acts_in_the_run(script, run):
         _ = scaled.enabled
 
 
+def test_a_perturbation_of_a_run_is_none_of_the_run_that_replaces_it(script, run):
+    old = run.perturb("b", nni.Zero())
+    assert script.end() == []
+    with pytest.raises(InspectorError, match="takes no requests any more"):
+        old.enabled = False
+    other = Script(script.path)
+    new = run.perturb("b", nni.Scale(2.0))
+    for change in (lambda: setattr(old, "enabled", False), old.remove):
+        with pytest.raises(InspectorError, match="was removed"):
+            change()
+    assert new.enabled
+    assert other.end() == []
+
+
 def test_what_was_done_is_in_the_recording(script, run):
     run.perturb("b", nni.Scale(2.0))
     run.every = np.int64(3)
