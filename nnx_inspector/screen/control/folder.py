@@ -2,8 +2,8 @@
 
 A request is a JSON file: the id of the run and a message of the protocol, which is checked field by
 field. Values that were asked for come back as a file too (`values.py`). Invariant: a folder or file
-that another user may write, or a link, is refused; a request of an earlier run, or one that is no
-request, is deleted and never carried out. Imports no jax.
+that another user may write, or a link, is refused; a request to another run is never carried out,
+and what is no request is deleted. Imports no jax.
 """
 
 from __future__ import annotations
@@ -170,10 +170,14 @@ def values_of(recording: Path, run: str, number: int) -> SiteValues:
 
 
 def taken(folder: str, run: str) -> Iterator[protocol.Request]:
-    """The requests to a run, oldest first. Each is deleted; what is none of them is skipped."""
+    """The requests to a run, oldest first. Each is deleted, and so is what is no request; one to
+    another run is left to it: two runs may write the same file, of which the later one stays.
+    """
     for name in sorted(name for name in os.listdir(folder) if name.endswith(".json")):
         path = os.path.join(folder, name)
         text = _content_of(path)
+        if text is not None and _is_to_another(text, run):
+            continue
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
             os.unlink(path)
         if text is not None and (message := _message(text, run)) is not None:
@@ -202,6 +206,14 @@ def _content_of(path: str, most: int = LARGEST) -> bytes | None:
             return opened.read(most)
     finally:
         os.close(file)
+
+
+def _is_to_another(text: bytes, run: str) -> bool:
+    try:
+        to = json.loads(text)["run"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return False
+    return isinstance(to, str) and to != run
 
 
 def _message(text: bytes, run: str) -> protocol.Request | None:

@@ -208,7 +208,6 @@ def test_a_valid_request_is_taken_once(made):
 @pytest.mark.parametrize(
     "text",
     [
-        valid("an older run"),
         b"",
         b"{",
         b"[]",
@@ -227,6 +226,13 @@ def test_a_valid_request_is_taken_once(made):
 def test_what_is_no_request_is_deleted_and_never_done(made, text):
     put(made.removesuffix(".control"), "r", "1.json", text)
     assert list(folder.taken(made, "r")) == []
+    assert os.listdir(made) == []
+
+
+def test_a_request_to_another_run_is_left_to_it(made):
+    put(made.removesuffix(".control"), "r", "1.json", valid("another run"))
+    assert list(folder.taken(made, "r")) == []
+    assert list(folder.taken(made, "another run")) == [ZERO]
     assert os.listdir(made) == []
 
 
