@@ -1,17 +1,37 @@
 """Set up once for all tests: the CPU, and hypothesis without deadlines (compiling takes time)."""
 
+import contextlib
 import gc
 import itertools
 import os
+import pathlib
+import platform
 import signal
-import tempfile
+import time
 import zlib
 from collections.abc import Iterator
 
+import platformdirs
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# many tests compile the same small programs: compile each once per session
-_cache = tempfile.TemporaryDirectory(prefix="nnx-inspector-xla-", ignore_cleanup_errors=True)
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _cache.name)
+
+
+def processor() -> Iterator[str]:
+    """What tells this processor from others: of each core, what it can do."""
+    yield platform.machine()
+    with contextlib.suppress(OSError):
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        yield from sorted({line for line in lines if line.startswith(("model name", "flags"))})
+    yield platform.processor()
+
+
+# Half of a run's time is compiling, so what one run compiles the next ones read. jax's key holds
+# the program, the versions and the flags, but not the processor that XLA makes its code for.
+_made_for = zlib.crc32("".join(processor()).encode())
+COMPILED = platformdirs.user_cache_path("nnx-inspector") / "tests" / f"{_made_for:08x}"
+KEPT = 14 * 86_400.0
+"""The seconds for which a compiled program is kept."""
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # two workers share it, and jax compiles what it reads while the other has written half of it
@@ -43,6 +63,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", f"ignore:{HALF_WRITTEN}:UserWarning")
     if config.option.markexpr.startswith("long"):
         os.environ[LONG] = "1"
+    if not hasattr(config, "workerinput"):
+        for kept in COMPILED.glob("*"):
+            if kept.stat().st_mtime < time.time() - KEPT:
+                kept.unlink()
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, 1_000)  # to look at all objects takes a second: see below
 

@@ -22,7 +22,7 @@ from flax import nnx
 
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.flax_graphs import graph_nodes
-from nnx_inspector._compat.launching.compiled import Executable, known
+from nnx_inspector._compat.launching.compiled import Executable, known, numbered
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.scope import scope_of
 from nnx_inspector.hooks.sites import iter_modules, require_module, site_key
@@ -152,7 +152,7 @@ class _Given:
             out = self._step(*args, **kwargs)
             jax.block_until_ready((_arrays(out), _arrays(nnx.state(nodes))))
 
-        with naming(scope):
+        with naming(scope), numbered():
             yield call
 
     @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import marked
 import numpy as np
 import pytest
 from flax import nnx
-from jax._src import ad_checkpoint, dispatch, pjit
+from jax._src import ad_checkpoint, compiler, dispatch, pjit
 from jax._src.interpreters import batching
 from jax._src.lax.control_flow import conditionals, loops
 from jax.experimental.layout import Format, Layout
@@ -390,6 +391,15 @@ def test_a_program_that_ran_has_the_number_of_its_module():
     numbers = [one.number for one in list(compiled.known.values())[-2:]]
     assert all(isinstance(n, int) for n in numbers)
     assert numbers[0] != numbers[1]
+
+
+def test_what_is_numbered_is_not_read_from_the_cache_on_disk():
+    read = compiler._cache_read
+    parameters = list(inspect.signature(read).parameters)
+    assert parameters[:2] == ["module_name", "cache_key"], "what reads jax's cache on disk"
+    with compiled.numbered():
+        assert compiler._cache_read("jit_f", "key", None, None, None) == (None, None)
+    assert compiler._cache_read is read
 
 
 def test_a_compiled_executable_has_the_name_of_its_function():

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from jax._src import pjit
+from jax._src import compiler, pjit
 from jax._src.interpreters.mlir import sanitize_name
 
 from nnx_inspector._compat.redirect import Swapped, Undone, put
@@ -78,6 +78,7 @@ def _varint(message: bytes, wanted: int) -> int | None:
 
 class _Thread(threading.local):
     begun: Any = None
+    numbered: bool = False
 
 
 _thread = _Thread()
@@ -110,6 +111,36 @@ def _swap(undone: Undone) -> None:
 
 
 _swapped = Swapped(_swap)
+
+
+def _swap_read(undone: Undone) -> None:
+    # A trace has the number that a program's module had where it was compiled. A program out of
+    # jax's cache on disk was compiled by another process, and its module gets a new number when it
+    # is read: two programs of one name then cannot be told apart, or are taken for each other. jax
+    # decides once in a process whether it reads that cache, so what is swapped is the reading. It
+    # can go when a trace names programs by their fingerprint.
+    original = compiler._cache_read
+
+    def read(*args: Any, **more: Any) -> Any:
+        return (None, None) if _thread.numbered else original(*args, **more)
+
+    put(compiler, "_cache_read", read, undone)
+
+
+_swapped_read = Swapped(_swap_read)
+
+
+@contextlib.contextmanager
+def numbered() -> Iterator[None]:
+    """Compile in this process what this thread compiles, so that `Executable.number` is right."""
+    holder, before = object(), _thread.numbered
+    try:
+        _swapped_read.hold(holder)
+        _thread.numbered = True
+        yield
+    finally:
+        _thread.numbered = before
+        _swapped_read.let_go(holder)
 
 
 def _name_of(function: str) -> str:
