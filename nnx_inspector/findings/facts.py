@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -99,19 +99,25 @@ def _flows(stage: Staged, model: nnx.Module) -> tuple[Flow, ...]:
         return ()
 
 
-def reader_of(
-    model: nnx.Module, call: WatchedCall, selection: Selection, where: Where | None = None
-) -> Callable[[], tuple[Facts, Trace]]:
-    """What reads, at any time, the facts about a model as it is now and about a watched program's
-    call of it, and the trace of this call.
+Shapes: TypeAlias = tuple[nnx.GraphDef[nnx.Module], Value]
+"""A model's structure, and its state as shapes."""
 
-    The model is traced as shapes, because a step may have donated its arrays meanwhile. The reader
-    raises whatever the traced call raises.
-    """
+
+def shapes_of(model: nnx.Module) -> Shapes:
+    """A model as it is now, without its arrays, which a step may donate."""
     graphdef, state = nnx.split(model, graph=True)
-    shapes = jax.tree.map(
+    return graphdef, jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, jax.Array) else x, state
     )
+
+
+def reader_of(
+    model: Shapes, call: WatchedCall, selection: Selection, where: Where | None = None
+) -> Callable[[], tuple[Facts, Trace]]:
+    """What reads, at any time, the facts about a model as it was and about a watched program's call
+    of it, and the trace of this call. It raises whatever the traced call raises.
+    """
+    graphdef, shapes = model
     configuration = Configuration.here()
 
     def read() -> tuple[Facts, Trace]:

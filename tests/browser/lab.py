@@ -237,7 +237,7 @@ class Lab(Opened):
             notebook = Notebook(page, path, server.url)
             context.route("**/*", notebook.allow)
             place = "lab/tree" if server.app == "lab" else "notebooks"
-            page.goto(f"{server.url}/{place}/{path}?token={server.token}&reset")
+            notebook.go(f"{server.url}/{place}/{path}?token={server.token}&reset")
             if kernel:
                 notebook.wait_ready()
             else:

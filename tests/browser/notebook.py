@@ -61,6 +61,7 @@ class Notebook:
         self.foreign: list[str] = []
         self._name = name
         self._url = url
+        self._address = ""
         self._asking: int | None = None
         page.on("console", self._said)
         page.on("pageerror", lambda error: self.console.append(f"pageerror: {error}"))
@@ -114,6 +115,11 @@ class Notebook:
             arg=[self._name, arg],
             timeout=seconds * 1000,
         )
+
+    def go(self, address: str) -> None:
+        """Load the page from an address."""
+        self._address = address
+        self.page.goto(address)
 
     def wait_ready(self) -> None:
         """Wait for JupyterLab, the notebook and an idle kernel."""
@@ -234,5 +240,7 @@ class Notebook:
     def save_and_reload(self) -> None:
         """Save the notebook and load the page anew; the kernel stays."""
         self.evaluate("await panel.context.save()")
-        self.page.reload()
+        # not by a reload, for JupyterLab takes `reset` out of the address: it would open what
+        # another page of this server had open too
+        self.go(self._address)
         self.wait_ready()

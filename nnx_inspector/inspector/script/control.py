@@ -54,7 +54,7 @@ class Control:
         steering: Steering,
         start: int,
         failed: Callable[[str], object],
-        learn: Callable[[Taken], bool],
+        learn: Callable[[Taken], object],
     ):
         self._failed, self._steering = failed, steering
         self._session, self._recording = session, recording

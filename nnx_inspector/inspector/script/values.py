@@ -55,7 +55,7 @@ class ValueRequests:
 
     Args:
         start: the number of the first step.
-        learn: called with a pass before its values are described; False asks for another try.
+        learn: called with a pass before its values are described.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ValueRequests:
         recording: Recording,
         *,
         start: int,
-        learn: Callable[[Taken], bool],
+        learn: Callable[[Taken], object],
     ):
         self._session, self._recording, self._start = session, recording, start
         self._learn = learn
@@ -114,8 +114,6 @@ class ValueRequests:
             return None  # more of that pass may come
         if not asked.problem and (found is None or not all(m.is_here for m in found.messages)):
             return None
-        if found is not None and not self._learn(found):
-            return None  # nor are the names of axes known
         self._now = self._session.asked = None
         step, why = self._start + (0 if found is None else found.number), asked.problem
         if found is not None:
@@ -142,6 +140,7 @@ class ValueRequests:
         if not calls:
             _require_layers(one.sent.values[0], layers, now.site)
             raise InspectorError(f"{now.site!r} is in a branch that step {step} did not take.")
+        self._learn(one)
         batch = 1 if now.example is not None else _batch_of(one.sent.calls)
         held: list[Held] = []
         for number, call in enumerate(calls):

@@ -11,14 +11,13 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Generator, Mapping
-from typing import Final
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 import jax
 from flax import nnx
 
 from nnx_inspector.errors import warn, warn_beside
-from nnx_inspector.findings.facts import facts_of_modules, reader_of
+from nnx_inspector.findings.facts import Shapes, facts_of_modules, reader_of, shapes_of
 from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.hooks.sites import Only, require_module
 from nnx_inspector.inspector.script.control import Control
@@ -224,18 +223,15 @@ _learnt: weakref.WeakKeyDictionary[WatchedCall, _Learnt] = weakref.WeakKeyDictio
 """What was learnt from a call, kept as long as a program that was traced for it."""
 
 
-def _learn(call: WatchedCall, read: Callable[[], tuple[Facts, Trace]]) -> _Learnt:
+def _learn(call: WatchedCall, readers: Sequence[Callable[[], tuple[Facts, Trace]]]) -> _Learnt:
+    """What the first reader gives that can trace the call; nothing if none can."""
     if call not in _learnt:
-        try:
-            facts, trace = read()
-        except Exception:  # noqa: BLE001 - the user's call itself worked: do without them
-            return Facts(), {}, ()
-        _learnt[call] = facts, stacks_of(trace), rows_of(trace, unseen={})
-    return _learnt[call]
-
-
-MOST_FAILURES: Final = 10
-"""After so many attempts to read the model, its facts are let go."""
+        for read in readers:
+            with contextlib.suppress(Exception):  # the user's call itself worked: do without them
+                facts, trace = read()
+                _learnt[call] = facts, stacks_of(trace), rows_of(trace, unseen={})
+                break
+    return _learnt.get(call, (Facts(), {}, ()))
 
 
 class _Recorder(Owner):
@@ -247,11 +243,14 @@ class _Recorder(Owner):
         self._recording, self.start = recording, start
         self._known: list[WatchedCall] = []
         self._stacked: list[WatchedCall] = []  # those whose stacks are known
-        self._failures = 0
+        self._begun: list[Shapes] = []  # the model when the loop began, if it could be read
         self._learning = threading.RLock()  # the thread that answers requests learns too
         self._called = 0  # how many rows of the recording's table of modules are called
 
     def step_begins(self, session: Session) -> bool:
+        if not self._begun:
+            with contextlib.suppress(Exception):  # a model of the user's: do without its facts
+                self._begun.append(shapes_of(session.model))
         if self.control is not None:
             self.control.start()
         return False
@@ -269,44 +268,38 @@ class _Recorder(Owner):
                 held=one.number,
             )
 
-    def learn(self, session: Session, one: Taken) -> bool:
+    def learn(self, session: Session, one: Taken) -> None:
         """Learn what the calls of a pass say of the model: of each kind of call the facts that the
         rules need, when somebody asks for them, and its stacks as soon as something has rows.
-
-        Returns:
-            Whether it is known; False if it is left to a later pass.
         """
         sent = one.sent
         rows = any(found.rows for every in sent.arrived.values() for found in every)
         rows = rows or any(value.loops for value in sent.values)
         with self._learning:
-            calls = [call for call in sent.calls if call is not None]
-            known = [self._knows(session, call, rows=rows) for call in calls]
+            for call in sent.calls:
+                if call is not None:
+                    self._learn(session, call, rows=rows)
             self._tell_apart(session, sent)
-        return all(known)
 
-    def _knows(self, session: Session, call: WatchedCall, *, rows: bool) -> bool:
+    def _learn(self, session: Session, call: WatchedCall, *, rows: bool) -> None:
         is_new = all(call is not known for known in self._known)
         needs_stacks = rows and all(call is not known for known in self._stacked)
         if not is_new and not needs_stacks:
-            return True
-        reader = None
-        try:
-            reader = reader_of(session.model, call, session.selection, session.where)
-        except Exception:  # noqa: BLE001 - the user's call itself worked: do without them
-            # nnx takes the attributes of modules out while a program of the loop ends
-            self._failures += 1
-            if self._failures < MOST_FAILURES:
-                return False
+            return
         self._known += [call] * is_new
         self._stacked += [call] * needs_stacks
-        if reader is not None:
-            read = functools.partial(_learn, call, reader)
-            if needs_stacks:
-                self._stack(session, read()[1])
-            if is_new:
-                self._recording.learn(lambda: self._facts(*read()))
-        return True
+        models = list[Shapes]()
+        with contextlib.suppress(Exception):
+            models.append(shapes_of(session.model))
+        # This is another thread than the loop's, in which nnx takes the attributes of modules out
+        # and puts them back while a program ends. What was read meanwhile may lack some, and then
+        # the call cannot be traced: so the model as the loop began is tried after it.
+        models += self._begun
+        readers = [reader_of(one, call, session.selection, session.where) for one in models]
+        if needs_stacks:
+            self._stack(session, _learn(call, readers)[1])
+        if is_new:
+            self._recording.learn(lambda: self._facts(*_learn(call, readers)))
 
     def _facts(self, facts: Facts, _: dict[str, int], rows: tuple[Site, ...]) -> Facts:
         """The facts of a call; with them the recording gets the rows of the model's tree."""

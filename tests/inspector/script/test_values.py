@@ -17,7 +17,9 @@ from steered import Script, X, forward
 
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.findings import facts
 from nnx_inspector.inspector.script import values as requests
+from nnx_inspector.inspector.script import watch as script
 from nnx_inspector.live.programs import finished
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen import run as runs
@@ -136,6 +138,25 @@ def test_layers_of_a_scan_are_rows(tmp_path, remat):
     assert layer.shown.arrays[0].axes == ("batch", "feature")
     np.testing.assert_allclose(found.value, wanted, atol=1e-6)
     np.testing.assert_allclose(layer.value, wanted[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("apart", ["without an attribute", "not read"])
+def test_layers_are_rows_while_nnx_has_the_model_apart(tmp_path, monkeypatch, apart):
+    model, asked_for = Stacked(nnx.Rngs(0)), []
+    torn = nnx.clone(model)
+    del torn.blocks
+
+    def shapes_of(one):
+        asked_for.append(one)
+        if len(asked_for) > 1 and apart == "not read":
+            raise ValueError
+        return facts.shapes_of(one if len(asked_for) == 1 else torn)
+
+    monkeypatch.setattr(script, "shapes_of", shapes_of)
+    with Asked(tmp_path / "run.nni", model) as asked:
+        found = asked.run.values("blocks")
+    assert found.shown.arrays[0].axes == ("layer", "batch", "feature")
+    assert len(asked_for) > 1
 
 
 def test_members_and_vmaps_are_axes(tmp_path):
