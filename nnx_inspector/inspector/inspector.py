@@ -480,6 +480,7 @@ class Inspector(Displayed):
             metrics: scalars that belong to the same step.
         """
         self._core.require_open().push(record, step, metrics)
+        self._rerun.drop_first()  # it would come later, as if it were newer
 
     # ---------------------------------------------------------------- loops
 

@@ -316,6 +316,17 @@ def test_run_without_arguments_runs_what_was_run_last_and_at_first_the_example(i
     assert insp.run().shape == (2, 2)
 
 
+def test_a_pushed_record_stays_the_newest_while_the_first_pass_is_made(model, browser):
+    _, record = nni.capture(model)(X)
+    inspector = nni.Inspector(model, X)
+    inside(inspector).rerun.begin()  # as a notebook's cell does that shows it
+    inspector.push(record)
+    inside(inspector).rerun.wait()
+    kinds = [one.kind for one in inspector.recording.passes]
+    inspector.close()
+    assert kinds[-1] == "push"
+
+
 def test_push_shows_a_record_of_the_users_own(insp, model, browser):
     (_, _, record), _ = nnx.jit(nni.value_and_grad(loss_fn, has_aux=True))(model, X)
     insp.push(record, step=7, loss=1.5)
