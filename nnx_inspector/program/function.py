@@ -173,8 +173,8 @@ def is_input(leaf: object) -> bool:
 class WatchedCall:
     """The outermost call of a pass when its program was traced, with shapes in place of arrays.
 
-    `path` is the path of the module that was called; `dtypes` are those of the arrays in it, by
-    their paths in it, because a step of mixed precision casts them before the call.
+    `path` is the path of the module that was called. `dtypes` maps the path of each array in that
+    module to its dtype in the call, because a step of mixed precision may have cast it before.
     """
 
     path: str

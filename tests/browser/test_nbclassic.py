@@ -7,12 +7,10 @@ The oracle is that of `test_live`.
 from __future__ import annotations
 
 import pathlib
-import subprocess
-import sys
 
 import pytest
 from browser.test_live import INSPECT, MODEL
-from browser.test_voila import TRAIN, served, switched_while_it_trains
+from browser.test_voila import TRAIN, installed_in, served, switched_while_it_trains
 from browser.view import View
 from kernels import PACKAGES
 from playwright.sync_api import Browser
@@ -25,10 +23,7 @@ OPTIONS = ("--allow-root", "--IdentityProvider.token=")
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    target = tmp_path_factory.mktemp("packages")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(target), *NEEDS]
-    subprocess.run(pip, check=True, capture_output=True, timeout=900)
-    return target
+    return installed_in(tmp_path_factory.mktemp("packages"), NEEDS)
 
 
 def test_a_click_acts_while_a_cell_of_nbclassic_trains(

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import nbformat
 import pytest
@@ -43,12 +43,16 @@ ipywidgets.VBox([button, out])
 NEEDS = ("voila<1", *PACKAGES["6.30"])
 
 
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    target = tmp_path_factory.mktemp("packages")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(target), *NEEDS]
+def installed_in(target: pathlib.Path, needs: Sequence[str]) -> pathlib.Path:
+    """Install packages into a folder, beside those of this environment; returns the folder."""
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(target), *needs]
     subprocess.run(pip, check=True, capture_output=True, timeout=900)
     return target
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return installed_in(tmp_path_factory.mktemp("packages"), NEEDS)
 
 
 @contextlib.contextmanager

@@ -202,9 +202,9 @@ def test_where_most_stay_it_is_not_said_that_none_moves() -> None:
 
 def test_a_watched_module_whose_output_gets_no_gradient() -> None:
     model = Model(kind="watch")
-    model.gradients["b"], model.told["b"] = None, {"decay": 1.0}  # its weight decay moves it
+    model.gradients["b"], model.told["b"] = None, {"decay": 1.0}  # weight decay moves it
     assert model.found() == [("no-gradient", "b", "warning")]
-    model.told["b"] = {"decay": 0.0}  # the loop moves it: it is an average of others
+    model.told["b"] = {"decay": 0.0}  # the loop sets it, as an average of others
     assert model.found() == []
 
 

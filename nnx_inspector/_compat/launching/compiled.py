@@ -114,11 +114,11 @@ _swapped = Swapped(_swap)
 
 
 def _swap_read(undone: Undone) -> None:
-    # A trace has the number that a program's module had where it was compiled. A program out of
-    # jax's cache on disk was compiled by another process, and its module gets a new number when it
-    # is read: two programs of one name then cannot be told apart, or are taken for each other. jax
-    # decides once in a process whether it reads that cache, so what is swapped is the reading. It
-    # can go when a trace names programs by their fingerprint.
+    # A trace names a program by the number that its module had in the process that compiled it. A
+    # program from jax's cache on disk gets a new module number when it is loaded, and the trace
+    # still shows the old one. Without this, profile confuses two programs of the same name. jax
+    # decides only once per process whether to use that cache, so the function that reads it is
+    # swapped. It can go when a trace names programs by their fingerprint.
     original = compiler._cache_read
 
     def read(*args: Any, **more: Any) -> Any:

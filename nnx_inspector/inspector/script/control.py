@@ -113,7 +113,7 @@ class Control:
                 self._look()
             except OSError as error:
                 self._failed(f"The run takes no more requests: {error}.")
-                self.close()  # and whoever asks is told
+                self.close()  # a later request is then refused at once
 
     def _say(self) -> None:
         steering = self._steering
