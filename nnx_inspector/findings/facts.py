@@ -18,7 +18,7 @@ from flax import nnx
 
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.configuration import Configuration
-from nnx_inspector.hooks.hook import unwatched
+from nnx_inspector.hooks.hook import without_watching
 from nnx_inspector.hooks.sites import (
     CALL,
     ModuleSite,
@@ -134,7 +134,7 @@ def reader_of(
         function = as_function(bound, "watch")
         with (
             configuration.held(),
-            unwatched(),
+            without_watching(),
             staged_for_trace(function, call.args, call.kwargs, **how) as stage,
         ):
             facts = facts_of_stage(stage)

@@ -24,23 +24,23 @@ from nnx_inspector._compat.launching import started
 from nnx_inspector.arrays import shape_of
 from nnx_inspector.hooks import linen, wrapping
 from nnx_inspector.hooks.hook import (
-    EVERY,
+    ALL_RANKS,
     PERTURBATION,
     TAP_INPUT,
     TAP_OUTPUT,
-    Added,
+    AddedHooks,
     Context,
     Hook,
     open_hooks,
-    opened,
+    replace_hooks,
     see_operations,
 )
-from nnx_inspector.hooks.inside import names as inside
-from nnx_inspector.hooks.inside.attention import FIXED
-from nnx_inspector.hooks.inside.scopes import OF_CALL, scope_of
+from nnx_inspector.hooks.operations import names as operations
+from nnx_inspector.hooks.operations.attention import FIXED
+from nnx_inspector.hooks.operations.named_scopes import CALL_SCOPE, scope_name
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Path, Selection, methods, site_key
-from nnx_inspector.hooks.variables import weights_at_first
+from nnx_inspector.hooks.variables import initial_weights
 from nnx_inspector.opening import Opening, held
 from nnx_inspector.typing import Args, Function, Kwargs, PyTree, Value
 
@@ -50,45 +50,47 @@ class _Frame:
     module: nnx.Module
     method: str
     function: object
-    names: inside.Names | None
+    names: operations.OperationNames | None
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.frames: list[_Frame] = []
         self.outermost: Scope | None = None
         self.calls: dict[Hashable, int] = {}
         self.executables = 0
         self.tagging: list[Scope] = []  # another thread may take one out
-        self.borrowed = 0  # by how much Python's recursion limit is raised
-        self.roomy = 0  # the number of frames for which that is enough
+        self.raised_by = 0  # by how much Python's recursion limit is raised
+        self.enough_for = 0  # the number of frames for which that is enough
 
 
-_thread = _Thread()
-_compiled_inside: weakref.WeakKeyDictionary[object, tuple[Hook, ...]] = weakref.WeakKeyDictionary()
+_thread = _ThreadState()
+_hooks_of_executable: weakref.WeakKeyDictionary[object, tuple[Hook, ...]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def hooking(*hooks: Hook) -> tuple[Opening, ...]:
+def hook_openings(*hooks: Hook) -> tuple[Opening, ...]:
     """What opens hooks around every module call of this thread, inside those already open."""
-    return (wrapping.Installed(_HOOKS), Added(hooks)) if hooks else ()
+    return (wrapping.Installation(_CALLBACKS), AddedHooks(hooks)) if hooks else ()
 
 
 @contextlib.contextmanager
-def hooked(*hooks: Hook) -> Iterator[None]:
+def add_hooks(*hooks: Hook) -> Iterator[None]:
     """Open hooks around every module call of this thread, inside those already open."""
-    with held(*hooking(*hooks)):
+    with held(*hook_openings(*hooks)):
         yield
 
 
-def installing() -> Opening:
+def installation() -> Opening:
     """What keeps the wrappers on the classes, so that regions opened inside need not install them.
 
     Without an open region, the wrappers call straight through.
     """
-    return wrapping.Installed(_HOOKS)
+    return wrapping.Installation(_CALLBACKS)
 
 
-class Tagged:
+class ScopeTagging:
     """While it is open, this thread's modules are taken apart as if a hook of this scope were
     open, without opening one.
 
@@ -107,7 +109,7 @@ class Tagged:
         self._of[:] = [one for one in self._of if one is not self._scope]
 
 
-def executables_called(*, reported: int = 0) -> int:
+def unseen_executables(*, reported: int = 0) -> int:
     """How many unseen calls of compiled executables this thread has made that no warning reported.
 
     Args:
@@ -121,7 +123,7 @@ def executables_called(*, reported: int = 0) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Call:
+class _HookedCall:
     """A call on its way through the hooks.
 
     `owner` is the module whose path is known; `below` is the rest of the path, () for a method of
@@ -138,19 +140,19 @@ class _Call:
     selected: object
 
 
-def _in_linen(
+def _call_to_nnx(
     owner: nnx.bridge.ToNNX, original: Function, /, *args: object, **kwargs: object
 ) -> PyTree:
     """Call a ToNNX, and send the calls of its Linen modules through the hooks too."""
-    paths = [(scope.token, scope.path_of(owner)) for scope in _scopes()]
+    paths = [(scope.token, scope.path_of(owner)) for scope in _open_scopes()]
     key = tuple((token, path) for token, path in paths if path is not None)
-    with linen.listened_to(owner, linen.Listener(call_inside, _foreign, key)):
+    with linen.listen(owner, linen.Listener(call_linen, _report_foreign, key)):
         return original(*args, **kwargs)
 
 
-def _foreign(owner: nnx.Module, module: object) -> None:
+def _report_foreign(owner: nnx.Module, module: object) -> None:
     name = type(module).__name__
-    for scope in _scopes():
+    for scope in _open_scopes():
         if scope.path_of(owner) is not None:
             scope.count_unattributed(name)
     for hook in open_hooks():
@@ -159,7 +161,7 @@ def _foreign(owner: nnx.Module, module: object) -> None:
             report(name)
 
 
-def call_inside(
+def call_linen(
     owner: nnx.Module,
     below: Path,
     module: Value,
@@ -174,154 +176,164 @@ def call_inside(
         owner: the NNX module inside which it is called.
         below: the submodule's path relative to the owner's.
     """
-    call = _Call(owner, below, module, method, original, "linen", type(module).__name__, module)
-    return _called(method, original, module, args, kwargs, call)
+    call = _HookedCall(
+        owner, below, module, method, original, "linen", type(module).__name__, module
+    )
+    return _dispatch(method, original, module, args, kwargs, call)
 
 
-def _sown(
+def _dispatch_sown(
     module: nnx.Module, name: str, kind: str, variable_type: type | str, value: Value
 ) -> Value:
     """Run a value that the user's module passes to `sow` or `perturb` through the hooks."""
     if name in methods(type(module)):
         return value  # nnx.capture(method_outputs=...) sows method outputs, which are seen anyway
     below: Path = (name,)
-    method = kind if any(_has_module(scope, module, name) for scope in _scopes()) else CALL
+    method = kind if any(_has_module(scope, module, name) for scope in _open_scopes()) else CALL
     type_name = variable_type if isinstance(variable_type, str) else variable_type.__name__
-    call = _Call(module, below, module, method, lambda: value, kind, type_name, variable_type)
-    return _wrapped_in_hooks(call, (TAP_OUTPUT, PERTURBATION, TAP_INPUT))()
+    call = _HookedCall(module, below, module, method, lambda: value, kind, type_name, variable_type)
+    return _wrap_in_hooks(call, (TAP_OUTPUT, PERTURBATION, TAP_INPUT))()
 
 
 def _has_module(scope: Scope, module: nnx.Module, name: str) -> bool:
     path = scope.path_of(module)
-    return path is not None and scope.holds((*path, name))
+    return path is not None and scope.has_module((*path, name))
 
 
-def _called(
+def _dispatch(
     name: str,
     function: Value,
     module: nnx.Module,
     args: tuple[object, ...],
     kwargs: Kwargs,
-    call: _Call | None = None,
+    call: _HookedCall | None = None,
 ) -> PyTree:
     """Run a method through the hooks; `call` describes it if it is not an NNX module's own."""
-    ranks = EVERY
+    ranks = ALL_RANKS
     if call is None:
         started.raise_kept()
         original = function.__get__(module, type(module))
-        if _is_within(name, function, module):
+        if _is_same_call(name, function, module):
             # super().name(...), or the function inside a decorated method
             names = _thread.frames[-1].names
             with contextlib.nullcontext() if names is None else names.named():
-                return _in_python(original)(*args, **kwargs)
-        made_at = linen.made_here(module)
+                return _as_function(original)(*args, **kwargs)
+        made_at = linen.made_by_to_linen(module)
         if made_at is not None:
-            for scope in _scopes():
+            for scope in _open_scopes():
                 scope.adopt(module, *made_at)
             # the call of the module that a ToLinen makes was counted as the ToLinen's own
-            ranks = () if name == CALL else EVERY
+            ranks = () if name == CALL else ALL_RANKS
         if isinstance(module, nnx.bridge.ToNNX) and name == CALL:
-            original = functools.partial(_in_linen, module, original)
-        call = _Call(module, (), module, name, original, "method", type(module).__name__, module)
+            original = functools.partial(_call_to_nnx, module, original)
+        call = _HookedCall(
+            module, (), module, name, original, "method", type(module).__name__, module
+        )
     frames = _thread.frames
     outermost = not frames
     if outermost:
-        for scope in _scopes():
+        for scope in _open_scopes():
             scope.renew()
         needs_scope = any(hook.scope is None for hook in open_hooks())
         _thread.outermost = Scope({(): call.owner}, _OUTERMOST) if needs_scope else None
         _thread.calls = {}
-    names = around = None
+    names = outer = None
     if see_operations(open_hooks()):
-        better = inside.gates_of(call.module, call.method)
-        closed = functools.partial(opened, ())
-        names = inside.Names(functools.partial(_operation, call), better, closed)
-        around = None if outermost else frames[-1].names
-        if around is not None:
-            names.weights = around.weights
-            names.given = [around.trails.of(x) for x in (*args, *kwargs.values())]
+        gates = operations.gate_names(call.module, call.method)
+        closed = functools.partial(replace_hooks, ())
+        names = operations.OperationNames(
+            functools.partial(_dispatch_operation, call), gates, closed
+        )
+        outer = None if outermost else frames[-1].names
+        if outer is not None:
+            names.weights = outer.weights
+            names.argument_trails = [outer.trails.of(x) for x in (*args, *kwargs.values())]
     frames.append(_Frame(module, name, function, names))
     try:
-        if len(frames) > _thread.roomy:
-            _borrow(len(frames))
+        if len(frames) > _thread.enough_for:
+            _raise_recursion_limit(len(frames))
         if call.module is call.owner:
-            scopes = [scope for scope in _scopes() if scope is not _thread.outermost]
+            scopes = [scope for scope in _open_scopes() if scope is not _thread.outermost]
             if all(scope.path_of(call.owner) is None for scope in scopes):
                 for scope in scopes:
-                    scope.note_unattributed(call.owner)
+                    scope.note_call_without_path(call.owner)
         # another method that is no site of its own belongs to the call that calls it
-        apart = jax.named_scope(OF_CALL) if call.method == CALL else contextlib.nullcontext()
+        scope_of_call = (
+            jax.named_scope(CALL_SCOPE) if call.method == CALL else contextlib.nullcontext()
+        )
         if names is None:
-            with apart:
-                return _wrapped_in_hooks(call, ranks)(*args, **kwargs)
-        with inside.apart(), apart:
-            named = dataclasses.replace(call, original=_naming(names, call))
-            out = _wrapped_in_hooks(named, ranks)(*args, **kwargs)
-        if around is not None:
-            around.trails.put(out, names.left)
+            with scope_of_call:
+                return _wrap_in_hooks(call, ranks)(*args, **kwargs)
+        with operations.hide_operations(), scope_of_call:
+            named = dataclasses.replace(call, original=_with_names(names, call))
+            out = _wrap_in_hooks(named, ranks)(*args, **kwargs)
+        if outer is not None:
+            outer.trails.put(out, names.result_trail)
         return out
     finally:
         frames.pop()
         if outermost:
             _thread.outermost = None
             _thread.calls = {}
-            _return()
+            _restore_recursion_limit()
 
 
-def _naming(names: inside.Names, call: _Call) -> Function:
-    run = _in_python(call.original)
+def _with_names(names: operations.OperationNames, call: _HookedCall) -> Function:
+    run = _as_function(call.original)
 
     def named(*args: object, **kwargs: object) -> PyTree:
-        names.weights = weights_at_first(call.owner, names.weights)
+        names.weights = initial_weights(call.owner, names.weights)
         for array in jax.tree.leaves([*names.weights.values()]):
             if shape_of(array):
                 names.trails.put(array, FIXED)
-        for value, trail in zip((*args, *kwargs.values()), names.given, strict=False):
+        for value, trail in zip((*args, *kwargs.values()), names.argument_trails, strict=False):
             names.trails.put(value, trail)
         with names.named():
             out = run(*args, **kwargs)
-        names.left = names.trails.of(out)
+        names.result_trail = names.trails.of(out)
         return out
 
     return named
 
 
-def _operation(call: _Call, name: str, primitive: str, run: Function) -> Function | None:
+def _dispatch_operation(
+    call: _HookedCall, name: str, primitive: str, run: Function
+) -> Function | None:
     """An operation within a call, through the hooks that select it; None if none does."""
     method = f"{call.method if call.method != CALL else ''}@{name}"
-    for scope in _scopes():
+    for scope in _open_scopes():
         path = scope.path_of(call.owner)
         if path is not None:
             scope.operations[site_key((*path, *call.below), method)] = primitive
     one = dataclasses.replace(
         call, method=method, original=run, kind="operation", type_name=primitive
     )
-    chain = _wrapped_in_hooks(one, EVERY)
+    chain = _wrap_in_hooks(one, ALL_RANKS)
     return None if chain is run else chain
 
 
-_AHEAD = 32  # the limit is raised for this many module calls at a time
+_CALLS_AHEAD = 32  # the limit is raised for this many module calls at a time
 
 
-def _borrow(depth: int) -> None:
+def _raise_recursion_limit(depth: int) -> None:
     """Raise Python's recursion limit by the calls that the hooks add to the user's calls.
 
     A module call takes a few calls in `wrapping` and this file, and a few for each hook. The
     innermost call also needs room for what a hook does with its values.
     """
-    ahead = _AHEAD * (5 + 4 * len(open_hooks())) + (300 if depth == 1 else 0)
+    ahead = _CALLS_AHEAD * (5 + 4 * len(open_hooks())) + (300 if depth == 1 else 0)
     recursion_limit.borrow(ahead)
-    _thread.borrowed += ahead
-    _thread.roomy = depth - 1 + _AHEAD
+    _thread.raised_by += ahead
+    _thread.enough_for = depth - 1 + _CALLS_AHEAD
 
 
-def _return() -> None:
-    borrowed, _thread.borrowed, _thread.roomy = _thread.borrowed, 0, 0
-    if borrowed:
-        recursion_limit.borrow(-borrowed)
+def _restore_recursion_limit() -> None:
+    raised_by, _thread.raised_by, _thread.enough_for = _thread.raised_by, 0, 0
+    if raised_by:
+        recursion_limit.borrow(-raised_by)
 
 
-def _is_within(name: str, function: object, module: nnx.Module) -> bool:
+def _is_same_call(name: str, function: object, module: nnx.Module) -> bool:
     """Whether the innermost call is of the same method by another function, hence one call."""
     if not _thread.frames or _thread.frames[-1].method != name:
         return False
@@ -330,21 +342,21 @@ def _is_within(name: str, function: object, module: nnx.Module) -> bool:
         return False  # a method that calls itself
     if outer.module is module:
         return True
-    paths = [(scope.path_of(outer.module), scope.path_of(module)) for scope in _scopes()]
+    paths = [(scope.path_of(outer.module), scope.path_of(module)) for scope in _open_scopes()]
     return any(a is not None and a == b for a, b in paths)
 
 
-def _wrapped_in_hooks(call: _Call, ranks: tuple[int, ...]) -> Function:
+def _wrap_in_hooks(call: _HookedCall, ranks: tuple[int, ...]) -> Function:
     hooks = open_hooks()
-    chain = _in_python(call.original)
+    chain = _as_function(call.original)
     # by rank; of equal ranks the context entered first is outermost
     for number in sorted(reversed(range(len(hooks))), key=lambda number: -hooks[number].rank):
         if hooks[number].rank in ranks:
-            chain = _around(number, hooks[number], chain, call)
+            chain = _wrap_in_hook(number, hooks[number], chain, call)
     return chain
 
 
-def _in_python(method: Function) -> Function:
+def _as_function(method: Function) -> Function:
     """A bound method as a function: a call through C uses a stack whose limit cannot be raised."""
     if not isinstance(method, types.MethodType):
         return method
@@ -356,7 +368,7 @@ def _in_python(method: Function) -> Function:
     return bound
 
 
-def _wrap_in_python(hook: Hook) -> tuple[Function, Args]:
+def _wrap_function(hook: Hook) -> tuple[Function, Args]:
     """The function that a hook's `wrap` runs, and its leading arguments."""
     wrap = hook.wrap
     if isinstance(wrap, types.FunctionType):
@@ -367,7 +379,7 @@ def _wrap_in_python(hook: Hook) -> tuple[Function, Args]:
     return (function, (wrap,)) if isinstance(function, types.FunctionType) else (wrap, ())
 
 
-def _around(number: int, hook: Hook, inner: Function, call: _Call) -> Function:
+def _wrap_in_hook(number: int, hook: Hook, inner: Function, call: _HookedCall) -> Function:
     if call.kind == "operation" and not see_operations((hook,)):
         return inner
     scope = hook.scope if hook.scope is not None else _thread.outermost
@@ -382,7 +394,7 @@ def _around(number: int, hook: Hook, inner: Function, call: _Call) -> Function:
     if hook.only is not None and not _selects(hook.only, path, call):
         return inner
     hook.matched.add(call.method)
-    wrap, first = _wrap_in_python(hook)
+    wrap, first = _wrap_function(hook)
     marks = hook.rank == TAP_OUTPUT and call.kind in ("method", "linen")
     owner = getattr(hook.wrap, "owner", None) if marks else None
 
@@ -396,13 +408,13 @@ def _around(number: int, hook: Hook, inner: Function, call: _Call) -> Function:
         )
         if owner is None or key is None:
             return wrap(*first, inner, args, kwargs, context)
-        with jax.named_scope(scope_of(owner, context.site or "")):
+        with jax.named_scope(scope_name(owner, context.site or "")):
             return wrap(*first, inner, args, kwargs, context)
 
     return run
 
 
-def _selects(only: Selection, path: Path | None, call: _Call) -> bool:
+def _selects(only: Selection, path: Path | None, call: _HookedCall) -> bool:
     if only.matches(path, call.method, call.selected):
         return True
     # a sown value belongs to no method, so the default method selects it too
@@ -417,7 +429,7 @@ Tag = tuple[tuple[Hashable, Path | None], ...]
 """By the token of a scope, the path that a module has there."""
 
 
-def _scopes() -> Iterator[Scope]:
+def _open_scopes() -> Iterator[Scope]:
     seen: set[int] = set()
     for hook in open_hooks():
         if hook.scope is not None and id(hook.scope) not in seen:
@@ -433,40 +445,40 @@ def _tag_of(module: nnx.Module) -> Tag | None:
     if own is None and not open_hooks():
         return None
     tag: dict[Hashable, Path | None] = {}
-    for scope in _scopes() if own is None else (own, *_scopes()):
+    for scope in _open_scopes() if own is None else (own, *_open_scopes()):
         path = scope.tag_of(module)
-        if path is not None or scope.doubts(module):
+        if path is not None or scope.is_doubted(module):
             tag[scope.token] = path
     return tuple(tag.items())  # empty: certainly a module of another model
 
 
-def _arrived(module: nnx.Module, tag: Tag | None, moved: bool) -> None:
+def _on_unflatten(module: nnx.Module, tag: Tag | None, moved: bool) -> None:
     if not open_hooks():
         return
     paths = None if tag is None else dict(tag)
-    for scope in _scopes():
+    for scope in _open_scopes():
         if paths is None:  # flattened before the hooks were open
-            scope.arrives_with_tag(module, None, moved=False)
+            scope.on_unflatten(module, None, moved=False)
         elif scope.token in paths:
-            scope.arrives_with_tag(module, paths[scope.token], moved=moved)
+            scope.on_unflatten(module, paths[scope.token], moved=moved)
 
 
-def _compiled(executable: object) -> None:
+def _on_compile(executable: object) -> None:
     if open_hooks():
-        _compiled_inside[executable] = open_hooks()
+        _hooks_of_executable[executable] = open_hooks()
 
 
-def _executed(executable: object) -> None:
-    if open_hooks() and _compiled_inside.get(executable) != open_hooks():
+def _on_execute(executable: object) -> None:
+    if open_hooks() and _hooks_of_executable.get(executable) != open_hooks():
         _thread.executables += 1
 
 
-_HOOKS = wrapping.Hooks(
-    active=lambda: bool(open_hooks()),
-    call=_called,
-    sown=_sown,
+_CALLBACKS = wrapping.Callbacks(
+    is_active=lambda: bool(open_hooks()),
+    call=_dispatch,
+    on_sow=_dispatch_sown,
     tag_of=_tag_of,
-    arrived=_arrived,
-    compiled=_compiled,
-    executed=_executed,
+    on_unflatten=_on_unflatten,
+    on_compile=_on_compile,
+    on_execute=_on_execute,
 )

@@ -61,11 +61,11 @@ def glob_matches(pattern: str, path: Sequence[str | int]) -> bool:
 
 
 def segment_matches(glob: str, segment: str) -> bool:
-    return fnmatch.fnmatchcase(segment, _as_fnmatch(glob))
+    return fnmatch.fnmatchcase(segment, _to_fnmatch(glob))
 
 
 @functools.lru_cache(maxsize=256)
-def _as_fnmatch(glob: str) -> str:
+def _to_fnmatch(glob: str) -> str:
     """A glob for one segment in the terms of `fnmatch`, where `[` begins a set of characters."""
 
     def literally(found: re.Match[str]) -> str:

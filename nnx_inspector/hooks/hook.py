@@ -15,7 +15,7 @@ from typing import Any
 
 from nnx_inspector._compat.configuration import hooks_key, replace_hooks_key
 from nnx_inspector._compat.launching import started
-from nnx_inspector.hooks.inside.names import FunctionsNamed
+from nnx_inspector.hooks.operations.names import FunctionNaming
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Selection
 from nnx_inspector.opening import Opening, held
@@ -23,7 +23,7 @@ from nnx_inspector.opening import Opening, held
 TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT = range(4)
 """Where a hook sits around a call: smaller numbers are further out."""
 
-EVERY = (TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT)
+ALL_RANKS = (TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Hook:
     matched: set[str] = dataclasses.field(default_factory=lambda: set[str](), compare=False)
 
 
-class _Here:
+class _ThreadHooks:
     """The hooks of one thread.
 
     Attributes:
@@ -101,13 +101,13 @@ class _Here:
         self.closed: tuple[Hook, ...] = ()
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
-        self.here = _Here()
+        self.current = _ThreadHooks()
 
 
-_thread = _Thread()
-_behind: weakref.WeakSet[_Here] = weakref.WeakSet()
+_thread = _ThreadState()
+_unsettled: weakref.WeakSet[_ThreadHooks] = weakref.WeakSet()
 """The threads some of whose hooks another thread has closed."""
 
 
@@ -117,44 +117,44 @@ def see_operations(hooks: Sequence[Hook]) -> bool:
 
 def open_hooks() -> tuple[Hook, ...]:
     """The hooks that are open in this thread, in the order of opening."""
-    here = _thread.here
-    if here.closed:
-        settle_hooks()
-    return here.hooks
+    current = _thread.current
+    if current.closed:
+        drop_closed_hooks()
+    return current.hooks
 
 
-def settle_hooks() -> None:
+def drop_closed_hooks() -> None:
     """Let this thread go on without the hooks that another thread has closed."""
-    here = _thread.here
-    closed = here.closed
+    current = _thread.current
+    closed = current.closed
     if closed:
-        _close(here, closed)
-        here.closed = tuple(one for one in here.closed if not _is_among(one, closed))
-        if not here.closed:
-            _behind.discard(here)
+        _remove_hooks(current, closed)
+        current.closed = tuple(one for one in current.closed if not _contains(one, closed))
+        if not current.closed:
+            _unsettled.discard(current)
 
 
-def any_thread_is_behind() -> bool:
+def any_closed_elsewhere() -> bool:
     """Whether another thread has closed hooks of a thread that has not settled that yet."""
-    return bool(_behind)
+    return bool(_unsettled)
 
 
-started.closed_elsewhere.append(settle_hooks)
+started.closed_elsewhere.append(drop_closed_hooks)
 
 
 @contextlib.contextmanager
-def without(unwanted: Callable[[Hook], bool]) -> Iterator[None]:
+def without_hooks(unwanted: Callable[[Hook], bool]) -> Iterator[None]:
     """Close some of the open hooks for a while, for a pass of this package."""
-    with opened(tuple(hook for hook in open_hooks() if not unwanted(hook))):
+    with replace_hooks(tuple(hook for hook in open_hooks() if not unwanted(hook))):
         yield
 
 
-def unwatched() -> contextlib.AbstractContextManager[None]:
+def without_watching() -> contextlib.AbstractContextManager[None]:
     """Hide the calls inside from watched loops, which neither see nor perturb them."""
-    return without(lambda hook: hook.watches)
+    return without_hooks(lambda hook: hook.watches)
 
 
-class Added:
+class AddedHooks:
     """Opens these hooks too. Of several each closes its own, in whatever order: the steps of two
     loops may overlap. Another thread may close them: the thread in which they are open lets them go
     when it next starts a program or calls a module, or jax traces one.
@@ -162,45 +162,45 @@ class Added:
 
     def __init__(self, hooks: tuple[Hook, ...]):
         self._hooks = hooks
-        self._here: _Here | None = None
-        self._named = FunctionsNamed() if see_operations(hooks) else None
+        self._current: _ThreadHooks | None = None
+        self._named = FunctionNaming() if see_operations(hooks) else None
 
     def open(self) -> None:
         restore_hooks()
-        self._here = _thread.here
+        self._current = _thread.current
         if self._named is not None:
             self._named.open()
-        _set((*open_hooks(), *self._hooks))
+        _set_hooks((*open_hooks(), *self._hooks))
 
     def close(self) -> None:
-        here = self._here
-        if here is None:
+        current = self._current
+        if current is None:
             return
-        if here is _thread.here:
-            _close(here, self._hooks)
-        elif any(_is_among(one, self._hooks) for one in _all_of(here)):
-            for hooks in (here.hooks, here.replaced[0] if here.replaced else ()):
-                _retire(hooks)
-            here.closed = (*here.closed, *self._hooks)
-            _behind.add(here)
+        if current is _thread.current:
+            _remove_hooks(current, self._hooks)
+        elif any(_contains(one, self._hooks) for one in _unchanged_hooks(current)):
+            for hooks in (current.hooks, current.replaced[0] if current.replaced else ()):
+                _retire_key(hooks)
+            current.closed = (*current.closed, *self._hooks)
+            _unsettled.add(current)
         if self._named is not None:
             self._named.close()
 
 
-def _close(here: _Here, hooks: tuple[Hook, ...]) -> None:
+def _remove_hooks(current: _ThreadHooks, hooks: tuple[Hook, ...]) -> None:
     restore_hooks()
-    _set(tuple(one for one in here.hooks if not _is_among(one, hooks)))
+    _set_hooks(tuple(one for one in current.hooks if not _contains(one, hooks)))
 
 
-def _all_of(here: _Here) -> tuple[Hook, ...]:
-    return here.hooks if here.replaced is None else here.replaced[0]
+def _unchanged_hooks(current: _ThreadHooks) -> tuple[Hook, ...]:
+    return current.hooks if current.replaced is None else current.replaced[0]
 
 
-def _is_among(one: Hook, hooks: tuple[Hook, ...]) -> bool:
+def _contains(one: Hook, hooks: tuple[Hook, ...]) -> bool:
     return any(one is other for other in hooks)
 
 
-class _Opened:
+class _ReplacedHooks:
     def __init__(self, hooks: tuple[Hook, ...]):
         self._hooks = hooks
         self._outer: tuple[Hook, ...] | None = None
@@ -208,31 +208,31 @@ class _Opened:
         self._named: Opening | None = None
 
     def open(self) -> None:
-        here, hooks = _thread.here, self._hooks
-        if here.replaced is not None:
-            before = dict(zip(here.hooks, here.replaced[0], strict=True))
+        current, hooks = _thread.current, self._hooks
+        if current.replaced is not None:
+            before = dict(zip(current.hooks, current.replaced[0], strict=True))
             hooks = tuple(before.get(hook, hook) for hook in hooks)
             restore_hooks()
         self._outer, self._key = open_hooks(), hooks_key.value
         if see_operations(hooks):
-            self._named = FunctionsNamed()
+            self._named = FunctionNaming()
             self._named.open()
-        _set(hooks)
+        _set_hooks(hooks)
 
     def close(self) -> None:
         if self._outer is not None:
             restore_hooks()
             replace_hooks_key(self._key)  # within `internal_config()` it is not that of the hooks
-            _thread.here.hooks = self._outer
+            _thread.current.hooks = self._outer
             self._outer = None
         if self._named is not None:
             self._named.close()
 
 
 @contextlib.contextmanager
-def opened(hooks: tuple[Hook, ...]) -> Iterator[None]:
+def replace_hooks(hooks: tuple[Hook, ...]) -> Iterator[None]:
     """Make these the open hooks, in place of those open before: within a call, or a thread."""
-    with held(_Opened(hooks)):
+    with held(_ReplacedHooks(hooks)):
         yield
 
 
@@ -244,47 +244,47 @@ def change_hooks(change: Callable[[Hook], Hook], restored: Callable[[], None]) -
         restored: called when the hooks are again those before.
     """
     restore_hooks()
-    here, before = _thread.here, open_hooks()
-    here.replaced = before, restored
-    _set(tuple(map(change, before)))
+    current, before = _thread.current, open_hooks()
+    current.replaced = before, restored
+    _set_hooks(tuple(map(change, before)))
 
 
 def restore_hooks() -> None:
     """Undo `change_hooks` in this thread."""
-    here = _thread.here
-    if here.replaced is not None:
-        hooks, restored = here.replaced
-        _set(hooks)
+    current = _thread.current
+    if current.replaced is not None:
+        hooks, restored = current.replaced
+        _set_hooks(hooks)
         restored()
-        here.replaced = None
+        current.replaced = None
 
 
-def _set(hooks: tuple[Hook, ...]) -> None:
+def _set_hooks(hooks: tuple[Hook, ...]) -> None:
     replace_hooks_key(_key_of(hooks))
-    _thread.here.hooks = hooks
+    _thread.current.hooks = hooks
 
 
-class _Key:
+class _HooksKey:
     """Stands for hooks in jit cache keys: equal hooks, which act alike, share it while a cache
     holds it.
     """
 
 
-_keys: weakref.WeakValueDictionary[tuple[Hook, ...], _Key] = weakref.WeakValueDictionary()
+_keys: weakref.WeakValueDictionary[tuple[Hook, ...], _HooksKey] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def _key_of(hooks: tuple[Hook, ...]) -> _Key | None:
+def _key_of(hooks: tuple[Hook, ...]) -> _HooksKey | None:
     if not hooks:
         return None
     with _lock:
         key = _keys.get(hooks)
         if key is None:
-            key = _keys[hooks] = _Key()
+            key = _keys[hooks] = _HooksKey()
         return key
 
 
-def _retire(hooks: tuple[Hook, ...]) -> None:
+def _retire_key(hooks: tuple[Hook, ...]) -> None:
     """Give equal hooks another key from now on: what a thread compiles under this one, after
     another thread has closed its hooks, is the user's own program.
     """

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from flax import nnx
 
 from nnx_inspector.errors import InspectorWarning
-from nnx_inspector.hooks.content import Itself
-from nnx_inspector.hooks.dispatch import executables_called, hooked
+from nnx_inspector.hooks.cache_key import IdentityKey
+from nnx_inspector.hooks.dispatch import add_hooks, unseen_executables
 from nnx_inspector.hooks.hook import INTERCEPTOR, TAP_OUTPUT, Context, Hook, Interceptor
 from nnx_inspector.hooks.scope import Scope, scope_of
-from nnx_inspector.hooks.sites import Only, Selection, nothing_selected, site_keys
+from nnx_inspector.hooks.sites import Only, Selection, no_match_text, site_keys
 from nnx_inspector.typing import Args, Function, Kwargs, PyTree
 
 
@@ -66,7 +66,7 @@ def intercept_methods(
         )
     scope = None if model is None else scope_of(model)
     selection = None if only is None else Selection(only, default_methods="*")
-    wrap = interceptor if _is_hashable(interceptor) else _Unhashable(interceptor)
+    wrap = interceptor if _is_hashable(interceptor) else _UnhashableInterceptor(interceptor)
     hook = Hook(wrap, INTERCEPTOR, selection, scope)
     with open_hook(hook, model):
         yield
@@ -80,7 +80,7 @@ def _is_hashable(x: object) -> bool:
     return True
 
 
-class _Unhashable(Itself):
+class _UnhashableInterceptor(IdentityKey):
     """An interceptor that cannot be hashed, compared by identity."""
 
     def __call__(self, next_fun: Function, args: Args, kwargs: Kwargs, context: Context) -> PyTree:
@@ -88,23 +88,23 @@ class _Unhashable(Itself):
 
 
 @contextlib.contextmanager
-def telling_what_was_not_seen(scope: Scope | None) -> Iterator[None]:
+def warn_of_unseen_calls(scope: Scope | None) -> Iterator[None]:
     """On leaving, warn about calls that were not attributed to the scope's model, or not seen at
     all.
 
     An exception that leaves the context replaces the warnings.
     """
-    earlier = executables_called()
+    earlier = unseen_executables()
     yield
-    executables = executables_called() - earlier
+    executables = unseen_executables() - earlier
     if executables > 0:
-        executables_called(reported=executables)
+        unseen_executables(reported=executables)
         warnings.warn(
             f"{executables} call{'s' * (executables > 1)} of executables that were compiled ahead "
             f"of time, before this context was entered, cannot be seen or changed inside. Call the "
             f"function itself, or compile it inside the context.",
             InspectorWarning,
-            stacklevel=_outside(),
+            stacklevel=_user_stacklevel(),
         )
     if scope is not None:
         warn_of_doubtful_calls(scope, "Split inside the context, or leave out model=.")
@@ -121,11 +121,11 @@ def warn_of_doubtful_calls(scope: Scope, way_out: str) -> None:
             f"through a graphdef split before the hooks (as in nnx.cached_partial), a clone of the "
             f"model, or a tree with other parameters (a teacher). {way_out}",
             InspectorWarning,
-            stacklevel=_outside(),
+            stacklevel=_user_stacklevel(),
         )
 
 
-def _outside() -> int:
+def _user_stacklevel() -> int:
     """The `stacklevel` of the nearest caller outside this file and the standard library."""
     level, frame = 1, sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in (__file__, contextlib.__file__):
@@ -137,7 +137,7 @@ def _outside() -> int:
 def open_hook(hook: Hook, model: nnx.Module | None) -> Iterator[None]:
     """Open one hook; raises ValueError if its selection matches no site, at once or on leaving."""
     if hook.only is None:
-        with telling_what_was_not_seen(hook.scope), hooked(hook):
+        with warn_of_unseen_calls(hook.scope), add_hooks(hook):
             yield
         return
     known = False
@@ -145,18 +145,18 @@ def open_hook(hook: Hook, model: nnx.Module | None) -> Iterator[None]:
         hook.only.require_match(model)
         known = hook.only.matches_any(model)
     called: list[_CalledModel] = []
-    remember = Hook(_Remember(hook.only, called), TAP_OUTPUT, None, hook.scope)
-    with telling_what_was_not_seen(hook.scope), hooked(remember, hook):
+    remember = Hook(_FirstModel(hook.only, called), TAP_OUTPUT, None, hook.scope)
+    with warn_of_unseen_calls(hook.scope), add_hooks(remember, hook):
         yield
     if hook.matched:
-        _matched.add(hash(hook))  # later its calls may be in cached programs and go unseen
+        _matched_hooks.add(hash(hook))  # later its calls may be in cached programs and go unseen
         return
-    known = known or any(one.matches for one in called) or hash(hook) in _matched
+    known = known or any(one.matches for one in called) or hash(hook) in _matched_hooks
     if called and not known:
-        raise ValueError(nothing_selected(hook.only, called[0].keys))
+        raise ValueError(no_match_text(hook.only, called[0].keys))
 
 
-_matched: set[int] = set()
+_matched_hooks: set[int] = set()
 """Hashes of hooks that once matched something; the selection of an equal hook is not a typo."""
 
 
@@ -169,7 +169,7 @@ class _CalledModel:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Remember:
+class _FirstModel:
     """Keeps the sites of the first model that is called, for the text of an error.
 
     The model itself is checked too, because calls inside a cached jitted function go unseen.

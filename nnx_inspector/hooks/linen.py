@@ -50,7 +50,7 @@ class _Frame:
     made: nnx.Module | None = None
 
 
-class _Inside:
+class _ToNNXCall:
     """One call of a ToNNX, and the calls of Linen modules that are under way in it."""
 
     def __init__(self, owner: nnx.bridge.ToNNX, listener: Listener):
@@ -80,7 +80,7 @@ class _Inside:
             and inner.function is not function  # super().name(...): the same call of the same site
         ):
             return next_fun(*args, **kwargs)
-        frame = _Frame(module, name, function, _path(module))
+        frame = _Frame(module, name, function, _path_of(module))
         self.frames.append(frame)
         try:
             if inner is None and name == CALL and not frame.below:
@@ -101,32 +101,32 @@ class _Inside:
         return bool(root.path) or isinstance(self.owner.to_nnx__module, type(root))
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
-        self.inside: _Inside | None = None
+        self.inside: _ToNNXCall | None = None
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
 @contextlib.contextmanager
-def listened_to(owner: nnx.bridge.ToNNX, listener: Listener) -> Iterator[None]:
+def listen(owner: nnx.bridge.ToNNX, listener: Listener) -> Iterator[None]:
     """Report every call of a public method of a Linen module inside `owner` to the listener.
 
     The context spans one call of `owner`.
     """
-    outer, _thread.inside = _thread.inside, _Inside(owner, listener)
+    outer, _thread.inside = _thread.inside, _ToNNXCall(owner, listener)
     try:
         if outer is not None:  # the interceptor is installed and uses the innermost listener
             yield
             return
-        with flax_graphs.outermost_linen_interceptor(_intercepted):
+        with flax_graphs.outermost_linen_interceptor(_intercept):
             yield
     finally:
         _thread.inside = outer
 
 
-def _intercepted(next_fun: Function, args: Args, kwargs: Kwargs, context: object) -> PyTree:
+def _intercept(next_fun: Function, args: Args, kwargs: Kwargs, context: object) -> PyTree:
     inside = _thread.inside
     if inside is None:
         return next_fun(*args, **kwargs)
@@ -141,14 +141,14 @@ def _is_public_method(module: linen.Module, name: str, function: Function) -> bo
     return any(inspect.unwrap(method) is inspect.unwrap(function) for method in own)
 
 
-def _path(module: linen.Module) -> Path:
+def _path_of(module: linen.Module) -> Path:
     path: Path = tuple(module.path)
     if isinstance(module.parent, linen.Module) and module.name and path[-1:] != (module.name,):
         return (*path, module.name)  # nn.share_scope gave it its parent's path
     return path
 
 
-def made_here(module: nnx.Module) -> tuple[nnx.Module, Path] | None:
+def made_by_to_linen(module: nnx.Module) -> tuple[nnx.Module, Path] | None:
     """The ToNNX of the ToLinen whose call has just made `module`, and the ToLinen's path below it.
 
     None if no ToLinen made the module, or on a second call for the same module.
@@ -174,7 +174,7 @@ def program_key(module: linen.Module) -> Hashable:
     inside = _thread.inside
     if inside is None or module.scope is None:
         return None
-    return inside.listener.key, _path(module)
+    return inside.listener.key, _path_of(module)
 
 
 def parameter_arrays(module: linen.Module) -> Iterator[Value]:

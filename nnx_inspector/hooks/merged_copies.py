@@ -20,64 +20,69 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector._compat import jit
-from nnx_inspector.hooks.variables import held_by
+from nnx_inspector.hooks.variables import child_nodes
 
 
 @dataclasses.dataclass(frozen=True)
-class Merged:
+class MergedParameters:
     """What the parameters of a merged module say about it.
 
     Attributes:
         held: whether the model has held one of them in the program.
         new: whether it has not held one of them.
-        others: whether the program was given such a one, as it was given the model's.
-        givers: the programs that were given them; None among them if one was computed.
-        values: a number that is the same for the same parameters; 0 if there is none.
+        of_another_model: whether an input of the program has such a one, beside the inputs that
+            have the model's.
+        programs: the programs that have them as inputs; None among them if one was computed.
+        fingerprint: a number that is the same for the same parameters; 0 if there is none.
     """
 
     held: bool = False
     new: bool = False
-    others: bool = False
-    givers: frozenset[Hashable] = frozenset()
-    values: int = 0
+    of_another_model: bool = False
+    programs: frozenset[Hashable] = frozenset()
+    fingerprint: int = 0
 
     @property
-    def giver(self) -> Hashable:
+    def program(self) -> Hashable:
         """The program that was given all parameters, which are all new; None if there is none."""
-        whole = self.new and not self.held and len(self.givers) == 1
-        return next(iter(self.givers)) if whole else None
+        whole = self.new and not self.held and len(self.programs) == 1
+        return next(iter(self.programs)) if whole else None
 
 
-class Held:
+class ModelParameters:
     """The parameters that the model has held in each program that is being traced."""
 
     def __init__(self) -> None:
-        self._programs: weakref.WeakKeyDictionary[object, _Parameters] = weakref.WeakKeyDictionary()
+        self._programs: weakref.WeakKeyDictionary[object, _ProgramParameters] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def _here(self) -> _Parameters | None:
+    def _of_this_program(self) -> _ProgramParameters | None:
         program = jit.outermost_program()
-        return None if program is None else self._programs.setdefault(program, _Parameters())
+        return None if program is None else self._programs.setdefault(program, _ProgramParameters())
 
-    def leaves(self, module: nnx.Module) -> None:
+    def note_flattened(self, module: nnx.Module) -> None:
         """Note the parameters of one of the model's modules that is taken apart."""
-        here = self._here()
-        if here is not None:
-            here.hold(module)
+        parameters = self._of_this_program()
+        if parameters is not None:
+            parameters.hold(module)
 
-    def read(self, module: nnx.Module) -> Merged:
+    def read(self, module: nnx.Module) -> MergedParameters:
         """What the parameters of a module say that has just been merged, after its parts."""
-        here = self._here()
-        return Merged() if here is None else here.read(module)
+        parameters = self._of_this_program()
+        return MergedParameters() if parameters is None else parameters.read(module)
 
-    def is_second(self, tree: Merged, path: Hashable) -> bool:
+    def is_second_tree(self, tree: MergedParameters, path: Hashable) -> bool:
         """Whether the program that was given a tree was given another one for this path before."""
-        here = self._here()
-        if here is None or tree.giver is None:
+        parameters = self._of_this_program()
+        if parameters is None or tree.program is None:
             return False
-        return here.firsts.setdefault((tree.giver, path), tree.values) != tree.values
+        return (
+            parameters.firsts.setdefault((tree.program, path), tree.fingerprint) != tree.fingerprint
+        )
 
 
-class _Parameters:
+class _ProgramParameters:
     """The parameters of the model in one program, and what was merged in it.
 
     Attributes:
@@ -88,45 +93,46 @@ class _Parameters:
         self.firsts: dict[Hashable, int] = {}
         self._held: dict[int, jit.Origin] = {}
         self._programs: set[Hashable] = set()
-        self._read: dict[int, tuple[weakref.ref[object], Merged]] = {}
+        self._read: dict[int, tuple[weakref.ref[object], MergedParameters]] = {}
         self._numbers: dict[Hashable, int] = {}
 
     def hold(self, module: nnx.Pytree) -> None:
-        for node in held_by(module):
-            for one in _parameters(node):
+        for node in child_nodes(module):
+            for one in _parameter_origins(node):
                 self._held[id(one.value)] = one
                 self._programs.add(one.program)
             if isinstance(node, nnx.Pytree) and not isinstance(node, nnx.Module):
                 self.hold(node)  # a module is noted by itself
 
-    def read(self, module: object) -> Merged:
-        ref, known = self._read.get(id(module), (None, Merged()))
+    def read(self, module: object) -> MergedParameters:
+        ref, known = self._read.get(id(module), (None, MergedParameters()))
         if ref is not None and ref() is module:
             return known
-        nodes = list(held_by(module))
+        nodes = list(child_nodes(module))
         parts = [self.read(node) for node in nodes if not isinstance(node, nnx.Variable)]
-        mine = [one for node in nodes for one in _parameters(node)]
+        mine = [one for node in nodes for one in _parameter_origins(node)]
         new = [one for one in mine if id(one.value) not in self._held]
-        key = (*(id(one.value) for one in mine), None, *(part.values for part in parts))
-        found = Merged(
+        key = (*(id(one.value) for one in mine), None, *(part.fingerprint for part in parts))
+        found = MergedParameters(
             held=len(new) < len(mine) or any(part.held for part in parts),
             new=bool(new) or any(part.new for part in parts),
-            others=any(map(self._is_anothers, new)) or any(part.others for part in parts),
-            givers=frozenset(one.program if one.given else None for one in mine).union(
-                *(part.givers for part in parts)
+            of_another_model=any(map(self._is_of_another_model, new))
+            or any(part.of_another_model for part in parts),
+            programs=frozenset(one.program if one.given else None for one in mine).union(
+                *(part.programs for part in parts)
             ),
-            values=self._numbers.setdefault(key, len(self._numbers) + 1) if any(key) else 0,
+            fingerprint=self._numbers.setdefault(key, len(self._numbers) + 1) if any(key) else 0,
         )
         self._read[id(module)] = weakref.ref(module), found
         return found
 
-    def _is_anothers(self, new: jit.Origin) -> bool:
+    def _is_of_another_model(self, new: jit.Origin) -> bool:
         if new.program is None:  # an array: it is not computed from what a program is given
             return bool(self._programs) and None not in self._programs
         return new.given and new.program in self._programs
 
 
-def _parameters(node: object) -> Iterator[jit.Origin]:
+def _parameter_origins(node: object) -> Iterator[jit.Origin]:
     if isinstance(node, nnx.Param):
         yield from map(jit.origin_of, jax.tree.leaves(node.get_raw_value()))
 
@@ -137,19 +143,19 @@ def counterparts(own: nnx.Module, tree: nnx.Module) -> list[tuple[nnx.Module, nn
     the parameters before it merges them, so all dtypes of floats are alike.
     """
     nodes = [list(nnx.iter_graph(one, graph=True)) for one in (own, tree)]
-    if list(map(_described, nodes[0])) != list(map(_described, nodes[1])):
+    if list(map(_entry_type, nodes[0])) != list(map(_entry_type, nodes[1])):
         return []
     pairs = [(a, b) for (_, a), (_, b) in zip(*nodes, strict=True)]
     return [pair for pair in pairs if isinstance(pair[0], nnx.Module)]
 
 
-def _described(entry: tuple[Hashable, object]) -> tuple[object, ...]:
+def _entry_type(entry: tuple[Hashable, object]) -> tuple[object, ...]:
     path, node = entry
     value = node.get_raw_value() if isinstance(node, nnx.Variable) else node
-    return path, type(node), *kind_of(value)
+    return path, type(node), *shape_and_kind(value)
 
 
-def kind_of(value: object) -> tuple[object, object]:
+def shape_and_kind(value: object) -> tuple[object, object]:
     """The shape of an array and its dtype; of any dtype of floats only that it is one."""
     dtype = getattr(value, "dtype", None)
     is_float = dtype is not None and jnp.issubdtype(dtype, jnp.floating)

@@ -17,7 +17,7 @@ from nnx_inspector.typing import Args, Kwargs, PyTree, Value
 _IsLeaf = Callable[[PyTree], bool] | None
 
 
-def rebuilt(tree: PyTree, leaves: Iterable[object], is_leaf: _IsLeaf = None) -> PyTree:
+def with_leaves(tree: PyTree, leaves: Iterable[object], is_leaf: _IsLeaf = None) -> PyTree:
     """`tree` with new leaves, one for each of `jax.tree.leaves(tree, is_leaf)`, in that order."""
     rest = iter(leaves)
     if is_leaf is not None and is_leaf(tree):
@@ -25,7 +25,7 @@ def rebuilt(tree: PyTree, leaves: Iterable[object], is_leaf: _IsLeaf = None) -> 
     children, kind = jax.tree.flatten(tree, is_leaf=lambda child: child is not tree)
     if len(children) == 1 and children[0] is tree:
         return next(rest)
-    new = jax.tree.unflatten(kind, [rebuilt(child, rest, is_leaf) for child in children])
+    new = jax.tree.unflatten(kind, [with_leaves(child, rest, is_leaf) for child in children])
     if type(tree) is dict:
         return {key: new[key] for key in tree}
     if type(tree) is collections.defaultdict:
@@ -46,7 +46,7 @@ def plain_key(entry: object) -> Value:
             return entry  # a class may register its own kind of entry
 
 
-def path_in_words(path: Sequence[object], parameters: Sequence[str] | None = None) -> str:
+def path_name(path: Sequence[object], parameters: Sequence[str] | None = None) -> str:
     """A key path as a name: `"logits"`, `"0.1"`.
 
     `parameters` are the names of the parameters, if it is a path in `(args, kwargs)`.
@@ -60,13 +60,13 @@ def path_in_words(path: Sequence[object], parameters: Sequence[str] | None = Non
     return ".".join(map(str, keys))
 
 
-def orders(tree: PyTree | None) -> tuple[tuple[Hashable, ...], ...]:
+def dict_orders(tree: PyTree | None) -> tuple[tuple[Hashable, ...], ...]:
     """The order of the entries of every dict in a tree, which a treedef lacks. Hashable."""
     children = jax.tree.leaves(tree, is_leaf=lambda child: child is not tree)
     if len(children) == 1 and children[0] is tree:
         return ()
     own = (tuple(tree),) if isinstance(tree, dict) else ()
-    return (*own, *(order for child in children for order in orders(child)))
+    return (*own, *(order for child in children for order in dict_orders(child)))
 
 
 def with_arguments(
@@ -78,16 +78,18 @@ def with_arguments(
     old leaves, so that a method can write to a list or dict that it receives.
     """
     rest = iter(leaves)
-    new_args = tuple(_through_tuples(arg, rest, is_leaf) for arg in args)
-    by_name = {key: _through_tuples(kwargs[key], rest, is_leaf) for key in sorted(kwargs)}
+    new_args = tuple(_replace_in_tuples(arg, rest, is_leaf) for arg in args)
+    by_name = {key: _replace_in_tuples(kwargs[key], rest, is_leaf) for key in sorted(kwargs)}
     return new_args, {key: by_name[key] for key in kwargs}
 
 
-def _through_tuples(node: object, leaves: Iterator[Value], is_leaf: _IsLeaf) -> PyTree:
+def _replace_in_tuples(node: object, leaves: Iterator[Value], is_leaf: _IsLeaf) -> PyTree:
     if isinstance(node, tuple) and not (is_leaf is not None and is_leaf(node)):
         children, kind = jax.tree.flatten(node, is_leaf=lambda child: child is not node)
         if not (len(children) == 1 and children[0] is node):
-            return jax.tree.unflatten(kind, [_through_tuples(c, leaves, is_leaf) for c in children])
+            return jax.tree.unflatten(
+                kind, [_replace_in_tuples(c, leaves, is_leaf) for c in children]
+            )
     own = jax.tree.leaves(node, is_leaf=is_leaf)
     new = [next(leaves) for _ in own]
     return new[0] if len(own) == 1 and own[0] is node else node

@@ -16,7 +16,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.flax_graphs import graph_nodes, links_within
-from nnx_inspector.hooks.merged_copies import Held, Merged, counterparts
+from nnx_inspector.hooks.merged_copies import MergedParameters, ModelParameters, counterparts
 from nnx_inspector.hooks.sites import Path, iter_modules, require_module
 
 CLONE: Path = ("", "clone")
@@ -45,7 +45,7 @@ class Scope:
         self._copies: dict[int, tuple[weakref.ref[object], Path]] = {}
         self._flattened: dict[Path, list[Hashable]] = {}
         self._arrived: dict[Path, tuple[Hashable, weakref.ref[object]]] = {}
-        self._held = Held()
+        self._parameters = ModelParameters()
         self.types: set[type] = set()
         self._roots = [(prefix, weakref.ref(root)) for prefix, root in roots.items()]
         self._root_ids = {id(root) for root in roots.values()}
@@ -55,7 +55,7 @@ class Scope:
         self.doubtful: dict[str, int] = {}
         self.operations: dict[str, str] = {}  # key -> primitive
         self.readings = 0
-        self._links = self._links_now()
+        self._links = self._current_links()
         self._read()
 
     def __eq__(self, other: object) -> bool:
@@ -66,7 +66,7 @@ class Scope:
 
     def _read(self) -> None:
         paths: dict[int, tuple[weakref.ref[object], Path]] = {}
-        for prefix, root in self._there():
+        for prefix, root in self._live_roots():
             for path, module in iter_modules(root):
                 whole = cast(Path, (*prefix, *path))
                 paths.setdefault(id(module), (weakref.ref(module), whole))
@@ -75,20 +75,20 @@ class Scope:
         self._variables: dict[int, Path] | None = None
         self.readings += 1
 
-    def _there(self) -> list[tuple[Path, nnx.Module]]:
+    def _live_roots(self) -> list[tuple[Path, nnx.Module]]:
         """The roots that are still alive, by the prefixes of their paths."""
         roots = [(prefix, ref()) for prefix, ref in self._roots]
         return [(prefix, root) for prefix, root in roots if root is not None]
 
-    def _links_now(self) -> list[set[tuple[int, object, int]] | None]:
-        return [links_within(root) for _, root in self._there()]
+    def _current_links(self) -> list[set[tuple[int, object, int]] | None]:
+        return [links_within(root) for _, root in self._live_roots()]
 
     def renew(self) -> None:
         """Read the model's modules again if one was added, removed, replaced or moved.
 
         The copies met before are forgotten: they may have the place of another module now.
         """
-        links = self._links_now()
+        links = self._current_links()
         if links != self._links:
             self._links = links
             self._copies, self._doubted, self._no_views = {}, {}, {}
@@ -100,14 +100,14 @@ class Scope:
         known = self._known(module)
         if known is not None or type(module) not in self.types:
             return known
-        asked = self._no_views.get(id(module))
-        if asked is not None and asked() is module:
+        ref = self._no_views.get(id(module))
+        if ref is not None and ref() is module:
             return None
         self._no_views[id(module)] = weakref.ref(module)
         path = self._path_of_view(module)
-        return self._of_candidate(module) if path is None else path
+        return self._path_of_candidate(module) if path is None else path
 
-    def _of_candidate(self, module: nnx.Module) -> Path | None:
+    def _path_of_candidate(self, module: nnx.Module) -> Path | None:
         """The path of a module of unknown origin, if its tree may be the model."""
         known = self._doubted.get(id(module), (None, ()))[1]
         if not self._candidates or known is not None or not jit.is_tracing():
@@ -134,7 +134,7 @@ class Scope:
 
     def _path_of_view(self, module: nnx.Module) -> Path | None:
         mine = variables_of(module)
-        path = self._shown_by(module, mine) if mine else None
+        path = self._possible_original(module, mine) if mine else None
         if path is None:
             return None
         entries = [*self._paths.values(), *self._copies.values()]
@@ -146,7 +146,7 @@ class Scope:
             self._copies[id(part)] = (weakref.ref(part), (*path, *inner))
         return path
 
-    def _shown_by(self, module: nnx.Module, mine: list[tuple[Path, int]]) -> Path | None:
+    def _possible_original(self, module: nnx.Module, mine: list[tuple[Path, int]]) -> Path | None:
         """The path of the module that this one may be a view of, by its tag or first Variable."""
         ref, tag = self._doubted.get(id(module), (None, None))
         if ref is not None and ref() is module and tag is not None and tag != CLONE:
@@ -154,7 +154,7 @@ class Scope:
         if self._variables is None:  # only a hint, because it may be out of date
             self._variables = {
                 number: (*prefix, *path)
-                for prefix, root in self._there()
+                for prefix, root in self._live_roots()
                 for path, number in variables_of(root)
             }
         below, first = mine[0]
@@ -162,23 +162,23 @@ class Scope:
         end = 0 if whole is None else len(whole) - len(below)
         return None if whole is None or whole[end:] != below else whole[:end]
 
-    def holds(self, path: Path) -> bool:
+    def has_module(self, path: Path) -> bool:
         """Whether the model itself has a module at `path`."""
         return any(known == path for _, known in self._paths.values())
 
-    def doubts(self, module: object) -> bool:
+    def is_doubted(self, module: object) -> bool:
         """Whether a module may be a copy of one of the model's, but its origin is unknown."""
         known = self._doubted.get(id(module))
         return known is not None and known[0]() is module
 
     def tag_of(self, module: nnx.Module) -> Path | None:
         """What a flattened module takes along: its path, `CLONE`, or None if unknown."""
-        path = self.leaves_with_tag(module)
-        if path is None and self.doubts(module) and self._doubted[id(module)][1] is not None:
+        path = self.on_flatten(module)
+        if path is None and self.is_doubted(module) and self._doubted[id(module)][1] is not None:
             return CLONE
         return path
 
-    def note_unattributed(self, module: nnx.Module) -> None:
+    def note_call_without_path(self, module: nnx.Module) -> None:
         """Count a call of a module that looks like one of the model's but has no known path.
 
         `unattributed` counts all such calls, `doubtful` those that may be the model's after all.
@@ -186,7 +186,7 @@ class Scope:
         if type(module) in self.types and self.path_of(module) is None:
             name = type(module).__name__
             self.count_unattributed(name)
-            if self.doubts(module):
+            if self.is_doubted(module):
                 self.doubtful[name] = self.doubtful.get(name, 0) + 1
 
     def count_unattributed(self, name: str) -> None:
@@ -208,14 +208,14 @@ class Scope:
                 self._copies[id(part)] = (weakref.ref(part), (*path, *below, *inner))
                 self.types.add(type(part))
 
-    def follow(self, own: Iterable[object], copy: Iterable[object]) -> None:
+    def copy_paths(self, own: Iterable[object], copy: Iterable[object]) -> None:
         """Give the copies of NNX objects, in the same order, the paths of their originals."""
         for module, stand_in in zip(own, copy, strict=True):
             path = self._known(module) if isinstance(module, nnx.Module) else None
             if path is not None:
                 self._copies[id(stand_in)] = (weakref.ref(stand_in), path)
 
-    def leaves_with_tag(self, module: nnx.Module) -> Path | None:
+    def on_flatten(self, module: nnx.Module) -> Path | None:
         """The path to put into a graphdef or treedef; note in which trace it was put there."""
         if id(module) in self._root_ids:
             self.renew()
@@ -226,10 +226,10 @@ class Scope:
             if trace not in traces:
                 alive = [t for t in traces if not jit.trace_is_over(t)]
                 self._flattened[path] = [*alive, trace]
-            self._held.leaves(module)
+            self._parameters.note_flattened(module)
         return path
 
-    def arrives_with_tag(self, module: nnx.Module, path: Path | None, *, moved: bool) -> None:
+    def on_unflatten(self, module: nnx.Module, path: Path | None, *, moved: bool) -> None:
         """Handle a module that was filled from a graphdef or treedef carrying `path`.
 
         In the trace in which the original was flattened, the module is the user's own clone or the
@@ -242,30 +242,32 @@ class Scope:
         """
         if self._known(module) is not None or type(module) not in self.types:
             return
-        tree = Merged() if moved or path in (None, CLONE) else self._held.read(module)
-        if self._candidates and path is not None and tree.giver is not None:
+        tree = (
+            MergedParameters() if moved or path in (None, CLONE) else self._parameters.read(module)
+        )
+        if self._candidates and path is not None and tree.program is not None:
             for inner, part in iter_modules(module):  # also those without parameters
                 whole = cast(Path, (*path, *inner))
                 self._copies[id(part)] = (weakref.ref(part), whole)
                 self._forget_arrival(part, whole)
             return
         if path in (None, CLONE) or not (moved or self._is_stand_in(path, tree)):
-            if tree.values:
-                self._take_back(module)
+            if tree.fingerprint:
+                self._forget_parts(module)
             # a program may have updated a tree of unknown origin, which may be the model
-            if not (self.doubts(module) and self._doubted[id(module)][1] is None):
+            if not (self.is_doubted(module) and self._doubted[id(module)][1] is None):
                 self._doubted[id(module)] = (weakref.ref(module), path)
             return
         self._arrived[path] = (jit.trace_state(), weakref.ref(module))
         self._copies[id(module)] = (weakref.ref(module), path)
 
-    def _take_back(self, module: nnx.Module) -> None:
+    def _forget_parts(self, module: nnx.Module) -> None:
         """Forget the paths of the parts of another tree that have no parameters to tell it by.
 
         A part with parameters has been judged by them: the tree may share it with the model.
         """
         for _, part in iter_modules(module):
-            if id(part) in self._copies and not self._held.read(part).values:
+            if id(part) in self._copies and not self._parameters.read(part).fingerprint:
                 path = self._copies.pop(id(part))[1]
                 self._doubted[id(part)] = (weakref.ref(part), path)
                 self._forget_arrival(part, path)
@@ -274,11 +276,11 @@ class Scope:
         if path in self._arrived and self._arrived[path][1]() is module:
             del self._arrived[path]
 
-    def _is_stand_in(self, path: Path, tree: Merged) -> bool:
+    def _is_stand_in(self, path: Path, tree: MergedParameters) -> bool:
         trace = jit.trace_state()
-        if tree.others or trace in self._flattened.get(path, ()):
+        if tree.of_another_model or trace in self._flattened.get(path, ()):
             return False
-        if self._held.is_second(tree, path):
+        if self._parameters.is_second_tree(tree, path):
             return False
         earlier = self._arrived.get(path)
         return earlier is None or earlier[0] != trace or earlier[1]() is None

@@ -24,7 +24,7 @@ from nnx_inspector._compat.flax_graphs import graph_nodes
 from nnx_inspector.arrays import own_attribute
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import escape, glob_matches, segment_matches, split_escaped
-from nnx_inspector.hooks.inside.attention import NONE_FOUND
+from nnx_inspector.hooks.operations.attention import NO_PATTERN_HINT
 from nnx_inspector.typing import Args, Function, Value
 
 CALL = "__call__"
@@ -43,7 +43,7 @@ def site_key(path: Sequence[str | int], method: str = CALL) -> str:
 
 def parse_key(key: str) -> tuple[tuple[str, ...], str]:
     """(path segments, method) of a site key; the segments are unescaped strings."""
-    called, operation = of_operation(key)
+    called, operation = split_operation(key)
     head, *method = split_escaped(called, ":")
     segments = split_escaped(head, "/") if head else []
     plain = tuple(re.sub(r"\\(.)", r"\1", s) for s in segments) if "\\" in head else tuple(segments)
@@ -52,7 +52,7 @@ def parse_key(key: str) -> tuple[tuple[str, ...], str]:
     return plain, (method[0] if method else CALL)
 
 
-def of_operation(key: str) -> tuple[str, str]:
+def split_operation(key: str) -> tuple[str, str]:
     """A key (or glob) without its operation, and the operation: `("attn", "@softmax")`, or `""`."""
     called, *operation = split_escaped(key, "@")
     return called, f"@{'@'.join(operation)}" if operation else ""
@@ -67,7 +67,7 @@ def methods(cls: type) -> dict[str, Value]:
     """
     own: dict[str, Value] = {}
     containers = (nnx.Module, nnx.List, nnx.Dict, nnx.bridge.Module)
-    base, inherited = _inherited(tuple(c for c in containers if issubclass(cls, c)))
+    base, inherited = _flax_attributes(tuple(c for c in containers if issubclass(cls, c)))
     for owner in cls.__mro__:
         if owner in base:
             continue
@@ -78,7 +78,7 @@ def methods(cls: type) -> dict[str, Value]:
 
 
 @functools.cache
-def _inherited(containers: tuple[type, ...]) -> tuple[frozenset[type], frozenset[str]]:
+def _flax_attributes(containers: tuple[type, ...]) -> tuple[frozenset[type], frozenset[str]]:
     """The classes of Flax that a module class derives from, and the names of their attributes."""
     base = frozenset(c for container in containers for c in container.__mro__)
     return base, frozenset({"set_view"}.union(*map(vars, base)))
@@ -114,7 +114,7 @@ def parameter_names(method: Function) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind in kinds)
 
 
-def ways_into(module: nnx.Module) -> str:
+def callable_hint(module: nnx.Module) -> str:
     """What to pass instead of a module that has no `__call__`."""
     names = [f"model.{name}" for name in methods(type(module))]
     if not names:
@@ -146,10 +146,12 @@ def require_module(model: object, what: str = "model") -> nnx.Module:
             f"{what} is the class {model.__name__}, not an instance of it. "
             f"Build it first: {model.__name__}(..., rngs=nnx.Rngs(0))."
         )
-    raise TypeError(f"{what} must be an nnx.Module, got {type(model).__name__}. {_hint(model)}")
+    raise TypeError(
+        f"{what} must be an nnx.Module, got {type(model).__name__}. {_module_hint(model)}"
+    )
 
 
-def _hint(given: object) -> str:
+def _module_hint(given: object) -> str:
     """What to pass instead of an object that is not a module."""
     parts = given if isinstance(given, tuple) else (given,)
     if any(c.__module__.startswith("flax.linen") for c in inspect.getmro(type(given))):
@@ -298,7 +300,7 @@ class Selection:
                     f"only= takes a glob, a module type or a predicate (path, module) -> bool, "
                     f"got {term!r} of type {type(term).__name__}."
                 )
-            called, operation = of_operation(term) if isinstance(term, str) else ("", "")
+            called, operation = split_operation(term) if isinstance(term, str) else ("", "")
             if re.search(r"(?<!\\)\[", called):
                 whole = re.sub(r"(?<!\\)\[[^][]*\]", "", called) + operation
                 raise InspectorError(
@@ -306,7 +308,7 @@ class Selection:
                     f"selected together. Select {whole!r} instead."
                 )
         self.terms = terms
-        self.inside = any(isinstance(term, str) and of_operation(term)[1] for term in terms)
+        self.inside = any(isinstance(term, str) and split_operation(term)[1] for term in terms)
         self.default_methods = default_methods
 
     def __eq__(self, other: object) -> bool:
@@ -333,11 +335,11 @@ class Selection:
         if isinstance(term, str):
             if path is None:
                 return False
-            called, wanted_operation = of_operation(term)
+            called, wanted_operation = split_operation(term)
             pattern, *rest = split_escaped(called, ":")
             in_any = wanted_operation and re.search(r"(?<!\\)[*?]", pattern)
             wanted = rest[0] if rest else "*" if in_any else CALL
-            method, operation = of_operation(method)
+            method, operation = split_operation(method)
             if not segment_matches(wanted_operation, operation):
                 return False
             return fnmatch.fnmatchcase(method or CALL, wanted) and glob_matches(pattern, path)
@@ -392,7 +394,7 @@ class Selection:
         if called is None and any(self._may_be_revealed(root) for root in roots.values()):
             return
         keys = [key for prefix, root in roots.items() for key in site_keys(root, prefix)]
-        raise ValueError(nothing_selected(self, [*(operations if self.inside else ()), *keys]))
+        raise ValueError(no_match_text(self, [*(operations if self.inside else ()), *keys]))
 
     def missing(self, called: Sequence[str], operations: Iterable[str]) -> str:
         """The error text for the first term that names an operation and selects none; "" without
@@ -400,7 +402,7 @@ class Selection:
         """
         terms = [one for one in map(Selection, self.terms) if one.inside]
         lost = next((one for one in terms if not any(map(one.matches_key, called))), None)
-        return "" if lost is None else nothing_selected(lost, [*operations] or called)
+        return "" if lost is None else no_match_text(lost, [*operations] or called)
 
     def _may_be_revealed(self, model: nnx.Module) -> bool:
         """Whether only a call can show what is selected: sown values and Linen modules."""
@@ -412,7 +414,7 @@ class Selection:
                 return True
             if isinstance(term, str) and any(_sows(module) for module in modules):
                 return True
-            called, operation = of_operation(term) if isinstance(term, str) else ("", "")
+            called, operation = split_operation(term) if isinstance(term, str) else ("", "")
             if operation and Selection(called).matches_any(model):
                 return True
         return False
@@ -432,19 +434,19 @@ def _sows(module: nnx.Module) -> bool:
     return any({"sow", "perturb"} & set(code.co_names) for code in codes)
 
 
-def nothing_selected(selection: Selection, keys: Sequence[str]) -> str:
+def no_match_text(selection: Selection, keys: Sequence[str]) -> str:
     shown = [t if isinstance(t, str) else getattr(t, "__name__", repr(t)) for t in selection.terms]
     pattern = next((t for t in selection.terms if isinstance(t, str)), "")
-    listed = ", ".join(map(repr, closest(pattern, keys)))
+    listed = ", ".join(map(repr, closest_keys(pattern, keys)))
     text = f"{', '.join(map(repr, shown))} matches no site of this model. The closest sites are "
-    operation = of_operation(pattern)[1]
-    why = NONE_FOUND if operation == "@attention" else ""
+    operation = split_operation(pattern)[1]
+    why = NO_PATTERN_HINT if operation == "@attention" else ""
     if operation and not any("@" in key for key in keys):
         why = f" To see operations, make the Inspector with only=['**', {pattern!r}]."
     return f"{text}{listed}.{why}"
 
 
-def closest(key: str, keys: Sequence[str]) -> list[str]:
+def closest_keys(key: str, keys: Sequence[str]) -> list[str]:
     """Three site keys closest to `key`, or to the last name of a glob; the first ones fill up."""
     names = {k: split_escaped(split_escaped(k, "/")[-1], "@")[-1] for k in [key, *keys]}
     known = dict.fromkeys(names[k] for k in keys)

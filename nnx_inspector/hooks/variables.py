@@ -36,7 +36,7 @@ _PLAIN = (
 
 
 @functools.lru_cache(maxsize=4096)
-def kind_of(cls: type) -> str:
+def node_kind(cls: type) -> str:
     """How to walk a value of a type; cached, because NNX's own answers are slow."""
     kinds: list[tuple[str, type | tuple[type, ...]]] = [
         ("variable", nnx.Variable),
@@ -59,7 +59,7 @@ class Contents:
     Attributes:
         containers: a live view of the entries of each module, list or dict inside.
         sizes, entries: how many entries each container had, and the entries themselves.
-        outer, begun: the contents of the outer module, and where the slice begins in them.
+        outer, start: the contents of the outer module, and where the slice begins in them.
     """
 
     variables: list[Variable]
@@ -70,7 +70,7 @@ class Contents:
     sizes: list[int]
     entries: list[object]
     outer: Contents | None = None
-    begun: int = 0
+    start: int = 0
 
     def __iter__(self) -> Iterator[tuple[Path, Variable, Value]]:
         for path, variable, value in zip(self.paths, self.variables, self.values, strict=True):
@@ -78,7 +78,7 @@ class Contents:
 
     def changed(self) -> Iterator[tuple[Path, Variable, Value]]:
         """The Variables that hold another value now, each with its former value."""
-        is_other = map(operator.is_not, map(value_of, self.variables), self.values)
+        is_other = map(operator.is_not, map(raw_value, self.variables), self.values)
         for number in itertools.compress(itertools.count(), list(is_other)):
             yield self.paths[number][self.depth :], self.variables[number], self.values[number]
 
@@ -92,7 +92,7 @@ class Contents:
     def parameter_sizes(self) -> tuple[int, int]:
         """Elements and bytes of the `nnx.Param`s, a shared one counted once."""
         before = (self.outer or self)._sizes
-        ends = before[self.begun], before[self.begun + len(self.variables)]
+        ends = before[self.start], before[self.start + len(self.variables)]
         return ends[1][0] - ends[0][0], ends[1][1] - ends[0][1]
 
     @functools.cached_property
@@ -107,7 +107,7 @@ class Contents:
         return found
 
 
-value_of = operator.methodcaller("get_raw_value")
+raw_value = operator.methodcaller("get_raw_value")
 
 
 class Walk:
@@ -122,7 +122,7 @@ class Walk:
         self._numbers: dict[int, int] = {}
         self._count = itertools.count()
         self.collect(module, ())
-        self._found.values.extend(map(value_of, self._found.variables))
+        self._found.values.extend(map(raw_value, self._found.variables))
 
     def whole(self) -> Contents:
         return self._found
@@ -131,28 +131,28 @@ class Walk:
         """The contents of an inner module now; None if it is not inside or has changed."""
         if id(module) not in self._parts:
             return None
-        _, depth, begun, ends = self._parts[id(module)]
-        variables, containers, entries = map(slice, begun, ends)
+        _, depth, start, ends = self._parts[id(module)]
+        variables, containers, entries = map(slice, start, ends)
         every = self._found
         own = every.variables[variables]
         found = Contents(
             own,
-            list(map(value_of, own)),
+            list(map(raw_value, own)),
             every.paths[variables],
             depth,
             every.containers[containers],
             every.sizes[containers],
             every.entries[entries],
             every,
-            begun[0],
+            start[0],
         )
         return found if found.is_complete() else None
 
     def collect(self, node: Value, path: Path) -> int:
         """Collect everything in a node; returns the lowest number of a node that it met again."""
-        kind = kind_of(type(node))
+        kind = node_kind(type(node))
         if kind == "plain":
-            return _NONE
+            return _NO_NODE
         if id(node) in self._numbers:
             return self._numbers[id(node)]
         if kind == "pytree" and not isinstance(node, nnx.Variable):
@@ -163,19 +163,19 @@ class Walk:
         if kind in ("variable", "pytree"):
             every.variables.append(node)
             every.paths.append(path)
-            return _NONE
-        begun = self._ends()
+            return _NO_NODE
+        start = self._ends()
         items, entries = _entries(node, kind)
         every.containers.append(entries)
         every.sizes.append(len(entries))
         every.entries.extend(entries)
-        lowest = _NONE
+        lowest = _NO_NODE
         for name, value in items:  # not a generator: it would take twice as much of the stack
             lowest = min(lowest, self.collect(value, (*path, name)))
         if kind != "object":  # numbered only to stop at cycles: several modules may share it
             del self._numbers[id(node)]
         if lowest >= number and isinstance(node, nnx.Pytree):  # an nnx.List is a module too
-            self._parts[id(node)] = (node, len(path), begun, self._ends())
+            self._parts[id(node)] = (node, len(path), start, self._ends())
         return lowest
 
     def _ends(self) -> list[int]:
@@ -189,7 +189,7 @@ class Walk:
             for inner, leaf in leaves
             if leaf is not node
         ]
-        return min(found, default=_NONE)
+        return min(found, default=_NO_NODE)
 
 
 def _entries(
@@ -206,33 +206,33 @@ def _entries(
     return enumerate(node), vars(node).values() if isinstance(node, nnx.List) else node
 
 
-Held = tuple[Variable, Value]
-_NONE = sys.maxsize
+VariableValue = tuple[Variable, Value]
+_NO_NODE = sys.maxsize
 
 
-class _Around(threading.local):
+class _OpenWalks(threading.local):
     walks: tuple[Walk, ...] = ()
 
 
-_around = _Around()
+_open_walks = _OpenWalks()
 
 
 @contextlib.contextmanager
-def held(module: object) -> Iterator[Contents]:
+def shared_contents(module: object) -> Iterator[Contents]:
     """A module's contents now. Inside the context, those of its inner modules are parts of them."""
-    outer, found = _around.walks, _part(module)
+    outer, found = _open_walks.walks, _contents_in_walk(module)
     if found is None:
         walk = Walk(module)
-        found, _around.walks = walk.whole(), (walk, *outer)
+        found, _open_walks.walks = walk.whole(), (walk, *outer)
     try:
         yield found
     finally:
-        _around.walks = outer
+        _open_walks.walks = outer
 
 
 def contents(module: object) -> Contents:
     """The Variables of a module and of its children, a shared one once."""
-    found = _part(module)
+    found = _contents_in_walk(module)
     return Walk(module).whole() if found is None else found
 
 
@@ -256,18 +256,18 @@ def contents_at(
     return None
 
 
-def _part(module: object) -> Contents | None:
-    parts = (walk.part(module) for walk in _around.walks)
+def _contents_in_walk(module: object) -> Contents | None:
+    parts = (walk.part(module) for walk in _open_walks.walks)
     return next((part for part in parts if part is not None), None)
 
 
-def held_by(module: object) -> Iterator[nnx.Pytree | Variable]:
+def child_nodes(module: object) -> Iterator[nnx.Pytree | Variable]:
     """The Variables and NNX objects in the attributes of an object, also within lists and dicts."""
     nodes = [module]
     while nodes:
         node = nodes.pop()
-        for _, value in _entries(node, kind_of(type(node)))[0]:
-            kind = kind_of(type(value))
+        for _, value in _entries(node, node_kind(type(node)))[0]:
+            kind = node_kind(type(value))
             if kind in ("list", "dict"):
                 nodes.append(value)
             elif kind == "pytree":
@@ -300,9 +300,9 @@ def unseen_references(roots: Mapping[Path, object]) -> dict[str, str]:
     }
 
 
-def differences(
+def changed_variables(
     before: Contents, module: object
-) -> Iterator[tuple[Path, Held | None, Held | None]]:
+) -> Iterator[tuple[Path, VariableValue | None, VariableValue | None]]:
     """`(path, old, new)` for each replaced value: Variable and value, or None if missing."""
     if before.is_complete():
         for path, variable, value in before.changed():
@@ -320,7 +320,7 @@ def is_weight(variable: object) -> bool:
     return not isinstance(variable, nnx.Cache | nnx.RngState)
 
 
-def weights_at_first(module: object, outer: Mapping[int, object]) -> dict[int, Value]:
+def initial_weights(module: object, outer: Mapping[int, object]) -> dict[int, Value]:
     """The values of a module's weights when a call begins, by the ids of their Variables.
 
     Args:

@@ -30,31 +30,32 @@ from nnx_inspector.typing import Args, Function, Kwargs, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
-class Hooks:
+class Callbacks:
     """The callbacks of wrapped classes.
 
     Attributes:
-        active: whether this thread has an open region; if not, no other callback is called.
+        is_active: whether this thread has an open region; if not, no other callback is called.
         call: `(name, function, module, args, kwargs) -> output`: runs the method of this name;
             `function` is the original, to be bound to the module.
-        sown: `(module, name, kind, variable_type, value) -> value`: called with each value that
+        on_sow: `(module, name, kind, variable_type, value) -> value`: called with each value that
             the user's code gives to `sow` or gets from `perturb`.
-        tag_of, arrived: see `flax_graphs.swap_graph_node` and `swap_pytree_nodes`.
-        compiled, executed: called when an executable is compiled ahead of time, and when it runs.
+        tag_of, on_unflatten: see `flax_graphs.swap_graph_node` and `swap_pytree_nodes`.
+        on_compile, on_execute: called when an executable is compiled ahead of time, and when it
+            runs.
     """
 
-    active: Callable[[], bool]
+    is_active: Callable[[], bool]
     call: Callable[[str, Function, nnx.Module, Args, Kwargs], PyTree]
-    sown: Callable[[nnx.Module, str, str, type | str, Value], Value]
+    on_sow: Callable[[nnx.Module, str, str, type | str, Value], Value]
     tag_of: Callable[[nnx.Module], object]
-    arrived: Function
-    compiled: Callable[[object], None]
-    executed: Callable[[object], None]
+    on_unflatten: Function
+    on_compile: Callable[[object], None]
+    on_execute: Callable[[object], None]
 
 
 _lock = threading.RLock()
-_open: tuple[object, ...] = ()
-_whole = False  # whether all is wrapped that is no class of a module
+_installations: tuple[object, ...] = ()
+_shared_is_wrapped = False  # whether all is wrapped that is no class of a module
 _wrapped: set[type] = set()
 _undo: list[Callable[[], None]] = []
 _redirected: dict[types.FunctionType, types.FunctionType] = {}
@@ -63,33 +64,33 @@ _inherited: weakref.WeakSet[Function] = weakref.WeakSet()
 """The wrappers of methods that the class itself does not have."""
 
 
-class Installed:
+class Installation:
     """Keeps the wrappers in place while it is open; regions opened then do not install them again.
 
-    All threads must pass the same hooks.
+    All threads must pass the same callbacks.
     """
 
-    def __init__(self, hooks: Hooks):
-        self._hooks = hooks
+    def __init__(self, callbacks: Callbacks):
+        self._callbacks = callbacks
 
     def open(self) -> None:
-        global _open, _whole
+        global _installations, _shared_is_wrapped
         with _lock:
-            _open = (*_open, self)
-            if not _whole:
-                _unwrap()  # what an interrupt has left
-                _wrap_shared(self._hooks)
-                _whole = True
+            _installations = (*_installations, self)
+            if not _shared_is_wrapped:
+                _unwrap_all()  # what an interrupt has left
+                _wrap_shared(self._callbacks)
+                _shared_is_wrapped = True
             for cls in module_classes():
                 if cls not in _wrapped:  # a class may have been defined since
-                    _wrap_class(cls, self._hooks)
+                    _wrap_class(cls, self._callbacks)
 
     def close(self) -> None:
-        global _open
+        global _installations
         with _lock:
-            _open = tuple(one for one in _open if one is not self)
-            if not _open:
-                _unwrap()
+            _installations = tuple(one for one in _installations if one is not self)
+            if not _installations:
+                _unwrap_all()
 
 
 def module_classes() -> list[type]:
@@ -104,49 +105,52 @@ def module_classes() -> list[type]:
     return list(found)
 
 
-def _wrap_shared(hooks: Hooks) -> None:
+def _wrap_shared(callbacks: Callbacks) -> None:
     nodes, lenient = flax_graphs.TaggedNodes, flax_graphs.TaggedNodes.strict
     # what undoes a change is noted before the change: an interrupt may come between
     _undo.append(functools.partial(setattr, nodes, "strict", staticmethod(lenient)))
-    nodes.strict = staticmethod(hooks.active)
-    flax_graphs.swap_pytree_nodes(hooks.tag_of, hooks.arrived, _undo.append)
-    jitted.swap_executables(hooks.compiled, hooks.executed, _undo.append)
+    nodes.strict = staticmethod(callbacks.is_active)
+    flax_graphs.swap_pytree_nodes(callbacks.tag_of, callbacks.on_unflatten, _undo.append)
+    jitted.swap_executables(callbacks.on_compile, callbacks.on_execute, _undo.append)
     flax_graphs.swap_linen_jit_key(linen.program_key, _undo.append)
-    reductions = Reductions(_reduced)
+    reductions = Reductions(_reduce_without_wrappers)
     _undo.append(reductions.undo)
     reductions.renew()
 
-    def renewing(original: Function, _: Hooks) -> Function:
+    def renewing(original: Function, _: Callbacks) -> Function:
         # a pickler may have been loaded since; it asks a module for its state before its class
         return lambda *args: (reductions.renew(), original(*args))[1]
 
     for function, observed in (
         (nnx.Module.__getstate__, renewing),
-        (nnx.Module.sow, _observed_sow),
-        (nnx.Module.perturb, _observed_perturb),
+        (nnx.Module.sow, _wrap_sow),
+        (nnx.Module.perturb, _wrap_perturb),
     ):
         original = copy_of(function)
-        redirect(function, observed(original, hooks), original, _undo.append)
+        redirect(function, observed(original, callbacks), original, _undo.append)
 
 
-def _wrap_class(cls: type, hooks: Hooks) -> None:
+def _wrap_class(cls: type, callbacks: Callbacks) -> None:
     for name, raw in methods(cls).items():
-        while isinstance(raw, (types.FunctionType, _Decorated)) and raw in _originals:
+        while isinstance(raw, (types.FunctionType, _DecoratedMethod)) and raw in _originals:
             raw = _originals[raw]  # a base class was wrapped before this one
         own = name in vars(cls)
         previous = vars(cls).get(name)
-        wrapper = _wrapper(cls, name, raw, hooks)
+        wrapper = _wrap_method(cls, name, raw, callbacks)
         if not own:
             _inherited.add(wrapper)
-        _undo.append(functools.partial(_restore, cls, name, wrapper, own, previous))
+        _undo.append(functools.partial(_restore_method, cls, name, wrapper, own, previous))
         type.__setattr__(cls, name, wrapper)  # a sealed metaclass may refuse setattr
     flax_graphs.swap_graph_node(
-        cls, hooks.tag_of, lambda node, tag: hooks.arrived(node, tag, False), _undo.append
+        cls,
+        callbacks.tag_of,
+        lambda node, tag: callbacks.on_unflatten(node, tag, False),
+        _undo.append,
     )
     _wrapped.add(cls)
 
 
-def _restore(cls: type, name: str, wrapper: object, own: bool, previous: object) -> None:
+def _restore_method(cls: type, name: str, wrapper: object, own: bool, previous: object) -> None:
     if vars(cls).get(name) is not wrapper:
         return  # other code has replaced the wrapper: keep its method
     if own:
@@ -155,9 +159,9 @@ def _restore(cls: type, name: str, wrapper: object, own: bool, previous: object)
         type.__delattr__(cls, name)
 
 
-def _unwrap() -> None:
-    global _whole, _wrapped, _redirected
-    _whole = False
+def _unwrap_all() -> None:
+    global _shared_is_wrapped, _wrapped, _redirected
+    _shared_is_wrapped = False
     while _undo:  # the first line that is interrupted is run again
         _undo[-1]()
         _undo.pop()
@@ -168,26 +172,26 @@ def _unwrap() -> None:
 # ---------------------------------------------------------------- one method
 
 
-def _wrapper(cls: type, name: str, raw: Function, hooks: Hooks) -> Function:
+def _wrap_method(cls: type, name: str, raw: Function, callbacks: Callbacks) -> Function:
     installed = _wrapped  # emptied on release: a wrapper that is still referenced is inert
-    function = _reachable_by_reference(cls, name, raw, hooks)
+    function = _redirect_references(cls, name, raw, callbacks)
     plain = isinstance(function, types.FunctionType)
 
     def call(self: nnx.Module, /, *args: object, **kwargs: object) -> PyTree:
-        if cls not in installed or not hooks.active():
+        if cls not in installed or not callbacks.is_active():
             if plain:  # a bound call would go through C, whose stack is small
                 return function(self, *args, **kwargs)
             return function.__get__(self, type(self))(*args, **kwargs)
-        return hooks.call(name, function, self, args, kwargs)
+        return callbacks.call(name, function, self, args, kwargs)
 
     functools.update_wrapper(call, raw, updated=())
     call.__dict__["__wrapped__"] = function
-    wrapper = call if isinstance(raw, types.FunctionType) else _Decorated(call, raw)
+    wrapper = call if isinstance(raw, types.FunctionType) else _DecoratedMethod(call, raw)
     _originals[wrapper] = raw
     return wrapper
 
 
-def _reachable_by_reference(cls: type, name: str, raw: Function, hooks: Hooks) -> Function:
+def _redirect_references(cls: type, name: str, raw: Function, callbacks: Callbacks) -> Function:
     """The original function of a method; calls of the method's own function are redirected too.
 
     They bypass the class: a model may hold a bound method in an attribute, and a decorated method
@@ -206,16 +210,16 @@ def _reachable_by_reference(cls: type, name: str, raw: Function, hooks: Hooks) -
         known = function.__name__ if function.__name__ in methods(cls) else name
 
         def target(*args: object, **kwargs: object) -> PyTree:
-            if not args or not isinstance(args[0], nnx.Module) or not hooks.active():
+            if not args or not isinstance(args[0], nnx.Module) or not callbacks.is_active():
                 return original(*args, **kwargs)
-            return hooks.call(known, original, args[0], args[1:], kwargs)
+            return callbacks.call(known, original, args[0], args[1:], kwargs)
 
         redirect(function, target, original, _undo.append)
         _redirected[function] = original
     return _redirected[function] if raw is function else raw
 
 
-class _Decorated:
+class _DecoratedMethod:
     """Stands in for a method that a transform decorates, and forwards its other attributes."""
 
     def __init__(self, call: Function, raw: Function):
@@ -238,7 +242,7 @@ class _Decorated:
 # -------------------------------------------------------------------- pickling
 
 
-def _reduced(reduce: Reduce, obj: object) -> Value:
+def _reduce_without_wrappers(reduce: Reduce, obj: object) -> Value:
     """What `reduce` returns for a class or a function as it is without wrappers."""
     if isinstance(obj, type) and obj in _wrapped:
         found = reduce(obj)
@@ -274,13 +278,13 @@ def _reduced(reduce: Reduce, obj: object) -> Value:
 
 
 def _is_wrapper(value: object) -> bool:
-    return isinstance(value, (types.FunctionType, _Decorated)) and value in _originals
+    return isinstance(value, (types.FunctionType, _DecoratedMethod)) and value in _originals
 
 
 # ------------------------------------------------------------ sow and perturb
 
 
-def _observed_sow(original: Function, hooks: Hooks) -> Function:
+def _wrap_sow(original: Function, callbacks: Callbacks) -> Function:
     def sow(
         self: nnx.Module,
         variable_type: type | str,
@@ -289,19 +293,19 @@ def _observed_sow(original: Function, hooks: Hooks) -> Function:
         *args: object,
         **kwargs: object,
     ) -> object:
-        if hooks.active():
-            value = hooks.sown(self, name, "sow", variable_type, value)
+        if callbacks.is_active():
+            value = callbacks.on_sow(self, name, "sow", variable_type, value)
         return original(self, variable_type, name, value, *args, **kwargs)
 
     return sow
 
 
-def _observed_perturb(original: Function, hooks: Hooks) -> Function:
+def _wrap_perturb(original: Function, callbacks: Callbacks) -> Function:
     def perturb(self: nnx.Module, name: str, value: object, *args: Value, **kwargs: Value) -> Value:
         out = original(self, name, value, *args, **kwargs)
-        if not hooks.active():
+        if not callbacks.is_active():
             return out
         variable_type = args[0] if args else kwargs.get("variable_type", nnx.Perturbation)
-        return hooks.sown(self, name, "perturb", variable_type, out)
+        return callbacks.on_sow(self, name, "perturb", variable_type, out)
 
     return perturb

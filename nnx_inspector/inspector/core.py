@@ -30,7 +30,7 @@ from nnx_inspector.background import Worker, run_loop, weakly
 from nnx_inspector.errors import InspectorError, raised, warn
 from nnx_inspector.findings.facts import facts_of_modules
 from nnx_inspector.findings.finding import Finding
-from nnx_inspector.hooks.sites import Selection, module_sites, nothing_selected
+from nnx_inspector.hooks.sites import Selection, module_sites, no_match_text
 from nnx_inspector.inspector.cost.meter import Meter
 from nnx_inspector.inspector.handles import Handles
 from nnx_inspector.inspector.metrics import Metrics
@@ -382,7 +382,7 @@ class Core:
         whole, chosen = without_layers(site)
         key = functools.reduce(layer_key, chosen, whole)
         if whole not in self.view.keys:
-            raise ValueError(nothing_selected(Selection(whole), self.view.keys))
+            raise ValueError(no_match_text(Selection(whole), self.view.keys))
         if not layers and key not in self.view.keys:
             raise ValueError(f"{whole!r} has no layer {key.removeprefix(whole)}.")
         return key

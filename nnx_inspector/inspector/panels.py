@@ -17,7 +17,7 @@ from flax import nnx
 
 from nnx_inspector.arrays import require_examples
 from nnx_inspector.errors import InspectorError, reply_text
-from nnx_inspector.hooks.inside.attention import is_pattern
+from nnx_inspector.hooks.operations.attention import is_pattern
 from nnx_inspector.hooks.sites import CALL, ModuleSite, parse_key, site_key
 from nnx_inspector.hooks.variables import contents_at
 from nnx_inspector.inspector.core import Core

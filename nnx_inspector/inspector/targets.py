@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nnx_inspector.hooks.sites import Only, Selection, methods, nothing_selected, site_key
+from nnx_inspector.hooks.sites import Only, Selection, methods, no_match_text, site_key
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.passes.operations import with_operation
@@ -58,7 +58,7 @@ class Targets:
         ]
         if not sites:
             missing = self._core.missing if only in self._core.given.terms else ""
-            text = nothing_selected(selection, sorted(called)) + self._left_out(selection)
+            text = no_match_text(selection, sorted(called)) + self._left_out(selection)
             raise ValueError(missing or text)
         return sites
 

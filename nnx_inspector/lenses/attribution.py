@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector._compat.sharding import auto_sharded, entry, keeping_sharding
-from nnx_inspector.hooks.sites import closest, parse_key
+from nnx_inspector.hooks.sites import closest_keys, parse_key
 from nnx_inspector.lenses.lens import place_names, token_at
 from nnx_inspector.lenses.observed import Observed, and_operations, arrays_in, logits_in, observed
 from nnx_inspector.program.analysis.dataflow import inputs_received
@@ -289,7 +289,7 @@ def _passes(
     one.require_calls()
     calls = one.calls.get(site or "")
     if calls is None:
-        near = ", ".join(map(repr, closest(site or "", list(one.calls))))
+        near = ", ".join(map(repr, closest_keys(site or "", list(one.calls))))
         raise ValueError(f"{site!r} is not a site of this call. The closest are {near}.")
     if (calls.count > 1 and call is None) or calls.rows:
         times = f"{calls.count} times" if calls.count > 1 else f"in a scan of {calls.rows[0]}"

@@ -24,8 +24,8 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.sharding import auto_sharded, keeping_sharding
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.content import key_of
-from nnx_inspector.hooks.pytrees import orders
+from nnx_inspector.hooks.cache_key import cache_key
+from nnx_inspector.hooks.pytrees import dict_orders
 from nnx_inspector.lenses.extremes import NOBODY, Extremes
 from nnx_inspector.lenses.observed import Observed, observed, require_whole
 from nnx_inspector.perturbations.effects import with_positions
@@ -166,7 +166,7 @@ class Stream:
         arrays = arguments.take(arguments.arrays)
         dynamic = {*arguments.arrays, *arguments.nodes}
         others = tuple(repr(x) for i, x in enumerate(arguments.leaves) if i not in dynamic)
-        shapes, order = tuple(map(jax.typeof, arrays)), orders(arguments.numbered)
+        shapes, order = tuple(map(jax.typeof, arrays)), dict_orders(arguments.numbered)
         key = (shapes, arguments.treedef, order, others)
         if key not in self.programs:
             code = _code_of(function, arguments.take(arguments.nodes))
@@ -248,7 +248,7 @@ def _code_of(function: Function, nodes: tuple[object, ...]) -> PyTree:
     leaves, treedef = jax.tree.flatten(state)
     forms = tuple(jit.abstract(x) if is_array(x) else None for x in leaves)
     called = function.method if function.owner is not None else function.call
-    return key_of((called, graphdef)), treedef, forms, jit.trace_context()
+    return cache_key((called, graphdef)), treedef, forms, jit.trace_context()
 
 
 def _together(stage: Staged) -> int:

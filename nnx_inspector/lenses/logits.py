@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector._compat.sharding import auto_sharded, keeping_sharding
-from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
+from nnx_inspector.hooks.sites import Only, Selection, no_match_text
 from nnx_inspector.lenses.downstream import LINEAR, Held
 from nnx_inspector.lenses.lens import (
     Decode,
@@ -224,7 +224,7 @@ def _addends(one: Observed, reading: Unembedding) -> tuple[_End, tuple[ResidualT
 def _adds_nothing(chosen: Selection, one: Observed) -> str:
     known = list(one.calls)
     if not any(selects(chosen, one, site) for site in known):
-        return nothing_selected(chosen, known)
+        return no_match_text(chosen, known)
     return (
         "None of the chosen sites adds to the residual stream directly: something else is computed "
         "from what they return. Leave sites= out to see those that do."

@@ -21,15 +21,15 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector.arrays import is_array, require_examples
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.hook import unwatched
+from nnx_inspector.hooks.hook import without_watching
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import (
     Selection,
     iter_modules,
     linen_parts,
-    of_operation,
     parse_key,
     site_key,
+    split_operation,
 )
 from nnx_inspector.lenses.residual_terms import Walk
 from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
@@ -181,7 +181,7 @@ def require_whole(found: Survey) -> None:
 def and_operations(sites: object) -> tuple[Value, ...]:
     """`ALL`, and the operations within calls that a selection names: `"blocks/*@add"`."""
     terms = sites if isinstance(sites, (list, tuple, set, frozenset)) else (sites,)
-    return (*ALL, *(term for term in terms if isinstance(term, str) and of_operation(term)[1]))
+    return (*ALL, *(term for term in terms if isinstance(term, str) and split_operation(term)[1]))
 
 
 @contextlib.contextmanager
@@ -211,7 +211,7 @@ def observed(
         )
     model = model_of(function, args, kwargs, what)
     hooks = marking_hooks(Selection(only), inputs=True, where=where)
-    with unchecked(), unwatched():
+    with unchecked(), without_watching():
         with (
             requiring_a_trace(lambda why: f"{what} cannot trace this call: {why}."),
             staged(function, args, kwargs, hooks, roots={(): model}, known=known) as stage,

@@ -12,7 +12,7 @@ import dataclasses
 from typing import Any
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.hooks.sites import of_operation, parse_key
+from nnx_inspector.hooks.sites import parse_key, split_operation
 from nnx_inspector.program.analysis.equations import bodies_of
 from nnx_inspector.program.choices.frames import Frame
 from nnx_inspector.program.marks import INPUT, OUTPUT, mark
@@ -115,7 +115,7 @@ class Walk:
         site = equation.params["site"]
         path, _ = parse_key(site)
         inner = self._walk(frame, equation.invars[position])
-        if of_operation(site)[1]:  # it is a sum, or it is an addend
+        if split_operation(site)[1]:  # it is a sum, or it is an addend
             a_sum = any(not s.startswith(f"{site}.") for s, _ in inner.addends)
             return inner if a_sum or inner.carries else _Sum(((site, position),))
         outside = any(parse_key(s)[0][: len(path)] != path for s, _ in inner.addends)

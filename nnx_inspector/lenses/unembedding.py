@@ -21,11 +21,11 @@ from flax import nnx
 from nnx_inspector.hooks.sites import (
     CALL,
     Selection,
-    closest,
-    nothing_selected,
-    of_operation,
+    closest_keys,
+    no_match_text,
     parse_key,
     site_key,
+    split_operation,
 )
 from nnx_inspector.lenses.observed import Calls, Observed, arrays_in, copy_of, logits_in, module_at
 from nnx_inspector.program.marks import INPUT, OUTPUT
@@ -126,7 +126,7 @@ def _site(one: Observed, given: object, what: str) -> Calls | None:
         )
     called = one.calls
     if given not in called:
-        near = ", ".join(map(repr, closest(given, list(called))))
+        near = ", ".join(map(repr, closest_keys(given, list(called))))
         raise ValueError(
             f"{what}={given!r} is not a site of this call. The closest are {near}. Pass "
             f"{what}=None to have it proposed."
@@ -206,7 +206,7 @@ def _ends(one: Observed, after: str | None = None) -> list[str]:
         within = [p for p in producers if _is_within(p, path)]
         if within:
             waiting += within
-        elif of_operation(site)[1] or (_is_bare(one, site) and not one.is_norm(site)):
+        elif split_operation(site)[1] or (_is_bare(one, site) and not one.is_norm(site)):
             waiting += producers
         else:
             found.append(site)
@@ -220,7 +220,7 @@ def _is_bare(one: Observed, site: str) -> bool:
 
 
 def _is_within(site: str, path: Sequence[str]) -> bool:
-    return not of_operation(site)[1] and parse_key(site)[0][: len(path)] == tuple(path)
+    return not split_operation(site)[1] and parse_key(site)[0][: len(path)] == tuple(path)
 
 
 def _makes(one: Observed, site: str, classes: int) -> bool:
@@ -345,7 +345,7 @@ def _streams(one: Observed, reading: Unembedding, sites: object, size: int | Non
             )
     if chosen is not None:
         if not found:
-            raise ValueError(nothing_selected(chosen, list(one.calls)))
+            raise ValueError(no_match_text(chosen, list(one.calls)))
         return found
     return _repeated(one, found, reading)
 
@@ -465,7 +465,7 @@ def _repeated(one: Observed, found: Sequence[Stream], reading: Unembedding) -> l
     for stream in found:
         site, shape = stream.calls.site, stream.calls.returned[stream.array].shape
         receives = any(x.shape == shape for x in stream.calls.received)
-        block = receives and not _is_bare(one, site) and not of_operation(site)[1]
+        block = receives and not _is_bare(one, site) and not split_operation(site)[1]
         if site and block and stream.calls.last < end:
             groups.setdefault(_group(site), []).append(stream)
     repeated = [

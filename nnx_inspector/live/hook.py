@@ -27,7 +27,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.launching.rules import noting_rules, rule_here
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.hook import Context, open_hooks, opened, restore_hooks
+from nnx_inspector.hooks.hook import Context, open_hooks, replace_hooks, restore_hooks
 from nnx_inspector.hooks.sites import CALL, parse_key, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.live.beginning import Held, arguments_of, held_by_call, path_within, reading
@@ -158,7 +158,7 @@ class Watch:
                 return dataclasses.replace(self, salt=0)(next_fun, args, kwargs, context)
             inside = dataclasses.replace(self, inside=True)
             with self._replaced_by(inside):
-                with opened(()):
+                with replace_hooks(()):
                     those = held_by_call(context)
                 run = self._begin(those, args, kwargs, context)
                 named = functools.partial(self._named, run)
@@ -223,7 +223,7 @@ class Watch:
         Its operands are the parameters and the arguments, of which a measured pass takes samples.
         """
         number = next(_numbers)
-        with opened(()):
+        with replace_hooks(()):
             values = {path: value for path, (_, value) in those.items()}
             mine = (path for path, (v, _) in those.items() if isinstance(v, nnx.Param))
             weights = filter(self._has, mine)
@@ -284,7 +284,7 @@ class Watch:
     def _replaced_by(self, hook: Watch) -> AbstractContextManager[None]:
         every = open_hooks()
         inner = (dataclasses.replace(x, wrap=hook) if x.wrap == self else x for x in every)
-        return opened(tuple(inner))
+        return replace_hooks(tuple(inner))
 
     # ------------------------------------------------------------- perturbations
 

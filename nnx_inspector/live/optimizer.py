@@ -21,7 +21,7 @@ from flax import nnx
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.hook import opened
+from nnx_inspector.hooks.hook import replace_hooks
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import contents, is_node
@@ -201,7 +201,7 @@ def _read(keys: tuple[str, ...], found: list[Summary], sent: Sent) -> None:
 
 @internal_config()
 def _message(keys: tuple[str, ...], arrays: list[jax.Array]) -> Message:
-    with opened(()):  # it is no program of the user's
+    with replace_hooks(()):  # it is no program of the user's
         found = _measured(arrays)
     return Message(functools.partial(_read, keys, found), jax.tree.leaves(found))
 

@@ -22,7 +22,7 @@ from flax import nnx
 from nnx_inspector._compat.launching.started import Following
 from nnx_inspector._compat.processes import spans
 from nnx_inspector.background import Worker, weakly
-from nnx_inspector.hooks.dispatch import Tagged, hooking
+from nnx_inspector.hooks.dispatch import ScopeTagging, hook_openings
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Hook
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sites, site_key
@@ -390,7 +390,7 @@ class Session:
         """While these are open, nothing is measured, and what this thread jits is noted for
         `compile_ahead`.
         """
-        return () if self.apart else (Tagged(self._scope), Listening(self._bare_calls))
+        return () if self.apart else (ScopeTagging(self._scope), Listening(self._bare_calls))
 
     def compile_ahead(self) -> bool:
         """Compile in a thread what a measured step calls; returns whether there is any."""
@@ -428,7 +428,7 @@ class Session:
         """
         if self.apart:
             return ()
-        hooks = hooking(self.hook(self.places))
+        hooks = hook_openings(self.hook(self.places))
         listening, fast = Listening(self._calls), Following()
         return _Noting(self, self._scope), listening, *hooks, fast, Chosen(self.variants)
 

@@ -25,7 +25,7 @@ import numpy as np
 from nnx_inspector._compat.launching.started import Following, Keeping, Latest, raise_kept
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.dispatch import installing
+from nnx_inspector.hooks.dispatch import installation
 from nnx_inspector.hooks.sites import Only
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.programs.launches import noting
@@ -253,7 +253,7 @@ class _Iteration:
 
     def __init__(self, owner: Owner, session: Session):
         self._owner, self._session = owner, session
-        self._keeping, self._installed = Keeping(), installing()
+        self._keeping, self._installed = Keeping(), installation()
         self._steps: Steps | None = None
 
     def begin(self, total: int | None, every: int) -> Steps:
@@ -326,7 +326,7 @@ class Region:
 
     def __init__(self, owner: Owner, session: Session, every: int):
         self._owner, self._session, self._every = owner, session, every
-        self._keeping, self._installed = Keeping(), installing()
+        self._keeping, self._installed = Keeping(), installation()
         self._open: tuple[Opening, ...] = ()
         self._steps: Steps | None = None
         self._receiver: _Receiver | None = None

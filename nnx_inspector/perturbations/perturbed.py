@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector.hooks.inside import kernels
-from nnx_inspector.hooks.sites import Only, Selection, of_operation
+from nnx_inspector.hooks.operations import kernels
+from nnx_inspector.hooks.sites import Only, Selection, split_operation
 from nnx_inspector.perturbations.activations import Mean
 from nnx_inspector.perturbations.base import Kind, OfPart, Perturbation, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
@@ -50,7 +50,7 @@ _INDEX = re.compile(r"(?<!\\)\[(-?\d+)\]")
 
 def without_layers(key: str) -> tuple[str, tuple[int, ...]]:
     """A key as a glob, and the layers that it chooses: `("layers", (3,))` for `"layers[3]"`."""
-    called, operation = of_operation(key)
+    called, operation = split_operation(key)
     return _INDEX.sub("", called) + operation, tuple(int(i) for i in _INDEX.findall(called))
 
 

@@ -24,18 +24,18 @@ from jax.core import ShapedArray
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.interpreter import interpreted, kept_apart
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.dispatch import hooked
+from nnx_inspector.hooks.dispatch import add_hooks
 from nnx_inspector.hooks.hook import (
     PERTURBATION,
     TAP_OUTPUT,
     Context,
     Hook,
     open_hooks,
-    opened,
+    replace_hooks,
 )
-from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.intercept import open_hook
-from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
+from nnx_inspector.hooks.operations import kernels
+from nnx_inspector.hooks.pytrees import with_arguments, with_leaves
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import Only, Selection, module_sites
 from nnx_inspector.opening import held
@@ -165,7 +165,7 @@ class _Perturb:
         if one.at == OUTPUT:
             out = next_fun(*args, **kwargs)
             arrays = jax.tree.leaves(out, is_leaf=is_whole)
-            return rebuilt(out, self._each(one, on, arrays, site, call), is_whole)
+            return with_leaves(out, self._each(one, on, arrays, site, call), is_whole)
         arrays = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
         new = self._each(one, on, arrays, site, call)
         args, kwargs = with_arguments(args, kwargs, new, is_whole)
@@ -244,7 +244,7 @@ class _InLayer:
         self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
     ) -> PyTree:
         self._require_stack(context.module)
-        with opened(()):
+        with replace_hooks(()):
             on, one = self.numbers.read()
             ensemble = ensemble_of(context.module)
         calls: dict[int, int] = {}
@@ -273,11 +273,11 @@ class _InLayer:
             if not found.items:
                 return bind()
             calls.update(call_numbers(found.marks, counts))
-            with opened(()):
+            with replace_hooks(()):
                 return evaluate(found, values, plan=plan)[0]
 
         inside = tuple(hook for hook in open_hooks() if hook.wrap != self)
-        with opened(inside), interpreted(entered):
+        with replace_hooks(inside), interpreted(entered):
             return next_fun(*args, **kwargs)
 
     def _check(self, one: Perturbation, mark: Marked) -> None:
@@ -410,7 +410,7 @@ def _opened(
         return
     outermost = Hook(_InLayer(numbers, rows, selection), TAP_OUTPUT, Selection("**:*"), scope)
     mark = Hook(_Mark(numbers.token, at), PERTURBATION, selection, scope)
-    with hooked(outermost), open_hook(mark, model):
+    with add_hooks(outermost), open_hook(mark, model):
         yield
 
 

@@ -20,7 +20,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.flax_graphs import hold
 from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.hooks.globs import glob_matches, split_escaped
-from nnx_inspector.hooks.sites import Path, Selection, nothing_selected, site_key
+from nnx_inspector.hooks.sites import Path, Selection, no_match_text, site_key
 from nnx_inspector.hooks.variables import contents, variables_by_path
 from nnx_inspector.perturbations.base import Refusal
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
@@ -80,7 +80,7 @@ def perturbed_parameters(stage: Staged, rules: Sequence[ParameterRule]) -> dict[
             if array.is_meant_by(rule.pattern):
                 chosen.setdefault(array.number, array)
         if not chosen:
-            raise ValueError(nothing_selected(Selection(rule.pattern), [a.name for a in every]))
+            raise ValueError(no_match_text(Selection(rule.pattern), [a.name for a in every]))
         for one in rule.perturbations:
             for number, array in chosen.items():
                 value = replaced.get(number, stage.inputs[number])

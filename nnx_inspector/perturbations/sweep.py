@@ -23,7 +23,7 @@ from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector._compat.sharding import auto_sharded
 from nnx_inspector.arrays import is_array, require_examples
 from nnx_inspector.errors import add_note, warn
-from nnx_inspector.hooks.hook import unwatched, without
+from nnx_inspector.hooks.hook import without_hooks, without_watching
 from nnx_inspector.hooks.sites import Only, Selection, require_module
 from nnx_inspector.perturbations.activations import Perturbation, Zero
 from nnx_inspector.perturbations.effects import (
@@ -193,7 +193,7 @@ def swept(
     selection = Selection(sites)
     selection.require_match(model)
     marking = marking_of(selection, root, inputs=kind.at == INPUT, where=where)
-    with shown(progress, "sweep") as report, unchecked(), unwatched():
+    with shown(progress, "sweep") as report, unchecked(), without_watching():
         with (
             requiring_a_trace(_eagerly),
             staged(function, args, kwargs, marking, roots={(): model}) as stage,
@@ -366,7 +366,7 @@ class _Program:
             filled = np.pad(part, (0, self.chunk - len(part)), constant_values=NONE)
             is_on = self.masks.only(filled)
             clean = jax.tree.map(jax.device_put, clean, where)
-            with without(lambda hook: True):  # the program contains their hooks
+            with without_hooks(lambda hook: True):  # the program contains their hooks
                 *found, clean = self.compiled(is_on, np.bool_(is_first), clean, self.data)
             scalars, changes, reached = jax.device_get(found)
             is_first = False

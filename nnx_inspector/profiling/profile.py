@@ -146,7 +146,7 @@ class _Given:
         args, kwargs = self._arguments.rebuild(nodes, arrays)
         jax.block_until_ready((arrays, nnx.state(nodes)))
         scope = scope_of(self._model, candidates=True)
-        scope.follow(_nodes_of(self._own), _nodes_of(nodes))
+        scope.copy_paths(_nodes_of(self._own), _nodes_of(nodes))
 
         def call() -> None:
             out = self._step(*args, **kwargs)

@@ -18,7 +18,7 @@ from flax import nnx
 
 from nnx_inspector._compat.configuration import named_programs
 from nnx_inspector._compat.launching.compiled import noting
-from nnx_inspector.hooks.dispatch import hooked
+from nnx_inspector.hooks.dispatch import add_hooks
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.typing import Args, Function, Kwargs, PyTree
@@ -64,7 +64,7 @@ def _named(next_fun: Function, args: Args, kwargs: Kwargs, context: Context) -> 
 @contextlib.contextmanager
 def naming(scope: Scope) -> Iterator[None]:
     """Name the calls of a scope's modules in what this thread traces and compiles."""
-    with named_programs(), noting(), hooked(Hook(_named, TAP_OUTPUT, None, scope)):
+    with named_programs(), noting(), add_hooks(Hook(_named, TAP_OUTPUT, None, scope)):
         yield
 
 

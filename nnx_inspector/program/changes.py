@@ -18,7 +18,7 @@ from flax import nnx
 
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.hooks.sites import Path, site_key
-from nnx_inspector.hooks.variables import Contents, differences
+from nnx_inspector.hooks.variables import Contents, changed_variables
 from nnx_inspector.program.analysis.describe import value_in_words
 from nnx_inspector.program.marks import CHANGE, mark_tree
 from nnx_inspector.program.structure import Structure
@@ -60,7 +60,7 @@ def mark_changes(out: object, before: Contents, module: nnx.Module, **params: Va
     new Variable, another shape), the mark has no such operands, and its structure says so.
     `params` are the mark's other parameters.
     """
-    for path, old, new in differences(before, module):
+    for path, old, new in changed_variables(before, module):
         for change, pair in _arrays(path, old, new):
             structure = _PAIR if pair else _NOTHING
             out = mark_tree(out, *pair, structure=structure, part=CHANGE, variable=change, **params)

@@ -27,7 +27,7 @@ from nnx_inspector._compat import interpreter, jaxprs, jit, sources
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.sharding import on_this_mesh
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.hook import opened
+from nnx_inspector.hooks.hook import replace_hooks
 from nnx_inspector.opening import held
 from nnx_inspector.program.analysis.identity import handed_on
 from nnx_inspector.program.changes import says_nothing
@@ -153,7 +153,7 @@ class EagerPass:
         source = "" if primitive is mark else sources.source_of_caller()[0]
         equation: Any = Equation(primitive, params, atoms, source=source)
         # jax caches traces by the open hooks: it would trace what measures again for each session
-        with opened(()):
+        with replace_hooks(()):
             program = self._program(primitive, params, [atom.aval for atom in atoms])
             self._unseen.update(program.found.unseen)
             for name, count in program.found.unattributed.items():

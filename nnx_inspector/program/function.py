@@ -18,8 +18,8 @@ from flax import nnx
 
 from nnx_inspector.arrays import own_attribute
 from nnx_inspector.hooks.hook import Context
-from nnx_inspector.hooks.pytrees import plain_key, rebuilt, with_arguments
-from nnx_inspector.hooks.sites import Path, method_name, require_module, ways_into
+from nnx_inspector.hooks.pytrees import plain_key, with_arguments, with_leaves
+from nnx_inspector.hooks.sites import Path, callable_hint, method_name, require_module
 from nnx_inspector.hooks.variables import is_node
 from nnx_inspector.program.structure import is_whole
 from nnx_inspector.stats.summarize import is_number
@@ -49,7 +49,7 @@ def as_function(f: Any, what: str) -> Function:
     if isinstance(f, nnx.Module):
         if not callable(f):
             raise TypeError(
-                f"{what} got a {type(f).__name__}, which has no __call__. {ways_into(f)}"
+                f"{what} got a {type(f).__name__}, which has no __call__. {callable_hint(f)}"
             )
         return Function(f, f)
     owner, name = own_attribute(f, "__self__"), method_name(f)
@@ -141,7 +141,7 @@ class Arguments:
         nodes = tuple(i for i, leaf in enumerate(leaves) if is_node(leaf))
         # a Variable has a shape and a dtype too
         arrays = tuple(i for i, leaf in enumerate(leaves) if i not in nodes and is_input(leaf))
-        numbered = rebuilt(tree, range(len(leaves)), is_whole)
+        numbered = with_leaves(tree, range(len(leaves)), is_whole)
         return Arguments(treedef, tuple(leaves), nodes, arrays, numbered)
 
     def without_numpy(self) -> Arguments:
@@ -159,7 +159,7 @@ class Arguments:
             *zip(self.arrays, arrays, strict=True),
         ]:
             leaves[i] = value
-        return rebuilt(self.numbered, leaves)
+        return with_leaves(self.numbered, leaves)
 
 
 def is_input(leaf: object) -> bool:

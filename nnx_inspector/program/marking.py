@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from nnx_inspector.hooks.hook import TAP_INPUT, TAP_OUTPUT, Context, Hook
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Selection
-from nnx_inspector.hooks.variables import held
+from nnx_inspector.hooks.variables import shared_contents
 from nnx_inspector.program.changes import mark_changes
 from nnx_inspector.program.editing.counting import Where, counting, counting_hooks
 from nnx_inspector.program.marks import INPUT, OUTPUT, mark_arguments, mark_tree
@@ -31,7 +31,7 @@ class MarkOutput:
         self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
     ) -> PyTree:
         with (
-            held(context.module if context.kind == "method" else None) as before,
+            shared_contents(context.module if context.kind == "method" else None) as before,
             within(context.module),
         ):
             out = next_fun(*args, **kwargs)

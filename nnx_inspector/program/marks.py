@@ -23,7 +23,7 @@ from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.launching import launch
 from nnx_inspector._compat.sharding import entry
 from nnx_inspector.hooks.hook import Context
-from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
+from nnx_inspector.hooks.pytrees import with_arguments, with_leaves
 from nnx_inspector.hooks.sites import parameter_names
 from nnx_inspector.program.members import members_in
 from nnx_inspector.program.structure import Structure, is_whole, structure_of
@@ -272,7 +272,7 @@ def mark_tree(
     for i, same in own.copies:
         leaves[i] = leaves[same]
     if parameters is None:
-        return rebuilt(tree, leaves, is_whole)
+        return with_leaves(tree, leaves, is_whole)
     args, kwargs = tree
     return with_arguments(args, kwargs, leaves, is_whole)
 

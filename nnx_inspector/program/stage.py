@@ -20,8 +20,8 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import jitted
 from nnx_inspector._compat.flax_graphs import graph_nodes, structure_of
 from nnx_inspector.errors import InspectorError, add_note
-from nnx_inspector.hooks.dispatch import hooked
-from nnx_inspector.hooks.hook import Hook, open_hooks, opened
+from nnx_inspector.hooks.dispatch import add_hooks
+from nnx_inspector.hooks.hook import Hook, open_hooks, replace_hooks
 from nnx_inspector.hooks.intercept import warn_of_doubtful_calls
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.scope import Scope
@@ -164,7 +164,7 @@ def staged(
     result: Params = {} if known is None else known.result
     wanted = hooks(scope, owner) if known is None else ()
 
-    with jitted(), nnx.update_context(_TAG), hooked(*wanted):
+    with jitted(), nnx.update_context(_TAG), add_hooks(*wanted):
         with nnx.split_context(_TAG) as splitting:
             graphdef, state = splitting.split(arguments.take(arguments.nodes))
         held, state_leaves = HeldState.of(state)
@@ -177,7 +177,7 @@ def staged(
                 inner = merging.merge(graphdef, held.with_arrays(state_leaves))
             nodes = _nodes_of(inner)
             if stage is not None:
-                scope.follow(own.values(), nodes.values())
+                scope.copy_paths(own.values(), nodes.values())
             before, inner_references = _contents(inner), _references(nodes)
             owner, inner_args, inner_kwargs = arguments.rebuild(inner, arrays)
             out = function.bind(owner)(*inner_args, **inner_kwargs)
@@ -265,7 +265,7 @@ def staged(
         )
         # jax caches traces by the open hooks, and these belong to this call alone: it would trace
         # and cache each jnp function used for measuring again for every model.
-        with contextlib.nullcontext() if known is None else opened(outer):
+        with contextlib.nullcontext() if known is None else replace_hooks(outer):
             yield stage
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector.arrays import is_array
-from nnx_inspector.hooks.pytrees import path_in_words
+from nnx_inspector.hooks.pytrees import path_name
 from nnx_inspector.hooks.variables import is_node
 from nnx_inspector.stats.summarize import in_words, is_number, is_opaque, is_token
 from nnx_inspector.stats.summary import opaque
@@ -133,7 +133,7 @@ def structure_of(
     arrays = [i for i in arrays if i not in copies]
     names, main = list[str](), 0
     if paths:
-        names = [path_in_words(paths[i], parameters) for i in arrays]
+        names = [path_name(paths[i], parameters) for i in arrays]
         if len(set(names)) < len(names):  # two kinds of keys that read alike
             names = [f"{name}#{i}" for i, name in enumerate(names)]
         main = min(range(len(arrays)), key=lambda n: _rank(leaves[arrays[n]], paths[arrays[n]]))

@@ -18,7 +18,7 @@ import numpy as np
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import split_escaped
-from nnx_inspector.hooks.sites import closest, of_operation
+from nnx_inspector.hooks.sites import closest_keys, split_operation
 from nnx_inspector.program.editing.packed import Small, apart, is_joinable, joined, taken_apart
 from nnx_inspector.recordings.layers import Summaries, layer_key, one_of
 from nnx_inspector.records.call import Call, concrete, named_summaries
@@ -296,14 +296,14 @@ class Record(Mapping[str, Entry]):
     def __getitem__(self, key: str) -> Entry:
         if key in self._calls:
             return Entry(key, self._calls[key])
-        called, operation = of_operation(key)
+        called, operation = split_operation(key)
         head, *index = split_escaped(called, "[")
         whole = head + operation
         if index and whole in self._calls and index[0].rstrip("]").lstrip("-").isdigit():
             return Entry(whole, self._calls[whole]).row(int(index[0].rstrip("]")))
         if key in self.unseen:
             raise KeyError(f"{key!r} could not be read: {self.unseen[key]}.")
-        near = ", ".join(repr(k) for k in closest(key, list(self._calls)))
+        near = ", ".join(repr(k) for k in closest_keys(key, list(self._calls)))
         raise KeyError(f"{key!r} is not in this record. The closest sites are {near or 'none'}.")
 
     @property

@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from nnx_inspector.files import short_name
-from nnx_inspector.hooks.inside.attention import PATTERN
-from nnx_inspector.hooks.sites import CALL, methods, of_operation, parse_key, site_key
-from nnx_inspector.hooks.variables import contents, held
+from nnx_inspector.hooks.operations.attention import PATTERN
+from nnx_inspector.hooks.sites import CALL, methods, parse_key, site_key, split_operation
+from nnx_inspector.hooks.variables import contents, shared_contents
 from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
@@ -139,7 +139,7 @@ def rows_of(
 
 
 def _places(trace: Trace) -> list[_Place]:
-    with held(tuple(site.module for site in trace.modules)):
+    with shared_contents(tuple(site.module for site in trace.modules)):
         found = {
             site.key: _Place(
                 site.key,
@@ -155,14 +155,14 @@ def _places(trace: Trace) -> list[_Place]:
         if call.site not in found:
             path, method = parse_key(call.site)
             segments = path if method == CALL else (*path, *_below(site_key((), method)))
-            kind = NAMED if call.type == "name" and of_operation(call.site)[1] else call.type
+            kind = NAMED if call.type == "name" and split_operation(call.site)[1] else call.type
             found[call.site] = _Place(call.site, segments, kind, call.parameters)
     return list(found.values())
 
 
 def _below(method: str) -> _Segments:
     """The rows of a method or an operation below its module's: `@softmax.exp` is in `@softmax`."""
-    called, operation = of_operation(method)
+    called, operation = split_operation(method)
     within = [part for part in operation.split(".") if part]
     return (called + ".".join(within[:1]), *(f".{part}" for part in within[1:]))
 
@@ -179,7 +179,7 @@ class _Branch:
     @property
     def order(self) -> tuple[bool, int, int]:
         """Its place among siblings, primitives last: rotary angles alone have twenty."""
-        names = [of_operation(place.key)[1].split("[")[0] for place in self.places]
+        names = [split_operation(place.key)[1].split("[")[0] for place in self.places]
         kinds = [f"@{place.kind}" for place in self.places if place.kind != PATTERN]
         return names == kinds != [], self.reached, self.position
 
@@ -233,7 +233,7 @@ def _row(
         reason = "it is not called by the example"
     flops = [c.flops for c in calls]
     name = "/".join(place.segments[start:])
-    if of_operation(place.key)[1]:  # `@mix.mul` is one name if `@mix` has no row
+    if split_operation(place.key)[1]:  # `@mix.mul` is one name if `@mix` has no row
         name = name.replace("/.", ".")
     return Site(
         key=place.key,

@@ -196,7 +196,7 @@ def test_other_copies_of_a_model_are_as_outside(copied):
         decorated_one = type(decorated()).inner
         assert copied is not copy.deepcopy or not isinstance(
             copied(decorated_one),
-            wrapping._Decorated,  # the class that a pickle names
+            wrapping._DecoratedMethod,  # the class that a pickle names
         )
     np.testing.assert_array_equal(found(jnp.ones((2, 3))), model(jnp.ones((2, 3))))
 

@@ -13,7 +13,7 @@ from flax import nnx, struct
 from models import batch, rngs
 
 import nnx_inspector as nni
-from nnx_inspector.hooks.pytrees import orders, rebuilt, with_arguments
+from nnx_inspector.hooks.pytrees import dict_orders, with_arguments, with_leaves
 
 
 class Pair(NamedTuple):
@@ -52,20 +52,20 @@ def looks(tree):
 @pytest.mark.parametrize("tree", TREES)
 def test_it_is_as_it_was(tree):
     leaves = jax.tree.leaves(tree)
-    assert looks(rebuilt(tree, leaves)) == looks(tree)
-    assert jax.tree.leaves(rebuilt(tree, [-x for x in leaves])) == [-x for x in leaves]
+    assert looks(with_leaves(tree, leaves)) == looks(tree)
+    assert jax.tree.leaves(with_leaves(tree, [-x for x in leaves])) == [-x for x in leaves]
 
 
 def test_leaves_may_be_whole_containers():
     is_leaf = lambda x: isinstance(x, list)  # noqa: E731
-    assert rebuilt({"b": [1], "a": 2}, ["a", "b"], is_leaf) == {"b": "b", "a": "a"}
+    assert with_leaves({"b": [1], "a": 2}, ["a", "b"], is_leaf) == {"b": "b", "a": "a"}
 
 
 def test_the_order_of_every_dict_is_told():
-    assert orders({"b": [{"d": 1, "c": 2}], "a": 3}) == (("b", "a"), ("d", "c"))
-    assert orders([1, (2, None)]) == ()
-    assert orders(Own({"b": 1, "a": 2})) == (("b", "a"),)
-    assert hash(orders({"a": {}})) == hash((("a",), ()))
+    assert dict_orders({"b": [{"d": 1, "c": 2}], "a": 3}) == (("b", "a"), ("d", "c"))
+    assert dict_orders([1, (2, None)]) == ()
+    assert dict_orders(Own({"b": 1, "a": 2})) == (("b", "a"),)
+    assert hash(dict_orders({"a": {}})) == hash((("a",), ()))
 
 
 def test_arguments_are_replaced_through_tuples_and_the_callers_containers_stay():

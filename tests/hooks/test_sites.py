@@ -244,13 +244,16 @@ def test_a_number_is_no_selection():
 
 def test_the_nearest_key_by_name_is_found_however_long_its_path():
     keys = ["", "encoder/blocks/0/attn", "head"]
-    assert sites.closest("attn", keys)[0] == "encoder/blocks/0/attn"
+    assert sites.closest_keys("attn", keys)[0] == "encoder/blocks/0/attn"
 
 
 def test_a_glob_names_the_sites_that_end_alike():
     keys = ["emb", "emb@_take.lt", "blocks/0/att@softmax", "blocks/0/att", "blocks/1/att@softmax"]
-    assert sites.closest("**@sotfmax", keys)[:2] == ["blocks/0/att@softmax", "blocks/1/att@softmax"]
-    assert sites.closest("**/atn", keys)[0] == "blocks/0/att"
+    assert sites.closest_keys("**@sotfmax", keys)[:2] == [
+        "blocks/0/att@softmax",
+        "blocks/1/att@softmax",
+    ]
+    assert sites.closest_keys("**/atn", keys)[0] == "blocks/0/att"
 
 
 # ---------------------------------------------------------- what a model is

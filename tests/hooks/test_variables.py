@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from models import ZOO, rngs
 
-from nnx_inspector.hooks.variables import byte_count, contents, differences, held
+from nnx_inspector.hooks.variables import byte_count, changed_variables, contents, shared_contents
 
 
 def by_nnx(model):
@@ -35,7 +35,7 @@ def assert_found(found, expected):
 @pytest.mark.parametrize("name", [*sorted(ZOO), "odd"])
 def test_what_modules_inside_hold_is_the_same_without_another_walk(name):
     model = odd_model() if name == "odd" else ZOO[name]().model
-    with held(model) as whole:
+    with shared_contents(model) as whole:
         assert_found(whole, by_nnx(model))
         for _, module in nnx.iter_modules(model, graph=True):
             assert_found(contents(module), by_nnx(module))
@@ -65,8 +65,8 @@ def test_shared_modules_containers_and_plain_pytrees_are_looked_into_once():
 def changed(model, change):
     before = contents(model)
     change(model)
-    found = [(path, old, new) for path, old, new in differences(before, model)]
-    with held((model, model)) as whole:  # also inside another container
+    found = [(path, old, new) for path, old, new in changed_variables(before, model)]
+    with shared_contents((model, model)) as whole:  # also inside another container
         assert len(list(whole)) == len(list(contents(model)))
     return found
 
@@ -130,7 +130,7 @@ def test_the_parameters_of_an_inner_module_are_counted_within_an_outer_one(model
         return sum(x.size for x in leaves), sum(x.nbytes for x in leaves)
 
     modules = [module for _, module in nnx.iter_modules(model)]
-    with held(model):
+    with shared_contents(model):
         found = [contents(module).parameter_sizes() for module in modules]
     assert found == list(map(sizes, modules))
     assert len(set(found)) > 1

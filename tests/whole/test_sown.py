@@ -14,7 +14,7 @@ from leftovers import nothing_is_left_behind  # noqa: F401
 from looks import Log
 from models import batch, rngs
 
-from nnx_inspector.hooks.dispatch import hooked
+from nnx_inspector.hooks.dispatch import add_hooks
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Hook
 from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.hooks.scope import scope_of
@@ -206,7 +206,7 @@ def test_interceptors_do_not_see_them_and_other_layers_do():
         return next_fun(*args, **kwargs)
 
     layer = Hook(note, TAP_OUTPUT, None, scope_of(model))
-    with hooked(layer), intercept_methods(log, model=model):
+    with add_hooks(layer), intercept_methods(log, model=model):
         model(batch(4, 3))
     assert "blocks/0/features" not in log.sites
     assert ("blocks/0/features", "sow") in seen

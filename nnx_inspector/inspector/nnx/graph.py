@@ -21,7 +21,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector.arrays import is_array, own_attribute
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import Path, site_key
-from nnx_inspector.hooks.variables import byte_count, is_node, kind_of
+from nnx_inspector.hooks.variables import byte_count, is_node, node_kind
 from nnx_inspector.program.analysis.describe import value_in_words
 from nnx_inspector.screen import protocol
 from nnx_inspector.typing import AnyArray, Kwargs, Value
@@ -74,7 +74,7 @@ def _visit(
     value: object, path: Path, module: Path, depth: int, found: list[Node | Leaf], seen: set[int]
 ) -> bool:
     """Add the content of a value; return False if NNX treats the value as static."""
-    kind = "variable" if isinstance(value, nnx.Variable) else kind_of(type(value))
+    kind = "variable" if isinstance(value, nnx.Variable) else node_kind(type(value))
     if kind == "variable" or isinstance(value, _ARRAYS):
         again = kind == "variable" and id(value) in seen
         seen.add(id(value))

@@ -20,9 +20,9 @@ from nnx_inspector.hooks.sites import (
     Only,
     Path,
     Selection,
-    closest,
+    closest_keys,
     module_sites,
-    nothing_selected,
+    no_match_text,
 )
 from nnx_inspector.inspector.nnx.switches import Catalog, Offer, Switches, current, viewed
 from nnx_inspector.typing import Kwargs, Value
@@ -140,7 +140,7 @@ class Modes(Mapping[str, Mapping[str, Value]]):
         sites = module_sites(self.model)
         chosen = [site for site in sites if rule.chooses(site.path, site.module)]
         if not chosen:
-            raise ValueError(nothing_selected(rule.selection, [site.key for site in sites]))
+            raise ValueError(no_match_text(rule.selection, [site.key for site in sites]))
         for name, value in required.items():
             _check(name, value, chosen, sites, explicit=rule.selection.terms != (None,))
         rules: list[_Rule] = []
@@ -229,7 +229,7 @@ class Modes(Mapping[str, Mapping[str, Value]]):
     def __getitem__(self, key: str) -> Mapping[str, Value]:
         found = self._by_site()
         if key not in found:
-            near = ", ".join(repr(k) for k in closest(key, list(found)))
+            near = ", ".join(repr(k) for k in closest_keys(key, list(found)))
             which = f"The closest are {near}." if found else "No module of this model has any."
             raise KeyError(f"No module {key!r} with modes. {which}")
         return found[key]

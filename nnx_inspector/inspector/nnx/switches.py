@@ -19,7 +19,7 @@ from flax import nnx
 
 from nnx_inspector.arrays import own_attribute
 from nnx_inspector.errors import add_note
-from nnx_inspector.hooks.content import key_of
+from nnx_inspector.hooks.cache_key import cache_key
 from nnx_inspector.hooks.sites import Path, site_key
 from nnx_inspector.typing import Function, Kwargs, PyTree, Value
 
@@ -205,10 +205,10 @@ class Switches:
         return bool(self.sites)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Switches) and key_of(self.sites) == key_of(other.sites)
+        return isinstance(other, Switches) and cache_key(self.sites) == cache_key(other.sites)
 
     def __hash__(self) -> int:
-        return hash(key_of(self.sites))
+        return hash(cache_key(self.sites))
 
     def apply(self, model: nnx.Module) -> None:
         """Switch modules of our own copy of a model, children before their parents."""

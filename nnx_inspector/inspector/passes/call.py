@@ -15,9 +15,9 @@ from flax import nnx
 
 from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector.errors import add_note
-from nnx_inspector.hooks.content import key_of
-from nnx_inspector.hooks.hook import unwatched
-from nnx_inspector.hooks.pytrees import orders
+from nnx_inspector.hooks.cache_key import cache_key
+from nnx_inspector.hooks.hook import without_watching
+from nnx_inspector.hooks.pytrees import dict_orders
 from nnx_inspector.inspector.nnx.switches import Switches, viewed
 from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.program.function import Arguments, Function
@@ -56,9 +56,9 @@ class Call:
         graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
         held, leaves = HeldState.of(state)
         empty = dataclasses.replace(arguments, leaves=blank(arguments))
-        code = key_of((self.loss_fn, self.entry, graphdef, empty.leaves, held.others))
+        code = cache_key((self.loss_fn, self.entry, graphdef, empty.leaves, held.others))
         form = Form(graphdef, held, empty, self.loss_fn, self.switches, self.entry)
-        key = (code, empty.treedef, orders(empty.numbered), held.treedef, self.switches)
+        key = (code, empty.treedef, dict_orders(empty.numbered), held.treedef, self.switches)
         return Parts(form, key, leaves, arguments.take(arguments.arrays))
 
     @property
@@ -101,7 +101,7 @@ class Call:
             return value[0] if isinstance(value, tuple) else value
 
         try:
-            with self.configuration.held(), unwatched():
+            with self.configuration.held(), without_watching():
                 (nnx.value_and_grad(loss) if of_a_loss else function.call)(*args, **kwargs)
         except FloatingPointError as error:
             add_note(error, found)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import escaped_glob
-from nnx_inspector.hooks.sites import CALL, Selection, of_operation, parse_key
+from nnx_inspector.hooks.sites import CALL, Selection, parse_key, split_operation
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.perturbations.perturbed import without_layers
@@ -59,7 +59,7 @@ def with_operation(core: Core, key: str) -> Selection:
     Raises:
         InspectorError: a loop is being watched.
     """
-    site, operation = of_operation(key)
+    site, operation = split_operation(key)
     if not operation or site not in core.view.keys or key in core.view.keys:
         return core.selection
     _asked(core, site)
@@ -105,7 +105,7 @@ def _asked(core: Core, site: str) -> str:
 
 def _within(calls: Sequence[TracedCall], site: str) -> list[str]:
     """The operations within a call, and within the other methods of its module that it calls."""
-    of_calls = [] if of_operation(site)[1] else [c for c in calls if of_operation(c.site)[1]]
+    of_calls = [] if split_operation(site)[1] else [c for c in calls if split_operation(c.site)[1]]
     below = {c.site for c in of_calls if c.parent is not None and calls[c.parent].site == site}
     keys = dict.fromkeys(call.site for call in calls)
     return [key for key in keys if key in below or _is_within(key, site)]
@@ -113,7 +113,7 @@ def _within(calls: Sequence[TracedCall], site: str) -> list[str]:
 
 def _is_within(key: str, site: str) -> bool:
     """Whether a site is an operation within another one's call, or within a function there."""
-    (call, operation), (around, function) = of_operation(key), of_operation(site)
+    (call, operation), (around, function) = split_operation(key), split_operation(site)
     if call != around or not operation or operation == function:
         return False
     return not function or operation.startswith(f"{function}.")
@@ -122,4 +122,4 @@ def _is_within(key: str, site: str) -> bool:
 def _glob(site: str) -> str:
     """The glob of the operations within a site; of a module's call, in all of its methods."""
     method = ":*" * (parse_key(site)[1] == CALL)
-    return escaped_glob(site) + (".*" if of_operation(site)[1] else f"{method}@*")
+    return escaped_glob(site) + (".*" if split_operation(site)[1] else f"{method}@*")

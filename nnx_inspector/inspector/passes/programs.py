@@ -24,7 +24,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import Configuration, unchecked
 from nnx_inspector.errors import add_note
 from nnx_inspector.findings.facts import facts_of_modules, facts_of_stage
-from nnx_inspector.hooks.hook import unwatched
+from nnx_inspector.hooks.hook import without_watching
 from nnx_inspector.hooks.sites import Selection, module_sites
 from nnx_inspector.inspector.passes.call import Call, Form, Parts, blank
 from nnx_inspector.perturbations.apply import (
@@ -168,7 +168,7 @@ def entered(
 @contextlib.contextmanager
 def under(configuration: Configuration) -> Generator[None]:
     """The settings under which one of our own passes is traced and runs, in any thread."""
-    with configuration.held(), unchecked(), unwatched():
+    with configuration.held(), unchecked(), without_watching():
         yield
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.sites import Path, closest, iter_modules, site_key
+from nnx_inspector.hooks.sites import Path, closest_keys, iter_modules, site_key
 from nnx_inspector.program.structure import describe
 from nnx_inspector.records.donated import is_gone, taken
 from nnx_inspector.typing import PyTree, Value
@@ -46,7 +46,7 @@ def renewed(model: nnx.Module, new: tuple[object, ...]) -> nnx.Module:
     given = {known.get(tuple(map(str, path)), path): one for path, one in _given(new).items()}
     for path in given:
         if path not in own:
-            near = ", ".join(map(repr, closest(site_key(path), [site_key(p) for p in own])))
+            near = ", ".join(map(repr, closest_keys(site_key(path), [site_key(p) for p in own])))
             raise ValueError(
                 f"The model has no Variable {site_key(path)!r}; the closest are {near}. Pass the "
                 f"state of this model alone; for nnx.split((model, optimizer)) that is state[0]."

@@ -15,7 +15,7 @@ from typing import Final
 
 import jax
 
-from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
+from nnx_inspector.hooks.sites import Only, Selection, no_match_text
 from nnx_inspector.inspector.handles import Handles
 from nnx_inspector.inspector.passes.alike import Alike
 from nnx_inspector.live.session import Session, Shares
@@ -101,7 +101,7 @@ class Steering(Shares):
         selection, keys = Selection(only), self._session.keys
         sites = [key for key in keys if selection.matches_key(key)]
         if not sites:
-            raise ValueError(nothing_selected(selection, keys))
+            raise ValueError(no_match_text(selection, keys))
         return sites
 
     def measure_next(self) -> None:

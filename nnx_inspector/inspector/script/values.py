@@ -16,8 +16,14 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector.errors import InspectorError, reply_text
-from nnx_inspector.hooks.inside.attention import is_pattern
-from nnx_inspector.hooks.sites import closest, module_sites, of_operation, parse_key, site_key
+from nnx_inspector.hooks.operations.attention import is_pattern
+from nnx_inspector.hooks.sites import (
+    closest_keys,
+    module_sites,
+    parse_key,
+    site_key,
+    split_operation,
+)
 from nnx_inspector.inspector.values.axes import Around, names_of_value
 from nnx_inspector.inspector.values.cache import Held
 from nnx_inspector.inspector.values.opening import array_messages, convolves, skipped_notes
@@ -87,7 +93,7 @@ class ValueRequests:
             raise InspectorError(IN_JOB)
         known = list(dict.fromkeys([*self._session.keys, *self._recording.sites]))
         if without_layers(message.site)[0] not in known:
-            near = ", ".join(map(repr, closest(message.site, known)))
+            near = ", ".join(map(repr, closest_keys(message.site, known)))
             raise ValueError(f"this run measures no site {message.site!r}. The closest are {near}.")
         if message.example is not None and message.example < 0:
             raise ValueError(f"example must be 0 or more, got {message.example}.")
@@ -167,7 +173,7 @@ class ValueRequests:
         self, site: str, call: KeptCall, value: Value, mapped: int, batch: int | None
     ) -> tuple[str, ...]:
         around = Around(
-            module=self._modules.get(site_key(parse_key(of_operation(site)[0])[0])),
+            module=self._modules.get(site_key(parse_key(split_operation(site)[0])[0])),
             loops=call.loops,
             members=call.members,
             mapped=mapped,

@@ -20,8 +20,8 @@ from nnx_inspector._compat.sharding import automatic
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import escaped_glob
-from nnx_inspector.hooks.inside.attention import is_pattern
-from nnx_inspector.hooks.sites import Path, Selection, of_operation, parse_key, site_key
+from nnx_inspector.hooks.operations.attention import is_pattern
+from nnx_inspector.hooks.sites import Path, Selection, parse_key, site_key, split_operation
 from nnx_inspector.hooks.variables import contents_at
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.pass_request import PassRequest
@@ -176,7 +176,7 @@ class Opening:
         module = of.modules.get(_module_key(site))
         names = call.structure.names or ("",) * len(call.values)
         out: list[Held] = []
-        batch, called = batch_of(of.call), of_operation(site)[0]
+        batch, called = batch_of(of.call), split_operation(site)[0]
         alone = batch not in (None, 1) and batch == of.sequence  # one sequence, without a batch
         for name, value, mapped in zip(names, call.values, call.mapped, strict=True):
             if value is None:
@@ -307,9 +307,9 @@ def _what_is_done(setting: Setting) -> Hashable:
 
 def _caller(calls: Sequence[TracedCall], call: TracedCall) -> str | None:
     """The site of the call of a module around an operation."""
-    while call.parent is not None and of_operation(call.site)[1]:
+    while call.parent is not None and split_operation(call.site)[1]:
         call = calls[call.parent]
-    return None if of_operation(call.site)[1] else call.site
+    return None if split_operation(call.site)[1] else call.site
 
 
 def _module_key(site: str) -> str:
@@ -323,7 +323,7 @@ def _why_nothing(site: str, part: Part, calls: list[CallValues]) -> str:
     if not calls:
         return (
             f"{site!r} is not called in this pass, or is inside something that cannot be entered."
-            + f" nni.trace(..., only={of_operation(site)[0] + '@*'!r}) lists what is."
+            + f" nni.trace(..., only={split_operation(site)[0] + '@*'!r}) lists what is."
             * ("@" in site)
         )
     if not any(call.took_place for call in calls):

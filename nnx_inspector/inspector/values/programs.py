@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.sites import Selection, of_operation
+from nnx_inspector.hooks.sites import Selection, split_operation
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.programs import (
     Inputs,
@@ -107,7 +107,7 @@ class ValuePasses:
         with under(call.configuration):
             known, parts, keys = passes.tracing(call), call.parts, passes.keys
             selection = passes.selection
-            if of_operation(site)[1] and not selection.matches_key(site):
+            if split_operation(site)[1] and not selection.matches_key(site):
                 known, selection = None, Selection((*selection.terms, site))
             key = (site, part, *parts.key, keys, setting.places, known)
             with self._lock:

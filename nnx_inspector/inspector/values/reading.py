@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.sites import module_sites, of_operation, parse_key, site_key
+from nnx_inspector.hooks.sites import module_sites, parse_key, site_key, split_operation
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.values.blocks import ON_DEVICE
 from nnx_inspector.inspector.values.opening import (
@@ -68,7 +68,7 @@ def positions_of(
 def values_at(core: Core, site: str, part: Part, *, call: int | None, clean: bool) -> PyTree:
     """See `Inspector.values`."""
     whole, layers = without_layers(site)
-    called, operation = of_operation(whole)
+    called, operation = split_operation(whole)
     by_module = operation and called not in core.view.keys  # a method that has no row
     known = called if operation else site
     core.known(site_key(parse_key(whole)[0]) if by_module else known, layers=False)

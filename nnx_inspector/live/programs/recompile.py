@@ -16,13 +16,13 @@ from collections.abc import Callable, Hashable
 
 from nnx_inspector._compat.configuration import Configuration, hooks_key
 from nnx_inspector._compat.launching import jitted, started
-from nnx_inspector.hooks.dispatch import installing
+from nnx_inspector.hooks.dispatch import installation
 from nnx_inspector.hooks.hook import (
     Hook,
-    any_thread_is_behind,
+    any_closed_elsewhere,
+    drop_closed_hooks,
     open_hooks,
-    opened,
-    settle_hooks,
+    replace_hooks,
 )
 from nnx_inspector.opening import held
 
@@ -53,8 +53,8 @@ class Noted:
         the program to what is compiled; see `jitted.JitCall.compile`.
         """
         hooks = (*inside, *map(instead, self.hooks))
-        installs = [installing()] if hooks else []
-        with self.configuration.held(), held(*installs), opened(hooks):
+        installs = [installation()] if hooks else []
+        with self.configuration.held(), held(*installs), replace_hooks(hooks):
             self.call.compile(change)
 
 
@@ -131,7 +131,7 @@ def _let_go() -> None:
     them.
     """
     with _lock:
-        while _undo and not _listening and not any_thread_is_behind():
+        while _undo and not _listening and not any_closed_elsewhere():
             _undo[-1]()
             _undo.pop()
 
@@ -143,6 +143,6 @@ def _hear(program: object, variant: Hashable, made: Callable[[], jitted.JitCall]
 
 def _prepare() -> None:
     started.raise_kept()
-    settle_hooks()
+    drop_closed_hooks()
     if not _listening:
         _let_go()

@@ -18,7 +18,7 @@ import jax
 from nnx_inspector._compat.configuration import Configuration, hooks_key
 from nnx_inspector._compat.launching import jitted, launch
 from nnx_inspector.background import Worker, weakly
-from nnx_inspector.hooks.hook import open_hooks, opened, without
+from nnx_inspector.hooks.hook import open_hooks, replace_hooks, without_hooks
 from nnx_inspector.live.calls import Call
 from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.messages import listeners
@@ -276,7 +276,7 @@ class Variants:
 
         def work() -> None:
             try:
-                with configuration.held(), opened(hooks):
+                with configuration.held(), replace_hooks(hooks):
                     one = self._launch(session, found, edited, session.setting)
                     compile_it(edited.program, put(one.numbers()), edited.outputs)
             except Exception as error:  # noqa: BLE001 - it is the answer
@@ -335,7 +335,7 @@ class Variants:
         session: Watched,
         calls: Sequence[Call],
     ) -> PyTree:
-        with without(session.is_mine):
+        with without_hooks(session.is_mine):
             if self._passing.fits(key_of()):
                 out = call.own()
             else:
@@ -365,7 +365,7 @@ class Variants:
             hooks, configuration = open_hooks(), Configuration.here()
 
             def compiled() -> bool:
-                with configuration.held(), opened(hooks):
+                with configuration.held(), replace_hooks(hooks):
                     edited = found.edited(program, measures=False)
                     one = self._launch(session, found, edited, session.setting)
                     compile_it(edited.program, put(one.numbers()))

@@ -23,10 +23,10 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.flax_graphs import graph_nodes
-from nnx_inspector.hooks.merged_copies import kind_of
+from nnx_inspector.hooks.merged_copies import shape_and_kind
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import site_key
-from nnx_inspector.hooks.variables import value_of
+from nnx_inspector.hooks.variables import raw_value
 from nnx_inspector.program.editing.sources import Sources, sources_of
 from nnx_inspector.program.marks import BEGIN
 from nnx_inspector.program.survey import Survey
@@ -42,7 +42,7 @@ SPLIT_INSIDE = (
 )
 OTHER = "its parameters are not the model's"
 _Kind = tuple[object, object]
-"""A shape and a dtype; see `kind_of`."""
+"""A shape and a dtype; see `shape_and_kind`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Trees:
     def of(found: Survey) -> Trees:
         bare, marks = found.jaxpr, list(sources_of(found, BEGIN))
         function, names = jit.names_of_inputs(bare)
-        made = Counter(kind_of(v.aval) for v in bare.outvars)
+        made = Counter(shape_and_kind(v.aval) for v in bare.outvars)
         is_mark = any(item.mark is not None for item in found.items.values())
         if is_mark and len(bare.eqns) == 1:  # it stands for calls on arrays outside every program
             names, made = tuple[str, ...](), Counter[_Kind]()
@@ -107,7 +107,13 @@ class Trees:
             Tree(
                 tuple(calls),
                 dict(sources),
-                dict(zip(dict(sources), map(kind_of, marks[calls[0]][0].avals[1:]), strict=False)),
+                dict(
+                    zip(
+                        dict(sources),
+                        map(shape_and_kind, marks[calls[0]][0].avals[1:]),
+                        strict=False,
+                    )
+                ),
                 {p: {names[n] for n in x if 0 <= n < len(names)} - {""} for p, x in sources},
             )
             for sources, calls in known.items()
@@ -286,10 +292,10 @@ class _Compared:
         return [path for path, same in zip(self.paths, self._same(given), strict=True) if not same]
 
     def _same(self, given: Sequence[object]) -> Iterator[bool]:
-        values = map(value_of, self.variables)
+        values = map(raw_value, self.variables)
         yield from map(operator.is_, values, map(given.__getitem__, self.inputs))
         for variable, sources in self.several:
-            value = value_of(variable)
+            value = raw_value(variable)
             yield any(n >= 0 and given[n] is value for n in sources)
 
 

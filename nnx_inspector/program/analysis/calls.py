@@ -19,9 +19,9 @@ from nnx_inspector._compat import eqn_params, jaxprs, sources
 from nnx_inspector.errors import add_note
 from nnx_inspector.hooks import linen
 from nnx_inspector.hooks.hook import Context
-from nnx_inspector.hooks.inside.attention import FIXED, Trails, pattern_in
-from nnx_inspector.hooks.inside.kernels import is_understood
-from nnx_inspector.hooks.variables import byte_count, contents, held, parameter_arrays
+from nnx_inspector.hooks.operations.attention import FIXED, Trails, pattern_in
+from nnx_inspector.hooks.operations.kernels import is_known_kernel
+from nnx_inspector.hooks.variables import byte_count, contents, parameter_arrays, shared_contents
 from nnx_inspector.program.analysis.cost import equation_flops, is_arithmetic
 from nnx_inspector.program.analysis.describe import in_words, value_in_words
 from nnx_inspector.program.analysis.equations import Body, bodies_of, kind_of
@@ -238,7 +238,7 @@ class _Walk:
 
     def _attend(self, equation: Equation) -> None:
         name, params, values = equation.primitive.name, equation.params, equation.invars
-        found = is_understood(equation) or pattern_in(name, params, values, self.trails)
+        found = is_known_kernel(equation) or pattern_in(name, params, values, self.trails)
         if self.open and found:
             self._replace(attends=self.calls[self.open[-1]].attends + 1)
         self.trails.follow(name, params, values, equation.outvars)
@@ -431,7 +431,7 @@ class MarkCalls:
         self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
     ) -> PyTree:
         module, site, kind = context.module, context.site or "", context.type_name
-        part = held(module if context.kind == "method" else None)
+        part = shared_contents(module if context.kind == "method" else None)
         with sources.calling() as (source, inner), part as before, within(module):
             is_linen = context.kind == "linen"
             arrays = linen.parameter_arrays(module) if is_linen else parameter_arrays(before)

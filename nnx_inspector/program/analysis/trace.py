@@ -28,7 +28,12 @@ from nnx_inspector.hooks.sites import (
     parse_key,
     site_key,
 )
-from nnx_inspector.hooks.variables import held, is_weight, unseen_references, variables_by_path
+from nnx_inspector.hooks.variables import (
+    is_weight,
+    shared_contents,
+    unseen_references,
+    variables_by_path,
+)
 from nnx_inspector.program.analysis.calls import (
     History,
     MarkCalls,
@@ -239,7 +244,9 @@ def staged_for_trace(
     history = History(modules)
     with contextlib.ExitStack() as stack:
         stack.callback(history.close)
-        stack.enter_context(held(tuple(roots.values())))  # the modules are asked one by one
+        stack.enter_context(
+            shared_contents(tuple(roots.values()))
+        )  # the modules are asked one by one
         hooks = _hooks(selection, history, where)
         try:
             stage = stack.enter_context(

@@ -1,8 +1,8 @@
 """The probabilities of an attention and the logits that they are the softmax of.
 
-The pattern is where the probabilities meet the values (`hooks.inside.attention`). From there they
-are followed back, through dropout, casts and masks, to the softmax that makes them, and from that
-to its operand. Invariant: logits are never taken for those of another softmax.
+The pattern is where the probabilities meet the values (`hooks.operations.attention`). From there
+they are followed back, through dropout, casts and masks, to the softmax that makes them, and from
+that to its operand. Invariant: logits are never taken for those of another softmax.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.hooks.inside.attention import Pattern, Trail, Trails
+from nnx_inspector.hooks.operations.attention import Pattern, Trail, Trails
 from nnx_inspector.program.choices.frames import Frame, backwards
 from nnx_inspector.stats.choices.measure import Heads
 from nnx_inspector.typing import Atom, Equation, Var

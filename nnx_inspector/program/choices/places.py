@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.sources import is_backward, scopes_of
-from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trail, Trails, pattern_in
-from nnx_inspector.hooks.inside.scopes import site_in
+from nnx_inspector.hooks.operations.attention import FIXED, PATTERN, Trail, Trails, pattern_in
+from nnx_inspector.hooks.operations.named_scopes import site_in
 from nnx_inspector.program.choices.attentions import Softmaxes, heads_of, level
 from nnx_inspector.program.choices.capacity import place_in_expert
 from nnx_inspector.program.choices.frames import Frame

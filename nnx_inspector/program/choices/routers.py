@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.hooks.inside.attention import Trail
+from nnx_inspector.hooks.operations.attention import Trail
 from nnx_inspector.program.choices.frames import Frame, backwards
 from nnx_inspector.stats.choices.measure import Experts
 from nnx_inspector.typing import Atom, Equation

@@ -24,7 +24,7 @@ from jax.core import ShapedArray
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook, opened
+from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook, replace_hooks
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.program.marks import OUTPUT, POSITIONS, counts, mark_arguments
 from nnx_inspector.program.structure import describe
@@ -75,7 +75,7 @@ class Where:
             return np.frombuffer(self.bits, np.bool_).reshape(self.shape)
         called = f"{context.type_name or 'the model'}.{context.method_name}"
         try:
-            with opened(()):
+            with replace_hooks(()):
                 found = self.function(*args, **kwargs)
         except Exception as error:
             raise InspectorError(

@@ -12,7 +12,7 @@ from flax import nnx
 from leftovers import listened_in_jax
 from looks import doubling, passing
 
-from nnx_inspector.hooks.dispatch import hooked
+from nnx_inspector.hooks.dispatch import add_hooks
 from nnx_inspector.hooks.hook import INTERCEPTOR, Hook
 from nnx_inspector.live.programs import recompile as jitcalls
 from nnx_inspector.live.programs.recompile import JitCalls, Listening
@@ -91,7 +91,7 @@ CASES = {
 def test_the_next_call_under_the_other_layers_finds_it(name, calls):
     run, model = CASES[name], Net(nnx.Rngs(0))
     jax.clear_caches()
-    with hooked(BEFORE):
+    with add_hooks(BEFORE):
         run(model)
         run(model)  # the first call has placed its state
     every = calls.all()
@@ -107,7 +107,7 @@ def test_the_next_call_under_the_other_layers_finds_it(name, calls):
         thread.start()
         thread.join()
     assert in_thread.kinds
-    with hooked(AFTER), Compiled() as compiled:
+    with add_hooks(AFTER), Compiled() as compiled:
         run(model)
     assert compiled.kinds == []
 
@@ -116,7 +116,7 @@ def test_what_is_made_under_other_layers_is_not_noted(calls):
     model = Net(nnx.Rngs(0))
     jax.clear_caches()
     of_nnx(model, X)
-    with hooked(AFTER):
+    with add_hooks(AFTER):
         of_nnx(model, X)
     assert calls.all() == []
 
@@ -125,12 +125,12 @@ def test_a_call_is_kept_once_however_often_it_is_made(calls):
     model = Net(nnx.Rngs(0))
     for _ in range(3):
         jax.clear_caches()
-        with hooked(BEFORE):
+        with add_hooks(BEFORE):
             of_nnx(model, X)
     first = [one for one in calls.all() if one.call.nnx is of_nnx]
     assert len(first) == 1
     x = jnp.ones((2, 3))
-    with hooked(BEFORE):
+    with add_hooks(BEFORE):
         of_nnx(model, x)
     assert len([one for one in calls.all() if one.call.nnx is of_nnx]) == 2
 
@@ -139,7 +139,7 @@ def test_the_oldest_calls_go(calls, monkeypatch):
     monkeypatch.setattr(jitcalls, "CALLS", 3)
     forward = jax.jit(lambda x: x + 1)
     every = [np.ones(n, np.float32) for n in range(1, 6)]
-    with hooked(BEFORE):
+    with add_hooks(BEFORE):
         for x in every:
             forward(x)
     assert [one.call.args[0].shape for one in calls.all()] == [(3,), (4,), (5,)]
@@ -149,7 +149,7 @@ def test_what_is_within_a_trace_is_not_noted(calls):
     model, x = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), np.ones((4, 3), np.float32)
     graphdef, state = nnx.split(model)
     forward = jax.jit(lambda x: nnx.merge(graphdef, state)(x).sum())
-    with hooked(BEFORE):
+    with add_hooks(BEFORE):
         jax.grad(forward)(x)
     # jax keeps the function that it traces under this name
     assert not any(one.call.function is forward._fun for one in calls.all())

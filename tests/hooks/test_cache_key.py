@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnx_inspector.hooks.content import key_of
+from nnx_inspector.hooks.cache_key import cache_key
 
 
 @dataclasses.dataclass
@@ -53,23 +53,23 @@ CHANGES: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_in_place_is_another_key(name: str):
     value, change = CHANGES[name]
-    before = key_of(value)
-    assert key_of(value) == before
-    assert hash(key_of(value)) == hash(before)
+    before = cache_key(value)
+    assert cache_key(value) == before
+    assert hash(cache_key(value)) == hash(before)
     change(value)
-    assert key_of(value) != before
+    assert cache_key(value) != before
 
 
 def test_equal_content_has_one_key_and_equal_numbers_of_other_types_have_not():
-    assert key_of(Config()) == key_of(Config())
-    assert key_of(jnp.arange(3)) == key_of(jnp.arange(3)) != key_of(np.arange(3))
-    assert key_of(jax.random.key(0)) != key_of(jax.random.key(1))
-    assert len({key_of([x]) for x in (1, 1.0, True, np.float32(1), "1")}) == 5
-    assert key_of(0.0) != key_of(-0.0)
-    assert key_of(Plain()) != key_of(Plain())
+    assert cache_key(Config()) == cache_key(Config())
+    assert cache_key(jnp.arange(3)) == cache_key(jnp.arange(3)) != cache_key(np.arange(3))
+    assert cache_key(jax.random.key(0)) != cache_key(jax.random.key(1))
+    assert len({cache_key([x]) for x in (1, 1.0, True, np.float32(1), "1")}) == 5
+    assert cache_key(0.0) != cache_key(-0.0)
+    assert cache_key(Plain()) != cache_key(Plain())
 
 
 def test_what_holds_itself_has_a_key():
     loop: list[Any] = [1]
     loop.append(loop)
-    assert hash(key_of(loop)) == hash(key_of(loop))
+    assert hash(cache_key(loop)) == hash(cache_key(loop))

@@ -45,13 +45,13 @@ def is_pattern(key: str) -> bool:
     return re.search(rf"(?<!\\)@{PATTERN}(\[\d+])?$", key) is not None
 
 
-NONE_FOUND = (
+NO_PATTERN_HINT = (
     " A pattern is found where one call multiplies queries with keys, takes a softmax of the "
     "product, and multiplies it with values, or calls cuDNN's kernel. Pallas kernels have none."
 )
 
 
-class _Part(NamedTuple):
+class _AxisPart(NamedTuple):
     """An axis of queries, keys or both, or a part of one that a reshape has split."""
 
     of: str
@@ -62,7 +62,7 @@ class _Part(NamedTuple):
     number: tuple[int, ...] = ()
 
 
-_Axis = tuple[_Part, ...]
+_Axis = tuple[_AxisPart, ...]
 """The parts that a reshape has joined in one axis; () for an axis of unknown origin."""
 _Axes = tuple[_Axis, ...]
 
@@ -121,11 +121,11 @@ class Trails:
         if arrays and all(t is FIXED for t in arrays):
             trails = [FIXED] * len(results)
         elif primitive == "dot_general":
-            trails = [_multiplied(params, values, known)]
+            trails = [_product_trail(params, values, known)]
         elif any(known) and results:
-            trails = [_followed(primitive, params, known, _shape(results[0]))]
+            trails = [_next_trail(primitive, params, known, _shape(results[0]))]
         elif primitive == "reshape":
-            trails = [_joined(_shape(values[0]), _shape(results[0]))]
+            trails = [_reshape_trail(_shape(values[0]), _shape(results[0]))]
         trails += [None] * (len(results) - len(trails))
         for result, trail in zip(results, trails, strict=True):
             self.put(result, trail)
@@ -155,37 +155,41 @@ def _shape(value: object) -> tuple[int, ...]:
     return tuple(getattr(known, "shape", ()))
 
 
-def _multiplied(params: Params, values: Sequence[object], known: Sequence[Trail | None]) -> Trail:
+def _product_trail(
+    params: Params, values: Sequence[object], known: Sequence[Trail | None]
+) -> Trail:
     """The trail of a product: it mixes the heads of an operand's trail, or is the first product."""
     fixed = (known[0] is FIXED, known[1] is FIXED)
     for number in (0, 1):
         trail = known[number]
         if trail is not None and trail.kind in ("scores", "log_pattern", "pattern"):
-            axes = _mixed(params, trail, number, _shape(values[1 - number]), fixed[1 - number])
+            axes = _axes_of_mixed_heads(
+                params, trail, number, _shape(values[1 - number]), fixed[1 - number]
+            )
             if axes is not None:
                 return dataclasses.replace(trail, axes=axes)
-    return Trail("scores", _product(params, values, known), fixed)
+    return Trail("scores", _product_axes(params, values, known), fixed)
 
 
-def _joined(before: tuple[int, ...], after: tuple[int, ...]) -> Trail | None:
+def _reshape_trail(before: tuple[int, ...], after: tuple[int, ...]) -> Trail | None:
     """The trail after a reshape of a value without one."""
-    axes = _reshaped([_Part("both", (i, i), n) for i, n in enumerate(before)], after)
+    axes = _reshape_axes([_AxisPart("both", (i, i), n) for i, n in enumerate(before)], after)
     return Trail("joined", axes) if axes and any(len(axis) > 1 for axis in axes) else None
 
 
-def _product(params: Params, values: Sequence[object], known: Sequence[Trail | None]) -> _Axes:
+def _product_axes(params: Params, values: Sequence[object], known: Sequence[Trail | None]) -> _Axes:
     """The axes of the first product: those of both operands, then of the left, then of the right.
 
     If both operands have joined the same axes (a batch and its heads), these are parts of one axis.
     """
     (left, right), (left_both, right_both) = params["dimension_numbers"]
     a, b = (_shape(value) for value in values)
-    of_a, of_b = (_sizes(value, trail) for value, trail in zip(values, known, strict=True))
+    of_a, of_b = (_part_sizes(value, trail) for value, trail in zip(values, known, strict=True))
     place_a, place_b = ([sum(map(len, of[:i])) for i in range(len(of))] for of in (of_a, of_b))
     both = [
         tuple(
-            _Part("both", (place_a[i] + n, place_b[j] + n), size)
-            for n, size in enumerate(_in_common(of_a[i], of_b[j]))
+            _AxisPart("both", (place_a[i] + n, place_b[j] + n), size)
+            for n, size in enumerate(_common_sizes(of_a[i], of_b[j]))
         )
         for i, j in zip(left_both, right_both, strict=True)
     ]
@@ -193,12 +197,12 @@ def _product(params: Params, values: Sequence[object], known: Sequence[Trail | N
     other = [i for i in range(len(b)) if i not in (*right, *right_both)]
     return (
         *both,
-        *((_Part("left", (place_a[i], place_a[i]), a[i]),) for i in alone),
-        *((_Part("right", (place_b[i], place_b[i]), b[i]),) for i in other),
+        *((_AxisPart("left", (place_a[i], place_a[i]), a[i]),) for i in alone),
+        *((_AxisPart("right", (place_b[i], place_b[i]), b[i]),) for i in other),
     )
 
 
-def _sizes(value: object, trail: Trail | None) -> list[list[int]]:
+def _part_sizes(value: object, trail: Trail | None) -> list[list[int]]:
     """The sizes of the parts of each axis, if known."""
     shape = _shape(value)
     axes = trail.axes if trail is not None and len(trail.axes) == len(shape) else ((),) * len(shape)
@@ -206,14 +210,14 @@ def _sizes(value: object, trail: Trail | None) -> list[list[int]]:
     return [s if s and math.prod(s) == n else [n] for s, n in zip(sizes, shape, strict=True)]
 
 
-def _in_common(one: Sequence[int], other: Sequence[int]) -> list[int]:
+def _common_sizes(one: Sequence[int], other: Sequence[int]) -> list[int]:
     """The sizes of parts at whose ends both lists end: `[2, 4]` for `[2, 4]` and `[2, 2, 2]`."""
     ends = {*itertools.accumulate(one, operator.mul)} & {*itertools.accumulate(other, operator.mul)}
     found = sorted(ends)
     return [after // before for before, after in itertools.pairwise([1, *found])]
 
 
-def _mixed(
+def _axes_of_mixed_heads(
     params: Params, trail: Trail, number: int, other: tuple[int, ...], fixed: bool
 ) -> _Axes | None:
     """The axes after a product that sums over heads only; None for another product.
@@ -243,7 +247,7 @@ def _mixed(
     return (*(trail.axes[i] for i in both[number]), *free)
 
 
-def _followed(
+def _next_trail(
     primitive: str, params: Params, known: Sequence[Trail | None], shape: tuple[int, ...]
 ) -> Trail | None:
     # if two scores are added or joined, those made of parameters (positions) count less
@@ -257,7 +261,7 @@ def _followed(
         return Trail("sum", over=summed) if best.kind == "exp" else kinds.get("sum")
     if best.kind in ("sum", "log"):
         return dataclasses.replace(best, kind="log") if primitive in ("log", "log1p") else best
-    axes = _moved(primitive, params, best.axes, shape)
+    axes = _next_axes(primitive, params, best.axes, shape)
     if axes is None:
         return None
     kind, over = best.kind, best.over
@@ -271,7 +275,7 @@ def _followed(
     return Trail(kind, axes, best.fixed, order, over)
 
 
-def _moved(primitive: str, params: Params, axes: _Axes, shape: tuple[int, ...]) -> _Axes | None:
+def _next_axes(primitive: str, params: Params, axes: _Axes, shape: tuple[int, ...]) -> _Axes | None:
     """The axes after a primitive; None if they are not known."""
     if primitive == "transpose":
         return tuple(axes[i] for i in params["permutation"])
@@ -280,38 +284,38 @@ def _moved(primitive: str, params: Params, axes: _Axes, shape: tuple[int, ...]) 
         found = (where.get(i, ()) for i in range(len(shape)))
         return tuple(a if _size(a) == n else () for a, n in zip(found, shape, strict=True))
     if primitive in _RESHAPES:
-        return _reshaped([part for axis in axes for part in axis], shape)
+        return _reshape_axes([part for axis in axes for part in axis], shape)
     if len(axes) != len(shape):
         return None
     if primitive in _RESIZES:
         return tuple(
-            a if _size(a) == n else (_cut(a[0], n),) if len(a) == 1 else ()
+            a if _size(a) == n else (_resize(a[0], n),) if len(a) == 1 else ()
             for a, n in zip(axes, shape, strict=True)
         )
     same = primitive in _ELEMENTWISE and all(map(_fits, axes, shape))
     return axes if same else None
 
 
-def _cut(part: _Part, size: int) -> _Part:
+def _resize(part: _AxisPart, size: int) -> _AxisPart:
     """A part of another size; one of size 1 is a numbered entry, and no axis if it stands alone."""
     return part._replace(size=size, number=(*part.number, 0) if size == 1 else part.number)
 
 
-def _size(parts: Sequence[_Part]) -> int:
+def _size(parts: Sequence[_AxisPart]) -> int:
     return math.prod(part.size for part in parts)
 
 
-def _fits(parts: Sequence[_Part], length: int) -> bool:
+def _fits(parts: Sequence[_AxisPart], length: int) -> bool:
     return not parts or _size(parts) == length
 
 
-def _reshaped(parts: list[_Part], shape: tuple[int, ...]) -> _Axes | None:
+def _reshape_axes(parts: list[_AxisPart], shape: tuple[int, ...]) -> _Axes | None:
     """The parts in each axis after a reshape: an axis may hold several, and a part may be split."""
     if not _size(parts) == math.prod(shape) > 0:
         return None
     found: list[_Axis] = []
     for length in shape:
-        taken: list[_Part] = []
+        taken: list[_AxisPart] = []
         while parts and (_size(taken) < length or (length == 1 == parts[0].size and not taken)):
             part, needed = parts.pop(0), length // _size(taken)
             if part.size > needed:
@@ -370,7 +374,11 @@ def pattern_in(
     contracted, both = params["dimension_numbers"]
     for operand in (0, 1):
         trail, shape = trails.of(values[operand]), _shape(values[operand])
-        if trail is None or trail.kind != "pattern" or not all(map(_known, trail.axes, shape)):
+        if (
+            trail is None
+            or trail.kind != "pattern"
+            or not all(map(_is_complete, trail.axes, shape))
+        ):
             continue
         if trails.of(values[1 - operand]) is FIXED:
             continue
@@ -387,24 +395,24 @@ def pattern_in(
             p.places in places and p.of == side for p in trail.over
         )
         if side and not (any(trail.fixed) if competes else trail.fixed[side == "right"]):
-            pattern = _pattern(operand, trail, side, inner, free)
+            pattern = _pattern_of(operand, trail, side, inner, free)
             if pattern is not None:
                 return pattern
     return None
 
 
-def _known(parts: Sequence[_Part], length: int) -> bool:
+def _is_complete(parts: Sequence[_AxisPart], length: int) -> bool:
     return _size(parts) == length
 
 
-def _side_of_keys(parts: Sequence[_Part]) -> str:
+def _side_of_keys(parts: Sequence[_AxisPart]) -> str:
     """The operand of the first product that holds the keys, over which the second sums; or ""."""
     long = {p.of for p in parts if p.size > 1}
     sides = long or {p.of for p in parts} - {"both"}
     return max(sides, default="") if len(long) < 2 and long != {"both"} else ""
 
 
-def _pattern(
+def _pattern_of(
     operand: int, trail: Trail, side: str, inner: Sequence[_Axis], free: Sequence[_Axis]
 ) -> Pattern | None:
     if any(part.of == side and part.size > 1 for axis in free for part in axis):
@@ -412,7 +420,7 @@ def _pattern(
     parts = tuple(part for axis in trail.axes for part in axis)
     of_queries = int(side == "left")
     by_place = lambda p: (p.places[of_queries], p.number)  # noqa: E731
-    asking = [p for p in sorted(parts, key=_order_in(trail)) if p.of not in (side, "both")]
+    asking = [p for p in sorted(parts, key=_part_order(trail)) if p.of not in (side, "both")]
     keys = [p for axis in inner for p in axis if p.of == side]
     held = (*keys, *asking)
     both = sorted((p for p in parts if p not in held), key=by_place)
@@ -421,7 +429,7 @@ def _pattern(
     single = len({p.places for p in both}) == 1
     is_head = bool(both) and not (single and all(by_place(p) > by_place(both[-1]) for p in asking))
     # beside heads alone, what the queries have before them is a batch that shares its keys
-    rank = _order_in(trail)
+    rank = _part_order(trail)
     shares = [p for p in groups if single and is_head and all(rank(p) < rank(o) for o in both)]
     groups = [p for p in groups if p not in shares]
     # a single entry of a shared axis, as in p[:, 0], does not count as an axis
@@ -437,7 +445,7 @@ def _pattern(
     return Pattern(operand, parts, tuple(order), (*shape, _size(query), _size(keys)), starts)
 
 
-def _order_in(trail: Trail) -> Callable[[_Part], tuple[int, tuple[int, ...]]]:
+def _part_order(trail: Trail) -> Callable[[_AxisPart], tuple[int, tuple[int, ...]]]:
     """The position of a part in the softmax; of the whole, if it was split since."""
     places = {(p.of, p.places): i for i, p in reversed(list(enumerate(trail.order)))}
     return lambda part: (places.get((part.of, part.places), 0), part.number)

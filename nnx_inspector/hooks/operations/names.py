@@ -29,79 +29,76 @@ from jax.ad_checkpoint import checkpoint_name
 
 from nnx_inspector._compat import eqn_params, interpreter, jaxprs
 from nnx_inspector._compat.redirect import copy_of, redirect
-from nnx_inspector.hooks.inside import kernels
-from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trail, Trails, pattern_in
+from nnx_inspector.hooks.operations import kernels
+from nnx_inspector.hooks.operations.attention import FIXED, PATTERN, Trail, Trails, pattern_in
 from nnx_inspector.typing import Function, Jaxpr, Params, Primitive, PyTree, Value
 
-Visit = Callable[[str, str, Function], Function | None]
+VisitOperation = Callable[[str, str, Function], Function | None]
 """`(name, primitive, operation)` -> what runs instead, or None if it is not selected."""
 
-_WITHIN = "nnx_inspector_call"
+_INNER_CALL = "nnx_inspector_call"
 """The scope of an inner call, by which the enclosing call knows that an equation is not its own."""
 
-_OF_A_FUNCTION = "()"
+_FUNCTION_SUFFIX = "()"
 """Ends the scope, or the name, that stands for a function of jax's and not for the user's own."""
 
 _ENTERED = jaxprs.JITS | jaxprs.REMAT | {"scan", "while", "cond", "closed_call", "core_call"}
 """The primitives whose functions `program.rewrite` can enter."""
 
-_MOVES = """
+_MOVEMENT_NAMES = """
     broadcast_in_dim convert_element_type copy copy_p optimization_barrier reshape squeeze
     stop_gradient
 """
-_SAME = jaxprs.PLACING.union(_MOVES.split())
+_MOVEMENTS = jaxprs.PLACING.union(_MOVEMENT_NAMES.split())
 """Primitives that only hand a value on: they are not sites."""
 
-_ALIKE = jaxprs.JITS | jaxprs.REMAT | {"closed_call", "core_call"}
+_CALLS = jaxprs.JITS | jaxprs.REMAT | {"closed_call", "core_call"}
 """Those whose function has the operands and the results of the primitive."""
 
-_DERIVED = frozenset(["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"])
+_CUSTOM_DERIVATIVES = frozenset(["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"])
 
 
-class _Thread(threading.local):
-    names: Names | None = None
+class _ThreadState(threading.local):
+    names: OperationNames | None = None
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
-class Names:
+class OperationNames:
     """The names of the operations of one call, numbered as they pass.
 
     Args:
         visit: receives each operation.
-        better: better names for some operations.
+        gates: the names of gates by those of the operations that compute them.
         closed: makes a context in which no hook is open.
     """
 
     def __init__(
         self,
-        visit: Visit,
-        better: Mapping[str, str],
+        visit: VisitOperation,
+        gates: Mapping[str, str],
         closed: Callable[[], AbstractContextManager[None]],
     ):
-        self._visit, self._better, self._closed = visit, better, closed
+        self._visit, self._gates, self._closed = visit, gates, closed
         self._counts: dict[str, int] = {}
         self._is_result = False
         self.trails = Trails()
-        self.weights: Mapping[
-            int, Value
-        ] = {}  # by the id of their Variable, at first of that around
-        self.given: list[
-            Trail | None
-        ] = []  # what is known of the call's operands and, later, its result
-        self.left: Trail | None = None
+        # by the id of their Variable: those of the enclosing call, then those of this one
+        self.weights: Mapping[int, Value] = {}
+        self.argument_trails: list[Trail | None] = []
+        self.result_trail: Trail | None = None
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
         """Within the context each operation is named and passed on."""
-        with apart():
+        with hide_operations():
             _thread.names = self
             with interpreter.operations(self._rule(len(jaxprs.scopes()), ())):
                 yield
 
-    def _rule(self, known: int, around: tuple[str, ...]) -> Function:
-        """The rule for what is below the first `known` scopes; `around` are enclosing scopes."""
+    def _rule(self, known: int, enclosing: tuple[str, ...]) -> Function:
+        """The rule for what is below the first `known` scopes; `enclosing` are those around."""
 
         def rule(
             primitive: Primitive,
@@ -109,48 +106,52 @@ class Names:
             params: Params,
             bind: Function,
         ) -> Value:
-            scopes = (*around, *jaxprs.scopes()[known:])
+            scopes = (*enclosing, *jaxprs.scopes()[known:])
             is_result, self._is_result = self._is_result, False
-            if _WITHIN in scopes or primitive.name.startswith("nnx_inspector"):
+            if _INNER_CALL in scopes or primitive.name.startswith("nnx_inspector"):
                 return bind()
             one = primitive.name, params
             results: list[Trail | None] = []  # what is known of them
             if primitive.name in _ENTERED:
-                given = _given(*one, [self.trails.of(v) for v in values])
+                given = _body_trails(*one, [self.trails.of(v) for v in values])
                 enter = functools.partial(self._entered, scopes, one, given, results)
                 entered = jaxprs.with_jaxprs(params, enter)
                 if entered is not params:
                     bind = functools.partial(_bind_entered, bind, values, entered)
-            if one[0] in _DERIVED and any(map(self.trails.of, values)):
+            if one[0] in _CUSTOM_DERIVATIVES and any(map(self.trails.of, values)):
                 with self._closed():
                     body = params["body"]()
                 results = self.trails.within(body, values)
-            if params.get("name") == kernels.FUNCTION and one[0] in _DERIVED:
+            if params.get("name") == kernels.FUNCTION and one[0] in _CUSTOM_DERIVATIVES:
                 self._fused(params["body"](), values)
             found = pattern_in(*one, values, self.trails)
             if found is not None:
                 run = self._visit(self._numbered(PATTERN), PATTERN, lambda x: x)
                 values = values if run is None else found.replaced(values, run)
             # what computes a function's result is known by the function's name
-            known_already = is_result or not values or one[0] in _SAME
-            name = None if known_already else _name_of(*one, scopes)
+            known_already = is_result or not values or one[0] in _MOVEMENTS
+            name = None if known_already else _operation_name(*one, scopes)
             name = f"{name}_" if name == PATTERN else name
-            run = None if name is None else self._visit(self._numbered(name), one[0], _call(bind))
+            run = (
+                None
+                if name is None
+                else self._visit(self._numbered(name), one[0], _as_operation(bind))
+            )
             out = bind(values) if run is None else run(*values)
             several = out if isinstance(out, (list, tuple)) else [out]
-            if one[0] in _ALIKE or one[0] in _DERIVED:
+            if one[0] in _CALLS or one[0] in _CUSTOM_DERIVATIVES:
                 for value, trail in zip(several, results, strict=False):
                     self.trails.put(value, trail)
             else:
                 self.trails.follow(*one, values, several)
-            if run is None or not (primitive.multiple_results or one[0] in _DERIVED):
+            if run is None or not (primitive.multiple_results or one[0] in _CUSTOM_DERIVATIVES):
                 return out
             return list(several)
 
         return rule
 
     def _fused(self, body: object, values: Sequence[object]) -> None:
-        pattern = kernels.pattern_within(body, values)
+        pattern = kernels.kernel_pattern(body, values)
         if pattern is not None:
             run = self._visit(self._numbered(PATTERN), kernels.KERNEL, lambda x: x)
             if run is not None:
@@ -160,7 +161,7 @@ class Names:
         number = self._counts.get(name, 0)
         self._counts[name] = number + 1
         name = f"{name}[{number}]" if number else name
-        return self._better.get(name, name)
+        return self._gates.get(name, name)
 
     def _entered(
         self,
@@ -172,9 +173,9 @@ class Names:
     ) -> Jaxpr:
         """The jaxpr with its selected operations passed on; the same if there are none."""
         bare, consts = jaxprs.open_jaxpr(jaxpr)
-        function = _function(*of)
-        around = scopes if function is None else (*scopes, function + _OF_A_FUNCTION)
-        results = set() if function is None else {v for v in bare.outvars if not _is_value(v)}
+        function = _function_name(*of)
+        enclosing = scopes if function is None else (*scopes, function + _FUNCTION_SUFFIX)
+        results = set() if function is None else {v for v in bare.outvars if not _is_literal(v)}
         selected = False
 
         def visit(*how: Value) -> Function | None:
@@ -185,10 +186,10 @@ class Names:
 
         def run(*values: Value) -> list[Value]:
             env = dict(zip((*bare.constvars, *bare.invars), (*consts, *values), strict=True))
-            read = lambda v: v.val if _is_value(v) else env[v]  # noqa: E731
+            read = lambda v: v.val if _is_literal(v) else env[v]  # noqa: E731
             for value, trail in zip(values, given, strict=False):
                 self.trails.put(value, trail)
-            with interpreter.operations(self._rule(len(jaxprs.scopes()), around)):
+            with interpreter.operations(self._rule(len(jaxprs.scopes()), enclosing)):
                 for equation in bare.eqns:
                     self._is_result = any(v in results for v in equation.outvars)
                     out = jaxprs.bind(equation, [read(v) for v in equation.invars])
@@ -205,14 +206,14 @@ class Names:
         return new if selected else jaxpr
 
 
-_is_value = jaxprs.is_literal
+_is_literal = jaxprs.is_literal
 
 
 def _bind_entered(bind: Function, given: object, entered: object, values: object = None) -> Value:
     return bind(given if values is None else values, entered)
 
 
-def _given(primitive: str, params: Params, known: list[Trail | None]) -> list[Trail | None]:
+def _body_trails(primitive: str, params: Params, known: list[Trail | None]) -> list[Trail | None]:
     """The trails of the inputs of a primitive's function, from those of its operands."""
     if primitive == "scan":
         consts, carry, rows = eqn_params.scan_parts(params, known)
@@ -222,7 +223,7 @@ def _given(primitive: str, params: Params, known: list[Trail | None]) -> list[Tr
     return known[1:] if primitive == "cond" else known
 
 
-def _call(bind: Function) -> Function:
+def _as_operation(bind: Function) -> Function:
     """An operation as a function of its operands; several results are a tuple."""
 
     def run(*values: object) -> PyTree:
@@ -233,38 +234,40 @@ def _call(bind: Function) -> Function:
     return run
 
 
-def _function(primitive: str, params: Params) -> str | None:
+def _function_name(primitive: str, params: Params) -> str | None:
     """The name of the function that a primitive calls; None if it has none of its own."""
-    if primitive in _DERIVED or (primitive in jaxprs.JITS and not eqn_params.is_inlined(params)):
+    if primitive in _CUSTOM_DERIVATIVES or (
+        primitive in jaxprs.JITS and not eqn_params.is_inlined(params)
+    ):
         return re.sub(r"\W", "", str(params.get("name", ""))) or None
     return None
 
 
-def _name_of(primitive: str, params: Params, scopes: Sequence[str]) -> str | None:
+def _operation_name(primitive: str, params: Params, scopes: Sequence[str]) -> str | None:
     """The name of an operation, without its number; None if it only groups others."""
     scopes = [scope for scope in scopes if "->" not in scope]  # not those of jnp.einsum
-    users = [scope for scope in scopes if not scope.endswith(_OF_A_FUNCTION)]
-    if primitive == "name" and not params["name"].endswith(_OF_A_FUNCTION):
-        return _plain(params["name"])
-    function = params["name"] if primitive == "name" else _function(primitive, params)
+    users = [scope for scope in scopes if not scope.endswith(_FUNCTION_SUFFIX)]
+    if primitive == "name" and not params["name"].endswith(_FUNCTION_SUFFIX):
+        return _without_escapes(params["name"])
+    function = params["name"] if primitive == "name" else _function_name(primitive, params)
     if function is not None:
-        return ".".join(map(_plain, [*users[-1:], function]))
+        return ".".join(map(_without_escapes, [*users[-1:], function]))
     if primitive in jaxprs.JITS:
         return None
-    return ".".join(map(_plain, [*scopes[-1:], primitive]))
+    return ".".join(map(_without_escapes, [*scopes[-1:], primitive]))
 
 
-def _plain(name: str) -> str:
+def _without_escapes(name: str) -> str:
     """A name that needs no escape in a site's key."""
-    return re.sub(r"[^\w.\-]", "_", name.removesuffix(_OF_A_FUNCTION))
+    return re.sub(r"[^\w.\-]", "_", name.removesuffix(_FUNCTION_SUFFIX))
 
 
 @contextlib.contextmanager
-def apart() -> Iterator[None]:
+def hide_operations() -> Iterator[None]:
     """Within the context, operations do not belong to the enclosing call."""
     outer, _thread.names = _thread.names, None
     try:
-        with interpreter.past_operations(), jax.named_scope(_WITHIN):
+        with interpreter.past_operations(), jax.named_scope(_INNER_CALL):
             yield
     finally:
         _thread.names = outer
@@ -275,7 +278,7 @@ _GRU = {"logistic": "r", "logistic[1]": "z", "tanh": "n"}
 _CELLS = {nnx.LSTMCell: _LSTM, nnx.OptimizedLSTMCell: _LSTM, nnx.GRUCell: _GRU}
 
 
-def gates_of(module: object, method: str) -> Mapping[str, str]:
+def gate_names(module: object, method: str) -> Mapping[str, str]:
     """Name of an operation -> name of the gate that it computes, in a call of one of NNX's cells
     with the usual functions: the order of its operations is known.
     """
@@ -288,43 +291,43 @@ def gates_of(module: object, method: str) -> Mapping[str, str]:
 # ------------------------------------------------------------- functions of jax.nn
 
 _lock = threading.Lock()
-_holders: tuple[object, ...] = ()
+_open_namings: tuple[object, ...] = ()
 _undo: list[Callable[[], None]] = []
 
 
-class FunctionsNamed:
+class FunctionNaming:
     """While it is open, the functions of `jax.nn` that jax does not jit (`softmax`) leave their
     names behind.
     """
 
     def open(self) -> None:
-        global _holders
+        global _open_namings
         with _lock:
-            if not _holders:
-                _put_back()  # what an interrupt has left
-            _holders = (*_holders, self)
-            if len(_holders) == 1:
+            if not _open_namings:
+                _restore_functions()  # what an interrupt has left
+            _open_namings = (*_open_namings, self)
+            if len(_open_namings) == 1:
                 for name, function in vars(jax.nn).items():
                     if isinstance(function, types.FunctionType):
                         original = copy_of(function)
-                        target = functools.partial(_called, original, name + _OF_A_FUNCTION)
+                        target = functools.partial(_call_named, original, name + _FUNCTION_SUFFIX)
                         redirect(function, target, original, _undo.append)
 
     def close(self) -> None:
-        global _holders
+        global _open_namings
         with _lock:
-            _holders = tuple(one for one in _holders if one is not self)
-            if not _holders:
-                _put_back()
+            _open_namings = tuple(one for one in _open_namings if one is not self)
+            if not _open_namings:
+                _restore_functions()
 
 
-def _put_back() -> None:
+def _restore_functions() -> None:
     while _undo:
         _undo[-1]()
         _undo.pop()
 
 
-def _called(function: Function, name: str, /, *args: object, **kwargs: object) -> PyTree:
+def _call_named(function: Function, name: str, /, *args: object, **kwargs: object) -> PyTree:
     if _thread.names is None:
         return function(*args, **kwargs)
     with jax.named_scope(name):

@@ -10,26 +10,26 @@ import functools
 import zlib
 from collections.abc import Sequence
 
-OF_CALL = "nnx_inspector_module"
+CALL_SCOPE = "nnx_inspector_module"
 """The scope around the call (`__call__`) of any module."""
 
 
 @functools.lru_cache(maxsize=256)
-def _name_of(owner: object) -> str:
+def _owner_prefix(owner: object) -> str:
     return f"nnx_inspector-{zlib.crc32(repr(owner).encode()):08x}:"
 
 
-def scope_of(owner: object, site: str) -> str:
+def scope_name(owner: object, site: str) -> str:
     """The name of the scope of a site's call, for an owner of marks."""
-    return _name_of(owner) + site
+    return _owner_prefix(owner) + site
 
 
 def site_in(owner: object, scopes: Sequence[str]) -> str | None:
     """The site of an owner that the innermost call belongs to; None if it is not selected."""
-    start = _name_of(owner)
+    start = _owner_prefix(owner)
     for name in reversed(scopes):
         if name.startswith(start):
             return name[len(start) :]
-        if name == OF_CALL:
+        if name == CALL_SCOPE:
             return None
     return None

@@ -22,24 +22,24 @@ from nnx_inspector.arrays import own_attribute
 from nnx_inspector.typing import Value
 
 _PLAIN = frozenset((bool, int, str, bytes, type(None)))
-_MOST_OBJECTS = 10_000
+_MAX_OBJECTS = 10_000
 """The most objects whose attributes are examined; further objects are compared by identity."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Itself:
+class IdentityKey:
     """Compares and hashes one object by identity, despite its own `__eq__`; keeps it alive."""
 
     value: Value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Itself) and self.value is other.value
+        return isinstance(other, IdentityKey) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
 
 
-class _HashedOnce:
+class _CachedHash:
     """A key that caches its hash, because the key of a wide model is long."""
 
     __slots__ = ("_hash", "_key")
@@ -48,7 +48,7 @@ class _HashedOnce:
         self._key, self._hash = key, hash(key)
 
     def __eq__(self, other: object) -> bool:
-        if self is other or not isinstance(other, _HashedOnce):
+        if self is other or not isinstance(other, _CachedHash):
             return self is other
         return self._hash == other._hash and self._key == other._key
 
@@ -56,7 +56,7 @@ class _HashedOnce:
         return self._hash
 
 
-def key_of(value: object) -> Hashable:
+def cache_key(value: object) -> Hashable:
     """The key of a value: its content if its type is known, else its identity.
 
     Values that Python considers equal have different keys: 1, 1.0 and True; 0.0 and -0.0.
@@ -67,18 +67,18 @@ def key_of(value: object) -> Hashable:
         >>> key_of([1]) == key_of([True])
         False
     """
-    found = _Keys()
+    found = _KeyBuilder()
     found.add(value)
-    return _HashedOnce(tuple(found.flat))
+    return _CachedHash(tuple(found.flat))
 
 
-class _Keys:
+class _KeyBuilder:
     """The key as one flat list, each value after its type: nested tuples slow the collector."""
 
     def __init__(self) -> None:
         self.flat: list[Hashable] = []
         self._around: list[int] = []
-        self._left = _MOST_OBJECTS
+        self._left = _MAX_OBJECTS
 
     def add(self, x: Value) -> None:
         kind = type(x)
@@ -91,7 +91,7 @@ class _Keys:
         elif isinstance(x, (np.ndarray, np.generic)) and x.dtype != np.dtype(object):
             self.flat += kind, str(x.dtype), x.shape, _digest(x)
         elif isinstance(x, jax.Array):
-            self.flat += _of_device(x)
+            self.flat += _device_array_key(x)
         elif id(x) in self._around:
             self.flat += "again", len(self._around) - self._around.index(id(x))
         else:
@@ -130,8 +130,8 @@ class _Keys:
         elif isinstance(x, functools.partial):
             self._add_all(kind, (x.func, x.args, x.keywords))
         elif isinstance(x, types.MethodType):
-            self.flat += kind, x.__func__, Itself(x.__self__)
-        elif (names := _fields(kind)) is not None:
+            self.flat += kind, x.__func__, IdentityKey(x.__self__)
+        elif (names := _field_names(kind)) is not None:
             if others := own_attribute(x, "__dict__", {}):
                 names = tuple(dict.fromkeys((*names, *others)))
             self.flat.append(names)
@@ -157,19 +157,19 @@ class _Keys:
             return
         attributes = own_attribute(x, "__dict__")
         if type(attributes) is not dict or self._left <= 0:
-            self.flat += kind, Itself(x)
+            self.flat += kind, IdentityKey(x)
             return
         self._left -= 1
         if kind.__hash__ is not object.__hash__:  # the class has an __eq__: compare by content
             self.flat.append(kind)
             self.add(dict(attributes))
         else:
-            self.flat += kind, Itself(x)
+            self.flat += kind, IdentityKey(x)
             self.add(dict(attributes) if _may_change(x) else ())
 
 
 @functools.lru_cache(maxsize=1000)  # a graphdef has many objects of few classes
-def _fields(kind: type) -> tuple[str, ...] | None:
+def _field_names(kind: type) -> tuple[str, ...] | None:
     """The names of a dataclass's fields; None for another class."""
     is_one = dataclasses.is_dataclass(kind)
     return tuple(f.name for f in dataclasses.fields(kind)) if is_one else None
@@ -186,9 +186,9 @@ def _digest(x: object) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(x).tobytes(), digest_size=16).digest()
 
 
-def _of_device(x: jax.Array) -> tuple[Hashable, ...]:
+def _device_array_key(x: jax.Array) -> tuple[Hashable, ...]:
     if jit.is_tracer(x) or x.is_deleted() or not x.is_fully_addressable:
-        return jax.Array, Itself(x)
+        return jax.Array, IdentityKey(x)
     is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     values = np.asarray(jax.random.key_data(x) if is_key else x)
     return jax.Array, str(x.dtype), x.shape, _digest(values)

@@ -33,20 +33,20 @@ _CAUSAL, _PADDED = {"CAUSAL", "PADDING_CAUSAL"}, {"PADDING", "PADDING_CAUSAL"}
 _MASKS = {"NO_MASK"} | _CAUSAL | _PADDED
 
 
-def pattern_within(body: object, values: Sequence[object]) -> Callable[[], jax.Array] | None:
+def kernel_pattern(body: object, values: Sequence[object]) -> Callable[[], jax.Array] | None:
     """A function that computes the pattern of the kernel that a function calls; None without a
     kernel.
     """
     bare, _ = jaxprs.open_jaxpr(body)
     env = dict(zip(bare.invars, values, strict=True))
     for one in bare.eqns:
-        if is_understood(one) and all(v in env for v in one.invars):
+        if is_known_kernel(one) and all(v in env for v in one.invars):
             given = [env[v] for v in one.invars]
             return functools.partial(_pattern, one.params, *given[:2], *given[3:6])
     return None
 
 
-def is_understood(equation: Value) -> bool:
+def is_known_kernel(equation: Value) -> bool:
     """Whether an equation is a kernel's call whose operands determine the pattern."""
     if equation.primitive.name != KERNEL:
         return False
