@@ -50,7 +50,7 @@ from nnx_inspector.program.stage import Staged, Tracing
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.layers import MODULES, columns_of_rows, layer_key, leaf_of
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.records.donated import elsewhere, require_whole
+from nnx_inspector.records.donated import require_not_deleted, several_processes_text
 from nnx_inspector.records.record import Record, layers_of
 from nnx_inspector.records.rows import rows_of
 from nnx_inspector.screen import protocol
@@ -129,7 +129,7 @@ class Core:
         self.modes = Modes(model)
         self._links = links_within(model)
         example.require_there()
-        require_whole((call := self.call()).parts.leaves, "The model", model)
+        require_not_deleted((call := self.call()).parts.leaves, "The model", model)
         self.trace, self.missing = self.programs.read(call, self._first_trace)
         self.shown: Shown | None = None
         self.eager = ""
@@ -169,7 +169,7 @@ class Core:
         weakref.finalize(self, self.closing.close).atexit = False
         self.take_trace(self.trace)
         if self.spread:
-            self.notice("info", elsewhere("The example"))
+            self.notice("info", several_processes_text("The example"))
         self.meter.waited["tree_seconds"] = time.monotonic() - began
 
     def _step_of_the_loop(self) -> int | None:
@@ -292,7 +292,7 @@ class Core:
     def require_here(self, what: str) -> None:
         """Raise an InspectorError if a pass must run in all processes of a job."""
         if self.spread:
-            raise InspectorError(elsewhere(what))
+            raise InspectorError(several_processes_text(what))
 
     def learn(self) -> None:
         """Give the recording the facts of the model and the last requested pass, once."""

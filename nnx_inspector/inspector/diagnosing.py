@@ -22,7 +22,7 @@ from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.program.analysis.operation import Operation
 from nnx_inspector.program.stage import Staged
 from nnx_inspector.recordings.layers import leaf_of
-from nnx_inspector.records.first_nan import first_nan_of
+from nnx_inspector.records.first_nan import first_nan_of_stage
 from nnx_inspector.records.nan_search import candidates
 from nnx_inspector.screen.frames import findings_message
 
@@ -171,6 +171,6 @@ def first_nan_in(core: Core) -> Operation | None:
 
     def search(stage: Staged) -> Operation | None:
         function, args, _ = call.in_modes.function()
-        return first_nan_of(stage, function, args, gradients=call.loss_fn is not None)
+        return first_nan_of_stage(stage, function, args, gradients=call.loss_fn is not None)
 
     return core.programs.read(call, search)

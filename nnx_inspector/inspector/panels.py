@@ -33,9 +33,9 @@ from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.stage import array_names
 from nnx_inspector.program.survey import why_divided
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.records.donated import require_here, undisturbed
+from nnx_inspector.records.donated import require_one_process, retry_if_donated
 from nnx_inspector.records.record import Record, layers_of
-from nnx_inspector.records.weights import frame_of, weights_apart
+from nnx_inspector.records.weights import frame_of, weight_differences
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comparison import At, recording_of, weights_message
 from nnx_inspector.screen.frames import casts_message
@@ -85,12 +85,12 @@ def parameters_at(trace: Trace, site: str) -> dict[str, Summary]:
     def read() -> dict[str, Summary]:
         arrays = sorted(_arrays(modules, _module_key(site)), key=lambda one: one[0])
         found = [(key, x) for _, key, x in arrays]
-        require_here(found, "The parameters")
+        require_one_process(found, "The parameters")
         measured = jax.device_get([summarize(x) for _, x in found])
         return {key: one for (key, _), one in zip(found, measured, strict=True)}
 
     roots = {(): modules[""]} if "" in modules else {(key,): m for key, m in modules.items()}
-    return undisturbed(read, "The parameters", roots)
+    return retry_if_donated(read, "The parameters", roots)
 
 
 def _arrays(modules: Mapping[str, nnx.Module], site: str) -> list[tuple[int, str, Value]]:
@@ -132,7 +132,7 @@ def _record_of_units(core: Core, *sites: str, axis: int = -1) -> Record:
     setting = core.handles.setting()
     core.require_here("The units")
     require_examples(core.call().parts.arrays, "units")
-    return undisturbed(
+    return retry_if_donated(
         lambda: core.programs.units(core.call(), setting, *sites, axis=axis),
         "The units",
         core.model,
@@ -301,8 +301,8 @@ def compare_with(
         core.view.keep(weights_message("", []))
         return None
     if isinstance(other, (nnx.Pytree, Mapping)) and not isinstance(other, Record):
-        require_here((other, nnx.state(core.model)), "The weights")
-        rows = weights_apart(other, core.model)
+        require_one_process((other, nnx.state(core.model)), "The weights")
+        rows = weight_differences(other, core.model)
         core.view.keep(weights_message(name or "the other weights", rows))
         return frame_of(rows)
     if isinstance(other, Record):

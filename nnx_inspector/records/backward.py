@@ -42,21 +42,21 @@ def numbers_as_arrays(argument: object) -> PyTree:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class DifferentiatedArgument:
     """A differentiated argument: the input numbers of its leaves, and how to rebuild it."""
 
-    where: tuple[int, ...]
+    inputs: tuple[int, ...]
     rebuild: Callable[[Sequence[Value]], PyTree]
 
 
-def every_argument(function: Function, args: Sequence[object]) -> tuple[PyTree, ...]:
+def positional_arguments(function: Function, args: Sequence[object]) -> tuple[PyTree, ...]:
     """The positional arguments as `argnums` counts them: a bound method's owner comes first."""
     return tuple(args) if function.owner is None else (function.owner, *args)
 
 
 def argument_number(function: Function, args: Sequence[object], argnum: int) -> int:
     """The number of an argument, counted from the front."""
-    count = len(every_argument(function, args))
+    count = len(positional_arguments(function, args))
     if not -count <= argnum < count:
         raise ValueError(
             f"argnums selects argument {argnum}, but there are {count} positional arguments."
@@ -84,10 +84,10 @@ def check_loss(stage: Staged, out: object, *, function: Function, has_aux: bool)
         )
 
 
-def differentiable(
+def differentiated_argument(
     stage: Staged, function: Function, args: Sequence[object], argnum: int, only: filterlib.Filter
-) -> Part:
-    every = every_argument(function, args)
+) -> DifferentiatedArgument:
+    every = positional_arguments(function, args)
     argument = every[argnum]
     position = len(Arguments.of(every[:argnum]).arrays)
     leaves, treedef = jax.tree.flatten(argument, is_leaf=is_node)
@@ -112,7 +112,7 @@ def differentiable(
             out.append(mine[0] if structure is None else jax.tree.unflatten(structure, mine))
         return jax.tree.unflatten(treedef, out)
 
-    return Part(tuple(where), rebuild)
+    return DifferentiatedArgument(tuple(where), rebuild)
 
 
 def require_scalar(stage: Staged, out: Sequence[Value]) -> None:
@@ -126,8 +126,8 @@ def require_scalar(stage: Staged, out: Sequence[Value]) -> None:
         raise TypeError(f"The loss must be a floating-point scalar, got {out[0].dtype}.")
 
 
-Check: TypeAlias = Callable[[Staged, Sequence[Value]], None]
-Both: TypeAlias = tuple[list[Value], PyTree, PyTree, dict[int, Value]]
+CheckLoss: TypeAlias = Callable[[Staged, Sequence[Value]], None]
+BackwardResult: TypeAlias = tuple[list[Value], PyTree, PyTree, dict[int, Value]]
 """What `backward_pass` returns."""
 
 
@@ -138,8 +138,8 @@ def backward_pass(
     numbers: Sequence[int] = (),
     *,
     of: Callable[[Marked], bool] = lambda _: True,
-    check: Check = require_scalar,
-) -> Both:
+    check: CheckLoss = require_scalar,
+) -> BackwardResult:
     """One forward and backward pass of a staged loss.
 
     The program is edited twice: as it is, so that it returns what its marks see and marks the
@@ -196,8 +196,8 @@ def _eager_backward_pass(
     plan: Plan,
     numbers: Sequence[int],
     of: Callable[[Marked], bool],
-    check: Check,
-) -> Both:
+    check: CheckLoss,
+) -> BackwardResult:
     wanted = lambda mark: mark.site not in plan.unmeasured and of(mark)  # noqa: E731
     last = EagerPass(stage.owner, plan, graded=wanted, calls=stage.calls)
 

@@ -92,14 +92,14 @@ class Call:
     @property
     def gradient(self) -> PyTree:
         """The summaries of the output's cotangent, or None if it has no cotangent."""
-        return _tree(self.structure, [_measured(g) for g in self.gradients])
+        return _tree_or_none(self.structure, [_measured_gradient(g) for g in self.gradients])
 
     def parts(self, site: str) -> list[tuple[str, str, Summary]]:
         """The key and quantity of each array that was measured, by quantity, main array first."""
         taken = self.input_structure
         found = [
             ("output", self.structure, self.outputs),
-            ("gradient", self.structure, [_measured(g) for g in self.gradients]),
+            ("gradient", self.structure, [_measured_gradient(g) for g in self.gradients]),
             *([("input", taken, self.inputs or [])] if taken is not None else []),
         ]
         return [
@@ -119,7 +119,7 @@ class Call:
         depends on the data), and inside `jax.shard_map`. Arrays have a leading axis for each scan
         around the call (one row for each iteration), then one for each vmap.
         """
-        return _tree(self.structure, [k.value for k in self.kept])
+        return _tree_or_none(self.structure, [k.value for k in self.kept])
 
     @property
     def input_values(self) -> PyTree:
@@ -129,7 +129,7 @@ class Call:
     @property
     def units(self) -> PyTree:
         """The Units of the output (for a pytree, a pytree of them), or None."""
-        return _tree(self.structure, [k.units for k in self.kept])
+        return _tree_or_none(self.structure, [k.units for k in self.kept])
 
     @property
     def input_units(self) -> PyTree:
@@ -147,14 +147,14 @@ class Call:
         return {v.name: s for v, s in zip(self.variables, self.changed, strict=True)}
 
 
-def _tree(structure: Structure, values: list[Value]) -> PyTree:
+def _tree_or_none(structure: Structure, values: list[Value]) -> PyTree:
     return None if all(v is None for v in values) else structure.unflatten(values)
 
 
 def _lone_or_tree(structure: Structure | None, values: list[Value]) -> PyTree:
     if structure is None or not values:
         return None
-    return values[0] if len(values) == 1 else _tree(structure, values)
+    return values[0] if len(values) == 1 else _tree_or_none(structure, values)
 
 
 def concrete(x: np.ndarray) -> np.ndarray:
@@ -170,7 +170,7 @@ def concrete(x: np.ndarray) -> np.ndarray:
     return np.asarray(jax.device_get(x))  # explicit: jax may forbid implicit transfers
 
 
-def _measured(gradient: Summary | None) -> Summary | None:
+def _measured_gradient(gradient: Summary | None) -> Summary | None:
     # in a branch that was not taken all counts are zeros, the size included
     if gradient is None or not concrete(gradient.bins).any():
         return None

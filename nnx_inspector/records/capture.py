@@ -30,12 +30,12 @@ from nnx_inspector.records.backward import (
     backward_pass,
     check_loss,
     diff_state,
-    differentiable,
-    every_argument,
+    differentiated_argument,
     numbers_as_arrays,
+    positional_arguments,
 )
 from nnx_inspector.records.donated import require_staged
-from nnx_inspector.records.nan_site import noting_where
+from nnx_inspector.records.nan_site import note_nan_site
 from nnx_inspector.records.parameters import Parameter, measure_parameters, updates_of
 from nnx_inspector.records.record import Call, Record
 from nnx_inspector.stats.array_stats import Sample
@@ -114,13 +114,13 @@ def capture(
             require_staged(stage)
             _check_selection(selection, stage)
             run = functools.partial(stage.evaluate, stage.inputs, plan=plan)
-            with noting_where(lambda: None if stage.eager else record_of(stage, run()[1])):
+            with note_nan_site(lambda: None if stage.eager else record_of(stage, run()[1])):
                 out, seen = run()
             _check_selection(selection, stage)
             measured = measure_parameters(stage) if parameters else {}
             return stage.finish(out, update=True), record_of(stage, seen, parameters=measured)
 
-    return _named(captured, function)
+    return _with_name(captured, function)
 
 
 def value_and_grad(
@@ -193,17 +193,21 @@ def value_and_grad(
         with staged(function, args, kwargs, hooks, may_run=True) as stage:
             require_staged(stage)
             _check_selection(selection, stage)
-            parts = [differentiable(stage, function, args, n, only) for n, only in parts_of]
-            where = sorted({i for part in parts for i in part.where})
+            parts = [
+                differentiated_argument(stage, function, args, n, only) for n, only in parts_of
+            ]
+            inputs_of_parts = sorted({i for part in parts for i in part.inputs})
             check = functools.partial(check_loss, function=function, has_aux=has_aux)
-            run = functools.partial(backward_pass, stage, stage.inputs, plan, where, check=check)
-            with noting_where(lambda: None if stage.eager else record_of(stage, *run()[1:3])):
+            run = functools.partial(
+                backward_pass, stage, stage.inputs, plan, inputs_of_parts, check=check
+            )
+            with note_nan_site(lambda: None if stage.eager else record_of(stage, *run()[1:3])):
                 out, seen, cotangents, flat = run()
             _check_selection(selection, stage)
-            grads = [part.rebuild([flat[i] for i in part.where]) for part in parts]
+            grads = [part.rebuild([flat[i] for i in part.inputs]) for part in parts]
             measured = {}
             if parameters or optimizer is not None:
-                every = every_argument(function, args)
+                every = positional_arguments(function, args)
                 of = [(every[n], grad) for (n, _), grad in zip(parts_of, grads, strict=True)]
                 measured = measure_parameters(stage, flat, updates_of(optimizer, of))
             result = stage.finish(out, update=True)
@@ -211,10 +215,10 @@ def value_and_grad(
         head = (out[0], result[1], record) if has_aux else (out[0], record)
         return head, (tuple(grads) if several else grads[0])
 
-    return _named(graded, function)
+    return _with_name(graded, function)
 
 
-def _named(wrapped: T, function: Function) -> T:
+def _with_name(wrapped: T, function: Function) -> T:
     wrapped.__name__ = wrapped.__qualname__ = f"{wrapped.__name__}_{name_of(function.call)}"
     return wrapped
 
@@ -223,7 +227,7 @@ def _named(wrapped: T, function: Function) -> T:
 
 
 @dataclasses.dataclass
-class _Passed:
+class _MarkResult:
     """One mark that the pass went through: its place in the program and its measurements."""
 
     mark: Marked
@@ -240,8 +244,8 @@ def record_of(
 ) -> Record:
     """The record of what `evaluate` saw, and of what `backward_pass` saw of the gradients."""
     calls: dict[str, list[Call]] = {}
-    waiting: dict[str, list[_Passed]] = {}
-    changes: dict[str, list[_Passed]] = {}
+    waiting: dict[str, list[_MarkResult]] = {}
+    changes: dict[str, list[_MarkResult]] = {}
     choices: dict[str, list[Value]] = {}
     for mark, _, here, back in stage.survey.walk(seen, cotangents):
         if here is None:
@@ -251,7 +255,7 @@ def record_of(
             continue
         every = back or [None] * len(mark.avals)
         gradients = [None if g is None or not g.summaries else g.summaries[0] for g in every]
-        passed, site = _Passed(mark, here, gradients), mark.site
+        passed, site = _MarkResult(mark, here, gradients), mark.site
         if passed.mark.part != OUTPUT:
             kept = changes if passed.mark.part == CHANGE else waiting
             kept.setdefault(site, []).append(passed)

@@ -24,10 +24,10 @@ from nnx_inspector.program.structure import describe
 from nnx_inspector.typing import PyTree, Value
 
 T = TypeVar("T")
-TRIES = 5
+MAX_READS = 5
 
 
-def undisturbed(read: Callable[[], T], what: str, of: object = ()) -> T:
+def retry_if_donated(read: Callable[[], T], what: str, of: object = ()) -> T:
     """The result of `read`, which is called again if an array of the model is deleted during the
     call.
 
@@ -37,20 +37,20 @@ def undisturbed(read: Callable[[], T], what: str, of: object = ()) -> T:
         of: the model, or several by their paths, whose deleted arrays the error names.
 
     Raises:
-        InspectorError: an array was deleted in each of `TRIES` calls.
+        InspectorError: an array was deleted in each of `MAX_READS` calls.
     """
     last: Exception | None = None
-    for _ in range(TRIES):
+    for _ in range(MAX_READS):
         try:
             return read()
         except (RuntimeError, ValueError) as error:
-            if not _is_deleted(error):
+            if not _is_deletion_error(error):
                 raise
             last = error
-    raise InspectorError(taken(what, _gone_in(of))) from last
+    raise InspectorError(donated_text(what, _deleted_variables(of))) from last
 
 
-def taken(what: str, gone: Sequence[str] = ()) -> str:
+def donated_text(what: str, gone: Sequence[str] = ()) -> str:
     """The error text for arrays that a training step has donated.
 
     Args:
@@ -68,48 +68,48 @@ def taken(what: str, gone: Sequence[str] = ()) -> str:
     )
 
 
-def is_gone(x: object) -> bool:
+def is_deleted(x: object) -> bool:
     """Whether a value is an array that was deleted."""
     return isinstance(x, jax.Array) and not jit.is_tracer(x) and x.is_deleted()
 
 
-def _gone_in(of: PyTree) -> list[str]:
+def _deleted_variables(of: PyTree) -> list[str]:
     roots = {(): of} if isinstance(of, nnx.Module) else dict(of)
     return [
         site_key(path)
         for path, variable in variables_by_path(roots)
-        if any(map(is_gone, jax.tree.leaves(variable.get_raw_value())))
+        if any(map(is_deleted, jax.tree.leaves(variable.get_raw_value())))
     ]
 
 
-def require_there(arrays: Iterable[Value]) -> None:
+def raise_if_deleted(arrays: Iterable[Value]) -> None:
     """Raise as jax would if an array is deleted, before a program is run on it."""
-    for x in filter(is_gone, arrays):
+    for x in filter(is_deleted, arrays):
         raise RuntimeError(f"Array has been deleted with shape={x.dtype}{list(x.shape)}.")
 
 
-def require_whole(arrays: Iterable[object], what: str, of: object = ()) -> None:
-    """Raise if an array is deleted, before it is read; for `what` and `of` see `undisturbed`.
+def require_not_deleted(arrays: Iterable[object], what: str, of: object = ()) -> None:
+    """Raise if an array is deleted, before it is read; for `what` and `of` see `retry_if_donated`.
 
     Raises:
         InspectorError: an array was deleted.
     """
     arrays = list(arrays)
-    undisturbed(lambda: require_there(arrays), what, of)
+    retry_if_donated(lambda: raise_if_deleted(arrays), what, of)
 
 
-def require_here(arrays: object, what: str) -> None:
+def require_one_process(arrays: object, what: str) -> None:
     """Raise if an array lies partly in other processes, before a program is run in this one alone.
 
     Raises:
         InspectorError: other processes have a part.
     """
     if spans(arrays):
-        raise InspectorError(elsewhere(what))
+        raise InspectorError(several_processes_text(what))
 
 
-def elsewhere(what: str) -> str:
-    """The error text for arrays of a job of several processes; `what` as in `taken`."""
+def several_processes_text(what: str) -> str:
+    """The error text for arrays of a job of several processes; `what` as in `donated_text`."""
     return (
         f"{what} cannot be read by one process alone: the arrays are spread over the "
         f"{jax.process_count()} processes of this job, and a program that reads them waits until "
@@ -124,9 +124,11 @@ def require_staged(stage: Staged) -> None:
     Raises:
         InspectorError: an array was deleted.
     """
-    require_whole(stage.inputs[: len(stage.inputs) - len(stage.arrays)], "The model", stage.roots)
+    require_not_deleted(
+        stage.inputs[: len(stage.inputs) - len(stage.arrays)], "The model", stage.roots
+    )
     for number, x in enumerate(stage.arrays):
-        if is_gone(x):
+        if is_deleted(x):
             raise InspectorError(
                 f"Array {number + 1} of the arguments, {describe(x)}, cannot be read: a step has "
                 f"taken it, because it donates its arguments. Pass another, or a copy that was "
@@ -134,7 +136,7 @@ def require_staged(stage: Staged) -> None:
             )
 
 
-def _is_deleted(error: Exception) -> bool:
+def _is_deletion_error(error: Exception) -> bool:
     return any(words in str(error) for words in ("been deleted", "deleted or donated"))
 
 
@@ -146,7 +148,7 @@ def weak_arrays(leaves: Iterable[object]) -> WeakArrays:
     return tuple(weakref.ref(leaf) for leaf in leaves if isinstance(leaf, jax.Array))
 
 
-def are_there(held: WeakArrays) -> bool:
+def are_alive(held: WeakArrays) -> bool:
     """Whether all of these arrays are alive; a model that was updated has released some.
 
     It is also True for an updated model if other code still holds the old arrays.
@@ -155,7 +157,7 @@ def are_there(held: WeakArrays) -> bool:
     return all(array is not None and not array.is_deleted() for array in arrays)
 
 
-def are_these(held: WeakArrays, leaves: Iterable[object]) -> bool:
+def are_same_arrays(held: WeakArrays, leaves: Iterable[object]) -> bool:
     """Whether a model with these leaves has these arrays and no others."""
     now = weak_arrays(leaves)
     same = len(held) == len(now)

@@ -23,7 +23,7 @@ from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.records import nan_search as search
-from nnx_inspector.records.backward import differentiable, require_scalar
+from nnx_inspector.records.backward import differentiated_argument, require_scalar
 from nnx_inspector.records.donated import require_staged
 from nnx_inspector.stats.summarize import in_words
 from nnx_inspector.typing import PyTree, Value
@@ -76,15 +76,15 @@ def first_nan(f: object, *args: object, gradients: bool = False) -> Callable[...
                     "first_nan reads the values of arrays: call it outside jit, grad and vmap, "
                     "with the arguments of the call that gave a NaN."
                 )
-            found = first_nan_of(stage, function, args, gradients=gradients)
+            found = first_nan_of_stage(stage, function, args, gradients=gradients)
             if found is None:
-                _warn_of_held(stage)
+                _warn_of_nan_before(stage)
             return found
 
     return searched
 
 
-def _warn_of_held(stage: Staged) -> None:
+def _warn_of_nan_before(stage: Staged) -> None:
     """Warn if a parameter or an argument has a NaN before the call."""
     held: dict[str, PyTree] = {}
     for prefix, module in stage.roots.items():
@@ -102,7 +102,7 @@ def _warn_of_held(stage: Staged) -> None:
                 return
 
 
-def first_nan_of(
+def first_nan_of_stage(
     stage: Staged, function: Function, args: Sequence[object], *, gradients: bool
 ) -> Operation | None:
     require_staged(stage)
@@ -116,7 +116,7 @@ def first_nan_of(
     found = search.first_nan(jaxpr, consts, stage.inputs)
     if found is not None or not gradients:
         return found
-    numbers = differentiable(stage, function, args, 0, nnx.Param).where
+    numbers = differentiated_argument(stage, function, args, 0, nnx.Param).inputs
     floats = {i: stage.inputs[i] for i in numbers if _is_inexact(stage.inputs[i])}
 
     def loss(chosen: dict[int, Value], inputs: list[Value]) -> PyTree:

@@ -27,14 +27,14 @@ from nnx_inspector.stats.summarize import is_number
 from nnx_inspector.typing import Array, Bool, Equation, Jaxpr, OpenJaxpr, Value, Var
 
 NAN, INFINITE = 0, 1
-_CAPABLE = {*OF_NEGATIVES, "div", "rem", "integer_pow", "exp", "exp2", "expm1", "acos", "asin",
+_NAN_MAKERS = {*OF_NEGATIVES, "div", "rem", "integer_pow", "exp", "exp2", "expm1", "acos", "asin",
             "atanh", "atan2", "square", "cbrt", "erf_inv", "cosh", "sinh", "cumprod", "reduce_prod",
             "triangular_solve", "cholesky", "eigh", "svd"}  # fmt: skip
 """Primitives that make a NaN or an infinity from finite values, or whose derivative may be one."""
-_REARRANGED = frozenset({"broadcast_in_dim", "concatenate", "convert_element_type", "copy",
+_MOVEMENTS = frozenset({"broadcast_in_dim", "concatenate", "convert_element_type", "copy",
                          "reshape", "squeeze", "transpose"})  # fmt: skip
 _BOUNDED = frozenset("exp exp2 logistic tanh erf eq ne lt le gt ge is_finite".split())  # noqa: SIM905
-_MOST_ITERATIONS = 100_000
+_MAX_ITERATIONS = 100_000
 
 
 def first_nan(
@@ -68,7 +68,9 @@ def candidates(
         finite: the sites whose outputs were finite: what they were computed by is left out.
     """
     search = _Search(*jaxprs.open_jaxpr(jaxpr), (), None)
-    found = search.capable(site) if backward else search.before((), site, finite)[0]
+    found = (
+        search.operations_after(site) if backward else search.operations_before((), site, finite)[0]
+    )
     return list({(one.name, one.source): one for one in found}.values())
 
 
@@ -95,15 +97,15 @@ class _Search:
         self._count = 0
         self._steps: list[_Step] = []
         self.inputs = [self._new() for _ in jaxpr.invars]
-        self.outputs = self._written_out(jaxpr, consts, self.inputs, ("", ""), False)
-        self._made_by = {n: i for i, step in enumerate(self._steps) for n in step.results}
-        self._flags = jax.jit(self._flags_of)
+        self.outputs = self._inline(jaxpr, consts, self.inputs, ("", ""), False)
+        self._step_of_result = {n: i for i, step in enumerate(self._steps) for n in step.results}
+        self._flags = jax.jit(self._find_flags)
 
     def _new(self) -> int:
         self._count += 1
         return self._count - 1
 
-    def _written_out(
+    def _inline(
         self,
         jaxpr: OpenJaxpr,
         consts: Sequence[object],
@@ -134,7 +136,7 @@ class _Search:
             if whole and inner is not None and inner.operands is not None:
                 body, closed = jaxprs.open_jaxpr(inner.jaxpr)
                 given = [operands[i] for i in inner.operands]
-                results = self._written_out(body, closed, given, here, behind)
+                results = self._inline(body, closed, given, here, behind)
                 at.update(zip(equation.outvars, results, strict=True))
                 continue
             results = [self._new() for _ in equation.outvars]
@@ -142,7 +144,7 @@ class _Search:
             at.update(zip(equation.outvars, results, strict=True))
         return [number(v) for v in jaxpr.outvars]
 
-    def _evaluated(self, values: Sequence[object], last: int) -> dict[int, Value]:
+    def _evaluate(self, values: Sequence[object], last: int) -> dict[int, Value]:
         """All values before the step `last`."""
         env = {**self._known, **dict(zip(self.inputs, values, strict=True))}
         for step in self._steps[:last]:
@@ -150,17 +152,17 @@ class _Search:
             env.update(zip(step.results, jaxprs.bind(step.equation, read), strict=True))
         return env
 
-    def _flags_of(self, values: Sequence[object]) -> tuple[Bool[Array, "values 2"], list[Value]]:
+    def _find_flags(self, values: Sequence[object]) -> tuple[Bool[Array, "values 2"], list[Value]]:
         """bool[values, 2]: which values have a NaN, and which an infinity; and the outputs."""
-        env = self._evaluated(values, len(self._steps))
+        env = self._evaluate(values, len(self._steps))
         with internal_config():
-            found = jnp.stack([_flags(env[n]) for n in range(self._count)])
+            found = jnp.stack([_nan_and_inf(env[n]) for n in range(self._count)])
         return found, [env[n] for n in self.outputs]
 
     # -------------------------------------------------------------------- searching
 
     def flags(self, values: Sequence[object]) -> tuple[np.ndarray, list[Value]]:
-        """As `_flags_of`, compiled."""
+        """As `_find_flags`, compiled."""
         found, out = self._flags(list(values))
         return np.asarray(found), out
 
@@ -169,13 +171,13 @@ class _Search:
         starts = [n for step in self._steps if step.equation.primitive is mark
                   for n in step.results if found[n, NAN]]  # fmt: skip
         starts += [n for n in self.outputs if found[n, NAN]]
-        made = [self._origin(n, found, NAN) for n in starts]
+        made = [self._origin_step(n, found, NAN) for n in starts]
         first = min((i for i in made if i is not None), default=None)
-        return None if first is None else self._named(first, found, values, NAN)
+        return None if first is None else self._describe(first, found, values, NAN)
 
-    def _origin(self, number: int, found: np.ndarray, what: int) -> int | None:
+    def _origin_step(self, number: int, found: np.ndarray, what: int) -> int | None:
         """The step where the NaN (or infinity) of a value arose; None for an input or constant."""
-        while (at := self._made_by.get(number)) is not None:
+        while (at := self._step_of_result.get(number)) is not None:
             step = self._steps[at]
             before = [n for n in self._sources(step, number) if found[n, what]]
             if not before:
@@ -189,25 +191,25 @@ class _Search:
             return [step.operands[step.results.index(number)]]
         return step.operands
 
-    def _named(
+    def _describe(
         self, at: int, found: np.ndarray, values: Sequence[object], what: int
     ) -> Operation | None:
         step = self._steps[at]
-        program = jax.jit(lambda values: [self._evaluated(values, at)[n] for n in numbers])
+        program = jax.jit(lambda values: [self._evaluate(values, at)[n] for n in numbers])
         length, numbers = self._length(step.equation), list(step.operands)
         if length:
             numbers[1] = self._index(numbers[1])
         operands = program(list(values))
-        if what == NAN and (within := self._within(at, operands)) is not None:
+        if what == NAN and (within := self._enter(at, operands)) is not None:
             return within
         infinite = [n for n in step.operands if found[n, INFINITE]]
-        origins = [self._origin(n, found, INFINITE) for n in infinite if what == NAN]
+        origins = [self._origin_step(n, found, INFINITE) for n in infinite if what == NAN]
         after = next((i for i in origins if i is not None), None)
         return dataclasses.replace(
             self._operation(at),
             makes="NaN" if what == NAN else "Inf",
             operands=tuple(Operand.of(x) for x in operands if _has_numbers(x)),
-            after=None if after is None else self._named(after, found, values, INFINITE),
+            after=None if after is None else self._describe(after, found, values, INFINITE),
         )
 
     def _operation(self, at: int) -> Operation:
@@ -227,7 +229,7 @@ class _Search:
             length=self._length(step.equation),
         )
 
-    def capable(self, site: str, *, every: bool = False) -> list[Operation]:
+    def operations_after(self, site: str, *, every: bool = False) -> list[Operation]:
         """The operations behind a site's output, see `candidates`; all operations if `every`."""
         found: list[Operation] = []
         after: set[int] = set()  # what depends on the site's output, until a call returns it
@@ -242,16 +244,16 @@ class _Search:
             follows = every or not after.isdisjoint(step.operands)
             for body in jaxprs.sub_jaxprs(step.equation):
                 inner = _Search(*jaxprs.open_jaxpr(body), (), self._site(at))
-                within = inner.capable(site, every=follows)
+                within = inner.operations_after(site, every=follows)
                 if inner.has_site and not follows:  # and the next iteration follows
-                    follows, within = True, inner.capable(site, every=True)
+                    follows, within = True, inner.operations_after(site, every=True)
                 found += within
             after.update(step.results if follows else ())
-            if follows and self._able[at]:
+            if follows and self._may_make_nan[at]:
                 found.append(self._operation(at))
         return found
 
-    def before(
+    def operations_before(
         self, wanted: Collection[int], site: str, finite: Collection[str]
     ) -> tuple[list[Operation], set[int]]:
         """The operations that some values and the outputs of a site are computed by, back to the
@@ -270,7 +272,7 @@ class _Search:
                 continue
             bodies = bodies_of(step.equation)
             for body in bodies:
-                within, reached = self._before_in(body, at, needed, site, finite)
+                within, reached = self._body_before(body, at, needed, site, finite)
                 found += reversed(within)
                 places = range(len(step.operands)) if reached else ()
                 if body.operands is not None:
@@ -278,13 +280,13 @@ class _Search:
                 needed.update(step.operands[i] for i in places)
             if not bodies and not needed.isdisjoint(step.results):
                 needed.update(step.operands)
-                found += [self._operation(at)] if self._able[at] else []
+                found += [self._operation(at)] if self._may_make_nan[at] else []
         return found[::-1], {i for i, n in enumerate(self.inputs) if n in needed}
 
-    def _before_in(
+    def _body_before(
         self, body: Body, at: int, needed: set[int], site: str, finite: Collection[str]
     ) -> tuple[list[Operation], set[int]]:
-        """`before` for a body of a step; an iteration of a loop needs the one before it."""
+        """`operations_before` for a body of a step; an iteration of a loop needs the one before it."""
         inner = _Search(*jaxprs.open_jaxpr(body.jaxpr), (), self._site(at))
         results = self._steps[at].results
         if body.results is None:
@@ -293,7 +295,7 @@ class _Search:
             pairs = zip(inner.outputs, body.results, strict=True)
             wanted = {n for n, i in pairs if i is not None and results[i] in needed}
         while True:
-            found, reached = inner.before(wanted, site, finite)
+            found, reached = inner.operations_before(wanted, site, finite)
             carried = [i - body.consts for i in reached if 0 <= i - body.consts < body.carry]
             more = set() if body.tests else {inner.outputs[i] for i in carried}
             if more <= wanted:
@@ -301,7 +303,7 @@ class _Search:
             wanted |= more
 
     @functools.cached_property
-    def _able(self) -> list[bool]:
+    def _may_make_nan(self) -> list[bool]:
         """Whether each step may make a NaN or an infinity from finite values, or of a mask."""
         out: list[bool] = []
         infinite = {n for n, x in self._known.items() if _has_numbers(x) and np.isinf(x).any()}
@@ -311,7 +313,7 @@ class _Search:
             infinite.update(step.results if masked and name not in _BOUNDED else ())
             half = name == "convert_element_type" and params["new_dtype"] == np.float16
             sums = masked and name in ("add", "sub", "mul")
-            out.append(name in _CAPABLE or half or sums or bool(self._length(step.equation)))
+            out.append(name in _NAN_MAKERS or half or sums or bool(self._length(step.equation)))
         return out
 
     def _length(self, equation: Equation) -> int:
@@ -328,10 +330,10 @@ class _Search:
 
     def _index(self, number: int) -> int:
         """The value from which a gather's indices were made, as the user's code gave it."""
-        while (at := self._made_by.get(number)) is not None:
+        while (at := self._step_of_result.get(number)) is not None:
             step = self._steps[at]
             name = step.equation.primitive.name
-            if name in _REARRANGED and len(step.operands) == 1:
+            if name in _MOVEMENTS and len(step.operands) == 1:
                 number = step.operands[0]
             elif name == "select_n" and (given := self._unwrapped(step)) is not None:
                 number = given
@@ -342,7 +344,7 @@ class _Search:
     def _unwrapped(self, step: _Step) -> int | None:
         """The index of `where(index < 0, index + length, index)`."""
         _, given, added = step.operands
-        at = self._made_by.get(added)
+        at = self._step_of_result.get(added)
         adds = at is not None and self._steps[at].equation.primitive.name == "add"
         return given if adds and at is not None and given in self._steps[at].operands else None
 
@@ -358,7 +360,7 @@ class _Search:
                 del calls[calls.index(site, 1) :]
         return None if self._steps[at].backward else calls[-1]
 
-    def _within(self, at: int, operands: list[Value]) -> Operation | None:
+    def _enter(self, at: int, operands: list[Value]) -> Operation | None:
         """The operation inside a loop or a branch; None if the equation cannot be entered."""
         equation, site = self._steps[at].equation, self._site(at)
         kind = kind_of(equation)
@@ -368,10 +370,10 @@ class _Search:
             body, consts = jaxprs.open_jaxpr(bodies[chosen].jaxpr)
             return _Search(body, consts, self.loops, site).run(operands[1:])
         if kind in ("scan", "while"):
-            return self._in_a_loop(kind, equation, operands, site)
+            return self._enter_loop(kind, equation, operands, site)
         return None
 
-    def _in_a_loop(
+    def _enter_loop(
         self, kind: str, equation: Equation, operands: list[Value], site: str | None
     ) -> Operation | None:
         *_, body = bodies_of(equation)
@@ -401,7 +403,7 @@ def _iterations(
     goes_on = jax.jit(jaxprs.as_function(*jaxprs.open_jaxpr(test.jaxpr)))
     first = test.consts + body.consts
     consts, carry = operands[test.consts : first], operands[first:]
-    for i in range(_MOST_ITERATIONS):
+    for i in range(_MAX_ITERATIONS):
         if not bool(goes_on(*operands[: test.consts], *carry)[0]):
             return
         yield i, consts, carry, []
@@ -411,7 +413,7 @@ def _has_numbers(x: Value) -> bool:
     return hasattr(x, "dtype") and is_number(x.dtype)
 
 
-def _flags(x: Value) -> jax.Array:
+def _nan_and_inf(x: Value) -> jax.Array:
     if not _has_numbers(x) or not jnp.issubdtype(x.dtype, jnp.inexact) or not jnp.size(x):
         return jnp.zeros(2, bool)
     x = x if x.dtype.itemsize >= 2 else x.astype(jnp.float32)

@@ -19,7 +19,7 @@ from nnx_inspector.records.record import Record
 
 
 @contextlib.contextmanager
-def noting_where(measure: Callable[[], Record | None]) -> Iterator[None]:
+def note_nan_site(measure: Callable[[], Record | None]) -> Iterator[None]:
     """Surround a pass under the user's NaN checks; if it raises, `measure` records it without them.
 
     `measure` returns None for a pass that must not run twice.
@@ -30,13 +30,13 @@ def noting_where(measure: Callable[[], Record | None]) -> Iterator[None]:
         if not notes_of(error):
             with unchecked():
                 record = measure()
-            found = "" if record is None else where(record)
+            found = "" if record is None else nan_site_text(record)
             if found:
                 add_note(error, found)
         raise
 
 
-def where(record: Record) -> str:
+def nan_site_text(record: Record) -> str:
     """The message of the finding on the first non-finite value of a pass; "" if all are finite."""
     recording = Recording()
     recording.append(0, jax.device_get(record).merged())

@@ -29,7 +29,7 @@ from nnx_inspector.typing import PyTree, Value
 if TYPE_CHECKING:
     import pandas as pd
 
-_PRINTED = 12
+_MAX_PRINTED = 12
 """How many sites a record prints."""
 
 
@@ -158,12 +158,12 @@ class Entry:
         Raises:
             InspectorError: the site was called several times, or no values were kept.
         """
-        return self._lone("values")
+        return self._of_only_call("values")
 
     @property
     def input_values(self) -> PyTree:
         """The values kept of the arguments of the only call; see `values`."""
-        return self._lone("input_values")
+        return self._of_only_call("input_values")
 
     @property
     def counted(self) -> bool | None:
@@ -173,7 +173,7 @@ class Entry:
         found = [fits for call in self.calls if call.took_place for fits in call.counted]
         return all(found) if found else None
 
-    def _lone(self, part: str) -> PyTree:
+    def _of_only_call(self, part: str) -> PyTree:
         calls = [call for call in self.calls if call.took_place]
         if len(calls) > 1:
             raise InspectorError(
@@ -224,10 +224,10 @@ class Entry:
         if not -self.rows <= index < self.rows:
             raise IndexError(f"{self.key!r} has {self.rows} rows, but no row {index}.")
         calls = [c for c in self.calls if c.loops and np.shape(c.ran)[len(c.leading)] == self.rows]
-        return Entry(layer_key(self.key, index), tuple(_row_of(c, index) for c in calls))
+        return Entry(layer_key(self.key, index), tuple(_call_row(c, index) for c in calls))
 
 
-def _row_of(call: Call, index: int) -> Call:
+def _call_row(call: Call, index: int) -> Call:
     at = (*[slice(None)] * len(call.leading), index)
     return dataclasses.replace(jax.tree.map(lambda x: x[at], call), loops=call.loops - 1)
 
@@ -263,7 +263,7 @@ class Record(Mapping[str, Entry]):
             self._layout, self._children = None, apart(tree)
 
     @property
-    def _held(
+    def _contents(
         self,
     ) -> tuple[dict[str, tuple[Call, ...]], dict[str, Parameter], dict[str, list[Value]]]:
         known = self.__dict__.get("_known")
@@ -279,19 +279,19 @@ class Record(Mapping[str, Entry]):
 
     @property
     def _calls(self) -> dict[str, tuple[Call, ...]]:
-        return self._held[0]
+        return self._contents[0]
 
     @property
     def parameters(self) -> dict[str, Parameter]:
         """The model's parameters by path (`"blocks/0/attn/kernel"`), if asked for."""
-        return self._held[1]
+        return self._contents[1]
 
     @property
     def choices(self) -> dict[str, list[Value]]:
         """The softmaxes that choose, by site (`"attn@attention"`): for each call of it a row for
         each head of the attention; see `stats.choices.rows`.
         """
-        return self._held[2]
+        return self._contents[2]
 
     def __getitem__(self, key: str) -> Entry:
         if key in self._calls:
@@ -334,8 +334,8 @@ class Record(Mapping[str, Entry]):
         return len(self._calls)
 
     def __repr__(self) -> str:
-        sites = ", ".join(repr(k) for k in list(self._calls)[:_PRINTED])
-        more = f", ... {len(self) - _PRINTED} more" if len(self) > _PRINTED else ""
+        sites = ", ".join(repr(k) for k in list(self._calls)[:_MAX_PRINTED])
+        more = f", ... {len(self) - _MAX_PRINTED} more" if len(self) > _MAX_PRINTED else ""
         unseen = f"; unseen: {sorted(self.unseen)}" if self.unseen else ""
         eager = "; ran eagerly" if self.eager else ""
         return f"Record({len(self)} sites: {sites}{more}{unseen}{eager})"
@@ -365,15 +365,15 @@ class Record(Mapping[str, Entry]):
                             "quantity": quantity,
                             "array": path,
                             "calls": int(sum(np.sum(concrete(c.ran)) for c in entry.calls)),
-                            **figures(summary),
+                            **statistics_of(summary),
                         }
                     )
         for key, parameter in self.parameters.items():
             *path, name = split_escaped(key, "/")
             for quantity, summary in parameter.summaries().items():
                 row = {"site": "/".join(path), "quantity": quantity, "array": name, "calls": 1}
-                rows.append({**row, **figures(summary)})
-        columns = ["site", "quantity", "array", "calls", *figures(None)]
+                rows.append({**row, **statistics_of(summary)})
+        columns = ["site", "quantity", "array", "calls", *statistics_of(None)]
         return pd.DataFrame(rows, columns=columns)
 
     def merged(self) -> dict[str, dict[str, Summary]]:
@@ -420,7 +420,7 @@ def layers_of(record: Record, stacks: Mapping[str, int]) -> Summaries:
     return out
 
 
-def figures(summary: Summary | None) -> dict[str, float | None]:
+def statistics_of(summary: Summary | None) -> dict[str, float | None]:
     """The statistics of a summary by name, in the order of `STATISTICS`."""
     return {name: None if summary is None else getattr(summary, name) for name in STATISTICS}
 

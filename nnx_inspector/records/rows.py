@@ -25,7 +25,7 @@ VMAPPED = (
 )
 
 
-def with_layers(
+def add_layer_rows(
     sites: Sequence[Site], stacks: Mapping[str, int], unseen: Mapping[str, str]
 ) -> tuple[Site, ...]:
     """These rows, followed by those of single layers.
@@ -49,7 +49,7 @@ def with_layers(
                 dataclasses.replace(
                     site,
                     key=layer_key(site.key, layer),
-                    name=f"[{layer}]" if above is None else _name(sites, index, above),
+                    name=f"[{layer}]" if above is None else _name_below(sites, index, above),
                     parent=parent,
                     depth=rows[parent].depth + 1,
                     parameters=site.parameters // stacks[whole],
@@ -81,7 +81,7 @@ def _stack_around(sites: Sequence[Site], index: int, stacks: Mapping[str, int]) 
     return at if at >= 0 else None
 
 
-def _name(sites: Sequence[Site], index: int, above: int) -> str:
+def _name_below(sites: Sequence[Site], index: int, above: int) -> str:
     names: list[str] = []
     while index != above:
         names.append(sites[index].name)
@@ -89,13 +89,13 @@ def _name(sites: Sequence[Site], index: int, above: int) -> str:
     return "/".join(reversed(names))
 
 
-NAMED = "named value"
+NAMED_VALUE = "named value"
 """The kind of an operation that a function computes, or that the user has named."""
 _Segments = tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class _RowSite:
     """The site of a row.
 
     Attributes:
@@ -127,21 +127,21 @@ def rows_of(
     calls: dict[str, list[TracedCall]] = {}
     for call in trace.calls:
         calls.setdefault(call.site, []).append(call)
-    places = _in_call_order(trace, _places(trace))
+    places = _in_call_order(trace, _row_sites(trace))
     known: dict[_Segments, int] = {}
     why = {**trace.unseen, **unseen}
     rows: list[Site] = []
     for place in places:
         of, known[place.segments] = calls.get(place.key, []), len(rows)
         rows.append(_row(place, of, known, why, rows))
-        rows += _arrays(rows[-1], len(rows) - 1, of)
-    return with_states(with_layers(rows, stacks_of(trace), unseen), states or {}, unseen)
+        rows += _array_rows(rows[-1], len(rows) - 1, of)
+    return with_states(add_layer_rows(rows, stacks_of(trace), unseen), states or {}, unseen)
 
 
-def _places(trace: Trace) -> list[_Place]:
+def _row_sites(trace: Trace) -> list[_RowSite]:
     with shared_contents(tuple(site.module for site in trace.modules)):
         found = {
-            site.key: _Place(
+            site.key: _RowSite(
                 site.key,
                 parse_key(site.key)[0],
                 type(site.module).__name__,
@@ -154,13 +154,15 @@ def _places(trace: Trace) -> list[_Place]:
     for call in trace.calls:
         if call.site not in found:
             path, method = parse_key(call.site)
-            segments = path if method == CALL else (*path, *_below(site_key((), method)))
-            kind = NAMED if call.type == "name" and split_operation(call.site)[1] else call.type
-            found[call.site] = _Place(call.site, segments, kind, call.parameters)
+            segments = path if method == CALL else (*path, *_segments_below(site_key((), method)))
+            kind = (
+                NAMED_VALUE if call.type == "name" and split_operation(call.site)[1] else call.type
+            )
+            found[call.site] = _RowSite(call.site, segments, kind, call.parameters)
     return list(found.values())
 
 
-def _below(method: str) -> _Segments:
+def _segments_below(method: str) -> _Segments:
     """The rows of a method or an operation below its module's: `@softmax.exp` is in `@softmax`."""
     called, operation = split_operation(method)
     within = [part for part in operation.split(".") if part]
@@ -173,7 +175,7 @@ class _Branch:
 
     reached: int
     position: int = 0
-    places: list[_Place] = dataclasses.field(default_factory=lambda: [])
+    places: list[_RowSite] = dataclasses.field(default_factory=lambda: [])
     below: list[_Branch] = dataclasses.field(default_factory=lambda: [])
 
     @property
@@ -184,7 +186,7 @@ class _Branch:
         return names == kinds != [], self.reached, self.position
 
 
-def _in_call_order(trace: Trace, places: Sequence[_Place]) -> list[_Place]:
+def _in_call_order(trace: Trace, places: Sequence[_RowSite]) -> list[_RowSite]:
     """The places with parents before children, and siblings in the order of their calls, primitives
     last.
 
@@ -210,7 +212,7 @@ def _in_call_order(trace: Trace, places: Sequence[_Place]) -> list[_Place]:
     for path, branch in reversed(branches.items()):  # those below a branch are made after it
         above = branches[path[:-1]]
         above.reached = min(above.reached, branch.reached)
-    found: list[_Place] = []
+    found: list[_RowSite] = []
     open_ = [branches[()]]  # not by recursion: a model may be as deep as Python's stack
     while open_:
         branch = open_.pop()
@@ -220,7 +222,7 @@ def _in_call_order(trace: Trace, places: Sequence[_Place]) -> list[_Place]:
 
 
 def _row(
-    place: _Place,
+    place: _RowSite,
     calls: Sequence[TracedCall],
     known: Mapping[_Segments, int],
     unseen: Mapping[str, str],
@@ -248,7 +250,7 @@ def _row(
         calls=len(calls),
         stacked=first.stacked if first else 0,
         aliases=place.aliases,
-        source=_short(first.source) if first else "",
+        source=_short_source(first.source) if first else "",
         perturbable=first is not None and "[" in first.output,
         unseen=reason,
         array=next((call.arrays[0][0] for call in calls if call.arrays), ""),
@@ -256,7 +258,7 @@ def _row(
     )
 
 
-def _arrays(row: Site, at: int, calls: Sequence[TracedCall]) -> list[Site]:
+def _array_rows(row: Site, at: int, calls: Sequence[TracedCall]) -> list[Site]:
     """The rows below a site's, of all arrays that its calls return but the main one."""
     types: dict[str, str] = {}
     for call in calls:
@@ -292,7 +294,7 @@ def _parent(segments: _Segments, known: Mapping[_Segments, int]) -> tuple[int, i
     return -1, 0
 
 
-def _short(source: str) -> str:
+def _short_source(source: str) -> str:
     file, _, line = source.rpartition(":")
     short = short_name(file)
     return (

@@ -18,7 +18,7 @@ from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.recordings.compare import differences
-from nnx_inspector.records.donated import is_gone, taken
+from nnx_inspector.records.donated import donated_text, is_deleted
 from nnx_inspector.stats.summarize import in_words, summarize
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.typing import Array, DTypeLike, PyTree
@@ -26,12 +26,17 @@ from nnx_inspector.typing import Array, DTypeLike, PyTree
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
-_SHARED: Final = ("total_variation", "quantile_distance", "mean_difference", "std_difference")
+_COMPARISON_COLUMNS: Final = (
+    "total_variation",
+    "quantile_distance",
+    "mean_difference",
+    "std_difference",
+)
 """Columns that mean the same as those of `compare`."""
 
 
 Row = dict[str, Any]
-Compared = tuple[Row, Summary | None]
+ComparedArray = tuple[Row, Summary | None]
 """A row of `compare_weights`, and the summary of b - a."""
 
 
@@ -67,24 +72,26 @@ def compare_weights(a: object, b: object) -> pd.DataFrame:
         >>> compare_weights(model, after)[["parameter", "relative_change"]].round(3).values.tolist()
         [['kernel', 0.5]]
     """
-    return frame_of(weights_apart(a, b))
+    return frame_of(weight_differences(a, b))
 
 
-def frame_of(found: Sequence[Compared]) -> pd.DataFrame:
+def frame_of(found: Sequence[ComparedArray]) -> pd.DataFrame:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
     rows = [row for row, _ in found]
-    return pd.DataFrame(rows, columns=[*_TEXTS, "distance", "relative_change", *_SHARED])
+    return pd.DataFrame(
+        rows, columns=[*_TEXT_COLUMNS, "distance", "relative_change", *_COMPARISON_COLUMNS]
+    )
 
 
-def weights_apart(a: object, b: object) -> list[Compared]:
+def weight_differences(a: object, b: object) -> list[ComparedArray]:
     """The rows of `compare_weights`, each with the summary of b - a, None if there is none."""
     of_a, of_b = _weights(a, "a"), _weights(b, "b")
-    rows: list[Compared] = []
+    rows: list[ComparedArray] = []
     for path in dict.fromkeys((*of_a, *of_b)):
         pair = [side.get(path) for side in (of_a, of_b)]
         here = [one for one in pair if one is not None]
-        figures, change = _figures(*(None if one is None else one[1] for one in pair))
+        figures, change = _statistics(*(None if one is None else one[1] for one in pair))
         row = {
             "parameter": path,
             "type": here[0][0],
@@ -94,17 +101,17 @@ def weights_apart(a: object, b: object) -> list[Compared]:
         }
         rows.append((row, change))
     whole = math.hypot(*(row["norm"] for row, _ in rows if math.isfinite(row["norm"])))
-    return sorted(rows, key=lambda one: _place(one[0], whole or 1.0))
+    return sorted(rows, key=lambda one: _sort_key(one[0], whole or 1.0))
 
 
-def _place(row: Row, whole: float) -> tuple[bool, bool, float]:
+def _sort_key(row: Row, whole: float) -> tuple[bool, bool, float]:
     relative = row["relative_change"]
     unknown = math.isnan(relative)
     share = row["distance"] / whole if row["norm"] == 0 else relative
     return row["in"] != "both", unknown, 0.0 if unknown else -share
 
 
-_TEXTS: Final = ("parameter", "type", "in", "array")
+_TEXT_COLUMNS: Final = ("parameter", "type", "in", "array")
 
 
 def _weights(of: object, name: str) -> dict[str, tuple[str, Array]]:
@@ -125,9 +132,9 @@ def _weights(of: object, name: str) -> dict[str, tuple[str, Array]]:
             if is_array(x) and _is_compared(x.dtype):
                 kind = type(leaf).__name__ if is_variable else "array"
                 found[site_key(path) + jax.tree_util.keystr(inner)] = (kind, x)
-    gone = [path for path, (_, x) in found.items() if is_gone(x)]
+    gone = [path for path, (_, x) in found.items() if is_deleted(x)]
     if gone:
-        raise InspectorError(taken("The weights", gone))
+        raise InspectorError(donated_text("The weights", gone))
     return found
 
 
@@ -138,28 +145,30 @@ def _is_compared(dtype: DTypeLike) -> bool:
     return jnp.issubdtype(dtype, jnp.inexact)
 
 
-def _figures(a: object, b: object) -> tuple[dict[str, float], Summary | None]:
+def _statistics(a: object, b: object) -> tuple[dict[str, float], Summary | None]:
     nan = float("nan")
     if a is None or b is None:
-        return dict.fromkeys(("norm", "distance", "relative_change", *_SHARED), nan), None
-    before, after, change = _measured(a, b)
+        return dict.fromkeys(
+            ("norm", "distance", "relative_change", *_COMPARISON_COLUMNS), nan
+        ), None
+    before, after, change = _measure(a, b)
     (row,) = differences({("", ""): before.merged()}, {("", ""): after.merged()})
     apart = None if change is None else change.merged()
     distance = nan if apart is None else apart.norm
     size = before.merged().norm
     relative = distance / size if size else 0.0 if distance == 0 else distance * math.inf
-    shared = {name: getattr(row, name) for name in _SHARED}
+    shared = {name: getattr(row, name) for name in _COMPARISON_COLUMNS}
     return {"norm": size, "distance": distance, "relative_change": relative, **shared}, apart
 
 
 @jax.jit
-def _measured(a: jax.Array, b: jax.Array) -> tuple[Summary, Summary, Summary | None]:
+def _measure(a: jax.Array, b: jax.Array) -> tuple[Summary, Summary, Summary | None]:
     """The summaries of both, and of their difference in at least float32."""
-    apart = summarize(_wide(b) - _wide(a)) if a.shape == b.shape else None
+    apart = summarize(_widen(b) - _widen(a)) if a.shape == b.shape else None
     return summarize(a), summarize(b), apart
 
 
-def _wide(x: jax.Array) -> jax.Array:
+def _widen(x: jax.Array) -> jax.Array:
     """At least float32, to which jax promotes no float of 8 bits."""
     wide = jnp.issubdtype(x.dtype, jnp.inexact) and x.dtype.itemsize >= 4
     return x if wide else x.astype(jnp.float32)

@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector.records.propagation.result import FLAT, HEALTHY, TOO_DEEP, in_words
+from nnx_inspector.records.propagation.result import FLAT, HEALTHY, TOO_DEEP, verdict
 
 BATCH = jax.random.normal(jax.random.key(1), (32, 64))
 NORMAL = nnx.initializers.normal
@@ -126,11 +126,11 @@ def test_each_fault_has_its_word(how, words):
 
 def test_words_change_at_their_limits():
     for limit, inside, outside in ((HEALTHY, "steady", "grows"), (TOO_DEEP, "grows", "explodes")):
-        assert (in_words(limit), in_words(limit * 1.01)) == (inside, outside)
-    assert in_words(1 / HEALTHY) == "steady"
-    assert in_words(0.99 / HEALTHY) == "falls"
-    assert in_words(0.99 / TOO_DEEP) == in_words(0.0) == "vanishes"
-    assert in_words(float("nan")) == "unknown"
+        assert (verdict(limit), verdict(limit * 1.01)) == (inside, outside)
+    assert verdict(1 / HEALTHY) == "steady"
+    assert verdict(0.99 / HEALTHY) == "falls"
+    assert verdict(0.99 / TOO_DEEP) == verdict(0.0) == "vanishes"
+    assert verdict(float("nan")) == "unknown"
 
 
 class Scaled(nnx.Module):

@@ -25,7 +25,7 @@ from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.function import argument_name, is_input
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.stage import Tracing
-from nnx_inspector.records.donated import require_here
+from nnx_inspector.records.donated import require_one_process
 from nnx_inspector.screen.inputs import Argument
 
 MOST_TRACED = 12
@@ -44,7 +44,7 @@ def show_inputs(core: Core, value: object = None) -> None:
     if before is None and not core.inputs.has_any(arrays):
         return
     try:
-        require_here(arrays, "The batch")
+        require_one_process(arrays, "The batch")
         known = core.batch
         if known is None or known[0] is not request:
             arguments = arguments_of(core)

@@ -26,7 +26,7 @@ from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.inspector.passes.programs import OwnedPasses, Result
 from nnx_inspector.perturbations.effects import Differences, relative_change
 from nnx_inspector.perturbations.places import Setting
-from nnx_inspector.records.donated import WeakArrays, are_there, require_there
+from nnx_inspector.records.donated import WeakArrays, are_alive, raise_if_deleted
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
 from nnx_inspector.typing import Function, Kwargs, Value
@@ -157,7 +157,7 @@ class PassRequest:
     def require_there(self) -> None:
         """Raise an InspectorError if the arguments were donated to a step."""
         try:
-            require_there(jax.tree.leaves((self.args, self.kwargs)))
+            raise_if_deleted(jax.tree.leaves((self.args, self.kwargs)))
         except RuntimeError as error:
             raise InspectorError(
                 f"{self.name} cannot be run again: its arguments were donated to a step, which "
@@ -255,4 +255,4 @@ class Shown:
             words = "the batch of the last insp.step" if self.looping else "the last step"
         if looping or step != self.step:
             return f"{words}, at step {self.step}"
-        return words if are_there(self.arrays) else f"{words}, before the model was updated"
+        return words if are_alive(self.arrays) else f"{words}, before the model was updated"

@@ -29,8 +29,8 @@ from nnx_inspector.inspector.passes.pass_request import PassRequest, Shown, each
 from nnx_inspector.perturbations.apply import Reach
 from nnx_inspector.perturbations.places import PARAMETER, Setting
 from nnx_inspector.records import donated
-from nnx_inspector.records.donated import are_these, weak_arrays
-from nnx_inspector.records.nan_site import where
+from nnx_inspector.records.donated import are_same_arrays, weak_arrays
+from nnx_inspector.records.nan_site import nan_site_text
 from nnx_inspector.screen import protocol
 from nnx_inspector.typing import PyTree
 
@@ -123,14 +123,14 @@ class Reruns:
 
         def make() -> tuple[Shown, Call]:
             call = request.call(self._core.model, switches)
-            donated.require_there(call.parts.leaves)
+            donated.raise_if_deleted(call.parts.leaves)
             return self._make(request, call, setting), call
 
-        shown, call = donated.undisturbed(make, "The model", self._core.model)
+        shown, call = donated.retry_if_donated(make, "The model", self._core.model)
         with (core := self._core).lock:
             core.keep(request)
         self._took_place(shown, call)
-        if forbids_nan() and (found := where(shown.outcome.perturbed.record)):
+        if forbids_nan() and (found := nan_site_text(shown.outcome.perturbed.record)):
             call.raise_theirs(found)
         return shown.outcome.perturbed.value
 
@@ -158,7 +158,7 @@ class Reruns:
         switches = self._core.modes.switches()
         handles, passes, first = self._core.handles, self._core.programs, self._first
         looping, self.failed = self._core.looping, False
-        self._not_whole = donated.elsewhere("The effect") if self._core.spread else ""
+        self._not_whole = donated.several_processes_text("The effect") if self._core.spread else ""
         if self._not_whole:
             return
         try:
@@ -168,7 +168,7 @@ class Reruns:
             if first is not None and first[0] is request and first[1].of_same(call):
                 call = first[1]  # with the model's values of the moment when it was wanted
             request.require_there()
-            donated.require_whole(call.parts.leaves, "The model", call.model)
+            donated.require_not_deleted(call.parts.leaves, "The model", call.model)
             missing = passes.missing("pass", call, setting)
             # in other modes or for another call, equal places have no old program
             later = missing is not None and (setting.places != old.places or before is None)
@@ -188,7 +188,7 @@ class Reruns:
             elif not later or not (before is None or self._is_shown(request, switches, setting)):
                 count = len(self._core.recording)
                 make = functools.partial(self._make, request, call, setting)
-                shown = donated.undisturbed(make, "The model", call.model)
+                shown = donated.retry_if_donated(make, "The model", call.model)
                 self._took_place(shown, call, instead_of=(before, count))
             self._halves = 0
         except Exception as error:  # noqa: BLE001 - shown instead
@@ -312,13 +312,13 @@ class Reruns:
 
         def make() -> Shown:
             call = request.call(core.model, switches)
-            donated.require_there(call.parts.leaves)
+            donated.raise_if_deleted(call.parts.leaves)
             compile_it = core.programs.missing("compare", call, setting)
             if compile_it is not None:
                 compile_it(lambda: False)
             return self._make(request, call, setting, step=max(core.step - core.looping, 0))
 
-        self._measured = donated.undisturbed(make, "The model", core.model)
+        self._measured = donated.retry_if_donated(make, "The model", core.model)
 
     def _forget(self) -> None:
         self._first = self._reach = self._measured = None
@@ -438,7 +438,7 @@ class Reruns:
             self.refresh()
         elif shown.outcome.differences is None and shown.setting.active:
             call = self._call_of(shown)
-            if are_these(shown.arrays, call.parts.leaves):  # otherwise the model has changed
+            if are_same_arrays(shown.arrays, call.parts.leaves):  # otherwise the model has changed
                 self._supplement(shown, differences=passes.compare(call, shown.setting))
             self._want_each_alone(shown)
         self._core.view.state_changed()
@@ -475,7 +475,7 @@ class Reruns:
             measure = functools.partial(
                 each_alone, passes, settings=apart, clean=clean, wanted=lambda: self._still(shown)
             )
-            found = donated.undisturbed(
+            found = donated.retry_if_donated(
                 lambda: measure(self._call_of(shown)), "The model", self._core.model
             )
             if found is not None:

@@ -19,7 +19,7 @@ from nnx_inspector.perturbations.activations import Perturbation
 from nnx_inspector.perturbations.effects import Logits
 from nnx_inspector.perturbations.sweep import swept
 from nnx_inspector.progress import Progress, Report, shown
-from nnx_inspector.records.donated import undisturbed
+from nnx_inspector.records.donated import retry_if_donated
 from nnx_inspector.screen import protocol
 from nnx_inspector.typing import Kwargs, Value
 
@@ -96,7 +96,7 @@ class Sweeps:
     def _run(self, asked: SweepRequest, progress: Progress) -> pd.DataFrame:
         show = self._showing(asked)
         with self._job.held(show, raised):
-            call = undisturbed(lambda: asked.call().copied(), "The model", self._core.model)
+            call = retry_if_donated(lambda: asked.call().copied(), "The model", self._core.model)
             with shown(progress, "sweep") as bar, call.configuration.held():
                 frame = _swept(call, asked, self._job.reporting(show, bar))
             self._show(_result(asked, frame))

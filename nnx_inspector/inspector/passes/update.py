@@ -16,7 +16,7 @@ from flax import nnx
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import Path, closest_keys, iter_modules, site_key
 from nnx_inspector.program.structure import describe
-from nnx_inspector.records.donated import is_gone, taken
+from nnx_inspector.records.donated import donated_text, is_deleted
 from nnx_inspector.typing import PyTree, Value
 
 _Flat = dict[Path, PyTree]
@@ -98,9 +98,11 @@ def _words(arrays: list[Value]) -> str:
 
 
 def _require_there(flat: _Flat) -> None:
-    gone = [site_key(path) for path, one in flat.items() if any(map(is_gone, jax.tree.leaves(one)))]
+    gone = [
+        site_key(path) for path, one in flat.items() if any(map(is_deleted, jax.tree.leaves(one)))
+    ]
     if gone:
-        raise InspectorError(taken("The state", gone))
+        raise InspectorError(donated_text("The state", gone))
 
 
 def _require_same(model: nnx.Module, other: nnx.Module) -> None:

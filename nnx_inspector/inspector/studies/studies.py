@@ -34,7 +34,7 @@ from nnx_inspector.lenses.lens import Lens, lens
 from nnx_inspector.lenses.logits import logit_attribution
 from nnx_inspector.program.function import is_input
 from nnx_inspector.progress import Progress, Report, shown
-from nnx_inspector.records.donated import undisturbed
+from nnx_inspector.records.donated import retry_if_donated
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.inputs import Argument
 from nnx_inspector.typing import Array, Function, Kwargs, Value
@@ -210,7 +210,7 @@ class Studies:
                 request, source = core.example, f"{core.example.name.lower()}: {NOT_ALONE}"
             switches = core.modes.switches()
             read_call = lambda: request.call(core.model, switches).copied()  # noqa: E731
-            call = undisturbed(read_call, "The model", core.model)
+            call = retry_if_donated(read_call, "The model", core.model)
             with shown(progress, asked.what) as bar, call.configuration.held():
                 result = make(call, self._job.reporting(show, bar))
             if isinstance(result, TopExamples):

@@ -38,7 +38,7 @@ from nnx_inspector.perturbations.places import Setting
 from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.trace import Trace, trace_of
 from nnx_inspector.program.function import Arguments
-from nnx_inspector.records.donated import require_here, require_whole
+from nnx_inspector.records.donated import require_not_deleted, require_one_process
 from nnx_inspector.screen import protocol
 from nnx_inspector.typing import AnyArray, PyTree, Value, Variable
 
@@ -114,8 +114,8 @@ class Opening:
             return self._patterns(of, site, clean)
         setting = of.setting.clean() if clean else of.setting
         parts = of.call.parts
-        require_here(of.call.arrays, "The values")
-        require_whole([*parts.leaves, *parts.arrays], "The values", of.call.model)
+        require_one_process(of.call.arrays, "The values")
+        require_not_deleted([*parts.leaves, *parts.arrays], "The values", of.call.model)
         what = (
             site,
             part,
@@ -131,7 +131,7 @@ class Opening:
         try:
             calls = self._passes.run(of.call, setting, site=site, part=part, passes=of.passes)
         except (RuntimeError, ValueError):
-            require_whole(
+            require_not_deleted(
                 parts.leaves, "The values", of.call.model
             )  # explains arrays donated meanwhile
             raise
@@ -204,8 +204,8 @@ class Opening:
         if held is None:
             raise InspectorError(f"{site!r} is not a module of the model, so it has no parameters.")
         named = dict(_arrays_of(held))
-        require_here(named, "The values")
-        require_whole(list(named.values()), "The values", of.call.model)
+        require_one_process(named, "The values")
+        require_not_deleted(list(named.values()), "The values", of.call.model)
         if not named:
             raise InspectorError(f"{site!r} has no parameters and no other Variables.")
         found = self.cache.find((site, "parameter"), list(named.values()))

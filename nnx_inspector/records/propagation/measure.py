@@ -105,9 +105,9 @@ def propagation(
             f"steps={steps} needs train=, a function of a model that returns what trains it by one "
             f"step, and train= needs steps=, 1 or more."
         )
-    made, has_seeds = _made(make_model, sizes[0])
+    made, has_seeds = _model_maker(make_model, sizes[0])
     every = every if has_seeds else every[:1]
-    measure = functools.partial(_measured, loss or _projected, only, where_of(where))
+    measure = functools.partial(_measure_model, loss or _random_projection, only, where_of(where))
     found: dict[str, list[tuple[float, float]]] = {}
     for width in sizes:
         for seed in every:
@@ -116,7 +116,7 @@ def propagation(
             for number in range(steps + 1):
                 if number and step is not None:
                     step(*args)
-                _add(found, measure(model, args), first=not found, width=width)
+                _add_deviations(found, measure(model, args), first=not found, width=width)
     shape = (len(found), len(sizes), len(every), steps + 1)
     figures = np.array([*found.values()], np.float64).reshape(*shape, 2)
     forward, backward = (np.moveaxis(figures[..., i], 0, -1) for i in (0, 1))
@@ -130,7 +130,7 @@ def propagation(
     )
 
 
-def _made(
+def _model_maker(
     make_model: Callable[..., nnx.Module], first: int | None
 ) -> tuple[Callable[[int | None, int], nnx.Module], bool]:
     """A function of width and seed that makes a model, and whether models of two seeds differ."""
@@ -164,7 +164,7 @@ def _made(
     )
 
 
-def _add(
+def _add_deviations(
     found: dict[str, list[tuple[float, float]]],
     new: dict[str, tuple[float, float]],
     *,
@@ -181,7 +181,7 @@ def _add(
         found.setdefault(site, []).append(figures)
 
 
-def _projected(model: Callable[..., PyTree], *args: object) -> jax.Array:
+def _random_projection(model: Callable[..., PyTree], *args: object) -> jax.Array:
     leaves = [
         x
         for x in jax.tree.leaves(model(*args))
@@ -213,7 +213,7 @@ def _record(
     return record
 
 
-def _measured(
+def _measure_model(
     loss: Loss, only: Only, where: Where | None, model: nnx.Module, args: PyTree
 ) -> dict[str, tuple[float, float]]:
     """Site -> the deviation of what it returns, and of the gradient of that."""

@@ -94,7 +94,7 @@ class Propagation:
 
         rows: list[dict[str, object]] = []
         out, back = self.medians(self.forward), self.medians(self.backward)
-        count = _hidden(self.sites)
+        count = _count_without_head(self.sites)
         out, back, layers = out[..., :count], back[..., :count], max(count - 1, 1)
         for w, width in enumerate(self.widths):
             for t, step in enumerate(self.steps):
@@ -106,7 +106,7 @@ class Propagation:
                     {
                         "width": width,
                         "step": step,
-                        **{name: in_words(x) for name, x in factors.items()},
+                        **{name: verdict(x) for name, x in factors.items()},
                         **{f"{name}_factor": x for name, x in factors.items()},
                         **{f"{name}_per_layer": x ** (1 / layers) for name, x in factors.items()},
                     }
@@ -169,12 +169,12 @@ def _slope(widths: Float[np.ndarray, " width"], stds: Float[np.ndarray, "width s
     return float((x * logs.ravel()).sum() / (x**2).sum())
 
 
-def _hidden(sites: Sequence[str]) -> int:
+def _count_without_head(sites: Sequence[str]) -> int:
     """How many of the sites are judged by depth: all but the head."""
     return len(sites) - 1 if len(sites) > 2 else len(sites)
 
 
-def in_words(factor: float) -> str:
+def verdict(factor: float) -> str:
     """What a change by this factor over all layers is called.
 
     Example:
@@ -209,11 +209,13 @@ def _figure(found: Propagation) -> go.Figure:
     several = len(set(found.widths)) > 1
     shown = [t for t in dict.fromkeys((0, len(found.steps) - 1))]
     titles = [
-        f"{what} by depth{_after(found.steps[t])}"
+        f"{what} by depth{_step_text(found.steps[t])}"
         for t in shown
         for what in ("deviation of activations", "deviation of gradients")
     ]
-    titles += [f"activations by width{_after(found.steps[t])}: {_FLAT}" for t in shown * several]
+    titles += [
+        f"activations by width{_step_text(found.steps[t])}: {_FLAT}" for t in shown * several
+    ]
     drawn: go.Figure = make_subplots(
         rows=len(titles), cols=1, subplot_titles=titles, vertical_spacing=0.3 / len(titles)
     )
@@ -221,10 +223,10 @@ def _figure(found: Propagation) -> go.Figure:
     for t in shown:
         for of, back in ((found.forward, False), (found.backward, True)):
             row += 1
-            _by_depth(drawn, row, found, of[:, :, t], back=back)
+            _draw_by_depth(drawn, row, found, of[:, :, t], back=back)
     for t in shown * several:
         row += 1
-        _by_width(drawn, row, found, t)
+        _draw_by_width(drawn, row, found, t)
     drawn.update_layout(
         height=300 * len(titles) + 80,
         font={"color": _INK},
@@ -237,11 +239,11 @@ def _figure(found: Propagation) -> go.Figure:
     return drawn
 
 
-def _after(step: int) -> str:
+def _step_text(step: int) -> str:
     return " at initialisation" if step == 0 else f" after {step} step{'s' * (step > 1)}"
 
 
-def _by_depth(
+def _draw_by_depth(
     drawn: go.Figure,
     row: int,
     found: Propagation,
@@ -253,7 +255,7 @@ def _by_depth(
 
     medians = found.medians(of[:, :, None, :])[:, 0]
     depth = np.arange(len(found.sites))
-    first = medians[:, _hidden(found.sites) - 1 if back else 0]
+    first = medians[:, _count_without_head(found.sites) - 1 if back else 0]
     base = float(np.median(first[first > 0])) if (first > 0).any() else 1.0
     for name, factor, dash in ((_BAND, HEALTHY, None), (_LIMIT, TOO_DEEP, "dot")):
         edges = np.concatenate(
@@ -274,7 +276,7 @@ def _by_depth(
         low, high = (np.asarray(edge(of[w], axis=0)) for edge in (np.min, np.max))
         trace = go.Scatter(
             x=depth,
-            y=_positive(medians[w]),
+            y=_positive_or_nan(medians[w]),
             name=name,
             legendgroup=name,
             showlegend=row == 1,
@@ -291,7 +293,7 @@ def _by_depth(
     drawn.update_xaxes(title_text=title, dtick=every, row=row, col=1)
 
 
-def _by_width(drawn: go.Figure, row: int, found: Propagation, t: int) -> None:
+def _draw_by_width(drawn: go.Figure, row: int, found: Propagation, t: int) -> None:
     import plotly.graph_objects as go  # pyright: ignore[reportMissingTypeStubs]
 
     medians, slopes = found.medians(found.forward)[:, t], found.slopes()
@@ -300,7 +302,7 @@ def _by_width(drawn: go.Figure, row: int, found: Propagation, t: int) -> None:
         rises = slope > FLAT
         trace = go.Scatter(
             x=list(found.widths),
-            y=_positive(medians[:, i]),
+            y=_positive_or_nan(medians[:, i]),
             name=site or "(model)",
             showlegend=False,
             mode="lines+markers",
@@ -314,6 +316,6 @@ def _by_width(drawn: go.Figure, row: int, found: Propagation, t: int) -> None:
     drawn.update_xaxes(type="log", title_text="width", tickvals=list(found.widths), row=row, col=1)
 
 
-def _positive(line: Float[np.ndarray, " axis"]) -> Float[np.ndarray, " axis"]:
+def _positive_or_nan(line: Float[np.ndarray, " axis"]) -> Float[np.ndarray, " axis"]:
     """A line on a logarithmic axis, which has no 0."""
     return np.where(line > 0, line, np.nan)
