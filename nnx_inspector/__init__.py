@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from nnx_inspector.perturbations.gradients import StopGradient as StopGradient
     from nnx_inspector.perturbations.parameters import ParameterNoise as ParameterNoise
     from nnx_inspector.perturbations.parameters import PruneMask as PruneMask
+    from nnx_inspector.perturbations.perturb import perturb as perturb
     from nnx_inspector.perturbations.perturbed import perturbed as perturbed
-    from nnx_inspector.perturbations.region import perturb as perturb
     from nnx_inspector.perturbations.sweep import sweep as sweep
     from nnx_inspector.profiling.profile import profile as profile
     from nnx_inspector.profiling.scopes import named_scopes as named_scopes

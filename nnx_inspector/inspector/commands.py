@@ -22,7 +22,7 @@ from nnx_inspector.inspector.studies.studies import Studies
 from nnx_inspector.inspector.targets import Targets
 from nnx_inspector.inspector.values.reading import positions_message, read_values
 from nnx_inspector.perturbations.activations import Mask
-from nnx_inspector.perturbations.places import Known
+from nnx_inspector.perturbations.places import AnyPerturbation
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export.assets import asset
 from nnx_inspector.screen.flow import flow_of
@@ -62,22 +62,22 @@ class Commands(Requests):
         core.closing.callback(weakly(pages.forget))
         core.closing.callback(core.opening.cache.clear)
 
-    def meant(self, message: object) -> tuple[Known | None, str]:
+    def meant(self, message: object) -> tuple[AnyPerturbation | None, str]:
         """See `Requests`."""
         handles = self._core.handles
         one = perturbation_of(message, handles)
         return one, text_of(message, handles.all(), one)
 
-    def _perturb(self, message: protocol.Perturb, one: Known) -> None:
+    def _perturb(self, message: protocol.Perturb, one: AnyPerturbation) -> None:
         self._targets.perturb(message.site, one)
 
-    def _set_mask(self, message: protocol.SetMask, one: Known) -> None:
+    def _set_mask(self, message: protocol.SetMask, one: AnyPerturbation) -> None:
         if message.perturbation is None:
             self._targets.perturb(message.site, one)
         else:
             self._core.handles.get(message.perturbation).perturbation = one
 
-    def _adjust(self, message: protocol.Adjust, one: Known | None) -> None:
+    def _adjust(self, message: protocol.Adjust, one: AnyPerturbation | None) -> None:
         handles = self._core.handles
         handle = handles.get(message.perturbation)
         handles.change(handle, enabled=message.enabled, perturbation=one)

@@ -429,7 +429,7 @@ class Core:
         """
         with self.lock:
             last, self._setting = self._setting, setting
-            if setting.active and not (last.active and setting.is_like(last)):
+            if setting.active and not (last.active and setting.is_equivalent(last)):
                 self.settings += 1
             number = self.settings if setting.active else 0
         self.recording.append(

@@ -19,16 +19,16 @@ from nnx_inspector.live.diagnostics import Expected
 from nnx_inspector.perturbations.places import (
     OFF,
     PARAMETER,
+    AnyPerturbation,
     Data,
-    Known,
-    Live,
     Place,
+    RowKind,
     Setting,
-    combine,
+    combine_rows,
     data_of,
-    is_live,
+    fits_row,
     place_of,
-    require_known,
+    require_perturbation,
 )
 
 
@@ -48,7 +48,7 @@ class Handle:
         number: int,
         site: str,
         sites: Iterable[str],
-        perturbation: Known,
+        perturbation: AnyPerturbation,
         owner: Handles,
         rows: tuple[int, ...] = (),
     ):
@@ -56,7 +56,7 @@ class Handle:
         self.site = site
         self.sites = tuple(sites)
         self.rows = rows
-        self._take(require_known(perturbation))
+        self._take(require_perturbation(perturbation))
         self._enabled = True
         self._removed = False
         self._owner = owner
@@ -75,13 +75,13 @@ class Handle:
         self._owner.change(self, enabled=value)
 
     @property
-    def perturbation(self) -> Known:
+    def perturbation(self) -> AnyPerturbation:
         """The perturbation; setting one of the same kind and shapes compiles nothing."""
         return self._perturbation
 
     @perturbation.setter
-    def perturbation(self, value: Known) -> None:
-        self._owner.change(self, perturbation=require_known(value))
+    def perturbation(self, value: AnyPerturbation) -> None:
+        self._owner.change(self, perturbation=require_perturbation(value))
 
     @property
     def strength(self) -> float | None:
@@ -92,7 +92,7 @@ class Handle:
     def strength(self, value: float) -> None:
         self.perturbation = self._perturbation.tuned(value)
 
-    def _take(self, value: Known) -> None:
+    def _take(self, value: AnyPerturbation) -> None:
         self._perturbation = value
         self.place = place_of(value, self.sites, self.rows)
         # read once: they may be on a device, and the user may later write to them
@@ -222,7 +222,7 @@ class Handles:
         self._live: dict[int, Handle] = {}
         self._last = 0
         self.on_change: Callable[[], object] = lambda: None
-        self.check: Callable[[Known, Handle], object] = lambda value, handle: None
+        self.check: Callable[[AnyPerturbation, Handle], object] = lambda value, handle: None
         self._with_place: set[int] = set()
         self._wanted = _Assigned()
         self._armed = _Assigned()
@@ -232,7 +232,11 @@ class Handles:
         self.elsewhere: Callable[[Handle], bool | None] = lambda handle: None
 
     def add(
-        self, site: str, sites: Iterable[str], perturbation: Known, rows: tuple[int, ...] = ()
+        self,
+        site: str,
+        sites: Iterable[str],
+        perturbation: AnyPerturbation,
+        rows: tuple[int, ...] = (),
     ) -> Handle:
         with self._lock:
             self._last += 1
@@ -243,7 +247,11 @@ class Handles:
         return handle
 
     def change(
-        self, handle: Handle, *, enabled: bool | None = None, perturbation: Known | None = None
+        self,
+        handle: Handle,
+        *,
+        enabled: bool | None = None,
+        perturbation: AnyPerturbation | None = None,
     ) -> None:
         """Switch a handle, give it another perturbation of its kind, or both in one change."""
         before = handle.perturbation
@@ -406,13 +414,13 @@ class Handles:
             return at is None or self._armed.places[at] != handle.place
 
     def _rows(self, needs: Iterable[_Needs]) -> dict[str, tuple[float, float]]:
-        by_site: dict[str, list[Live]] = {}
+        by_site: dict[str, list[RowKind]] = {}
         for one in needs:
             value = one.handle.perturbation
-            if one.place is None and one.handle.enabled and is_live(value):
+            if one.place is None and one.handle.enabled and fits_row(value):
                 for site in one.handle.sites:
                     by_site.setdefault(site, []).append(value)
-        combined = {site: combine(several) for site, several in by_site.items()}
+        combined = {site: combine_rows(several) for site, several in by_site.items()}
         return {site: row for site, row in combined.items() if row[0] != OFF}
 
     def _needs(self) -> list[_Needs]:
@@ -425,7 +433,7 @@ class Handles:
     def _give_places(self) -> None:
         taken: set[str] = set()  # sites where an older handle has a place on the output
         for handle in self._live.values():
-            as_row = is_live(handle.perturbation) and not handle.rows
+            as_row = fits_row(handle.perturbation) and not handle.rows
             if not as_row or not taken.isdisjoint(handle.sites):
                 self._with_place.add(handle.id)  # for good: going back would compile again
             if handle.id in self._with_place and handle.perturbation.at == "output":

@@ -48,7 +48,7 @@ from nnx_inspector.lenses.logits import LogitAttribution, logit_attribution
 from nnx_inspector.lenses.unembedding import Norm, Unembed
 from nnx_inspector.live.steps import Region, Watching
 from nnx_inspector.perturbations.activations import Perturbation
-from nnx_inspector.perturbations.places import Known
+from nnx_inspector.perturbations.places import AnyPerturbation
 from nnx_inspector.program.analysis.operation import Operation
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.program.editing.counting import where_of
@@ -588,7 +588,7 @@ class Inspector(Displayed):
 
     # --------------------------------------------------------- perturbations
 
-    def perturb(self, only: Only, perturbation: Known) -> Handle:
+    def perturb(self, only: Only, perturbation: AnyPerturbation) -> Handle:
         """Add a perturbation, as a click does. It acts from the next pass on; in a loop that marks
         its steps (`insp.watch(batches)`, `insp.tick()`), from the next step on.
 

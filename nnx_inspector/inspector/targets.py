@@ -13,11 +13,16 @@ from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.passes.operations import with_operation
 from nnx_inspector.inspector.passes.rerun import Reruns
-from nnx_inspector.perturbations.apply import check_applies, parameter_keys
-from nnx_inspector.perturbations.base import OfPart
+from nnx_inspector.perturbations.apply_setting import check_applies, parameter_keys
+from nnx_inspector.perturbations.base import PartBase
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import chosen_layer
-from nnx_inspector.perturbations.places import Known, is_live, place_of, require_known
+from nnx_inspector.perturbations.places import (
+    AnyPerturbation,
+    fits_row,
+    place_of,
+    require_perturbation,
+)
 
 
 class Targets:
@@ -27,9 +32,9 @@ class Targets:
         self._core, self._rerun = core, rerun
         core.handles.check = self._check_value
 
-    def perturb(self, only: Only, perturbation: Known) -> Handle:
+    def perturb(self, only: Only, perturbation: AnyPerturbation) -> Handle:
         self._core.require_open()
-        require_known(perturbation)
+        require_perturbation(perturbation)
         only, rows = chosen_layer(only)
         if isinstance(only, str):  # an operation that is perturbed is shown from then on
             self._rerun.show(with_operation(self._core, only))
@@ -73,18 +78,18 @@ class Targets:
                     return f" To see this method, make the Inspector with only=['**', {key!r}]."
         return ""
 
-    def _check(self, one: Known, sites: Sequence[str], rows: tuple[int, ...]) -> None:
+    def _check(self, one: AnyPerturbation, sites: Sequence[str], rows: tuple[int, ...]) -> None:
         """Raise an error if a perturbation has no meaning in the pass on screen."""
         if isinstance(one, ParameterPerturbation):
             self._rerun.reached().check_parameters(one, sites, rows)
-        elif is_live(one) and not rows:
+        elif fits_row(one) and not rows:
             outputs = {call.site: call.output for call in self._core.trace.calls}
             for site in sites:
                 check_applies(one, site, outputs[site])
         else:
             self._rerun.reached().check(one, sites, rows)
 
-    def _check_value(self, value: Known, handle: Handle) -> None:
+    def _check_value(self, value: AnyPerturbation, handle: Handle) -> None:
         same = place_of(value, handle.sites, handle.rows) == handle.place
-        if not same or isinstance(value, OfPart):  # whose numbers may be beyond an axis
+        if not same or isinstance(value, PartBase):  # whose numbers may be beyond an axis
             self._check(value, handle.sites, handle.rows)

@@ -28,7 +28,7 @@ from nnx_inspector.hooks.cache_key import cache_key
 from nnx_inspector.hooks.pytrees import dict_orders
 from nnx_inspector.lenses.extremes import NOBODY, Extremes
 from nnx_inspector.lenses.observed import Observed, observed, require_whole
-from nnx_inspector.perturbations.effects import with_positions
+from nnx_inspector.perturbations.effects import value_and_positions
 from nnx_inspector.perturbations.perturbed import check_layers, without_layers
 from nnx_inspector.program.analysis.cost import peak_bytes
 from nnx_inspector.program.editing.counting import Where
@@ -203,7 +203,7 @@ class Stream:
                 f"other units than the batches before: {len(self.found.nan)} of them. Choose their "
                 f"axis with axis=."
             )
-        plan = Plan(summarise=False, keep=Keep(values=with_positions, counts=True))
+        plan = Plan(summarise=False, keep=Keep(values=value_and_positions, counts=True))
         (mark,) = survey.marks
         if mark.where and not mark.counted[call.array]:
             mask, value = in_words(np.dtype(bool), mark.where), in_words(call.dtype, call.shape)

@@ -16,8 +16,8 @@ from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.messages import GRADIENT, Reached
 from nnx_inspector.live.programs.whose import SPLIT_INSIDE, TWINS
 from nnx_inspector.live.session import Session
-from nnx_inspector.perturbations.base import OfPart
-from nnx_inspector.perturbations.places import Known, Place, misfit, refusal
+from nnx_inspector.perturbations.base import PartBase
+from nnx_inspector.perturbations.places import AnyPerturbation, Place, misfit_clause, misfit_error
 from nnx_inspector.recordings.facts import Uncalled
 
 MEASURED = 3
@@ -43,7 +43,7 @@ class Expected:
     """
 
     number: int
-    perturbation: Known
+    perturbation: AnyPerturbation
     place: Place
     in_use: Place | None
     sites: tuple[str, ...]
@@ -296,11 +296,15 @@ class Diagnostics:
         }
 
 
-def _lacks(one: Known, site: str, seen: object) -> str:
+def _lacks(one: AnyPerturbation, site: str, seen: object) -> str:
     """Why what a site has does not have the part that a perturbation chooses by its numbers, which
     its program does not know; "" if it has.
     """
-    return misfit(refusal(one, site, seen)) if isinstance(one, OfPart) and seen is not None else ""
+    return (
+        misfit_clause(misfit_error(one, site, seen))
+        if isinstance(one, PartBase) and seen is not None
+        else ""
+    )
 
 
 # --------------------------------------------------------- what was not recorded

@@ -32,18 +32,18 @@ from nnx_inspector.hooks.sites import CALL, parse_key, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.live.beginning import Held, arguments_of, held_by_call, path_within, reading
 from nnx_inspector.live.messages import Begun, ReachedSite, listeners
-from nnx_inspector.perturbations.apply import parameter_rules
-from nnx_inspector.perturbations.perturbed import among, takes_positions
+from nnx_inspector.perturbations.apply_setting import parameter_rules
+from nnx_inspector.perturbations.perturbed import restrict_to, takes_positions
+from nnx_inspector.perturbations.perturbed_parameters import hold_perturbed
 from nnx_inspector.perturbations.places import (
     PARAMETER,
     ROW,
     Place,
-    apply,
-    misfit,
-    refusal,
-    switched,
+    apply_if,
+    apply_row,
+    misfit_clause,
+    misfit_error,
 )
-from nnx_inspector.perturbations.substitute import parameters_within
 from nnx_inspector.program.analysis.error_notes import note_site
 from nnx_inspector.program.editing.counting import Where, call_begins, counted_beside, counting
 from nnx_inspector.program.function import call_in_shapes
@@ -298,7 +298,7 @@ class Watch:
             return
         places = [place for place, _ in mine]
         rules = parameter_rules(places, [data for _, data in mine])
-        with parameters_within(context.module, parse_key(context.path)[0], rules) as reached:
+        with hold_perturbed(context.module, parse_key(context.path)[0], rules) as reached:
             run.begun.reached.update(
                 (key, p, why, None) for p in places for key, why in reached if key in p.sites
             )
@@ -319,20 +319,20 @@ class Watch:
             reached = set[ReachedSite]()
             if row:
                 index, rows = self.keys.index(site), self._rows(run)
-                values = [apply(x, rows, index) for x in values]
+                values = [apply_row(x, rows, index) for x in values]
             for i, place in mine:
                 on, numbers = self._data(run, i)
                 one = jax.tree.unflatten(place.treedef, numbers)
                 here = self._in_layer(run, site, i, place, on, values)
                 for n, x in enumerate(values):
-                    why = misfit(refusal(one, site, x))
+                    why = misfit_clause(misfit_error(one, site, x))
                     seen = jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x))
                     reached.add((site, place, why, seen))
                     if not why:
                         act = functools.partial(_acted, name=f"{site}/{number}/{n}")
                         where = counted_beside(self.owner, x) if takes_positions(one) else None
-                        values[n] = switched(
-                            here, act, x, one if where is None else among(one, where)
+                        values[n] = apply_if(
+                            here, act, x, one if where is None else restrict_to(one, where)
                         )
             return values, {"reached": frozenset(reached)}
 

@@ -22,13 +22,13 @@ from nnx_inspector.arrays import is_array
 from nnx_inspector.perturbations.base import (
     At,
     Form,
+    Misfit,
     Perturbation,
-    Refusal,
     broadcasts,
+    cast_like,
     check_number,
     dtype_of,
     kind,
-    like,
     one_number,
     static,
 )
@@ -84,11 +84,11 @@ class Mean(Perturbation):
         if not all(isinstance(axis, (int, np.integer)) for axis in axes):
             raise TypeError(f"Mean takes one axis or several, as integers, got {self.axis!r}.")
         if self.where is not None:
-            object.__setattr__(self, "where", _mask_of(self.where))
+            object.__setattr__(self, "where", _position_mask(self.where))
 
     def apply(self, x: jax.Array) -> jax.Array:
         if self.value is not None:
-            return jnp.broadcast_to(like(self.value, x), x.shape)
+            return jnp.broadcast_to(cast_like(self.value, x), x.shape)
         wide = x.dtype if x.dtype.itemsize >= 4 else jnp.float32
         counts = None
         if self.where is not None:
@@ -99,7 +99,7 @@ class Mean(Perturbation):
         mean = jnp.mean(x.astype(wide), self.axis, keepdims=True, where=counts).astype(x.dtype)
         return jnp.broadcast_to(mean, x.shape)
 
-    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Misfit | None:
         axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
         ndim = len(x.shape)
         if self.where is not None:
@@ -118,7 +118,7 @@ class Mean(Perturbation):
         return super().why_not(x)
 
 
-def _mask_of(given: Value) -> Any:
+def _position_mask(given: Value) -> Any:
     """The mask of a `Mean`; traced ones pass."""
     if isinstance(given, jax.ShapeDtypeStruct):
         return given
@@ -156,7 +156,7 @@ class Scale(Perturbation):
     numbers: ClassVar[Mapping[str, float | None]] = {"factor": None}
 
     def apply(self, x: jax.Array) -> jax.Array:
-        return x * like(self.factor, x)
+        return x * cast_like(self.factor, x)
 
     def __repr__(self) -> str:
         return (
@@ -191,7 +191,7 @@ class Shift(Perturbation):
     arrays: ClassVar[tuple[str, ...]] = ("offset",)
 
     def apply(self, x: jax.Array) -> jax.Array:
-        return x + like(self.strength, x) * like(self.offset, x)
+        return x + cast_like(self.strength, x) * cast_like(self.offset, x)
 
 
 @kind()
@@ -220,7 +220,7 @@ class Noise(Perturbation):
         return self.apply_at(x, "")
 
     def apply_at(self, x: jax.Array, name: str) -> jax.Array:
-        return x + like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)
+        return x + cast_like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)
 
 
 def noise(seed: Value, shape: tuple[int, ...], dtype: DTypeLike, name: str) -> jax.Array:
@@ -269,19 +269,19 @@ class Clamp(Perturbation):
 
     def apply(self, x: jax.Array) -> jax.Array:
         if self.low is not None:
-            x = jnp.maximum(x, _bound(self.low, x))
-        return x if self.high is None else jnp.minimum(x, _bound(self.high, x))
+            x = jnp.maximum(x, _cast_bound(self.low, x))
+        return x if self.high is None else jnp.minimum(x, _cast_bound(self.high, x))
 
-    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Misfit | None:
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
             return TypeError("complex numbers have no order")
         return super().why_not(x)
 
 
-def _bound(value: object, x: jax.Array) -> jax.Array:
+def _cast_bound(value: object, x: jax.Array) -> jax.Array:
     """A bound in the dtype of the array; a bound beyond an integer dtype's range is clipped."""
     if not jnp.issubdtype(x.dtype, jnp.integer):
-        return like(value, x)
+        return cast_like(value, x)
     value = jnp.asarray(value)
     own, of_x = jnp.iinfo(value.dtype), jnp.iinfo(x.dtype)
     low, high = max(own.min, of_x.min), min(own.max, of_x.max)
@@ -311,7 +311,7 @@ class Cast(Perturbation):
         rounded = jax.lax.optimization_barrier(x.astype(self.dtype))
         return rounded.astype(x.dtype)
 
-    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Misfit | None:
         complex_x, complex_d = (
             jnp.issubdtype(d, jnp.complexfloating) for d in (x.dtype, self.dtype)
         )
@@ -382,7 +382,7 @@ class Mask(Perturbation):
         named: Params = {"units": on.shape if on.ndim > 1 else len(on)}
         named |= {} if self.axis == -1 else {"axis": self.axis}
         named |= {} if self.at == "output" else {"at": self.at}
-        return self._written("Mask.without", [_listed(np.flatnonzero(~on))], named, short=False)
+        return self._written("Mask.without", [_list_text(np.flatnonzero(~on))], named, short=False)
 
     def _shape(self, ndim: int) -> tuple[int, ...]:
         shape, axis = jnp.shape(self.mask), self.axis % ndim
@@ -394,7 +394,7 @@ class Mask(Perturbation):
             return jnp.where(mask, x, jnp.zeros_like(x))
         return x * mask.astype(x.dtype)
 
-    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Misfit | None:
         ndim = len(x.shape)
         if not -ndim <= self.axis < ndim:
             return ValueError(f"it has no axis {self.axis}")
@@ -407,7 +407,7 @@ class Mask(Perturbation):
         return None
 
 
-def _listed(numbers: np.ndarray) -> str:
+def _list_text(numbers: np.ndarray) -> str:
     """A list of rising numbers as Python text, with four or more in a row as a range."""
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
     texts = [
@@ -435,7 +435,7 @@ class Patch(Perturbation):
     arrays: ClassVar[tuple[str, ...]] = ("value", "where")
 
     def apply(self, x: jax.Array) -> jax.Array:
-        value = jnp.broadcast_to(like(self.value, x), x.shape)
+        value = jnp.broadcast_to(cast_like(self.value, x), x.shape)
         return value if self.where is None else jnp.where(jnp.asarray(self.where), value, x)
 
 
@@ -463,7 +463,7 @@ class Apply(Perturbation):
     def apply(self, x: jax.Array) -> jax.Array:
         return keeping_sharding(lambda _, y: y, x, self.fn(x, *self.args))
 
-    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Misfit | None:
         made = jax.eval_shape(self.fn, x, *self.args)
         if not is_array(made) or made.shape != x.shape or made.dtype != x.dtype:
             return ValueError(f"the function returns {made}, but it must keep shape and dtype")

@@ -31,7 +31,7 @@ from nnx_inspector.typing import DTypeLike, Params, Value
 
 At = Literal["output", "input"]
 T = TypeVar("T")
-Refusal = TypeError | ValueError
+Misfit = TypeError | ValueError
 """TypeError if a kind has no meaning for a dtype, ValueError for any other misfit."""
 
 
@@ -170,7 +170,7 @@ class Kind:
         self, name: str, first: list[str], named: Mapping[str, object], *, short: bool
     ) -> str:
         ours = type(self).__module__.startswith("nnx_inspector")
-        texts = {key: _text(value, short) for key, value in named.items()}
+        texts = {key: _argument_text(value, short) for key, value in named.items()}
         if not short and (not ours or "" in texts.values()):
             return ""
         parts = [*first, *(f"{key}={text}" for key, text in texts.items())]
@@ -202,7 +202,7 @@ class Perturbation(Kind):
         """As `apply`, for an array with a name, on which random numbers depend."""
         return self.apply(x)
 
-    def only(self, units: Chosen = None, *, axis: int = -1, example: int | None = None) -> Part:
+    def only(self, units: Units = None, *, axis: int = -1, example: int | None = None) -> Part:
         """The same perturbation of chosen units, or of one example; the rest stays as it is.
 
         Other units, or another example, compile nothing. With both, the units of that example
@@ -221,18 +221,18 @@ class Perturbation(Kind):
         """
         return Part(self, units, example, axis)
 
-    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
-        """Why it does not fit such an array, or None. `region.refusal` makes the error to raise."""
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Misfit | None:
+        """Why it does not fit such an array, or None; `places.misfit_error` is what is raised."""
         if self.floating_only and not jnp.issubdtype(x.dtype, jnp.inexact):
             return TypeError(f"{type(self).__name__} needs floating-point values")
         return first_misfit(self, (*self.numbers, *self.arrays), x)
 
 
-Chosen = int | Sequence[int] | Sequence[bool] | npt.NDArray[Any] | jax.Array | None
+Units = int | Sequence[int] | Sequence[bool] | npt.NDArray[Any] | jax.Array | None
 """Units along an axis: one index, several, or a boolean for each unit."""
 
 
-class OfPart(Kind):
+class PartBase(Kind):
     """What the part of a value and that of a parameter share."""
 
     whole: Value
@@ -286,12 +286,12 @@ class OfPart(Kind):
         """True where an array of this shape is perturbed; it broadcasts to the shape."""
         on = jnp.ones((1,) * len(shape), jnp.bool_)
         if self.units is not None:
-            on &= _along(self.units, shape, self.axis)
-        return on if self.example is None else on & _along(self.example, shape, 0)
+            on &= _mask_along(self.units, shape, self.axis)
+        return on if self.example is None else on & _mask_along(self.example, shape, 0)
 
-    def misfit(self, shape: tuple[int, ...]) -> Refusal | None:
+    def misfit(self, shape: tuple[int, ...]) -> Misfit | None:
         """Why an array has no such part, as far as the numbers of all its parts are known."""
-        if isinstance(self.whole, OfPart) and (why := self.whole.misfit(shape)) is not None:
+        if isinstance(self.whole, PartBase) and (why := self.whole.misfit(shape)) is not None:
             return why
         for value, axis, what in ((self.units, self.axis, "unit"), (self.example, 0, "example")):
             if value is None:
@@ -305,7 +305,7 @@ class OfPart(Kind):
                         f"a mask of shape {value.shape} does not fit the {count} {what}s along its "
                         f"axis {axis}"
                     )
-            elif (known := _known(value)) is not None:
+            elif (known := _numbers_if_known(value)) is not None:
                 beyond = [int(i) for i in known if not -count <= i < count]
                 if beyond:
                     return ValueError(
@@ -314,17 +314,21 @@ class OfPart(Kind):
                     )
         return None
 
-    def lacking(self, shape: tuple[int, ...]) -> Any:
+    def is_out_of_bounds(self, shape: tuple[int, ...]) -> Any:
         """Whether an array has no such part, bool[]; False if `misfit` knows."""
-        found = self.whole.lacking(shape) if isinstance(self.whole, OfPart) else False
+        found = self.whole.is_out_of_bounds(shape) if isinstance(self.whole, PartBase) else False
         for value, axis in ((self.units, self.axis), (self.example, 0)):
-            if jit.is_tracer(value) and value.dtype != jnp.bool_ and _known(value) is None:
+            if (
+                jit.is_tracer(value)
+                and value.dtype != jnp.bool_
+                and _numbers_if_known(value) is None
+            ):
                 count = shape[axis]
                 found = found | jnp.any((value < -count) | (value >= count))
         return found
 
 
-def _known(numbers: object) -> list[Value] | None:
+def _numbers_if_known(numbers: object) -> list[Value] | None:
     """The numbers, where `vmap` or `grad` maps arrays and not those of a program; None if not."""
     if isinstance(numbers, jax.ShapeDtypeStruct):
         return None
@@ -333,14 +337,14 @@ def _known(numbers: object) -> list[Value] | None:
 
 
 @kind(checked=True)
-class Part(OfPart, Perturbation):  # pyright: ignore[reportIncompatibleVariableOverride]
+class Part(PartBase, Perturbation):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A perturbation of a part of a value; see `Perturbation.only`, which makes it."""
 
     whole: Value
     units: Value = None
     example: Value = None
     axis: int = static(-1)
-    __repr__ = OfPart.__repr__
+    __repr__ = PartBase.__repr__
 
     @property
     def at(self) -> At:  # type: ignore[override]
@@ -357,7 +361,7 @@ class Part(OfPart, Perturbation):  # pyright: ignore[reportIncompatibleVariableO
         y = self.whole.apply_at(x, name)
         return keeping_sharding(lambda x, y, one: jnp.where(one.where(x.shape), y, x), x, y, self)
 
-    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Misfit | None:
         return self.whole.why_not(x) or self.misfit(x.shape)
 
 
@@ -376,7 +380,7 @@ def _indices(value: object, name: str, rank: int) -> Value:
     return array if traced or array.dtype == np.bool_ else array.astype(np.int32)
 
 
-def _along(chosen: object, shape: tuple[int, ...], axis: int) -> jax.Array:
+def _mask_along(chosen: object, shape: tuple[int, ...], axis: int) -> jax.Array:
     """Whether each place along an axis is chosen. A traced index beyond it chooses nothing."""
     count = shape[axis]
     on = jnp.asarray(chosen)
@@ -388,13 +392,13 @@ def _along(chosen: object, shape: tuple[int, ...], axis: int) -> jax.Array:
 
 def is_random(one: object) -> bool:
     """Whether the effect of a perturbation on an array depends on the array's name."""
-    if isinstance(one, OfPart):
+    if isinstance(one, PartBase):
         return is_random(one.whole)
     of = getattr(type(one), "apply_at", None)
     return of is not Perturbation.apply_at
 
 
-def first_misfit(one: object, names: Iterable[str], x: Value) -> Refusal | None:
+def first_misfit(one: object, names: Iterable[str], x: Value) -> Misfit | None:
     """Why one of the named fields, the first that fails, does not fit an array; or None."""
     for name in names:
         value = getattr(one, name)
@@ -402,17 +406,17 @@ def first_misfit(one: object, names: Iterable[str], x: Value) -> Refusal | None:
             continue
         if not broadcasts(jnp.shape(value), x.shape):
             return ValueError(f"{name}= of shape {jnp.shape(value)} does not broadcast to it")
-        if _rank(dtype_of(value)) > _rank(x.dtype):
+        if _dtype_rank(dtype_of(value)) > _dtype_rank(x.dtype):
             return TypeError(f"{name}= of {dtype_of(value)} cannot be cast to {x.dtype}")
     return None
 
 
-_RANKS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+_DTYPE_RANKS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
-def _rank(dtype: DTypeLike) -> int:
+def _dtype_rank(dtype: DTypeLike) -> int:
     """The rank of a dtype's kind of number; each kind includes those of lower rank."""
-    return next(i for i, kind in enumerate(_RANKS) if jnp.issubdtype(dtype, kind))
+    return next(i for i, kind in enumerate(_DTYPE_RANKS) if jnp.issubdtype(dtype, kind))
 
 
 def dtype_of(value: object) -> Any:
@@ -454,7 +458,7 @@ def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     )
 
 
-def like(value: object, x: jax.Array) -> jax.Array:
+def cast_like(value: object, x: jax.Array) -> jax.Array:
     return jnp.asarray(value).astype(x.dtype)
 
 
@@ -472,21 +476,21 @@ def _is_default(value: object, default: object) -> bool:
     return plain and type(value) is type(default) and value == default
 
 
-def _text(value: Value, short: bool) -> str:
+def _argument_text(value: Value, short: bool) -> str:
     """A value as Python text; without `short`, "" if there is none."""
     if isinstance(value, (bool, int, NoneType)):
         return repr(value)
     if isinstance(value, float):
-        return _rounded(value) if short else repr(value) if math.isfinite(value) else ""
+        return _rounded_text(value) if short else repr(value) if math.isfinite(value) else ""
     if isinstance(value, str):
         return repr(value) if short else json.dumps(value)
     if isinstance(value, np.dtype):
         return value.name if short else json.dumps(value.name)
     if isinstance(value, tuple):
-        inner = [_text(one, short) for one in value]
+        inner = [_argument_text(one, short) for one in value]
         return "" if "" in inner else f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
     if is_array(value) and value.shape == () and value.dtype.kind in "fiub":
-        return _text(value.item(), short)
+        return _argument_text(value.item(), short)
     if not short:
         return ""
     if is_array(value):
@@ -495,6 +499,6 @@ def _text(value: Value, short: bool) -> str:
     return name if isinstance(name, str) else type(value).__name__
 
 
-def _rounded(number: float) -> str:
+def _rounded_text(number: float) -> str:
     text = f"{number:.6g}"
     return text if text != f"{number:.0f}" else f"{number:.1f}"

@@ -51,7 +51,7 @@ class Differences:
     result: Value = None
 
 
-def with_positions(x: Value, where: Value) -> tuple[Value, Value]:
+def value_and_positions(x: Value, where: Value) -> tuple[Value, Value]:
     """What `Keep(values=)` keeps of an array: itself, and which of its positions count; None for
     all.
     """
@@ -64,7 +64,7 @@ def differences(stage: Staged, inputs: list[Array], plan: Plan, *, root: str = R
     `inputs` are the perturbed pass's; the clean pass has the stage's own. The site `root` (or `""`,
     if it is not called) returns the model's result.
     """
-    keep = Keep(values=with_positions, parts=(OUTPUT,), counts=True)
+    keep = Keep(values=value_and_positions, parts=(OUTPUT,), counts=True)
     nothing = Plan(summarise=False, keep=keep)
     of_clean, seen = stage.evaluate(stage.inputs, plan=nothing)
     clean = _values(stage, seen)
@@ -83,25 +83,25 @@ def differences(stage: Staged, inputs: list[Array], plan: Plan, *, root: str = R
     result = None
     if root in pairs and any(mark.counted for mark in stage.survey.marks):
         both = (out[: stage.outputs] for out in (of_clean, of_moved))
-        wheres = wheres_by_form(pairs[root])
-        result = [(x, y, wheres.get(form_of(x))) for x, y in zip(*both, strict=True)]
-    return _figures(pairs, result, None if logits_of(output, *of_logits) is None else root)
+        wheres = masks_by_shape(pairs[root])
+        result = [(x, y, wheres.get(shape_and_kind(x))) for x, y in zip(*both, strict=True)]
+    return _measure(pairs, result, None if logits_of(output, *of_logits) is None else root)
 
 
-def form_of(x: Value) -> Value:
+def shape_and_kind(x: Value) -> Value:
     """What a mask of positions depends on."""
     return tuple(x.shape), jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-def wheres_by_form(found: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:
+def masks_by_shape(found: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:
     """Form -> which positions count, from arrays that each have theirs as the last entry: so a
     function of the model counts those of the model in what has the form of the model's output.
     """
-    return {form_of(x): where for x, *_, where in found if where is not None}
+    return {shape_and_kind(x): where for x, *_, where in found if where is not None}
 
 
 @internal_config()
-def change_where(found: Iterable[tuple[Value, Value, Value]]) -> jax.Array:
+def relative_change_where(found: Iterable[tuple[Value, Value, Value]]) -> jax.Array:
     """`relative_change` in a program, of clean and perturbed arrays, each pair with the
     positions that count; None for all.
     """
@@ -113,7 +113,7 @@ def change_where(found: Iterable[tuple[Value, Value, Value]]) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _figures(
+def _measure(
     pairs: dict[str, list[tuple[Value, Value, Value]]],
     result: list[tuple[Value, Value, Value]] | None,
     logits: str | None,
@@ -123,8 +123,8 @@ def _figures(
         clean, moved, where = pairs[logits][0]
         kl = kl_divergence(clean, moved, where=where)
         top1 = top1_changed(clean, moved, where=where)
-    sites = {site: change_where(of) for site, of in pairs.items()}
-    return Differences(sites, kl, top1, None if result is None else change_where(result))
+    sites = {site: relative_change_where(of) for site, of in pairs.items()}
+    return Differences(sites, kl, top1, None if result is None else relative_change_where(result))
 
 
 def _values(stage: Staged, seen: list[Value]) -> dict[str, list[tuple[Value, Value]]]:
@@ -199,7 +199,7 @@ def kl_divergence(
     q. NaN if a class of a row has an undefined probability; -Inf, which rules a class out, is
     allowed.
     """
-    log_p, log_q = _log_softmax(_wide(jnp, clean)), _log_softmax(_wide(jnp, perturbed))
+    log_p, log_q = _log_softmax(_widen(jnp, clean)), _log_softmax(_widen(jnp, perturbed))
     p, q = jnp.exp(log_p), jnp.exp(log_q)
     t = jnp.where(p > 0, log_q - jnp.where(p > 0, log_p, 0), 0)
     small = (p > 0) & (jnp.abs(t) < 0.03)
@@ -228,7 +228,7 @@ def top1_changed(
     """The fraction, 0 to 1, of the positions that count whose most likely class changed; NaN if
     logits contain NaN.
     """
-    clean, perturbed = _wide(jnp, clean), _wide(jnp, perturbed)
+    clean, perturbed = _widen(jnp, clean), _widen(jnp, perturbed)
     changed = jnp.argmax(clean, axis=-1) != jnp.argmax(perturbed, axis=-1)
     unknown = jnp.isnan(jnp.max(clean, axis=-1)) | jnp.isnan(jnp.max(perturbed, axis=-1))
     return _mean(jnp.where(unknown, jnp.nan, changed.astype(clean.dtype)), where)
@@ -258,7 +258,7 @@ def logits_of(output: object, logits: Logits = None, program: Jaxpr | None = Non
     arrays = [x for x in jax.tree.leaves(output) if is_array(x)]
     if logits is None:
         fits = len(arrays) == 1 and _could_be_logits(arrays[0]) and arrays[0].ndim >= 2
-        fits = fits and (program is None or _chooses(program, arrays[0].shape[-1]))
+        fits = fits and (program is None or _takes_maximum(program, arrays[0].shape[-1]))
         return arrays[0] if fits else None
     if logits is True and len(arrays) != 1:
         raise TypeError(
@@ -275,7 +275,7 @@ def logits_of(output: object, logits: Logits = None, program: Jaxpr | None = Non
     return found
 
 
-def _chooses(jaxpr: Jaxpr, classes: int) -> bool:
+def _takes_maximum(jaxpr: Jaxpr, classes: int) -> bool:
     """Whether a program takes a maximum over a last axis of this length after its last call."""
     after = False
     for equation in _equations(jaxpr):
@@ -317,11 +317,11 @@ def _pairs(xp: object, clean: object, perturbed: object) -> list[tuple[Value, Va
                     f"The clean and perturbed outputs differ in shape: arrays of shape "
                     f"{list(a.shape)} and {list(shape or ())}."
                 )
-            pairs.append((_wide(xp, a), _wide(xp, b)))
+            pairs.append((_widen(xp, a), _widen(xp, b)))
     return pairs
 
 
-def _wide(xp: object, x: Value) -> Value:
+def _widen(xp: object, x: Value) -> Value:
     """The array as float64 on the host, at least float32 in a program: bfloat16 sums are poor."""
     is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
     if xp is np:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.perturbations.base import At, Form, Perturbation, Refusal, kind, static
+from nnx_inspector.perturbations.base import At, Form, Misfit, Perturbation, kind, static
 from nnx_inspector.typing import Primitive, Value
 
 
@@ -28,9 +28,11 @@ class GradientPerturbation(Perturbation):
 
     def apply(self, x: jax.Array) -> jax.Array:
         dtype = jnp.float64 if jnp.finfo(x.dtype).bits == 64 else jnp.float32
-        return _changed.bind(x, jnp.asarray(self._number(), dtype), how=self.how, mapped=0)
+        return _change_cotangent_p.bind(
+            x, jnp.asarray(self._number(), dtype), how=self.how, mapped=0
+        )
 
-    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Misfit | None:
         for name in self.numbers:
             if (shape := jnp.shape(getattr(self, name))) != ():
                 return ValueError(f"{name} is one number, or vmapped over; it has shape {shape}")
@@ -104,7 +106,7 @@ class ClipGradient(GradientPerturbation):
         return self.norm
 
 
-def _cotangent(ct: jax.Array, number: jax.Array, how: str) -> jax.Array:
+def _change_cotangent(ct: jax.Array, number: jax.Array, how: str) -> jax.Array:
     if how == "stop":
         return jnp.zeros_like(ct)
     if how == "scale":
@@ -122,8 +124,8 @@ def _cotangent(ct: jax.Array, number: jax.Array, how: str) -> jax.Array:
     return jnp.where(too_long, scaled * (number / norm), wide).astype(ct.dtype)
 
 
-_changed = jaxprs.identity("nnx_inspector_change_cotangent")
-_changed_linear = jaxprs.identity("nnx_inspector_change_cotangent_linear")
+_change_cotangent_p = jaxprs.identity("nnx_inspector_change_cotangent")
+_change_cotangent_linear_p = jaxprs.identity("nnx_inspector_change_cotangent_linear")
 
 
 def _jvp(
@@ -131,13 +133,13 @@ def _jvp(
 ) -> tuple[Value, Value]:
     (x, number), (t, _) = primals, tangents
     out = of.bind(x, number, **params)
-    return out, t if type(t) is ad.Zero else _changed_linear.bind(t, number, **params)
+    return out, t if type(t) is ad.Zero else _change_cotangent_linear_p.bind(t, number, **params)
 
 
 def _transpose(ct: Value, t: object, number: Value, *, how: str, mapped: int) -> Value:
     if type(ct) is ad.Zero:
         return ct, None
-    change = functools.partial(_cotangent, how=how)
+    change = functools.partial(_change_cotangent, how=how)
     for _ in range(mapped):
         change = jax.vmap(change)
     return change(ct, jnp.broadcast_to(number, ct.shape[:mapped])), None
@@ -157,7 +159,7 @@ def _batch(
     return of.bind(x, number, how=how, mapped=mapped + 1), 0
 
 
-for _primitive in (_changed, _changed_linear):
+for _primitive in (_change_cotangent_p, _change_cotangent_linear_p):
     ad.primitive_jvps[_primitive] = functools.partial(_jvp, of=_primitive)
     batching.primitive_batchers[_primitive] = functools.partial(_batch, _primitive)
-ad.primitive_transposes[_changed_linear] = _transpose
+ad.primitive_transposes[_change_cotangent_linear_p] = _transpose

@@ -12,15 +12,15 @@ import jax.numpy as jnp
 
 from nnx_inspector.perturbations.activations import noise
 from nnx_inspector.perturbations.base import (
-    Chosen,
     Form,
     Kind,
-    OfPart,
-    Refusal,
+    Misfit,
+    PartBase,
+    Units,
+    cast_like,
     check_numbers,
     first_misfit,
     kind,
-    like,
     lists_as_arrays,
     static,
 )
@@ -39,11 +39,11 @@ class ParameterPerturbation(Kind):
         """The parameter called `name`, perturbed."""
         raise NotImplementedError
 
-    def only(self, units: Chosen, *, axis: int = -1) -> ParameterPart:
+    def only(self, units: Units, *, axis: int = -1) -> ParameterPart:
         """The same perturbation of chosen units along an axis; see `Perturbation.only`."""
         return ParameterPart(self, units, axis=axis)
 
-    def why_not(self, x: Value) -> Refusal | None:
+    def why_not(self, x: Value) -> Misfit | None:
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return TypeError(f"{type(self).__name__} needs floating-point values")
         return first_misfit(self, self.arrays, x)
@@ -69,7 +69,7 @@ class ParameterNoise(ParameterPerturbation):
         check_numbers(self, {"std": 0.0})
 
     def apply(self, x: jax.Array, name: str) -> jax.Array:
-        return x + like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)
+        return x + cast_like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)
 
 
 @kind()
@@ -94,17 +94,17 @@ class PruneMask(ParameterPerturbation):
 
 
 @kind()
-class ParameterPart(OfPart, ParameterPerturbation):  # pyright: ignore[reportIncompatibleVariableOverride]
+class ParameterPart(PartBase, ParameterPerturbation):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A perturbation of a part of a parameter; see `Perturbation.only`."""
 
     whole: Value
     units: Value = None
     example: Value = None
     axis: int = static(-1)
-    __repr__ = OfPart.__repr__
+    __repr__ = PartBase.__repr__
 
     def apply(self, x: jax.Array, name: str) -> jax.Array:
         return jnp.where(self.where(x.shape), self.whole.apply(x, name), x)
 
-    def why_not(self, x: Value) -> Refusal | None:
+    def why_not(self, x: Value) -> Misfit | None:
         return self.whole.why_not(x) or self.misfit(x.shape)

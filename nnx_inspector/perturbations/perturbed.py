@@ -21,13 +21,18 @@ from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.hooks.operations import kernels
 from nnx_inspector.hooks.sites import Only, Selection, split_operation
 from nnx_inspector.perturbations.activations import Mean
-from nnx_inspector.perturbations.base import Kind, OfPart, Perturbation, is_random
+from nnx_inspector.perturbations.base import Kind, PartBase, Perturbation, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.places import loud, nothing_to_perturb, refusal, switched
-from nnx_inspector.perturbations.substitute import (
+from nnx_inspector.perturbations.perturbed_parameters import (
     ParameterRule,
     perturbed_parameters,
     with_own_parameters,
+)
+from nnx_inspector.perturbations.places import (
+    apply_if,
+    misfit_error,
+    nan_if_out_of_bounds,
+    no_array_error,
 )
 from nnx_inspector.program.function import as_function
 from nnx_inspector.program.marking import marking_hooks
@@ -140,7 +145,7 @@ def perturbed(f: object) -> Function:
             if not stage.eager:
                 _check(stage, rules)
             numbered = any(is_random(one) for rule in rules for one in rule.perturbations)
-            perturb = at_marks(stage.calls, _by_rules(rules), _checked_at(stage))
+            perturb = perturb_at_marks(stage.calls, _actions_of(rules), _check_in(stage))
             plan = Plan(summarise=False, perturb=perturb, numbered=numbered)
             replaced = perturbed_parameters(
                 stage, [rule.of_parameters for rule in rules if rule.of_parameters.perturbations]
@@ -164,10 +169,10 @@ def _rules(perturbations: Perturbations) -> list[_Rule]:
         if not isinstance(key, str):
             raise TypeError(f"A key must be a site key or a glob, got {type(key).__name__}.")
     # a dict that passes through jit comes out sorted: the order must not depend on that
-    return [_Rule(key, _several(key, perturbations[key])) for key in sorted(perturbations)]
+    return [_Rule(key, _as_perturbations(key, perturbations[key])) for key in sorted(perturbations)]
 
 
-def _several(key: str, value: object) -> tuple[Value, ...]:
+def _as_perturbations(key: str, value: object) -> tuple[Value, ...]:
     found = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     for one in found:
         if not isinstance(one, Kind):
@@ -184,20 +189,20 @@ def _several(key: str, value: object) -> tuple[Value, ...]:
 
 def takes_positions(one: Value) -> bool:
     """Whether the effect of a perturbation depends on which positions of a call count."""
-    while isinstance(one, OfPart):
+    while isinstance(one, PartBase):
         one = one.whole
     return isinstance(one, Mean) and one.value is None and one.where is None
 
 
-def among(one: Value, where: Value) -> Value:
+def restrict_to(one: Value, where: Value) -> Value:
     """A perturbation that `takes_positions`, of those that a mask of a value's rank says."""
-    if isinstance(one, OfPart):
-        return dataclasses.replace(cast(Any, one), whole=among(one.whole, where))
+    if isinstance(one, PartBase):
+        return dataclasses.replace(cast(Any, one), whole=restrict_to(one.whole, where))
     return dataclasses.replace(one, where=where)
 
 
 @dataclasses.dataclass(frozen=True)
-class Act:
+class Action:
     """One perturbation at a mark.
 
     Attributes:
@@ -215,9 +220,9 @@ class Act:
     axis: int | None = None
 
 
-def at_marks(
+def perturb_at_marks(
     calls: Mapping[int, int],
-    acts: Callable[[Marked], Iterable[Act]],
+    acts: Callable[[Marked], Iterable[Action]],
     check: Callable[[Perturbation, Marked], None],
 ) -> Callable[..., list[Value]]:
     """The function for `Plan.perturb` that does the acts of each mark, in their order.
@@ -233,40 +238,40 @@ def at_marks(
     ) -> list[Value]:
         for act in acts(mark):
             check(act.one, mark)
-            check_apart(mark, act.rows)
+            check_members(mark, act.rows)
             on, name = _is_on(act, mark.site, rows), f"{mark.site}/{calls[id(mark)]}"
             one = act.one if act.axis is None else act.one.only(on, axis=act.axis)
             on = on if act.axis is None else on.any()
             changes = [
-                functools.partial(_loudly, mapped=mapped, name=f"{name}/{number}")
+                functools.partial(_change_array, mapped=mapped, name=f"{name}/{number}")
                 for number, mapped in enumerate(mark.mapped)
             ]
             ones: list[Value] = [one] * len(values)
             if wheres and takes_positions(one):
                 ones = [one if where is None else (one, where) for where in wheres]
             each = zip(changes, values, ones, strict=True)
-            values = [switched(on, change, x, one) for change, x, one in each]
+            values = [apply_if(on, change, x, one) for change, x, one in each]
         return values
 
     return perturb
 
 
-def _loudly(x: Value, one: Value, *, mapped: tuple[int, ...], name: str) -> Value:
+def _change_array(x: Value, one: Value, *, mapped: tuple[int, ...], name: str) -> Value:
     if not isinstance(one, tuple):
-        return applied(lambda x: loud(one)(x, name), x, mapped)
+        return apply_mapped(lambda x: nan_if_out_of_bounds(one)(x, name), x, mapped)
     whole, where = one
     count = len(mapped)
     shape = (*mapped_first(x, mapped).shape[:count], *where.shape[count:])
-    act = lambda x, where: loud(among(whole, where))(x, name)  # noqa: E731
-    return applied(act, x, mapped, jnp.broadcast_to(where, shape))
+    act = lambda x, where: nan_if_out_of_bounds(restrict_to(whole, where))(x, name)  # noqa: E731
+    return apply_mapped(act, x, mapped, jnp.broadcast_to(where, shape))
 
 
-def _checked_at(stage: Staged) -> Callable[[Perturbation, Marked], None]:
+def _check_in(stage: Staged) -> Callable[[Perturbation, Marked], None]:
     return lambda one, mark: check_fits(one, mark, stage)
 
 
 @internal_config()
-def _is_on(act: Act, site: str, rows: Rows) -> Value:
+def _is_on(act: Action, site: str, rows: Rows) -> Value:
     """Whether an act is active in this iteration of the enclosing scans."""
     on = act.on[tuple(row for row, _ in rows)] if jnp.ndim(act.on) else act.on
     if not act.rows:
@@ -277,14 +282,14 @@ def _is_on(act: Act, site: str, rows: Rows) -> Value:
     return jnp.all(jnp.array([on, *chosen]))
 
 
-def _by_rules(rules: Sequence[_Rule]) -> Callable[[Marked], list[Act]]:
-    at: dict[tuple[str, str], list[Act]] = {}
+def _actions_of(rules: Sequence[_Rule]) -> Callable[[Marked], list[Action]]:
+    at: dict[tuple[str, str], list[Action]] = {}
 
-    def acts(mark: Marked) -> list[Act]:
+    def acts(mark: Marked) -> list[Action]:
         found = at.get((mark.site, mark.part))
         if found is None:
             here = [r for r in rules if Selection(r.pattern).matches_key(mark.site)]
-            found = [Act(one, rule.rows) for rule in here for one in rule.of(mark.part)]
+            found = [Action(one, rule.rows) for rule in here for one in rule.of(mark.part)]
             at[mark.site, mark.part] = found
         return found
 
@@ -318,7 +323,7 @@ def why_unseen(pattern: str, stage: Staged) -> str:
     return f"{pattern!r} cannot be perturbed here: {why}."
 
 
-def check_apart(mark: Marked, rows: Sequence[int]) -> None:
+def check_members(mark: Marked, rows: Sequence[int]) -> None:
     """Raise if one member of an ensemble is chosen where all members share an array."""
     if rows and mark.members and None in mark.member_axes:
         raise ValueError(
@@ -346,7 +351,7 @@ def check_layers(site: str, wanted: Sequence[int], lengths: Sequence[int]) -> No
             raise ValueError(f"{site!r} has {length} layers; there is no layer {index}.")
 
 
-def applied(
+def apply_mapped(
     apply: Callable[..., jax.Array], x: Value, mapped: tuple[int, ...], *others: jax.Array
 ) -> Value:
     """A marked array, perturbed; each example of a vmap separately. `others` have the axes of the
@@ -372,19 +377,19 @@ def check_fits(one: Perturbation, mark: Marked, stage: Staged) -> None:
 def check_arrays(one: Perturbation, mark: Marked) -> None:
     """Raise if a perturbation has no meaning for the arrays of a mark."""
     if not mark.avals:
-        raise nothing_to_perturb(mark.site, mark.part)
+        raise no_array_error(mark.site, mark.part)
     for x in arrays_of(mark):
-        why = refusal(one, mark.site, x)
+        why = misfit_error(one, mark.site, x)
         if why is not None:
             raise why
 
 
 def arrays_of(mark: Marked) -> Iterator[jax.ShapeDtypeStruct]:
     """The arrays of a mark as the module sees them, without the axes of vmaps."""
-    return map(as_seen, mark.avals, mark.mapped)
+    return map(without_mapped_axes, mark.avals, mark.mapped)
 
 
-def as_seen(x: Value, mapped: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+def without_mapped_axes(x: Value, mapped: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     """An array, or its aval, as the module sees it, without the axes of vmaps."""
     shape = list(x.shape)
     for axis in reversed(mapped):

@@ -1,7 +1,7 @@
 """The rows and places by which a program can be perturbed, and the setting of one pass.
 
 For an Inspector, a site's `Zero` or `Scale` is one row of two numbers, (mode, strength), read by
-`apply`: it is switched and tuned without compiling again. If a site has several, their factors
+`apply_row`: it is switched and tuned without compiling again. If a site has several, their factors
 multiply, and Zero wins. A place is static (its sites, its kind, the shapes of its numbers), so
 equal places share a program; whether it is on, and its numbers, are data. Invariant: a row of zeros
 and a place that is off leave the value bitwise as it is, and switching or tuning never changes the
@@ -28,7 +28,7 @@ from nnx_inspector._compat.native import APPLY, call, in_the_width, lower_for_a_
 from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.perturbations.activations import Apply, Scale, Zero
-from nnx_inspector.perturbations.base import OfPart, Perturbation, Refusal
+from nnx_inspector.perturbations.base import Misfit, PartBase, Perturbation
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.structure import describe, is_observable
@@ -87,10 +87,10 @@ def place_of(perturbation: Any, sites: Sequence[str], rows: Sequence[int] = ()) 
     )
 
 
-def applied(
+def apply_place(
     place: Place, on: object, leaves: Sequence[object], x: jax.Array, name: str
 ) -> jax.Array:
-    """`x` perturbed by a place if `on` is true, otherwise `x` itself; see `switched`.
+    """`x` perturbed by a place if `on` is true, otherwise `x` itself; see `apply_if`.
 
     Args:
         on: bool[], traced or not; under vmap the same for every example.
@@ -104,10 +104,10 @@ def applied(
             return one.apply(x, name)
         return one.apply_at(x, name)
 
-    return switched(on, change, x, jax.tree.unflatten(place.treedef, leaves))
+    return apply_if(on, change, x, jax.tree.unflatten(place.treedef, leaves))
 
 
-def switched(
+def apply_if(
     on: object, change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one: T
 ) -> Value:
     """`change(x, one)`, of the same shape and dtype, if `on` is true, otherwise `x` itself.
@@ -120,7 +120,7 @@ def switched(
         one: the perturbation, a pytree; `change` closes over none of its arrays.
     """
     if not jit.is_tracer(on):  # lax.cond would compile again in every eager call
-        return placed_alike(change, x, one) if bool(on) else x
+        return apply_in_place(change, x, one) if bool(on) else x
 
     def chosen(x: jax.Array, on: object, one: T) -> jax.Array:
         def changed(x: jax.Array) -> jax.Array:
@@ -128,28 +128,28 @@ def switched(
             # within shard_map both sides must vary over the same axes; zeros alone do not vary
             return jnp.where(jnp.ones_like(x, jnp.bool_), y, x) if jaxprs.varying_axes(x) else y
 
-        return jax.lax.cond(on, changed, _as_it_is, x)
+        return jax.lax.cond(on, changed, _identity, x)
 
-    return chosen(x, on, one) if _is_users(one) else keeping_sharding(chosen, x, on, one)
+    return chosen(x, on, one) if _runs_user_function(one) else keeping_sharding(chosen, x, on, one)
 
 
-def placed_alike(change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one: T) -> Value:
+def apply_in_place(change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one: T) -> Value:
     """`change(x, one)`, which lies on the devices as `x` does."""
-    return change(x, one) if _is_users(one) else keeping_sharding(change, x, one)
+    return change(x, one) if _runs_user_function(one) else keeping_sharding(change, x, one)
 
 
-def _is_users(one: object) -> bool:
+def _runs_user_function(one: object) -> bool:
     """Whether it runs a function of the user's, which may name explicit axes of a mesh."""
-    while isinstance(one, OfPart):
+    while isinstance(one, PartBase):
         one = one.whole
     return isinstance(one, Apply)
 
 
-def _as_it_is(x: jax.Array) -> jax.Array:
+def _identity(x: jax.Array) -> jax.Array:
     return x
 
 
-def refusal(one: Value, site: str, x: Value) -> Refusal | None:
+def misfit_error(one: Value, site: str, x: Value) -> Misfit | None:
     """The error to raise if a perturbation does not fit an array of a site, or a parameter."""
     why = one.why_not(jax.ShapeDtypeStruct(x.shape, x.dtype))
     if why is None:
@@ -157,7 +157,9 @@ def refusal(one: Value, site: str, x: Value) -> Refusal | None:
     return type(why)(f"{one.kind_name} at {site or '(root)'!r}, {describe(x)}: {why}.")
 
 
-def loud(one: Perturbation | ParameterPerturbation) -> Callable[[jax.Array, str], jax.Array]:
+def nan_if_out_of_bounds(
+    one: Perturbation | ParameterPerturbation,
+) -> Callable[[jax.Array, str], jax.Array]:
     """What a perturbation does to an array with a name. If a traced index is beyond its axis, which
     cannot raise, the array becomes NaN, as in `jnp.take`.
     """
@@ -165,24 +167,24 @@ def loud(one: Perturbation | ParameterPerturbation) -> Callable[[jax.Array, str]
 
     def changed(x: jax.Array, name: str) -> jax.Array:
         y = change(x, name)
-        lacking = one.lacking(x.shape) if isinstance(one, OfPart) else False
-        return y if lacking is False else jnp.where(lacking, _no_number(x.dtype), y)
+        lacking = one.is_out_of_bounds(x.shape) if isinstance(one, PartBase) else False
+        return y if lacking is False else jnp.where(lacking, _fill_value(x.dtype), y)
 
     return changed
 
 
 @internal_config()
-def _no_number(dtype: DTypeLike) -> jax.Array:
+def _fill_value(dtype: DTypeLike) -> jax.Array:
     """What jax fills in for an element that does not exist: NaN for floats."""
     return jnp.take(jnp.zeros(1, dtype), 1, mode="fill")
 
 
-def misfit(why: Refusal | None) -> str:
+def misfit_clause(why: Misfit | None) -> str:
     """A refusal as a clause; "" if there is none."""
     return str(why or "").removesuffix(".")
 
 
-def nothing_to_perturb(site: str, part: str) -> TypeError:
+def no_array_error(site: str, part: str) -> TypeError:
     """The error for a module that returns or receives no array."""
     verb = "returns" if part == OUTPUT else "receives"
     return TypeError(f"{site or '(root)'!r} {verb} no array, so there is nothing to perturb.")
@@ -198,7 +200,7 @@ class Setting:
 
     Attributes:
         rows: for a site, the (mode, strength) of its `Zero` and `Scale` on outputs, for which every
-            program has room; see `region.row_of`. They act before the site's places.
+            program has room; see `row_of`. They act before the site's places.
         places, data: the other places, in the order in which they act, and whether each is on, with
             its numbers.
     """
@@ -232,16 +234,16 @@ class Setting:
         off = tuple((np.zeros((), np.bool_), *numbers) for _, *numbers in self.data)
         return Setting(places=self.places, data=off)
 
-    def is_like(self, other: Setting) -> bool:
+    def is_equivalent(self, other: Setting) -> bool:
         """Whether two settings have the same effect and the same program."""
         if self.places != other.places or dict(self.rows) != dict(other.rows):
             return False
         mine, others = (jax.tree.leaves(s.data) for s in (self, other))
         return all(a is b or a.tobytes() == b.tobytes() for a, b in zip(mine, others, strict=True))
 
-    def does_as(self, other: Setting) -> bool:
+    def has_same_effect(self, other: Setting) -> bool:
         """Whether two settings have the same effect, ignoring places that are off."""
-        return self._done().is_like(other._done())
+        return self._done().is_equivalent(other._done())
 
     def _done(self) -> Setting:
         """The setting without the places that are off."""
@@ -266,20 +268,20 @@ OFF, ZERO, SCALE = range(3)
 ROW = 2
 """The number of entries of a row: mode and strength."""
 
-Live = Zero | Scale
+RowKind = Zero | Scale
 """The kinds that fit a row; on outputs, every program has a row for every site."""
 
 
-Known = Perturbation | ParameterPerturbation
+AnyPerturbation = Perturbation | ParameterPerturbation
 """Any kind, its numbers known on the host."""
 
 
-def require_known(value: object) -> Known:
+def require_perturbation(value: object) -> AnyPerturbation:
     """Return `value`; raise if it is not a perturbation with known numbers."""
-    if isinstance(value, type) and issubclass(value, Known):
+    if isinstance(value, type) and issubclass(value, AnyPerturbation):
         one = value.clicked(None, OUTPUT).python(short=True) if value.form.does else ""
         raise TypeError(f"Pass an instance: {one or f'nni.{value.__name__}(...)'}.")
-    if not isinstance(value, Known):
+    if not isinstance(value, AnyPerturbation):
         raise TypeError(
             f"A perturbation must be nni.Zero(), nni.Scale(factor) or another kind, "
             f"got {type(value).__name__}."
@@ -293,14 +295,14 @@ def require_known(value: object) -> Known:
     return value
 
 
-def is_live(value: object) -> TypeGuard[Live]:
+def fits_row(value: object) -> TypeGuard[RowKind]:
     """Whether a value is a perturbation that fits a row."""
     if isinstance(value, Scale):
         return value.at == OUTPUT and isinstance(value.factor, float)
     return isinstance(value, Zero) and value.at == OUTPUT
 
 
-def row_of(perturbation: Live) -> tuple[float, float]:
+def row_of(perturbation: RowKind) -> tuple[float, float]:
     if isinstance(perturbation, Zero):
         return (ZERO, 0.0)
     return (SCALE, float(perturbation.factor))
@@ -314,7 +316,7 @@ def rows_of(keys: Sequence[str], rows: Mapping[str, tuple[float, float]]) -> np.
     return found
 
 
-def combine(perturbations: Iterable[Live]) -> tuple[float, float]:
+def combine_rows(perturbations: Iterable[RowKind]) -> tuple[float, float]:
     """One row for several perturbations of one site: Zero wins, factors multiply."""
     mode, strength = float(OFF), 1.0
     for one in perturbations:
@@ -327,7 +329,7 @@ def combine(perturbations: Iterable[Live]) -> tuple[float, float]:
 
 
 @internal_config()
-def apply(x: Array, rows: Value, index: int) -> Array:
+def apply_row(x: Array, rows: Value, index: int) -> Array:
     """`x` perturbed by one of some rows, float32[..., 2]; keeps shape and dtype.
 
     A scaled integer is rounded towards zero, like a cast. The rows may be traced.
@@ -336,11 +338,11 @@ def apply(x: Array, rows: Value, index: int) -> Array:
         return x
     x = jnp.asarray(x)
     if x.dtype == np.float32 and serves_here():
-        return _apply.bind(x, jnp.asarray(rows), index=index)
-    return _applied(x, rows, index=index)
+        return _apply_row_p.bind(x, jnp.asarray(rows), index=index)
+    return _scaled_by_row(x, rows, index=index)
 
 
-def _applied(x: jax.Array, rows: jax.Array, *, index: int) -> jax.Array:
+def _scaled_by_row(x: jax.Array, rows: jax.Array, *, index: int) -> jax.Array:
     mode, strength = rows[index]
     if jnp.issubdtype(x.dtype, jnp.inexact):
         scaled = x * strength.astype(x.dtype)
@@ -353,12 +355,16 @@ def _applied(x: jax.Array, rows: jax.Array, *, index: int) -> jax.Array:
 
 
 # On a CPU it is a function in C, which changes the array where it lies, or leaves it alone.
-_apply = Primitive("nnx_inspector_apply")
-_apply.def_impl(jax.jit(_applied, static_argnames="index"))
-_apply.def_abstract_eval(lambda x, rows, *, index: x)
-mlir.register_lowering(_apply, mlir.lower_fun(in_the_width(_applied), multiple_results=False))
+_apply_row_p = Primitive("nnx_inspector_apply")
+_apply_row_p.def_impl(jax.jit(_scaled_by_row, static_argnames="index"))
+_apply_row_p.def_abstract_eval(lambda x, rows, *, index: x)
+mlir.register_lowering(
+    _apply_row_p, mlir.lower_fun(in_the_width(_scaled_by_row), multiple_results=False)
+)
 lower_for_a_cpu(
-    _apply, _applied, lambda x, rows, **how: call(APPLY, [x], x, rows, in_place=True, **how)[0]
+    _apply_row_p,
+    _scaled_by_row,
+    lambda x, rows, **how: call(APPLY, [x], x, rows, in_place=True, **how)[0],
 )
 
 
@@ -366,22 +372,22 @@ def _linearize_apply(
     moves: Sequence[bool], x: Array, rows: Array, *, index: int
 ) -> jaxprs.Linearized:
     if moves[1]:  # differentiated by a strength
-        out, tangent = jax.linearize(functools.partial(_applied, index=index), x, rows)
+        out, tangent = jax.linearize(functools.partial(_scaled_by_row, index=index), x, rows)
         return out, True, lambda *ts: tangent(*map(ad.instantiate_zeros, ts))
-    out = _apply.bind(x, rows, index=index)
-    return out, moves[0], lambda t, _: _apply.bind(t, rows, index=index) if moves[0] else t
+    out = _apply_row_p.bind(x, rows, index=index)
+    return out, moves[0], lambda t, _: _apply_row_p.bind(t, rows, index=index) if moves[0] else t
 
 
 def _apply_transpose(ct: Array, x: object, rows: Array, *, index: int) -> Value:
-    return ct if type(ct) is ad.Zero else _apply.bind(ct, rows, index=index), None
+    return ct if type(ct) is ad.Zero else _apply_row_p.bind(ct, rows, index=index), None
 
 
 def _apply_batch(args: Sequence[Value], dims: Sequence[int | None], *, index: int) -> Value:
     if dims[1] is None:
-        return _apply.bind(*args, index=index), dims[0]
-    return jax.vmap(functools.partial(_applied, index=index), in_axes=dims)(*args), 0
+        return _apply_row_p.bind(*args, index=index), dims[0]
+    return jax.vmap(functools.partial(_scaled_by_row, index=index), in_axes=dims)(*args), 0
 
 
-jaxprs.register_linearization(_apply, _linearize_apply)
-ad.primitive_transposes[_apply] = _apply_transpose
-batching.primitive_batchers[_apply] = _apply_batch
+jaxprs.register_linearization(_apply_row_p, _linearize_apply)
+ad.primitive_transposes[_apply_row_p] = _apply_transpose
+batching.primitive_batchers[_apply_row_p] = _apply_batch

@@ -28,24 +28,24 @@ from nnx_inspector.hooks.sites import Only, Selection, require_module
 from nnx_inspector.perturbations.activations import Perturbation, Zero
 from nnx_inspector.perturbations.effects import (
     Logits,
-    change_where,
-    form_of,
     kl_divergence,
     logits_of,
+    masks_by_shape,
+    relative_change_where,
+    shape_and_kind,
     top1_changed,
-    wheres_by_form,
-    with_positions,
+    value_and_positions,
 )
 from nnx_inspector.perturbations.perturbed import takes_positions
 from nnx_inspector.perturbations.sweep_masks import (
-    NONE,
+    NO_MASK,
     RESULT,
-    On,
+    Masks,
     SweepMasks,
-    check,
-    default_of,
-    marking_of,
+    check_sweep,
+    default_kind,
     masks_of,
+    sweep_hooks,
 )
 from nnx_inspector.program.analysis.cost import available_bytes, peak_bytes
 from nnx_inspector.program.eager import requiring_a_trace
@@ -64,14 +64,14 @@ from nnx_inspector.typing import Kwargs, Params, PyTree, Value
 if TYPE_CHECKING:
     import pandas as pd
 
-LARGEST_CHUNK = 32
+MAX_CHUNK = 32
 """Larger chunks are hardly faster, and a sweep can be stopped only between two chunks."""
-CACHE = 8 << 20
+CPU_CACHE_BYTES = 8 << 20
 """Bytes of a chunk's values on a CPU. Beyond its caches, passes together are slower than one by one
 (50 passes of 6 MB: 5.7 s one by one, 7 to 9 s in chunks of 4 to 32)."""
 _NOT_REACHED = "the call does not pass through it with these arguments"
 _NO_CHANGE = "the model's output is all zeros or not finite: no change is relative to it"
-_OWN = ("site", "unit", "loss", "loss_change", "output_change", "kl", "top1_changed", "why_not")
+_COLUMNS = ("site", "unit", "loss", "loss_change", "output_change", "kl", "top1_changed", "why_not")
 
 
 def sweep(
@@ -157,13 +157,13 @@ def sweep(
     what: Any = dict(model=model, sites=sites, perturbation=perturbation, layers=layers)
     how: Params = dict(units=units, logits=logits, chunk=chunk, progress=progress)
     how["where"], told = where_of(where), list[str]()
-    frame = swept(Function(loss_fn), (model, *args), kwargs, **what, **how, unfit=told.append)
+    frame = sweep_call(Function(loss_fn), (model, *args), kwargs, **what, **how, unfit=told.append)
     for text in told:
         warn(text)
     return frame
 
 
-def swept(
+def sweep_call(
     function: Function,
     args: tuple[object, ...],
     kwargs: Kwargs,
@@ -189,13 +189,13 @@ def swept(
         root: with a loss, the site that returns the model's output; `""` if it is not called.
         unfit: called with a text if `where` fits no value.
     """
-    check(kind := Zero() if perturbation is None else perturbation, chunk)
+    check_sweep(kind := Zero() if perturbation is None else perturbation, chunk)
     selection = Selection(sites)
     selection.require_match(model)
-    marking = marking_of(selection, root, inputs=kind.at == INPUT, where=where)
+    marking = sweep_hooks(selection, root, inputs=kind.at == INPUT, where=where)
     with shown(progress, "sweep") as report, unchecked(), without_watching():
         with (
-            requiring_a_trace(_eagerly),
+            requiring_a_trace(_untraceable_text),
             staged(function, args, kwargs, marking, roots={(): model}) as stage,
         ):
             require_staged(stage)
@@ -205,13 +205,13 @@ def swept(
             masks = masks_of(stage, selection.terms, kind, layers=layers, units=units)
             report(0, len(masks.names))
             if perturbation is None and units is None:
-                kind = default_of(stage, masks.first, RESULT)
-            one = _Pass(stage, masks, kind, logits, of_a_loss, root)
-            program = _compiled(one, chunk)
+                kind = default_kind(stage, masks.first, RESULT)
+            one = _SweepPass(stage, masks, kind, logits, of_a_loss, root)
+            program = _compile(one, chunk)
         return _frame(program, report, kind.kind_name)
 
 
-def _eagerly(why: str) -> str:
+def _untraceable_text(why: str) -> str:
     return (
         f"sweep compiles one program for all sites, and this call cannot be traced: {why}. Perturb "
         f"one site at a time: nni.perturbed(loss_fn)({{site: perturbation}}, ...)."
@@ -222,7 +222,7 @@ def _eagerly(why: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Pass:
+class _SweepPass:
     """One pass with one mask on, and its measures."""
 
     stage: Staged
@@ -244,13 +244,13 @@ class _Pass:
     def _scalars(self, out: list[Value]) -> Params:
         return _scalars(self.stage.finish(out, update=False)) if self.of_a_loss else {}
 
-    def run(self, is_on: On, data: tuple[Any, ...]) -> tuple[Value, Value, Value]:
+    def run(self, is_on: Masks, data: tuple[Any, ...]) -> tuple[Value, Value, Value]:
         """The scalars of `names`, the result, and whether the call passed the mask that is on."""
         inputs, consts, leaves = data
         one = jax.tree.unflatten(jax.tree.structure(self.perturbation), leaves)
         survey = dataclasses.replace(self.stage.survey, consts=tuple(consts))
         perturb = self.masks.perturb(self.stage, one, is_on)
-        keep = Keep(values=with_positions, parts=(RESULT,), counts=True)
+        keep = Keep(values=value_and_positions, parts=(RESULT,), counts=True)
         positions = takes_positions(one)
         plan = Plan(summarise=False, perturb=perturb, positions=positions, keep=keep)
         out, seen = evaluate(survey, inputs, plan=plan)
@@ -262,9 +262,9 @@ class _Pass:
             if one is not None and mark.part == RESULT and mark.site in sites
         ]
         if not self.of_a_loss:
-            wheres = wheres_by_form(pair for each in results for pair in each)
+            wheres = masks_by_shape(pair for each in results for pair in each)
             own = [x for x in out[: self.stage.outputs] if is_number(x.dtype)]
-            results = [[(x, wheres.get(form_of(x))) for x in own]]
+            results = [[(x, wheres.get(shape_and_kind(x))) for x in own]]
         return scalars, results, self.masks.reached(survey, seen, is_on)
 
     @property
@@ -286,18 +286,18 @@ class _Pass:
         """The change of the model's output from its output in the clean pass."""
         both = zip(itertools.chain(*clean), itertools.chain(*results), strict=True)
         pairs = [(x, y, where) for (x, where), (y, _) in both]
-        found = {"output_change": change_where(pairs)}
+        found = {"output_change": relative_change_where(pairs)}
         if len(results) == 1 and (not self.of_a_loss or len(self._results) == 1):
             how = self.logits, self.stage.survey.jaxpr
             outputs = [self._output([x for x, *_ in one[0]]) for one in (clean, results)]
             pair = [logits_of(output, *how) for output in outputs]
             if pair[0] is not None:
-                where = wheres_by_form(pairs).get(form_of(pair[0]))
+                where = masks_by_shape(pairs).get(shape_and_kind(pair[0]))
                 found["kl"] = kl_divergence(*pair, where=where)
                 found["top1_changed"] = top1_changed(*pair, where=where)
         return found
 
-    def program(self, is_on: On, is_first: Value, clean: object, data: PyTree) -> Value:
+    def program(self, is_on: Masks, is_first: Value, clean: object, data: PyTree) -> Value:
         """One chunk: a pass for each row of `is_on`.
 
         The first pass of the first chunk is the clean one; its results are passed to the other
@@ -331,7 +331,7 @@ def _scalars(value: object) -> Params:
     out = {"loss": loss}
     for name, x in aux.items() if isinstance(aux, Mapping) else ():
         if _is_scalar(x):
-            out[f"aux_{name}" if str(name) in _OWN else str(name)] = x
+            out[f"aux_{name}" if str(name) in _COLUMNS else str(name)] = x
     return out
 
 
@@ -346,7 +346,7 @@ def _is_scalar(x: Value) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Program:
+class _SweepProgram:
     """A compiled program of `chunk` passes."""
 
     compiled: Any
@@ -358,12 +358,12 @@ class _Program:
 
     def chunks(self) -> Iterator[list[dict[str, float]]]:
         """The measures of the clean pass, then of each mask."""
-        numbers = np.arange(NONE, len(self.masks.names))
+        numbers = np.arange(NO_MASK, len(self.masks.names))
         clean, is_first = self.clean, True
         where = self.compiled.input_shardings[0][2]
         for start in range(0, len(numbers), self.chunk):
             part = numbers[start : start + self.chunk]
-            filled = np.pad(part, (0, self.chunk - len(part)), constant_values=NONE)
+            filled = np.pad(part, (0, self.chunk - len(part)), constant_values=NO_MASK)
             is_on = self.masks.only(filled)
             clean = jax.tree.map(jax.device_put, clean, where)
             with without_hooks(lambda hook: True):  # the program contains their hooks
@@ -378,10 +378,10 @@ class _Program:
             ]
 
 
-def _compiled(one: _Pass, chunk: int | None) -> _Program:
+def _compile(one: _SweepPass, chunk: int | None) -> _SweepProgram:
     """The program, with as many passes at once as were asked for or fit in memory."""
     data, count = one.data, len(one.masks.names) + 1
-    alone = {site: mask[0] for site, mask in one.masks.only(np.array([NONE])).items()}
+    alone = {site: mask[0] for site, mask in one.masks.only(np.array([NO_MASK])).items()}
     jaxpr, (_, results, _) = jax.make_jaxpr(one.run, return_shape=True)(alone, data)
     check = functools.partial(auto_sharded, one.changes)
     jax.eval_shape(check, results, results)  # raises for bad logits, before compiling
@@ -390,11 +390,11 @@ def _compiled(one: _Pass, chunk: int | None) -> _Program:
     device = next(iter(arrays[0].devices())) if arrays else jax.devices()[0]
     budget, asked = available_bytes(device) // 2, chunk
     if chunk is None:
-        most = min(budget, CACHE) if device.platform == "cpu" else budget
-        chunk = _even(count, min(LARGEST_CHUNK, most // max(1, peak_bytes(jaxpr))))
+        most = min(budget, CPU_CACHE_BYTES) if device.platform == "cpu" else budget
+        chunk = _even_size(count, min(MAX_CHUNK, most // max(1, peak_bytes(jaxpr))))
     chunk = min(chunk, count)
     while True:
-        is_on = one.masks.only(np.full(chunk, NONE))
+        is_on = one.masks.only(np.full(chunk, NO_MASK))
         try:
             lowered = jax.jit(one.program).lower(is_on, np.bool_(True), clean, data)
         except Exception as error:
@@ -405,11 +405,11 @@ def _compiled(one: _Pass, chunk: int | None) -> _Program:
         compiled = lowered.compile()
         needed = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
         if asked is not None or chunk == 1 or needed <= budget:
-            return _Program(compiled, one.masks, one.names, chunk, clean, data)
-        chunk = _even(count, chunk * budget // needed)  # the estimate was too low
+            return _SweepProgram(compiled, one.masks, one.names, chunk, clean, data)
+        chunk = _even_size(count, chunk * budget // needed)  # the estimate was too low
 
 
-def _even(count: int, most: int) -> int:
+def _even_size(count: int, most: int) -> int:
     """The size that splits `count` passes into the fewest even chunks of at most `most`."""
     chunks = -(-count // max(1, most))
     return -(-count // chunks)
@@ -418,11 +418,11 @@ def _even(count: int, most: int) -> int:
 # ------------------------------------------------------------------- the frame
 
 
-def _frame(program: _Program, report: Report, kind: str) -> pd.DataFrame:
+def _frame(program: _SweepProgram, report: Report, kind: str) -> pd.DataFrame:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
     masks = program.masks
-    (clean, *each), stopped = _measured(program, report)
+    (clean, *each), stopped = _measure(program, report)
     rows: list[Params] = []
     keys = {"site": masks.names, **({"unit": masks.units} if masks.units else {})}
     of_output = [clean[name] for name in ("output_change", "kl") if name in clean]
@@ -437,7 +437,7 @@ def _frame(program: _Program, report: Report, kind: str) -> pd.DataFrame:
     figures += ["output_change", "kl", "top1_changed"]
     types: Any = dict.fromkeys(figures, "float64") | ({"unit": "Int64"} if masks.units else {})
     columns = [*keys, *figures, "why_not"]
-    frame: Any = pd.DataFrame(sorted(rows, key=_rank), columns=columns).astype(types)
+    frame: Any = pd.DataFrame(sorted(rows, key=_sort_key), columns=columns).astype(types)
     frame.attrs = {
         "clean": {name: clean[name] for name in program.names},
         "perturbation": kind,
@@ -448,7 +448,7 @@ def _frame(program: _Program, report: Report, kind: str) -> pd.DataFrame:
     return frame
 
 
-def _measured(program: _Program, report: Report) -> tuple[list[dict[str, float]], bool]:
+def _measure(program: _SweepProgram, report: Report) -> tuple[list[dict[str, float]], bool]:
     """The measures, the clean pass first, and whether the sweep was stopped before the end."""
     measured: list[dict[str, float]] = []
     total = len(program.masks.names)
@@ -464,7 +464,7 @@ def _measured(program: _Program, report: Report) -> tuple[list[dict[str, float]]
     return measured, False
 
 
-def _rank(row: Mapping[str, Value]) -> tuple[float, ...]:
+def _sort_key(row: Mapping[str, Value]) -> tuple[float, ...]:
     """Sort key: non-finite changes first, then the largest of the loss; unmeasured sites last."""
     if "why_not" in row:
         return (1.0,)

@@ -24,8 +24,14 @@ from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Selection, parse_key, site_key
 from nnx_inspector.perturbations.activations import Mean, Perturbation, Zero
-from nnx_inspector.perturbations.perturbed import Act, arrays_of, at_marks, check_fits, why_unseen
-from nnx_inspector.perturbations.places import require_known
+from nnx_inspector.perturbations.perturbed import (
+    Action,
+    arrays_of,
+    check_fits,
+    perturb_at_marks,
+    why_unseen,
+)
+from nnx_inspector.perturbations.places import require_perturbation
 from nnx_inspector.program.analysis.equations import is_call
 from nnx_inspector.program.editing.counting import Where, counting, counting_hooks
 from nnx_inspector.program.marking import marking_hooks
@@ -35,11 +41,11 @@ from nnx_inspector.program.survey import Marked, Survey, why_divided
 from nnx_inspector.stats.summarize import in_words
 from nnx_inspector.typing import Function, Kwargs, Owner, Params, PyTree, Value
 
-NONE = -1
+NO_MASK = -1
 """The mask number that means no mask."""
 RESULT = "result"
 """The part of the marks on what the model returns, after all perturbations."""
-On = Mapping[str, Value]
+Masks = Mapping[str, Value]
 """For each site with masks, whether each is on: bool, shaped like the loops around the site, and
 its units if they have masks."""
 
@@ -58,7 +64,7 @@ class _MarkResult:
         return mark_tree(out, **how, **counting(self.owner))
 
 
-def marking_of(selection: Selection, root: str, *, inputs: bool, where: Where | None) -> HooksOf:
+def sweep_hooks(selection: Selection, root: str, *, inputs: bool, where: Where | None) -> HooksOf:
     """The hooks that mark the selected sites and what the model returns, at the site `root`."""
     of_sites = marking_hooks(selection, inputs=inputs)
 
@@ -90,7 +96,7 @@ class SweepMasks:
     axis: int | None = None
     units: tuple[int, ...] = ()
 
-    def only(self, numbers: np.ndarray) -> On:
+    def only(self, numbers: np.ndarray) -> Masks:
         """For each number, along a leading axis: that mask on and all others off."""
         masks: Params = {}
         for site, (first, lengths) in self.first.items():
@@ -98,16 +104,16 @@ class SweepMasks:
             masks[site] = np.asarray(numbers).reshape(-1, *(1,) * len(lengths)) == own
         return masks
 
-    def perturb(self, stage: Staged, one: Perturbation, masks: On) -> Value:
+    def perturb(self, stage: Staged, one: Perturbation, masks: Masks) -> Value:
         """The function for `Plan.perturb` that applies `one` at the masks that are on."""
 
-        def acts(mark: Marked) -> list[Act]:
+        def acts(mark: Marked) -> list[Action]:
             acts_here = mark.part == self.part and mark.site in self.first
-            return [Act(one, on=masks[mark.site], axis=self.axis)] if acts_here else []
+            return [Action(one, on=masks[mark.site], axis=self.axis)] if acts_here else []
 
-        return at_marks(stage.calls, acts, lambda one, mark: check_fits(one, mark, stage))
+        return perturb_at_marks(stage.calls, acts, lambda one, mark: check_fits(one, mark, stage))
 
-    def reached(self, found: Survey, seen: list[Value], masks: On) -> Value:
+    def reached(self, found: Survey, seen: list[Value], masks: Masks) -> Value:
         """Whether the call passed a mask that is on, bool[]: a branch may not have been taken."""
         counts: Params = dict.fromkeys(self.first, 0)
         for mark, _, one in found.walk(seen):
@@ -122,9 +128,9 @@ class SweepMasks:
         return len(self.first[site][1]) - (self.axis is not None)
 
 
-def check(perturbation: Any, chunk: Any) -> None:
+def check_sweep(perturbation: Any, chunk: Any) -> None:
     """Raise if a sweep cannot be made with this perturbation or chunk, or here."""
-    one = require_known(perturbation)
+    one = require_perturbation(perturbation)
     name = one.kind_name
     if one.acts_on == "gradient":
         raise TypeError(
@@ -166,7 +172,7 @@ def masks_of(
         TypeError, ValueError: `one` has no meaning at any of the sites, or none has the axis.
         ValueError: a glob meets no site that the call reaches.
     """
-    depths = _depths(stage.survey)
+    depths = _scan_depths(stage.survey)
     here: dict[str, list[Marked]] = {}
     around: dict[str, list[tuple[int, ...]]] = {}
     divided: dict[str, str] = {}
@@ -193,7 +199,7 @@ def masks_of(
                     f"The units of {site!r} cannot be told apart: {divided[site]}. Leave out "
                     f"units=, or choose a module around the shard_map."
                 )
-            count = 1 if units is None else _count(found, units)
+            count = 1 if units is None else _unit_count(found, units)
         except (TypeError, ValueError) as why:
             refused[site] = str(why)
             error = error or why
@@ -202,7 +208,7 @@ def masks_of(
         lengths = around[site][0] if alike else ()
         first[site] = (len(names), lengths if units is None else (*lengths, count))
         for layer in range(math.prod(lengths)):
-            names += [_name(site, layer, lengths, depths)] * count
+            names += [_mask_name(site, layer, lengths, depths)] * count
             numbers += [] if units is None else range(count)
     if not names and error is not None:
         raise error
@@ -211,7 +217,7 @@ def masks_of(
     return SweepMasks(tuple(names), refused, one.at, first, units, tuple(numbers))
 
 
-def _count(found: Sequence[Marked], axis: int) -> int:
+def _unit_count(found: Sequence[Marked], axis: int) -> int:
     """The number of units along an axis of the arrays of a site's calls."""
     arrays = [x for mark in found for x in arrays_of(mark)]
     counts = [x.shape[axis] for x in arrays if -x.ndim <= axis < x.ndim]
@@ -237,7 +243,7 @@ def _require_reached(stage: Staged, terms: Sequence[object], sites: Sequence[str
             raise ValueError(why_unseen(str(words), stage))
 
 
-def _name(
+def _mask_name(
     site: str, layer: int, lengths: tuple[int, ...], depths: Mapping[tuple[str, ...], int]
 ) -> str:
     """The site with the layer's index after the stacked module, `"blocks[1]/attn"`."""
@@ -256,7 +262,7 @@ def _name(
     return "/".join(segments) + site_key((), method)
 
 
-def _depths(found: Survey) -> dict[tuple[str, ...], int]:
+def _scan_depths(found: Survey) -> dict[tuple[str, ...], int]:
     """For each path, the smallest number of scans around a call of it or of anything below it."""
     depths: dict[tuple[str, ...], int] = {}
     for mark, around in found.walk():
@@ -269,7 +275,7 @@ def _depths(found: Survey) -> dict[tuple[str, ...], int]:
 # ---------------------------------------------------------------------- chains
 
 
-def default_of(stage: Staged, sites: Collection[str], part: str) -> Perturbation:
+def default_kind(stage: Staged, sites: Collection[str], part: str) -> Perturbation:
     """The kind that distinguishes sites: Mean in a chain whose outputs have a batch to average."""
     here = [m for m in stage.survey.marks if m.part == OUTPUT and m.site in sites]
     averaged = all(
@@ -297,11 +303,11 @@ def _is_chain(stage: Staged, sites: Collection[str], part: str) -> bool:
         return False
     inputs[-len(stage.arrays) :] = [all_sites] * len(stage.arrays)
     missed: list[frozenset[str]] = []
-    outputs = _missed(survey, inputs, part, missed)[: stage.outputs]
+    outputs = _missed_sites(survey, inputs, part, missed)[: stage.outputs]
     return not frozenset().union(*(missed or outputs))
 
 
-def _missed(
+def _missed_sites(
     survey: Survey, inputs: Sequence[frozenset[str]], part: str, results: list[frozenset[str]]
 ) -> list[frozenset[str]]:
     """For each output (and mark, in `results`), the sites that some way to it misses."""
@@ -322,6 +328,6 @@ def _missed(
             elif item.mark.part == OUTPUT and len(given) == len(made):
                 made = [one - {item.mark.site} for one in given]
         elif item is not None and is_call(equation) and len(item.children) == 1:
-            made = _missed(item.children[0], given, part, results)
+            made = _missed_sites(item.children[0], given, part, results)
         found.update(zip(equation.outvars, made, strict=True))
     return of(survey.jaxpr.outvars)

@@ -286,7 +286,7 @@ class _Search:
     def _body_before(
         self, body: Body, at: int, needed: set[int], site: str, finite: Collection[str]
     ) -> tuple[list[Operation], set[int]]:
-        """`operations_before` for a body of a step; an iteration of a loop needs the one before it."""
+        """`operations_before` for a body; an iteration of a loop needs the one before it."""
         inner = _Search(*jaxprs.open_jaxpr(body.jaxpr), (), self._site(at))
         results = self._steps[at].results
         if body.results is None:

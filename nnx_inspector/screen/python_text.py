@@ -21,7 +21,7 @@ from nnx_inspector.screen import protocol
 
 if TYPE_CHECKING:
     from nnx_inspector.perturbations.base import At, Perturbation
-    from nnx_inspector.perturbations.places import Known
+    from nnx_inspector.perturbations.places import AnyPerturbation
 
 
 def offers() -> dict[protocol.Offer, type[Perturbation]]:
@@ -57,7 +57,7 @@ def made(kind: str, strength: float | None, at: At) -> Perturbation:
     return classes[kind].clicked(strength, at)
 
 
-def read(text: str) -> Known:
+def read(text: str) -> AnyPerturbation:
     """The perturbation that a text of `Kind.python` makes. It runs no other Python than that.
 
     Raises:
@@ -113,7 +113,7 @@ class Shown(Protocol):
     @property
     def sites(self) -> Iterable[str]: ...
     @property
-    def perturbation(self) -> Known: ...
+    def perturbation(self) -> AnyPerturbation: ...
     @property
     def enabled(self) -> bool: ...
 
@@ -122,11 +122,11 @@ class Showing:
     """Turns handles into messages. Reads each perturbation once, as it may be on a device."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Known, protocol.Perturbation]] = {}
+        self._seen: dict[int, tuple[AnyPerturbation, protocol.Perturbation]] = {}
 
     def of(self, handles: Iterable[Shown], *, pending: bool) -> tuple[protocol.Perturbation, ...]:
         """The handles in their order, all with the same `pending`."""
-        now: dict[int, tuple[Known, protocol.Perturbation]] = {}
+        now: dict[int, tuple[AnyPerturbation, protocol.Perturbation]] = {}
         for handle in handles:
             perturbation = handle.perturbation
             seen, looks = self._seen.get(handle.id, (None, None))
@@ -144,7 +144,7 @@ class Showing:
         return tuple(looks for _, looks in now.values())
 
 
-def _looks(handle: Shown, perturbation: Known) -> protocol.Perturbation:
+def _looks(handle: Shown, perturbation: AnyPerturbation) -> protocol.Perturbation:
     strength, form = perturbation.tuned_to, perturbation.form
     layer = "".join(f"[{i}]" for i in getattr(handle, "rows", ()))
     sites = tuple(f"{site}{layer}" for site in handle.sites)
@@ -185,7 +185,7 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text.isprintable() else repr(text)
 
 
-def addition(site: str, sites: Sequence[str], perturbation: Known) -> str:
+def addition(site: str, sites: Sequence[str], perturbation: AnyPerturbation) -> str:
     """The text that adds a perturbation, or ""; `site` is the selection that it was made with, in
     words.
     """

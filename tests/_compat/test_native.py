@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import native
 from nnx_inspector._compat.native import has_functions, serves_here
-from nnx_inspector.perturbations.places import SCALE, apply
+from nnx_inspector.perturbations.places import SCALE, apply_row
 from nnx_inspector.program.editing.functions import UNIT, movement
 from nnx_inspector.program.editing.packed import Small, joined, taken_apart
 from nnx_inspector.stats.measure_gauges import gauge, sampled
@@ -102,7 +102,7 @@ def test_what_is_changed_in_place_after_it_was_measured_is_not_copied() -> None:
     def step(x: jax.Array, rows: jax.Array) -> list[jax.Array]:
         x = jnp.tanh(x)
         mean = gauge(x)
-        return [apply(native.computed_once(x, after=[mean]), rows, 0), mean]
+        return [apply_row(native.computed_once(x, after=[mean]), rows, 0), mean]
 
     x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32))
     program = jax.jit(step).lower(x, jnp.array([[SCALE, 2.0]])).compile()
@@ -172,7 +172,7 @@ def test_what_is_exported_calls_no_function_of_ours() -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32))
 
     def measured(x: jax.Array) -> list[jax.Array]:
-        x = apply(native.computed_once(x), jnp.array([[SCALE, 2.0]]), 0)
+        x = apply_row(native.computed_once(x), jnp.array([[SCALE, 2.0]]), 0)
         return [x, summarize(x).bins, gauge(x)]
 
     exported = jax.export.export(jax.jit(measured))(x)

@@ -26,7 +26,7 @@ from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.activations import Zero
-from nnx_inspector.perturbations.region import perturb
+from nnx_inspector.perturbations.perturb import perturb
 from nnx_inspector.records.capture import capture, value_and_grad
 
 FILE = pathlib.Path(__file__).parents[2] / "notebooks" / "constructs.md"

@@ -23,7 +23,7 @@ from models import batch, rngs
 from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.activations import Scale
-from nnx_inspector.perturbations.region import perturb
+from nnx_inspector.perturbations.perturb import perturb
 from nnx_inspector.program.analysis.trace import trace
 from nnx_inspector.records.capture import capture, value_and_grad
 

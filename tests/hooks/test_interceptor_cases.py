@@ -18,7 +18,7 @@ from models import batch, rngs
 from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.perturbations.activations import Scale, Zero
-from nnx_inspector.perturbations.region import perturb
+from nnx_inspector.perturbations.perturb import perturb
 from nnx_inspector.records.capture import capture, value_and_grad
 
 

@@ -44,7 +44,7 @@ def test_passes_reach_the_recording_through_one_door(monkeypatch):
 
 
 class Setting(types.SimpleNamespace):
-    def is_like(self, other):
+    def is_equivalent(self, other):
         return self.what == other.what
 
 

@@ -30,8 +30,8 @@ from nnx_inspector.perturbations.gradients import (
     StopGradient,
 )
 from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
+from nnx_inspector.perturbations.perturb import perturb
 from nnx_inspector.perturbations.perturbed import perturbed
-from nnx_inspector.perturbations.region import perturb
 from nnx_inspector.records.capture import capture
 
 X = batch(4, 3)

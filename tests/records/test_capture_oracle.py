@@ -20,7 +20,7 @@ import nnx_inspector
 from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.perturbations.activations import Scale
-from nnx_inspector.perturbations.region import perturb
+from nnx_inspector.perturbations.perturb import perturb
 from nnx_inspector.records.capture import capture, value_and_grad
 
 pytestmark = pytest.mark.filterwarnings(

@@ -20,7 +20,7 @@ from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.hooks.scope import scope_of
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.activations import Zero
-from nnx_inspector.perturbations.region import perturb
+from nnx_inspector.perturbations.perturb import perturb
 from nnx_inspector.program.analysis.trace import trace
 from nnx_inspector.records.capture import capture, value_and_grad
 

@@ -27,7 +27,7 @@ from nnx_inspector.hooks import hook
 from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.activations import Scale
-from nnx_inspector.perturbations.region import perturb
+from nnx_inspector.perturbations.perturb import perturb
 from nnx_inspector.records.capture import capture, value_and_grad
 
 

@@ -23,7 +23,7 @@ from nnx_inspector.inspector.handles import Handle, Handles
 from nnx_inspector.inspector.passes.pass_request import PassRequest
 from nnx_inspector.live.programs.agreement import process_group_of
 from nnx_inspector.live.session import Session, Shares
-from nnx_inspector.perturbations.places import Known, Setting, data_of
+from nnx_inspector.perturbations.places import AnyPerturbation, Setting, data_of
 from nnx_inspector.screen.python_text import read
 
 NOT_SENT = (
@@ -75,11 +75,11 @@ class Alike(Shares):
         self._handles, self._take_over = handles, take_over
         self._lock, self._warns = lock, warns
         self._keys: dict[int, int] = {}  # the key of a handle by its number
-        self._held: dict[tuple[int, str], Known] = {}  # by key and kind
-        self._wished: dict[tuple[int, str], Known] = {}
+        self._held: dict[tuple[int, str], AnyPerturbation] = {}  # by key and kind
+        self._wished: dict[tuple[int, str], AnyPerturbation] = {}
         self._said = ""
         self.unsent: set[int] = set()  # the numbers of handles that cannot act
-        self._kinds: dict[int, tuple[Known, str]] = {}  # by the number of a handle
+        self._kinds: dict[int, tuple[AnyPerturbation, str]] = {}  # by the number of a handle
 
     def opens(self) -> str:
         handles = self._handles.all()
@@ -131,7 +131,7 @@ class Alike(Shares):
             self._show(those)
         self._said = text
 
-    def _perturbation(self, one: _One) -> Known:
+    def _perturbation(self, one: _One) -> AnyPerturbation:
         at = one.key, one.kind
         here = self._wished if not jax.process_index() else self._held
         return here[at] if at in here else self._held[at] if at in self._held else read(one.kind)
@@ -181,13 +181,13 @@ def agree_on(core: Core, request: PassRequest) -> None:
         )
 
 
-def _differs(handle: Handle, one: _One, wanted: Known) -> bool:
+def _differs(handle: Handle, one: _One, wanted: AnyPerturbation) -> bool:
     """Whether a handle cannot be set to what it should be."""
     same = (handle.site, handle.sites, handle.rows) == (one.site, one.sites, one.rows)
     return not same or type(handle.perturbation) is not type(wanted)
 
 
-def _described(one: Known) -> str:
+def _described(one: AnyPerturbation) -> str:
     """What tells a perturbation from others whose numbers no text has."""
     numbers = hashlib.sha256()
     for array in data_of(one):

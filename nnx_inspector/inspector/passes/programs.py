@@ -27,17 +27,17 @@ from nnx_inspector.findings.facts import facts_of_modules, facts_of_stage
 from nnx_inspector.hooks.hook import without_watching
 from nnx_inspector.hooks.sites import Selection, module_sites
 from nnx_inspector.inspector.passes.call import Call, Form, Parts, blank
-from nnx_inspector.perturbations.apply import (
+from nnx_inspector.perturbations.apply_setting import (
     are_random,
-    at_marks,
     check_parts,
-    hooks_for,
+    marking_hooks_for,
     parameters_under,
+    setting_at_marks,
     take_positions,
 )
 from nnx_inspector.perturbations.effects import Differences, differences
+from nnx_inspector.perturbations.perturbed_parameters import with_own_parameters
 from nnx_inspector.perturbations.places import CLEAN, Place, Setting, rows_of
-from nnx_inspector.perturbations.substitute import with_own_parameters
 from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.analysis.trace import staged_for_trace
 from nnx_inspector.program.eager import why_untraceable
@@ -155,11 +155,11 @@ def entered(
     leaves, arrays, numbers, data = inputs
     call = form.call(leaves, arrays)
     received = (*received, *(s for place in places if place.at == INPUT for s in place.sites))
-    hooks, roots = hooks_for(selection, received, form.entry.where), {(): call.model}
+    hooks, roots = marking_hooks_for(selection, received, form.entry.where), {(): call.model}
     known = known and known.receiving(received)
     with staged(*call.function(), hooks, roots=roots, may_run=True, known=known) as stage:
         replaced = parameters_under(stage, places, data)
-        perturb = at_marks(stage, keys, numbers, places, data)
+        perturb = setting_at_marks(stage, keys, numbers, places, data)
         numbered, positions = are_random(places), take_positions(places)
         plan = Plan(perturb=perturb, numbered=numbered, positions=positions)
         yield stage, [replaced.get(i, x) for i, x in enumerate(stage.inputs)], plan, replaced

@@ -26,7 +26,7 @@ from nnx_inspector.inspector.passes.alike import agree_on
 from nnx_inspector.inspector.passes.batch import show_inputs
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.pass_request import PassRequest, Shown, each_alone, made
-from nnx_inspector.perturbations.apply import Reach
+from nnx_inspector.perturbations.apply_setting import PerturbableSites
 from nnx_inspector.perturbations.places import PARAMETER, Setting
 from nnx_inspector.records import donated
 from nnx_inspector.records.donated import are_same_arrays, weak_arrays
@@ -61,7 +61,7 @@ class Reruns:
         self._asked = False  # whether anything has waited for it
         self._began: float | None = None  # when a pass was first wanted
         self._measured: Shown | None = None  # the pass with the newest effect
-        self._reach: tuple[PassRequest, Switches, Reach] | None = None
+        self._reach: tuple[PassRequest, Switches, PerturbableSites] | None = None
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
         self._apart = Worker("nnx_inspector.apart", weakly(self._not_apart))
         core.effect, core.modes.on_change = self.effect, self._modes_changed
@@ -139,11 +139,13 @@ class Reruns:
         if (request := self._core.made(which)) is not self._core.request:
             self._run(request)
 
-    def reached(self) -> Reach:
+    def reached(self) -> PerturbableSites:
         """The parts of the pass on screen that can be perturbed; traced once."""
         request, switches = self._core.request, self._core.modes.switches()
         if self._reach is None or self._reach[:2] != (request, switches):
-            reach = self._core.programs.read(request.call(self._core.model, switches), Reach)
+            reach = self._core.programs.read(
+                request.call(self._core.model, switches), PerturbableSites
+            )
             self._reach = (request, switches, reach)
         return self._reach[2]
 
@@ -217,7 +219,7 @@ class Reruns:
             measured is not None
             and measured.request is self._core.request
             and measured.switches == self._core.modes.switches()
-            and measured.setting.does_as(wanted)
+            and measured.setting.has_same_effect(wanted)
         ):
             source = measured.source(self._core.step, looping=looping)
             effect = measured.outcome.effect(source)
@@ -412,7 +414,7 @@ class Reruns:
         now, asked = self._core.shown, (request, switches)
         if now is None or (now.request, now.switches) != asked:
             return False
-        return now.setting.is_like(setting)
+        return now.setting.is_equivalent(setting)
 
     # ------------------------------------------------------ results that come later
 
@@ -471,7 +473,7 @@ class Reruns:
         passes, clean = self._core.programs, shown.outcome.clean
         # else again later
         ready = passes.missing("compare", self._call_of(shown), setting) is None
-        if ready and clean is not None and setting.is_like(shown.setting) and len(apart) > 1:
+        if ready and clean is not None and setting.is_equivalent(shown.setting) and len(apart) > 1:
             measure = functools.partial(
                 each_alone, passes, settings=apart, clean=clean, wanted=lambda: self._still(shown)
             )

@@ -17,7 +17,7 @@ from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.job import Job, Show
 from nnx_inspector.perturbations.activations import Perturbation
 from nnx_inspector.perturbations.effects import Logits
-from nnx_inspector.perturbations.sweep import swept
+from nnx_inspector.perturbations.sweep import sweep_call
 from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.records.donated import retry_if_donated
 from nnx_inspector.screen import protocol
@@ -105,7 +105,7 @@ class Sweeps:
 
 def _swept(call: Call, asked: SweepRequest, report: Report) -> pd.DataFrame:
     function, args, kwargs = call.function()
-    return swept(
+    return sweep_call(
         function,
         args,
         kwargs,

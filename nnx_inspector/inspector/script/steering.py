@@ -21,7 +21,7 @@ from nnx_inspector.inspector.passes.alike import Alike
 from nnx_inspector.live.session import Session, Shares
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import chosen_layer
-from nnx_inspector.perturbations.places import Known, has_room, require_known
+from nnx_inspector.perturbations.places import AnyPerturbation, has_room, require_perturbation
 
 MOST_DONE: Final = 1000
 """How many of the things that were done are listed, the newest ones."""
@@ -54,7 +54,7 @@ class Steering(Shares):
         self,
         session: Session,
         *,
-        declared: Mapping[str, Known],
+        declared: Mapping[str, AnyPerturbation],
         every: int,
         start: int,
         warns: Callable[[str], object],
@@ -75,13 +75,13 @@ class Steering(Shares):
 
     # ---------------------------------------------------------------- changing
 
-    def add(self, site: str, perturbation: Known, *, enabled: bool) -> None:
+    def add(self, site: str, perturbation: AnyPerturbation, *, enabled: bool) -> None:
         """Add a perturbation.
 
         Raises:
             TypeError, ValueError: it is none, its site is not there, or the run has no room for it.
         """
-        if isinstance(require_known(perturbation), ParameterPerturbation):
+        if isinstance(require_perturbation(perturbation), ParameterPerturbation):
             raise TypeError(
                 f"{type(perturbation).__name__} changes parameters, which needs nni.Inspector."
             )

@@ -35,7 +35,7 @@ from nnx_inspector.live.steps import (
     check_start,
     closed_at_exit,
 )
-from nnx_inspector.perturbations.places import Known
+from nnx_inspector.perturbations.places import AnyPerturbation
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.program.editing.counting import where_of
@@ -61,7 +61,7 @@ def watch(
     save: str | bytes | os.PathLike[str] | None = None,
     tree: int | None = None,
     start: int = 0,
-    control: bool | Mapping[str, Known] = False,
+    control: bool | Mapping[str, AnyPerturbation] = False,
     to: object = None,
     optimizer: object = None,
     where: object = None,

@@ -22,9 +22,9 @@ from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.hooks.globs import glob_matches, split_escaped
 from nnx_inspector.hooks.sites import Path, Selection, no_match_text, site_key
 from nnx_inspector.hooks.variables import contents, variables_by_path
-from nnx_inspector.perturbations.base import Refusal
+from nnx_inspector.perturbations.base import Misfit
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.places import loud, misfit, refusal
+from nnx_inspector.perturbations.places import misfit_clause, misfit_error, nan_if_out_of_bounds
 from nnx_inspector.program.analysis.equations import ROW, bodies_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.stage import Staged, array_names
@@ -57,7 +57,7 @@ class _Array:
     number: int
     is_parameter: bool
 
-    def is_meant_by(self, pattern: str) -> bool:
+    def is_selected_by(self, pattern: str) -> bool:
         if self.is_parameter:
             return any(glob_matches(pattern, self.path[:n]) for n in range(len(self.path) + 1))
         named = "*" not in split_escaped(pattern, "/")[-1]
@@ -77,7 +77,7 @@ def perturbed_parameters(stage: Staged, rules: Sequence[ParameterRule]) -> dict[
     for rule in rules:
         chosen: dict[int, _Array] = {}
         for array in every:
-            if array.is_meant_by(rule.pattern):
+            if array.is_selected_by(rule.pattern):
                 chosen.setdefault(array.number, array)
         if not chosen:
             raise ValueError(no_match_text(Selection(rule.pattern), [a.name for a in every]))
@@ -85,7 +85,7 @@ def perturbed_parameters(stage: Staged, rules: Sequence[ParameterRule]) -> dict[
             for number, array in chosen.items():
                 value = replaced.get(number, stage.inputs[number])
                 layer = _layer_of(array, value, rule, stage)
-                replaced[number], why = _perturbed(one, value, array.name, layer)
+                replaced[number], why = _perturb_array(one, value, array.name, layer)
                 if why is not None:
                     raise why
     return replaced
@@ -100,25 +100,25 @@ def _arrays(stage: Staged) -> list[_Array]:
     ]
 
 
-def _perturbed(
+def _perturb_array(
     one: ParameterPerturbation, value: Value, name: str, layer: tuple[int, ...]
-) -> tuple[Any, Refusal | None]:
+) -> tuple[Any, Misfit | None]:
     """The perturbed parameter; or the parameter itself, and why the perturbation does not fit."""
     part = jax.ShapeDtypeStruct(value.shape[len(layer) :], value.dtype)
     name += "".join(f"[{index}]" for index in layer)
-    why = refusal(one, name, part)
+    why = misfit_error(one, name, part)
     if why is not None:
         return value, why
 
     def changed(value: jax.Array, one: ParameterPerturbation) -> jax.Array:
-        new = loud(one)(value[layer] if layer else value, name)
+        new = nan_if_out_of_bounds(one)(value[layer] if layer else value, name)
         return value.at[layer].set(new) if layer else new
 
     return keeping_sharding(changed, value, one), None
 
 
 @contextlib.contextmanager
-def parameters_within(
+def hold_perturbed(
     module: nnx.Module, prefix: Path, rules: Sequence[ParameterRule]
 ) -> Iterator[set[tuple[str, str]]]:
     """A context in which a module's Variables hold perturbed values, for a call in the user's
@@ -165,10 +165,10 @@ def _perturbed_value(
         name = site_key(path) + jax.tree_util.keystr(below)
         array = _Array(name, path, i, isinstance(variable, nnx.Param))
         for rule in rules:
-            if isinstance(leaf, jax.Array) and array.is_meant_by(rule.pattern):
+            if isinstance(leaf, jax.Array) and array.is_selected_by(rule.pattern):
                 for one in rule.perturbations:
-                    new[i], why = _perturbed(one, new[i], name, rule.layer)
-                    reached.add((rule.pattern, misfit(why)))
+                    new[i], why = _perturb_array(one, new[i], name, rule.layer)
+                    reached.add((rule.pattern, misfit_clause(why)))
     same = all(a is b for a, (_, b) in zip(new, leaves, strict=True))
     return value if same else jax.tree.unflatten(treedef, new)
 

@@ -26,8 +26,8 @@ from nnx_inspector.perturbations.activations import (
     Shift,
     Zero,
 )
-from nnx_inspector.perturbations.apply import Reach, parameter_keys
-from nnx_inspector.perturbations.base import Kind, OfPart
+from nnx_inspector.perturbations.apply_setting import PerturbableSites, parameter_keys
+from nnx_inspector.perturbations.base import Kind, PartBase
 from nnx_inspector.perturbations.gradients import (
     ClipGradient,
     ReverseGradient,
@@ -223,7 +223,7 @@ def test_inputs_are_measured_only_where_a_place_acts_on_them():
 
 
 def reach(model, *args, loss_fn=None):
-    return passes().read(Call(model, args, {}, loss_fn), Reach)
+    return passes().read(Call(model, args, {}, loss_fn), PerturbableSites)
 
 
 @pytest.mark.parametrize(
@@ -289,6 +289,6 @@ def test_every_kind_is_tested():
         if cls.__module__.startswith("nnx_inspector.")
         and not cls.__subclasses__()
         and not cls.__name__.startswith("_")
-        and not issubclass(cls, OfPart)  # a kind, kept to a part: see test_only.py
+        and not issubclass(cls, PartBase)  # a kind, kept to a part: see test_only.py
     }
     assert kinds == {type(one) for one in KINDS.values()}

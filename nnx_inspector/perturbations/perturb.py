@@ -39,15 +39,21 @@ from nnx_inspector.hooks.pytrees import with_arguments, with_leaves
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import Only, Selection, module_sites
 from nnx_inspector.opening import held
-from nnx_inspector.perturbations.base import OfPart, Perturbation
+from nnx_inspector.perturbations.base import PartBase, Perturbation
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.perturbed import Act, Rows, arrays_of, at_marks, chosen_layer
+from nnx_inspector.perturbations.perturbed import (
+    Action,
+    Rows,
+    arrays_of,
+    chosen_layer,
+    perturb_at_marks,
+)
 from nnx_inspector.perturbations.places import (
+    apply_in_place,
     data_of,
-    nothing_to_perturb,
-    placed_alike,
-    refusal,
-    require_known,
+    misfit_error,
+    no_array_error,
+    require_perturbation,
 )
 from nnx_inspector.program.launched import Block
 from nnx_inspector.program.marks import (
@@ -66,7 +72,7 @@ from nnx_inspector.program.survey import Marked, call_numbers, survey
 from nnx_inspector.typing import Function, Kwargs, Owner, Params, Primitive, PyTree, Treedef, Value
 
 
-class _Met:
+class _PerturbedShapes:
     """The shapes of the arrays that the programs of one hook perturb; they keep it alive."""
 
     def __init__(self) -> None:
@@ -74,17 +80,17 @@ class _Met:
 
     def fit(self, one: Perturbation) -> bool:
         """Whether all of them have the part that a perturbation chooses."""
-        return not isinstance(one, OfPart) or not any(map(one.misfit, tuple(self.shapes)))
+        return not isinstance(one, PartBase) or not any(map(one.misfit, tuple(self.shapes)))
 
 
-_met: weakref.WeakValueDictionary[Any, _Met] = weakref.WeakValueDictionary()
+_shapes: weakref.WeakValueDictionary[Any, _PerturbedShapes] = weakref.WeakValueDictionary()
 """By the name of the numbers."""
 _numbers: dict[Any, list[np.ndarray]] = {}
 """The numbers of each open region by their name."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Number:
+class _HostNumber:
     """One of some numbers while a program runs that was compiled ahead of time: zeros once the
     region has ended.
     """
@@ -116,7 +122,7 @@ class _Numbers:
     treedef: Treedef
     avals: tuple[jax.ShapeDtypeStruct, ...]
     fixed: tuple[bytes, ...] | None
-    met: _Met = dataclasses.field(compare=False)
+    met: _PerturbedShapes = dataclasses.field(compare=False)
 
     def read(self) -> tuple[Any, Perturbation]:
         """Whether it is on, and the perturbation, with the numbers that a program reads."""
@@ -129,7 +135,7 @@ class _Numbers:
     def _given(self, number: int, kind: Any) -> jax.Array:
         # the program keeps what it has met alive as long as it may run
         place = self.token, number, self
-        otherwise = _Number(self.token, number, kind)
+        otherwise = _HostNumber(self.token, number, kind)
         kind = ShapedArray(kind.shape, kind.dtype)
         return given.bind(place=place, kind=kind, otherwise=otherwise)
 
@@ -137,7 +143,7 @@ class _Numbers:
         """Raise if the perturbation does not fit an array, by the numbers that it has now."""
         found = self._fixed() or _numbers.get(self.token)
         known = one if found is None else jax.tree.unflatten(self.treedef, found[1:])
-        why = refusal(known, site, x)
+        why = misfit_error(known, site, x)
         if why is not None:
             raise why
         self.met.shapes.add(tuple(x.shape))
@@ -176,21 +182,21 @@ class _Perturb:
     ) -> list[Value]:
         """The leaves of what a module returns or receives, with the arrays perturbed."""
         if not any(map(is_observable, leaves)):
-            raise nothing_to_perturb(site, one.at)
+            raise no_array_error(site, one.at)
         new, number = list(leaves), 0
         for index, leaf in enumerate(leaves):
             if is_observable(leaf):
                 x = jnp.asarray(leaf)
                 self.numbers.check(one, site, x)
-                act = functools.partial(_acted, name=f"{site}/{call}/{number}")
-                changed = placed_alike(act, x, one)
+                act = functools.partial(_apply_named, name=f"{site}/{call}/{number}")
+                changed = apply_in_place(act, x, one)
                 # off only if a program outlives its region: then nobody gives it numbers
                 new[index] = jnp.where(on, changed, x) if jit.is_tracer(on) else changed
                 number += 1
         return new
 
 
-def _acted(x: jax.Array, one: Perturbation, *, name: str) -> jax.Array:
+def _apply_named(x: jax.Array, one: Perturbation, *, name: str) -> jax.Array:
     return one.apply_at(x, name)
 
 
@@ -198,7 +204,7 @@ def _acted(x: jax.Array, one: Perturbation, *, name: str) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Mark:
+class _MarkSite:
     """The hook that marks a site one of whose layers is perturbed."""
 
     owner: Owner
@@ -226,11 +232,11 @@ class _Mark:
 
     def _require(self, site: str, tree: PyTree) -> None:
         if not any(map(is_observable, jax.tree.leaves(tree, is_leaf=is_whole))):
-            raise nothing_to_perturb(site, self.at)
+            raise no_array_error(site, self.at)
 
 
 @dataclasses.dataclass(frozen=True)
-class _InLayer:
+class _PerturbLayer:
     """The hook of the outermost call, which perturbs one layer at the marks while the call runs.
 
     Only the loop over a stack knows which layer runs, so it has to be within the call.
@@ -248,7 +254,7 @@ class _InLayer:
             on, one = self.numbers.read()
             ensemble = ensemble_of(context.module)
         calls: dict[int, int] = {}
-        act = at_marks(calls, lambda _: [Act(one, self.rows, on)], self._check)
+        act = perturb_at_marks(calls, lambda _: [Action(one, self.rows, on)], self._check)
 
         def perturb(mark: Marked, values: list[Value], around: Rows) -> list[Value]:
             if ensemble is not None and not around:
@@ -350,27 +356,27 @@ def perturb(
         >>> float(abs(y).sum())
         0.0
     """
-    leaves, treedef = _data_of(perturbation)
+    leaves, treedef = _data_and_treedef(perturbation)
     bare, rows = chosen_layer(only)
     selection = Selection(bare)
     scope = None if model is None else scope_of(model)
     avals = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
     if jit.is_tracing():
         fixed = tuple(leaf.tobytes() for leaf in leaves)
-        numbers = _Numbers("perturb", treedef, avals, fixed, _Met())
-        with _opened(numbers, perturbation.at, rows, selection, scope, model):
+        numbers = _Numbers("perturb", treedef, avals, fixed, _PerturbedShapes())
+        with _open_region(numbers, perturbation.at, rows, selection, scope, model):
             yield
         return
     base = (selection, rows, scope, treedef, avals, threading.get_ident())
     depths: dict[Any, int] = _open.__dict__.setdefault("depths", {})
     depth = depths.get(base, 0)
-    token, met = _name_for(perturbation, ("perturb", *base, depth))
+    token, met = _token_for(perturbation, ("perturb", *base, depth))
     depths[base] = depth + 1
     _numbers[token] = leaves
     block = Block(token, Plan(summarise=False), given=lambda place: _numbers[token][place[1]])
     try:
         numbers = _Numbers(token, treedef, avals, None, met)
-        with held(block), _opened(numbers, perturbation.at, rows, selection, scope, model):
+        with held(block), _open_region(numbers, perturbation.at, rows, selection, scope, model):
             yield
     finally:
         if depth:
@@ -380,7 +386,7 @@ def perturb(
         _numbers.pop(token, None)
 
 
-def _name_for(one: Perturbation, name: tuple[object, ...]) -> tuple[Any, _Met]:
+def _token_for(one: Perturbation, name: tuple[object, ...]) -> tuple[Any, _PerturbedShapes]:
     """A name for numbers whose programs perturb only arrays that have the part chosen, and what
     they met.
 
@@ -388,14 +394,14 @@ def _name_for(one: Perturbation, name: tuple[object, ...]) -> tuple[Any, _Met]:
     get another one, so what is called in the region is traced again, and checked.
     """
     for number in itertools.count():
-        met = _met.setdefault((*name, number), _Met())
+        met = _shapes.setdefault((*name, number), _PerturbedShapes())
         if met.fit(one):
             return (*name, number), met
     raise AssertionError
 
 
 @contextlib.contextmanager
-def _opened(
+def _open_region(
     numbers: _Numbers,
     at: str,
     rows: tuple[int, ...],
@@ -408,15 +414,15 @@ def _opened(
         with open_hook(Hook(_Perturb(numbers), PERTURBATION, selection, scope), model):
             yield
         return
-    outermost = Hook(_InLayer(numbers, rows, selection), TAP_OUTPUT, Selection("**:*"), scope)
-    mark = Hook(_Mark(numbers.token, at), PERTURBATION, selection, scope)
+    outermost = Hook(_PerturbLayer(numbers, rows, selection), TAP_OUTPUT, Selection("**:*"), scope)
+    mark = Hook(_MarkSite(numbers.token, at), PERTURBATION, selection, scope)
     with add_hooks(outermost), open_hook(mark, model):
         yield
 
 
-def _data_of(perturbation: object) -> tuple[list[np.ndarray], Any]:
+def _data_and_treedef(perturbation: object) -> tuple[list[np.ndarray], Any]:
     """What programs get (True, then the numbers and arrays), and the tree structure."""
-    require_known(perturbation)
+    require_perturbation(perturbation)
     if isinstance(perturbation, ParameterPerturbation):
         name = type(perturbation).__name__
         raise TypeError(

@@ -20,27 +20,27 @@ from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Only, Selection, module_sites
 from nnx_inspector.perturbations import perturbed, places
 from nnx_inspector.perturbations.activations import Perturbation, Scale
-from nnx_inspector.perturbations.base import OfPart, is_random
+from nnx_inspector.perturbations.base import PartBase, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import (
-    Act,
+    Action,
     Rows,
-    check_apart,
     check_fits,
     check_layers,
+    check_members,
     takes_positions,
     why_unseen,
 )
+from nnx_inspector.perturbations.perturbed_parameters import ParameterRule, perturbed_parameters
 from nnx_inspector.perturbations.places import (
     PARAMETER,
-    Live,
     Place,
+    RowKind,
     Setting,
-    apply,
-    nothing_to_perturb,
-    refusal,
+    apply_row,
+    misfit_error,
+    no_array_error,
 )
-from nnx_inspector.perturbations.substitute import ParameterRule, perturbed_parameters
 from nnx_inspector.program.editing.counting import Where
 from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import OUTPUT
@@ -49,7 +49,9 @@ from nnx_inspector.program.survey import Marked, Survey
 from nnx_inspector.typing import Value
 
 
-def hooks_for(selection: Selection, received: Iterable[str], where: Where | None = None) -> HooksOf:
+def marking_hooks_for(
+    selection: Selection, received: Iterable[str], where: Where | None = None
+) -> HooksOf:
     """The hooks that mark the selected outputs, and the inputs of the given sites."""
     sites = list(dict.fromkeys(received))
     inputs = Selection(sites) if sites else None
@@ -64,7 +66,7 @@ def hooks_for(selection: Selection, received: Iterable[str], where: Where | None
     return hooks
 
 
-def at_marks(
+def setting_at_marks(
     stage: Staged,
     keys: Sequence[str],
     numbers: object,
@@ -77,12 +79,12 @@ def at_marks(
     `Setting.data`.
     """
     index = {key: i for i, key in enumerate(keys)}
-    acting: dict[tuple[str, str], list[Act]] = {}
+    acting: dict[tuple[str, str], list[Action]] = {}
     for place, (on, *leaves) in zip(places, data, strict=True):
-        act = Act(jax.tree.unflatten(place.treedef, leaves), place.rows, on)
+        act = Action(jax.tree.unflatten(place.treedef, leaves), place.rows, on)
         for site in place.sites:
             acting.setdefault((site, place.at), []).append(act)
-    at_places = perturbed.at_marks(
+    at_places = perturbed.perturb_at_marks(
         stage.calls,
         lambda mark: acting.get((mark.site, mark.part), ()),
         lambda one, mark: check_fits(one, mark, stage),
@@ -90,7 +92,7 @@ def at_marks(
 
     def perturb(mark: Marked, values: list[Value], rows: Rows, *wheres: Value) -> list[Value]:
         if mark.part == OUTPUT and mark.site in index:
-            values = [apply(value, numbers, index[mark.site]) for value in values]
+            values = [apply_row(value, numbers, index[mark.site]) for value in values]
         return at_places(mark, values, rows, *wheres)
 
     return perturb
@@ -98,15 +100,15 @@ def at_marks(
 
 def are_random(places: Sequence[Place]) -> bool:
     """Whether the effect of any place depends on the number of the call at its site."""
-    return any(map(is_random, _of_values(places)))
+    return any(map(is_random, _value_perturbations(places)))
 
 
 def take_positions(places: Sequence[Place]) -> bool:
     """Whether the effect of any place depends on which positions count."""
-    return any(map(takes_positions, _of_values(places)))
+    return any(map(takes_positions, _value_perturbations(places)))
 
 
-def _of_values(places: Sequence[Place]) -> list[Perturbation]:
+def _value_perturbations(places: Sequence[Place]) -> list[Perturbation]:
     trees = [place.treedef for place in places if place.at != PARAMETER]
     return [jax.tree.unflatten(tree, [0] * tree.num_leaves) for tree in trees]
 
@@ -136,7 +138,7 @@ def parameter_keys(model: nnx.Module, only: Only) -> list[str]:
 _ARRAYS = re.compile(r"[\w<>]+\[[\d,]*\]")
 
 
-def check_applies(perturbation: Live, site: str, output: str) -> None:
+def check_applies(perturbation: RowKind, site: str, output: str) -> None:
     """Raise a TypeError if a perturbation has no meaning for a site's output.
 
     Args:
@@ -144,7 +146,7 @@ def check_applies(perturbation: Live, site: str, output: str) -> None:
     """
     arrays = _ARRAYS.findall(output)
     if not arrays:
-        raise nothing_to_perturb(site, OUTPUT)
+        raise no_array_error(site, OUTPUT)
     if isinstance(perturbation, Scale):
         for text in arrays:
             if not text.startswith(("float", "bfloat", "complex")):
@@ -154,7 +156,7 @@ def check_applies(perturbation: Live, site: str, output: str) -> None:
                 )
 
 
-class Reach:
+class PerturbableSites:
     """What can be perturbed in one traced call. Holds no array.
 
     Args:
@@ -180,11 +182,11 @@ class Reach:
             found = self._marks.get((site, one.at), [])
             if not found:
                 if (site, OUTPUT) in self._marks:
-                    raise nothing_to_perturb(site, one.at)
+                    raise no_array_error(site, one.at)
                 raise ValueError(why_unseen(site, self._stage))
             for mark, lengths in found:
                 check_fits(one, mark, self._stage)
-                check_apart(mark, rows)
+                check_members(mark, rows)
                 if rows:
                     check_layers(site, rows, tuple(map(abs, lengths)))
 
@@ -215,12 +217,12 @@ def check_parts(found: Survey, setting: Setting) -> None:
     """
     for place, (on, *leaves) in zip(setting.places, setting.data, strict=True):
         one = jax.tree.unflatten(place.treedef, leaves)
-        if not on or not isinstance(one, OfPart):
+        if not on or not isinstance(one, PartBase):
             continue
         for mark, *_ in found.walk():
             if mark.part == place.at and mark.site in place.sites:
                 for x in perturbed.arrays_of(mark):
-                    why = refusal(one, mark.site, x)
+                    why = misfit_error(one, mark.site, x)
                     if why is not None:
                         raise why
 
@@ -229,7 +231,7 @@ def check_parts(found: Survey, setting: Setting) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Switched(ParameterPerturbation):
+class _PlacedParameterKind(ParameterPerturbation):
     """A place and its data, as a perturbation of parameters."""
 
     place: Place
@@ -241,7 +243,7 @@ class _Switched(ParameterPerturbation):
         return self._data.kind_name
 
     def apply(self, x: jax.Array, name: str) -> jax.Array:
-        return places.applied(self.place, self.on, self.leaves, x, name)
+        return places.apply_place(self.place, self.on, self.leaves, x, name)
 
     def why_not(self, x: object) -> Value:
         return self._data.why_not(x)
@@ -265,7 +267,7 @@ def parameters_under(
 def parameter_rules(places: Sequence[Place], data: Sequence[Value]) -> list[ParameterRule]:
     """The places of parameter kinds, each with its data, as rules."""
     return [
-        parameter_rule(key, place.rows, _Switched(place, on, tuple(leaves)))
+        parameter_rule(key, place.rows, _PlacedParameterKind(place, on, tuple(leaves)))
         for place, (on, *leaves) in zip(places, data, strict=True)
         for key in place.sites
         if place.at == PARAMETER

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nnx_inspector as nni
-from nnx_inspector.perturbations import places, region
-from nnx_inspector.perturbations.apply import check_applies
-from nnx_inspector.perturbations.places import OFF, SCALE, ZERO, apply, combine
+from nnx_inspector.perturbations import perturb, places
+from nnx_inspector.perturbations.apply_setting import check_applies
+from nnx_inspector.perturbations.places import OFF, SCALE, ZERO, apply_row, combine_rows
 from nnx_inspector.stats.measure_gauges import gauge
 from nnx_inspector.stats.summarize import summarize
 
@@ -55,23 +55,23 @@ def test_only_the_given_model_is_perturbed(model):
 
 
 def test_an_exception_inside_leaves_nothing(model):
-    clean, before = model(X), dict(region._numbers)  # what a call may not add to
+    clean, before = model(X), dict(perturb._numbers)  # what a call may not add to
     with pytest.raises(KeyError, match="mine"), nni.perturb("a", nni.Zero()):
         raise KeyError("mine")
     assert np.array_equal(model(X), clean)
-    assert region._numbers == before
+    assert perturb._numbers == before
 
 
 def test_zero_removes_nan_and_scale_by_zero_does_not():
     x = jnp.array([jnp.nan, jnp.inf, 1.0])
-    assert np.array_equal(apply(x, jnp.array([[ZERO, 0.0]]), 0), [0.0, 0.0, 0.0])
-    assert np.isnan(apply(x, jnp.array([[ZERO, 0.0], [SCALE, 0.0]]), 1)[:2]).all()
+    assert np.array_equal(apply_row(x, jnp.array([[ZERO, 0.0]]), 0), [0.0, 0.0, 0.0])
+    assert np.isnan(apply_row(x, jnp.array([[ZERO, 0.0], [SCALE, 0.0]]), 1)[:2]).all()
 
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=8))
 def test_a_row_of_zeros_changes_no_bit(values):
     x = jnp.array(values, jnp.float32)
-    got = apply(x, jnp.zeros((1, 2)), 0)
+    got = apply_row(x, jnp.zeros((1, 2)), 0)
     assert np.array_equal(np.asarray(x).view(np.uint32), np.asarray(got).view(np.uint32))
 
 
@@ -80,7 +80,7 @@ def test_a_perturbed_value_is_made_once(in_c, monkeypatch):
     monkeypatch.setattr(places, "serves_here", lambda: in_c)
 
     def program(x, rows):
-        y = apply(x @ x, rows, 0)
+        y = apply_row(x @ x, rows, 0)
         return y @ y, summarize(y), gauge(y)
 
     compiled = jax.jit(program).lower(jnp.ones((4, 4)), jnp.zeros((1, 2))).compile().as_text()
@@ -96,7 +96,7 @@ def test_in_c_it_is_what_it_is_in_jax(row, monkeypatch):
     t, rows = t.reshape(2, 3), jnp.array([[SCALE, 9.0], row])
 
     def uses(x, rows):
-        return apply(x, rows, 1) + 2 * x  # what is changed in place is needed afterwards
+        return apply_row(x, rows, 1) + 2 * x  # what is changed in place is needed afterwards
 
     def everything():
         of_x = lambda x: uses(x, rows)  # noqa: E731
@@ -107,7 +107,7 @@ def test_in_c_it_is_what_it_is_in_jax(row, monkeypatch):
             jax.jvp(lambda rows: uses(x[1], rows), (rows,), (jnp.ones_like(rows),)),
             jax.vmap(of_x)(x),
             jax.vmap(uses, in_axes=(None, 0))(x, jnp.stack([rows, 0 * rows])),
-            jax.lax.scan(lambda c, y: (c, apply(y, rows, 1)), 0, x)[1],
+            jax.lax.scan(lambda c, y: (c, apply_row(y, rows, 1)), 0, x)[1],
         )
 
     found = everything()
@@ -121,16 +121,16 @@ def test_dtype_and_shape_are_kept():
     for dtype in (jnp.int32, *small, jnp.complex64):
         x = jnp.full((2, 3), 4, dtype)
         for row, factor in (([OFF, 0.0], 1.0), ([ZERO, 0.0], 0.0), ([SCALE, 0.5], 0.5)):
-            got = apply(x, jnp.array([row]), 0)
+            got = apply_row(x, jnp.array([row]), 0)
             assert (got.dtype, got.shape) == (x.dtype, x.shape)
             scaled = np.asarray(factor * float(x[0, 0].real)).astype(x.dtype)
             np.testing.assert_array_equal(got, np.full((2, 3), scaled))
 
 
 def test_combine_lets_zero_win_and_factors_multiply():
-    assert combine([]) == (OFF, 0.0)
-    assert combine([nni.Scale(2.0), nni.Scale(0.25)]) == (SCALE, 0.5)
-    assert combine([nni.Scale(2.0), nni.Zero(), nni.Scale(3.0)]) == (ZERO, 0.0)
+    assert combine_rows([]) == (OFF, 0.0)
+    assert combine_rows([nni.Scale(2.0), nni.Scale(0.25)]) == (SCALE, 0.5)
+    assert combine_rows([nni.Scale(2.0), nni.Zero(), nni.Scale(3.0)]) == (ZERO, 0.0)
 
 
 @pytest.mark.parametrize(
