@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from leftovers import listened_in_jax
+from leftovers import patched_in_jax
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.launching import jitted
@@ -142,10 +142,10 @@ def test_what_runs_directly_is_in_the_fast_path_the_next_time(kept: bool):
 
 
 def test_jax_is_as_before_afterwards():
-    before = listened_in_jax()
+    before = patched_in_jax()
     with chosen(lambda *_: None):
-        assert listened_in_jax() != before
-    assert listened_in_jax() == before
+        assert patched_in_jax() != before
+    assert patched_in_jax() == before
 
 
 def test_jax_says_which_argument_differs_from_the_calls_before():

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from held import Held
-from leftovers import listened_in_jax
+from leftovers import patched_in_jax
 
 from nnx_inspector._compat.launching import started
 from nnx_inspector.opening import held as opened
@@ -59,11 +59,11 @@ def test_nan_checks_of_the_user_go_on(inside):
 
 
 def test_jax_is_as_before_afterwards():
-    before = listened_in_jax()
+    before = patched_in_jax()
     with following(), following():
         jax.jit(lambda x: 2 * x)(jnp.ones(2))
-        assert listened_in_jax() != before
-    assert listened_in_jax() == before
+        assert patched_in_jax() != before
+    assert patched_in_jax() == before
 
 
 @pytest.mark.parametrize("donated", [False, True])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
+import summary_oracle
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -26,10 +26,10 @@ def assert_same(ours, expected, rtol=1e-5):
         )
 
 
-@pytest.mark.parametrize("kind", oracle.CLASSES)
+@pytest.mark.parametrize("kind", summary_oracle.CLASSES)
 @pytest.mark.parametrize("dtype", [np.float32, np.int32], ids=str)
 def test_rows_are_merged_inside_jit_as_on_the_host(kind, dtype):
-    x = oracle.values(3, kind, dtype, (5, 4, 61))
+    x = summary_oracle.values(3, kind, dtype, (5, 4, 61))
     if dtype is np.float32:
         x[1] = np.nan  # rows of nothing finite
     rows = summarize(jnp.asarray(x), batch_rank=2)

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 import pytest
 import strange_miswired  # noqa: F401 - it adds to the tables of faults
-from attending import heads_in_numpy
+from attentions import heads_in_numpy
 from borderline import FAULTY as BORDERLINE
 from faulty import FAULTY
 from flax import nnx

@@ -12,7 +12,7 @@ import zlib
 from typing import Any
 
 import safetensors.numpy
-from recorded import pool, some_facts, some_figures
+from summaries import all_summaries, some_facts, some_figures
 
 from nnx_inspector.recordings.recording import Recording
 
@@ -43,7 +43,7 @@ def parts_of(data: bytes) -> list[Part]:
 
 def fill(recording: Recording, steps: range, *, hold: bool = False) -> None:
     """One small pass per step, with everything that a pass can have."""
-    summaries = pool()
+    summaries = all_summaries()
     recording.learn(some_facts(1))
     for i in steps:
         of = {"ab"[i % 2]: {"output": summaries[4 + i]}}

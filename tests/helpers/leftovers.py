@@ -34,7 +34,7 @@ def classes() -> list[type]:
     return list(found)
 
 
-def listened_in_jax() -> list[Any]:
+def patched_in_jax() -> list[Any]:
     """What the package replaces in jax while it listens to launches: private parts of jax."""
     hook = api._post_hook_state.get_local()
     # jax leaves None where a thread has once opened `jax.debug_nans(False)`, as flax does too
@@ -53,7 +53,7 @@ def code_of(value: Any) -> list[Any]:
     return found
 
 
-def everything() -> dict[Any, dict[str, tuple[Any, ...]]]:
+def hookable_state() -> dict[Any, dict[str, tuple[Any, ...]]]:
     """The state of a process that hooks might change: the objects of each class, registry entry
     and file of Flax.
     """
@@ -77,7 +77,7 @@ def everything() -> dict[Any, dict[str, tuple[Any, ...]]]:
     return found
 
 
-def differences(before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
+def changed_entries(before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
     """The entries that are other objects now. Classes defined in between do not count."""
 
     def same(a: tuple[Any, ...] | None, b: tuple[Any, ...] | None) -> bool:
@@ -94,9 +94,9 @@ def differences(before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
     """Check on leaving that classes, their functions' code and NNX's registries are unchanged."""
-    before = everything()
+    before = hookable_state()
     yield
-    found = differences(before, everything())
+    found = changed_entries(before, hookable_state())
     assert not found, found
 
 
@@ -106,7 +106,9 @@ def objects(model: Any) -> dict[Any, tuple[Any, dict[str, Any]]]:
     return {p: (node, dict(vars(node))) for p, node in every if isinstance(node, nnx.Pytree)}
 
 
-def replaced(before: dict[Any, Any], after: dict[Any, Any], *, exactly: bool) -> dict[Any, Any]:
+def object_changes(
+    before: dict[Any, Any], after: dict[Any, Any], *, exactly: bool
+) -> dict[Any, Any]:
     """The differences of each object: its attributes, their types, new attributes.
 
     A transform of NNX takes objects apart and rebuilds them: unless compared exactly, the order
@@ -144,7 +146,7 @@ def is_node(x: Any) -> bool:
     return isinstance(x, (nnx.Pytree, nnx.Variable))
 
 
-def numbers(tree: Any) -> list[np.ndarray]:
+def arrays_of(tree: Any) -> list[np.ndarray]:
     """The arrays of a pytree (for a model, its whole state), with PRNG keys as their bits."""
 
     def plain(x: Any) -> np.ndarray:
@@ -155,7 +157,7 @@ def numbers(tree: Any) -> list[np.ndarray]:
 
 
 def assert_close(found: Any, expected: Any, *, exactly: bool, tolerance: float = TOLERANCE) -> None:
-    found, expected = numbers(found), numbers(expected)
+    found, expected = arrays_of(found), arrays_of(expected)
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)

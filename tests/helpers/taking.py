@@ -13,7 +13,7 @@ import numpy as np
 from jax._src import ad_checkpoint, pjit
 from jax._src.interpreters import batching
 from jax._src.lax.control_flow import conditionals, loops
-from leftovers import listened_in_jax
+from leftovers import patched_in_jax
 from marked import Watch, knob, mark
 
 from nnx_inspector._compat import configuration, jit
@@ -35,7 +35,7 @@ def swapped() -> list[Any]:
     """What the package may replace in jax."""
     rules = batching.fancy_primitive_batchers
     return [
-        *listened_in_jax(),
+        *patched_in_jax(),
         pjit.jit_p.impl,
         ad_checkpoint.remat_p.impl,
         rules[conditionals.cond_p],

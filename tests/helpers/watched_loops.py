@@ -70,7 +70,7 @@ def bare(name: str, factor: float = 1.0) -> Ran:
 
 
 def numbers(loop) -> list[np.ndarray]:
-    return [x.copy() for x in leftovers.numbers(loop.state())]
+    return [x.copy() for x in leftovers.arrays_of(loop.state())]
 
 
 def iterated(insp, loop):

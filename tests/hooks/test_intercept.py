@@ -15,8 +15,8 @@ import models
 import numpy as np
 import pytest
 from flax import nnx
+from interceptors import CallLog, warns_of_doubtful_calls
 from leftovers import nothing_is_left_behind  # noqa: F401
-from looks import Log, doubted
 from models import batch, rngs
 
 from nnx_inspector.hooks import hook, wrapping
@@ -49,7 +49,7 @@ def test_keyword_arguments_arrive_as_keywords():
 
 
 def test_a_call_made_by_an_interceptor_is_intercepted_too():
-    log, probe = Log(), models.Frozen()
+    log, probe = CallLog(), models.Frozen()
 
     def calls_another(next_fun, args, kwargs, context):
         return next_fun(*args, **kwargs) + probe(1.0)
@@ -66,7 +66,7 @@ def test_something_that_cannot_be_called_is_no_interceptor():
 
 
 def test_an_interceptor_without_a_hash_is_accepted():
-    class Unhashable(Log):
+    class Unhashable(CallLog):
         __hash__ = None
 
     log = Unhashable()
@@ -103,7 +103,7 @@ def test_the_context_tells_module_method_path_and_number():
 
 
 def test_calls_of_one_site_are_numbered_and_start_anew_at_the_next_outermost_call():
-    model, log = models.Shared(rngs()), Log()
+    model, log = models.Shared(rngs()), CallLog()
     with intercept_methods(log, only="first"):
         model(batch(4, 3))
         model(batch(4, 3))
@@ -111,21 +111,21 @@ def test_calls_of_one_site_are_numbered_and_start_anew_at_the_next_outermost_cal
 
 
 def test_recursion_is_counted():
-    model, log = models.Recursive(rngs()), Log()
+    model, log = models.Recursive(rngs()), CallLog()
     with intercept_methods(log):
         model(batch(4, 3))
     assert log.calls == [("", 0), ("linear", 0), ("", 1), ("linear", 1), ("", 2)]
 
 
 def test_the_same_interceptor_opened_twice_counts_apart():
-    model, log = models.Frozen(), Log()
+    model, log = models.Frozen(), CallLog()
     with intercept_methods(log), intercept_methods(log):
         model(1.0)
     assert log.calls == [("", 0), ("", 0)]
 
 
 def test_two_methods_of_equal_look_and_other_modules_are_counted_apart():
-    model, log = models.Nested(rngs()), Log()
+    model, log = models.Nested(rngs()), CallLog()
     with intercept_methods(log, only="blocks/*"):
         model(batch(4, 3))
     assert log.calls == [("blocks/0", 0), ("blocks/1", 0)]
@@ -133,7 +133,7 @@ def test_two_methods_of_equal_look_and_other_modules_are_counted_apart():
 
 def test_a_super_chain_is_one_call_of_one_site():
     """TRAPS: `super().__call__` chains are one site call, with the base class in the tree too."""
-    model, log = models.SuperFamily(rngs()), Log()
+    model, log = models.SuperFamily(rngs()), CallLog()
     with intercept_methods(log, only="*"):
         y = model(batch(4, 3))
     assert log.sites == ["base", "inherits", "supers", "twice"]
@@ -141,7 +141,7 @@ def test_a_super_chain_is_one_call_of_one_site():
 
 
 def test_a_super_chain_is_one_call_where_the_heir_is_rematerialised():
-    model, log = models.RematSuper(rngs()), Log()
+    model, log = models.RematSuper(rngs()), CallLog()
     with intercept_methods(log):
         model(batch(4, 3))
     assert log.sites == ["", "linear"]
@@ -152,7 +152,7 @@ def test_super_of_another_name_is_a_call_of_that_method():
         def decode(self, z):
             return super().encode(super().decode(z))
 
-    log = Log()
+    log = CallLog()
     with intercept_methods(log, only="**:*"):
         Child(rngs()).decode(batch(3, 2))
     assert log.sites == [":decode", "decoder", ":encode", "encoder"]
@@ -160,7 +160,7 @@ def test_super_of_another_name_is_a_call_of_that_method():
 
 def test_static_class_and_private_methods_and_properties_pass_by():
     """TRAPS: with nnx.capture a static method raises TypeError (self is passed)."""
-    model, log = models.Methods(rngs()), Log()
+    model, log = models.Methods(rngs()), CallLog()
     with intercept_methods(log):
         assert model.halve(4.0) == 2.0
         assert model.factor == 2.0
@@ -176,7 +176,7 @@ def test_a_generator_method_still_generates():
         def numbers(self):
             yield from (1, 2)
 
-    log = Log()
+    log = CallLog()
     with intercept_methods(log):
         assert list(Generates().numbers()) == [1, 2]
     assert log.sites == [":numbers"]
@@ -213,28 +213,28 @@ def test_only_is_satisfied_when_its_site_sits_in_a_cached_inner_jit():
 
 
 def test_without_model_paths_are_relative_to_the_outermost_module():
-    model, log = models.Nested(rngs()), Log()
+    model, log = models.Nested(rngs()), CallLog()
     with intercept_methods(log):
         model.blocks[1](batch(4, 3))
     assert log.sites == ["", "linear"]
 
 
 def test_with_model_paths_are_relative_to_it_wherever_a_part_is_called():
-    model, log = models.Nested(rngs()), Log()
+    model, log = models.Nested(rngs()), CallLog()
     with intercept_methods(log, model=model):
         model.blocks[1](batch(4, 3))
     assert log.sites == ["blocks/1", "blocks/1/linear"]
 
 
 def test_a_submodule_can_be_the_model():
-    model, log = models.Nested(rngs()), Log()
+    model, log = models.Nested(rngs()), CallLog()
     with intercept_methods(log, model=model.blocks[0]):
         model(batch(4, 3))
     assert log.sites == ["", "linear"]
 
 
 def test_a_submodule_that_was_replaced_in_between_is_found_at_its_path():
-    model, log = models.MLP(rngs()), Log()
+    model, log = models.MLP(rngs()), CallLog()
     with intercept_methods(log):
         model(batch(1, 3))
         model.up = nnx.Linear(3, 4, rngs=rngs(1))
@@ -247,7 +247,7 @@ def test_a_submodule_that_was_replaced_in_between_is_found_at_its_path():
 
 @pytest.mark.parametrize("name", ["frozen_sealed", "nested", "decorated", "super", "attention"])
 def test_every_kind_of_class_is_intercepted_and_gives_the_same_result(name):
-    case, log = models.ZOO[name](), Log()
+    case, log = models.ZOO[name](), CallLog()
     expected = models.ZOO[name]().run()
     with intercept_methods(log):
         y = case.run()
@@ -257,7 +257,7 @@ def test_every_kind_of_class_is_intercepted_and_gives_the_same_result(name):
 
 def test_decorated_methods_are_intercepted_outside_their_transform():
     """TRAPS: methods already wrapped by nnx.jit, nnx.remat, nnx.vmap decorators."""
-    model, log = models.Decorated(rngs()), Log()
+    model, log = models.Decorated(rngs()), CallLog()
     with intercept_methods(log):
         model(batch(4, 3))
     assert log.sites == ["", ":jitted", "linear", ":again", "linear", ":mapped", "linear"]
@@ -265,7 +265,7 @@ def test_decorated_methods_are_intercepted_outside_their_transform():
 
 def test_a_method_reference_taken_before_the_hooks_is_hooked():
     """TRAPS: method references taken before the hooks."""
-    model, log = models.MLP(rngs()), Log()
+    model, log = models.MLP(rngs()), CallLog()
     taken = model.__call__
     with intercept_methods(log, model=model):
         taken(batch(4, 3))
@@ -281,7 +281,7 @@ def test_a_method_stored_in_init_is_called_as_ever():
         def __call__(self, x):
             return self.activation(self.linear(x))
 
-    model, log = Stores(rngs()), Log()
+    model, log = Stores(rngs()), CallLog()
     with intercept_methods(log):
         y = model(batch(4, 3))
     np.testing.assert_array_equal(y, model(batch(4, 3)))
@@ -289,7 +289,7 @@ def test_a_method_stored_in_init_is_called_as_ever():
 
 
 def test_a_module_made_during_the_forward_pass_has_no_path():
-    model, log = models.MakesModule(rngs()), Log()
+    model, log = models.MakesModule(rngs()), CallLog()
     with intercept_methods(log):
         model(batch(4, 3))
     assert log.sites == ["", "linear", None]
@@ -313,7 +313,7 @@ def test_a_class_made_while_another_thread_has_hooks_open_is_intercepted():
             def __call__(self, x):
                 return x
 
-        log = Log()
+        log = CallLog()
         with intercept_methods(log):
             Late()(1.0)
     finally:
@@ -387,14 +387,14 @@ def test_a_function_closed_over_the_model_honours_the_hooks():
     """TRAPS: `jax.jit` closures of the model; nnx.capture gives nothing or leaks."""
     model, x = models.MLP(rngs()), batch(4, 3)
     forward = jax.jit(lambda x: model(x))
-    plain, log = forward(x), Log()
+    plain, log = forward(x), CallLog()
     with intercept_methods(log, model=model):
         np.testing.assert_array_equal(forward(x), plain)
     assert log.sites == ["", "up", "down"]
 
 
 def test_paths_are_known_inside_jit_for_a_given_model():
-    model, log = models.Nested(rngs()), Log()
+    model, log = models.Nested(rngs()), CallLog()
     forward, _ = counted_jit()
     with intercept_methods(log, model=model, only="**/linear"):
         forward(model, batch(4, 3))
@@ -414,7 +414,7 @@ def test_paths_are_known_inside_jit_for_a_given_model():
     ],
 )
 def test_paths_are_known_inside_every_transform(name, sites):
-    case, log = models.ZOO[name](), Log()
+    case, log = models.ZOO[name](), CallLog()
     with intercept_methods(log, model=case.model, only="**"):
         case.run()
     assert set(log.sites) == sites
@@ -439,7 +439,7 @@ def test_checking_leaks_is_clean():
 
 
 def attributed(model, run):
-    log = Log()
+    log = CallLog()
     with intercept_methods(log, model=model):
         run()
     return log.sites
@@ -448,13 +448,13 @@ def attributed(model, run):
 def test_a_clone_made_while_hooked_is_not_the_model():
     """TRAPS: a clone made while hooked: never attribute one's calls to the other."""
     model = models.MLP(rngs())
-    with doubted():
+    with warns_of_doubtful_calls():
         assert attributed(model, lambda: nnx.clone(model)(batch(4, 3))) == []
 
 
 def test_a_deep_copy_made_while_hooked_is_not_the_model():
     model = models.MLP(rngs())
-    with doubted():
+    with warns_of_doubtful_calls():
         assert attributed(model, lambda: copy.deepcopy(model)(batch(4, 3))) == []
 
 
@@ -533,20 +533,20 @@ def test_a_program_compiled_for_the_model_is_not_used_for_its_twin():
 
 
 def test_a_clone_made_inside_jit_is_not_the_model():
-    model, log = models.MLP(rngs()), Log()
+    model, log = models.MLP(rngs()), CallLog()
 
     @nnx.jit
     def run(model, x):
         return nnx.clone(model)(x)
 
-    with doubted(), intercept_methods(log, model=model):
+    with warns_of_doubtful_calls(), intercept_methods(log, model=model):
         run(model, batch(4, 3))
     assert log.calls == []
 
 
 def test_the_functional_style_inside_jit_is_attributed():
     """Split outside, merge inside: the stand-in of the model in that trace."""
-    model, log = models.MLP(rngs()), Log()
+    model, log = models.MLP(rngs()), CallLog()
     with intercept_methods(log, model=model):
         graphdef, state = nnx.split(model)
         jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))(state, batch(4, 3))
@@ -555,8 +555,8 @@ def test_the_functional_style_inside_jit_is_attributed():
 
 def test_a_teacher_merged_from_the_students_graphdef_is_not_the_model():
     """TRAPS: never attribute one's calls to the other."""
-    model, log = models.MLP(rngs()), Log()
-    with doubted(), intercept_methods(log, model=model, only=""):
+    model, log = models.MLP(rngs()), CallLog()
+    with warns_of_doubtful_calls(), intercept_methods(log, model=model, only=""):
         graphdef, state = nnx.split(model)
         teacher_state = jax.tree.map(lambda x: x + 1.0, state)
 
@@ -571,19 +571,19 @@ def test_a_teacher_merged_from_the_students_graphdef_is_not_the_model():
 
 def test_calls_of_an_older_graphdef_are_not_attributed():
     """TRAPS: older graphdefs cannot be seen: never adopt a look-alike."""
-    model, log = models.MLP(rngs()), Log()
+    model, log = models.MLP(rngs()), CallLog()
     graphdef, state = nnx.split(model)
-    with doubted(), intercept_methods(log, model=model):
+    with warns_of_doubtful_calls(), intercept_methods(log, model=model):
         jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))(state, batch(4, 3))
     assert log.calls == []
 
 
 def test_a_cached_partial_made_before_is_not_attributed_and_works():
     """TRAPS: nnx.cached_partial made before the hooks."""
-    model, x, log = models.MLP(rngs()), batch(4, 3), Log()
+    model, x, log = models.MLP(rngs()), batch(4, 3), CallLog()
     forward = nnx.cached_partial(nnx.jit(lambda m, x: m(x)), model)
     plain = forward(x)
-    with doubted(), intercept_methods(log, model=model):
+    with warns_of_doubtful_calls(), intercept_methods(log, model=model):
         np.testing.assert_array_equal(forward(x), plain)
     assert log.calls == []
 
@@ -611,7 +611,7 @@ def test_a_model_is_freed_after_the_hooks_though_its_programs_stay_cached():
 
 
 def test_another_threads_exit_leaves_the_hooks_of_this_one():
-    model, log = models.MLP(rngs()), Log()
+    model, log = models.MLP(rngs()), CallLog()
 
     def other():
         with intercept_methods(passing):
@@ -679,7 +679,7 @@ def test_the_users_nnx_capture_of_sow_works(where):
     """TRAPS: the user's own sow and nnx.capture must go on working under ours."""
     x = batch(4, 3)
     _, expected = own_capture(models.Sows(rngs()), x)
-    model, log = models.Sows(rngs()), Log()
+    model, log = models.Sows(rngs()), CallLog()
     if where == "inside":
         with intercept_methods(log):
             _, sown = own_capture(model, x)
@@ -699,7 +699,7 @@ def test_the_users_method_outputs_work(where):
     """TRAPS: hooks taken inside a capture region must not save capture's wrapper."""
     x = batch(4, 3)
     plain = models.MLP(rngs())(x)
-    model, log = models.MLP(rngs()), Log()
+    model, log = models.MLP(rngs()), CallLog()
 
     def run(model, x):
         with intercept_methods(log):

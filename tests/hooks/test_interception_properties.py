@@ -20,7 +20,7 @@ from examples import examples
 from flax import nnx
 from generated import Spec, spec
 from generated_layers import ForwardError
-from leftovers import TOLERANCE, assert_close, nothing_left, numbers, objects, replaced
+from leftovers import TOLERANCE, arrays_of, assert_close, nothing_left, object_changes, objects
 
 from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.live.session import Session
@@ -246,7 +246,7 @@ def rounding(case: Case, without: Run, x: Any) -> float:
     `nnx.jit` makes without hooks, because a normalisation may enlarge an error without bound.
     """
     results = [
-        numbers(call(generated.make(case.spec, case.transforms), x))
+        arrays_of(call(generated.make(case.spec, case.transforms), x))
         for call in (without, nnx.jit(without))
     ]
     apart = [
@@ -265,18 +265,18 @@ def check(case: Case) -> None:
     run = generated.transformed(case.transforms)
     without = nnx.value_and_grad(loss_of(run)) if case.hook == "graded" else run
     expected = without(plain, x)
-    state = numbers(nnx.state(plain))
+    state = arrays_of(nnx.state(plain))
     with nothing_left():
         found = HOOKS[case.hook](case, run, ours, x)
     tolerance = rounding(case, without, x) if case.hook == "graded" else TOLERANCE
     assert_close(found, expected, exactly=case.eager, tolerance=tolerance)
-    assert_close(numbers(nnx.state(ours)), state, exactly=case.eager)
+    assert_close(arrays_of(nnx.state(ours)), state, exactly=case.eager)
     expected = without(plain, x)
     found = without(ours, x)  # the programs compiled within it were called with the hooks before
     assert_close(found, expected, exactly=case.eager, tolerance=tolerance)
     assert_close(nnx.state(ours), nnx.state(plain), exactly=case.eager)
     left, left_by_plain = (
-        replaced(before, objects(model), exactly=case.eager)
+        object_changes(before, objects(model), exactly=case.eager)
         for before, model in ((ours_before, ours), (plain_before, plain))
     )
     assert left == left_by_plain
@@ -298,7 +298,7 @@ def check_failure(case: Case) -> None:
         HOOKS[case.hook](failing, run, ours, x)
     if case.hook not in CAPTURES:  # these change nothing then
         assert_close(nnx.state(ours), nnx.state(plain), exactly=case.eager)
-        assert replaced(ours_before, objects(ours), exactly=False) == replaced(
+        assert object_changes(ours_before, objects(ours), exactly=False) == object_changes(
             plain_before, objects(plain), exactly=False
         )
 

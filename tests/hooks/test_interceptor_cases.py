@@ -11,8 +11,8 @@ import models
 import numpy as np
 import pytest
 from flax import nnx
+from interceptors import CallLog
 from leftovers import nothing_is_left_behind  # noqa: F401
-from looks import Log
 from models import batch, rngs
 
 from nnx_inspector.errors import InspectorWarning
@@ -176,7 +176,7 @@ def test_an_heir_that_only_delegates_is_one_call_of_its_own_class():
 
 
 def test_building_a_module_is_no_call():
-    log = Log()
+    log = CallLog()
     with intercept_methods(log):
         model = models.Nested(rngs())
     assert log.calls == []
@@ -192,7 +192,7 @@ def test_one_function_under_several_names_is_told_by_the_name_that_was_called():
         __call__ = encode
         features = encode
 
-    log = Log()
+    log = CallLog()
     with intercept_methods(log):
         model = Named()
         assert model(1.0) == model.encode(1.0) == model.features(1.0) == 2.0
@@ -296,7 +296,7 @@ def test_another_module_can_be_called_instead():
 
 
 def test_the_module_can_be_called_again_and_then_counts_on():
-    log, entered = Log(), []
+    log, entered = CallLog(), []
 
     def again(next_fun, args, kwargs, context):
         if not entered:
@@ -310,7 +310,7 @@ def test_the_module_can_be_called_again_and_then_counts_on():
 
 
 def test_another_method_of_the_module_can_be_called():
-    model, x, log = models.Methods(rngs()), batch(4, 3), Log()
+    model, x, log = models.Methods(rngs()), batch(4, 3), CallLog()
 
     def only_encode(next_fun, args, kwargs, context):
         return context.module.encode(*args)
@@ -325,7 +325,7 @@ def test_orig_method_bypasses_what_lies_further_in_but_not_the_calls_within():
     def bypass(next_fun, args, kwargs, context):
         return context.orig_method(*args, **kwargs)
 
-    log = Log()
+    log = CallLog()
     with intercept_methods(bypass, only=""), intercept_methods(log):
         models.MLP(rngs())(batch(4, 3))
     assert log.sites == ["up", "down"]
@@ -363,7 +363,7 @@ def test_a_call_that_raises_can_be_made_once_more():
         except ValueError:
             return next_fun(-args[0])
 
-    log = Log()
+    log = CallLog()
     with intercept_methods(retry), intercept_methods(log):
         assert Shy()(-2.0) == 2.0
     assert log.calls == [("", 0), ("", 1)]
@@ -401,7 +401,7 @@ def test_each_context_has_its_own_filter():
 
 
 def test_several_filters_in_one_are_an_or():
-    log = Log()
+    log = CallLog()
     with intercept_methods(log, only=["heads/a", models.Block, lambda path, module: path == ()]):
         models.Nested(rngs())(batch(4, 3))
     assert log.sites == ["", "blocks/0", "blocks/1", "heads/a"]
@@ -417,7 +417,7 @@ def test_several_filters_in_one_are_an_or():
     ],
 )
 def test_methods_are_chosen_by_name(only, sites):
-    log = Log()
+    log = CallLog()
     with intercept_methods(log, only=only):
         models.Methods(rngs())(batch(4, 3))
     assert log.sites == sites
@@ -450,7 +450,7 @@ def test_what_an_interceptor_raises_comes_out_as_it_is_and_nothing_stays_open(er
     def fail(next_fun, args, kwargs, context):
         raise error("mine")
 
-    log, model = Log(), models.MLP(rngs())
+    log, model = CallLog(), models.MLP(rngs())
     with intercept_methods(log):
         with pytest.raises(error, match=r"^mine$"):
             with intercept_methods(fail, only="down"):
@@ -484,7 +484,7 @@ def test_what_changed_before_an_exception_is_changed_as_without_us():
             model(batch(4, 3))
         return nnx.state(model, nnx.BatchStat)
 
-    with intercept_methods(Log()):
+    with intercept_methods(CallLog()):
         ours = run(models.Fails(rngs()))
     jax.tree.map(np.testing.assert_array_equal, ours, run(models.Fails(rngs())))
 
@@ -555,7 +555,7 @@ def test_a_while_loop_applies_the_interceptor_in_each_iteration():
 
 
 def test_under_jit_the_interceptor_runs_once_a_trace():
-    model, log = models.MLP(rngs()), Log()
+    model, log = models.MLP(rngs()), CallLog()
     forward = nnx.jit(lambda m, x: m(x))
     with intercept_methods(log, only=""):
         for size in (4, 4, 2, 4):
@@ -666,7 +666,7 @@ def test_sow_over_a_field_of_the_users_own_says_what_it_says_without_us():
             self.sow(nnx.Intermediate, "y", x)
             return x
 
-    for hooks in (contextlib.nullcontext(), intercept_methods(Log())):
+    for hooks in (contextlib.nullcontext(), intercept_methods(CallLog())):
         with pytest.raises(ValueError, match="Expected 'y' to be a Variable, got int"), hooks:
             Clashes()(2.0)
 
@@ -765,7 +765,7 @@ def test_what_has_no_effect_for_want_of_a_path_is_warned_of_every_time(context):
     model, x = models.MLP(rngs()), batch(4, 3)
     graphdef, state = nnx.split(model)
     forward = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))
-    log = Log()
+    log = CallLog()
     for _ in range(2):
         with pytest.warns(InspectorWarning, match="could not be attributed"):
             with (

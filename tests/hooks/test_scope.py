@@ -9,8 +9,8 @@ import models
 import numpy as np
 import pytest
 from flax import nnx
+from interceptors import CallLog, warns_of_doubtful_calls
 from leftovers import nothing_is_left_behind  # noqa: F401
-from looks import Log, doubted
 from models import batch, rngs
 
 from nnx_inspector.hooks.intercept import intercept_methods
@@ -20,7 +20,7 @@ from nnx_inspector.records.capture import capture, value_and_grad
 
 
 def called(model, run):
-    log = Log()
+    log = CallLog()
     with intercept_methods(log, model=model):
         run()
     return log.sites
@@ -69,7 +69,7 @@ def test_a_view_of_a_stack_inside_its_scan_is_attributed():
 
 def test_a_clone_with_its_own_variables_is_no_view():
     model, x = cnn()
-    with doubted("1 of CNN"):
+    with warns_of_doubtful_calls("1 of CNN"):
         assert called(model, lambda: nnx.clone(model)(x)) == []
     twin = nnx.clone(model)
     assert called(model, lambda: twin(x)) == []
@@ -112,7 +112,7 @@ def test_an_eager_merge_of_the_models_own_state_is_the_model():
     graphdef, state = nnx.split(model)
     assert called(model, lambda: nnx.merge(graphdef, state)(x)) == ["", "up", "down"]
     changed = jax.tree.map(lambda p: p + 1, state)
-    with doubted():
+    with warns_of_doubtful_calls():
         assert called(model, lambda: nnx.merge(graphdef, changed)(x)) == []
 
 

@@ -12,8 +12,8 @@ import models
 import numpy as np
 import pytest
 from flax import nnx
+from interceptors import CallLog, warns_of_doubtful_calls
 from leftovers import nothing_is_left_behind  # noqa: F401
-from looks import Log, doubted
 from models import batch, rngs
 
 from nnx_inspector.hooks.intercept import intercept_methods
@@ -23,7 +23,7 @@ SITES = ["", "up", "down"]
 
 
 def called(model, run):
-    log = Log()
+    log = CallLog()
     with intercept_methods(log, model=model):
         run()
     return log.sites
@@ -77,7 +77,7 @@ def test_results_under_hooks_are_those_without(name):
     model, x = models.MLP(rngs()), batch(4, 3)
     f = TRANSFORMS[name]()
     plain = jax.tree.leaves(f(model, x))
-    log = Log()
+    log = CallLog()
     with intercept_methods(log, model=model):
         hooked = jax.tree.leaves(f(model, x))
     for a, b in zip(plain, hooked, strict=True):
@@ -88,7 +88,7 @@ def test_a_twin_is_never_taken_for_the_model_in_either_order():
     model, twin, x = models.MLP(rngs()), models.MLP(rngs(1)), batch(4, 3)
     for first, second in ((model, twin), (twin, model)):
         f = jax.jit(lambda m, x: m(x))
-        log = Log()
+        log = CallLog()
         with intercept_methods(log, model=model):
             f(first, x)
             f(second, x)
@@ -104,7 +104,7 @@ def test_teacher_and_student_in_one_jit_are_told_apart():
 def test_two_layers_of_one_model_never_share_a_program():
     model, x = models.Nested(rngs()), batch(4, 3)
     f = jax.jit(lambda block, x: block(x))
-    log = Log()
+    log = CallLog()
     with intercept_methods(log, model=model):
         f(model.blocks[0], x)
         f(model.blocks[1], x)
@@ -118,7 +118,7 @@ def test_a_scan_whose_carry_is_an_updated_module_runs():
         return jax.tree.map(lambda p: p * 0.9, model), model(x).sum()
 
     plain = jax.lax.scan(step, model, None, length=3)[1]
-    log = Log()
+    log = CallLog()
     with intercept_methods(log, model=model):
         hooked = jax.lax.scan(step, model, None, length=3)[1]
     np.testing.assert_allclose(plain, hooked, rtol=1e-6)
@@ -132,7 +132,7 @@ def test_branches_that_return_a_module_and_an_update_of_it_run():
         return jax.lax.cond(True, lambda m: m, lambda m: jax.tree.map(lambda p: p + 1, m), model)(x)
 
     plain = run(model)
-    with doubted(), intercept_methods(Log(), model=model):
+    with warns_of_doubtful_calls(), intercept_methods(CallLog(), model=model):
         np.testing.assert_array_equal(run(model), plain)
 
 
@@ -142,7 +142,7 @@ def test_what_a_jitted_function_returns_is_another_model():
     same = jax.jit(lambda m: m)
 
     for f in (noisy, same):
-        with doubted():
+        with warns_of_doubtful_calls():
             assert called(model, lambda f=f: f(model)(x)) == []
 
 
@@ -150,7 +150,7 @@ def test_trees_of_a_hooked_model_compare_and_map_as_without_hooks():
     model, x = models.MLP(rngs()), batch(4, 3)
     before = nnx.clone(model)
     stored = jax.tree.structure(model)
-    with intercept_methods(Log(), model=model):
+    with intercept_methods(CallLog(), model=model):
         during = nnx.clone(model)
         assert jax.tree.structure(model) == stored == jax.tree.structure(during)
         for other in (before, during):
@@ -167,7 +167,7 @@ def test_an_executable_compiled_before_still_takes_the_hooked_model():
     model, x = models.MLP(rngs()), batch(4, 3)
     compiled = jax.jit(lambda m, x: m(x)).lower(model, x).compile()
     plain = compiled(model, x)
-    with pytest.warns(match="compiled ahead of time"), intercept_methods(Log(), model=model):
+    with pytest.warns(match="compiled ahead of time"), intercept_methods(CallLog(), model=model):
         np.testing.assert_array_equal(compiled(model, x), plain)
 
 
@@ -184,7 +184,7 @@ def test_a_treedef_taken_apart_inside_is_put_together_as_the_model_inside_jit():
 def test_an_older_treedef_is_doubted():
     model, x = models.MLP(rngs()), batch(4, 3)
     leaves, treedef = jax.tree.flatten(model)
-    with doubted():
+    with warns_of_doubtful_calls():
         run = jax.jit(lambda leaves, x: jax.tree.unflatten(treedef, leaves)(x))
         assert called(model, lambda: run(leaves, x)) == []
 
@@ -217,7 +217,7 @@ def test_statistics_and_random_streams_are_updated_in_tree_mode_as_without_hooks
     other = models.ZOO["cnn"]()
     f = nnx.jit(lambda m, x: m(x), graph=False)
     plain = [f(case.model, *case.args) for _ in range(2)]
-    log = Log()
+    log = CallLog()
     with intercept_methods(log, model=other.model):
         hooked = [f(other.model, *other.args) for _ in range(2)]
     for a, b in zip(plain, hooked, strict=True):

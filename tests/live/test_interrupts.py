@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from interrupting import Interrupt
-from leftovers import listened_in_jax
+from leftovers import patched_in_jax
 
 import nnx_inspector as nni
 from nnx_inspector.hooks.hook import open_hooks
@@ -84,7 +84,7 @@ def open_now():
         open_hooks(),
         vars(nnx.Linear).get("__call__"),
         nnx.Module.sow.__code__,
-        *listened_in_jax(),
+        *patched_in_jax(),
         sys.unraisablehook,
     )
 

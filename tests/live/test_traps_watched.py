@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from devices import FLAG, UNOPTIMIZED
 from flax import nnx
+from interceptors import call_model, double_output, loss_fn, watch_session
 from jax import export
 from leftovers import nothing_left
-from looks import call, doubling, loss_fn, watching
 from models import batch, rngs
 
 from nnx_inspector.hooks.intercept import intercept_methods
@@ -54,7 +54,7 @@ def test_a_value_that_no_turn_of_a_loop_changes_counts_once():
     _, record = capture(model)(x)
     assert record["constant"].output.size == 3 * 4 * 3
     step = nnx.jit(nnx.grad(loss_fn))
-    with watching(model, parameters=False) as session:
+    with watch_session(model, parameters=False) as session:
         step(model, x)
     sizes = {site: found["output"].size for site, found in session.arrived.items()}
     assert sizes["linear"] == 3 * 4 * 3
@@ -74,7 +74,7 @@ def test_an_error_while_receiving_never_reaches_the_step(monkeypatch):
     session = Session(model)
     monkeypatch.setattr(session.inbox, "receive", broken(ValueError("ours")))
     with session.open():
-        y = nnx.jit(call)(model, x)
+        y = nnx.jit(call_model)(model, x)
         jax.effects_barrier()
     assert np.isfinite(y).all()
     assert len(session.errors) == 1
@@ -86,7 +86,7 @@ def test_an_interrupt_while_receiving_reaches_the_user_with_the_next_program(mon
     model, x = models.MLP(rngs()), batch(4, 3)
     session = Session(model)
     monkeypatch.setattr(session.inbox, "receive", broken(KeyboardInterrupt()))
-    step = nnx.jit(call)
+    step = nnx.jit(call_model)
 
     def interrupted():
         with session.open():
@@ -108,10 +108,10 @@ def test_a_function_can_be_exported_beside_the_hooks():
     graphdef, state = nnx.split(model)
     leaves, treedef = jax.tree.flatten(state)
     run = jax.jit(lambda leaves, x: nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))(x))
-    with intercept_methods(doubling, only="down"):
+    with intercept_methods(double_output, only="down"):
         inside = export.export(run)(leaves, x)
     other = models.TwoLayers(rngs())
-    with watching(other):
+    with watch_session(other):
         other(batch(2, 3))
         watched = export.export(run)(leaves, x)  # of another model
     after = export.export(run)(leaves, x)
@@ -231,7 +231,7 @@ def test_a_knob_turned_between_a_forward_pass_and_its_recomputation():
     def run(state, x):
         return nnx.merge(graphdef, state)(x)
 
-    with watching(model, gradients=False) as session:
+    with watch_session(model, gradients=False) as session:
         graphdef, state = nnx.split(model)
         session.perturb({"up": (SCALE, 2.0)})
         y, back = jax.vjp(run, state, x)
@@ -246,7 +246,7 @@ def test_a_knob_turned_between_a_forward_pass_and_its_recomputation():
 def test_flips_during_a_jitted_step_with_remat_act_on_whole_steps():
     """The same within one program: all reads of one execution return the same word."""
     model, x = models.MLP(rngs()), batch(4, 3)
-    step = nnx.jit(nnx.value_and_grad(lambda m, x: (nnx.remat(call)(m, x) ** 2).sum()))
+    step = nnx.jit(nnx.value_and_grad(lambda m, x: (nnx.remat(call_model)(m, x) ** 2).sum()))
 
     def outcome():
         value, grads = step(model, x)
@@ -256,7 +256,7 @@ def test_flips_during_a_jitted_step_with_remat_act_on_whole_steps():
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     stop = threading.Event()
-    with watching(model, gradients=False) as session:
+    with watch_session(model, gradients=False) as session:
         allowed = []
         for rows in knobs:
             session.perturb(rows)

@@ -50,7 +50,7 @@ def assert_frames_equal(a, b, rtol=1e-5):
 
 
 def numbers(nodes):
-    return [np.array(x) for x in leftovers.numbers(nnx.state(nodes))]
+    return [np.array(x) for x in leftovers.arrays_of(nnx.state(nodes))]
 
 
 def assert_same_numbers(before, after):
@@ -452,7 +452,7 @@ def test_model_rng_statistics_and_optimizer_stay_bitwise():
         sweep(model, loss, optimizer, batch(4, 3, 3, 1), progress=False)
     assert len(before) > 8
     assert_same_numbers(before, numbers((model, optimizer)))
-    found = leftovers.replaced(objects, leftovers.objects(model), exactly=True)
+    found = leftovers.object_changes(objects, leftovers.objects(model), exactly=True)
     for _, same, attributes in found.values():
         assert same
         assert all(unchanged for _, _, unchanged in attributes)

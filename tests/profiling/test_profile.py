@@ -15,7 +15,7 @@ import optax
 import pytest
 from flax import nnx
 from inside import inside
-from leftovers import everything
+from leftovers import hookable_state
 
 import nnx_inspector as nni
 
@@ -249,7 +249,7 @@ def test_an_error_of_the_step_is_raised_as_it_is_and_leaves_nothing(
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     model, _ = made()
-    before, calls = everything(), 0
+    before, calls = hookable_state(), 0
 
     def step(model: Any) -> None:
         nonlocal calls
@@ -261,7 +261,7 @@ def test_an_error_of_the_step_is_raised_as_it_is_and_leaves_nothing(
     with pytest.raises(ZeroDivisionError, match="theirs") as caught:
         nni.profile(model, step, model)
     assert "while the step was traced by profile" in caught.value.__notes__[0]
-    assert everything() == before
+    assert hookable_state() == before
     assert list(tmp_path.iterdir()) == []
     with jax.profiler.trace(str(tmp_path)):  # another trace may begin
         pass

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from oracle import check, check_units
+from summary_oracle import check, check_units
 
 import nnx_inspector as nni
 

@@ -15,7 +15,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import TwoLayers
-from recorded import VALUES, normal, summary_of
+from summaries import VALUES, normal_values, summary_of
 
 from nnx_inspector.recordings.compare import compare
 from nnx_inspector.recordings.recording import Recording
@@ -80,11 +80,11 @@ def test_figures_are_those_of_the_values(a: Any, b: Any) -> None:
 
 
 def test_a_shift_of_many_values_is_its_size_in_deviations() -> None:
-    x = normal(0, 200_000)
+    x = normal_values(0, 200_000)
     row = compare(recorded(a=x), recorded(a=x + np.float32(1.5))).iloc[0]
     assert row["quantile_distance"] == pytest.approx(1.5 / x.std(), rel=0.02)
     assert row["mean_difference"] == pytest.approx(1.5, rel=1e-4)
-    other = compare(recorded(a=x), recorded(a=normal(1, 200_000))).iloc[0]
+    other = compare(recorded(a=x), recorded(a=normal_values(1, 200_000))).iloc[0]
     assert other["quantile_distance"] < 0.02
 
 
@@ -112,10 +112,12 @@ def test_nan_and_inf_count_and_constants_that_differ_are_infinitely_far() -> Non
 
 
 def test_what_is_not_known_is_missing() -> None:
-    bins = summary_of(normal(0)).bins.astype(np.uint32)
+    bins = summary_of(normal_values(0)).bins.astype(np.uint32)
     bins[0x3F8] = np.iinfo(np.uint32).max
     stopped = Summary(bins=bins, points=np.array([-4.0, 4.0, 0.0]), sums=np.ones(3))
-    unknown = Summary(bins=summary_of(normal(0)).bins, points=np.full(3, np.nan), sums=np.ones(3))
+    unknown = Summary(
+        bins=summary_of(normal_values(0)).bins, points=np.full(3, np.nan), sums=np.ones(3)
+    )
     a, b = Recording(), Recording()
     a.append(0, {"stopped": {"output": stopped}, "counted": {"gradient": unknown}})
     b.append(0, {"stopped": {"output": stopped}, "counted": {"gradient": unknown}})
@@ -127,7 +129,7 @@ def test_what_is_not_known_is_missing() -> None:
 
 
 def test_the_worst_is_first_and_what_only_one_has_last() -> None:
-    x = normal(0)
+    x = normal_values(0)
     a = recorded(same=x, moved=x, far=x, gone=x)
     b = recorded(new=x, far=x + np.float32(1e4), moved=x + np.float32(0.1), same=x)
     frame = compare(a, b)
@@ -180,7 +182,7 @@ def test_two_models_by_their_records() -> None:
 
 
 def test_a_stack_and_the_same_layers_unrolled_are_aligned() -> None:
-    x = [normal(i, scale=1.0 + i) for i in range(3)]
+    x = [normal_values(i, scale=1.0 + i) for i in range(3)]
     stacked = {f"blocks/attn:call[{i}]": x[i] for i in range(3)} | {"blocks[1]": x[0]}
     unrolled = {f"blocks/{i}/attn:call": x[i] for i in (2, 1, 0)} | {"blocks/1": x[2]}
     for a, b in ((stacked, unrolled), (unrolled, stacked)):
@@ -196,14 +198,18 @@ def test_a_stack_and_the_same_layers_unrolled_are_aligned() -> None:
 
 
 def test_layers_that_could_be_several_are_not_aligned() -> None:
-    stacked = recorded(**{"a/b[1]": normal(0), "c[1]": normal(1), "d[0]": normal(2)})
-    both = recorded(**{"a/1/b": normal(0), "a/b/1": normal(0), "c/1/d": normal(1)})
+    stacked = recorded(
+        **{"a/b[1]": normal_values(0), "c[1]": normal_values(1), "d[0]": normal_values(2)}
+    )
+    both = recorded(
+        **{"a/1/b": normal_values(0), "a/b/1": normal_values(0), "c/1/d": normal_values(1)}
+    )
     assert set(compare(stacked, both)["in"]) == {"a", "b"}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "bool"])
 def test_runs_of_unlike_dtypes_are_compared_by_their_values(dtype: str) -> None:
-    x = np.abs(normal(0)) * 4
+    x = np.abs(normal_values(0)) * 4
     narrow = np.asarray(jnp.asarray(x).astype(dtype).astype(jnp.float32))
     recording = Recording()
     recording.append(0, {"a": {"output": summarize(jnp.asarray(x).astype(dtype)).merged()}})
@@ -217,7 +223,7 @@ def test_runs_of_unlike_dtypes_are_compared_by_their_values(dtype: str) -> None:
 
 
 def test_renamed_and_missing_blocks_and_nan_in_one() -> None:
-    x, y = normal(0), normal(1)
+    x, y = normal_values(0), normal_values(1)
     bad = np.where(np.arange(len(y)) < 10, np.float32(np.nan), y)
     frame = compare(recorded(one=x, old=x, gone=y), recorded(one=bad, new=x)).set_index("site")
     assert frame.index[0] == "one"

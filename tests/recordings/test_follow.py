@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from crafted import file_of, fill, parts_of
-from recorded import contents, deflated, normal, summary_of
+from summaries import contents, deflate_summary, normal_values, summary_of
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.files import HEARTBEAT_SECONDS, Heartbeat, touch
@@ -28,7 +28,7 @@ from nnx_inspector.recordings.recording import Recording
 
 KEPT = pathlib.Path(__file__).parent / "kept"
 """Files that earlier versions wrote."""
-SUMMARY = summary_of(normal(0))
+SUMMARY = summary_of(normal_values(0))
 
 
 class Clock:
@@ -572,7 +572,10 @@ def test_deflated_summaries_may_take_the_same_memory_in_several_looks(
     recording.save(path)
     *before, (kind, flags, body) = (part for part in parts_of(path.read_bytes())[:5])
     assert [part[0] for part in before] == [b"name", b"head", b"mark", b"name"]
-    blob, columns = deflated(summary_of(normal(0, 100_000))), safetensors.numpy.load(body)
+    blob, columns = (
+        deflate_summary(summary_of(normal_values(0, 100_000))),
+        safetensors.numpy.load(body),
+    )
     columns |= {"summary": np.frombuffer(blob, "u1"), "ends": np.array([len(blob)], np.uint32)}
     for number in range(40):
         columns["pass"][:2] = number

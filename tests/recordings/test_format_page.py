@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-from recorded import VALUES, deflated, pool, summary_of
+from summaries import VALUES, all_summaries, deflate_summary, summary_of
 
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.summary import Summary
@@ -84,7 +84,7 @@ def same(found: dict[str, Any], expected: Summary) -> None:
 
 
 def test_a_file_is_as_the_page_says(tmp_path: pathlib.Path) -> None:
-    summaries, recording = pool(), Recording(max_steps=50, max_bytes=123_456)
+    summaries, recording = all_summaries(), Recording(max_steps=50, max_bytes=123_456)
     for i, one in enumerate(summaries):
         of = {"a": {"output": one, "gradient": summaries[-i]}, "ö": {"input": one}}
         recording.append(i, of, kind="step", perturbed=i % 2 == 1, setting=7 * i)
@@ -149,8 +149,8 @@ def test_a_summary_says_whether_a_value_is_finite(tmp_path: pathlib.Path) -> Non
 
 
 def test_older_summaries_are_as_the_page_says() -> None:
-    for one in pool():
-        same(summary(deflated(one.merged())), one)
+    for one in all_summaries():
+        same(summary(deflate_summary(one.merged())), one)
 
 
 def test_the_page_names_every_kind_of_section() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from counted import calls_in
-from recorded import VALUES, normal, summary_of
+from summaries import VALUES, normal_values, summary_of
 
 from nnx_inspector.recordings.history import figures_of
 from nnx_inspector.recordings.recording import Recording
@@ -27,7 +27,7 @@ from nnx_inspector.stats.summary import Summary, merge
 def test_history_equals_the_summaries() -> None:
     recording = Recording()
     kept: list[Summary] = []
-    values = [*VALUES.values(), *(normal(i, 3000, 10.0 ** (i - 3)) for i in range(6))]
+    values = [*VALUES.values(), *(normal_values(i, 3000, 10.0 ** (i - 3)) for i in range(6))]
     for i, x in enumerate(values):
         summary = summary_of(x)
         kept.append(summary)
@@ -49,7 +49,10 @@ def test_history_equals_the_summaries() -> None:
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_history_fractions_against_numpy(scale: float) -> None:
-    recording, values = Recording(), [normal(i, 20_000, scale * (1 + i / 10)) for i in range(20)]
+    recording, values = (
+        Recording(),
+        [normal_values(i, 20_000, scale * (1 + i / 10)) for i in range(20)],
+    )
     for i, x in enumerate(values):
         recording.append(i, {"a": {"output": summary_of(x)}})
     history = recording.history("a")
@@ -71,14 +74,14 @@ def test_history_fractions_against_numpy(scale: float) -> None:
 
 def test_history_of_nothing_finite_and_of_saturated_counts() -> None:
     nan = summary_of(np.full(4, np.nan, np.float32))
-    bins = summary_of(normal(0)).bins.astype(np.uint32)
+    bins = summary_of(normal_values(0)).bins.astype(np.uint32)
     bins[0x3F8] = np.iinfo(np.uint32).max
     stopped = Summary(bins=bins, points=np.array([-4.0, 4.0, 0.0]), sums=np.ones(3))
     recording = Recording()
     recording.append(0, {"a": {"output": nan, "gradient": nan}})
     assert np.isnan(recording.history("a").quantiles).all()
     recording.append(1, {"a": {"output": stopped}})
-    recording.append(2, {"a": {"output": summary_of(normal(1))}})
+    recording.append(2, {"a": {"output": summary_of(normal_values(1))}})
     history = recording.history("a")
     assert np.isnan(history.fractions).all(axis=1).tolist() == [True, True, False]
     assert np.isnan(history.quantiles).all(axis=1).tolist() == [True, True, False]
@@ -97,11 +100,13 @@ def test_history_of_nothing_finite_and_of_saturated_counts() -> None:
 def test_history_is_downsampled_evenly_and_spans_all_passes() -> None:
     recording = Recording()
     for i in range(101):
-        recording.append(i, {"a": {"output": summary_of(normal(i, 50, 100.0 if i == 7 else 1.0))}})
+        recording.append(
+            i, {"a": {"output": summary_of(normal_values(i, 50, 100.0 if i == 7 else 1.0))}}
+        )
     history = recording.history("a", columns=11)
     assert history.steps.tolist() == list(range(0, 101, 10))
     assert history.edges[-1] == max(
-        float(normal(i, 50, 100.0 if i == 7 else 1.0).max()) for i in range(101)
+        float(normal_values(i, 50, 100.0 if i == 7 else 1.0).max()) for i in range(101)
     )
     assert recording.history("a", columns=300).steps.tolist() == list(range(101))
     assert recording.history("a", columns=2).steps.tolist() == [0, 100]
@@ -127,7 +132,7 @@ def test_history_of_values_beyond_float32() -> None:
 
 
 def test_history_is_worked_out_for_many_columns_at_once() -> None:
-    recording, pool = Recording(), [summary_of(normal(i, 1000)) for i in range(20)]
+    recording, pool = Recording(), [summary_of(normal_values(i, 1000)) for i in range(20)]
     for i in range(600):
         recording.append(i, {"a": {"output": pool[i % 20]}})
     calls = calls_in(lambda: recording.history("a"))  # of 300 columns

@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from recorded import assert_readable, assert_same
+from summaries import assert_readable, assert_same
 
 from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.recording import Recording

@@ -20,7 +20,7 @@ import pytest
 from flax import nnx
 from inside import inside
 from models import TwoLayers
-from recorded import assert_same, contents, pool
+from summaries import all_summaries, assert_same, contents
 
 from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.inspector.inspector import Inspector
@@ -203,7 +203,7 @@ def test_a_file_that_is_kept_is_not_warned_of(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_was_held_counts_until_the_pass_is_complete(tmp_path: pathlib.Path) -> None:
-    path, recording, some = tmp_path / "run.nni", Recording(), pool()
+    path, recording, some = tmp_path / "run.nni", Recording(), all_summaries()
     recording.hold(1, 0, {"a": {"output": some[0]}})
     assert recording.state().held == {}, "there is no file"
     recording.attach(path, print)

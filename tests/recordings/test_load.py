@@ -21,7 +21,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from crafted import MAGIC, blob_of, file_of, parts_of, small
-from recorded import assert_readable, assert_same, contents, deflated, normal, pool, summary_of
+from summaries import (
+    all_summaries,
+    assert_readable,
+    assert_same,
+    contents,
+    deflate_summary,
+    normal_values,
+    summary_of,
+)
 
 from nnx_inspector.errors import InspectorError, InspectorWarning
 from nnx_inspector.recordings.facts import Facts, ParameterFacts, SiteFacts
@@ -136,8 +144,8 @@ def one_pass(blobs: list[bytes], **other: Any) -> crafted.Part:
 
 
 NAMES = part(b"name", **packed([b"a", b"b"]))
-BLOB = encoded([summary_of(normal(0))]).data
-OLD = deflated(summary_of(normal(0)))
+BLOB = encoded([summary_of(normal_values(0))]).data
+OLD = deflate_summary(summary_of(normal_values(0)))
 PASSES = [np.array([i, i, 0, 0, 0, -1]) for i in range(3)]
 
 
@@ -146,7 +154,7 @@ def test_a_file_by_hand(path: pathlib.Path) -> None:
     found = tried(path, file_of([NAMES, head(), one_pass([BLOB, BLOB]), points]))
     assert found is not None
     expected = Recording(max_steps=100, max_bytes=2**20)
-    summary = summary_of(normal(0))
+    summary = summary_of(normal_values(0))
     expected.append(7, {"a": {"output": summary}, "b": {"output": summary}}, kind="a")
     expected.add_metrics(5, {"b": 0.25})
     expected.add_metrics(6, {"b": float("nan")})
@@ -155,14 +163,16 @@ def test_a_file_by_hand(path: pathlib.Path) -> None:
 
 def test_a_file_of_an_earlier_version_is_read_as_what_it_recorded(path: pathlib.Path) -> None:
     """Its summaries are deflated; what is read of it is saved as files are today."""
-    every, expected = pool(), Recording(max_steps=100, max_bytes=2**20)
+    every, expected = all_summaries(), Recording(max_steps=100, max_bytes=2**20)
     parts = [NAMES, head()]
     for i, one in enumerate(every):
         number = {"pass": np.array([i, i, 0, 0, 0, -1])}
-        parts.append(one_pass([deflated(one.merged()), deflated(every[-i].merged())], **number))
+        parts.append(
+            one_pass([deflate_summary(one.merged()), deflate_summary(every[-i].merged())], **number)
+        )
         expected.append(i, {"a": {"output": one}, "b": {"output": every[-i]}}, kind="a")
     parts.append((b"held", *one_pass([OLD], **{"pass": np.array([0, 99, 0, 0, 0, 3])})[1:]))
-    expected.append(99, {"a": {"output": summary_of(normal(0))}}, kind="a")
+    expected.append(99, {"a": {"output": summary_of(normal_values(0))}}, kind="a")
     found = tried(path, file_of(parts))
     assert found is not None
     for mine, theirs in zip(found.passes, expected.passes, strict=True):
@@ -176,7 +186,7 @@ def test_an_old_file_whose_summaries_would_be_much_larger_is_refused_cheaply(
     path: pathlib.Path,
 ) -> None:
     bins = np.where(FINITE_BINS, 7, 0).astype(np.uint64)  # forty times as many bytes as deflated
-    blob = deflated(Summary(bins=bins, points=np.array([-1.0, 1, 0]), sums=np.ones(3)))
+    blob = deflate_summary(Summary(bins=bins, points=np.array([-1.0, 1, 0]), sums=np.ones(3)))
     many = 10_000
     names = part(b"name", **packed([b"%d" % i for i in range(many)]))
     data = file_of([names, head(), one_pass([blob] * many)])
@@ -424,7 +434,7 @@ def check_mutated(path: pathlib.Path, source: random.Random, count: int) -> None
 
 def large(passes: int, sites: int, size: int) -> bytes:
     """A recording as runs make them."""
-    summaries = [summary_of(normal(i, size)) for i in range(8)]
+    summaries = [summary_of(normal_values(i, size)) for i in range(8)]
     recording = Recording(max_steps=max(2, passes))
     for i in range(passes):
         recording.append(
@@ -556,7 +566,9 @@ def test_many_sections_of_facts_are_not_joined_one_by_one(
 def test_what_precedes_the_damage_is_offered_and_read(path: pathlib.Path, change: str) -> None:
     every = Recording()
     for step in range(6):
-        every.append(step, {"a": {"output": summary_of(normal(step))}}, metrics={"loss": step})
+        every.append(
+            step, {"a": {"output": summary_of(normal_values(step))}}, metrics={"loss": step}
+        )
     every.save(path)
     parts = parts_of(path.read_bytes())
     (at,) = [i for i, part in enumerate(parts) if part[0] == b"pass"][3:4]
@@ -578,7 +590,7 @@ def test_what_precedes_the_damage_is_offered_and_read(path: pathlib.Path, change
     assert found.cut_short
     for mine, theirs in zip(found.passes, every.passes[:3], strict=True):
         assert mine.packed == theirs.packed
-    found.append(9, {"a": {"output": summary_of(normal(9))}})
+    found.append(9, {"a": {"output": summary_of(normal_values(9))}})
     found.save(path)
     assert load(path).steps == [0, 1, 2, 9]
 

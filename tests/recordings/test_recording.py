@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recorded import VALUES, fields, normal, summary_of
+from summaries import VALUES, normal_values, summary_bytes, summary_of
 
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.passes import Pass
@@ -25,22 +25,22 @@ from nnx_inspector.stats.summary import Summary, empty
 
 
 def filled(passes: int, **bounds: int) -> Recording:
-    recording, pool = Recording(**bounds), [summary_of(normal(i)) for i in range(8)]
+    recording, pool = Recording(**bounds), [summary_of(normal_values(i)) for i in range(8)]
     for i in range(passes):
         recording.append(i, {"a": {"output": pool[i % 8]}, "b": {"output": pool[-i % 8]}})
     return recording
 
 
 def test_rows_are_merged_and_unknown_moments_stay_unknown() -> None:
-    rows = summarize(jnp.asarray(np.stack([normal(0), normal(1)])), batch_rank=1)
-    bins = summary_of(normal(2)).bins
+    rows = summarize(jnp.asarray(np.stack([normal_values(0), normal_values(1)])), batch_rank=1)
+    bins = summary_of(normal_values(2)).bins
     counted = Summary(bins=bins, points=np.full(3, np.nan), sums=np.full(3, np.nan))
     recording = Recording()
     recording.append(0, {"a": {"output": rows, "input": counted}})
     both, unknown = recording.summary("a"), recording.summary("a", "input")
     assert both is not None
     assert unknown is not None
-    x = np.concatenate([normal(0), normal(1)]).astype(np.float64)
+    x = np.concatenate([normal_values(0), normal_values(1)]).astype(np.float64)
     assert both.size == 2000
     np.testing.assert_allclose([both.mean, both.std], [x.mean(), x.std()], rtol=1e-5)
     assert np.isnan(unknown.mean)
@@ -51,7 +51,7 @@ def test_rows_are_merged_and_unknown_moments_stay_unknown() -> None:
 
 
 def test_passes_keep_their_order_and_what_was_not_measured_is_none() -> None:
-    a, b, recording = summary_of(normal(0)), summary_of(normal(1)), Recording()
+    a, b, recording = summary_of(normal_values(0)), summary_of(normal_values(1)), Recording()
     recording.append(5, {"x": {"output": a, "gradient": b}, "y": {"output": b}}, kind="step")
     recording.append(5, {"x": {"output": b, "gradient": None}}, perturbed=True)
     recording.append(np.int64(6).item(), {"z": {"output": a}})
@@ -62,16 +62,21 @@ def test_passes_keep_their_order_and_what_was_not_measured_is_none() -> None:
     assert [p.number for p in recording.passes] == [0, 1, 2]
     assert recording.passes[0].keys == (("x", "output"), ("x", "gradient"), ("y", "output"))
     steps, summaries = recording.series("x")
-    assert (steps, [fields(s) for s in summaries]) == ([5, 5], [fields(a), fields(b)])
+    assert (steps, [summary_bytes(s) for s in summaries]) == (
+        [5, 5],
+        [summary_bytes(a), summary_bytes(b)],
+    )
     assert recording.series("x", "gradient")[0] == [5]
     assert recording.series("y", "gradient") == ([], [])
     assert len(recording) == 3
 
 
 def test_sizes_and_norms_of_a_pass_are_those_of_its_values() -> None:
-    arrays = {"a": normal(0), "b": np.array([-3.0, np.nan, 2.0, np.inf], np.float32)}
+    arrays = {"a": normal_values(0), "b": np.array([-3.0, np.nan, 2.0, np.inf], np.float32)}
     recording = Recording()
-    counted = Summary(bins=summary_of(normal(2)).bins, points=np.full(3, np.nan), sums=np.zeros(3))
+    counted = Summary(
+        bins=summary_of(normal_values(2)).bins, points=np.full(3, np.nan), sums=np.zeros(3)
+    )
     measured = {site: {"output": summary_of(x)} for site, x in arrays.items()}
     measured["c"] = {"output": counted, "gradient": empty()}
     (one,) = (recording.append(0, measured), recording.passes)[1]
@@ -80,7 +85,7 @@ def test_sizes_and_norms_of_a_pass_are_those_of_its_values() -> None:
         finite = x[np.isfinite(x)].astype(np.float64)
         assert sizes[site] == np.abs(finite).max()
         np.testing.assert_allclose(norms[site], np.linalg.norm(finite), rtol=1e-6)
-    assert sizes["c"] >= np.abs(normal(2)).max()  # the outermost bin bounds it
+    assert sizes["c"] >= np.abs(normal_values(2)).max()  # the outermost bin bounds it
     assert np.isnan([one.sizes("gradient")["c"], one.norms("gradient")["c"]]).all()
     assert list(one.sizes("gradient")) == ["c"]
     assert one.sizes("input") == one.norms("input") == {}
@@ -129,7 +134,7 @@ def test_an_empty_recording_reads_as_nothing() -> None:
 
 
 def test_the_byte_bound_holds_and_the_estimate_is_real() -> None:
-    pool = [summary_of(normal(i, 100_000, 10.0 ** (i % 5))) for i in range(20)]
+    pool = [summary_of(normal_values(i, 100_000, 10.0 ** (i % 5))) for i in range(20)]
 
     def record(passes: int, **bounds: int) -> Recording:
         recording = Recording(**bounds)
@@ -167,7 +172,7 @@ def test_layouts_of_passes_that_went_are_not_kept() -> None:
 
 
 def test_parameters_are_no_sites_and_have_a_ratio() -> None:
-    recording, weights = Recording(), summary_of(normal(1, 64))
+    recording, weights = Recording(), summary_of(normal_values(1, 64))
     for step, ratio in enumerate([1e-3, 0.0, np.nan]):
         rows = np.full((1, len(PARAMETER_FIGURES)), np.nan, np.float32)
         rows[0, PARAMETER_FIGURES.index("update")] = ratio
@@ -192,7 +197,7 @@ def test_frame_values_equal_the_summaries() -> None:
     recording = Recording()
     for i in range(3):
         sites = {
-            n: {"output": summary_of(x), "gradient": summary_of(normal(i))}
+            n: {"output": summary_of(x), "gradient": summary_of(normal_values(i))}
             for n, x in VALUES.items()
         }
         recording.append(10 * i, sites, kind="step", perturbed=i == 1)
@@ -215,9 +220,9 @@ def test_frame_values_equal_the_summaries() -> None:
         np.testing.assert_array_equal(
             [row[n] for n in quantiles], summary.quantile(HISTORY_QUANTILES)
         )
-        x = (VALUES[row["site"]] if row["quantity"] == "output" else normal(row["pass"])).astype(
-            np.float64
-        )
+        x = (
+            VALUES[row["site"]] if row["quantity"] == "output" else normal_values(row["pass"])
+        ).astype(np.float64)
         finite = x[np.isfinite(x)]
         assert (row["size"], row["nan"]) == (x.size, np.isnan(x).sum())
         if finite.size and np.abs(finite).max() < 1e30:
@@ -252,7 +257,7 @@ def test_lower_precision_has_a_row_for_each_dtype_with_and_without_a_scale() -> 
 
 
 def test_eight_threads_append_while_others_read() -> None:
-    recording, pool = Recording(max_steps=50), [summary_of(normal(i)) for i in range(4)]
+    recording, pool = Recording(max_steps=50), [summary_of(normal_values(i)) for i in range(4)]
     errors: list[BaseException] = []
     done = threading.Event()
 

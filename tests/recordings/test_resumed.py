@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 from crafted import parts_of
-from recorded import contents, normal, summary_of
+from summaries import contents, normal_values, summary_of
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.facts import Facts, ParameterFacts, Uncalled
@@ -17,7 +17,7 @@ from nnx_inspector.recordings.load import load, resumed
 from nnx_inspector.recordings.recording import Recording
 
 KEPT = pathlib.Path(__file__).parent / "kept"
-SUMMARY = summary_of(normal(0))
+SUMMARY = summary_of(normal_values(0))
 MODEL = Facts(parameters=(ParameterFacts(path="a/kernel", site="a", size=12),))
 
 

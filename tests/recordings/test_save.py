@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import (
+from summaries import (
     VALUES,
+    all_summaries,
     assert_same,
     contents,
-    normal,
-    pool,
+    normal_values,
     some_facts,
     some_figures,
     summary_of,
@@ -35,7 +35,7 @@ from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.summary import Summary, empty
 
-POOL = functools.cache(pool)
+POOL = functools.cache(all_summaries)
 names = st.sampled_from(["", "a", "blocks/0", "blocks[3]/attn", "größe:häß", "\ud800", "😀" * 9])
 steps = st.integers(-(2**53), 2**53) | st.integers(0, 50)
 
@@ -56,7 +56,9 @@ def operations(draw: Any) -> list[Any]:
 
 metrics = st.dictionaries(names | st.just("loss"), st.floats(), max_size=3)
 quantities = st.dictionaries(
-    st.sampled_from(["output", "gradient", "input"]), st.integers(0, len(pool()) - 1), max_size=3
+    st.sampled_from(["output", "gradient", "input"]),
+    st.integers(0, len(all_summaries()) - 1),
+    max_size=3,
 )
 marks = st.tuples(
     st.sampled_from(["watch", "step", "größe"]), st.booleans(), st.integers(0, 2**53 - 1)
@@ -130,7 +132,7 @@ def _never(text: str) -> None:
 
 def test_a_recording_of_every_kind_of_value(tmp_path: pathlib.Path) -> None:
     recording = Recording()
-    for i, summary in enumerate(pool()):
+    for i, summary in enumerate(all_summaries()):
         recording.append(i, {"a/b": {"output": summary, "input": empty()}}, setting=i)
     recording.save(tmp_path / "run.nni")
     loaded = load(tmp_path / "run.nni")
@@ -155,10 +157,10 @@ def test_saving_replaces_in_one_piece_or_not_at_all(
 ) -> None:
     path = tmp_path / "run.nni"
     recording = Recording()
-    recording.append(1, {"a": {"output": summary_of(normal(0))}})
+    recording.append(1, {"a": {"output": summary_of(normal_values(0))}})
     recording.save(path)
     before = path.read_bytes()
-    recording.append(2, {"a": {"output": summary_of(normal(1))}})
+    recording.append(2, {"a": {"output": summary_of(normal_values(1))}})
     monkeypatch.setattr(os, "write", _full_disk_after(3))
     with pytest.raises(OSError, match="No space"):
         recording.save(path)
@@ -182,7 +184,7 @@ def test_a_file_that_its_file_system_forgot_is_left_to_whoever_replaced_it(
     path, said = tmp_path / "run.nni", list[str]()
     recording = Recording()
     recording.attach(path, said.append)
-    recording.append(1, {"a": {"output": summary_of(normal(0))}})
+    recording.append(1, {"a": {"output": summary_of(normal_values(0))}})
     (tmp_path / "other").write_bytes(b"of another")
     os.replace(tmp_path / "other", path)
 
@@ -191,7 +193,7 @@ def test_a_file_that_its_file_system_forgot_is_left_to_whoever_replaced_it(
 
     monkeypatch.setattr(os, "fstat", stale)
     for step in range(2, 9):
-        recording.append(step, {"a": {"output": summary_of(normal(0))}})
+        recording.append(step, {"a": {"output": summary_of(normal_values(0))}})
     recording.detach()
     monkeypatch.undo()
     assert path.read_bytes() == b"of another"
@@ -252,7 +254,7 @@ def test_a_full_disk_is_told_once_and_made_good(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, told = tmp_path / "run.nni", list[str]()
-    recording, summary = Recording(), summary_of(normal(0))
+    recording, summary = Recording(), summary_of(normal_values(0))
     recording.attach(path, told.append)
     for i in range(3):
         recording.append(i, {"a": {"output": summary}})
@@ -320,7 +322,7 @@ def test_a_forked_process_does_not_write(tmp_path: pathlib.Path) -> None:
 
 def test_the_file_stays_within_twice_the_recording(tmp_path: pathlib.Path) -> None:
     path, recording = tmp_path / "run.nni", Recording(max_steps=20)
-    summaries = [summary_of(normal(i, 3000)) for i in range(8)]
+    summaries = [summary_of(normal_values(i, 3000)) for i in range(8)]
     recording.attach(path, _never)
     largest = 0
     for i in range(1200):
@@ -334,7 +336,7 @@ def test_the_file_stays_within_twice_the_recording(tmp_path: pathlib.Path) -> No
 def test_eight_threads_append_while_the_file_is_read(tmp_path: pathlib.Path) -> None:
     path, recording = tmp_path / "run.nni", Recording(max_steps=60)
     recording.attach(path, _never)
-    summary, errors = summary_of(normal(0)), list[BaseException]()
+    summary, errors = summary_of(normal_values(0)), list[BaseException]()
     done = threading.Event()
 
     def read() -> None:
@@ -364,7 +366,7 @@ def test_eight_threads_append_while_the_file_is_read(tmp_path: pathlib.Path) -> 
 
 def test_loading_touches_no_accelerator(tmp_path: pathlib.Path) -> None:
     recording = Recording()
-    recording.append(0, {"a": {"output": summary_of(normal(0))}})
+    recording.append(0, {"a": {"output": summary_of(normal_values(0))}})
     recording.save(tmp_path / "run.nni")
     code = (
         "import sys, nnx_inspector as nni\n"
@@ -380,10 +382,10 @@ def test_loading_touches_no_accelerator(tmp_path: pathlib.Path) -> None:
 
 def test_summaries_by_hand_survive() -> None:
     """Check that the pool has passes of every kind that a recording keeps."""
-    kinds = {s.merged().points.dtype.str for s in pool()}
+    kinds = {s.merged().points.dtype.str for s in all_summaries()}
     assert {"<f8", "<i4", "<u4", "<i8"} <= kinds
-    assert any(s.merged().saturated for s in pool())
-    assert all(isinstance(s, Summary) for s in pool())
+    assert any(s.merged().saturated for s in all_summaries())
+    assert all(isinstance(s, Summary) for s in all_summaries())
 
 
 def test_a_path_of_bytes_is_saved_to_and_loaded(tmp_path: pathlib.Path) -> None:

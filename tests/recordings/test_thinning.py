@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recorded import normal, summary_of
+from summaries import normal_values, summary_of
 
 from nnx_inspector.recordings.curves import surplus
 from nnx_inspector.recordings.recording import Recording
@@ -17,7 +17,7 @@ from nnx_inspector.recordings.recording import Recording
 @pytest.mark.parametrize("limit", [2, 3, 5, 16, 100])
 def test_thinning_keeps_the_first_and_the_newest_and_counts(limit: int) -> None:
     recording = Recording(max_steps=limit)
-    summary, steps = summary_of(normal(0)), list[int]()
+    summary, steps = summary_of(normal_values(0)), list[int]()
     for i in range(1000):
         recording.append(i, {"a": {"output": summary}})
         steps = recording.steps
@@ -32,7 +32,7 @@ def test_thinning_keeps_the_first_and_the_newest_and_counts(limit: int) -> None:
 
 
 def test_thinning_keeps_the_first_nan_and_inf() -> None:
-    recording, fine = Recording(max_steps=30), summary_of(normal(0))
+    recording, fine = Recording(max_steps=30), summary_of(normal_values(0))
     news = {137: [1.0, np.nan], 141: [np.inf], 143: [-np.inf]}
     for i in range(2000):
         bad = summary_of(np.array(news[i], np.float32)) if i in news else None

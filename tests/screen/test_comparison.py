@@ -13,7 +13,7 @@ from browsing import Browser
 from flax import nnx
 from inside import inside
 from models import Stacked, TwoLayers
-from recorded import normal, summary_of
+from summaries import normal_values, summary_of
 
 import nnx_inspector as nni
 from nnx_inspector.recordings.recording import Recording
@@ -206,7 +206,9 @@ def test_what_has_no_figure_travels_as_json():
     x = np.array([1, 1], np.float32)
     a, b = Recording(), Recording()
     a.append(0, {"c": {"output": summary_of(x)}, "only": {"output": summary_of(x)}})
-    b.append(0, {"c": {"output": summary_of(2 * x)}, "new": {"gradient": summary_of(normal(0))}})
+    b.append(
+        0, {"c": {"output": summary_of(2 * x)}, "new": {"gradient": summary_of(normal_values(0))}}
+    )
     message = compared(ask(0), b.passes[0], other_pass(a, None, sites=b.sites))
     assert protocol.from_header(json.loads(protocol.to_json(message))) == message
     rows = {row.site: row for row in message.rows}
@@ -222,9 +224,9 @@ def test_what_has_no_figure_travels_as_json():
 def test_the_farthest_travel_of_many():
     a, b = Recording(), Recording()
     many = protocol.MOST_RANKED + 5
-    summary = summary_of(normal(0))
+    summary = summary_of(normal_values(0))
     a.append(0, {f"s{i}": {"output": summary} for i in range(many)})
-    far = {"output": summary_of(normal(0) + 9)}
+    far = {"output": summary_of(normal_values(0) + 9)}
     b.append(0, {f"s{i}": far if i == many - 1 else {"output": summary} for i in range(many)})
     message = compared(ask(0), b.passes[0], other_pass(a, None, sites=b.sites))
     assert (len(message.rows), message.total) == (protocol.MOST_RANKED, many)
@@ -233,7 +235,7 @@ def test_the_farthest_travel_of_many():
 
 def test_layers_of_another_run_are_called_as_here():
     unrolled, stacked = Recording(), Recording()
-    parts = {i: {"output": summary_of(normal(i))} for i in range(2)}
+    parts = {i: {"output": summary_of(normal_values(i))} for i in range(2)}
     unrolled.append(0, {f"blocks/{i}/up": parts[i] for i in range(2)})
     stacked.append(0, {f"blocks/up[{i}]": parts[i] for i in range(2)})
     for here, there in ((unrolled, stacked), (stacked, unrolled)):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
-from recorded import summary_of
+from summaries import summary_of
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.facts import Figures

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from inside import acknowledge, last_sent
-from recorded import summary_of
+from summaries import summary_of
 
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import comm, presenter

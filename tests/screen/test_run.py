@@ -15,7 +15,7 @@ from browsing import Browser
 from flax import nnx
 from inside import clicks_of, inside, shown_of
 from models import Stacked, TwoLayers
-from recorded import normal, summary_of
+from summaries import normal_values, summary_of
 
 import nnx_inspector as nni
 from nnx_inspector.recordings.layers import (
@@ -212,7 +212,7 @@ def test_a_file_without_a_table_has_a_row_for_each_site(seed):
 
 def file_of(tmp_path, table):
     recording = Recording()
-    recording.append(0, {"a": {"output": summary_of(normal(0))}})
+    recording.append(0, {"a": {"output": summary_of(normal_values(0))}})
     recording.keep_table(MODULES, table)
     recording.save(tmp_path / "odd.nni")
     return tmp_path / "odd.nni"
@@ -259,7 +259,7 @@ def test_new_passes_come_to_the_screen_by_themselves(tmp_path, monkeypatch):
     monkeypatch.setattr("nnx_inspector.screen.run.PAUSE", 0.01)
     recording, came = Recording(), threading.Event()
     recording.attach(tmp_path / "run.nni", print)
-    recording.append(0, {"a": {"output": summary_of(normal(0))}})
+    recording.append(0, {"a": {"output": summary_of(normal_values(0))}})
 
     def send(widget, content, buffers=None):
         if content["type"] == "frame" and content["step"] == 7:
@@ -268,7 +268,7 @@ def test_new_passes_come_to_the_screen_by_themselves(tmp_path, monkeypatch):
     monkeypatch.setattr(InspectorWidget, "send", send)
     run = nni.open(tmp_path / "run.nni", display=False)
     run._repr_mimebundle_()
-    recording.append(7, {"b": {"output": summary_of(normal(1))}}, metrics={"loss": 1.0})
+    recording.append(7, {"b": {"output": summary_of(normal_values(1))}}, metrics={"loss": 1.0})
     assert came.wait(60)
     assert [row.key for row in shown_of(run).layout.sites] == ["", "a", "b"]
     assert run.state == "running"

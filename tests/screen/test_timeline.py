@@ -9,7 +9,7 @@ from browsing import Browser
 from flax import nnx
 from inside import inside
 from models import TwoLayers
-from recorded import normal, summary_of
+from summaries import normal_values, summary_of
 
 import nnx_inspector as nni
 from nnx_inspector.recordings.recording import Recording
@@ -115,7 +115,7 @@ def test_a_loop_marks_the_step_at_which_a_change_acts(browser):
 def test_a_recording_knows_its_passes_and_the_metrics_of_a_step():
     recording = Recording(max_steps=3)
     for step in range(5):
-        found = {"a": {"output": summary_of(normal(step))}}
+        found = {"a": {"output": summary_of(normal_values(step))}}
         recording.append(step, found, metrics={"loss": step / 4}, setting=step // 3)
     message, buffer = passes_message(recording.passes, recording.thinned)
     numbers = [p.number for p in recording.passes]

@@ -20,7 +20,7 @@ from collectives import collectives
 from devices import FLAG, on_four_devices
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from oracle import CLASSES, check, values
+from summary_oracle import CLASSES, check, values
 
 from nnx_inspector.stats.apart import all_finished
 from nnx_inspector.stats.measure_gauges import gauge, gauge_apart, sampled

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from devices import on_four_devices
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from oracle import CLASSES, FLOATS, check, device, values
+from summary_oracle import CLASSES, FLOATS, check, device, values
 
 from nnx_inspector._compat import native
 from nnx_inspector.stats import array_stats as module

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import VALUES, fields, normal, pool, summary_of
+from summaries import VALUES, all_summaries, normal_values, summary_bytes, summary_of
 
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.bins import BINS, FINITE_BINS
@@ -30,18 +30,18 @@ def test_a_stored_summary_comes_back_bit_for_bit(name: str) -> None:
     recording.append(3, {"a": {"output": summary}})
     back = recording.summary("a")
     assert back is not None
-    assert fields(back) == fields(summary)
+    assert summary_bytes(back) == summary_bytes(summary)
 
 
 def test_ranges_are_those_of_the_values() -> None:
-    x, nothing, counted = normal(0), np.zeros(0, np.float32), pool()[-3]
+    x, nothing, counted = normal_values(0), np.zeros(0, np.float32), all_summaries()[-3]
     assert np.isnan(counted.points).all()
     found = encoded([summary_of(v) for v in (x, nothing)])
     np.testing.assert_array_equal(ranges(found), [[x.min(), np.nan], [x.max(), np.nan]])
     found = encoded([summary_of(x), counted])
     np.testing.assert_array_equal(ranges(found), decoded(found)[-2:])
     assert ranges(Packed.of([]))[0].shape == (0,)
-    assert len(encoded([summary_of(normal(1, 100_000))]).data) < 500
+    assert len(encoded([summary_of(normal_values(1, 100_000))]).data) < 500
 
 
 def plainly(one: Summary) -> bytes:
@@ -69,7 +69,7 @@ def written(kind: int, moments: bytes, counts: dict[int, int]) -> bytes:
 def test_many_are_encoded_as_each_one_merged() -> None:
     """As they leave a program, and merged."""
     raw = [jax.tree.map(np.asarray, summarize(jnp.asarray(x))) for x in VALUES.values()]
-    every = [*raw, *pool(), *reversed(raw)]
+    every = [*raw, *all_summaries(), *reversed(raw)]
     assert len({s.bins.dtype for s in every}) == 2
     packed = encoded([s.without_rows() for s in every])
     assert [packed.piece(i) for i in range(len(every))] == [plainly(s.merged()) for s in every]
@@ -78,9 +78,11 @@ def test_many_are_encoded_as_each_one_merged() -> None:
 
 
 def test_all_are_decoded_as_each_one() -> None:
-    every = [s.merged() for s in pool()]
+    every = [s.merged() for s in all_summaries()]
     (found,) = checked(encoded(every))
-    assert [fields(found.summary(i)) for i in range(len(every))] == [fields(s) for s in every]
+    assert [summary_bytes(found.summary(i)) for i in range(len(every))] == [
+        summary_bytes(s) for s in every
+    ]
     assert found.saturated.tolist() == [s.saturated for s in every]
 
 
@@ -100,7 +102,7 @@ def test_any_counts_come_back(every: list[dict[int, int]]) -> None:
         )
 
 
-BLOB = plainly(summary_of(normal(0, 50)))
+BLOB = plainly(summary_of(normal_values(0, 50)))
 LIES = {
     "a tiny summary": BLOB[:48],
     "a very long one": BLOB + b"\1" * 50_000,
@@ -142,7 +144,7 @@ def written_again(packed: Packed) -> Packed:
 
 
 def test_bytes_are_accepted_if_they_would_be_written_again() -> None:
-    source, blobs = random.Random(0), [encoded([one]).data for one in pool()]
+    source, blobs = random.Random(0), [encoded([one]).data for one in all_summaries()]
     accepted = 0
     for _ in range(4000):
         body = bytearray(source.choice(blobs))

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import check
+from summary_oracle import check
 
 import nnx_inspector as nni
 from nnx_inspector.stats.array_stats import SAMPLE, strides

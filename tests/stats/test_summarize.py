@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import ALL, CLASSES, FLOATS, check, device, values
+from summary_oracle import ALL, CLASSES, FLOATS, check, device, values
 
 from nnx_inspector.stats.summarize import merge_in_trace, summarize
 from nnx_inspector.stats.summary import Summary, merge

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from oracle import CLASSES, check, values
+from summary_oracle import CLASSES, check, values
 
 from nnx_inspector.stats.summarize import merge_in_trace, summarize
 from nnx_inspector.stats.summary import Summary, merge

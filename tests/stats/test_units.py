@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import ALL, CLASSES, device, values
-from oracle import check_units as check
+from summary_oracle import ALL, CLASSES, device, values
+from summary_oracle import check_units as check
 
 from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units, merge_units, no_units
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import ALL, CLASSES, check, check_units, device, values
+from summary_oracle import ALL, CLASSES, check, check_units, device, values
 
 from nnx_inspector.stats import gauges
 from nnx_inspector.stats.gauges import UNITS, Calls, head, units

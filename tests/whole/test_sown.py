@@ -10,8 +10,8 @@ import models
 import numpy as np
 import pytest
 from flax import nnx
+from interceptors import CallLog
 from leftovers import nothing_is_left_behind  # noqa: F401
-from looks import Log
 from models import batch, rngs
 
 from nnx_inspector.hooks.dispatch import add_hooks
@@ -126,7 +126,7 @@ def test_the_four_steps_of_nnx_give_what_they_give_without_us():
         return jax.tree.leaves((grads, sown))
 
     plain = four_steps(models.Perturbs(rngs()))
-    log = Log()
+    log = CallLog()
     with intercept_methods(log), perturb("**", Zero(), model=models.MLP(rngs())):
         hooked_ones = four_steps(models.Perturbs(rngs()))
     for a, b in zip(plain, hooked_ones, strict=True):
@@ -199,7 +199,7 @@ def test_the_trace_shows_them_with_the_type_of_the_variable():
 
 
 def test_interceptors_do_not_see_them_and_other_layers_do():
-    model, log, seen = Deep(rngs()), Log(), []
+    model, log, seen = Deep(rngs()), CallLog(), []
 
     def note(next_fun, args, kwargs, context):
         seen.append((context.site, context.kind))
@@ -260,7 +260,7 @@ def test_what_perturb_returns_can_be_perturbed(relative):
 def test_what_the_model_stores_is_what_it_stores_without_us(name):
     plain, other = models.ZOO[name](), models.ZOO[name]()
     plain.run()
-    with intercept_methods(Log()):
+    with intercept_methods(CallLog()):
         other.run()
     assert nnx.graphdef(plain.model) == nnx.graphdef(other.model)
     for a, b in zip(
@@ -274,6 +274,6 @@ def test_what_the_model_stores_is_what_it_stores_without_us(name):
 def test_the_warning_of_flax_still_comes():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with intercept_methods(Log()):
+        with intercept_methods(CallLog()):
             models.ZOO["sows"]().run()
     assert [w for w in caught if issubclass(w.category, DeprecationWarning)]

@@ -17,8 +17,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from interceptors import CallLog, call_model, double_output, loss_fn, pass_through, watch_session
 from leftovers import nothing_left
-from looks import Log, call, doubling, loss_fn, passing, watching
 from models import batch, rngs
 
 import nnx_inspector as nni
@@ -52,10 +52,10 @@ def test_texts_and_functions_that_a_module_returns_under_jit():
             assert (name, function, number) == ("logits", jnp.tanh, 3)
             return function(y)
 
-    model, x, log = Reads(rngs()), batch(4, 3), Log()
-    run = nnx.jit(call)
+    model, x, log = Reads(rngs()), batch(4, 3), CallLog()
+    run = nnx.jit(call_model)
     plain = run(model, x)
-    with intercept_methods(log, model=model), watching(model) as session:
+    with intercept_methods(log, model=model), watch_session(model) as session:
         np.testing.assert_allclose(run(model, x), plain, rtol=1e-6)
     assert log.sites == ["", "words", "words/linear"]
     assert session.arrived["words"]["output"].size == 4 * 3
@@ -77,7 +77,7 @@ def test_a_module_outside_of_the_tree_has_no_path_and_is_told():
         def __call__(self, x):
             return OUTSIDE(self.linear(x))
 
-    model, x, log = Uses(rngs()), batch(4, 3), Log()
+    model, x, log = Uses(rngs()), batch(4, 3), CallLog()
     with intercept_methods(log):
         model(x)
     assert log.sites == ["", "linear", None]
@@ -88,7 +88,7 @@ def test_a_module_outside_of_the_tree_has_no_path_and_is_told():
 
 def test_the_model_need_not_be_the_first_argument():
     """Model not the first argument: silently empty."""
-    model, x, log = models.MLP(rngs()), batch(4, 3), Log()
+    model, x, log = models.MLP(rngs()), batch(4, 3), CallLog()
     run = nnx.jit(lambda x, m: m(x))
     with intercept_methods(log, model=model):
         y = run(x, model)
@@ -100,14 +100,14 @@ def test_the_model_need_not_be_the_first_argument():
 
 def test_a_jit_partial_made_before_is_not_taken_for_the_model():
     """`jit_partial`: silently empty. Its graphdef is an older one: the hooks fire and say so."""
-    model, x, log = models.MLP(rngs()), batch(4, 3), Log()
-    run = nnx.jit_partial(call, model, graph_updates=False)
+    model, x, log = models.MLP(rngs()), batch(4, 3), CallLog()
+    run = nnx.jit_partial(call_model, model, graph_updates=False)
     plain = run(x)
     with pytest.warns(nni.InspectorWarning, match="could not be attributed"):
         with intercept_methods(log, model=model):
             np.testing.assert_array_equal(run(x), plain)
     assert log.sites == []
-    with intercept_methods(doubling, only="down"):
+    with intercept_methods(double_output, only="down"):
         np.testing.assert_allclose(run(x), 2.0 * plain, rtol=1e-6)
     np.testing.assert_array_equal(run(x), plain)
 
@@ -116,7 +116,7 @@ def test_a_jit_partial_made_before_is_not_taken_for_the_model():
 def test_vmap_with_the_model_unmapped(jit):
     """vmap(in_axes=None): raises."""
     model, x = models.MLP(rngs()), batch(4, 3)
-    run = nnx.vmap(call, in_axes=(None, 0))
+    run = nnx.vmap(call_model, in_axes=(None, 0))
     run = nnx.jit(run) if jit else run
     y, record = capture(run)(model, x)
     np.testing.assert_allclose(y, model(x), atol=1e-6)
@@ -174,14 +174,14 @@ def test_sow_is_seen_once_where_tabulate_has_copied_it_onto_the_class():
     class Heir(Sows):
         pass
 
-    model, x, log = Heir(), batch(4, 3), Log()
+    model, x, log = Heir(), batch(4, 3), CallLog()
     nnx.tabulate(model, x)
     assert "sow" in vars(Heir)
     with intercept_methods(log, model=model):
         _, sown = nnx.capture(model, nnx.Intermediate)(x)
     assert log.sites == [""]
     assert len(sown["features"]) == 1
-    with watching(model) as session:
+    with watch_session(model) as session:
         nnx.capture(model, nnx.Intermediate)(x)
     assert session.arrived["features"]["output"].size == 4 * 3
 
@@ -203,7 +203,10 @@ def test_slots_are_refused_by_nnx_with_hooks_as_without():
 
     with pytest.raises(TypeError, match="does not support __slots__"):
         define()
-    with pytest.raises(TypeError, match="does not support __slots__"), intercept_methods(passing):
+    with (
+        pytest.raises(TypeError, match="does not support __slots__"),
+        intercept_methods(pass_through),
+    ):
         define()
 
 
@@ -219,8 +222,8 @@ def test_a_submodule_added_or_deleted_while_hooked():
                 x = block(x)
             return x
 
-    model, x, log = Chain(rngs()), batch(4, 3), Log()
-    run = nnx.jit(call)
+    model, x, log = Chain(rngs()), batch(4, 3), CallLog()
+    run = nnx.jit(call_model)
     with intercept_methods(log):
         run(model, x)
         model.blocks.append(nnx.Linear(3, 3, rngs=rngs(1)))
@@ -235,9 +238,9 @@ def test_a_submodule_added_or_deleted_while_hooked():
 @pytest.mark.parametrize("by", ["nnx", "jax"])
 def test_an_executable_compiled_before_is_told(by):
     """AOT-compiled executables made before the hooks cannot see them: never stay silent."""
-    model, x, log = models.MLP(rngs()), batch(4, 3), Log()
+    model, x, log = models.MLP(rngs()), batch(4, 3), CallLog()
     if by == "nnx":
-        compiled = nnx.jit(call).lower(model, x).compile()
+        compiled = nnx.jit(call_model).lower(model, x).compile()
         run = functools.partial(compiled, model, x)
     else:
         graphdef, state = nnx.split(model)
@@ -257,9 +260,9 @@ def test_an_executable_compiled_before_is_told(by):
 
 
 def test_an_executable_compiled_inside_is_no_cause_for_a_warning():
-    model, x, log = models.MLP(rngs()), batch(4, 3), Log()
+    model, x, log = models.MLP(rngs()), batch(4, 3), CallLog()
     with intercept_methods(log, model=model):
-        nnx.jit(call).lower(model, x).compile()(model, x)
+        nnx.jit(call_model).lower(model, x).compile()(model, x)
     assert log.sites == ["", "up", "down"]
 
 
@@ -268,17 +271,17 @@ def test_calls_of_an_older_graphdef_are_told():
     model, x = models.MLP(rngs()), batch(4, 3)
     graphdef, state = nnx.split(model)
     with pytest.warns(nni.InspectorWarning, match=r"1 of MLP, 2 of Linear"):
-        with intercept_methods(passing, model=model):
+        with intercept_methods(pass_through, model=model):
             jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))(state, x)
 
 
 def test_nothing_is_told_where_everything_was_seen():
     model, x = models.MLP(rngs()), batch(4, 3)
     twin = models.MLP(rngs(1))
-    run = nnx.jit(call)
+    run = nnx.jit(call_model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with intercept_methods(passing, model=model), perturb("up", Scale(1.0), model=model):
+        with intercept_methods(pass_through, model=model), perturb("up", Scale(1.0), model=model):
             run(model, x)
             run(twin, x)
             model(x)
@@ -318,8 +321,8 @@ def test_training_with_donation_an_average_and_an_optimizer_is_the_plain_one(loo
         if number % 2 == 0:
             return contextlib.nullcontext()
         if look == "intercept":
-            return intercept_methods(passing, model=model)
-        return perturb("up", Scale(1.0), model=model) if look == "perturb" else watching(model)
+            return intercept_methods(pass_through, model=model)
+        return perturb("up", Scale(1.0), model=model) if look == "perturb" else watch_session(model)
 
     plain = train(4, lambda *_: contextlib.nullcontext())
     for found, expected in zip(train(4, around), plain, strict=True):
@@ -336,8 +339,8 @@ def test_checkpoints_and_copies_made_while_hooked_are_like_any_others(tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     model, x = models.MLP(rngs()), batch(4, 3)
     plain = model(x)
-    with intercept_methods(passing, model=model), ocp.StandardCheckpointer() as checkpointer:
-        nnx.jit(call)(model, x)
+    with intercept_methods(pass_through, model=model), ocp.StandardCheckpointer() as checkpointer:
+        nnx.jit(call_model)(model, x)
         state = nnx.state(model)
         checkpointer.save(tmp_path / "model", nnx.to_pure_dict(state))
         copied = copy.deepcopy(model)
@@ -368,7 +371,7 @@ def test_nothing_global_is_set_so_that_other_threads_keep_their_programs():
     entered, leave = threading.Event(), threading.Event()
 
     def hooks():
-        with intercept_methods(passing):
+        with intercept_methods(pass_through):
             entered.set()
             assert leave.wait(60)
 
@@ -401,7 +404,7 @@ def test_fifty_equal_regions_grow_no_cache(of_model):
     def region(number):
         scope = {"model": model} if of_model else {}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(intercept_methods(passing, only="up", **scope))
+            stack.enter_context(intercept_methods(pass_through, only="up", **scope))
             stack.enter_context(perturb("down", Scale(float(number)), **scope))
             by_nnx(model, x)
             if not of_model:  # of an older graphdef
@@ -432,7 +435,7 @@ def test_both_branches_are_traced_and_an_interceptor_says_so_while_a_record_does
 
     _, record = capture(Loops(rngs()))(batch(4, 3))
     assert record["linear"].output.size == 5 * 4 * 3
-    model, x, log = models.Cond(rngs()), jnp.ones((4, 3)), Log()
+    model, x, log = models.Cond(rngs()), jnp.ones((4, 3)), CallLog()
     with intercept_methods(log):
         model(x)
     assert set(log.sites) == {"", "positive", "negative"}
@@ -449,7 +452,7 @@ def test_an_eager_call_compiles_nothing_the_second_time(look):
 
     def region(strength):
         if look == "intercept":
-            return intercept_methods(passing, model=model)
+            return intercept_methods(pass_through, model=model)
         if look == "perturb":
             return perturb("up", Scale(strength), model=model)
         return session.open()

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from attending import Attention, causal, heads_in_numpy, padded
+from attentions import Attention, causal, heads_in_numpy, padded
 from flax import nnx
-from routing import D, E, Mixture
+from mixtures import D, E, Mixture
 
 import nnx_inspector as nni
 from nnx_inspector.findings.findings import Findings, diagnose

@@ -10,7 +10,7 @@ import pytest
 from examples import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from oracle import TINY, values
+from summary_oracle import TINY, values
 
 from nnx_inspector.inspector.values import blocks as on_device
 from nnx_inspector.inspector.values.blocks import ON_DEVICE, norms

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from compiled import Compiled
 from flax import nnx
-from leftovers import listened_in_jax
-from looks import doubling, passing
+from interceptors import double_output, pass_through
+from leftovers import patched_in_jax
 
 from nnx_inspector.hooks.dispatch import add_hooks
 from nnx_inspector.hooks.hook import INTERCEPTOR, Hook
@@ -31,7 +31,7 @@ class Net(nnx.Module):
         return self.drop(self.norm(self.linear(x)))
 
 
-BEFORE, AFTER = Hook(passing, INTERCEPTOR), Hook(doubling, INTERCEPTOR)
+BEFORE, AFTER = Hook(pass_through, INTERCEPTOR), Hook(double_output, INTERCEPTOR)
 
 
 @pytest.fixture
@@ -156,8 +156,8 @@ def test_what_is_within_a_trace_is_not_noted(calls):
 
 
 def test_nothing_is_left_where_nobody_listens():
-    before = listened_in_jax()
+    before = patched_in_jax()
     one, other = JitCalls(lambda layer: True), JitCalls(lambda layer: True)
     with held(Listening(one), Listening(other)):
-        assert listened_in_jax() != before
-    assert listened_in_jax() == before
+        assert patched_in_jax() != before
+    assert patched_in_jax() == before

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from attending import FIGURES, Attention, causal, heads_in_numpy, padded
+from attentions import FIGURES, Attention, causal, heads_in_numpy, padded
 from flax import nnx
 
 import nnx_inspector as nni

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from routing import D, E, Limited, Mixture
+from mixtures import D, E, Limited, Mixture
 
 import nnx_inspector as nni
 from nnx_inspector.stats.choices.rows import CHOICE_FIGURES, merged_rows

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pages import ELEMENTS, HOSTILE, Unpacked, told
-from recorded import normal, summary_of
+from summaries import normal_values, summary_of
 
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
@@ -71,7 +71,7 @@ def store(html: str) -> Unpacked:
     return Unpacked(gzip.decompress(base64.b64decode(found[1])))
 
 
-NORMAL = [summary_of(normal(seed, 4000)) for seed in range(7)]
+NORMAL = [summary_of(normal_values(seed, 4000)) for seed in range(7)]
 
 
 def test_the_screen_and_the_plain_html_are_of_the_same_state():

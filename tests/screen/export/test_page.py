@@ -10,7 +10,7 @@ import re
 
 import pytest
 from pages import store, told
-from recorded import normal, summary_of
+from summaries import normal_values, summary_of
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.recording import Recording
@@ -54,7 +54,7 @@ ELEMENTS = [
 def recording(steps: int = 40) -> Recording:
     made = Recording()
     for step in range(steps):
-        made.append(step, {"a": {"output": summary_of(normal(step, 4000))}})
+        made.append(step, {"a": {"output": summary_of(normal_values(step, 4000))}})
     return made
 
 

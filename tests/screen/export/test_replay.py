@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import PROGRESS, Unpacked, told
-from recorded import VALUES, counts_in, normal, summary_of
+from summaries import VALUES, counts_in, normal_values, summary_of
 
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.passes import Pass
@@ -29,7 +29,7 @@ from nnx_inspector.stats.summary import SATURATED
 
 
 def saturated():
-    one = summary_of(normal(1))
+    one = summary_of(normal_values(1))
     bins = one.bins.copy()
     bins[np.flatnonzero(bins)[0]] = SATURATED
     return dataclasses.replace(one, bins=bins)
@@ -42,14 +42,16 @@ def recorded() -> Recording:
         sites = {"a": {"output": summary_of(VALUES[name])}}
         if step % 3:
             sites["b/c"] = {
-                "output": summary_of(normal(step, 5000)),
-                "gradient": saturated() if step == 4 else summary_of(normal(step, scale=1e-4)),
+                "output": summary_of(normal_values(step, 5000)),
+                "gradient": saturated()
+                if step == 4
+                else summary_of(normal_values(step, scale=1e-4)),
             }
-            sites["b/c/kernel"] = {"parameter": summary_of(normal(step, 300))}
+            sites["b/c/kernel"] = {"parameter": summary_of(normal_values(step, 300))}
         if step % 4 == 1:
             sites["b/c/kernel"] = {
-                "parameter": summary_of(normal(step, 300)),
-                "parameter_gradient": summary_of(normal(step, 300)),
+                "parameter": summary_of(normal_values(step, 300)),
+                "parameter_gradient": summary_of(normal_values(step, 300)),
             }
             sites["b/c/<b>"] = {"parameter": summary_of(VALUES["zeros"])}
         metrics = {"loss": np.nan if step == 2 else 1 / (step + 1)}

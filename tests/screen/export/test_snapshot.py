@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import ELEMENTS, HOSTILE, told
-from recorded import normal, summary_of
+from summaries import normal_values, summary_of
 
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
@@ -63,17 +63,20 @@ def made(recording: Recording, keys, *, findings=(), **state) -> str:
 
 def test_the_figures_are_the_summaries():
     recording = Recording()
-    recording.append(3, {"a": {"output": summary_of(normal(0))}}, metrics={"loss": 9.0})
-    forward, back = summary_of(normal(1, scale=3.0)), summary_of(normal(2, scale=1e-3))
+    recording.append(3, {"a": {"output": summary_of(normal_values(0))}}, metrics={"loss": 9.0})
+    forward, back = (
+        summary_of(normal_values(1, scale=3.0)),
+        summary_of(normal_values(2, scale=1e-3)),
+    )
     recording.append(4, {"a": {"output": forward, "gradient": back}}, metrics={"loss": 0.125})
     read = Read(made(recording, ("a", "never")))
     tree, detail = read.tables
-    x = normal(1, scale=3.0).astype(np.float64)
+    x = normal_values(1, scale=3.0).astype(np.float64)
     row = dict(zip(tree[0], tree[1], strict=True))
     assert float(row["mean"]) == pytest.approx(x.mean(), rel=1e-3, abs=1e-6)
     assert float(row["std"]) == pytest.approx(x.std(), rel=1e-3)
     assert float(row["max"]) == pytest.approx(x.max(), rel=1e-3)
-    norm = np.linalg.norm(normal(2, scale=1e-3).astype(np.float64))
+    norm = np.linalg.norm(normal_values(2, scale=1e-3).astype(np.float64))
     assert float(row["‖gradient‖"]) == pytest.approx(norm, rel=1e-3)
     assert row["NaN, Inf"] == "0"
     assert set(tree[2][4:]) == {"–"}
@@ -97,7 +100,7 @@ def test_what_is_not_finite_is_counted():
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_text_is_markup(text: str):
     recording = Recording()
-    recording.append(0, {text: {"output": summary_of(normal(0))}}, metrics={text: 1.0})
+    recording.append(0, {text: {"output": summary_of(normal_values(0))}}, metrics={text: 1.0})
     perturbation = protocol.Perturbation(
         id=1, site=text, sites=(text,), reach=1, kind=text, at="output", acts_on="value",
         expression=text, strength=None, strength_name=text, low=0.0, high=0.0, units=0,
@@ -128,7 +131,7 @@ def test_no_text_is_markup(text: str):
 def test_it_stays_small_whatever_the_model():
     keys = [f"blocks/{i}/{'long' * 30}" for i in range(3000)]
     recording = Recording()
-    recording.append(0, {key: {"output": summary_of(normal(0))} for key in keys[:50]})
+    recording.append(0, {key: {"output": summary_of(normal_values(0))} for key in keys[:50]})
     found = made(recording, keys, selected=keys[2500])
     assert len(found.encode()) <= MOST_BYTES
     read = Read(found)

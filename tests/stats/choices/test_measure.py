@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attending import causal, heads_in_numpy, padded
+from attentions import causal, heads_in_numpy, padded
 
 from nnx_inspector.stats.choices.measure import Heads
 from nnx_inspector.stats.choices.rows import (

@@ -10,16 +10,16 @@ from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.live.session import Session
 
 
-def passing(next_fun, args, kwargs, context):
+def pass_through(next_fun, args, kwargs, context):
     return next_fun(*args, **kwargs)
 
 
-def doubling(next_fun, args, kwargs, context):
+def double_output(next_fun, args, kwargs, context):
     return 2.0 * next_fun(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def watching(model, **options):
+def watch_session(model, **options):
     """A session over the passes inside; their figures are in `arrived` afterwards."""
     session = Session(model, **options)
     session.arrived = {}
@@ -32,7 +32,7 @@ def watching(model, **options):
         session.close()
 
 
-def call(model, x):
+def call_model(model, x):
     return model(x)
 
 
@@ -40,11 +40,11 @@ def loss_fn(model, x):
     return (model(x) ** 2).sum()
 
 
-def doubted(calls="1 of MLP, 2 of Linear"):
+def warns_of_doubtful_calls(calls="1 of MLP, 2 of Linear"):
     return pytest.warns(InspectorWarning, match=f"could not be attributed to it: {calls}")
 
 
-class Log:
+class CallLog:
     """An interceptor that records the site and number of each call, in the order of entry."""
 
     def __init__(self):

@@ -26,17 +26,17 @@ def summary_of(x: Values) -> Summary:
     return summarize(jnp.asarray(x)).merged()
 
 
-def normal(seed: int, n: int = 1000, scale: float = 1.0) -> Values:
+def normal_values(seed: int, n: int = 1000, scale: float = 1.0) -> Values:
     return (np.random.default_rng(seed).standard_normal(n) * scale).astype(np.float32)
 
 
-def fields(s: Summary) -> list[bytes]:
+def summary_bytes(s: Summary) -> list[bytes]:
     return [np.asarray(a).tobytes() + str(a.dtype).encode() for a in (s.bins, s.points, s.sums)]
 
 
 VALUES = {
-    "normal": normal(0),
-    "scaled": normal(1, scale=1e-20),
+    "normal": normal_values(0),
+    "scaled": normal_values(1, scale=1e-20),
     "zeros": np.zeros(7, np.float32),
     "signed zeros": np.array([0.0, -0.0, 1.0], np.float32),
     "one": np.array([-3.5], np.float32),
@@ -51,14 +51,14 @@ VALUES = {
 }
 
 
-def pool() -> list[Summary]:
+def all_summaries() -> list[Summary]:
     """Summaries of every kind: of all values above, and made by hand."""
-    bins = summary_of(normal(0)).bins.astype(np.uint32)
+    bins = summary_of(normal_values(0)).bins.astype(np.uint32)
     bins[0x3F8] = np.iinfo(np.uint32).max  # a saturated count
     stopped = Summary(bins=bins, points=np.array([-4.0, 4.0, 0.0]), sums=np.ones(3))
     nan = np.full(3, np.nan)
-    counted = Summary(bins=summary_of(normal(2)).bins, points=nan, sums=nan)
-    wide = summary_of(normal(3))
+    counted = Summary(bins=summary_of(normal_values(2)).bins, points=nan, sums=nan)
+    wide = summary_of(normal_values(3))
     wide = Summary(bins=wide.bins, points=np.array([-(2**63), 2**63 - 1, 5]), sums=np.ones(3))
     return [*map(summary_of, VALUES.values()), stopped, counted, wide, opaque("key<fry>[3]", 3)]
 
@@ -82,7 +82,7 @@ def counts_in(data: bytes) -> dict[int, int]:
     return found
 
 
-def deflated(one: Summary) -> bytes:
+def deflate_summary(one: Summary) -> bytes:
     """The bytes of a merged summary as earlier versions wrote them, number by number."""
     used = [i for i, count in enumerate(one.bins.tolist()) if count]
     counts = [int(one.bins[i]) for i in used]
