@@ -215,6 +215,12 @@ def test_of_a_cond_the_taken_branch_has_the_gradient_and_the_other_none(sign):
     assert_gradients(record, {**d, other: None})
 
 
+@pytest.mark.parametrize("around", [eagerly, nnx_jit], ids=lambda f: f.__name__)
+def test_of_a_scan_that_is_rematerialised_each_layer_has_its_own(around):
+    (_, record), _ = around(models.Stacked(rngs(), remat=True), X)
+    assert_gradients(record, expected_of(BY_HAND[stacked](), stacked))
+
+
 # --------------------------------------------------------------- microbatches
 
 
