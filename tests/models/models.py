@@ -132,6 +132,26 @@ class Stacked(nnx.Module):
         return nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.blocks)
 
 
+class ScannedLinears(nnx.Module):
+    """Linear layers and tanh in a scan over their parameters; `inside` transforms its body."""
+
+    def __init__(self, rngs, *, size=4, depth=3, inside=lambda f: f):
+        @nnx.split_rngs(splits=depth)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def make(rngs):
+            return nnx.Linear(size, size, rngs=rngs)
+
+        self.layers, self.inside = make(rngs), inside
+
+    def __call__(self, x):
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        @self.inside
+        def run(layer, x):
+            return jnp.tanh(layer(x))
+
+        return run(self.layers, x)
+
+
 class Ensemble(nnx.Module):
     """`size` members of one Linear, run by nnx.vmap."""
 

@@ -10,31 +10,13 @@ import pytest
 from flax import nnx
 from models import batch, rngs
 
+import nnx_inspector as nni
 from nnx_inspector._compat import jit
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.programs import OwnedPasses
-from nnx_inspector.perturbations.activations import (
-    Apply,
-    Cast,
-    Clamp,
-    Mask,
-    Mean,
-    Noise,
-    Patch,
-    Scale,
-    Shift,
-    Zero,
-)
 from nnx_inspector.perturbations.apply_setting import PerturbableSites, parameter_keys
 from nnx_inspector.perturbations.base import Kind, PartBase
-from nnx_inspector.perturbations.gradients import (
-    ClipGradient,
-    ReverseGradient,
-    ScaleGradient,
-    StopGradient,
-)
-from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
 from nnx_inspector.perturbations.perturbed import chosen_layer, perturbed
 from nnx_inspector.perturbations.places import Setting, place_of
 
@@ -43,26 +25,26 @@ UNITS = jnp.array([1.0, 0.0, 0.5, 1.0])
 IN = jnp.array([1.0, 0.0, 0.5])
 
 KINDS = {
-    "zero": Zero(),
-    "scale": Scale(0.5),
-    "zero input": Zero(at="input"),
-    "scale input": Scale(2.0, at="input"),
-    "shift": Shift(UNITS, 2.0),
-    "shift input": Shift(IN, 2.0, at="input"),
-    "noise": Noise(0.1, seed=3),
-    "clamp": Clamp(-0.1, 0.2),
-    "mask": Mask(UNITS),
-    "boolean mask": Mask(UNITS > 0),
-    "mean": Mean(),
-    "patch": Patch(UNITS),
-    "cast": Cast(jnp.bfloat16),
-    "apply": Apply(jnp.multiply, (UNITS,)),
-    "scale gradient": ScaleGradient(0.5),
-    "reverse gradient": ReverseGradient(2.0),
-    "stop gradient": StopGradient(),
-    "clip gradient": ClipGradient(0.1),
-    "parameter noise": ParameterNoise(0.1),
-    "prune mask": PruneMask(UNITS > 0),
+    "zero": nni.Zero(),
+    "scale": nni.Scale(0.5),
+    "zero input": nni.Zero(at="input"),
+    "scale input": nni.Scale(2.0, at="input"),
+    "shift": nni.Shift(UNITS, 2.0),
+    "shift input": nni.Shift(IN, 2.0, at="input"),
+    "noise": nni.Noise(0.1, seed=3),
+    "clamp": nni.Clamp(-0.1, 0.2),
+    "mask": nni.Mask(UNITS),
+    "boolean mask": nni.Mask(UNITS > 0),
+    "mean": nni.Mean(),
+    "patch": nni.Patch(UNITS),
+    "cast": nni.Cast(jnp.bfloat16),
+    "apply": nni.Apply(jnp.multiply, (UNITS,)),
+    "scale gradient": nni.ScaleGradient(0.5),
+    "reverse gradient": nni.ReverseGradient(2.0),
+    "stop gradient": nni.StopGradient(),
+    "clip gradient": nni.ClipGradient(0.1),
+    "parameter noise": nni.ParameterNoise(0.1),
+    "prune mask": nni.PruneMask(UNITS > 0),
 }
 
 
@@ -113,7 +95,13 @@ def test_values_and_gradients_are_those_of_perturbed(name):
 
 def test_a_neutral_perturbation_leaves_the_output_as_it_is():
     model, owned = models.MLP(rngs()), passes(["down"])
-    for one in (Scale(1.0), Shift(0.0), Mask(jnp.ones(4)), Noise(0.0), Clamp(-1e9, 1e9)):
+    for one in (
+        nni.Scale(1.0),
+        nni.Shift(0.0),
+        nni.Mask(jnp.ones(4)),
+        nni.Noise(0.0),
+        nni.Clamp(-1e9, 1e9),
+    ):
         setting = dataclasses.replace(setting_of((one, ["up"])), rows={"down": (2.0, 1.0)})
         found = owned.run(Call(model, (X,), {}), setting).value
         np.testing.assert_allclose(found, model(X), rtol=1e-6, atol=1e-6)
@@ -133,18 +121,18 @@ class Two(nnx.Module):
 @pytest.mark.parametrize(
     ("one", "change"),
     [
-        (ScaleGradient(0.5), lambda ct: 0.5 * ct),
-        (ReverseGradient(2.0), lambda ct: -2.0 * ct),
-        (StopGradient(), lambda ct: 0.0 * ct),
-        (ClipGradient(0.1), lambda ct: ct * 0.1 / np.linalg.norm(ct)),
-        (Mask(UNITS), lambda ct: ct),
+        (nni.ScaleGradient(0.5), lambda ct: 0.5 * ct),
+        (nni.ReverseGradient(2.0), lambda ct: -2.0 * ct),
+        (nni.StopGradient(), lambda ct: 0.0 * ct),
+        (nni.ClipGradient(0.1), lambda ct: ct * 0.1 / np.linalg.norm(ct)),
+        (nni.Mask(UNITS), lambda ct: ct),
     ],
 )
 def test_the_gradient_that_is_recorded_in_front_is_changed(one, change):
     model, owned = Two(rngs()), passes()
     result = owned.run(Call(model, (X,), {}, loss_fn), setting_of((one, ["second"])))
     y = np.asarray(perturbed(model)({"second": one}, X), np.float64)
-    inner = change(2 * y) if not isinstance(one, Mask) else 2 * y * np.asarray(UNITS)
+    inner = change(2 * y) if not isinstance(one, nni.Mask) else 2 * y * np.asarray(UNITS)
     wanted = inner @ np.asarray(model.second.kernel[...], np.float64).T
     found = result.record["first"].gradient
     np.testing.assert_allclose(found.norm, np.linalg.norm(wanted), rtol=1e-4, atol=1e-6)
@@ -159,35 +147,16 @@ def test_on_one_site_rows_act_first_then_places_in_their_order():
         setting = dataclasses.replace(setting, rows=rows or {})
         return np.asarray(owned.run(Call(model, (X,), {}), setting).record["up"].output.mean)
 
-    scale, shift = (Scale(3.0), ["up"]), (Shift(1.0), ["up"])
+    scale, shift = (nni.Scale(3.0), ["up"]), (nni.Shift(1.0), ["up"])
     np.testing.assert_allclose(out(scale, shift), (3 * y + 1).mean(), rtol=1e-5)
     np.testing.assert_allclose(out(shift, scale), (3 * (y + 1)).mean(), rtol=1e-5)
     np.testing.assert_allclose(out(shift, rows={"up": (2.0, 3.0)}), (3 * y + 1).mean(), rtol=1e-5)
 
 
-class Stack(nnx.Module):
-    """Blocks in a scan over their parameters."""
-
-    def __init__(self, rngs):
-        @nnx.split_rngs(splits=3)
-        @nnx.vmap(in_axes=(0,), out_axes=0)
-        def make(rngs):
-            return nnx.Linear(4, 4, rngs=rngs)
-
-        self.layers = make(rngs)
-
-    def __call__(self, x):
-        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
-        def run(layer, x):
-            return jnp.tanh(layer(x))
-
-        return run(self.layers, x)
-
-
 @pytest.mark.parametrize("layer", [0, 2, -1])
-@pytest.mark.parametrize("one", [Zero(), Mask(UNITS), Noise(0.5), PruneMask(UNITS)])
+@pytest.mark.parametrize("one", [nni.Zero(), nni.Mask(UNITS), nni.Noise(0.5), nni.PruneMask(UNITS)])
 def test_one_layer_of_a_stack(layer, one):
-    model, owned, x = Stack(rngs()), passes(), batch(2, 4)
+    model, owned, x = models.ScannedLinears(rngs()), passes(), batch(2, 4)
     setting = setting_of((one, ["layers"], (layer,)))
     found = owned.run(Call(model, (x,), {}), setting).value
     np.testing.assert_allclose(
@@ -205,7 +174,12 @@ def test_each_example_of_a_vmap_is_perturbed_on_its_own():
             return jax.vmap(self.inner)(x)
 
     model, x = Mapped(rngs()), batch(5, 2, 3)
-    for one in (Mean(), Mask(UNITS), Noise(0.3), Mask(jnp.array([1.0, 0.0]), axis=0)):
+    for one in (
+        nni.Mean(),
+        nni.Mask(UNITS),
+        nni.Noise(0.3),
+        nni.Mask(jnp.array([1.0, 0.0]), axis=0),
+    ):
         found = passes().run(Call(model, (x,), {}), setting_of((one, ["inner"]))).value
         wanted = perturbed(model)({"inner": one}, x)
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
@@ -213,7 +187,7 @@ def test_each_example_of_a_vmap_is_perturbed_on_its_own():
 
 def test_inputs_are_measured_only_where_a_place_acts_on_them():
     model, owned = models.MLP(rngs()), passes()
-    setting = setting_of((Zero(at="input"), ["up"]))
+    setting = setting_of((nni.Zero(at="input"), ["up"]))
     record = owned.run(Call(model, (X,), {}), setting).record
     assert record["up"].input.zeros == X.size
     assert record["down"].input is None
@@ -229,10 +203,10 @@ def reach(model, *args, loss_fn=None):
 @pytest.mark.parametrize(
     ("one", "sites", "rows", "error", "text"),
     [
-        (Mask(UNITS), ["down"], (), ValueError, "down"),
-        (Shift(np.ones(7)), ["up"], (), ValueError, r"'up', float32\[4,4\]"),
-        (Zero(), ["up"], (0,), ValueError, "is not a stacked module"),
-        (Zero(), ["nowhere"], (), ValueError, "the call does not reach it"),
+        (nni.Mask(UNITS), ["down"], (), ValueError, "down"),
+        (nni.Shift(np.ones(7)), ["up"], (), ValueError, r"'up', float32\[4,4\]"),
+        (nni.Zero(), ["up"], (0,), ValueError, "is not a stacked module"),
+        (nni.Zero(), ["nowhere"], (), ValueError, "the call does not reach it"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_runs(one, sites, rows, error, text):
@@ -241,27 +215,27 @@ def test_what_does_not_fit_is_refused_before_anything_runs(one, sites, rows, err
 
 
 def test_a_layer_that_is_not_there_names_how_many_there_are():
-    reached = reach(Stack(rngs()), batch(2, 4))
+    reached = reach(models.ScannedLinears(rngs()), batch(2, 4))
     with pytest.raises(ValueError, match=r"'layers' has 3 layers; there is no layer 3"):
-        reached.check(Zero(), ["layers"], (3,))
+        reached.check(nni.Zero(), ["layers"], (3,))
     with pytest.raises(ValueError, match="within 1 scans"):
-        reached.check(Zero(), ["layers"], (0, 0))
-    reached.check(Zero(), ["layers"], (-3,))
+        reached.check(nni.Zero(), ["layers"], (0, 0))
+    reached.check(nni.Zero(), ["layers"], (-3,))
 
 
 def test_parameters_are_checked_from_shapes_alone():
     reached = reach(models.MLP(rngs()), X)
-    reached.check_parameters(PruneMask(UNITS), ["up"], ())
+    reached.check_parameters(nni.PruneMask(UNITS), ["up"], ())
     with pytest.raises(ValueError, match="matches no site"):
-        reached.check_parameters(PruneMask(UNITS), ["nowhere"], ())
+        reached.check_parameters(nni.PruneMask(UNITS), ["nowhere"], ())
     with pytest.raises(ValueError, match=r"PruneMask at 'up/\w+', float32"):
-        reached.check_parameters(PruneMask(np.ones(7)), ["up"], ())
+        reached.check_parameters(nni.PruneMask(np.ones(7)), ["up"], ())
 
 
 def test_a_mismatch_with_what_is_run_is_told_by_site():
     model = models.MLP(rngs())
     with pytest.raises(ValueError, match=r"Patch at 'up', float32\[2,4\]"):
-        passes().run(Call(model, (X[:2],), {}), setting_of((Patch(jnp.ones((4, 4))), ["up"])))
+        passes().run(Call(model, (X[:2],), {}), setting_of((nni.Patch(jnp.ones((4, 4))), ["up"])))
 
 
 def test_selections_with_layers():

@@ -6,24 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from nnx_inspector.perturbations.activations import (
-    Apply,
-    Cast,
-    Clamp,
-    Mask,
-    Mean,
-    Noise,
-    Patch,
-    Scale,
-    Shift,
-    Zero,
-)
-from nnx_inspector.perturbations.gradients import (
-    ClipGradient,
-    ReverseGradient,
-    ScaleGradient,
-    StopGradient,
-)
+import nnx_inspector as nni
 from nnx_inspector.perturbations.parameters import ParameterNoise, ParameterPerturbation, PruneMask
 from nnx_inspector.perturbations.places import CLEAN, Setting, apply_place, data_of, place_of
 
@@ -31,21 +14,21 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 4, 3)), jnp.float32)
 UNITS = np.array([1.0, 0.0, 0.5], np.float32)
 
 KINDS = {
-    "zero": Zero(),
-    "scale": Scale(0.5),
-    "shift": Shift(UNITS, 2.0),
-    "noise": Noise(0.1, seed=3),
-    "clamp": Clamp(-0.1, 0.2),
-    "mask": Mask(UNITS),
-    "boolean mask": Mask(UNITS > 0),
-    "mean": Mean(),
-    "patch": Patch(UNITS),
-    "cast": Cast(jnp.bfloat16),
-    "apply": Apply(jnp.multiply, (UNITS,)),
-    "scale gradient": ScaleGradient(0.5),
-    "reverse gradient": ReverseGradient(),
-    "stop gradient": StopGradient(),
-    "clip gradient": ClipGradient(0.1),
+    "zero": nni.Zero(),
+    "scale": nni.Scale(0.5),
+    "shift": nni.Shift(UNITS, 2.0),
+    "noise": nni.Noise(0.1, seed=3),
+    "clamp": nni.Clamp(-0.1, 0.2),
+    "mask": nni.Mask(UNITS),
+    "boolean mask": nni.Mask(UNITS > 0),
+    "mean": nni.Mean(),
+    "patch": nni.Patch(UNITS),
+    "cast": nni.Cast(jnp.bfloat16),
+    "apply": nni.Apply(jnp.multiply, (UNITS,)),
+    "scale gradient": nni.ScaleGradient(0.5),
+    "reverse gradient": nni.ReverseGradient(),
+    "stop gradient": nni.StopGradient(),
+    "clip gradient": nni.ClipGradient(0.1),
     "parameter noise": ParameterNoise(0.1),
     "prune mask": PruneMask(UNITS > 0),
 }
@@ -96,7 +79,7 @@ def _split(data):
 
 
 def test_the_side_that_is_not_taken_leaks_no_nan():
-    place = place_of(Apply(jnp.sqrt), ["a"])
+    place = place_of(nni.Apply(jnp.sqrt), ["a"])
     loss = jax.jit(lambda on, x: apply_place(place, on, (), x, "").sum())
     x = jnp.array([-1.0, 0.0, 4.0])
     assert np.isfinite(loss(np.False_, x))
@@ -121,7 +104,7 @@ def test_shape_dtype_and_off_are_bitwise(dtype):
 def test_on_several_devices_inside_shard_map():
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
     spec = PartitionSpec("d")
-    for one in (Zero(), Patch(2.0), Scale(0.5), StopGradient()):
+    for one in (nni.Zero(), nni.Patch(2.0), nni.Scale(0.5), nni.StopGradient()):
         place = place_of(one, ["a"])
 
         def body(x, on, leaves, place=place):
@@ -137,32 +120,32 @@ def test_on_several_devices_inside_shard_map():
 
 
 def test_equal_places_are_equal_and_hash_alike():
-    same = [place_of(Mask(mask), ["a"]) for mask in (UNITS, 1 - UNITS, jnp.asarray(UNITS))]
+    same = [place_of(nni.Mask(mask), ["a"]) for mask in (UNITS, 1 - UNITS, jnp.asarray(UNITS))]
     assert len({*same}) == 1
     others = [
-        place_of(Mask(UNITS), ["b"]),
-        place_of(Mask(UNITS), ["a"], (3,)),
-        place_of(Mask(UNITS > 0), ["a"]),
-        place_of(Mask(UNITS, axis=0), ["a"]),
-        place_of(Mask(UNITS, at="input"), ["a"]),
+        place_of(nni.Mask(UNITS), ["b"]),
+        place_of(nni.Mask(UNITS), ["a"], (3,)),
+        place_of(nni.Mask(UNITS > 0), ["a"]),
+        place_of(nni.Mask(UNITS, axis=0), ["a"]),
+        place_of(nni.Mask(UNITS, at="input"), ["a"]),
         place_of(PruneMask(UNITS), ["a"]),
-        place_of(Patch(UNITS), ["a"]),
+        place_of(nni.Patch(UNITS), ["a"]),
     ]
     assert len({*same, *others}) == 8
     assert [p.at for p in others[-3:]] == ["input", "parameter", "output"]
 
 
 def test_data_are_what_jax_computes_in():
-    data = data_of(Apply(jnp.add, (np.arange(3), 1.5, True, np.float64(2))))
+    data = data_of(nni.Apply(jnp.add, (np.arange(3), 1.5, True, np.float64(2))))
     assert [d.dtype for d in data] == [np.int32, np.float32, np.bool_, np.float32]
-    place = place_of(Shift(UNITS, 2), ["a"])
+    place = place_of(nni.Shift(UNITS, 2), ["a"])
     assert [(d.shape, d.dtype) for d in place.nothing()] == [
-        (d.shape, d.dtype) for d in place.data(Shift(UNITS, 2), on=True)
+        (d.shape, d.dtype) for d in place.data(nni.Shift(UNITS, 2), on=True)
     ]
 
 
 def test_a_clean_setting_is_the_same_code_with_everything_off():
-    one, noise = Mask(UNITS), ParameterNoise(0.1)
+    one, noise = nni.Mask(UNITS), ParameterNoise(0.1)
     place, parameter = place_of(one, ["a"]), place_of(noise, ["a/kernel"])
     setting = Setting(
         {"b": (1.0, 0.0)},

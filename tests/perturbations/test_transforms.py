@@ -6,6 +6,7 @@ cond. The whole matrix runs with `--long`; a few kinds of each transform always 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import zlib
 from collections.abc import Callable
@@ -13,31 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import models
 import numpy as np
 import pytest
 from flax import nnx
 from models import batch, rngs
 
-from nnx_inspector.perturbations.activations import (
-    Apply,
-    Cast,
-    Clamp,
-    Mask,
-    Mean,
-    Noise,
-    Patch,
-    Scale,
-    Shift,
-    Zero,
-)
-from nnx_inspector.perturbations.gradients import (
-    ClipGradient,
-    ReverseGradient,
-    ScaleGradient,
-    StopGradient,
-)
-from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
-from nnx_inspector.perturbations.perturbed import perturbed
+import nnx_inspector as nni
 
 X = batch(4, 4) + 0.5
 UNITS = jnp.array([1.0, 0.0, 0.5, 1.0])
@@ -77,53 +60,57 @@ class Kind:
 
 f32 = jnp.float32
 KINDS = {
-    "zero": Kind(f32(0), lambda d: Zero(), lambda a, d, _: 0.0 * a),
-    "scale": Kind(f32(0.5), Scale, lambda a, d, _: d * a),
-    "shift": Kind((DIRECTION, f32(3)), lambda d: Shift(*d), lambda a, d, _: a + d[1] * d[0]),
+    "zero": Kind(f32(0), lambda d: nni.Zero(), lambda a, d, _: 0.0 * a),
+    "scale": Kind(f32(0.5), nni.Scale, lambda a, d, _: d * a),
+    "shift": Kind((DIRECTION, f32(3)), lambda d: nni.Shift(*d), lambda a, d, _: a + d[1] * d[0]),
     "noise": Kind(
-        f32(0.3), lambda d: Noise(d, seed=3), lambda a, d, name: a + d * noise(name, a.shape)
+        f32(0.3), lambda d: nni.Noise(d, seed=3), lambda a, d, name: a + d * noise(name, a.shape)
     ),
     "clamp": Kind(
         (f32(-0.3), f32(0.4)),
-        lambda d: Clamp(*d),
+        lambda d: nni.Clamp(*d),
         lambda a, d, _: jnp.where(a < d[0], d[0], jnp.where(a > d[1], d[1], a)),
     ),
-    "mask": Kind(UNITS, Mask, lambda a, d, _: a * d),
+    "mask": Kind(UNITS, nni.Mask, lambda a, d, _: a * d),
     "boolean mask": Kind(
-        f32(0), lambda d: Mask(UNITS > 0), lambda a, d, _: jnp.where(UNITS > 0, a, 0.0)
+        f32(0), lambda d: nni.Mask(UNITS > 0), lambda a, d, _: jnp.where(UNITS > 0, a, 0.0)
     ),
-    "mask of the first axis": Kind(UNITS, lambda d: Mask(d, axis=0), lambda a, d, _: (a.T * d).T),
-    "mean": Kind(f32(0), lambda d: Mean(), lambda a, d, _: 0.0 * a + a.sum(0) / a.shape[0]),
+    "mask of the first axis": Kind(
+        UNITS, lambda d: nni.Mask(d, axis=0), lambda a, d, _: (a.T * d).T
+    ),
+    "mean": Kind(f32(0), lambda d: nni.Mean(), lambda a, d, _: 0.0 * a + a.sum(0) / a.shape[0]),
     "mean of all": Kind(
-        f32(0), lambda d: Mean(axis=-1), lambda a, d, _: 0.0 * a + a.sum(-1, keepdims=True) / 4
+        f32(0), lambda d: nni.Mean(axis=-1), lambda a, d, _: 0.0 * a + a.sum(-1, keepdims=True) / 4
     ),
-    "recorded mean": Kind(DIRECTION, Mean, lambda a, d, _: 0.0 * a + d),
-    "patch": Kind(DIRECTION, Patch, lambda a, d, _: 0.0 * a + d),
+    "recorded mean": Kind(DIRECTION, nni.Mean, lambda a, d, _: 0.0 * a + d),
+    "patch": Kind(DIRECTION, nni.Patch, lambda a, d, _: 0.0 * a + d),
     "patch of a part": Kind(
-        DIRECTION, lambda d: Patch(d, UNITS == 1.0), lambda a, d, _: jnp.where(UNITS == 1.0, d, a)
+        DIRECTION,
+        lambda d: nni.Patch(d, UNITS == 1.0),
+        lambda a, d, _: jnp.where(UNITS == 1.0, d, a),
     ),
     "cast": Kind(
-        f32(0), lambda d: Cast(jnp.bfloat16), lambda a, d, _: jax.lax.reduce_precision(a, 8, 7)
+        f32(0), lambda d: nni.Cast(jnp.bfloat16), lambda a, d, _: jax.lax.reduce_precision(a, 8, 7)
     ),
-    "apply": Kind(UNITS, lambda d: Apply(jnp.arctan2, (d,)), lambda a, d, _: jnp.arctan2(a, d)),
-    "scale gradient": Kind(f32(3), ScaleGradient, backward(lambda ct, d: d * ct)),
-    "reverse gradient": Kind(f32(2), ReverseGradient, backward(lambda ct, d: -d * ct)),
-    "stop gradient": Kind(f32(0), lambda d: StopGradient(), backward(lambda ct, d: 0.0 * ct)),
-    "clip gradient": Kind(f32(0.01), ClipGradient, backward(clipped)),
+    "apply": Kind(UNITS, lambda d: nni.Apply(jnp.arctan2, (d,)), lambda a, d, _: jnp.arctan2(a, d)),
+    "scale gradient": Kind(f32(3), nni.ScaleGradient, backward(lambda ct, d: d * ct)),
+    "reverse gradient": Kind(f32(2), nni.ReverseGradient, backward(lambda ct, d: -d * ct)),
+    "stop gradient": Kind(f32(0), lambda d: nni.StopGradient(), backward(lambda ct, d: 0.0 * ct)),
+    "clip gradient": Kind(f32(0.01), nni.ClipGradient, backward(clipped)),
     "two of a kind": Kind(
         (f32(0.5), DIRECTION),
-        lambda d: [Shift(d[1]), Scale(d[0]), Shift(d[1])],
+        lambda d: [nni.Shift(d[1]), nni.Scale(d[0]), nni.Shift(d[1])],
         lambda a, d, _: (a + d[1]) * d[0] + d[1],
     ),
     "clipped twice": Kind(
         f32(0.01),
-        lambda d: [ClipGradient(0.5 * d), ScaleGradient(3.0), ClipGradient(d)],
+        lambda d: [nni.ClipGradient(0.5 * d), nni.ScaleGradient(3.0), nni.ClipGradient(d)],
         backward(lambda ct, d: clipped(3.0 * clipped(ct, d), 0.5 * d)),
     ),
-    "prune": Kind(UNITS, PruneMask, lambda k, d, _: k * d, True),
+    "prune": Kind(UNITS, nni.PruneMask, lambda k, d, _: k * d, True),
     "parameter noise": Kind(
         f32(0.3),
-        lambda d: ParameterNoise(d, seed=3),
+        lambda d: nni.ParameterNoise(d, seed=3),
         lambda k, d, name: k + d * noise(name, k.shape),
         True,
     ),
@@ -137,24 +124,6 @@ class Net(nnx.Module):
 
     def __call__(self, x):
         return self.down(jnp.tanh(self.inside(lambda up, x: up(x))(self.up, x)))
-
-
-class Stack(nnx.Module):
-    def __init__(self, inside=lambda f: f):
-        @nnx.split_rngs(splits=3)
-        @nnx.vmap(in_axes=(0,), out_axes=0)
-        def make(rngs):
-            return nnx.Linear(4, 4, rngs=rngs)
-
-        self.layers, self.inside = make(rngs()), inside
-
-    def __call__(self, x):
-        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
-        @self.inside
-        def run(layer, x):
-            return jnp.tanh(layer(x))
-
-        return run(self.layers, x)
 
 
 def net_by_hand(model, x, act, of_kernel, name="up/0/0", kernel_name="up/kernel"):
@@ -202,7 +171,7 @@ class Way:
 
     model: Callable[[], nnx.Module]
     key: str = "up"
-    run: Callable[..., Any] = lambda model, what, x: perturbed(model)(what, x)
+    run: Callable[..., Any] = lambda model, what, x: nni.perturbed(model)(what, x)
     by_hand: Callable[..., Any] = net_by_hand
     jitted: bool = True
 
@@ -213,7 +182,7 @@ def _mapped(model, x):
 
 WAYS = {
     "eager": Way(Net, jitted=False),
-    "nnx.jit": Way(Net, run=nnx.jit(lambda model, what, x: perturbed(model)(what, x))),
+    "nnx.jit": Way(Net, run=nnx.jit(lambda model, what, x: nni.perturbed(model)(what, x))),
     "jax.jit": Way(Net),
     "nnx.jit inside": Way(lambda: Net(nnx.jit)),
     "nnx.remat": Way(lambda: Net(nnx.remat)),
@@ -221,30 +190,38 @@ WAYS = {
     "nnx.cond of False": Way(lambda: Net(if_false)),
     "jax.vmap": Way(
         Net,
-        run=lambda model, what, x: perturbed(_mapped)(what, model, x),
+        run=lambda model, what, x: nni.perturbed(_mapped)(what, model, x),
         by_hand=each_row_by_hand,
     ),
     "nnx.vmap": Way(
         lambda: Net(lambda f: nnx.vmap(f, in_axes=(None, 0))), by_hand=each_row_by_hand
     ),
-    "scan": Way(Stack, "layers", by_hand=stack_by_hand(None)),
-    "one layer of a scan": Way(Stack, "layers[1]", by_hand=stack_by_hand(1)),
-    "scan of remat": Way(lambda: Stack(nnx.remat), "layers[-1]", by_hand=stack_by_hand(2)),
+    "scan": Way(lambda: models.ScannedLinears(rngs()), "layers", by_hand=stack_by_hand(None)),
+    "one layer of a scan": Way(
+        lambda: models.ScannedLinears(rngs()), "layers[1]", by_hand=stack_by_hand(1)
+    ),
+    "scan of remat": Way(
+        lambda: models.ScannedLinears(rngs(), inside=nnx.remat),
+        "layers[-1]",
+        by_hand=stack_by_hand(2),
+    ),
     "perturbed inside a scan": Way(
         Net,
         run=lambda model, what, x: jax.lax.scan(
-            lambda _, row: (None, perturbed(model)(what, row)), None, x
+            lambda _, row: (None, nni.perturbed(model)(what, row)), None, x
         )[1],
         by_hand=each_row_by_hand,
     ),
 }
 ALWAYS = {"patch of a part", "noise", "clip gradient", "prune"}
+PLAIN = {"eager", "nnx.jit"}
+"""The ways in which every kind runs."""
 
 
 @pytest.mark.parametrize(
     ("way", "kind"),
     [
-        pytest.param(way, kind, marks=() if kind in ALWAYS else pytest.mark.long)
+        pytest.param(way, kind, marks=() if kind in ALWAYS or way in PLAIN else pytest.mark.long)
         for way in WAYS
         for kind in KINDS
     ],
@@ -277,3 +254,23 @@ def test_a_kind_through_a_transform_is_the_model_by_hand(way, kind):
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         assert np.all(np.isfinite(b))
         np.testing.assert_allclose(a, b, **rough)
+
+
+@pytest.mark.parametrize("kind", [k for k, kind in KINDS.items() if not kind.of_parameters])
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_perturb_does_in_a_region_what_perturbed_does(kind, jitted):
+    model, one = Net(), KINDS[kind].make(KINDS[kind].data)
+    several = one if isinstance(one, list) else [one]
+    loss = lambda model, x: (model(x) ** 2).sum()  # noqa: E731
+    run = nnx.value_and_grad(loss, argnums=1)
+    run = nnx.jit(run) if jitted else run
+    clean = run(model, X)
+    with contextlib.ExitStack() as stack:
+        for each in several[::-1]:  # of regions the one opened last acts first
+            stack.enter_context(nni.perturb("up", each))
+        found = run(model, X)
+    wanted = jax.value_and_grad(lambda x: (nni.perturbed(model)({"up": several}, x) ** 2).sum())(X)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    for a, b in zip(jax.tree.leaves(run(model, X)), jax.tree.leaves(clean), strict=True):
+        np.testing.assert_array_equal(a, b)
