@@ -8,6 +8,7 @@ acts first, then the places in their order. Does not trace or compile the call.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
@@ -18,7 +19,7 @@ from flax import nnx
 from nnx_inspector.hooks.hook import Hook
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Only, Selection, module_sites
-from nnx_inspector.perturbations import perturbed, places
+from nnx_inspector.perturbations import perturbed
 from nnx_inspector.perturbations.activations import Perturbation, Scale
 from nnx_inspector.perturbations.base import PartBase, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
@@ -37,6 +38,7 @@ from nnx_inspector.perturbations.places import (
     Place,
     RowKind,
     Setting,
+    apply_if,
     apply_row,
     misfit_error,
     no_array_error,
@@ -87,7 +89,7 @@ def setting_at_marks(
     at_places = perturbed.perturb_at_marks(
         stage.calls,
         lambda mark: acting.get((mark.site, mark.part), ()),
-        lambda one, mark: check_fits(one, mark, stage),
+        functools.partial(check_fits, stage=stage),
     )
 
     def perturb(mark: Marked, values: list[Value], rows: Rows, *wheres: Value) -> list[Value]:
@@ -231,43 +233,33 @@ def check_parts(found: Survey, setting: Setting) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _PlacedParameterKind(ParameterPerturbation):
-    """A place and its data, as a perturbation of parameters."""
+class _SwitchedKind(ParameterPerturbation):
+    """A perturbation of parameters that acts where `on` is true."""
 
-    place: Place
+    one: ParameterPerturbation
     on: Value
-    leaves: tuple[Value, ...]
 
     @property
     def kind_name(self) -> str:
-        return self._data.kind_name
+        return self.one.kind_name
 
     def apply(self, x: jax.Array, name: str) -> jax.Array:
-        return places.apply_place(self.place, self.on, self.leaves, x, name)
+        return apply_if(self.on, lambda x, one: one.apply(x, name), x, self.one)
 
     def why_not(self, x: object) -> Value:
-        return self._data.why_not(x)
-
-    @property
-    def _data(self) -> ParameterPerturbation:
-        return jax.tree.unflatten(self.place.treedef, self.leaves)
+        return self.one.why_not(x)
 
 
 def parameter_rule(key: str, rows: tuple[int, ...], one: ParameterPerturbation) -> ParameterRule:
     return ParameterRule(key + "".join(f"[{i}]" for i in rows), key, rows, (one,))
 
 
-def parameters_under(
-    stage: Staged, places: Sequence[Place], data: Sequence[object]
-) -> dict[int, Value]:
-    """The perturbed parameters, by the number of the stage's input that holds each."""
-    return perturbed_parameters(stage, parameter_rules(places, data))
-
-
 def parameter_rules(places: Sequence[Place], data: Sequence[Value]) -> list[ParameterRule]:
     """The places of parameter kinds, each with its data, as rules."""
     return [
-        parameter_rule(key, place.rows, _PlacedParameterKind(place, on, tuple(leaves)))
+        parameter_rule(
+            key, place.rows, _SwitchedKind(jax.tree.unflatten(place.treedef, leaves), on)
+        )
         for place, (on, *leaves) in zip(places, data, strict=True)
         for key in place.sites
         if place.at == PARAMETER

@@ -145,7 +145,8 @@ def perturbed(f: object) -> Function:
             if not stage.eager:
                 _check(stage, rules)
             numbered = any(is_random(one) for rule in rules for one in rule.perturbations)
-            perturb = perturb_at_marks(stage.calls, _actions_of(rules), _check_in(stage))
+            check = functools.partial(check_fits, stage=stage)
+            perturb = perturb_at_marks(stage.calls, _actions_of(rules), check)
             plan = Plan(summarise=False, perturb=perturb, numbered=numbered)
             replaced = perturbed_parameters(
                 stage, [rule.of_parameters for rule in rules if rule.of_parameters.perturbations]
@@ -266,10 +267,6 @@ def _change_array(x: Value, one: Value, *, mapped: tuple[int, ...], name: str) -
     return apply_mapped(act, x, mapped, jnp.broadcast_to(where, shape))
 
 
-def _check_in(stage: Staged) -> Callable[[Perturbation, Marked], None]:
-    return lambda one, mark: check_fits(one, mark, stage)
-
-
 @internal_config()
 def _is_on(act: Action, site: str, rows: Rows) -> Value:
     """Whether an act is active in this iteration of the enclosing scans."""
@@ -371,11 +368,6 @@ def check_fits(one: Perturbation, mark: Marked, stage: Staged) -> None:
     """Raise if a perturbation has no meaning for what a module returns or receives."""
     if stage.scope.operations.get(mark.site) == kernels.KERNEL:
         raise ValueError(kernels.NO_PATTERN.format(site=mark.site))
-    check_arrays(one, mark)
-
-
-def check_arrays(one: Perturbation, mark: Marked) -> None:
-    """Raise if a perturbation has no meaning for the arrays of a mark."""
     if not mark.avals:
         raise no_array_error(mark.site, mark.part)
     for x in arrays_of(mark):

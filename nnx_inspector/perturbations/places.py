@@ -87,26 +87,6 @@ def place_of(perturbation: Any, sites: Sequence[str], rows: Sequence[int] = ()) 
     )
 
 
-def apply_place(
-    place: Place, on: object, leaves: Sequence[object], x: jax.Array, name: str
-) -> jax.Array:
-    """`x` perturbed by a place if `on` is true, otherwise `x` itself; see `apply_if`.
-
-    Args:
-        on: bool[], traced or not; under vmap the same for every example.
-        leaves: the numbers and arrays of the perturbation, which follow `on` in `Setting.data`.
-        x: an array as the module sees it (under vmap, one example).
-        name: the array's name, `"site/call/number"`, on which random numbers depend.
-    """
-
-    def change(x: jax.Array, one: Perturbation | ParameterPerturbation) -> jax.Array:
-        if isinstance(one, ParameterPerturbation):
-            return one.apply(x, name)
-        return one.apply_at(x, name)
-
-    return apply_if(on, change, x, jax.tree.unflatten(place.treedef, leaves))
-
-
 def apply_if(
     on: object, change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one: T
 ) -> Value:

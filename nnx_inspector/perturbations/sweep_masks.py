@@ -9,6 +9,7 @@ perturbation behind a mask that is off, even a NaN, affects nothing. Measures no
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -111,7 +112,7 @@ class SweepMasks:
             acts_here = mark.part == self.part and mark.site in self.first
             return [Action(one, on=masks[mark.site], axis=self.axis)] if acts_here else []
 
-        return perturb_at_marks(stage.calls, acts, lambda one, mark: check_fits(one, mark, stage))
+        return perturb_at_marks(stage.calls, acts, functools.partial(check_fits, stage=stage))
 
     def reached(self, found: Survey, seen: list[Value], masks: Masks) -> Value:
         """Whether the call passed a mask that is on, bool[]: a branch may not have been taken."""

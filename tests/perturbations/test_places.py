@@ -8,7 +8,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import nnx_inspector as nni
 from nnx_inspector.perturbations.parameters import ParameterNoise, ParameterPerturbation, PruneMask
-from nnx_inspector.perturbations.places import CLEAN, Setting, apply_place, data_of, place_of
+from nnx_inspector.perturbations.places import CLEAN, Setting, apply_if, data_of, place_of
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 4, 3)), jnp.float32)
 UNITS = np.array([1.0, 0.0, 0.5], np.float32)
@@ -34,10 +34,14 @@ KINDS = {
 }
 
 
-def directly(one, x):
+def directly(x, one):
     if isinstance(one, ParameterPerturbation):
         return one.apply(x, "a/0/0")
     return one.apply_at(x, "a/0/0")
+
+
+def apply_place(place, on, leaves, x):
+    return apply_if(on, directly, x, jax.tree.unflatten(place.treedef, leaves))
 
 
 WAYS = {
@@ -59,11 +63,11 @@ def test_a_place_does_what_its_perturbation_does_and_nothing_where_it_is_off(nam
     place = place_of(one, ["a"])
 
     def program(on, leaves, x):
-        return WAYS[way](lambda x: jnp.sin(apply_place(place, on, leaves, jnp.cos(x), "a/0/0")))(x)
+        return WAYS[way](lambda x: jnp.sin(apply_place(place, on, leaves, jnp.cos(x))))(x)
 
     run = program if way == "plain" else jax.jit(program)
     wanted = {
-        True: WAYS[way](lambda x: jnp.sin(directly(one, jnp.cos(x))))(X),
+        True: WAYS[way](lambda x: jnp.sin(directly(jnp.cos(x), one)))(X),
         False: WAYS[way](lambda x: jnp.sin(jnp.cos(x)))(X),
     }
     for on in (True, False):
@@ -80,7 +84,7 @@ def _split(data):
 
 def test_the_side_that_is_not_taken_leaks_no_nan():
     place = place_of(nni.Apply(jnp.sqrt), ["a"])
-    loss = jax.jit(lambda on, x: apply_place(place, on, (), x, "").sum())
+    loss = jax.jit(lambda on, x: apply_place(place, on, (), x).sum())
     x = jnp.array([-1.0, 0.0, 4.0])
     assert np.isfinite(loss(np.False_, x))
     np.testing.assert_array_equal(jax.jit(jax.grad(loss, 1))(np.False_, x), [1.0, 1.0, 1.0])
@@ -96,7 +100,7 @@ def test_shape_dtype_and_off_are_bitwise(dtype):
             place = place_of(one, ["a"])
             for on in (True, False):
                 data = place.data(one, on=on)
-                y = jax.jit(lambda d, x, p=place: apply_place(p, d[0], d[1:], x, ""))(data, x)
+                y = jax.jit(lambda d, x, p=place: apply_place(p, d[0], d[1:], x))(data, x)
                 assert (y.shape, y.dtype) == (x.shape, x.dtype)
             np.testing.assert_array_equal(np.asarray(y), np.asarray(x))
 
@@ -108,7 +112,7 @@ def test_on_several_devices_inside_shard_map():
         place = place_of(one, ["a"])
 
         def body(x, on, leaves, place=place):
-            return apply_place(place, on, leaves, x, "")
+            return apply_place(place, on, leaves, x)
 
         sharded = jax.shard_map(
             body, mesh=mesh, in_specs=(spec, PartitionSpec(), PartitionSpec()), out_specs=spec

@@ -31,12 +31,15 @@ from nnx_inspector.perturbations.apply_setting import (
     are_random,
     check_parts,
     marking_hooks_for,
-    parameters_under,
+    parameter_rules,
     setting_at_marks,
     take_positions,
 )
 from nnx_inspector.perturbations.effects import Differences, differences
-from nnx_inspector.perturbations.perturbed_parameters import with_own_parameters
+from nnx_inspector.perturbations.perturbed_parameters import (
+    perturbed_parameters,
+    with_own_parameters,
+)
 from nnx_inspector.perturbations.places import CLEAN, Place, Setting, rows_of
 from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.analysis.trace import staged_for_trace
@@ -158,7 +161,7 @@ def entered(
     hooks, roots = marking_hooks_for(selection, received, form.entry.where), {(): call.model}
     known = known and known.receiving(received)
     with staged(*call.function(), hooks, roots=roots, may_run=True, known=known) as stage:
-        replaced = parameters_under(stage, places, data)
+        replaced = perturbed_parameters(stage, parameter_rules(places, data))
         perturb = setting_at_marks(stage, keys, numbers, places, data)
         numbered, positions = are_random(places), take_positions(places)
         plan = Plan(perturb=perturb, numbered=numbered, positions=positions)
