@@ -356,8 +356,12 @@ def _wrap_in_hooks(call: _HookedCall, ranks: tuple[int, ...]) -> Function:
     return chain
 
 
+# A call of a bound method, or of an object with `__call__`, goes through C. Python from 3.12 on
+# counts such calls apart from those of Python functions, in a stack that `sys.setrecursionlimit`
+# does not enlarge: a deep model that runs by itself would raise a RecursionError under hooks. So
+# each step between two calls of modules is a call of a Python function.
 def _as_function(method: Function) -> Function:
-    """A bound method as a function: a call through C uses a stack whose limit cannot be raised."""
+    """A bound method as a function."""
     if not isinstance(method, types.MethodType):
         return method
     function, module = method.__func__, method.__self__

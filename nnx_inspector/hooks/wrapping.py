@@ -130,6 +130,11 @@ def _wrap_shared(callbacks: Callbacks) -> None:
         redirect(function, observed(original, callbacks), original, _undo.append)
 
 
+# Python looks up `model(x)` on the class, and nnx has no place through which all calls of modules
+# go (Linen has: `nn.intercept_methods`). So each class of modules gets a wrapper of each public
+# method, also of those that it inherits: a subclass that is called must be told from its base.
+# `type.__setattr__` is used because a metaclass may seal its classes. It can go when nnx has
+# interceptors of its own.
 def _wrap_class(cls: type, callbacks: Callbacks) -> None:
     for name, raw in methods(cls).items():
         while isinstance(raw, (types.FunctionType, _DecoratedMethod)) and raw in _originals:

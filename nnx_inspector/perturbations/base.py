@@ -55,7 +55,8 @@ def _as_pytree(cls: type[T]) -> type[T]:
     """Register a dataclass as a pytree whose leaves may be anything.
 
     `jax.tree_util.register_dataclass` does not serve: it calls `__init__`, whose checks would
-    reject what a `tree.map` may put in place of the numbers (None, labels, shardings).
+    reject what a `tree.map` may put in place of the numbers (None, labels, shardings). It can take
+    this function's place when it fills the fields without a call.
     """
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
     data = [f.name for f in fields if not f.metadata.get("static")]

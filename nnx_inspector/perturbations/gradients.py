@@ -124,6 +124,12 @@ def _change_cotangent(ct: jax.Array, number: jax.Array, how: str) -> jax.Array:
     return jnp.where(too_long, scaled * (number / norm), wide).astype(ct.dtype)
 
 
+# `jax.custom_vjp` would say in fewer lines that the forward pass is the identity and the backward
+# pass changes the cotangent, but it has no rule for forward mode: `jvp`, `jacfwd` and `hessian`
+# through a perturbed model would raise. So there are two primitives: the tangent of the first goes
+# through the second, which is linear and whose transpose changes the cotangent. A vmap counts the
+# axes that it has put in front (`mapped`), so that each example's gradient is clipped by its own
+# norm.
 _change_cotangent_p = jaxprs.identity("nnx_inspector_change_cotangent")
 _change_cotangent_linear_p = jaxprs.identity("nnx_inspector_change_cotangent_linear")
 

@@ -334,7 +334,9 @@ def _scaled_by_row(x: jax.Array, rows: jax.Array, *, index: int) -> jax.Array:
     return jnp.where(mode == OFF, x, jnp.where(mode == ZERO, jnp.zeros_like(x), scaled))
 
 
-# On a CPU it is a function in C, which changes the array where it lies, or leaves it alone.
+# A primitive, so that the platform chooses its program: on a CPU it is a function in C, which
+# changes the array where it lies, or leaves it alone. It is linear in the array, so its tangent and
+# its cotangent go through itself; only a derivative by a strength is that of the formula in jax.
 _apply_row_p = Primitive("nnx_inspector_apply")
 _apply_row_p.def_impl(jax.jit(_scaled_by_row, static_argnames="index"))
 _apply_row_p.def_abstract_eval(lambda x, rows, *, index: x)

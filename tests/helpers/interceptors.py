@@ -7,6 +7,7 @@ import contextlib
 import pytest
 
 from nnx_inspector.errors import InspectorWarning
+from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.live.session import Session
 
 
@@ -57,3 +58,11 @@ class CallLog:
     @property
     def sites(self):
         return [site for site, _ in self.calls]
+
+
+def sites_seen(model, run):
+    """The sites of the model's calls that an interceptor sees while `run()` runs."""
+    log = CallLog()
+    with intercept_methods(log, model=model):
+        run()
+    return log.sites

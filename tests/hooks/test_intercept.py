@@ -15,7 +15,13 @@ import models
 import numpy as np
 import pytest
 from flax import nnx
-from interceptors import CallLog, double_output, pass_through, warns_of_doubtful_calls
+from interceptors import (
+    CallLog,
+    double_output,
+    pass_through,
+    sites_seen,
+    warns_of_doubtful_calls,
+)
 from leftovers import nothing_is_left_behind  # noqa: F401
 from models import batch, rngs
 
@@ -412,33 +418,20 @@ def test_a_module_level_jit_works_inside_two_outer_traces_with_equal_hooks():
         np.testing.assert_allclose(first(model, x), second(model, x), atol=1e-6)
 
 
-def test_checking_leaks_is_clean():
-    case = models.ZOO["scan_remat"]()
-    with jax.checking_leaks(), intercept_methods(pass_through, model=case.model):
-        nnx.jit(lambda m, x: m(x))(case.model, *case.args)
-
-
 # --------------------------------------------------- copies, clones, twins
-
-
-def attributed(model, run):
-    log = CallLog()
-    with intercept_methods(log, model=model):
-        run()
-    return log.sites
 
 
 def test_a_clone_made_while_hooked_is_not_the_model():
     """TRAPS: a clone made while hooked: never attribute one's calls to the other."""
     model = models.MLP(rngs())
     with warns_of_doubtful_calls():
-        assert attributed(model, lambda: nnx.clone(model)(batch(4, 3))) == []
+        assert sites_seen(model, lambda: nnx.clone(model)(batch(4, 3))) == []
 
 
 def test_a_deep_copy_made_while_hooked_is_not_the_model():
     model = models.MLP(rngs())
     with warns_of_doubtful_calls():
-        assert attributed(model, lambda: copy.deepcopy(model)(batch(4, 3))) == []
+        assert sites_seen(model, lambda: copy.deepcopy(model)(batch(4, 3))) == []
 
 
 def test_an_ema_copy_made_while_hooked_is_not_the_model():
@@ -447,7 +440,7 @@ def test_an_ema_copy_made_while_hooked_is_not_the_model():
     def run():
         jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, ema, model)(batch(4, 3))
 
-    assert attributed(model, run) == []
+    assert sites_seen(model, run) == []
 
 
 def test_a_tree_map_with_an_older_clone_works_while_hooked():

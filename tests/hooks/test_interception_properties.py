@@ -20,6 +20,7 @@ from examples import examples
 from flax import nnx
 from generated import Spec, spec
 from generated_layers import ForwardError
+from interceptors import CallLog, pass_through
 from leftovers import TOLERANCE, arrays_of, assert_close, nothing_left, object_changes, objects
 
 from nnx_inspector.hooks.intercept import intercept_methods
@@ -27,22 +28,6 @@ from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.activations import Scale
 from nnx_inspector.perturbations.perturb import perturb
 from nnx_inspector.records.capture import capture, value_and_grad
-
-
-class Log:
-    """An interceptor that notes each call's site in the order of entry."""
-
-    def __init__(self):
-        self.sites: list[str | None] = []
-
-    def __call__(self, next_fun, args, kwargs, context):
-        self.sites.append(context.site)
-        return next_fun(*args, **kwargs)
-
-
-def plainly(next_fun, args, kwargs, context):
-    return next_fun(*args, **kwargs)
-
 
 # -------------------------------------------------------------- ways of looking
 
@@ -116,7 +101,7 @@ def by_path(model: Any, path: str) -> Any:
 
 
 def passive(case: Case, run: Run, model: Any, x: Any) -> Any:
-    log = Log()
+    log = CallLog()
     with intercept_methods(log):
         y = run(model, x)
     check_sites(case, log.sites, case.expected)
@@ -124,7 +109,7 @@ def passive(case: Case, run: Run, model: Any, x: Any) -> Any:
 
 
 def passive_model(case: Case, run: Run, model: Any, x: Any) -> Any:
-    log = Log()
+    log = CallLog()
     with intercept_methods(log, model=model):
         y = run(model, x)
     with_model(case, log.sites)
@@ -134,7 +119,7 @@ def passive_model(case: Case, run: Run, model: Any, x: Any) -> Any:
 def passive_part(case: Case, run: Run, model: Any, x: Any) -> Any:
     """Relative to the module that is deepest in the model."""
     path = max(generated.submodule_paths(case.spec), key=lambda p: (p.count("/"), len(p), p))
-    log = Log()
+    log = CallLog()
     with intercept_methods(log, model=by_path(model, path)):
         y = run(model, x)
     with_model(case, log.sites, path)
@@ -142,7 +127,7 @@ def passive_part(case: Case, run: Run, model: Any, x: Any) -> Any:
 
 
 def nested(case: Case, run: Run, model: Any, x: Any) -> Any:
-    outer, inner = Log(), Log()
+    outer, inner = CallLog(), CallLog()
     with intercept_methods(outer, model=model), intercept_methods(inner):
         y = run(model, x)
     with_model(case, outer.sites)
@@ -321,7 +306,7 @@ def check_retraces(one: Spec, transforms: tuple[str, ...], of_model: bool) -> No
     run = generated.transformed(transforms, counted)
     regions: list[Callable[[], Any]] = [
         contextlib.nullcontext,
-        lambda: intercept_methods(plainly, model=model if of_model else None),
+        lambda: intercept_methods(pass_through, model=model if of_model else None),
         lambda: perturb("**", Scale(2.0), model=model if of_model else None),
         lambda: perturb("**", Scale(3.0), model=model if of_model else None),
     ]

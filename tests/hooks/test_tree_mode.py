@@ -12,30 +12,14 @@ import models
 import numpy as np
 import pytest
 from flax import nnx
-from interceptors import CallLog, warns_of_doubtful_calls
-from leftovers import nothing_is_left_behind  # noqa: F401
+from interceptors import CallLog, sites_seen, warns_of_doubtful_calls
+from leftovers import arrays_of, nothing_is_left_behind  # noqa: F401
 from models import batch, rngs
 
 from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.records.capture import capture, value_and_grad
 
 SITES = ["", "up", "down"]
-
-
-def called(model, run):
-    log = CallLog()
-    with intercept_methods(log, model=model):
-        run()
-    return log.sites
-
-
-def numbers(model):
-    """The numbers of every Variable, including those of PRNG keys."""
-    leaves = jax.tree.leaves(nnx.state(model))
-    return [
-        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        for leaf in leaves
-    ]
 
 
 def loss_of(model, x):
@@ -69,7 +53,7 @@ def test_calls_are_attributed(name, when):
     f = TRANSFORMS[name]()
     if when == "before":
         f(model, x)
-    assert called(model, lambda: f(model, x)) == SITES
+    assert sites_seen(model, lambda: f(model, x)) == SITES
 
 
 @pytest.mark.parametrize("name", ["nnx.jit", "jax.jit", "jit of grad", "jax.vmap", "jit in jit"])
@@ -97,8 +81,12 @@ def test_a_twin_is_never_taken_for_the_model_in_either_order():
 
 def test_teacher_and_student_in_one_jit_are_told_apart():
     student, teacher, x = models.MLP(rngs()), models.MLP(rngs(1)), batch(4, 3)
-    assert called(student, lambda: jax.jit(lambda s, t: (t(x), s(x)))(student, teacher)) == SITES
-    assert called(teacher, lambda: jax.jit(lambda s, t: (t(x), s(x)))(student, teacher)) == SITES
+    assert (
+        sites_seen(student, lambda: jax.jit(lambda s, t: (t(x), s(x)))(student, teacher)) == SITES
+    )
+    assert (
+        sites_seen(teacher, lambda: jax.jit(lambda s, t: (t(x), s(x)))(student, teacher)) == SITES
+    )
 
 
 def test_two_layers_of_one_model_never_share_a_program():
@@ -143,7 +131,7 @@ def test_what_a_jitted_function_returns_is_another_model():
 
     for f in (noisy, same):
         with warns_of_doubtful_calls():
-            assert called(model, lambda f=f: f(model)(x)) == []
+            assert sites_seen(model, lambda f=f: f(model)(x)) == []
 
 
 def test_trees_of_a_hooked_model_compare_and_map_as_without_hooks():
@@ -178,7 +166,7 @@ def test_a_treedef_taken_apart_inside_is_put_together_as_the_model_inside_jit():
         leaves, treedef = jax.tree.flatten(model)
         jax.jit(lambda leaves, x: jax.tree.unflatten(treedef, leaves)(x))(leaves, x)
 
-    assert called(model, run) == SITES
+    assert sites_seen(model, run) == SITES
 
 
 def test_an_older_treedef_is_doubted():
@@ -186,7 +174,7 @@ def test_an_older_treedef_is_doubted():
     leaves, treedef = jax.tree.flatten(model)
     with warns_of_doubtful_calls():
         run = jax.jit(lambda leaves, x: jax.tree.unflatten(treedef, leaves)(x))
-        assert called(model, lambda: run(leaves, x)) == []
+        assert sites_seen(model, lambda: run(leaves, x)) == []
 
 
 def test_capture_and_gradients_through_tree_mode_transforms():
@@ -222,6 +210,6 @@ def test_statistics_and_random_streams_are_updated_in_tree_mode_as_without_hooks
         hooked = [f(other.model, *other.args) for _ in range(2)]
     for a, b in zip(plain, hooked, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
-    for a, b in zip(numbers(case.model), numbers(other.model), strict=True):
+    for a, b in zip(arrays_of(case.model), arrays_of(other.model), strict=True):
         np.testing.assert_array_equal(a, b)
     assert "norm" in log.sites

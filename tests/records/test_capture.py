@@ -518,12 +518,6 @@ def test_a_module_that_the_function_returns_is_returned():
     np.testing.assert_array_equal(y, model(x))
 
 
-def test_checking_leaks_is_clean():
-    case = ZOO["scan_remat"]()
-    with jax.checking_leaks():
-        value_and_grad(lambda m, x: m(x).sum())(case.model, *case.args)
-
-
 # -------------------------------------------------------- value_and_grad
 
 

@@ -295,6 +295,11 @@ _open_namings: tuple[object, ...] = ()
 _undo: list[Callable[[], None]] = []
 
 
+# Some functions of `jax.nn` are jitted (`relu`, `gelu`), so a call of them is an equation with
+# their name. Others (`softmax`, `log_softmax`) are plain Python: in a jaxpr they are `exp`, `div`
+# and other primitives without a name. While an operation may be selected, each of them is
+# redirected to a function that puts its result under `checkpoint_name`. Without that there is no
+# "@softmax". It can go when jax jits these functions, or puts them under a named scope.
 class FunctionNaming:
     """While it is open, the functions of `jax.nn` that jax does not jit (`softmax`) leave their
     names behind.
