@@ -101,84 +101,74 @@ def test_a_module_below_a_pytree_that_is_no_module_follows_its_nearest_module():
     assert keys_of(Outer()) == ["", "holder/inner", "after"]
 
 
-def test_a_submodule_added_later_is_found():
+def test_a_submodule_added_later_is_found_and_a_deleted_one_is_gone():
     model = models.MLP(models.rngs())
     model.extra = nnx.Linear(2, 2, rngs=models.rngs())
-    assert keys_of(model) == ["", "up", "down", "extra"]
-
-
-def test_a_submodule_that_was_deleted_is_gone():
-    model = models.MLP(models.rngs())
     del model.up
-    assert keys_of(model) == ["", "down"]
+    assert keys_of(model) == ["", "down", "extra"]
 
 
 # ----------------------------------------------------------------- methods
 
 
-def test_public_methods_are_sites_and_properties_static_and_class_methods_are_not():
-    assert set(sites.methods(models.Methods)) == {"encode", "decode", "update", "__call__"}
+class Overrides(models.Base):
+    def train(self, **kwargs):
+        super().train(**kwargs)
 
 
-def test_a_method_named_as_one_of_nnx_dict_counts_on_a_plain_module():
-    assert "update" in sites.methods(models.Methods)
+class Nesting(nnx.Module):
+    class Config:
+        pass
+
+    def _hidden(self): ...
+
+    def shown(self): ...
 
 
-def test_the_methods_of_nnx_list_and_dict_are_not_sites():
-    assert sites.methods(nnx.List) == {}
-    assert sites.methods(nnx.Dict) == {}
-
-
-def test_the_methods_of_nnx_module_are_not_sites_even_when_overridden():
-    class Overrides(models.Base):
-        def train(self, **kwargs):
-            super().train(**kwargs)
-
-    assert set(sites.methods(Overrides)) == {"__call__"}
+@pytest.mark.parametrize(
+    ("cls", "names"),
+    [
+        # neither properties nor static and class methods; `update` is one of nnx.Dict's names too
+        (models.Methods, {"encode", "decode", "update", "__call__"}),
+        (models.Decorated, {"jitted", "again", "mapped", "__call__"}),
+        (Overrides, {"__call__"}),
+        (Nesting, {"shown"}),
+        (nnx.List, set()),
+        (nnx.Dict, set()),
+    ],
+)
+def test_public_methods_of_the_users_own_are_sites(cls, names):
+    assert set(sites.methods(cls)) == names
 
 
 def test_an_inherited_method_is_a_site_of_the_heir():
     assert sites.methods(models.Inherits)["__call__"] is vars(models.Base)["__call__"]
 
 
-def test_methods_decorated_by_a_transform_are_sites():
-    assert set(sites.methods(models.Decorated)) == {"jitted", "again", "mapped", "__call__"}
-
-
-def test_private_methods_and_nested_classes_are_not_sites():
-    class Nesting(nnx.Module):
-        class Config:
-            pass
-
-        def _hidden(self): ...
-
-        def shown(self): ...
-
-    assert set(sites.methods(Nesting)) == {"shown"}
-
-
 # --------------------------------------------------------------- selection
 
-
-def test_a_pattern_without_a_colon_means_the_call():
-    selection = Selection("encoder")
-    module = models.Base(models.rngs())
-    assert selection.matches(("encoder",), "__call__", module)
-    assert not selection.matches(("encoder",), "encode", module)
+BASE, FROZEN = models.Base(models.rngs()), models.Frozen()
 
 
-def test_a_pattern_with_a_colon_means_that_method():
-    selection = Selection("**:enc*")
-    module = models.Base(models.rngs())
-    assert selection.matches((), "encode", module)
-    assert selection.matches(("a", "b"), "encode", module)
-    assert not selection.matches((), "__call__", module)
-
-
-def test_a_type_selects_its_heirs_too():
-    selection = Selection(models.Base)
-    assert selection.matches((), "__call__", models.Supers(models.rngs()))
-    assert not selection.matches((), "__call__", models.Frozen())
+@pytest.mark.parametrize(
+    ("only", "path", "method", "module", "selected"),
+    [
+        ("encoder", ("encoder",), "__call__", BASE, True),
+        ("encoder", ("encoder",), "encode", BASE, False),
+        ("**:enc*", (), "encode", BASE, True),
+        ("**:enc*", ("a", "b"), "encode", BASE, True),
+        ("**:enc*", (), "__call__", BASE, False),
+        (models.Base, (), "__call__", models.Supers(models.rngs()), True),
+        (models.Base, (), "__call__", FROZEN, False),
+        (["a", models.Frozen], ("a",), "__call__", BASE, True),
+        (["a", models.Frozen], ("b",), "__call__", FROZEN, True),
+        (["a", models.Frozen], ("b",), "__call__", BASE, False),
+        (r"c\[0]", ("c[0]",), "__call__", FROZEN, True),
+        ("**", None, "__call__", FROZEN, False),  # a call that is not attributed
+    ],
+)
+def test_what_a_selection_selects(only, path, method, module, selected):
+    assert Selection(only).matches(path, method, module) == selected
 
 
 def test_a_predicate_sees_path_and_module():
@@ -188,18 +178,6 @@ def test_a_predicate_sees_path_and_module():
         ("a", 0), "__call__", module
     )
     assert seen == [(("a", 0), module)]
-
-
-def test_a_sequence_selects_what_any_of_its_terms_selects():
-    selection = Selection(["a", models.Frozen])
-    linear = models.Base(models.rngs())
-    assert selection.matches(("a",), "__call__", linear)
-    assert selection.matches(("b",), "__call__", models.Frozen())
-    assert not selection.matches(("b",), "__call__", linear)
-
-
-def test_an_unattributed_call_matches_no_glob():
-    assert not Selection("**").matches(None, "__call__", models.Frozen())
 
 
 def test_equal_selections_are_equal_and_hash_alike():
@@ -223,23 +201,17 @@ def test_a_type_that_matches_nothing_is_named():
         Selection(nnx.Conv).require_match(models.MLP(models.rngs()))
 
 
-def test_an_index_into_a_stack_is_refused_for_now():
-    with pytest.raises(InspectorError, match=r"'blocks\[3\]' is one layer .* 'blocks' instead"):
-        Selection("blocks[3]")
-
-
-def test_an_escaped_bracket_is_part_of_a_name():
-    assert Selection(r"c\[0]").matches(("c[0]",), "__call__", models.Frozen())
-
-
-def test_an_empty_sequence_is_refused():
-    with pytest.raises(ValueError, match=r"only= is empty"):
-        Selection([])
-
-
-def test_a_number_is_no_selection():
-    with pytest.raises(TypeError, match=r"got 3 of type int"):
-        Selection(3)
+@pytest.mark.parametrize(
+    ("only", "error", "words"),
+    [
+        ("blocks[3]", InspectorError, r"'blocks\[3\]' is one layer .* 'blocks' instead"),
+        ([], ValueError, r"only= is empty"),
+        (3, TypeError, r"got 3 of type int"),
+    ],
+)
+def test_what_is_no_selection_is_refused(only, error, words):
+    with pytest.raises(error, match=words):
+        Selection(only)
 
 
 def test_the_nearest_key_by_name_is_found_however_long_its_path():
@@ -257,21 +229,6 @@ def test_a_glob_names_the_sites_that_end_alike():
 
 
 # ---------------------------------------------------------- what a model is
-
-
-def test_a_class_is_no_model():
-    with pytest.raises(TypeError, match=r"model is the class MLP, not an instance of it"):
-        sites.require_module(models.MLP)
-
-
-def test_a_linen_module_is_told_how_to_become_one():
-    with pytest.raises(TypeError, match=r"got Dense. Wrap a Linen module with nnx.bridge.ToNNX"):
-        sites.require_module(linen.Dense(3))
-
-
-def test_something_else_is_named():
-    with pytest.raises(TypeError, match=r"must be an nnx.Module, got dict"):
-        sites.require_module({})
 
 
 def test_argument_names_are_those_of_the_signature():
@@ -292,6 +249,9 @@ def test_capture_names_the_nearest_site_of_each_of_several_models():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        (type, "model is the class Linear, not an instance of it"),
+        (lambda m: linen.Dense(3), "got Dense. Wrap a Linen module with nnx.bridge.ToNNX"),
+        (lambda m: {}, "must be an nnx.Module, got dict"),
         (lambda m: nnx.state(m), "got State. Merge the model first: model = nnx.merge"),
         (lambda m: nnx.graphdef(m), "got GraphDef. Merge the model first"),
         (lambda m: nnx.split(m), "got tuple. Merge the model first"),
