@@ -55,8 +55,7 @@ def _as_pytree(cls: type[T]) -> type[T]:
     """Register a dataclass as a pytree whose leaves may be anything.
 
     `jax.tree_util.register_dataclass` does not serve: it calls `__init__`, whose checks would
-    reject what a `tree.map` may put in place of the numbers (None, labels, shardings). It can take
-    this function's place when it fills the fields without a call.
+    reject what a `tree.map` may put in place of the numbers (None, labels, shardings).
     """
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
     data = [f.name for f in fields if not f.metadata.get("static")]
@@ -306,7 +305,7 @@ class PartBase(Kind):
                         f"a mask of shape {value.shape} does not fit the {count} {what}s along its "
                         f"axis {axis}"
                     )
-            elif (known := _numbers_if_known(value)) is not None:
+            elif (known := _known(value)) is not None:
                 beyond = [int(i) for i in known if not -count <= i < count]
                 if beyond:
                     return ValueError(
@@ -319,17 +318,13 @@ class PartBase(Kind):
         """Whether an array has no such part, bool[]; False if `misfit` knows."""
         found = self.whole.is_out_of_bounds(shape) if isinstance(self.whole, PartBase) else False
         for value, axis in ((self.units, self.axis), (self.example, 0)):
-            if (
-                jit.is_tracer(value)
-                and value.dtype != jnp.bool_
-                and _numbers_if_known(value) is None
-            ):
+            if jit.is_tracer(value) and value.dtype != jnp.bool_ and _known(value) is None:
                 count = shape[axis]
                 found = found | jnp.any((value < -count) | (value >= count))
         return found
 
 
-def _numbers_if_known(numbers: object) -> list[Value] | None:
+def _known(numbers: object) -> list[Value] | None:
     """The numbers, where `vmap` or `grad` maps arrays and not those of a program; None if not."""
     if isinstance(numbers, jax.ShapeDtypeStruct):
         return None

@@ -418,6 +418,12 @@ def test_a_module_level_jit_works_inside_two_outer_traces_with_equal_hooks():
         np.testing.assert_allclose(first(model, x), second(model, x), atol=1e-6)
 
 
+def test_checking_leaks_is_clean():
+    case = models.ZOO["scan_remat"]()
+    with jax.checking_leaks(), intercept_methods(pass_through, model=case.model):
+        nnx.jit(lambda m, x: m(x))(case.model, *case.args)
+
+
 # --------------------------------------------------- copies, clones, twins
 
 

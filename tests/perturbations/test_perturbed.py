@@ -77,6 +77,14 @@ def test_what_only_decides_whether_a_loop_goes_on_cannot_be_perturbed():
         nni.perturbed(run)({"": nni.Zero()}, model, x)
 
 
+def test_several_act_in_the_order_in_which_they_are_given():
+    model = models.MLP(rngs())
+    first = nni.perturbed(model)({"up": [nni.Shift(1.0), nni.Scale(2.0)]}, X)
+    second = nni.perturbed(model)({"up": [nni.Scale(2.0), nni.Shift(1.0)]}, X)
+    np.testing.assert_allclose(first, by_hand(model, X, lambda a: (a + 1) * 2), rtol=1e-6)
+    np.testing.assert_allclose(second, by_hand(model, X, lambda a: a * 2 + 1), rtol=1e-6)
+
+
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
 def test_of_several_keys_the_alphabetically_first_acts_first_jitted_or_not(jitted):
     """A dict that passes through jit comes out sorted."""
