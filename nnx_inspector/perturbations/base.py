@@ -202,7 +202,7 @@ class Perturbation(Kind):
         """As `apply`, for an array with a name, on which random numbers depend."""
         return self.apply(x)
 
-    def only(self, units: Units = None, *, axis: int = -1, example: int | None = None) -> Part:
+    def only(self, units: UnitIndex = None, *, axis: int = -1, example: int | None = None) -> Part:
         """The same perturbation of chosen units, or of one example; the rest stays as it is.
 
         Other units, or another example, compile nothing. With both, the units of that example
@@ -228,7 +228,7 @@ class Perturbation(Kind):
         return first_misfit(self, (*self.numbers, *self.arrays), x)
 
 
-Units = int | Sequence[int] | Sequence[bool] | npt.NDArray[Any] | jax.Array | None
+UnitIndex = int | Sequence[int] | Sequence[bool] | npt.NDArray[Any] | jax.Array | None
 """Units along an axis: one index, several, or a boolean for each unit."""
 
 

@@ -83,21 +83,21 @@ def differences(stage: Staged, inputs: list[Array], plan: Plan, *, root: str = R
     result = None
     if root in pairs and any(mark.counted for mark in stage.survey.marks):
         both = (out[: stage.outputs] for out in (of_clean, of_moved))
-        wheres = masks_by_shape(pairs[root])
-        result = [(x, y, wheres.get(shape_and_kind(x))) for x, y in zip(*both, strict=True)]
+        wheres = masks_by_key(pairs[root])
+        result = [(x, y, wheres.get(mask_key(x))) for x, y in zip(*both, strict=True)]
     return _measure(pairs, result, None if logits_of(output, *of_logits) is None else root)
 
 
-def shape_and_kind(x: Value) -> Value:
+def mask_key(x: Value) -> Value:
     """What a mask of positions depends on."""
     return tuple(x.shape), jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-def masks_by_shape(found: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:
+def masks_by_key(found: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:
     """Form -> which positions count, from arrays that each have theirs as the last entry: so a
     function of the model counts those of the model in what has the form of the model's output.
     """
-    return {shape_and_kind(x): where for x, *_, where in found if where is not None}
+    return {mask_key(x): where for x, *_, where in found if where is not None}
 
 
 @internal_config()

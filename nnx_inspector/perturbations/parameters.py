@@ -16,7 +16,7 @@ from nnx_inspector.perturbations.base import (
     Kind,
     Misfit,
     PartBase,
-    Units,
+    UnitIndex,
     cast_like,
     check_numbers,
     first_misfit,
@@ -39,7 +39,7 @@ class ParameterPerturbation(Kind):
         """The parameter called `name`, perturbed."""
         raise NotImplementedError
 
-    def only(self, units: Units, *, axis: int = -1) -> ParameterPart:
+    def only(self, units: UnitIndex, *, axis: int = -1) -> ParameterPart:
         """The same perturbation of chosen units along an axis; see `Perturbation.only`."""
         return ParameterPart(self, units, axis=axis)
 

@@ -30,9 +30,9 @@ from nnx_inspector.perturbations.effects import (
     Logits,
     kl_divergence,
     logits_of,
-    masks_by_shape,
+    mask_key,
+    masks_by_key,
     relative_change_where,
-    shape_and_kind,
     top1_changed,
     value_and_positions,
 )
@@ -40,7 +40,7 @@ from nnx_inspector.perturbations.perturbed import takes_positions
 from nnx_inspector.perturbations.sweep_masks import (
     NO_MASK,
     RESULT,
-    Masks,
+    ActiveMasks,
     SweepMasks,
     check_sweep,
     default_kind,
@@ -244,7 +244,7 @@ class _SweepPass:
     def _scalars(self, out: list[Value]) -> Params:
         return _scalars(self.stage.finish(out, update=False)) if self.of_a_loss else {}
 
-    def run(self, is_on: Masks, data: tuple[Any, ...]) -> tuple[Value, Value, Value]:
+    def run(self, is_on: ActiveMasks, data: tuple[Any, ...]) -> tuple[Value, Value, Value]:
         """The scalars of `names`, the result, and whether the call passed the mask that is on."""
         inputs, consts, leaves = data
         one = jax.tree.unflatten(jax.tree.structure(self.perturbation), leaves)
@@ -262,9 +262,9 @@ class _SweepPass:
             if one is not None and mark.part == RESULT and mark.site in sites
         ]
         if not self.of_a_loss:
-            wheres = masks_by_shape(pair for each in results for pair in each)
+            wheres = masks_by_key(pair for each in results for pair in each)
             own = [x for x in out[: self.stage.outputs] if is_number(x.dtype)]
-            results = [[(x, wheres.get(shape_and_kind(x))) for x in own]]
+            results = [[(x, wheres.get(mask_key(x))) for x in own]]
         return scalars, results, self.masks.reached(survey, seen, is_on)
 
     @property
@@ -292,12 +292,12 @@ class _SweepPass:
             outputs = [self._output([x for x, *_ in one[0]]) for one in (clean, results)]
             pair = [logits_of(output, *how) for output in outputs]
             if pair[0] is not None:
-                where = masks_by_shape(pairs).get(shape_and_kind(pair[0]))
+                where = masks_by_key(pairs).get(mask_key(pair[0]))
                 found["kl"] = kl_divergence(*pair, where=where)
                 found["top1_changed"] = top1_changed(*pair, where=where)
         return found
 
-    def program(self, is_on: Masks, is_first: Value, clean: object, data: PyTree) -> Value:
+    def program(self, is_on: ActiveMasks, is_first: Value, clean: object, data: PyTree) -> Value:
         """One chunk: a pass for each row of `is_on`.
 
         The first pass of the first chunk is the clean one; its results are passed to the other

@@ -46,7 +46,7 @@ NO_MASK = -1
 """The mask number that means no mask."""
 RESULT = "result"
 """The part of the marks on what the model returns, after all perturbations."""
-Masks = Mapping[str, Value]
+ActiveMasks = Mapping[str, Value]
 """For each site with masks, whether each is on: bool, shaped like the loops around the site, and
 its units if they have masks."""
 
@@ -97,7 +97,7 @@ class SweepMasks:
     axis: int | None = None
     units: tuple[int, ...] = ()
 
-    def only(self, numbers: np.ndarray) -> Masks:
+    def only(self, numbers: np.ndarray) -> ActiveMasks:
         """For each number, along a leading axis: that mask on and all others off."""
         masks: Params = {}
         for site, (first, lengths) in self.first.items():
@@ -105,7 +105,7 @@ class SweepMasks:
             masks[site] = np.asarray(numbers).reshape(-1, *(1,) * len(lengths)) == own
         return masks
 
-    def perturb(self, stage: Staged, one: Perturbation, masks: Masks) -> Value:
+    def perturb(self, stage: Staged, one: Perturbation, masks: ActiveMasks) -> Value:
         """The function for `Plan.perturb` that applies `one` at the masks that are on."""
 
         def acts(mark: Marked) -> list[Action]:
@@ -114,7 +114,7 @@ class SweepMasks:
 
         return perturb_at_marks(stage.calls, acts, functools.partial(check_fits, stage=stage))
 
-    def reached(self, found: Survey, seen: list[Value], masks: Masks) -> Value:
+    def reached(self, found: Survey, seen: list[Value], masks: ActiveMasks) -> Value:
         """Whether the call passed a mask that is on, bool[]: a branch may not have been taken."""
         counts: Params = dict.fromkeys(self.first, 0)
         for mark, _, one in found.walk(seen):
