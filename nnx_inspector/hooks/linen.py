@@ -58,20 +58,20 @@ class _ToNNXCall:
         self.listener = listener
         self.applies = flax_graphs.linen_applies() + 1
         self.frames: list[_Frame] = []
-        self.blind = False
+        self.ignores = False
 
     def call(self, next_fun: Function, args: Args, kwargs: Kwargs, context: Value) -> PyTree:
         module, name, function = context.module, context.method_name, context.orig_method.func
-        if self.blind or module.scope is None:
+        if self.ignores or module.scope is None:
             return next_fun(*args, **kwargs)
-        if not self._holds(module):
+        if not self._contains(module):
             if name != "setup" and not flax_graphs.linen_dry_run(module):
                 self.listener.foreign(self.owner, module)
-            self.blind = True
+            self.ignores = True
             try:
                 return next_fun(*args, **kwargs)
             finally:
-                self.blind = False
+                self.ignores = False
         inner = self.frames[-1] if self.frames else None
         if not _is_public_method(module, name, function) or (
             inner is not None
@@ -90,7 +90,7 @@ class _ToNNXCall:
         finally:
             self.frames.pop()
 
-    def _holds(self, module: linen.Module) -> bool:
+    def _contains(self, module: linen.Module) -> bool:
         """Whether a Linen module is part of the ToNNX, and this call of it is not a dry run."""
         if flax_graphs.linen_applies() != self.applies or flax_graphs.linen_dry_run(module):
             return False
@@ -157,7 +157,7 @@ def made_by_to_linen(module: nnx.Module) -> tuple[nnx.Module, Path] | None:
     frame = inside.frames[-1] if inside is not None and inside.frames else None
     if inside is None or frame is None or frame.made is not None:
         return None
-    if inside.blind or not isinstance(frame.module, nnx.bridge.ToLinen):
+    if inside.ignores or not isinstance(frame.module, nnx.bridge.ToLinen):
         return None
     made = frame.module.nnx_class
     if isinstance(made, type) and not isinstance(module, made):

@@ -18,6 +18,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 from inside import inside
+from leftovers import arrays_of
 
 import nnx_inspector as nni
 from nnx_inspector.stats.summary import Summary
@@ -179,12 +180,6 @@ def calls(run, *args, only=None, model=None, **kwargs) -> list[str]:
     with nni.intercept_methods(note, only=only, model=model):
         run(*args, **kwargs)
     return found
-
-
-def leaves(model) -> list[np.ndarray]:
-    plain = [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-             for x in jax.tree.leaves(nnx.state(model))]  # fmt: skip
-    return [np.asarray(x) for x in plain]
 
 
 def is_summary(x) -> bool:
@@ -434,7 +429,7 @@ def test_results_and_state_are_those_without_us(linen, _):
     with nni.intercept_methods(lambda f, a, k, c: f(*a, **k)):
         found = [run(watched), run(watched)]
     same(expected, found)
-    same(leaves(plain), leaves(watched))
+    same(arrays_of(nnx.state(plain)), arrays_of(nnx.state(watched)))
 
 
 @pytest.mark.parametrize("linen", [Stateful, Scanned, Jitted, Rematted])
@@ -443,7 +438,7 @@ def test_capture_gives_the_plain_result_and_state(linen):
     expected = plain(X, mutable=["batch_stats"])
     found, record = nni.capture(watched)(X, mutable=["batch_stats"])
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
-    for a, b in zip(leaves(plain), leaves(watched), strict=True):
+    for a, b in zip(arrays_of(nnx.state(plain)), arrays_of(nnx.state(watched)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
     assert record["wrapped"].output.size == found.size
 
@@ -845,7 +840,7 @@ def test_lazy_init_inside_the_hooks_gives_the_same_parameters():
     nnx.bridge.lazy_init(plain, X)
     with nni.intercept_methods(lambda f, a, k, c: f(*a, **k)):
         nnx.bridge.lazy_init(watched, X)
-    same(leaves(plain), leaves(watched))
+    same(arrays_of(nnx.state(plain)), arrays_of(nnx.state(watched)))
 
 
 # --------------------------------------------------------------- failing, ending
