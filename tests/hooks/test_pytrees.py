@@ -133,11 +133,6 @@ WAYS = {
 }
 
 
-def _watched(m, x):
-    (found,) = [m(one) for one in nni.Inspector(m, x).watch([x])]
-    return found
-
-
 def _within(context, m, x):
     with context:
         return m(x)

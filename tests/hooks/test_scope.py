@@ -9,22 +9,13 @@ import models
 import numpy as np
 import pytest
 from flax import nnx
-from interceptors import CallLog, warns_of_doubtful_calls
+from interceptors import sites_seen, warns_of_doubtful_calls
 from leftovers import nothing_is_left_behind  # noqa: F401
 from models import batch, rngs
 
-from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.live.session import Session
 from nnx_inspector.records.capture import capture, value_and_grad
-
-
-def called(model, run):
-    log = CallLog()
-    with intercept_methods(log, model=model):
-        run()
-    return log.sites
-
 
 CNN_SITES = ["", "conv", "norm", "dropout", "head"]
 
@@ -36,9 +27,9 @@ def cnn():
 def test_a_view_made_before_the_hooks_is_the_model_in_another_mode():
     model, x = cnn()
     view = nnx.view(model, deterministic=True, use_running_average=True)
-    assert called(model, lambda: view(x)) == CNN_SITES
-    assert called(model, lambda: nnx.jit(lambda m, x: m(x))(view, x)) == CNN_SITES
-    assert called(model, lambda: view.norm(np.ones((4, 3, 3, 2)))) == ["norm"]
+    assert sites_seen(model, lambda: view(x)) == CNN_SITES
+    assert sites_seen(model, lambda: nnx.jit(lambda m, x: m(x))(view, x)) == CNN_SITES
+    assert sites_seen(model, lambda: view.norm(np.ones((4, 3, 3, 2)))) == ["norm"]
 
 
 def test_a_view_made_inside_the_hooks_and_inside_a_loss_is_attributed():
@@ -47,8 +38,8 @@ def test_a_view_made_inside_the_hooks_and_inside_a_loss_is_attributed():
     def loss_fn(model, x):
         return nnx.view(model, deterministic=True, use_running_average=True)(x).sum()
 
-    assert called(model, lambda: loss_fn(model, x)) == CNN_SITES
-    assert called(model, lambda: nnx.jit(nnx.grad(loss_fn))(model, x)) == CNN_SITES
+    assert sites_seen(model, lambda: loss_fn(model, x)) == CNN_SITES
+    assert sites_seen(model, lambda: nnx.jit(nnx.grad(loss_fn))(model, x)) == CNN_SITES
     (_, record), _ = value_and_grad(loss_fn)(model, x)
     assert set(record) == set(CNN_SITES)
     assert record.unseen == {}
@@ -70,26 +61,26 @@ def test_a_view_of_a_stack_inside_its_scan_is_attributed():
 def test_a_clone_with_its_own_variables_is_no_view():
     model, x = cnn()
     with warns_of_doubtful_calls("1 of CNN"):
-        assert called(model, lambda: nnx.clone(model)(x)) == []
+        assert sites_seen(model, lambda: nnx.clone(model)(x)) == []
     twin = nnx.clone(model)
-    assert called(model, lambda: twin(x)) == []
+    assert sites_seen(model, lambda: twin(x)) == []
 
 
 def test_a_module_that_shares_some_variables_is_no_view():
     model, x = models.MLP(rngs()), batch(4, 3)
     other = models.MLP(rngs(1))
     other.up = model.up
-    assert called(model, lambda: other(x)) == ["up"]
+    assert sites_seen(model, lambda: other(x)) == ["up"]
     other.up = models.MLP(rngs(2)).up
     other.up.kernel = model.up.kernel
-    assert called(model, lambda: other(x)) == []
+    assert sites_seen(model, lambda: other(x)) == []
 
 
 def test_a_module_that_is_changed_to_share_no_more_is_no_view():
     model, x = models.MLP(rngs()), batch(4, 3)
     view = nnx.view(model, raise_if_not_found=False)
     view.up = models.MLP(rngs(1)).up
-    assert called(model, lambda: view(x)) == ["down"]
+    assert sites_seen(model, lambda: view(x)) == ["down"]
 
 
 def test_a_view_without_variables_cannot_be_told_and_is_not_guessed():
@@ -110,10 +101,10 @@ def test_what_was_adopted_with_a_view_is_known_without_variables_of_its_own():
 def test_an_eager_merge_of_the_models_own_state_is_the_model():
     model, x = models.MLP(rngs()), batch(4, 3)
     graphdef, state = nnx.split(model)
-    assert called(model, lambda: nnx.merge(graphdef, state)(x)) == ["", "up", "down"]
+    assert sites_seen(model, lambda: nnx.merge(graphdef, state)(x)) == ["", "up", "down"]
     changed = jax.tree.map(lambda p: p + 1, state)
     with warns_of_doubtful_calls():
-        assert called(model, lambda: nnx.merge(graphdef, changed)(x)) == []
+        assert sites_seen(model, lambda: nnx.merge(graphdef, changed)(x)) == []
 
 
 def test_several_roots_have_their_prefixes_and_their_views():
@@ -132,5 +123,5 @@ def test_views_travel_through_jit_in_both_modes(mode):
     plain = run(view, x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert called(model, lambda: run(view, x)) == CNN_SITES
+        assert sites_seen(model, lambda: run(view, x)) == CNN_SITES
     np.testing.assert_array_equal(run(view, x), plain)
