@@ -24,11 +24,11 @@ def is_array(x: object) -> bool:
     """
     if isinstance(x, (np.ndarray, np.generic)):
         return True
-    return isinstance(x, _of_jax())
+    return isinstance(x, _jax_array_types())
 
 
 @functools.cache
-def _of_jax() -> tuple[type, ...]:
+def _jax_array_types() -> tuple[type, ...]:
     import jax
     import jax.core as jcore
 

@@ -19,10 +19,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-from nnx_inspector.errors import raised, warn
+from nnx_inspector.errors import error_text, warn
 
 Job = Callable[[], object]
-PATIENCE = 5.0
+PATIENCE_SECONDS = 5.0
 """The seconds after which leaving the interpreter says what it waits for."""
 STILL_BUSY = (
     "nnx_inspector: Python waits for a pass, a loop or a compilation in the background to end. "
@@ -32,11 +32,11 @@ STILL_BUSY = (
 
 MOST_WAITING: Final = 256
 """How many calls of a subscriber wait at most. What comes then is left out for it, and counted."""
-SILENT = 10.0
+SILENT_SECONDS = 10.0
 """The seconds without a return after which a subscription that ends leaves out the rest."""
 
 
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+def weak_method(method: Callable[..., Any]) -> Callable[..., Any]:
     """A function that calls a bound method for as long as the method's object lives."""
     reference = weakref.WeakMethod(method)
 
@@ -79,7 +79,7 @@ class Worker:
     def busy(self) -> bool:
         return self._thread is not None or bool(self._jobs)
 
-    def do(self, job: Job) -> bool:
+    def submit(self, job: Job) -> bool:
         """Queue a job; returns False if the worker is closed."""
         with self._lock:
             if self.closed:
@@ -100,12 +100,12 @@ class Worker:
                 thread.start()
             self._thread = self._thread or thread
 
-    def do_instead(self, job: Job) -> bool:
+    def submit_instead(self, job: Job) -> bool:
         """Queue a job instead of all queued ones. A failure of a job under way goes unreported."""
         with self._lock:
             # a job that calls this itself is not superseded
             self._jobs, self._superseded = [], self._thread is not threading.current_thread()
-            return self.do(job)
+            return self.submit(job)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Return when all jobs are done, or after some seconds, and whether they are done. In the
@@ -143,7 +143,7 @@ class Worker:
         return left
 
     @property
-    def waiting(self) -> int:
+    def pending(self) -> int:
         """How many jobs have not begun."""
         return len(self._jobs)
 
@@ -189,15 +189,15 @@ def run_loop(
         try:
             loop()
         except Exception as error:  # noqa: BLE001 - no caller to raise to: reported
-            # at its end Python 3.12 refuses new threads, some moments before `_leave_loops`
+            # at its end Python 3.12 refuses new threads, some moments before `_stop_loops`
             refused = isinstance(error, RuntimeError) and not threading.main_thread().is_alive()
             if not refused and not _leaving.is_set():
                 failed(error)
 
     thread = threading.Thread(target=work, name=name, daemon=True)
     _loops.add(thread)
-    atexit.unregister(_leave_loops)
-    atexit.register(_leave_loops)  # the last is called first: before jax and `live` let go
+    atexit.unregister(_stop_loops)
+    atexit.register(_stop_loops)  # the last is called first: before jax and `live` let go
     with _starting:
         thread.start()
     return thread
@@ -230,10 +230,10 @@ class Subscription:
         self._step, self._begun, self._over = 0, 0, False
         self._worker = Worker("nnx_inspector.subscriber", self._raised)
 
-    def do(self, step: int, f: Callable[..., object], *args: object) -> None:
+    def submit(self, step: int, f: Callable[..., object], *args: object) -> None:
         """Call a function with what belongs to a step, after all that was given before."""
-        if self._worker.waiting < MOST_WAITING:
-            self._worker.do(lambda: self._call(step, f, *args))
+        if self._worker.pending < MOST_WAITING:
+            self._worker.submit(lambda: self._call(step, f, *args))
         else:
             self.left_out += 1
 
@@ -245,29 +245,29 @@ class Subscription:
         self.raised += 1
         if self.raised == 1:
             self._failed(
-                f"{self._name} raised {raised(error)} when it was given step {self._step}. What "
-                f"raises is left out there; the recording has all of it, and the loop goes on."
+                f"{self._name} raised {error_text(error)} when it was given step {self._step}. "
+                f"What raises is left out there; the recording has all of it, and the loop goes on."
             )
 
     def __call__(self) -> None:
         """Hand on what waits, and end.
 
-        If the function does not return for `SILENT` seconds, the rest is left out and the function
+        If the function does not return for `SILENT_SECONDS`, the rest is left out and the function
         is not waited for.
         """
         self.ended()
         last, self.last = self.last, None
         if last is not None:
-            self._worker.do(lambda: self._call(self._step, last))
-        begun, done = self._begun, self._worker.wait(SILENT)
+            self._worker.submit(lambda: self._call(self._step, last))
+        begun, done = self._begun, self._worker.wait(SILENT_SECONDS)
         while not done and begun != self._begun:
-            begun, done = self._begun, self._worker.wait(SILENT)
+            begun, done = self._begun, self._worker.wait(SILENT_SECONDS)
         why = "was slower than the loop"
         if done:
             self._worker.close()
         else:
             self.left_out += self._worker.abandon()
-            why = f"has not returned from step {self._step} for {SILENT:g} seconds"
+            why = f"has not returned from step {self._step} for {SILENT_SECONDS:g} seconds"
         if (self.left_out or not done) and not self._over:
             self._failed(
                 f"{self._name} {why}, so {self.left_out} of what was recorded was left out there. "
@@ -287,7 +287,7 @@ _starting = threading.Lock()
 new one, which then never tells that it has started (Python 3.11)."""
 
 
-def _leave_loops() -> None:
+def _stop_loops() -> None:
     _leaving.set()
     loops = [thread for thread in list(_loops) if thread.is_alive()]
     with _starting:
@@ -298,7 +298,7 @@ def _leave_loops() -> None:
 
 
 @atexit.register
-def _leave() -> None:
+def _stop_workers() -> None:
     for worker in list(_running):
         thread = worker._thread
         worker.close()
@@ -308,7 +308,7 @@ def _leave() -> None:
 
 def _wait_for(thread: threading.Thread) -> None:
     try:
-        thread.join(PATIENCE)
+        thread.join(PATIENCE_SECONDS)
         if thread.is_alive():
             print(STILL_BUSY, file=sys.stderr, flush=True)
             thread.join()
@@ -318,5 +318,7 @@ def _wait_for(thread: threading.Thread) -> None:
 
 def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
     """Raise an exception between two lines of another thread, as a signal does in the main one."""
+    # `threading` has no way to end a thread; this is the one that CPython's C API has. A thread
+    # that is inside C code gets the error when it comes back to Python.
     identity = ctypes.c_ulong(thread.ident or 0)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(error))

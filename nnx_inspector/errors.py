@@ -9,7 +9,7 @@ import types
 import warnings
 
 _NOTE = "nnx_inspector: "
-_OURS = (os.path.dirname(__file__) + os.sep, contextlib.__file__)
+_OWN_FILES = (os.path.dirname(__file__) + os.sep, contextlib.__file__)
 
 
 class InspectorError(Exception):
@@ -39,7 +39,7 @@ def notes_of(error: BaseException) -> list[str]:
     return [note.removeprefix(_NOTE) for note in notes if note.startswith(_NOTE)]
 
 
-def comes_from_a_handler(error: BaseException | None) -> bool:
+def is_from_signal_handler(error: BaseException | None) -> bool:
     """Whether a signal's handler has raised an error, so that it is meant for the user's code.
 
     Python runs handlers between any two lines. It calls them with a signal's number and a frame.
@@ -61,7 +61,7 @@ def comes_from_a_handler(error: BaseException | None) -> bool:
     return False
 
 
-def raised(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """`"ValueError: the text"`; for a callback, the error without jax's traceback."""
     _, traceback, after = str(error).rpartition("Traceback (most recent call last):\n")
     if not traceback:
@@ -77,12 +77,12 @@ def printable(text: str) -> str:
 def warn(text: str) -> None:
     """Issue an InspectorWarning at the innermost line of the user's code."""
     frame, level = sys._getframe(1), 2  # warnings has skip_file_prefixes from Python 3.12 on
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_FILES):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, InspectorWarning, stacklevel=level)
 
 
-def warn_beside(error: BaseException, text: str) -> None:
+def warn_or_note(error: BaseException, text: str) -> None:
     """Warn while an error leaves the user's code. If a filter raises the warning, it becomes a note
     of that error instead of taking its place.
     """

@@ -18,7 +18,7 @@ from typing import Final
 HEARTBEAT_SECONDS: Final = 2.0
 
 
-def whole_path(path: str | bytes | os.PathLike[str]) -> str:
+def real_path(path: str | bytes | os.PathLike[str]) -> str:
     """The path without symbolic links."""
     return os.path.realpath(os.fsdecode(path))
 
@@ -31,7 +31,7 @@ def short_name(path: str) -> str:
     return "/".join(parts[-2:])
 
 
-def write_whole(path: str | bytes | os.PathLike[str], parts: Iterable[bytes]) -> tuple[int, int]:
+def replace_file(path: str | bytes | os.PathLike[str], parts: Iterable[bytes]) -> tuple[int, int]:
     """Write a file in place of the one at `path`, or of the one that a link there points to.
 
     Returns:
@@ -40,7 +40,7 @@ def write_whole(path: str | bytes | os.PathLike[str], parts: Iterable[bytes]) ->
     Raises:
         OSError: it cannot be written, or `path` is no regular file; the old one is left as it was.
     """
-    path = whole_path(path)
+    path = real_path(path)
     if os.path.exists(path) and not os.path.isfile(path):
         kind = errno.EISDIR if os.path.isdir(path) else errno.EINVAL
         what = "a folder" if kind == errno.EISDIR else "a device or a pipe"
@@ -55,7 +55,7 @@ def write_whole(path: str | bytes | os.PathLike[str], parts: Iterable[bytes]) ->
         if os.path.exists(path):
             with contextlib.suppress(PermissionError):  # of a file system without modes
                 shutil.copymode(path, new)  # a file that others may not read stays so
-        size = sum(write(file, part) for part in parts)
+        size = sum(write_all(file, part) for part in parts)
         os.fsync(file)  # after a power failure the name must not refer to an unwritten file
         os.replace(new, path)
     except BaseException:
@@ -66,7 +66,7 @@ def write_whole(path: str | bytes | os.PathLike[str], parts: Iterable[bytes]) ->
     return file, size
 
 
-def write(file: int, data: bytes) -> int:
+def write_all(file: int, data: bytes) -> int:
     """Write all of the data to an open file; returns its size in bytes."""
     left = memoryview(data)
     while left:

@@ -16,14 +16,14 @@ from typing import Any
 
 Report = Callable[[int, int], bool]
 """`(done, total) -> whether to stop`."""
-TICK = 0.1
+MIN_INTERVAL = 0.1
 """The shortest time between two messages of progress to a screen, in seconds."""
 Progress = bool | Callable[[int, int], Any]
 """True for a bar if there is a screen, or a function `(done, total)` that returns True to stop."""
 
 
 @contextlib.contextmanager
-def shown(progress: Progress, what: str) -> Iterator[Report]:
+def show_progress(progress: Progress, what: str) -> Iterator[Report]:
     """A context that shows the progress of the work in it, and yields the function to report by.
 
     Args:
@@ -85,7 +85,7 @@ class Bar:
         private.answer_where_addressed(self.button.comm)
         listening = importlib.import_module("nnx_inspector.screen.listener.listener")
         self._listener: Any = listening.listener()
-        self._listener.listen(self.button.model_id or "", self._heard)
+        self._listener.listen(self.button.model_id or "", self._on_message)
         self._box = ipywidgets.HBox([self.bar, self.text, self.button])
 
     def display(self) -> None:
@@ -93,7 +93,7 @@ class Bar:
 
         display(self._box)
 
-    def _heard(self, content: Any, _buffers: object) -> None:
+    def _on_message(self, content: Any, _buffers: object) -> None:
         if content.get("event") == "click":
             self._stop.set()
 
@@ -101,7 +101,7 @@ class Bar:
         """Show the progress now and then; see `Report`. A stop may come from any thread."""
         self._listener.poll()
         self._done = done, total
-        if time.monotonic() - self._shown_at >= TICK:
+        if time.monotonic() - self._shown_at >= MIN_INTERVAL:
             self._show()
         return self._stop.is_set()
 

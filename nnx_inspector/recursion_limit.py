@@ -20,8 +20,8 @@ _BYTES = 800  # bytes of the C stack for one call: more than Python 3.11 uses
 
 _lock = threading.Lock()
 _borrowed = 0  # by all threads
-_own = 0  # the user's limit
-_raised = 0  # the limit that was last set here
+_users_limit = 0  # the user's limit
+_limit_set = 0  # the limit that was last set here
 
 
 def borrow(calls: int) -> None:
@@ -29,18 +29,18 @@ def borrow(calls: int) -> None:
 
     Python has one limit for all threads, so each thread has all the room that was borrowed.
     """
-    global _borrowed, _own, _raised
+    global _borrowed, _users_limit, _limit_set
     with _lock:
         limit = sys.getrecursionlimit()
-        own = _own if _borrowed and limit == _raised else limit
+        own = _users_limit if _borrowed and limit == _limit_set else limit
         borrowed = _borrowed + calls
-        raised = max(own, min(own + borrowed, _most()))
+        raised = max(own, min(own + borrowed, _highest_limit()))
         if raised != limit:
             sys.setrecursionlimit(raised)  # raises if the stack is full: then nothing is borrowed
-        _own, _borrowed, _raised = own, borrowed, raised
+        _users_limit, _borrowed, _limit_set = own, borrowed, raised
 
 
-def _most() -> int:
+def _highest_limit() -> int:
     """The highest limit to set: Python's limit keeps the C stack from overflowing."""
     asked = threading.stack_size()
     if asked:

@@ -115,7 +115,7 @@ WHOLE = {
     "test_rooms",
     "test_flawed_metrics",
     "test_gradient_oracle",
-    "test_kinds",
+    "test_detection",
     "test_reports",
     "test_sites",
     "test_load",

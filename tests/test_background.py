@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from nnx_inspector.background import STILL_BUSY, Worker, run_loop, weakly
+from nnx_inspector.background import STILL_BUSY, Worker, run_loop, weak_method
 
 IN_TIME = 120.0
 
@@ -38,12 +38,12 @@ def test_jobs_are_done_in_their_order_and_one_that_fails_holds_up_none():
 
     gate = threading.Event()
     for job in (gate.wait, lambda: done.append(1), fail, lambda: done.append(2)):
-        assert worker.do(job)
+        assert worker.submit(job)
     gate.set()
     worker.wait()
     assert done == [1, 2]
     assert [str(error) for error in failed] == ["no"]
-    assert worker.do(lambda: done.append(3)), "a thread that has ended starts again"
+    assert worker.submit(lambda: done.append(3)), "a thread that has ended starts again"
     worker.wait()
     assert done == [1, 2, 3]
 
@@ -57,11 +57,11 @@ def test_closed_it_begins_nothing_and_joining_waits_for_what_is_under_way():
         gate.wait()
         done.append("slow")
 
-    worker.do(slow)
-    worker.do(lambda: done.append("never"))
+    worker.submit(slow)
+    worker.submit(lambda: done.append("never"))
     began.wait()
     worker.close()
-    assert not worker.do(lambda: done.append("later"))
+    assert not worker.submit(lambda: done.append("later"))
     gate.set()
     worker.join()
     assert done == ["slow"]
@@ -70,7 +70,7 @@ def test_closed_it_begins_nothing_and_joining_waits_for_what_is_under_way():
 def test_waiting_for_oneself_returns():
     worker = Worker("test", lambda error: None)
     ended = threading.Event()
-    worker.do(lambda: (worker.wait(), ended.set()))
+    worker.submit(lambda: (worker.wait(), ended.set()))
     assert ended.wait(30)
 
 
@@ -78,11 +78,11 @@ def test_the_newest_wish_wins_and_the_end_is_told_once():
     ran, told = [], []
     worker = Worker("test", told.append, lambda: told.append(list(ran)))
     first = Held(lambda: ran.append("first"))
-    worker.do_instead(first)
+    worker.submit_instead(first)
     assert first.began.wait(IN_TIME)
     assert worker.busy
-    worker.do_instead(lambda: ran.append("never"))
-    worker.do_instead(lambda: ran.append("second"))
+    worker.submit_instead(lambda: ran.append("never"))
+    worker.submit_instead(lambda: ran.append("second"))
     first.let_go.set()
     worker.wait()
     assert (ran, told, worker.busy) == (["first", "second"], [["first", "second"]], False)
@@ -91,9 +91,9 @@ def test_the_newest_wish_wins_and_the_end_is_told_once():
 def test_a_wish_that_fails_is_told_and_another_may_follow():
     told = []
     worker = Worker("test", lambda error: told.append(str(error)), lambda: told.append("done"))
-    worker.do_instead(fail)
+    worker.submit_instead(fail)
     worker.wait()
-    worker.do_instead(lambda: None)
+    worker.submit_instead(lambda: None)
     worker.wait()
     assert told == ["mine", "done"]
 
@@ -101,9 +101,9 @@ def test_a_wish_that_fails_is_told_and_another_may_follow():
 def test_a_wish_that_fails_takes_no_newer_one_with_it():
     told, older = [], Held(fail)
     worker = Worker("test", lambda error: told.append(str(error)), lambda: told.append("done"))
-    worker.do_instead(older)
+    worker.submit_instead(older)
     assert older.began.wait(IN_TIME)
-    worker.do_instead(lambda: told.append("newer"))
+    worker.submit_instead(lambda: told.append("newer"))
     older.let_go.set()
     worker.wait()
     assert told == ["newer", "done"], "the failure of the older job is not reported"
@@ -115,11 +115,11 @@ def test_what_is_told_at_the_end_may_ask_for_more_and_may_fail():
     def done():
         told.append("done")
         if told == ["done"]:
-            worker.do_instead(lambda: told.append("more"))
+            worker.submit_instead(lambda: told.append("more"))
             fail()
 
     worker = Worker("test", lambda error: told.append(str(error)), done)
-    worker.do_instead(lambda: None)
+    worker.submit_instead(lambda: None)
     worker.wait()
     assert told == ["done", "mine", "more", "done"]
 
@@ -129,13 +129,13 @@ def test_closed_it_tells_nobody_and_a_long_job_can_ask(fails):
     told = []
     worker = Worker("test", told.append, lambda: told.append("done"))
     job = Held(fail if fails else lambda: told.append(worker.closed))
-    worker.do_instead(job)
-    worker.do(lambda: told.append("never"))
+    worker.submit_instead(job)
+    worker.submit(lambda: told.append("never"))
     assert job.began.wait(IN_TIME)
     worker.close()
     job.let_go.set()
     worker.join()
-    assert not worker.do_instead(job)
+    assert not worker.submit_instead(job)
     assert (told, worker.busy) == ([] if fails else [True], False)
 
 
@@ -145,7 +145,7 @@ def test_a_weak_method_keeps_its_object_alive_no_longer():
             return f"mine, {of}"
 
     owner = Owner()
-    call = weakly(owner.name)
+    call = weak_method(owner.name)
     assert call("yours") == "mine, yours"
     del owner
     gc.collect()
@@ -155,9 +155,9 @@ def test_a_weak_method_keeps_its_object_alive_no_longer():
 LEAVES = """
 import sys, threading
 from nnx_inspector import background
-background.PATIENCE = 0.1
+background.PATIENCE_SECONDS = 0.1
 began = threading.Event()
-background.Worker("test", print).do(lambda: began.set() or sys.stdin.readline())
+background.Worker("test", print).submit(lambda: began.set() or sys.stdin.readline())
 began.wait()
 """
 

@@ -5,16 +5,16 @@ import pathlib
 
 import pytest
 
-from nnx_inspector.files import write, write_whole
+from nnx_inspector.files import replace_file, write_all
 
 
 def test_a_file_is_replaced_whole_and_goes_on_at_its_end(tmp_path: pathlib.Path) -> None:
     target = tmp_path / "run"
     for parts in ([b"old, and longer"], [b"n", b"", b"ew"]):
-        file, size = write_whole(target, iter(parts))
+        file, size = replace_file(target, iter(parts))
         assert target.read_bytes() == b"".join(parts)
         assert size == target.stat().st_size
-        assert write(file, b"er") == 2
+        assert write_all(file, b"er") == 2
         os.close(file)
     assert target.read_bytes() == b"newer"
     assert os.listdir(tmp_path) == ["run"]
@@ -34,10 +34,10 @@ def test_a_failure_leaves_the_old_file(
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        write_whole(target, broken())
+        replace_file(target, broken())
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(target, [b"new"])
+        replace_file(target, [b"new"])
     assert [one.name for one in tmp_path.iterdir()] == ["run"]
     assert target.read_bytes() == b"old"
 
@@ -47,11 +47,11 @@ def test_what_is_no_file_stays_and_is_told(tmp_path: pathlib.Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
     for name in ("pipe", "link"):
         with pytest.raises(OSError, match=f"This is a device or a pipe.*'{tmp_path}/pipe'"):
-            write_whole(tmp_path / name, [b"x"])
+            replace_file(tmp_path / name, [b"x"])
     with pytest.raises(IsADirectoryError, match=r"This is a folder\. Pass the path of a file"):
-        write_whole(tmp_path, [b"x"])
+        replace_file(tmp_path, [b"x"])
     with pytest.raises(FileNotFoundError):
-        write_whole(tmp_path / "nowhere" / "run", [b"x"])
+        replace_file(tmp_path / "nowhere" / "run", [b"x"])
     assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
     assert (tmp_path / "pipe").is_fifo()
 
@@ -60,7 +60,7 @@ def test_a_file_keeps_its_mode(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "private"
     path.write_bytes(b"old")
     path.chmod(0o600)
-    file, _ = write_whole(path, [b"new"])
+    file, _ = replace_file(path, [b"new"])
     os.close(file)
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -68,7 +68,7 @@ def test_a_file_keeps_its_mode(tmp_path: pathlib.Path) -> None:
 
 def test_a_missing_folder_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no such folder; make it first: .*'.*/missing'"):
-        write_whole(tmp_path / "missing" / "run.nni", [b""])
+        replace_file(tmp_path / "missing" / "run.nni", [b""])
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_a_missing_folder_is_named(tmp_path: pathlib.Path) -> None:
 )
 def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path: pathlib.Path, name: str) -> None:
     for content in (b"old", b"new"):
-        file, _ = write_whole(tmp_path / name, [content])
+        file, _ = replace_file(tmp_path / name, [content])
         os.close(file)
     assert (tmp_path / name).read_bytes() == b"new"
     assert os.listdir(tmp_path) == [name]
 
 
 def test_a_path_of_bytes_is_a_path(tmp_path: pathlib.Path) -> None:
-    file, _ = write_whole(os.fsencode(tmp_path / "run"), [b"whole"])
+    file, _ = replace_file(os.fsencode(tmp_path / "run"), [b"whole"])
     os.close(file)
     assert (tmp_path / "run").read_bytes() == b"whole"

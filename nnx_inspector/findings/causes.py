@@ -31,7 +31,7 @@ from nnx_inspector.findings.finding import (
     and_others,
 )
 from nnx_inspector.findings.rule_context import RuleContext, is_within
-from nnx_inspector.recordings.facts import Figures
+from nnx_inspector.recordings.facts import PassStats
 
 LOST: Final = 5e-3
 """A gradient below this fraction of the last layers' gradient is explained by a vanishing one."""
@@ -205,7 +205,7 @@ def _is_by_update(context: RuleContext, cause: Finding, effect: Finding) -> bool
     )
 
 
-def _is_broken(figures: Figures, path: str) -> bool:
+def _is_broken(figures: PassStats, path: str) -> bool:
     """Whether a parameter that was measured is not finite."""
     if any(figures.parameter(path, name) > 0 for name in ("nan", "infinite")):
         return True

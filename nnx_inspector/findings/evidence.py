@@ -16,9 +16,9 @@ from typing import Final
 
 from nnx_inspector.findings.finding import named
 from nnx_inspector.findings.rule_context import FEW, RuleContext
-from nnx_inspector.recordings.facts import Figures, Role
-from nnx_inspector.recordings.layers import layer_of
+from nnx_inspector.recordings.facts import PassStats, Role
 from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.recordings.tree_rows import layer_of
 from nnx_inspector.stats.gauges import OFF_AT
 
 LUCK: Final = 5e-3
@@ -79,7 +79,7 @@ def gain_by_luck(widths: Sequence[float]) -> float:
 
 
 def left_by_luck(
-    context: RuleContext, figures: Figures, sites: Sequence[str], *, fault: float
+    context: RuleContext, figures: PassStats, sites: Sequence[str], *, fault: float
 ) -> float:
     """The least part of a signal that random layers leave, except in one network of a thousand.
 
@@ -93,7 +93,7 @@ def left_by_luck(
     return (left if left > fault else 1.0) / gain_by_luck(widths)
 
 
-def _passing(context: RuleContext, figures: Figures, site: str) -> float:
+def _passing(context: RuleContext, figures: PassStats, site: str) -> float:
     relu = context.site(site).activation == "relu"
     off = context.part_of(figures, site, "below") if relu else 0.0
     return max(1.0, figures.figure(site, "units") * (1 - off))
@@ -284,7 +284,7 @@ def _enter_always(context: RuleContext, site: str) -> bool:
     return bool(passes) and all(only_zeros_enter(context, one, site) for one, _ in passes)
 
 
-def waits_for_zeros(context: RuleContext, figures: Figures, site: str) -> bool:
+def waits_for_zeros(context: RuleContext, figures: PassStats, site: str) -> bool:
     """Whether parameters of another module, such as one around it, enter a site and are all zeros:
     a factor that begins at 0 and learns.
     """
@@ -334,7 +334,7 @@ def _is_far_below(context: RuleContext, site: str) -> bool:
     return all(one is not None and one.max <= limit for one in found)
 
 
-def _is_biased(context: RuleContext, site: str, figures: Figures) -> bool:
+def _is_biased(context: RuleContext, site: str, figures: PassStats) -> bool:
     held = context.parameters_of(site)
     most = max((p.axes for p in held), default=0)
     of_biases = [p.path for p in held if p.axes < most or p.path.endswith("bias")]
@@ -342,7 +342,7 @@ def _is_biased(context: RuleContext, site: str, figures: Figures) -> bool:
     return any(figures.parameter(path, "norm") >= BIASED * size > 0 for path in of_biases)
 
 
-def all_off(context: RuleContext, figures: Figures, site: str) -> bool:
+def all_off(context: RuleContext, figures: PassStats, site: str) -> bool:
     """Whether a ReLU turns all of a site's output to 0 in one pass."""
     facts = context.site(site)
     if facts.activation == "relu":
@@ -350,7 +350,7 @@ def all_off(context: RuleContext, figures: Figures, site: str) -> bool:
     return facts.made_by == "relu" and context.part_of(figures, site, "dead") == 1
 
 
-def off_by_luck(context: RuleContext, figures: Figures, *, last: str) -> bool:
+def off_by_luck(context: RuleContext, figures: PassStats, *, last: str) -> bool:
     """Whether a ReLU at or before a site turns everything to 0 in one pass, perhaps by chance."""
     return any(
         context.comes_before(site, last)
@@ -360,7 +360,7 @@ def off_by_luck(context: RuleContext, figures: Figures, *, last: str) -> bool:
     )
 
 
-def may_be_off(context: RuleContext, figures: Figures, *, around: str) -> bool:
+def may_be_off(context: RuleContext, figures: PassStats, *, around: str) -> bool:
     """Whether a narrow ReLU may remove a site's whole gradient by chance.
 
     A ReLU at or after the site does so for each example separately, one before the site by turning

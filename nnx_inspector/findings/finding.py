@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from nnx_inspector.errors import printable
 from nnx_inspector.recordings.facts import ParameterFacts
-from nnx_inspector.recordings.layers import leaf_of
+from nnx_inspector.recordings.tree_rows import leaf_of
 
 Severity = Literal["error", "warning", "info"]
 """How bad a finding is, worst first."""

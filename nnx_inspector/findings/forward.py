@@ -33,7 +33,7 @@ from nnx_inspector.findings.evidence import (
 )
 from nnx_inspector.findings.finding import Finding, and_others, named
 from nnx_inspector.findings.rule_context import RuleContext, examined, is_within
-from nnx_inspector.recordings.facts import Figures, Role
+from nnx_inspector.recordings.facts import PassStats, Role
 from nnx_inspector.recordings.passes import Pass
 
 SATURATED: Final = 0.5
@@ -315,7 +315,7 @@ def _stays_zero(context: RuleContext, site: str) -> bool:
     return max(graded) == 0 if graded else len(same) >= STILL * len(paths) and min(same) == 1
 
 
-def _fades(context: RuleContext, figures: Figures, before: list[str]) -> bool:
+def _fades(context: RuleContext, figures: PassStats, before: list[str]) -> bool:
     """Whether the examples became alike gradually, as gradients vanish on the way back."""
     if not before or not context.graded:
         return False
@@ -381,7 +381,7 @@ def _how_collapsed(context: RuleContext, one: _Fall) -> str:
 
 
 def _source(
-    context: RuleContext, figures: Figures, sites: Sequence[str], i: int, least: int
+    context: RuleContext, figures: PassStats, sites: Sequence[str], i: int, least: int
 ) -> str:
     """The site that feeds another, if it has so many units; of several that of which the examples
     differ least. Where the flow is unknown, the site that returned before. "" for none.
@@ -398,7 +398,7 @@ def _source(
     return min(found, key=lambda s: figures.figure(s, "spread"), default="")
 
 
-def _collapsed(context: RuleContext, figures: Figures) -> list[_Fall]:
+def _collapsed(context: RuleContext, figures: PassStats) -> list[_Fall]:
     """Each collapse in one pass."""
     sites = [
         s
@@ -449,7 +449,7 @@ def _began_at_zero(context: RuleContext, site: str) -> bool:
     )
 
 
-def _shrinks_by_luck(context: RuleContext, figures: Figures, before: str, site: str) -> bool:
+def _shrinks_by_luck(context: RuleContext, figures: PassStats, before: str, site: str) -> bool:
     """Whether so few units pass a value on that ordinary weights may cancel it by chance."""
     units = figures.figure(site, "units")
     sizes = [
@@ -464,7 +464,7 @@ def _shrinks_by_luck(context: RuleContext, figures: Figures, before: str, site: 
     return units < 2 or (context.site(before).activation == "relu" and passing < NARROW)
 
 
-def _faded(context: RuleContext, figures: Figures, sites: list[str]) -> list[_Fall]:
+def _faded(context: RuleContext, figures: PassStats, sites: list[str]) -> list[_Fall]:
     """Activations that shrink a little in each layer, and with them what tells examples apart.
 
     The examples of a deep network of sigmoids grow alike too, around a half: its weights are not

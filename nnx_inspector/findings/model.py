@@ -15,7 +15,7 @@ from typing import Final
 from nnx_inspector.findings.finding import Finding, Severity, and_others, inside, named
 from nnx_inspector.findings.rule_context import RuleContext, examined, is_within, units_in
 from nnx_inspector.recordings.curves import Tally
-from nnx_inspector.recordings.facts import UNKNOWN, Figures, Role, SiteFacts
+from nnx_inspector.recordings.facts import UNKNOWN, PassStats, Role, SiteFacts
 from nnx_inspector.stats.gauges import HARDLY
 
 WIDTHS: Final = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
@@ -364,7 +364,7 @@ def sinusoids(context: RuleContext) -> Iterator[Finding]:
         return
 
 
-def _is_still(context: RuleContext, site: str, figures: Figures) -> bool:
+def _is_still(context: RuleContext, site: str, figures: PassStats) -> bool:
     """Whether most units of one vector per example hardly vary, in a pass whose examples differ."""
     if site not in figures.sites or figures.varied != 1 or figures.figure(site, "positions") != 1:
         return False
@@ -373,7 +373,7 @@ def _is_still(context: RuleContext, site: str, figures: Figures) -> bool:
     return many and varies and context.part_of(figures, site, "still") >= MOSTLY_STILL
 
 
-def _is_fixed_sinusoid(context: RuleContext, site: str, figures: Figures) -> bool:
+def _is_fixed_sinusoid(context: RuleContext, site: str, figures: PassStats) -> bool:
     """Whether a site returns sines of what the model received, which no parameter enters, and which
     are all that a layer multiplies: what is added to tokens, say, may well vary little.
     """

@@ -21,8 +21,8 @@ from nnx_inspector.findings.precision.ranges import beyond_float8
 from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.findings.update.state import said_of_state
 from nnx_inspector.recordings.facts import UNKNOWN, ParameterFacts
-from nnx_inspector.recordings.layers import layer_key, layer_of, leaf_of
 from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.recordings.tree_rows import layer_key, layer_of, leaf_of
 from nnx_inspector.stats.bins import NAN_BIN, NEGINF_BIN, POSINF_BIN
 from nnx_inspector.stats.gauges import COUNTED, figure_of
 from nnx_inspector.stats.summary import Summary

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from nnx_inspector.recordings.facts import BACKWARDS, CARRIED, CHOICE, FIRST, Flow, Role
-from nnx_inspector.recordings.layers import layer_key, layer_of
+from nnx_inspector.recordings.tree_rows import layer_key, layer_of
 
 Node = tuple[int, int]
 """A value: the number of a flow, and its own in it."""

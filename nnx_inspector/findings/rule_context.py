@@ -17,9 +17,9 @@ import numpy.typing as npt
 from nnx_inspector.findings.finding import named
 from nnx_inspector.findings.paths import Paths
 from nnx_inspector.recordings.curves import Tally
-from nnx_inspector.recordings.facts import UNKNOWN, Facts, Figures, ParameterFacts, SiteFacts
-from nnx_inspector.recordings.layers import layer_key, layer_of, leaf_of
+from nnx_inspector.recordings.facts import UNKNOWN, Facts, ParameterFacts, PassStats, SiteFacts
 from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.recordings.tree_rows import layer_key, layer_of, leaf_of
 from nnx_inspector.stats.gauges import COUNTED, EXAMPLES, bits_of, figure_of
 
 LAST: Final = 5
@@ -212,11 +212,11 @@ class RuleContext:
 
     # ---------------------------------------------------------------- the passes
 
-    def with_figures(self, site: str) -> list[tuple[Pass, Figures]]:
+    def with_figures(self, site: str) -> list[tuple[Pass, PassStats]]:
         """The last clean passes with figures of a site, oldest first."""
         return self._all_with_figures(site)[-LAST:]
 
-    def _all_with_figures(self, site: str) -> list[tuple[Pass, Figures]]:
+    def _all_with_figures(self, site: str) -> list[tuple[Pass, PassStats]]:
         return [(p, f) for p in self.clean if (f := p.figures) is not None and site in f.sites]
 
     @functools.cached_property
@@ -242,7 +242,7 @@ class RuleContext:
         each = [bits_of(f.masks[f.sites.index(site)], mask)[:units] for _, f in found]
         return np.logical_and.reduce(each)
 
-    def part_of(self, figures: Figures, site: str, mask: str) -> float:
+    def part_of(self, figures: PassStats, site: str, mask: str) -> float:
         """The fraction of the examined units that have this mask set in one pass."""
         units = int(figures.figure(site, "looked"))
         return float(bits_of(figures.masks[figures.sites.index(site)], mask)[:units].mean())
@@ -253,7 +253,7 @@ class RuleContext:
             f"{part:.0%} of the {units_in(self.with_figures(site)[-1][1], site)} of {named(site)}"
         )
 
-    def looked_at(self, site: str, passes: Sequence[Figures] = ()) -> str:
+    def looked_at(self, site: str, passes: Sequence[PassStats] = ()) -> str:
         """How many values of each unit these passes, or all, examine: `"64 values examined"`."""
         each = {
             examined(f.figure(site, "examples")) * int(f.figure(site, "positions"))
@@ -281,12 +281,7 @@ class RuleContext:
         return step
 
     def is_all_zero(
-        self,
-        site: str,
-        figures: Figures,
-        *,
-        of: Callable[..., bool] = all,
-        own: bool = True,
+        self, site: str, figures: PassStats, *, of: Callable[..., bool] = all, own: bool = True
     ) -> bool:
         """Whether all (or any) weights that a site's module multiplies by are zeros in a pass.
 
@@ -297,7 +292,7 @@ class RuleContext:
         norms = [figures.parameter(p.path, "norm") for p in held if p.axes == most or not own]
         return bool(norms) and of(norm == 0 for norm in norms)
 
-    def differentiated(self, figures: Figures) -> list[ParameterFacts]:
+    def differentiated(self, figures: PassStats) -> list[ParameterFacts]:
         """The parameters with respect to which a pass is differentiated."""
         return [p for p in self.weights if figures.parameter(p.path, "differentiated") == 1]
 
@@ -349,7 +344,7 @@ def _size_of(one: Pass, outputs: Sequence[str]) -> int:
     return sum(2**32 if summary.saturated else summary.size for summary in found)
 
 
-def units_in(figures: Figures, site: str) -> str:
+def units_in(figures: PassStats, site: str) -> str:
     """`"64 units"`, or `"64 examined units (of 128)"`."""
     units, looked = (int(figures.figure(site, name)) for name in ("units", "looked"))
     return f"{units} units" if looked == units else f"{looked} examined units (of {units})"

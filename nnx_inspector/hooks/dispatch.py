@@ -41,7 +41,7 @@ from nnx_inspector.hooks.operations.named_scopes import CALL_SCOPE, scope_name
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Path, Selection, methods, site_key
 from nnx_inspector.hooks.variables import initial_weights
-from nnx_inspector.opening import Opening, held
+from nnx_inspector.resources import Resource, open_all
 from nnx_inspector.typing import Args, Function, Kwargs, PyTree, Value
 
 
@@ -70,7 +70,7 @@ _hooks_of_executable: weakref.WeakKeyDictionary[object, tuple[Hook, ...]] = (
 )
 
 
-def hook_openings(*hooks: Hook) -> tuple[Opening, ...]:
+def hook_openings(*hooks: Hook) -> tuple[Resource, ...]:
     """What opens hooks around every module call of this thread, inside those already open."""
     return (wrapping.Installation(_CALLBACKS), AddedHooks(hooks)) if hooks else ()
 
@@ -78,11 +78,11 @@ def hook_openings(*hooks: Hook) -> tuple[Opening, ...]:
 @contextlib.contextmanager
 def add_hooks(*hooks: Hook) -> Iterator[None]:
     """Open hooks around every module call of this thread, inside those already open."""
-    with held(*hook_openings(*hooks)):
+    with open_all(*hook_openings(*hooks)):
         yield
 
 
-def installation() -> Opening:
+def installation() -> Resource:
     """What keeps the wrappers on the classes, so that regions opened inside need not install them.
 
     Without an open region, the wrappers call straight through.

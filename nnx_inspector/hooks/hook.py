@@ -18,7 +18,7 @@ from nnx_inspector._compat.launching import started
 from nnx_inspector.hooks.operations.names import FunctionNaming
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Selection
-from nnx_inspector.opening import Opening, held
+from nnx_inspector.resources import Resource, open_all
 
 TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT = range(4)
 """Where a hook sits around a call: smaller numbers are further out."""
@@ -205,7 +205,7 @@ class _ReplacedHooks:
         self._hooks = hooks
         self._outer: tuple[Hook, ...] | None = None
         self._key: object = None
-        self._named: Opening | None = None
+        self._named: Resource | None = None
 
     def open(self) -> None:
         current, hooks = _thread.current, self._hooks
@@ -232,7 +232,7 @@ class _ReplacedHooks:
 @contextlib.contextmanager
 def replace_hooks(hooks: tuple[Hook, ...]) -> Iterator[None]:
     """Make these the open hooks, in place of those open before: within a call, or a thread."""
-    with held(_ReplacedHooks(hooks)):
+    with open_all(_ReplacedHooks(hooks)):
         yield
 
 

@@ -5,7 +5,7 @@ is merged from its graphdef: they are followed to what they are outside `grad` a
 program was given the teacher's, and the model never held them there. This has to be known while the
 program is traced, because it says whose the parts are that two trees share, and because
 `intercept_methods` and `nni.perturb` act there. Of a tree whose parameters the program was given as
-a whole it says little: of two, only the first counts. For a watched loop `live.programs.whose`
+a whole it says little: of two, only the first counts. For a watched loop `live.programs.ownership`
 decides that later.
 """
 

@@ -33,7 +33,7 @@ class Scope:
         token: identifies the model.
         candidates: whether a tree that a program merges and that may be the model's has its paths
             too: one from outside the program, with the model's graphdef or its structure. Whose it
-            is is then decided where the program is launched; see `live.programs.whose`.
+            is is then decided where the program is launched; see `live.programs.ownership`.
 
     Attributes:
         readings: how often the model's modules were read: once more after each change of them.

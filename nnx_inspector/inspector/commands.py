@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
-from nnx_inspector.background import weakly
+from nnx_inspector.background import weak_method
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handles
 from nnx_inspector.inspector.nnx.page import Pages
@@ -59,7 +59,7 @@ class Commands(Requests):
         super().__init__(core.view)
         for worker in self.workers:
             core.closing.callback(worker.close)
-        core.closing.callback(weakly(pages.forget))
+        core.closing.callback(weak_method(pages.forget))
         core.closing.callback(core.opening.cache.clear)
 
     def meant(self, message: object) -> tuple[AnyPerturbation | None, str]:

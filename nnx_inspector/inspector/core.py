@@ -26,8 +26,8 @@ from flax import nnx
 from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector._compat.flax_graphs import links_within
 from nnx_inspector._compat.processes import spans
-from nnx_inspector.background import Worker, run_loop, weakly
-from nnx_inspector.errors import InspectorError, raised, warn
+from nnx_inspector.background import Worker, run_loop, weak_method
+from nnx_inspector.errors import InspectorError, error_text, warn
 from nnx_inspector.findings.facts import facts_of_modules
 from nnx_inspector.findings.finding import Finding
 from nnx_inspector.hooks.sites import Selection, module_sites, no_match_text
@@ -41,15 +41,21 @@ from nnx_inspector.inspector.passes.pass_request import PassRequest, Shown
 from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.inspector.values.kept import KeptValues
 from nnx_inspector.inspector.values.opening import Opening, attentions, embeds
-from nnx_inspector.live.figures import Observer, Summaries, choices_of, gauges_of, updates_in
+from nnx_inspector.live.pass_stats import (
+    PassStatsBuilder,
+    Summaries,
+    choices_of,
+    gauges_of,
+    updates_in,
+)
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.perturbations.places import CLEAN, Setting
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace, trace_of
 from nnx_inspector.program.stage import Staged, Tracing
-from nnx_inspector.recordings.facts import Figures
-from nnx_inspector.recordings.layers import MODULES, columns_of_rows, layer_key, leaf_of
+from nnx_inspector.recordings.facts import PassStats
 from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.recordings.tree_rows import MODULES, columns_of_rows, layer_key, leaf_of
 from nnx_inspector.records.donated import require_not_deleted, several_processes_text
 from nnx_inspector.records.record import Record, layers_of
 from nnx_inspector.records.rows import rows_of
@@ -134,7 +140,7 @@ class Core:
         self.shown: Shown | None = None
         self.eager = ""
         self.lock = threading.RLock()
-        self.recorder = Worker("nnx_inspector.recording", weakly(self._not_recorded))
+        self.recorder = Worker("nnx_inspector.recording", weak_method(self._not_recorded))
         self.studying = threading.Lock()
         self.closed = self.looping = self.pending = False
         self.parameters, self.states = True, dict[str, str]()
@@ -152,12 +158,12 @@ class Core:
         self.compared: dict[str, Answer] = {}
         self.settings, self._setting = 0, CLEAN
         self.handles = Handles()
-        self.meter = Meter(weakly(self._step_of_the_loop))
+        self.meter = Meter(weak_method(self._step_of_the_loop))
         self.metrics = Metrics(self.recording, self.notice)
         self.effect: Callable[[], tuple[protocol.Effect | None, str]] = lambda: (None, "")
         self._warned: dict[str, bool] = {}  # text -> whether the warning was given
         self.view = Presenter(self._snapshot)
-        self._observer = Observer()
+        self._stats_builder = PassStatsBuilder()
         self._profile: Profile | None = None
         self._unseen: Mapping[str, str] = {}
         self.found: Callable[[], list[Finding]] = list
@@ -248,7 +254,7 @@ class Core:
         passes = self._passes.get(selection)
         if passes is None:
             passes = self._passes[selection] = OwnedPasses((), selection, self.watched)
-            passes.waits = weakly(self.wait_for)
+            passes.waits = weak_method(self.wait_for)
         self.selection, self.programs = selection, passes
 
     def call(self) -> Call:
@@ -400,7 +406,7 @@ class Core:
                 train()
 
         def failed(error: Exception) -> None:
-            self.notice("error", f"The background loop stopped: {raised(error)}")
+            self.notice("error", f"The background loop stopped: {error_text(error)}")
             self.view.state_changed()
             if not self.view.on_screen:  # else there is no one to raise it for
                 raise error
@@ -416,7 +422,7 @@ class Core:
         *,
         kind: str,
         setting: Setting,
-        figures: Figures | None = None,
+        figures: PassStats | None = None,
         held: int | None = None,
     ) -> None:
         """Record a pass.
@@ -462,7 +468,7 @@ class Core:
             if states is not None or measured or record.choices:
                 rows = gauges_of(record, self.stacks), states or {}, choices_of(record, self.stacks)
                 updates = updates_in(record.parameters)
-                figures = self._observer.figures(
+                figures = self._stats_builder.build(
                     *rows, follow=False, updates=updates, measured=measured
                 )
             # no method of this core: what is shown behind may not keep it alive
@@ -506,7 +512,7 @@ class Core:
         layout = self.view.layout
         if layout is not None:
             self.recording.keep_table(MODULES, columns_of_rows(layout.sites))
-        self.recording.attach(path, weakly(self._not_saved))
+        self.recording.attach(path, weak_method(self._not_saved))
 
     def _not_saved(self, text: str) -> None:
         self.metrics.errors += 1
@@ -520,4 +526,4 @@ class Core:
         return found
 
     def _not_recorded(self, error: Exception) -> None:
-        self._not_saved(f"A measured step was not recorded: {raised(error)}")
+        self._not_saved(f"A measured step was not recorded: {error_text(error)}")

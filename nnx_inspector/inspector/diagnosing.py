@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Iterable
 
-from nnx_inspector.background import Worker, weakly
-from nnx_inspector.errors import InspectorError, raised
+from nnx_inspector.background import Worker, weak_method
+from nnx_inspector.errors import InspectorError, error_text
 from nnx_inspector.findings.findings import Finding, Findings, diagnose
 from nnx_inspector.findings.nonfinite import BUT, USUALLY, finite_sites
 from nnx_inspector.inspector.core import Core
@@ -21,7 +21,7 @@ from nnx_inspector.inspector.cost.compilations import recompilation
 from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.program.analysis.operation import Operation
 from nnx_inspector.program.stage import Staged
-from nnx_inspector.recordings.layers import leaf_of
+from nnx_inspector.recordings.tree_rows import leaf_of
 from nnx_inspector.records.first_nan import first_nan_of_stage
 from nnx_inspector.records.nan_search import candidates
 from nnx_inspector.screen.frames import findings_message
@@ -50,10 +50,10 @@ class Diagnosing:
         self._rests_until = 0.0
         self._sent = findings_message(())
         self._operations: dict[tuple[float, str], tuple[str, str]] = {}
-        self._worker = Worker("nnx_inspector.diagnosing", weakly(self._failed))
+        self._worker = Worker("nnx_inspector.diagnosing", weak_method(self._failed))
         self.wait = self._worker.wait
-        core.view.presented, core.found = weakly(self._presented), weakly(self._seen)
-        core.metrics.flawed = weakly(self._flawed)
+        core.view.presented, core.found = weak_method(self._presented), weak_method(self._seen)
+        core.metrics.flawed = weak_method(self._flawed)
         core.closing.callback(self._worker.close)
 
     def found(self) -> Findings:
@@ -137,7 +137,7 @@ class Diagnosing:
             self.look()
 
     def _failed(self, error: Exception) -> None:
-        text = f"The diagnosis failed: {raised(error)}"
+        text = f"The diagnosis failed: {error_text(error)}"
         self._core.notice("warning", text)
 
     def look(self, *, now: bool = True) -> None:
@@ -145,7 +145,7 @@ class Diagnosing:
         with self._lock:
             if self._waiting or not (now or time.monotonic() >= self._rests_until):
                 return
-            self._waiting = self._worker.do(weakly(self._find))
+            self._waiting = self._worker.submit(weak_method(self._find))
 
     def _find(self) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from nnx_inspector.background import weakly
+from nnx_inspector.background import weak_method
 from nnx_inspector.errors import reply_text
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.nnx.page import Pages, Whole
@@ -86,7 +86,7 @@ class Brief:
 
     def __init__(self, core: Core):
         self._core = core
-        core.view.page_content = weakly(self.content)
+        core.view.page_content = weak_method(self.content)
         self._layout: protocol.Layout | None = None
         self._made: dict[str, dict[str, Answer]] = {}
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.live.diagnostics import Expected
+from nnx_inspector.live.diagnostics import ExpectedPerturbation
 from nnx_inspector.perturbations.places import (
     OFF,
     PARAMETER,
@@ -311,10 +311,10 @@ class Handles:
         with self._lock:
             return handle.place if handle.id in self._with_place else None
 
-    def expected(self, handles: Iterable[Handle]) -> list[Expected]:
+    def expected(self, handles: Iterable[Handle]) -> list[ExpectedPerturbation]:
         """What the current programs should apply of some handles."""
         return [
-            Expected(
+            ExpectedPerturbation(
                 number=one.id,
                 perturbation=one.perturbation,
                 place=one.place,

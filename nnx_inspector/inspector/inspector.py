@@ -46,7 +46,7 @@ from nnx_inspector.lenses.examples import TopExamples
 from nnx_inspector.lenses.lens import Lens, lens
 from nnx_inspector.lenses.logits import LogitAttribution, logit_attribution
 from nnx_inspector.lenses.unembedding import Norm, Unembed
-from nnx_inspector.live.steps import Region, Watching
+from nnx_inspector.live.steps import Region, WatchArgs
 from nnx_inspector.perturbations.activations import Perturbation
 from nnx_inspector.perturbations.places import AnyPerturbation
 from nnx_inspector.program.analysis.operation import Operation
@@ -485,10 +485,10 @@ class Inspector(Displayed):
     # ---------------------------------------------------------------- loops
 
     @overload
-    def watch(self, batches: Iterable[T], **how: Unpack[Watching]) -> Generator[T, None, None]: ...
+    def watch(self, batches: Iterable[T], **how: Unpack[WatchArgs]) -> Generator[T, None, None]: ...
 
     @overload
-    def watch(self, batches: None = None, **how: Unpack[Watching]) -> Region: ...
+    def watch(self, batches: None = None, **how: Unpack[WatchArgs]) -> Region: ...
 
     def watch(
         self,

@@ -21,8 +21,8 @@ import jax
 from flax import nnx
 
 from nnx_inspector._compat.launching.started import wait_for
-from nnx_inspector.background import weakly
-from nnx_inspector.errors import InspectorError, comes_from_a_handler, raised, warn
+from nnx_inspector.background import weak_method
+from nnx_inspector.errors import InspectorError, error_text, is_from_signal_handler, warn
 from nnx_inspector.hooks.hook import open_hooks
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.core import Core
@@ -30,13 +30,13 @@ from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.passes.alike import Alike
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.reports import Reports
-from nnx_inspector.live.beginning import ended
 from nnx_inspector.live.diagnostics import Diagnostics
-from nnx_inspector.live.inbox import Taken
+from nnx_inspector.live.inbox import WatchedPass
 from nnx_inspector.live.optimizer import measure_states
+from nnx_inspector.live.parameter_samples import nonfinite_parameters
 from nnx_inspector.live.session import Session, StepEnd
 from nnx_inspector.live.steps import (
-    Owner,
+    LoopCallbacks,
     Region,
     Step,
     batches_of,
@@ -47,9 +47,9 @@ from nnx_inspector.live.steps import (
 )
 from nnx_inspector.perturbations.places import Setting
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
-from nnx_inspector.recordings.layers import Stack
+from nnx_inspector.recordings.tree_rows import Stack
 from nnx_inspector.screen import protocol
-from nnx_inspector.trackers.kinds import tracker_of
+from nnx_inspector.trackers.detection import tracker_of
 
 T = TypeVar("T")
 PATIENCE = 0.2
@@ -61,7 +61,7 @@ SPARED = 10
 """At most one in this many measured steps runs bare while the measured program compiles."""
 
 
-class Loops(Owner):
+class Loops(LoopCallbacks):
     """At most one loop at a time, by iterator or as a region."""
 
     def __init__(self, core: Core, rerun: Reruns):
@@ -79,10 +79,10 @@ class Loops(Owner):
         self._given: int | None = None  # the number of the first step, if the user chose it
         self._last_end: StepEnd | None = None  # of a step that is recorded behind the loop
         warns = functools.partial(core.notice, "warning")
-        take_over = weakly(self._take_over)
+        take_over = weak_method(self._take_over)
         self.shares = Alike(core.handles, take_over, lock=core.lock, warns=warns)
         core.handles.on_change, core.handles.elsewhere = self._changed, self._is_compiling
-        core.closing.callback(weakly(self._forget))
+        core.closing.callback(weak_method(self._forget))
 
     def watch(
         self,
@@ -111,7 +111,7 @@ class Loops(Owner):
         self._rerun.follow()
         session = self._session_for(only, gradients, replica)
         modules = {site.key for site in self._core.trace.modules}
-        session.besides = tuple(c.site for c in self._core.trace.calls if c.site not in modules)
+        session.extra_sites = tuple(c.site for c in self._core.trace.calls if c.site not in modules)
         session.stacks = self._stacks()
         self._core.show_states(measure_states(session, optimizer))
         if batches is None:
@@ -133,7 +133,7 @@ class Loops(Owner):
                 replica=replica,
                 where=core.entry.where,
             )
-            session.on_armed = weakly(self._armed)
+            session.on_compiled = weak_method(self._armed)
         return self._sessions[key]  # reused, because its programs are compiled
 
     def _stacks(self) -> dict[str, Stack]:
@@ -207,15 +207,15 @@ class Loops(Owner):
         if self._first or alone or not self._between_passes:
             session.perturb(setting)
         if self._first:
-            session.make_room()
+            session.take_places()
         elif not self._between_passes:
             session.arm()
-        elif session.lacks_room or not alone:
+        elif session.needs_places or not alone:
             core.notice("info", f"{NO_ROOM if alone else NO_STEPS} {LATER}")
         # a handle whose program still compiles acts in a later step, once `_armed` was called
         on = [one for one in core.handles.all() if one.enabled and not one.compiling]
         self._taken = tuple(one for one in on if one.id not in self.shares.unsent)
-        core.pending = session.lacks_room
+        core.pending = session.needs_places
         self._perturbed = setting.active
         core.view.training_perturbed = self._perturbed
         core.view.state_changed()
@@ -238,9 +238,9 @@ class Loops(Owner):
         try:
             core.learn()
         except Exception as error:  # shown: the training goes on without
-            if comes_from_a_handler(error):
+            if is_from_signal_handler(error):
                 raise
-            text = f"The model could not be traced for findings: {raised(error)}"
+            text = f"The model could not be traced for findings: {error_text(error)}"
             core.notice("warning", text)
         with core.lock:
             self._loop, core.looping, core.pending, self._first = loop, True, True, True
@@ -256,7 +256,7 @@ class Loops(Owner):
             self._progress(start, None if total is None else start + total)
         return start
 
-    def begins_at(self, step: int) -> int:
+    def first_step_is(self, step: int) -> int:
         self._core.step = self._start = step
         return step
 
@@ -277,12 +277,12 @@ class Loops(Owner):
                 self._rerun.follow()
             missing, alone = session is not self._ready, session.group is None
             may = core.closed or (measured and self._may_run_bare(session))
-            session.bare = missing and may and alone
+            session.runs_bare = missing and may and alone
             if measured and missing:
-                beside = ", while the loop goes on" * session.bare
+                beside = ", while the loop goes on" * session.runs_bare
                 core.wait_for("loop", f"compiling the measured step{beside}")
             self._first = False
-        if (measured or self._perturbed) and missing and not session.bare:
+        if (measured or self._perturbed) and missing and not session.runs_bare:
             session.wait()
         core.meter.step_begins()
         return self._perturbed
@@ -300,7 +300,7 @@ class Loops(Owner):
         began, core, step, sampled = time.perf_counter(), self._core, ended.number, ended.sampled
         # the loop goes on while the measured step runs, once it has its program
         end = session.step_ends() if sampled and session is self._ready else None
-        if session.bare and self._ahead is not session:
+        if session.runs_bare and self._ahead is not session:
             begun = session.compile_ahead()
             self._ahead, self._spare = session if begun else None, self._spare * begun
         if sampled:
@@ -327,10 +327,10 @@ class Loops(Owner):
             record = functools.partial(self._record, session, step, passes)
             if end is not None:
                 record = functools.partial(self._record_behind, session, step, end, self._taken)
-            core.recorder.do(record)
+            core.recorder.submit(record)
             if core.handles.setting().active:
                 self._rerun.refresh(step)
-            core.recorder.do(core.view.present)
+            core.recorder.submit(core.view.present)
         else:
             core.view.tick()
         for text in certain:
@@ -400,7 +400,7 @@ class Loops(Owner):
             self._record(session, core.step, session.take_passes())
         self._shown(core.step)
 
-    def pass_ends(self, session: Session, step: int, one: Taken, *, newest: bool) -> None:
+    def pass_ends(self, session: Session, step: int, one: WatchedPass, *, newest: bool) -> None:
         """Record a pass of a region, and show the newest; called in the region's thread."""
         core = self._core
         with core.lock:
@@ -416,14 +416,14 @@ class Loops(Owner):
         if newest:  # this runs the model once more, if it is perturbed
             self._shown(step)
 
-    def pass_held(self, session: Session, step: int, one: Taken) -> None:
+    def pass_held(self, session: Session, step: int, one: WatchedPass) -> None:
         """Save a pass of a region that may be incomplete, so that a killed process keeps it.
 
         Called within the user's step, so without our lock, whose holder may wait for that step.
         """
         core = self._core
         if core.recording.attached and one.sent.arrived:
-            found = session.measured_in([one], ended=False)
+            found = session.summaries_of([one], ended=False)
             number = core.settings if one.perturbed else 0
             core.recording.hold(
                 one.number, step, found, kind="watch", perturbed=one.perturbed, setting=number
@@ -466,16 +466,18 @@ class Loops(Owner):
             self._reports.end(session, session.take_passes(), session.inbox.count, self._taken)
             core.metrics.settle(wait_until=math.inf)
         if core.step >= self._start and session.inbox.count:
-            core.recording.learn(ended(core.watched, core.recording.facts_so_far, core.step))
+            core.recording.learn(
+                nonfinite_parameters(core.watched, core.recording.facts_so_far, core.step)
+            )
         self._rerun.follow()
         core.view.present(force=True)
 
     def _record(
-        self, session: Session, step: int, passes: list[Taken], *, held: int | None = None
+        self, session: Session, step: int, passes: list[WatchedPass], *, held: int | None = None
     ) -> None:
-        found = session.measured_in(passes)
+        found = session.summaries_of(passes)
         if found:  # a step without a call of the model has no pass
-            setting, figures = passes[-1].setting, session.figures_in(passes, found)
+            setting, figures = passes[-1].setting, session.stats_of(passes, found)
             self._core.record_pass(
                 step, found, kind="watch", setting=setting, figures=figures, held=held
             )
@@ -511,7 +513,7 @@ class Loops(Owner):
         if not here:
             return
         if self._between_passes and self._region is not None:
-            self._region.hand_on()
+            self._region.deliver()
         else:
             self.step_left(session, core.step, sampled=True)
 

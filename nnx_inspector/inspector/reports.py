@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import jax
 
-from nnx_inspector.background import weakly
+from nnx_inspector.background import weak_method
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
-from nnx_inspector.live.diagnostics import Diagnostics, dropped_of, others_of
-from nnx_inspector.live.inbox import Taken
+from nnx_inspector.live.diagnostics import Diagnostics, dropped_warnings, failure_warnings
+from nnx_inspector.live.inbox import WatchedPass
 from nnx_inspector.live.session import Session
-from nnx_inspector.recordings.layers import NOT_TOLD_APART, layer_key
+from nnx_inspector.recordings.tree_rows import LAYERS_UNKNOWN, layer_key
 from nnx_inspector.trackers.tracker import Tracker
-from nnx_inspector.trackers.writing import Writing
+from nnx_inspector.trackers.writer import TrackerWriter
 
 MODEL = -1
 """Stands for a handle's number: the model itself."""
@@ -37,14 +37,14 @@ class Reports:
         self._warnings: list[str] = []
         self._unseen: dict[str, str] = {}
         self.to: Tracker | None = None
-        self._writing: Writing | None = None
+        self._writing: TrackerWriter | None = None
 
     def begin(self, diagnostics: Diagnostics) -> None:
         self._diagnostics, self._reported, self._warnings = diagnostics, set(), []
         core, self._writing = self._core, None
         if self.to is not None and not (jax.process_index() and core.spread):
-            how = core.found, weakly(self._not_written)
-            self._writing = Writing(self.to, core.recording, *how)
+            how = core.found, weak_method(self._not_written)
+            self._writing = TrackerWriter(self.to, core.recording, *how)
             core.meter.tracker = self._writing.cost
             if self.to.lacks:
                 core.notice("info", self.to.lacks)
@@ -61,7 +61,7 @@ class Reports:
             self._warnings.append(text)
 
     def end(
-        self, session: Session, passes: list[Taken], count: int, taken: tuple[Handle, ...]
+        self, session: Session, passes: list[WatchedPass], count: int, taken: tuple[Handle, ...]
     ) -> None:
         """Report what is certain now that the loop has ended."""
         self._diagnose(session, passes, count, taken, step=None)
@@ -71,7 +71,7 @@ class Reports:
     def add(
         self,
         session: Session,
-        passes: list[Taken],
+        passes: list[WatchedPass],
         count: int,
         taken: tuple[Handle, ...],
         *,
@@ -95,7 +95,7 @@ class Reports:
     def _diagnose(
         self,
         session: Session,
-        passes: list[Taken],
+        passes: list[WatchedPass],
         count: int,
         taken: tuple[Handle, ...],
         *,
@@ -132,15 +132,15 @@ class Reports:
                 self._warnings.append(text)
 
     def _tell_dropped(self, session: Session) -> None:
-        dropped = list(dropped_of(session, over=self._diagnostics is None))
-        for text in (*dropped, *others_of(session)):
+        dropped = list(dropped_warnings(session, over=self._diagnostics is None))
+        for text in (*dropped, *failure_warnings(session)):
             self._core.notice("warning", text)
         if MODEL not in self._reported:  # otherwise that says it
             self._warnings += dropped
         unseen = dict(session.unseen)
-        for site in session.blurred:
+        for site in session.merged_stacks:
             count = session.stacks[site].layers
-            unseen.update({layer_key(site, i): NOT_TOLD_APART for i in range(count)})
+            unseen.update({layer_key(site, i): LAYERS_UNKNOWN for i in range(count)})
         if unseen != self._unseen:
             self._unseen = unseen
             self._core.show_layout(unseen)

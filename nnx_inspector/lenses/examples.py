@@ -23,7 +23,7 @@ from nnx_inspector.lenses.observed import model_of
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.editing.counting import Where, where_of
 from nnx_inspector.program.function import as_function
-from nnx_inspector.progress import Progress, Report, shown
+from nnx_inspector.progress import Progress, Report, show_progress
 from nnx_inspector.stats.summarize import in_words
 from nnx_inspector.typing import Float, Int, Value
 
@@ -226,7 +226,7 @@ def examples_of(
         raise ValueError(f"k must be a number of examples, 1 or more, got {k!r}.")
     total = len(data) if isinstance(data, Sized) else None
     stream = Stream(enter, site, k, axis, seed, where)
-    with shown(progress, "examples") as report:
+    with show_progress(progress, "examples") as report:
         stopped = _through(stream, data, inputs, total, report)
         stream.merge()
     if stream.found is None:

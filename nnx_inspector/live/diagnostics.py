@@ -12,9 +12,10 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
 from nnx_inspector.hooks.sites import module_sites
-from nnx_inspector.live.inbox import Taken
-from nnx_inspector.live.messages import GRADIENT, Reached
-from nnx_inspector.live.programs.whose import SPLIT_INSIDE, TWINS
+from nnx_inspector.live.inbox import WatchedPass
+from nnx_inspector.live.pass_start import GRADIENT, Reached
+from nnx_inspector.live.programs.launches import CHOOSING
+from nnx_inspector.live.programs.ownership import AMBIGUOUS, SPLIT_INSIDE
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.base import PartBase
 from nnx_inspector.perturbations.places import AnyPerturbation, Place, misfit_clause, misfit_error
@@ -29,7 +30,7 @@ NAMED = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Expected:
+class ExpectedPerturbation:
     """A perturbation that the steps should apply.
 
     Attributes:
@@ -52,7 +53,7 @@ class Expected:
 
 
 @dataclasses.dataclass
-class Seen:
+class OtherCalls:
     """The other calls of the loop, counted while its programs are traced.
 
     Attributes:
@@ -84,7 +85,7 @@ class Seen:
                 "call the jitted function itself",
             )
         if self.twins:
-            return TWINS, SPLIT_INSIDE
+            return AMBIGUOUS, SPLIT_INSIDE
         if model in self.doubtful:
             return (
                 f"{them} of a {model} were seen that could not be attributed to it: their graphdef "
@@ -106,10 +107,6 @@ class Seen:
         )
 
 
-def _is_of_reading(error: str) -> bool:
-    return error.startswith("choosing a program: ")
-
-
 class Diagnostics:
     """What was seen in the measured steps (passes) of one loop.
 
@@ -123,7 +120,7 @@ class Diagnostics:
     ):
         self._session, self._every, self._first = session, every, first
         self._model = type(session.model).__name__
-        self._seen = Seen()
+        self._seen = OtherCalls()
         self._before, self._in_region = before, in_region
         self._steps = self._last = 0
         self._idle: dict[int, tuple[int, str]] = {}  # since when, and why
@@ -139,9 +136,10 @@ class Diagnostics:
             for name, calls in found.items():
                 into[name] = into.get(name, 0) + calls
         session.doubtful.clear()
-        seen.failure = seen.failure or next(filter(_is_of_reading, session.errors), "")
+        failures = (text for text in session.errors if text.startswith(CHOOSING))
+        seen.failure = seen.failure or next(failures, "")
         seen.executables += session.executables
-        seen.twins |= any(why.startswith(TWINS) for why in session.unseen.values())
+        seen.twins |= any(why.startswith(AMBIGUOUS) for why in session.unseen.values())
         self._now = count > self._before
         self._before = count
         self.called |= self._now
@@ -151,10 +149,10 @@ class Diagnostics:
         self._last = step
         self._steps += 1
         if self._now:  # start counting again: another object may be trained from here on
-            self._steps, self._first, self._seen = 0, step + 1, Seen()
+            self._steps, self._first, self._seen = 0, step + 1, OtherCalls()
 
     @property
-    def _away(self) -> bool:
+    def _is_uncalled(self) -> bool:
         """Whether no call of the model has been seen, or none for some steps; unknown, and so not,
         in a loop that was left in its first step.
         """
@@ -174,13 +172,13 @@ class Diagnostics:
         Args:
             over: whether the loop has ended.
         """
-        if self._session.apart and not self.called:
+        if self._session.disagreement and not self.called:
             advice = "no process measures this loop, which runs as it is"
             return Uncalled(
                 step=self._first,
                 steps=self._steps,
                 calls=0,
-                what=self._session.apart,
+                what=self._session.disagreement,
                 advice=advice,
             )
         long = self._steps >= MEASURED and (self._strange or self._last - self._first >= STEPS)
@@ -215,7 +213,7 @@ class Diagnostics:
     # ----------------------------------------------------------- perturbations
 
     def idle(
-        self, expected: Iterable[Expected], reached: Reached, passes: list[Taken]
+        self, expected: Iterable[ExpectedPerturbation], reached: Reached, passes: list[WatchedPass]
     ) -> dict[int, str]:
         """Number of a handle -> why its perturbation does not act, "" if it acts. Unknown ones are
         missing.
@@ -236,12 +234,12 @@ class Diagnostics:
                 found[one.number] = self._without_gradient(one, passes)
             elif misfits:
                 found[one.number] = self.misfits[one.number]
-            elif not one.compiling and (self._away or reached):
+            elif not one.compiling and (self._is_uncalled or reached):
                 found[one.number] = self._why_not(one)
         return found
 
-    def _why_not(self, one: Expected) -> str:
-        if self._away:
+    def _why_not(self, one: ExpectedPerturbation) -> str:
+        if self._is_uncalled:
             instead, advice = self._seen.in_words(self._model, self._every)
             if self._seen.failure:
                 return f"{instead}; {advice}"
@@ -249,7 +247,7 @@ class Diagnostics:
         for site in one.sites:
             if site in self._session.unseen:
                 return self._session.unseen[site]
-        if one.place not in self._session.places and self._session.lacks_room:
+        if one.place not in self._session.places and self._session.needs_places:
             return "the programs of this region have no room for it; enter insp.watch again"
         types = {name for name in self._seen.others if name in self._types_of(one)}
         if types:
@@ -259,12 +257,12 @@ class Diagnostics:
             )
         return "no call of its site was seen in the last measured steps"
 
-    def _types_of(self, one: Expected) -> set[str]:
+    def _types_of(self, one: ExpectedPerturbation) -> set[str]:
         modules = {site.key: site.module for site in module_sites(self._session.model)}
         heads = [key.partition(":")[0] for key in one.sites]
         return {type(modules[key]).__name__ for key in heads if key in modules}
 
-    def _without_gradient(self, one: Expected, passes: list[Taken]) -> str:
+    def _without_gradient(self, one: ExpectedPerturbation, passes: list[WatchedPass]) -> str:
         """Why a perturbation has no gradient to act on, "" if it has one or may have one."""
         if not one.of_gradient or not self._session.gradients:
             return ""  # what has arrived is then not read on the loop's thread
@@ -286,7 +284,7 @@ class Diagnostics:
         self._acted |= {number for number, why in idle.items() if not why}
         for number, why in idle.items():
             # a step that was left halfway says nothing about a handle added just before it
-            if number in self._idle or not over or self._away:
+            if number in self._idle or not over or self._is_uncalled:
                 self._idle[number] = (self._idle.get(number, (step, ""))[0], why)
         strange = self._strange and self._steps >= MEASURED
         return {
@@ -310,7 +308,7 @@ def _lacks(one: AnyPerturbation, site: str, seen: object) -> str:
 # --------------------------------------------------------- what was not recorded
 
 
-def dropped_of(session: Session, *, over: bool = True) -> Iterator[str]:
+def dropped_warnings(session: Session, *, over: bool = True) -> Iterator[str]:
     """What of the model was not recorded since the last call, as warnings, each given once.
 
     Args:
@@ -325,7 +323,9 @@ def dropped_of(session: Session, *, over: bool = True) -> Iterator[str]:
         )
     notes, session.notes = session.notes, []
     yield from notes
-    now = {site: why for site, why in session.unseen.items() if over or not why.startswith(TWINS)}
+    now = {
+        site: why for site, why in session.unseen.items() if over or not why.startswith(AMBIGUOUS)
+    }
     new = {site: why for site, why in now.items() if site not in session.warned_of}
     session.warned_of |= set(new)
     for why in dict.fromkeys(new.values()):
@@ -334,7 +334,7 @@ def dropped_of(session: Session, *, over: bool = True) -> Iterator[str]:
         yield f"{', '.join(map(repr, sites[:NAMED]))}{more}: {why}."
 
 
-def others_of(session: Session) -> Iterator[str]:
+def failure_warnings(session: Session) -> Iterator[str]:
     """Failures of our own since the last call, and calls that may not be the model's, as warnings.
 
     `insp.watch` shows these on the screen alone; `nni.watch`, which has none, warns of them.

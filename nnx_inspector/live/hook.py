@@ -30,8 +30,14 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.hook import Context, open_hooks, replace_hooks, restore_hooks
 from nnx_inspector.hooks.sites import CALL, parse_key, site_key
 from nnx_inspector.hooks.variables import contents
-from nnx_inspector.live.beginning import Held, arguments_of, held_by_call, path_within, reading
-from nnx_inspector.live.messages import Begun, ReachedSite, listeners
+from nnx_inspector.live.parameter_samples import (
+    ParameterSamples,
+    arguments_of,
+    parameters_of_call,
+    path_in_model,
+    variables_replaced,
+)
+from nnx_inspector.live.pass_start import PassStart, ReachedSite, open_sessions
 from nnx_inspector.perturbations.apply_setting import parameter_rules
 from nnx_inspector.perturbations.perturbed import restrict_to, takes_positions
 from nnx_inspector.perturbations.perturbed_parameters import hold_perturbed
@@ -66,7 +72,7 @@ _numbers = itertools.count(1)
 
 
 @dataclasses.dataclass
-class Run:
+class TracedCall:
     """A call of the outermost module that is under way in this thread.
 
     Attributes:
@@ -82,7 +88,7 @@ class Run:
     """
 
     number: int
-    begun: Begun
+    begun: PassStart
     ensemble: Ensemble | None
     rows: Value = None
     data: list[tuple[Value, list[Value]]] = dataclasses.field(default_factory=lambda: [])
@@ -96,31 +102,31 @@ class Run:
         return found
 
 
-class _Threads(threading.local):
+class _ThreadCalls(threading.local):
     def __init__(self) -> None:
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, TracedCall] = {}
 
 
-_threads = _Threads()
+_thread_calls = _ThreadCalls()
 
 
-def run_here(session: int) -> Run | None:
+def current_call(session: int) -> TracedCall | None:
     """The call of a session's model that this thread is in."""
-    return _threads.runs.get(session)
+    return _thread_calls.runs.get(session)
 
 
 @contextlib.contextmanager
-def _running(session: int, run: Run) -> Iterator[None]:
-    _threads.runs[session] = run
+def _running(session: int, run: TracedCall) -> Iterator[None]:
+    _thread_calls.runs[session] = run
     try:
         with noting_rules():
             yield
     finally:
-        del _threads.runs[session]
+        del _thread_calls.runs[session]
 
 
 @dataclasses.dataclass(frozen=True)
-class Watch:
+class WatchHook:
     """The hook of a session. It holds only names, numbers and places: equal hooks share programs.
 
     `inside` marks the hook for calls within a pass: a block that is jitted by itself has one
@@ -149,9 +155,9 @@ class Watch:
     def __call__(self, next_fun: Function, args: Args, kwargs: Kwargs, context: Context) -> PyTree:
         site = context.site or ""
         if rule_here():
-            self._note_apart(site)
+            self._note_unseen(site)
             return next_fun(*args, **kwargs)
-        run = run_here(self.session) if self.inside else None
+        run = current_call(self.session) if self.inside else None
         if run is None:
             if self.salt:  # jax was to start the next program, and this call is none
                 restore_hooks()
@@ -159,21 +165,26 @@ class Watch:
             inside = dataclasses.replace(self, inside=True)
             with self._replaced_by(inside):
                 with replace_hooks(()):
-                    those = held_by_call(context)
+                    those = parameters_of_call(context)
                 run = self._begin(those, args, kwargs, context)
-                named = functools.partial(self._named, run)
+                named = functools.partial(self._mark_parameter, run)
                 # a set has another order in each process of a job, and all make one program
                 mine = {path: one for path, one in those.items() if path in run.begun.weights}
                 perturbed = self._parameters(run, context)
-                whole = self._counting(args, kwargs, context)
-                with _running(self.session, run), reading(mine, named), perturbed, whole as of:
+                whole = self._count_positions(args, kwargs, context)
+                with (
+                    _running(self.session, run),
+                    variables_replaced(mine, named),
+                    perturbed,
+                    whole as of,
+                ):
                     return inside(next_fun, of[0], of[1], context)
         how: Kwargs = {"owner": self.owner, "site": site, **counting(self.owner)}
         start, run.entered = len(run.bound) if run.entered else 0, True
         if _takes_ids(context) or any(p.at == INPUT and site in p.sites for p in self.places):
             number = run.count(site, INPUT)
             how |= {"call": (run.number, number)}
-            change = self._changing(run, site, INPUT, number)
+            change = self._perturbation_at(run, site, INPUT, number)
             args, kwargs = mark_arguments(args, kwargs, context, part=INPUT, change=change, **how)
         with within(context.module):
             try:
@@ -184,13 +195,13 @@ class Watch:
             number = run.count(site, OUTPUT)
             ties = [x for x in run.bound[start:] if jit.is_of_here(x)]
             how |= {"call": (run.number, number), "gradients": self.gradients}
-            change = self._changing(run, site, OUTPUT, number)
+            change = self._perturbation_at(run, site, OUTPUT, number)
             out = mark_tree(out, part=OUTPUT, ties=ties, change=change, **how)
         del run.bound[start:]
         run.bound.extend(filter(jit.is_tracer, jax.tree.leaves(out, is_leaf=is_whole)))
         return out
 
-    def _counting(
+    def _count_positions(
         self, args: Args, kwargs: Kwargs, context: Context
     ) -> AbstractContextManager[tuple[Args, Kwargs]]:
         """The context of a call that begins, in which it is known which of its positions count; it
@@ -201,23 +212,25 @@ class Watch:
         try:
             mask = self.where.mask(args, kwargs, context)
         except InspectorError as error:
-            found, mask = listeners.get(self.session), None
+            found, mask = open_sessions.get(self.session), None
             if found is not None and not context.path:
                 found.notes.append(f"{error} All positions are measured.")
         return call_begins(mask, self.owner, args, kwargs, context)
 
-    def _has(self, path: str) -> bool:
+    def _measures_parameter(self, path: str) -> bool:
         """Whether a parameter is measured: all, none, or those of some modules."""
         some = self.parameters
         return some if isinstance(some, bool) else path.rpartition("/")[0] in some
 
-    def _named(self, run: Run, path: str, value: jax.Array) -> jax.Array:
+    def _mark_parameter(self, run: TracedCall, path: str, value: jax.Array) -> jax.Array:
         """A parameter, whose gradient is marked."""
         if not self.gradients or not jit.is_tracer(value):
             return value
         return held(value, site=path, call=run.number, owner=self.owner)
 
-    def _begin(self, those: Held, args: tuple[Value, ...], kwargs: Kwargs, context: Context) -> Run:
+    def _begin(
+        self, those: ParameterSamples, args: tuple[Value, ...], kwargs: Kwargs, context: Context
+    ) -> TracedCall:
         """Name the place where a pass begins.
 
         Its operands are the parameters and the arguments, of which a measured pass takes samples.
@@ -226,8 +239,8 @@ class Watch:
         with replace_hooks(()):
             values = {path: value for path, (_, value) in those.items()}
             mine = (path for path, (v, _) in those.items() if isinstance(v, nnx.Param))
-            weights = filter(self._has, mine)
-            begun = Begun(
+            weights = filter(self._measures_parameter, mine)
+            begun = PassStart(
                 session=self.session,
                 site=context.site or "",
                 paths=tuple(values),
@@ -236,15 +249,18 @@ class Watch:
                 call=call_in_shapes(context, args, kwargs) if context.kind == "method" else None,
                 type_name=context.type_name,
             )
+            # A mark is an identity: it returns its operands, and jax drops it from a program where
+            # nothing uses one. So the first is a constant whose copy is an operand of the marks of
+            # what the call returns: as long as one of those stays, this one does, and before them.
             operands = [np.float32(0), *values.values(), *arguments_of(args, kwargs)]
         how = {"owner": self.owner, "site": begun.site, "part": BEGIN, "call": number}
         token, *_ = mark.bind(*operands, structure=None, begun=begun, **how)
-        run = Run(number, begun, ensemble_of(context.module), bound=[token])
-        run.rows = self._rows(run)
-        run.data = [self._data(run, i) for i in range(len(self.places))]
+        run = TracedCall(number, begun, ensemble_of(context.module), bound=[token])
+        run.rows = self._row_inputs(run)
+        run.data = [self._place_inputs(run, i) for i in range(len(self.places))]
         return run
 
-    def _rows(self, run: Run) -> Value:
+    def _row_inputs(self, run: TracedCall) -> Value:
         """The rows of the sites: named anew in each trace, so that none holds another's tracer."""
         if not self.keys:
             return None
@@ -253,7 +269,7 @@ class Watch:
         kind = jax.ShapeDtypeStruct((len(self.keys), ROW), np.float32)
         return self._given("rows", kind, self.keys, call=run.number)
 
-    def _data(self, run: Run, number: int) -> tuple[Value, list[Value]]:
+    def _place_inputs(self, run: TracedCall, number: int) -> tuple[Value, list[Value]]:
         """Whether a place is on, and its numbers."""
         if run.data and not jit.is_tracer(run.data[number][0]):
             return run.data[number]
@@ -270,18 +286,18 @@ class Watch:
         aval = ShapedArray(kind.shape, kind.dtype)
         return given.bind(*ties, place=(self.owner, key, those), kind=aval, **how)
 
-    def _note_apart(self, site: str) -> None:
+    def _note_unseen(self, site: str) -> None:
         """Note a call that is neither measured nor perturbed: nor may its second run be, in which a
         function with a derivative of its own computes it again for the gradient.
         """
         why = f"it is called inside a {rule_here()} equation, which cannot be entered"
-        run, found = run_here(self.session), listeners.get(self.session)
+        run, found = current_call(self.session), open_sessions.get(self.session)
         if run is not None:
-            run.begun.apart[site] = why
+            run.begun.unseen[site] = why
         if found is not None:
             found.unseen[site] = why
 
-    def _replaced_by(self, hook: Watch) -> AbstractContextManager[None]:
+    def _replaced_by(self, hook: WatchHook) -> AbstractContextManager[None]:
         every = open_hooks()
         inner = (dataclasses.replace(x, wrap=hook) if x.wrap == self else x for x in every)
         return replace_hooks(tuple(inner))
@@ -289,7 +305,7 @@ class Watch:
     # ------------------------------------------------------------- perturbations
 
     @contextlib.contextmanager
-    def _parameters(self, run: Run, context: Context) -> Iterator[None]:
+    def _parameters(self, run: TracedCall, context: Context) -> Iterator[None]:
         """Perturb the parameters of the module that is called, while it runs."""
         pairs = zip(self.places, run.data, strict=True)
         mine = [(place, (on, *numbers)) for place, (on, numbers) in pairs if place.at == PARAMETER]
@@ -304,9 +320,9 @@ class Watch:
             )
             yield
 
-    def _changing(self, run: Run, site: str, part: str, number: int) -> Change | None:
+    def _perturbation_at(self, run: TracedCall, site: str, part: str, number: int) -> Change | None:
         """What perturbs the values of a site; the mark says what it has reached."""
-        row = part == OUTPUT and site in self.keys and _acts(run.rows)
+        row = part == OUTPUT and site in self.keys and _any_row_acts(run.rows)
         mine = [
             (i, place)
             for i, place in enumerate(self.places)
@@ -318,18 +334,18 @@ class Watch:
         def change(values: list[Value]) -> tuple[list[Value], Params]:
             reached = set[ReachedSite]()
             if row:
-                index, rows = self.keys.index(site), self._rows(run)
+                index, rows = self.keys.index(site), self._row_inputs(run)
                 values = [apply_row(x, rows, index) for x in values]
             for i, place in mine:
-                on, numbers = self._data(run, i)
+                on, numbers = self._place_inputs(run, i)
                 one = jax.tree.unflatten(place.treedef, numbers)
-                here = self._in_layer(run, site, i, place, on, values)
+                here = self._on_in_layer(run, site, i, place, on, values)
                 for n, x in enumerate(values):
                     why = misfit_clause(misfit_error(one, site, x))
                     seen = jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x))
                     reached.add((site, place, why, seen))
                     if not why:
-                        act = functools.partial(_acted, name=f"{site}/{number}/{n}")
+                        act = functools.partial(_perturbed, name=f"{site}/{number}/{n}")
                         where = counted_beside(self.owner, x) if takes_positions(one) else None
                         values[n] = apply_if(
                             here, act, x, one if where is None else restrict_to(one, where)
@@ -338,13 +354,19 @@ class Watch:
 
         return change
 
-    def _in_layer(
-        self, run: Run, site: str, number: int, place: Place, on: Array, values: Sequence[object]
+    def _on_in_layer(
+        self,
+        run: TracedCall,
+        site: str,
+        number: int,
+        place: Place,
+        on: Array,
+        values: Sequence[object],
     ) -> Value:
         if not place.rows:
             return on
         if run.ensemble is not None and jit.is_of_here(run.ensemble.number):
-            return _of_member(on, place.rows, run.ensemble.number, run.ensemble.count)
+            return _is_on_in_member(on, place.rows, run.ensemble.number, run.ensemble.count)
         how = {"rows": place.rows, "call": run.number, "site": site}
         kind = jax.ShapeDtypeStruct((), np.bool_)
         return self._given((number, 0), kind, self.places, *values, **how)
@@ -356,16 +378,16 @@ def parameters_of(keys: Sequence[str], unmeasured: Sequence[str]) -> frozenset[s
     return frozenset(site_key(parse_key(key)[0]) for key in measured)
 
 
-def _acted(x: Value, one: Value, *, name: str) -> Value:
+def _perturbed(x: Value, one: Value, *, name: str) -> Value:
     return one.apply_at(x, name)
 
 
 @internal_config()
-def _of_member(on: Array, rows: Sequence[int], number: Array, count: int) -> Array:
+def _is_on_in_member(on: Array, rows: Sequence[int], number: Array, count: int) -> Array:
     return on & (number == rows[0] % count)
 
 
-def _acts(rows: Array) -> bool:
+def _any_row_acts(rows: Array) -> bool:
     return rows is not None and (jit.is_tracer(rows) or bool(np.any(np.asarray(rows))))
 
 
@@ -380,7 +402,7 @@ def _differentiable(context: Context, held: Mapping[str, object]) -> frozenset[s
     if not isinstance(module, nnx.Module) or context.path is None:
         return frozenset()
     mine = (
-        path_within(context, path)
+        path_in_model(context, path)
         for path, variable, value in contents(module)
         if isinstance(variable, nnx.Param) and not jit.in_forward_mode(value)
     )

@@ -1,8 +1,8 @@
 """The watched passes: which one is under way, and the summaries that arrived of each.
 
-A pass begins with a call of the model (`live.calls`); what it does and sends is fixed from then on.
-Invariant: data is kept under the number of its own pass, however late it arrives, and nothing is
-kept of a pass that is not sampled. Imports no jax.
+A pass begins with a call of the model (`live.pass_boundaries`); what it does and sends is fixed
+from then on. Invariant: data is kept under the number of its own pass, however late it arrives, and
+nothing is kept of a pass that is not sampled. Imports no jax.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nnx_inspector.live.calls import OF_MODEL, Call, UnderWay
+from nnx_inspector.live.pass_boundaries import MODEL_CALL, PassState, TopLevelCall
 from nnx_inspector.stats.bins import NAN_BIN
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.typing import Value
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from nnx_inspector.perturbations.places import Setting
     from nnx_inspector.program.function import WatchedCall
 
-Arrived = dict[tuple[str, str], list[Summary]]
+CallSummaries = dict[tuple[str, str], list[Summary]]
 """(site, quantity) -> a summary for each call, in order of arrival."""
 
 
 @dataclasses.dataclass
-class Sent:
+class PassData:
     """What a pass has sent.
 
     Attributes:
@@ -48,7 +48,7 @@ class Sent:
         is_empty: whether no position counted of a value of which only some do.
     """
 
-    arrived: Arrived = dataclasses.field(default_factory=lambda: defaultdict(list))
+    arrived: CallSummaries = dataclasses.field(default_factory=lambda: defaultdict(list))
     gauges: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=lambda: {})
     choices: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=lambda: {})
     states: dict[str, np.ndarray] = dataclasses.field(default_factory=lambda: {})
@@ -65,11 +65,11 @@ class Message:
     """What a program sends. Whoever needs it first reads it: the program does not wait for that.
 
     Attributes:
-        read: adds its content to `Sent`.
+        read: adds its content to `PassData`.
         arrays: what it consists of. A program that is still running may compute them.
     """
 
-    read: Callable[[Sent], None]
+    read: Callable[[PassData], None]
     arrays: Sequence[Value] = ()
 
     @property
@@ -120,23 +120,23 @@ class Inbox:
         self.every = 1
         self._later = deque[int]()
         self.late = 0
-        self.next_begins: Callable[[], None] = lambda: None
+        self.before_pass: Callable[[], None] = lambda: None
         self.begins: Callable[[int], None] = lambda number: None
         self._lock = threading.RLock()  # an interrupt may leave a Condition with its lock
         self._changed = threading.Condition(self._lock)
-        self._now = UnderWay()
-        self._passes: dict[int, Taken] = {}
+        self._now = PassState()
+        self._passes: dict[int, WatchedPass] = {}
         self._awaiting: dict[int, Counter[str]] = {}
         self._copied: set[int] = set()
 
     def begin(
-        self, setting: Setting, *, call: Call = OF_MODEL, awaits: Iterable[str] = ()
+        self, setting: Setting, *, call: TopLevelCall = MODEL_CALL, awaits: Iterable[str] = ()
     ) -> CurrentPass:
         """The pass of a call that begins now; a new one, or the one that the call joins.
 
         It awaits these messages, which may arrive after later passes begin.
         """
-        self.next_begins()
+        self.before_pass()
         with self._lock:
             now = self._now.after(call, setting, self.every)
             number, sampled = now.begun - 1, now.measures(call, self.every)
@@ -147,7 +147,7 @@ class Inbox:
                 before = self._awaiting[number] if joins else Counter[str]()
                 self._awaiting[number] = before + Counter(awaits)
                 known = self._passes[number].messages if joins else ()
-                self._passes[number] = Taken(number, setting, known)
+                self._passes[number] = WatchedPass(number, setting, known)
                 self._changed.notify_all()
             self._now = now
             if sampled and not joins and self._later:
@@ -163,13 +163,13 @@ class Inbox:
         with self._lock:
             self.every, self._later = every, deque(later)
 
-    def is_due(self, calls: Sequence[Call], setting: object) -> bool:
+    def is_due(self, calls: Sequence[TopLevelCall], setting: object) -> bool:
         """Whether one of the next calls is sampled."""
         return self._now.may_measure(calls, setting, self.every)
 
-    def pass_over(self, calls: Iterable[Call], setting: object) -> None:
+    def pass_over(self, calls: Iterable[TopLevelCall], setting: object) -> None:
         """Count the passes, none of them sampled, of calls that nobody begins."""
-        self.next_begins()
+        self.before_pass()
         with self._lock:
             for call in calls:
                 self._now = self._now.after(call, setting, self.every)
@@ -183,7 +183,7 @@ class Inbox:
     def restart(self, every: int) -> None:
         """Count passes from 0 again, and sample every `every`-th one."""
         with self._lock:
-            self._now = UnderWay()
+            self._now = PassState()
             self.sample(every)
             self._passes, self._awaiting = {}, {}
             self._copied.clear()
@@ -196,7 +196,7 @@ class Inbox:
             self._changed.wait_for(lambda: over() or self._ready(number) or self._complete())
             return not over()
 
-    def completed(self) -> list[Taken]:
+    def completed(self) -> list[WatchedPass]:
         """The passes that are here as a whole, each once. They stay in the inbox."""
         with self._lock:
             every = [self._passes[number] for number in self._complete()]
@@ -248,29 +248,29 @@ class Inbox:
         """Whether a summary that has arrived and was not yet taken counts a NaN."""
         with self._lock:
             waiting = list(self._passes.values())
-        sent = Sent()
+        sent = PassData()
         for message in (m for one in waiting for m in one.messages if m.is_here):
             message.read(sent)
         summaries = [s for found in sent.arrived.values() for s in found]
         return any(np.any(np.asarray(s.bins)[..., NAN_BIN]) for s in summaries)
 
-    def take(self, *, besides: int = 0, before: float = math.inf) -> list[Taken]:
+    def take(self, *, leave: int = 0, before: float = math.inf) -> list[WatchedPass]:
         """Take the sampled passes, oldest first, except the newest ones and those that await a
         message.
 
         Args:
-            besides: how many of the newest to leave, with all from the first that awaits a message
+            leave: how many of the newest to leave, with all from the first that awaits a message
                 on; 0 leaves none.
             before: only passes with smaller numbers are taken.
         """
         with self._lock:
-            numbers = [number for number in self._ready(besides) if number < before]
+            numbers = [number for number in self._ready(leave) if number < before]
             found = [self._passes[number] for number in numbers]
             for number in numbers:
                 self.drop(number)
             return found
 
-    def waiting_passes(self) -> list[Taken]:
+    def waiting_passes(self) -> list[WatchedPass]:
         """All sampled passes, oldest first, which stay in the inbox."""
         with self._lock:
             return list(self._passes.values())
@@ -283,17 +283,17 @@ class Inbox:
             self._copied.discard(number)
             return here is not None
 
-    def _ready(self, besides: int) -> list[int]:
+    def _ready(self, leave: int) -> list[int]:
         numbers = list(self._passes)
-        count = max(0, len(numbers) - besides)
-        for index, number in enumerate(numbers[:count] if besides else ()):
+        count = max(0, len(numbers) - leave)
+        for index, number in enumerate(numbers[:count] if leave else ()):
             if self._awaits(number) and len(numbers) - index <= MOST_AWAITING:
                 return numbers[:index]
         return numbers[:count]
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
+class WatchedPass:
     """One pass of an inbox, as far as its messages have arrived.
 
     Attributes:
@@ -307,8 +307,8 @@ class Taken:
     messages: tuple[Message, ...]
 
     @functools.cached_property
-    def sent(self) -> Sent:
-        found = Sent()
+    def sent(self) -> PassData:
+        found = PassData()
         for message in self.messages:
             message.read(found)
         return found

@@ -25,9 +25,9 @@ from nnx_inspector.hooks.hook import replace_hooks
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import contents, is_node
-from nnx_inspector.live.inbox import Message, Sent
-from nnx_inspector.live.programs.launches import Watched, noting
-from nnx_inspector.recordings.layers import OPTIMIZER, STATE
+from nnx_inspector.live.inbox import Message, PassData
+from nnx_inspector.live.programs.launches import WatchedSession, log_errors
+from nnx_inspector.recordings.tree_rows import OPTIMIZER, STATE
 from nnx_inspector.stats.summarize import in_words, is_number, summarize
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.typing import Value
@@ -35,7 +35,7 @@ from nnx_inspector.typing import Value
 _Path = tuple[Value, ...]
 MOST_ARRAYS: Final = 1024
 """Of more arrays the first ones are measured."""
-_AROUND: Final = {"inner_state", "inner_states", "inner_opt_state", "opt_state"}
+_WRAPPERS: Final = {"inner_state", "inner_states", "inner_opt_state", "opt_state"}
 """What the states of optax call the states within them: no part of a name, if names differ so."""
 NO_STATE: Final = (
     "optimizer= takes an nnx.Optimizer, or a function that returns the state which your loop "
@@ -43,7 +43,7 @@ NO_STATE: Final = (
 )
 
 
-class States:
+class OptimizerStates:
     """The states of a loop's optimizers.
 
     Args:
@@ -63,14 +63,14 @@ class States:
         several = isinstance(given, Mapping) and not isinstance(given, nnx.State)
         self._of: dict[str, Value] = dict(given) if several else {"": given}
         for name, one in self._of.items():
-            _require_read_anew(name, one)
+            _require_rereadable(name, one)
         self._parameters = {tuple(map(str, path)) for path, _, _ in contents(model)}
         self._own = frozenset(id(variable) for _, variable, _ in contents(model))
         self._names: dict[tuple[_Path, ...], list[str]] = {}
         self._last: tuple[list[weakref.ref[jax.Array]], Message] | None = None
         self.skipped: dict[str, str] = {}
         for name, one in self._of.items():
-            _require_some(name, one, self._own)
+            _require_optimizer(name, one, self._own)
 
     def arrays(self) -> dict[str, jax.Array]:
         """Key -> each array of the states as they are now: `"optimizer/mu/head/kernel"`."""
@@ -81,7 +81,7 @@ class States:
         found = [(path, x) for path, x in found if isinstance(x, jax.Array) and is_number(x.dtype)]
         paths = tuple(path for path, _ in found)
         if paths not in self._names:
-            self._names = {paths: self._named(paths)}
+            self._names = {paths: self._keys_of(paths)}
         every = zip(self._names[paths], (x for _, x in found), strict=True)
         return dict(list(every)[:MOST_ARRAYS])
 
@@ -94,30 +94,32 @@ class States:
         if not found:
             return None
         same, message = self._last or ([], None)
-        alike = len(same) == len(found) and all(map(_refers, same, found.values()))
-        if alike:  # another pass of the same program
+        pairs = zip(same, found.values(), strict=False)
+        if len(same) == len(found) and all(reference() is x for reference, x in pairs):
+            # another pass of the same program
             return message
         message = _message(tuple(found), list(found.values()))
         self._last = [weakref.ref(x) for x in found.values()], message
         return message
 
-    def _named(self, paths: Sequence[_Path]) -> list[str]:
+    def _keys_of(self, paths: Sequence[_Path]) -> list[str]:
         """The keys of paths: what optax wraps around a state is left out, as far as keys differ."""
-        parts = [self._divided(path) for path in paths]
-        short = [(*filter(_tells, head), *tail) for head, tail in parts]
+        short = [self._short_path(path) for path in paths]
         count = Counter(short)
         whole = [x if count[x] == 1 else path for x, path in zip(short, paths, strict=True)]
         return [site_key((OPTIMIZER, *map(str, path))) for path in whole]
 
-    def _divided(self, path: _Path) -> tuple[_Path, _Path]:
-        """A path in two: how the state calls it, and the path of a parameter, or its last part."""
-        for at in range(len(path)):
-            if tuple(map(str, path[at:])) in self._parameters:
-                return path[:at], path[at:]
-        return path[:-1], path[-1:]
+    def _short_path(self, path: _Path) -> _Path:
+        """What the state calls it, then the path of a parameter, or the last part."""
+        every = range(len(path))
+        at = next(
+            (i for i in every if tuple(map(str, path[i:])) in self._parameters), len(path) - 1
+        )
+        names = (one for one in path[:at] if not isinstance(one, int) and one not in _WRAPPERS)
+        return (*names, *path[at:])
 
 
-def measure_states(session: Watched, given: object) -> dict[str, str]:
+def measure_states(session: WatchedSession, given: object) -> dict[str, str]:
     """Measure the state of these optimizers, none for None, when a measured pass begins.
 
     Returns:
@@ -126,13 +128,13 @@ def measure_states(session: Watched, given: object) -> dict[str, str]:
     session.inbox.begins = lambda number: None
     if given is None:
         return {}
-    of, states = weakref.ref(session), States(given, session.model)
+    of, states = weakref.ref(session), OptimizerStates(given, session.model)
 
     def begins(number: int) -> None:
         here = of()
         if here is None:
             return
-        with noting(here, "reading the optimizer: "):
+        with log_errors(here, "reading the optimizer: "):
             message = states.message()
             if message is not None:
                 here.inbox.receive(number, message, STATE)
@@ -142,15 +144,7 @@ def measure_states(session: Watched, given: object) -> dict[str, str]:
     return {key: in_words(x.dtype, x.shape) for key, x in states.arrays().items()}
 
 
-def _refers(reference: weakref.ref[jax.Array], x: object) -> bool:
-    return reference() is x
-
-
-def _tells(part: object) -> bool:
-    return not isinstance(part, int) and part not in _AROUND
-
-
-def _require_read_anew(name: str, one: object) -> None:
+def _require_rereadable(name: str, one: object) -> None:
     """Raise unless a state can be read again in each pass: a loop replaces arrays, and tuples."""
     if not isinstance(one, nnx.Pytree) and not callable(one):
         of = f" of {name!r}" if name else ""
@@ -159,7 +153,7 @@ def _require_read_anew(name: str, one: object) -> None:
         )
 
 
-def _require_some(name: str, one: object, own: frozenset[int]) -> None:
+def _require_optimizer(name: str, one: object, own: frozenset[int]) -> None:
     """Raise if an object is no optimizer. One of plain gradient descent has an empty state."""
     known = hasattr(one, "opt_state") or not isinstance(one, nnx.Pytree)
     if not known and not any(True for _ in _arrays_of(one, own)):
@@ -194,7 +188,7 @@ def _unreadable(x: jax.Array) -> str:
     return ""
 
 
-def _read(keys: tuple[str, ...], found: list[Summary], sent: Sent) -> None:
+def _read(keys: tuple[str, ...], found: list[Summary], sent: PassData) -> None:
     for key, one in zip(keys, jax.device_get(found), strict=True):
         sent.arrived[key, STATE].append(one)
 

@@ -21,27 +21,38 @@ from flax import nnx
 
 from nnx_inspector._compat.launching.started import Following
 from nnx_inspector._compat.processes import spans
-from nnx_inspector.background import Worker, weakly
+from nnx_inspector.background import Worker, weak_method
 from nnx_inspector.hooks.dispatch import ScopeTagging, hook_openings
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Hook
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sites, site_key
-from nnx_inspector.live.figures import Observer, Summaries, updates_of, with_layers
-from nnx_inspector.live.hook import Watch, parameters_of
-from nnx_inspector.live.inbox import Arrived, Inbox, Message, Taken
-from nnx_inspector.live.messages import Reached, listeners
-from nnx_inspector.live.programs.agreement import ProcessGroup, process_group_of
-from nnx_inspector.live.programs.asked import Asked
-from nnx_inspector.live.programs.launches import noting
-from nnx_inspector.live.programs.recompile import JitCalls, Listening
-from nnx_inspector.live.programs.variants import Chosen, Variants
-from nnx_inspector.live.programs.whose import Whose
-from nnx_inspector.opening import Opening, held
+from nnx_inspector.live.hook import WatchHook, parameters_of
+from nnx_inspector.live.inbox import CallSummaries, Inbox, Message, WatchedPass
+from nnx_inspector.live.pass_start import Reached, open_sessions
+from nnx_inspector.live.pass_stats import (
+    PassStatsBuilder,
+    Summaries,
+    gauges_with_layers,
+    updates_of,
+)
+from nnx_inspector.live.programs.launches import log_errors
+from nnx_inspector.live.programs.ownership import Ownership
+from nnx_inspector.live.programs.process_group import ProcessGroup, form_process_group
+from nnx_inspector.live.programs.recompile import CallLog, CallLogging
+from nnx_inspector.live.programs.value_request import ValueRequest
+from nnx_inspector.live.programs.variants import VariantChooser, Variants
 from nnx_inspector.perturbations.places import CLEAN, Place, Setting, has_room
 from nnx_inspector.program.editing.counting import Where
-from nnx_inspector.recordings.facts import Figures
-from nnx_inspector.recordings.layers import STATE, Stack, layers_of_stacks, leaf_of, one_of
+from nnx_inspector.recordings.facts import PassStats
 from nnx_inspector.recordings.passes import QUANTITIES
+from nnx_inspector.recordings.tree_rows import (
+    STATE,
+    Stack,
+    layers_of_stacks,
+    leaf_of,
+    merged_summary,
+)
+from nnx_inspector.resources import Resource, open_all
 from nnx_inspector.stats.summary import Summary
 
 _numbers = itertools.count(1)
@@ -56,7 +67,7 @@ def _free_numbers(model: nnx.Module, replica: int | None) -> list[int]:
     return _free[id(model)].setdefault(replica, [])
 
 
-def _taken(free: list[int], wanted: int) -> int:
+def _take_number(free: list[int], wanted: int) -> int:
     try:
         free.remove(wanted)
     except ValueError:
@@ -67,12 +78,12 @@ def _taken(free: list[int], wanted: int) -> int:
     return wanted
 
 
-class Shares:
+class JobExchange:
     """What the owner of a loop says to the other processes of a job, and takes from them: nothing,
     unless a subclass does.
     """
 
-    def opens(self) -> str:
+    def initial_wish(self) -> str:
         """What this process begins the loop with; the loop is measured if all begin alike."""
         return ""
 
@@ -80,11 +91,11 @@ class Shares:
         """What this process has now."""
         return ""
 
-    def granted(self, session: Session, said: Mapping[int, str], /) -> None:
+    def apply_wishes(self, session: Session, said: Mapping[int, str], /) -> None:
         """Take over what the processes have said, for the coming step."""
 
 
-class _Noting:
+class _ScopeReport:
     """Tells a session what was called while it was open."""
 
     def __init__(self, session: Session, scope: Scope):
@@ -131,15 +142,15 @@ class Session:
         gradients: whether cotangents are measured.
         measured: the selected sites that are measured; the others can only be perturbed.
         parameters: whether parameters, their gradients and updates are measured.
-        replica: which of several trees of the model's structure is the model; see `Whose`.
+        replica: which of several trees of the model's structure is the model; see `Ownership`.
         where: which positions of a pass count.
 
     Attributes:
-        besides: sites that only a call reveals (a sown value, a Linen submodule) and that may be
-            perturbed, from the next `refresh` on; other such sites are measured too.
-        blurred: the stacks whose layers cannot be told apart.
-        bare: whether the next step runs bare although it should be measured, because the program
-            that measures it is still being compiled.
+        extra_sites: sites that only a call reveals (a sown value, a Linen submodule) and that may
+            be perturbed, from the next `refresh` on; other such sites are measured too.
+        merged_stacks: the stacks whose layers cannot be told apart.
+        runs_bare: whether the next step runs bare although it should be measured, because the
+            program that measures it is still being compiled.
         stacks: sites whose layers are also measured separately, if they can be.
         places: the places that programs have room for, from the next `open` on.
     """
@@ -166,7 +177,7 @@ class Session:
             self.measured = self.measured or self.selection
             self.selection = Selection((*self.selection.terms, ""))
         self.gradients, self.parameters, self.where = gradients, parameters, where
-        self.besides: tuple[str, ...] = ()
+        self.extra_sites: tuple[str, ...] = ()
         self.stacks: Mapping[str, Stack] = {}
         self.keys: list[str] = []
         self._unmeasured: tuple[str, ...] = ()
@@ -177,41 +188,43 @@ class Session:
         self.ran: dict[int, Reached] = {}
         self.unseen: dict[str, str] = {}
         self.warned_of: set[str] = set()  # of these, those that a warning has named
-        self.blurred: set[str] = set()
+        self.merged_stacks: set[str] = set()
         self.setting = CLEAN
         self.places: tuple[Place, ...] = ()
         self.inbox = Inbox()
-        self.on_armed: Callable[[], None] = lambda: None
+        self.on_compiled: Callable[[], None] = lambda: None
         self._wanted: tuple[Place, ...] = ()
-        self._observer = Observer()
-        self.bare = False
-        self._asked: Asked | None = None
+        self._stats_builder = PassStatsBuilder()
+        self.runs_bare = False
+        self._value_request: ValueRequest | None = None
         self.group: ProcessGroup | None = None  # the processes of a job that measure together
-        self.steering: Shares | None = None  # asked before each measured pass
+        self.steering: JobExchange | None = None  # asked before each measured pass
         self.notes: list[str] = []  # warnings of what became of it
         self._open: Callable[[], None] | None = None
-        self._calls, self._bare_calls = self._no_calls(), JitCalls(None)
-        self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
+        self._calls, self._bare_calls = self._no_calls(), CallLog(None)
+        self._arming = Worker(
+            "nnx_inspector.arming", weak_method(self._not_armed), weak_method(self._armed)
+        )
         self.variants = Variants(self)
         self._scope = scope_of(model, candidates=True)
-        self.whose = Whose(model, self._scope, replica)
+        self.ownership = Ownership(model, self._scope, replica)
         self.begin()
         self.refresh()
 
-    def _no_calls(self) -> JitCalls:
-        return JitCalls(weakly(self.is_mine))
+    def _no_calls(self) -> CallLog:
+        return CallLog(weak_method(self.is_mine))
 
     def begin(self) -> None:
         """Take a free number for a loop, if possible the last: its programs are kept."""
         if not self._has_number:
-            number = _taken(_free_numbers(self.model, self._replica), self.number)
+            number = _take_number(_free_numbers(self.model, self._replica), self.number)
             if number != self.number:
                 self.number, self._calls = number, self._no_calls()
         self._has_number = True
-        self.whose.begin()
-        listeners[self.number] = self
+        self.ownership.begin()
+        open_sessions[self.number] = self
 
-    def agree(self, first: int, every: int, shares: Shares) -> int:
+    def agree(self, first: int, every: int, shares: JobExchange) -> int:
         """Wait for the other processes of a job that this loop trains in: all measure, or none.
 
         If the model's own arrays lie in this process, the first program decides whether it does.
@@ -227,13 +240,13 @@ class Session:
         opening["control"] = self.is_steered
 
         def begin() -> None:
-            said = shares.opens()
+            said = shares.initial_wish()
             compared = {**opening, "sites": len(self.keys), "perturbations": said}
-            self.group = found = process_group_of(compared, first=first)
+            self.group = found = form_process_group(compared, first=first)
             if self.is_steered:  # a pass that is due is measured, and there is no other
                 found.most_missed = 1
-            if not found.apart:
-                shares.granted(self, {0: said})
+            if not found.disagreement:
+                shares.apply_wishes(self, {0: said})
 
         self._open = begin
         self.takes_part(nnx.state(self.model))
@@ -244,25 +257,26 @@ class Session:
         if self._open is not None and spans(arrays):
             begin, self._open = self._open, None
             begin()
-        return not self.apart
+        return not self.disagreement
 
     @property
-    def apart(self) -> str:
+    def disagreement(self) -> str:
         """Why the processes of the job do not measure; "" if they do, or if there is one alone."""
-        return "" if self.group is None else self.group.apart
+        return "" if self.group is None else self.group.disagreement
 
-    def meet(self, shares: Shares) -> bool:
+    def meet(self, shares: JobExchange) -> bool:
         """Whether a step that is due is measured: in a job, if all are about to make it."""
         if self.group is None:
             return True
-        before, said = self.apart, self.group.meet(shares.wish())
-        if self.apart != before:
-            self.notes.append(f"{self.apart}: no process measures it any more, and it goes on.")
+        before, said = self.disagreement, self.group.meet(shares.wish())
+        if self.disagreement != before:
+            text = f"{self.disagreement}: no process measures it any more, and it goes on."
+            self.notes.append(text)
         if said is None:
             return False
         granted = False
-        with noting(self, "changing perturbations: "):
-            shares.granted(self, said)
+        with log_errors(self, "changing perturbations: "):
+            shares.apply_wishes(self, said)
             granted = True
         self.group.leaves |= not granted  # no process measures the next step
         return True
@@ -277,17 +291,17 @@ class Session:
         return self.steering is None or self.meet(self.steering)
 
     @property
-    def asked(self) -> Asked | None:
+    def value_request(self) -> ValueRequest | None:
         """Whose values the next pass keeps; in a job nobody's, for others would not keep them."""
-        return self._asked if self.group is None else None
+        return self._value_request if self.group is None else None
 
-    @asked.setter
-    def asked(self, asked: Asked | None) -> None:
-        self._asked = asked
+    @value_request.setter
+    def value_request(self, request: ValueRequest | None) -> None:
+        self._value_request = request
 
     def finish(self) -> None:
         """End a loop. None of its programs may be running; what later programs send is ignored."""
-        listeners.pop(self.number, None)
+        open_sessions.pop(self.number, None)
         if self.group is not None:
             self.group.leave()
         # other calls, of a twin say, are seen in a new trace alone: other sessions must trace again
@@ -297,13 +311,13 @@ class Session:
 
     def refresh(self) -> None:
         """Forget the copies of the model's modules, and read which sites it has now."""
-        self._scope = self.whose.scope = scope_of(self.model, candidates=True)
+        self._scope = self.ownership.scope = scope_of(self.model, candidates=True)
         self._read_keys()
 
     def _read_keys(self) -> None:
         self._readings = self._scope.readings
         # sorted: an NNX transform reorders the attributes of the objects that it updates
-        self.keys = sorted({*self.besides, *self._selected(self.selection)})
+        self.keys = sorted({*self.extra_sites, *self._selected(self.selection)})
         only = self.measured
         if only is not None:
             wanted = self._selected(only)
@@ -320,7 +334,7 @@ class Session:
 
     def perturb(self, setting: Setting | Mapping[str, tuple[float, float]]) -> None:
         """Set the perturbations of the next pass and later ones: a setting, or its rows alone."""
-        self.variants.stop_passing()
+        self.variants.leave_fast_path()
         self.setting = setting if isinstance(setting, Setting) else Setting(rows=dict(setting))
 
     def hook(self, places: tuple[Place, ...]) -> Hook:
@@ -332,22 +346,22 @@ class Session:
         some = self.measured is not None or self.selection.terms != (None,)
         those = self.parameters and (parameters_of(keys, self._unmeasured) if some else True)
         of = self.number, keys, self._unmeasured, self.gradients, places, those
-        watch = Watch(*of, where=self.where)
+        watch = WatchHook(*of, where=self.where)
         return Hook(watch, TAP_OUTPUT, self.selection, self._scope, watches=True)
 
     @property
-    def lacks_room(self) -> bool:
+    def needs_places(self) -> bool:
         """Whether the setting needs a place that the programs have no room for yet."""
         return not has_room(self.places, self.setting.places)
 
     @property
     def compiling(self) -> bool:
         """Whether programs with room for the setting are being compiled."""
-        return self.lacks_room and self._arming.busy
+        return self.needs_places and self._arming.busy
 
-    def make_room(self) -> None:
+    def take_places(self) -> None:
         """Make room for the setting; the next step compiles the programs that are missing."""
-        if self.lacks_room:
+        if self.needs_places:
             self.places = self.setting.places
 
     def arm(self) -> bool:
@@ -359,7 +373,7 @@ class Session:
             first `open` afterwards has room.
         """
         places = self.setting.places
-        if not self.lacks_room:
+        if not self.needs_places:
             return False
         if places == self._wanted and self._arming.busy:
             return True
@@ -368,11 +382,11 @@ class Session:
         def instead(old: Hook) -> Hook:
             if not self.is_mine(old):
                 return old
-            inside = cast(Watch, old.wrap).inside
-            wrap = dataclasses.replace(cast(Watch, hook.wrap), inside=inside)
+            inside = cast(WatchHook, old.wrap).inside
+            wrap = dataclasses.replace(cast(WatchHook, hook.wrap), inside=inside)
             return dataclasses.replace(hook, wrap=wrap)
 
-        calls = self._calls.all()
+        calls = self._calls.logged()
         if not calls or self.group is not None:  # all change their programs at the same step
             self.places = places
             return False
@@ -383,25 +397,27 @@ class Session:
                     call.compile(instead, change=self.variants.ahead)
             self.places = places
 
-        self._arming.do_instead(compile_all)
+        self._arming.submit_instead(compile_all)
         return True
 
-    def note_bare(self) -> tuple[Opening, ...]:
+    def log_bare_calls(self) -> tuple[Resource, ...]:
         """While these are open, nothing is measured, and what this thread jits is noted for
         `compile_ahead`.
         """
-        return () if self.apart else (ScopeTagging(self._scope), Listening(self._bare_calls))
+        return (
+            () if self.disagreement else (ScopeTagging(self._scope), CallLogging(self._bare_calls))
+        )
 
     def compile_ahead(self) -> bool:
         """Compile in a thread what a measured step calls; returns whether there is any."""
-        calls, hook = self._bare_calls.all(), self.hook(self.places)
+        calls, hook = self._bare_calls.logged(), self.hook(self.places)
 
         def compile_all() -> None:
             for call in calls:
                 if not self._arming.closed:
                     call.compile(inside=(hook,), change=self.variants.ahead)
 
-        return bool(calls) and self._arming.do(compile_all)
+        return bool(calls) and self._arming.submit(compile_all)
 
     def wait(self) -> None:
         self._arming.wait()
@@ -411,30 +427,36 @@ class Session:
         return self._arming.busy
 
     def _armed(self) -> None:
-        self.on_armed()
+        self.on_compiled()
 
     def _not_armed(self, error: Exception) -> None:
         # the user's own call will compile it in its own thread, or raise a better error
         self.places = self._wanted
         self.errors.append(f"compiling ahead: {type(error).__name__}: {error}")
-        self.on_armed()
+        self.on_compiled()
 
     def is_mine(self, hook: Hook) -> bool:
-        return isinstance(hook.wrap, Watch) and hook.wrap.session == self.number
+        return isinstance(hook.wrap, WatchHook) and hook.wrap.session == self.number
 
-    def opening(self) -> tuple[Opening, ...]:
+    def opening(self) -> tuple[Resource, ...]:
         """While these are open, every pass is watched that this thread makes, with room for the
         armed places.
         """
-        if self.apart:
+        if self.disagreement:
             return ()
         hooks = hook_openings(self.hook(self.places))
-        listening, fast = Listening(self._calls), Following()
-        return _Noting(self, self._scope), listening, *hooks, fast, Chosen(self.variants)
+        listening, fast = CallLogging(self._calls), Following()
+        return (
+            _ScopeReport(self, self._scope),
+            listening,
+            *hooks,
+            fast,
+            VariantChooser(self.variants),
+        )
 
     def open(self) -> AbstractContextManager[None]:
-        """Watch every pass that this thread makes inside; see `opening`."""
-        return held(*self.opening())
+        """Watch every pass that this thread makes inside; see `resources`."""
+        return open_all(*self.opening())
 
     def note(self, scope: Scope) -> None:
         """Take over what a scope has seen."""
@@ -460,16 +482,16 @@ class Session:
 
         Waits until started programs have finished.
         """
-        return self.measured_in(self.take_passes())
+        return self.summaries_of(self.take_passes())
 
-    def measured_in(
-        self, passes: list[Taken], *, ended: bool = True
+    def summaries_of(
+        self, passes: list[WatchedPass], *, ended: bool = True
     ) -> dict[str, dict[str, Summary]]:
         """Site -> quantity -> the summary over all calls of some passes, the session's sites first,
         then single layers of stacks. Of passes that have not ended, which stacks cannot be told
         apart is not noted.
         """
-        parts: Arrived = {}
+        parts: CallSummaries = {}
         for one in passes:
             for what, summaries in one.sent.arrived.items():
                 if what[1] in ("parameter", STATE):  # as the first call read it
@@ -478,7 +500,7 @@ class Session:
                     parts.setdefault(what, []).extend(summaries)
         layers, unknown = layers_of_stacks(parts, self.stacks)
         if ended:
-            self.blurred |= unknown
+            self.merged_stacks |= unknown
         found: dict[str, dict[str, None]] = {site: {} for site in self.keys}
         for key, _ in parts:  # the arrays of a site after each other, the main one first
             found.setdefault(leaf_of(key)[0], {}).setdefault(key)
@@ -487,20 +509,20 @@ class Session:
             for key in dict.fromkeys((site, *own)):
                 for quantity in ("input", *QUANTITIES):
                     if (key, quantity) in parts:
-                        out.setdefault(key, {})[quantity] = one_of(parts[key, quantity])
+                        out.setdefault(key, {})[quantity] = merged_summary(parts[key, quantity])
         return {**out, **layers}
 
-    def figures_in(self, passes: list[Taken], measured: Summaries) -> Figures:
+    def stats_of(self, passes: list[WatchedPass], measured: Summaries) -> PassStats:
         """The figures of some passes that the rules need, with what was measured in them."""
         sent = [one.sent for one in passes]
-        gauges = with_layers([one.gauges for one in sent], self.stacks, axes=1)
-        choices = with_layers([one.choices for one in sent], self.stacks, axes=2)
+        gauges = gauges_with_layers([one.gauges for one in sent], self.stacks, axes=1)
+        choices = gauges_with_layers([one.choices for one in sent], self.stacks, axes=2)
         states: dict[str, np.ndarray] = {}
         differentiated = {path for one in passes for path in one.sent.differentiated}
         for one in passes:
             states = {**one.sent.states, **states}  # the first pass takes precedence
         moves = {path: sums for one in reversed(passes) for path, sums in one.sent.moves.items()}
-        return self._observer.figures(
+        return self._stats_builder.build(
             gauges,
             states,
             choices,
@@ -509,14 +531,14 @@ class Session:
             measured=measured,
         )
 
-    def take_passes(self) -> list[Taken]:
+    def take_passes(self) -> list[WatchedPass]:
         """Like `take`, but each pass separately."""
         passes = self.passes()
         for one in passes:
             self.inbox.drop(one.number)
         return passes
 
-    def passes(self) -> list[Taken]:
+    def passes(self) -> list[WatchedPass]:
         """The passes since the last `take`, which stay there until they are dropped."""
         self.inbox.end_pass()
         return self.inbox.waiting_passes()
@@ -530,4 +552,4 @@ class Session:
         self._may_share = False
         self._arming.close()
         self.variants.close()
-        listeners.pop(self.number, None)
+        open_sessions.pop(self.number, None)

@@ -23,20 +23,20 @@ from typing import NoReturn, ParamSpec, TypedDict, TypeVar, cast
 import numpy as np
 
 from nnx_inspector._compat.launching.started import Following, Keeping, Latest, raise_kept
-from nnx_inspector.background import Worker, weakly
+from nnx_inspector.background import Worker, weak_method
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.dispatch import installation
 from nnx_inspector.hooks.sites import Only
-from nnx_inspector.live.inbox import Taken
-from nnx_inspector.live.programs.launches import noting
-from nnx_inspector.live.session import Session, Shares
-from nnx_inspector.opening import Opening, close_all
+from nnx_inspector.live.inbox import WatchedPass
+from nnx_inspector.live.programs.launches import log_errors
+from nnx_inspector.live.session import JobExchange, Session
+from nnx_inspector.resources import Resource, close_all
 from nnx_inspector.typing import Value
 
 T = TypeVar("T")
 Arguments = ParamSpec("Arguments")
 
-KEPT_BACK = 2
+UNFINISHED_PASSES = 2
 """How many passes may still lack gradients when later passes have begun."""
 
 
@@ -56,7 +56,7 @@ class Step:
     latest: Latest | None
 
 
-class Owner:
+class LoopCallbacks:
     """The object that begins a loop and receives its steps and passes; this one does nothing.
 
     Attributes:
@@ -65,7 +65,7 @@ class Owner:
     """
 
     start = 0
-    shares = Shares()
+    shares = JobExchange()
 
     def poll(self) -> None:
         """Let the browser's messages arrive, between two steps or passes; no lock is held."""
@@ -74,7 +74,7 @@ class Owner:
         """Begin a loop and return the number of its first step."""
         return self.start
 
-    def begins_at(self, step: int) -> int:
+    def first_step_is(self, step: int) -> int:
         """Let the first step have another number, which it returns."""
         return step
 
@@ -84,8 +84,8 @@ class Owner:
 
     def step_ends(self, session: Session, ended: Step) -> None: ...
     def step_left(self, session: Session, step: int, *, sampled: bool) -> None: ...
-    def pass_ends(self, session: Session, step: int, one: Taken, *, newest: bool) -> None: ...
-    def pass_held(self, session: Session, step: int, one: Taken) -> None: ...
+    def pass_ends(self, session: Session, step: int, one: WatchedPass, *, newest: bool) -> None: ...
+    def pass_held(self, session: Session, step: int, one: WatchedPass) -> None: ...
     def loop_ends(self, loop: object, session: Session) -> None:
         """End a loop, unless that is done or it never began; called twice after an interrupt."""
 
@@ -93,7 +93,7 @@ class Owner:
         """Warn of what is certain, when no error has left the loop: a filter may raise warnings."""
 
 
-class Watching(TypedDict, total=False):
+class WatchArgs(TypedDict, total=False):
     """How a loop is watched; see `Inspector.watch`."""
 
     every: int
@@ -140,10 +140,10 @@ def batches_of(data: object) -> Iterable[Value] | None:
         return data
     if not hasattr(type(data), "__getitem__"):
         return None
-    return _Items(data) if isinstance(data, Sized) else iter(cast(Value, data))
+    return _SequenceBatches(data) if isinstance(data, Sized) else iter(cast(Value, data))
 
 
-class _Items:
+class _SequenceBatches:
     def __init__(self, data: Value):
         self._data = data
 
@@ -160,9 +160,9 @@ class _Items:
 class Steps:
     """The steps of one loop. The session is open in the steps that need it."""
 
-    def __init__(self, owner: Owner, session: Session, every: int, step: int):
+    def __init__(self, owner: LoopCallbacks, session: Session, every: int, step: int):
         self._owner, self._session, self._every, self._step = owner, session, every, step
-        self._open: tuple[Opening, ...] = ()
+        self._open: tuple[Resource, ...] = ()
         self._began: float | None = None
         self._sampled = self._perturbed = False
         self._path: Following | None = None
@@ -171,14 +171,14 @@ class Steps:
         self._owner.poll()
         due = self._step % self._every == 0 and self._session.meet(self._owner.shares)
         self._perturbed = self._owner.step_begins(self._session)
-        self._sampled = due and not self._session.bare
+        self._sampled = due and not self._session.runs_bare
         self._session.inbox.every = 1 if self._sampled else 0
         self._began = time.perf_counter()
-        those: tuple[Opening, ...] = ()
+        those: tuple[Resource, ...] = ()
         if self._sampled or self._perturbed:
             those = self._session.opening()
         elif due:
-            those = self._session.note_bare()
+            those = self._session.log_bare_calls()
         before_due = not self._sampled and (self._step + 1) % self._every == 0
         self._path = Following(latest=True) if before_due else None
         self._open = those if self._path is None else (*those, self._path)
@@ -226,13 +226,13 @@ def closed_at_exit(
 
 @closed_at_exit
 def iterate(
-    owner: Owner, session: Session, batches: Iterable[T], every: int
+    owner: LoopCallbacks, session: Session, batches: Iterable[T], every: int
 ) -> Generator[T, None, None]:
     """Yield the batches, with the session open around the caller's work on some of them."""
     loop, broken = _Iteration(owner, session), False
     try:
         try:
-            steps = loop.begin(_how_many(batches), every)
+            steps = loop.begin(_length_of(batches), every)
             for batch in batches:
                 steps.begin()
                 yield batch
@@ -249,9 +249,9 @@ def iterate(
 
 
 class _Iteration:
-    """What a loop over batches has begun; `close` may be called again, as that of an `Opening`."""
+    """What a loop over batches has begun; `close` may be called again, as that of an `Resource`."""
 
-    def __init__(self, owner: Owner, session: Session):
+    def __init__(self, owner: LoopCallbacks, session: Session):
         self._owner, self._session = owner, session
         self._keeping, self._installed = Keeping(), installation()
         self._steps: Steps | None = None
@@ -261,7 +261,7 @@ class _Iteration:
         first = self._owner.loop_begins(self, total)
         self._session.begin()
         self._session.refresh()
-        first = self._owner.begins_at(self._session.agree(first, every, self._owner.shares))
+        first = self._owner.first_step_is(self._session.agree(first, every, self._owner.shares))
         self._installed.open()
         self._steps = Steps(self._owner, self._session, every, first)
         return self._steps
@@ -281,7 +281,7 @@ class _Iteration:
 
 
 @atexit.register
-def _leave() -> None:
+def _close_loops() -> None:
     """Close what is open when the interpreter ends: later our modules are gone, and XLA's threads
     are under way.
     """
@@ -290,7 +290,7 @@ def _leave() -> None:
             loop.close()
 
 
-def _how_many(batches: Iterable[object]) -> int | None:
+def _length_of(batches: Iterable[object]) -> int | None:
     try:
         return len(batches) if isinstance(batches, Sized) else None
     except Exception:  # noqa: BLE001 - the progress is shown without an end
@@ -312,22 +312,22 @@ class _Exit:
         if region is None:
             return owner.leave
         leave = functools.partial(Region.leave, region)
-        region.held_by(leave)
+        region.close_with(leave)
         return leave
 
 
 class Region:
     """`with insp.watch(every=10):` around a loop that cannot iterate over `insp.watch(batches)`.
 
-    Passes 0, `every`, 2 * `every` and so on of the model are measured; see `live.calls`. A
-    perturbation acts from the next pass on, even within a step. A `tick` in each step marks the
+    Passes 0, `every`, 2 * `every` and so on of the model are measured; see `live.pass_boundaries`.
+    A perturbation acts from the next pass on, even within a step. A `tick` in each step marks the
     steps.
     """
 
-    def __init__(self, owner: Owner, session: Session, every: int):
+    def __init__(self, owner: LoopCallbacks, session: Session, every: int):
         self._owner, self._session, self._every = owner, session, every
         self._keeping, self._installed = Keeping(), installation()
-        self._open: tuple[Opening, ...] = ()
+        self._open: tuple[Resource, ...] = ()
         self._steps: Steps | None = None
         self._receiver: _Receiver | None = None
         self._first = 0
@@ -360,7 +360,7 @@ class Region:
         self._session.begin()
         self._session.refresh()
         agreed = self._session.agree(self._first, self._every, self._owner.shares)
-        self._first = self._owner.begins_at(agreed)
+        self._first = self._owner.first_step_is(agreed)
         self._owner.step_begins(self._session)
         self._installed.open()
         self._open = self._session.opening()
@@ -384,7 +384,7 @@ class Region:
 
     __exit__ = _Exit()
 
-    def held_by(self, leave: Callable[..., None]) -> None:
+    def close_with(self, leave: Callable[..., None]) -> None:
         """Close, if it is not closed by then, when nothing holds `leave` any more."""
         self._held = weakref.ref(leave, lambda _: self.close())
 
@@ -431,9 +431,9 @@ class Region:
 
     def _end_plain(self) -> None:
         close_all(self._open)
-        self.hand_on()
+        self.deliver()
 
-    def hand_on(self) -> None:
+    def deliver(self) -> None:
         """Hand on the passes so far, and none of the later ones; with ticks, do nothing."""
         if self._receiver is not None:
             self._receiver.finish()
@@ -449,40 +449,40 @@ class Region:
 class _Receiver:
     """Hands on complete passes, in a thread of its own."""
 
-    def __init__(self, owner: Owner, session: Session, first: int):
+    def __init__(self, owner: LoopCallbacks, session: Session, first: int):
         self._owner, self._session, self._first = owner, session, first
         self._over = False
         self._holding = threading.Lock()
-        self._worker = Worker("nnx_inspector.receiver", weakly(self._failed))
+        self._worker = Worker("nnx_inspector.receiver", weak_method(self._failed))
 
     def start(self) -> None:
-        self._session.inbox.next_begins = self._hold_complete
-        self._worker.do(self._work)
+        self._session.inbox.before_pass = self._save_complete
+        self._worker.submit(self._work)
 
     def _failed(self, error: Exception) -> None:
         self._session.errors.append(f"recording a pass: {type(error).__name__}: {error}")
 
     def _work(self) -> None:
         inbox = self._session.inbox
-        while inbox.wait_for_more_than(KEPT_BACK, lambda: self._over):
-            inbox.wait_for_complete()  # not in `_hold_complete`, for which the user's step may wait
-            self._hold_complete()
-            passes = inbox.take(besides=KEPT_BACK)
+        while inbox.wait_for_more_than(UNFINISHED_PASSES, lambda: self._over):
+            inbox.wait_for_complete()  # not in `_save_complete`, for which the user's step may wait
+            self._save_complete()
+            passes = inbox.take(leave=UNFINISHED_PASSES)
             for one in passes:
-                self._hand_on(one, newest=one is passes[-1])
+                self._deliver(one, newest=one is passes[-1])
 
-    def _hand_on(self, one: Taken, *, newest: bool) -> None:
+    def _deliver(self, one: WatchedPass, *, newest: bool) -> None:
         _ = one.sent  # read before anybody takes a lock for it
         self._owner.pass_ends(self._session, self._first + one.number, one, newest=newest)
 
-    def _hold_complete(self) -> None:
+    def _save_complete(self) -> None:
         """Hand on the passes that have arrived, before the next begins: a killed process keeps
         them.
         """
         self._owner.poll()
         with self._holding:
             for one in self._session.inbox.completed():
-                with noting(self._session, "saving a pass: "):  # within the user's step
+                with log_errors(self._session, "saving a pass: "):  # within the user's step
                     self._owner.pass_held(self._session, self._first + one.number, one)
 
     def finish(self) -> None:
@@ -490,8 +490,8 @@ class _Receiver:
         self._over = True
         self._session.inbox.wake()
         self._worker.wait()
-        self._session.inbox.next_begins = lambda: None
+        self._session.inbox.before_pass = lambda: None
         rest = self._session.passes()
         for one in rest:
-            self._hand_on(one, newest=one is rest[-1])
+            self._deliver(one, newest=one is rest[-1])
             self._session.inbox.drop(one.number)  # an interrupt loses none of the others

@@ -38,7 +38,6 @@ from nnx_inspector.hooks.operations import kernels
 from nnx_inspector.hooks.pytrees import with_arguments, with_leaves
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import Only, Selection, module_sites
-from nnx_inspector.opening import held
 from nnx_inspector.perturbations.base import PartBase, Perturbation
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import (
@@ -69,6 +68,7 @@ from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.structure import is_observable, is_whole
 from nnx_inspector.program.survey import Marked, call_numbers, survey
+from nnx_inspector.resources import open_all
 from nnx_inspector.typing import Function, Kwargs, Owner, Params, Primitive, PyTree, Treedef, Value
 
 
@@ -376,7 +376,7 @@ def perturb(
     block = Block(token, Plan(summarise=False), given=lambda place: _numbers[token][place[1]])
     try:
         numbers = _Numbers(token, treedef, avals, None, met)
-        with held(block), _open_region(numbers, perturbation.at, rows, selection, scope, model):
+        with open_all(block), _open_region(numbers, perturbation.at, rows, selection, scope, model):
             yield
     finally:
         if depth:

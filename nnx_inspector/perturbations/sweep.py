@@ -56,7 +56,7 @@ from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
-from nnx_inspector.progress import Progress, Report, shown
+from nnx_inspector.progress import Progress, Report, show_progress
 from nnx_inspector.records.donated import require_staged
 from nnx_inspector.stats.summarize import is_number
 from nnx_inspector.typing import Kwargs, Params, PyTree, Value
@@ -193,7 +193,7 @@ def sweep_call(
     selection = Selection(sites)
     selection.require_match(model)
     marking = sweep_hooks(selection, root, inputs=kind.at == INPUT, where=where)
-    with shown(progress, "sweep") as report, unchecked(), without_watching():
+    with show_progress(progress, "sweep") as report, unchecked(), without_watching():
         with (
             requiring_a_trace(_untraceable_text),
             staged(function, args, kwargs, marking, roots={(): model}) as stage,

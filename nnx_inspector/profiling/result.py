@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from nnx_inspector.errors import printable
-from nnx_inspector.recordings.layers import Site
+from nnx_inspector.recordings.tree_rows import Site
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]

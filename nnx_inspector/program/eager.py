@@ -28,7 +28,6 @@ from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.sharding import on_this_mesh
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.hook import replace_hooks
-from nnx_inspector.opening import held
 from nnx_inspector.program.analysis.identity import handed_on
 from nnx_inspector.program.changes import says_nothing
 from nnx_inspector.program.editing.counting import known_mask
@@ -38,6 +37,7 @@ from nnx_inspector.program.marks import GRADIENT, alone, mark
 from nnx_inspector.program.plan import Plan, Seen
 from nnx_inspector.program.rewrite import Rewritten, rewritten
 from nnx_inspector.program.survey import Item, Marked, Survey, call_numbers, holds_marks, survey
+from nnx_inspector.resources import open_all
 from nnx_inspector.typing import Aval, Owner, Params, Primitive, PyTree, Value
 
 PROGRAMS = 64
@@ -115,7 +115,9 @@ class EagerPass:
     @contextlib.contextmanager
     def reading_gradients(self) -> Iterator[None]:
         """Inside, the gradients that a backward pass computes are read."""
-        with held(Block(GRADIENT, dataclasses.replace(self._plan, perturb=None), seen=self._read)):
+        with open_all(
+            Block(GRADIENT, dataclasses.replace(self._plan, perturb=None), seen=self._read)
+        ):
             yield
 
     def gradients(self) -> list[Value]:

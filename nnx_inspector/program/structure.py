@@ -51,7 +51,7 @@ class Structure:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The name of each observed array, "" for the main one; see `recordings.layers`."""
+        """The name of each observed array, "" for the main one; see `recordings.tree_rows`."""
         return tuple("" if i == self.main else name for i, name in enumerate(self.names)) or ("",)
 
     def named(self) -> list[tuple[str, str]]:

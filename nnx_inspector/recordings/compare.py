@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, run
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.recordings.layers import layer_of
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.recordings.tree_rows import layer_of
 from nnx_inspector.stats.bins import MINUS_ZERO_BIN, RANKS, VALUE_ORDER, ZERO_BIN, bounds
 from nnx_inspector.stats.summary import Summary
 
@@ -29,7 +29,7 @@ _Summaries = Mapping[tuple[str, str], Summary]
 
 
 @runtime_checkable
-class Measured(Protocol):
+class HasSummaries(Protocol):
     """One pass that is not in a recording: a Record."""
 
     def merged(self) -> Mapping[str, Mapping[str, Summary]]:
@@ -56,8 +56,8 @@ _COLUMNS: Final = tuple("in" if name == "where" else name for name in Difference
 
 
 def compare(
-    a: Recording | Measured,
-    b: Recording | Measured,
+    a: Recording | HasSummaries,
+    b: Recording | HasSummaries,
     *,
     at: int | tuple[int | None, int | None] | None = None,
 ) -> pd.DataFrame:
@@ -108,7 +108,7 @@ def compare(
 
     steps = at if isinstance(at, tuple) else (at, at)
     of_a, of_b = _summaries(a, steps[0], "a"), _summaries(b, steps[1], "b")
-    names = names_alike({site for site, _ in of_a}, {site for site, _ in of_b})
+    names = matching_names({site for site, _ in of_a}, {site for site, _ in of_b})
     of_b = {(names.get(site, site), quantity): one for (site, quantity), one in of_b.items()}
     rows = differences(of_a, of_b)
     types = {name: "float64" for name in _COLUMNS[3:8]} | dict.fromkeys(_COLUMNS[8:], "Int64")
@@ -116,7 +116,7 @@ def compare(
     return frame.astype(types)
 
 
-def names_alike(a: Collection[str], b: Collection[str]) -> dict[str, str]:
+def matching_names(a: Collection[str], b: Collection[str]) -> dict[str, str]:
     """Layer of `b` -> its name in `a`, for layers that are stacked in only one of the two."""
     names: dict[str, str] = {}
     for here, there, turned in ((a, b, False), (b, a, True)):
@@ -154,7 +154,7 @@ def _summaries(of: object, step: int | None, name: str) -> _Summaries:
     if isinstance(of, Recording):
         one = pass_of_run(of, step, name)
         return {(site, quantity): summary for site, quantity, summary in one.of_sites.items()}
-    if not isinstance(of, Measured):
+    if not isinstance(of, HasSummaries):
         raise TypeError(
             f"compare takes two Recordings or Records, got {type(of).__name__} for {name}. Read a "
             "recording with nni.load, or restore a checkpoint and pass its weights."
@@ -179,16 +179,16 @@ def pass_of_run(recording: Recording, step: int | None, name: str) -> Pass:
     if step is None:
         raise ValueError(
             f"Recording {name} has no unperturbed pass. Choose one of its .steps with at=: "
-            f"{_some(recording.steps)}."
+            f"{_last_steps(recording.steps)}."
         )
     near = sorted(dict.fromkeys(recording.steps), key=lambda s: abs(s - step))[:3]
     raise ValueError(
         f"Recording {name} has no pass at step {step}, or no longer has it. The closest steps are "
-        f"{_some(sorted(near))}."
+        f"{_last_steps(sorted(near))}."
     )
 
 
-def _some(steps: list[int]) -> str:
+def _last_steps(steps: list[int]) -> str:
     return ", ".join(map(str, steps[-3:])) or "none: nothing was recorded"
 
 
@@ -249,8 +249,8 @@ def _wasserstein(a: _Distribution, b: _Distribution) -> float:
     if not len(a.mass) or not len(b.mass):
         return 0.0 if len(a.mass) == len(b.mass) else math.nan
     grid = np.unique(np.concatenate([a.lower, a.upper, b.lower, b.upper]))
-    first = _below(a, grid[:-1], "right") - _below(b, grid[:-1], "right")
-    last = _below(a, grid[1:], "left") - _below(b, grid[1:], "left")
+    first = _mass_below(a, grid[:-1], "right") - _mass_below(b, grid[:-1], "right")
+    last = _mass_below(a, grid[1:], "left") - _mass_below(b, grid[1:], "left")
     both = np.abs(first) + np.abs(last)
     crossing = first * last < 0.0
     squares = np.where(crossing, first**2 + last**2, both**2)
@@ -259,7 +259,7 @@ def _wasserstein(a: _Distribution, b: _Distribution) -> float:
         return float(np.sum(height * np.diff(grid), where=height > 0))
 
 
-def _below(of: _Distribution, x: _Floats, side: Literal["left", "right"]) -> _Floats:
+def _mass_below(of: _Distribution, x: _Floats, side: Literal["left", "right"]) -> _Floats:
     """The mass below each x, including the mass at x itself ("right") or not ("left")."""
     before = np.searchsorted(of.upper, x, side=side)
     reached = np.concatenate([[0.0], np.cumsum(of.mass)])[before]

@@ -18,7 +18,7 @@ from nnx_inspector.arrays import shape_of
 from nnx_inspector.typing import Float
 
 
-def surplus(at: Sequence[float], keep: Sequence[bool]) -> set[int]:
+def entries_to_drop(at: Sequence[float], keep: Sequence[bool]) -> set[int]:
     """The entries to drop: about every second of the older half, never the first or the last.
 
     The rest of the older half is spaced evenly over `at` (ascending), however often it was thinned
@@ -27,7 +27,7 @@ def surplus(at: Sequence[float], keep: Sequence[bool]) -> set[int]:
     added entry.
 
     Example:
-        >>> surplus([0, 1, 2, 3, 4, 5], [False] * 6)
+        >>> entries_to_drop([0, 1, 2, 3, 4, 5], [False] * 6)
         {1, 2}
     """
     for share, kept in ((2, keep), (1, keep), (1, [False] * len(at))):
@@ -164,7 +164,7 @@ class Curves:
             finite = np.isfinite(points[:, 1])
             leaves = finite[:-1] & ~finite[1:]
             keep = np.append(leaves, False) | np.append(False, leaves)  # and the point before
-            gone = surplus(np.maximum.accumulate(points[:, 0]).tolist(), keep.tolist())
+            gone = entries_to_drop(np.maximum.accumulate(points[:, 0]).tolist(), keep.tolist())
             left = np.delete(points, list(gone), axis=0)
             self._curves[name] = _Curve(array.array("d", left.tobytes()), tally.without(left))
             self.thinned += len(gone)

@@ -257,8 +257,8 @@ class Facts:
         """
         try:
             found = Facts(
-                sites=tuple(_items(columns, "site", SiteFacts)),
-                parameters=tuple(_items(columns, "parameter", ParameterFacts)),
+                sites=tuple(_facts_of(columns, "site", SiteFacts)),
+                parameters=tuple(_facts_of(columns, "parameter", ParameterFacts)),
                 uncalled=_uncalled(columns),
                 where=_where(columns),
                 flows=tuple(_flows(columns)),
@@ -274,17 +274,17 @@ class Facts:
         return found
 
 
-Learnt = Facts | Callable[[], Facts]
+FactsSource = Facts | Callable[[], Facts]
 """Facts, or what reads them."""
 
 
-def joined(known: Facts | None, learnt: Iterable[Learnt]) -> Facts | None:
+def known_so_far(known: Facts | None, learnt: Iterable[FactsSource]) -> Facts | None:
     """What is known and has been learnt, without what is yet to be read."""
     found = [one for one in (known, *learnt) if isinstance(one, Facts)]
     return functools.reduce(Facts.joined, found) if found else None
 
 
-def read(learnt: list[Learnt], lock: Any) -> Iterator[Facts]:
+def read_pending(learnt: list[FactsSource], lock: Any) -> Iterator[Facts]:
     """Take the facts out of a list, in order, and read those that are functions. The lock is held
     for each that is given, but not while it is read, which may take long. If a function raises, its
     facts are left out.
@@ -305,7 +305,7 @@ def read(learnt: list[Learnt], lock: Any) -> Iterator[Facts]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Figures:
+class PassStats:
     """The figures of one pass; see `gauges`.
 
     Attributes:
@@ -375,7 +375,7 @@ _COUNTS: Final = [SITE_FIGURES.index(name) for name in ("examples", "units", "lo
 _LOOKED, _UNITS = SITE_FIGURES.index("looked"), SITE_FIGURES.index("units")
 
 
-def figures_in(columns: Mapping[str, object], named: Callable[[np.ndarray], list[str]]) -> Figures:
+def stats_of(columns: Mapping[str, object], named: Callable[[np.ndarray], list[str]]) -> PassStats:
     """The figures of a pass, from the columns of a file; `named` gives the names of some numbers.
 
     Raises:
@@ -391,7 +391,7 @@ def figures_in(columns: Mapping[str, object], named: Callable[[np.ndarray], list
     if states.shape[1] != len(PARAMETER_FIGURES):
         raise ValueError(f"column 'states' has {states.shape[1]} figures of a parameter")
     [varied] = column(columns, "varied", "int64", (1,)).tolist()
-    found = Figures(
+    found = PassStats(
         sites=sites,
         rows=rows.copy(),  # a view would keep the whole section in memory
         masks=masks.copy(),
@@ -406,7 +406,7 @@ def figures_in(columns: Mapping[str, object], named: Callable[[np.ndarray], list
     return dataclasses.replace(found, choices=choices, choice_rows=chosen.copy())
 
 
-def flaw_in(figures: Figures) -> str:
+def invalid_reason(figures: PassStats) -> str:
     """What is wrong with the figures of a pass, or "". The rules trust figures without checks."""
     counts = figures.rows[:, _COUNTS]
     with np.errstate(invalid="ignore"):  # a NaN is not a count
@@ -436,7 +436,7 @@ _ROW: Final = 12
 """Bytes of a value or an edge of a `Flow`."""
 
 
-def _items(columns: Mapping[str, object], prefix: str, cls: type[T]) -> Iterator[T]:
+def _facts_of(columns: Mapping[str, object], prefix: str, cls: type[T]) -> Iterator[T]:
     found: dict[str, Sequence[object]] = {}
     count: int | None = None
     for field in dataclasses.fields(cls):

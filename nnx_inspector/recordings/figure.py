@@ -19,7 +19,7 @@ from nnx_inspector.recordings.history import (
     HISTORY_QUANTILES,
     HistoryArrays,
     choices_over,
-    evenly,
+    evenly_spaced,
     history_of,
 )
 from nnx_inspector.recordings.passes import Pass, Quantity
@@ -186,13 +186,14 @@ def _of_choices(recording: Recording, key: str, which: str) -> go.Figure:
         whole = which == "experts" and name == "evenness"
         for number, values in enumerate(rows[:1] if whole else rows):
             label = "router" if whole else f"{which[:-1]} {number}"
+            hue = f"hsl({360 * number / len(rows):.0f}, 60%, 50%)"  # evenly spaced
             trace = go.Scatter(
                 x=steps,
                 y=values,
                 mode="lines+markers",
                 marker={"size": 3},
                 connectgaps=False,
-                line={"color": _INK if whole else _colour(number, len(rows))},
+                line={"color": _INK if whole else hue},
                 hovertemplate="step %{x}: %{y:.4g}",
                 name=label,
                 legendgroup=label,
@@ -202,11 +203,6 @@ def _of_choices(recording: Recording, key: str, which: str) -> go.Figure:
     drawn.update_xaxes(title_text="step", row=len(shown), col=1)
     _styled(drawn, recording, f"{key}: {which}", rows=len(shown))
     return drawn.update_layout(showlegend=True)
-
-
-def _colour(number: int, of: int) -> str:
-    """One of evenly spaced hues."""
-    return f"hsl({360 * number / of:.0f}, 60%, 50%)"
 
 
 def _steps(recording: Recording, site: str, quantity: Quantity) -> _Steps:
@@ -219,7 +215,7 @@ def _steps(recording: Recording, site: str, quantity: Quantity) -> _Steps:
     every = sorted(found)
     spanned = [found[step][1] for step in every if not found[step][0]]
     spanned = spanned or [found[step][1] for step in every]
-    shown = evenly(every, _COLUMNS)
+    shown = evenly_spaced(every, _COLUMNS)
     history = history_of(shown, [found[step][1] for step in shown], spanned)
     return _Steps(history, np.array([found[step][0] for step in shown]))
 

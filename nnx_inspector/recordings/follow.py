@@ -1,4 +1,4 @@
-"""`Following`: a recording that grows while another process writes its file.
+"""`Follower`: a recording that grows while another process writes its file.
 
 A look reads only what was appended since the one before. It takes no lock, maps no memory and
 writes nothing, so that any number of followers leave the writer alone. A file that the
@@ -17,11 +17,11 @@ from typing import Final, Literal, NamedTuple
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.format import Reader, open_recording
-from nnx_inspector.recordings.load import Opened, read_sections
+from nnx_inspector.recordings.load import SectionReader, read_sections
 from nnx_inspector.recordings.passes import Mark
 from nnx_inspector.recordings.recording import Recording
 
-_A_LOOK: Final = 16 * 2**20
+_BYTES_PER_POLL: Final = 16 * 2**20
 """How many bytes a look reads, about: half a second's work."""
 _LONG_AGO: Final = 600.0
 """Seconds since its last change after which a file counts as left by its process at first sight.
@@ -30,7 +30,7 @@ _SLOW: Final = 5.0
 """How many times the longest pause between two steps so far a pause may last."""
 
 
-class Life(NamedTuple):
+class RunState(NamedTuple):
     """How a run is.
 
     Attributes:
@@ -43,7 +43,7 @@ class Life(NamedTuple):
     text: str
 
 
-class Following:
+class Follower:
     """Follows the file of a run that may still be going on.
 
     It has no thread and never waits: call `poll` again and again, from one thread, at most about
@@ -71,7 +71,7 @@ class Following:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     run = Recording()
         ...     run.attach(pathlib.Path(folder, "run.nni"), print)
-        ...     follower = Following(pathlib.Path(folder, "run.nni"))
+        ...     follower = Follower(pathlib.Path(folder, "run.nni"))
         ...     run.append(7, {})
         ...     follower.poll(), follower.recording.steps, follower.state.name
         ...     run.detach()
@@ -94,7 +94,7 @@ class Following:
         self.recording = Recording()
         self.recording.name = os.path.basename(os.fsdecode(path))
         self.replaced = 0
-        self.state = Life("running", "The file was not read yet.")
+        self.state = RunState("running", "The file was not read yet.")
         self._file = open_recording(path)  # kept open: its inode is given to no other file
         self._status = os.fstat(self._file.fileno())
         self._sign: tuple[int, int, int] | None = None  # inode, size and time, as seen last
@@ -113,7 +113,7 @@ class Following:
         """
         before, self._changed = self.state, False
         try:
-            self._look()
+            self._read_on()
             self._trouble = ""
         except FileNotFoundError:
             self._trouble = f"{self._path!r} was deleted or moved."
@@ -121,7 +121,7 @@ class Following:
             self._trouble = str(error)
         except OSError as error:
             self._trouble = f"{self._path!r} cannot be read: {error}."
-        self.state = self._judged()
+        self.state = self._state_now()
         return self._changed or self.state != before
 
     @property
@@ -136,9 +136,9 @@ class Following:
     def _begin(self) -> None:
         """Read the file from its first byte on."""
         self._reader = Reader(self._file)
-        self._opened = Opened(self._reader.size)
+        self._opened = SectionReader(self._reader.size)
 
-    def _look(self) -> None:
+    def _read_on(self) -> None:
         """Open the file again, which asks a network file system how it is now, and read on."""
         file, now = open_recording(self._path), self._clock()
         status = os.fstat(file.fileno())
@@ -163,7 +163,7 @@ class Following:
     def _read(self, now: float, *, paused: bool) -> None:
         reader, opened = self._reader, self._opened
         opened.allow(reader.size)
-        at, damage = reader.at, read_sections(reader, opened, _A_LOOK)
+        at, damage = reader.at, read_sections(reader, opened, _BYTES_PER_POLL)
         if reader.at > at:
             self._changed = True
             if paused:
@@ -187,28 +187,30 @@ class Following:
             opened.recording, self._shown, self._changed = self.recording, True, True
         opened.settle()
 
-    def _judged(self) -> Life:
+    def _state_now(self) -> RunState:
         now, reader = self._clock(), self._reader
         if self._trouble:
-            return Life("gone", self._trouble)
+            return RunState("gone", self._trouble)
         if self._damage and now - min(self._damaged, self._alive) >= self._gone_after:
-            return Life("gone", f"The file is damaged: {self._damage}. What precedes it is shown.")
+            return RunState(
+                "gone", f"The file is damaged: {self._damage}. What precedes it is shown."
+            )
         if self._damage:
             why = f"the file cannot be read to its end: {self._damage}"
-            return Life("running", f"So far {why}. It is read again.")
+            return RunState("running", f"So far {why}. It is read again.")
         if not self._shown or self.behind:
             read, size = reader.at / 2**20, reader.size / 2**20
-            return Life("running", f"{read:.0f} of {size:.0f} MiB were read so far.")
+            return RunState("running", f"{read:.0f} of {size:.0f} MiB were read so far.")
         marks, passes = self.recording.marks, self.recording.passes
         last = f"Its last step is {passes[-1].step}." if passes else "It recorded no step."
         if marks and not marks[-1].open:
-            return Life("ended", f"{_end(marks[-1])} {last}")
+            return RunState("ended", f"{_end_text(marks[-1])} {last}")
         if now - self._alive >= self._gone_after:
-            return Life("gone", f"{_GONE if marks else _UNKNOWN} {last}")
+            return RunState("gone", f"{_GONE if marks else _UNKNOWN} {last}")
         if now - self._stepped >= max(self._stalled_after, _SLOW * self._pause):
             sign = f"its last sign of life came less than {self._gone_after:g} s ago"
-            return Life("stalled", f"The run records no step, but {sign}. {last}")
-        return Life("running", f"The run goes on. {last}")
+            return RunState("stalled", f"The run records no step, but {sign}. {last}")
+        return RunState("running", f"The run goes on. {last}")
 
 
 _GONE: Final = (
@@ -221,7 +223,7 @@ _UNKNOWN: Final = (
 )
 
 
-def _end(mark: Mark) -> str:
+def _end_text(mark: Mark) -> str:
     if mark.event == "raised":
         return f"The run ended with a {mark.text}."
     return {

@@ -265,11 +265,11 @@ def open_recording(path: str | bytes | os.PathLike[str]) -> BinaryIO:
     head = file.read(BEGINNING)
     if not head.startswith(MAGIC):
         file.close()
-        raise InspectorError(f"{os.fspath(path)!r} {instead_of_one(head)}")
+        raise InspectorError(f"{os.fspath(path)!r} {describe_other_file(head)}")
     return file
 
 
-def instead_of_one(head: bytes) -> str:
+def describe_other_file(head: bytes) -> str:
     """What a file that does not begin like a recording is instead, and what to do."""
     text = head.lstrip().lower()
     line = MAGIC.rpartition(b" ")[0]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.recordings.layers import layer_of
 from nnx_inspector.recordings.passes import UPDATE, Pass
+from nnx_inspector.recordings.tree_rows import layer_of
 from nnx_inspector.stats import table
 from nnx_inspector.stats.bins import (
     Binned,
@@ -65,7 +65,7 @@ class HistoryArrays(NamedTuple):
     fractions: Float[np.ndarray, "step 48"]
 
 
-def evenly(of: Sequence[T], most: int) -> Sequence[T]:
+def evenly_spaced(of: Sequence[T], most: int) -> Sequence[T]:
     """At most so many of a sequence, evenly spaced, with the first and the last.
 
     Raises:
@@ -200,7 +200,7 @@ def choices_over(
     """
     found = [(one.step, one.figures.of_choices.get(key)) for one in passes if one.figures]
     known = [(step, rows) for step, rows in found if rows is not None]
-    alike = evenly([one for one in known if len(one[1]) == len(known[-1][1])], columns)
+    alike = evenly_spaced([one for one in known if len(one[1]) == len(known[-1][1])], columns)
     steps = np.array([step for step, _ in alike], np.float64)
     over = {
         name: np.array([choice_figure(rows, name) for _, rows in alike], np.float64).T
@@ -208,13 +208,6 @@ def choices_over(
     }
     some = {name: np.where(np.isfinite(x), x, np.nan) for name, x in over.items()}
     return steps, {name: x for name, x in some.items() if not np.isnan(x).all()}
-
-
-def table_frame(columns: Mapping[str, npt.NDArray[Any]]) -> pd.DataFrame:
-    """A table as a pandas frame."""
-    import pandas as pd
-
-    return pd.DataFrame(dict(columns))
 
 
 def metrics_frame(curves: Mapping[str, Float[np.ndarray, "point 2"]]) -> pd.DataFrame:

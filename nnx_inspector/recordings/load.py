@@ -22,7 +22,7 @@ import numpy.typing as npt
 from nnx_inspector.errors import InspectorError, warn
 from nnx_inspector.recordings import save as saving
 from nnx_inspector.recordings.curves import Tally
-from nnx_inspector.recordings.facts import Facts, Figures, figures_in, flaw_in
+from nnx_inspector.recordings.facts import Facts, PassStats, invalid_reason, stats_of
 from nnx_inspector.recordings.format import (
     Columns,
     DamagedError,
@@ -40,7 +40,7 @@ from nnx_inspector.recordings.passes import (
     Mark,
     Pass,
     layout_of,
-    mark_now,
+    make_mark,
     nonfinite_in,
     step_number,
 )
@@ -102,7 +102,7 @@ def load(path: str | bytes | os.PathLike[str], *, damaged: bool = False) -> Reco
         )
     with open_recording(path) as file:
         reader = Reader(file)
-        opened = Opened(reader.size)
+        opened = SectionReader(reader.size)
         damage = read_sections(reader, opened)
         if damage is not None and not (damaged and opened.begun):
             way_out = "nni.load(path, damaged=True) reads what was recorded before that byte"
@@ -123,7 +123,7 @@ def load(path: str | bytes | os.PathLike[str], *, damaged: bool = False) -> Reco
     return recording
 
 
-def resumed(path: str | bytes | os.PathLike[str], facts: Facts) -> Recording:
+def load_or_create(path: str | bytes | os.PathLike[str], facts: Facts) -> Recording:
     """The recording in a file, for a restarted run to go on in; a new one if there is no file.
 
     It ends with the mark of a seam. Attach it to the file again: what follows is added to it.
@@ -149,7 +149,7 @@ def resumed(path: str | bytes | os.PathLike[str], facts: Facts) -> Recording:
             "that one away."
         )
     recording.miss(None)
-    recording.note(mark_now("resumed", recording.state().appended))
+    recording.note(make_mark("resumed", recording.state().appended))
     return recording
 
 
@@ -157,7 +157,9 @@ def _sizes(facts: Facts) -> dict[str, int]:
     return {one.path: one.size for one in facts.parameters}
 
 
-def read_sections(reader: Reader, opened: Opened, most: int | None = None) -> DamagedError | None:
+def read_sections(
+    reader: Reader, opened: SectionReader, most: int | None = None
+) -> DamagedError | None:
     """Read on to the end, or about `most` bytes, or the first damage; returns that."""
     end = reader.size if most is None else reader.at + most
     try:
@@ -175,7 +177,7 @@ def read_sections(reader: Reader, opened: Opened, most: int | None = None) -> Da
     return None
 
 
-class Opened:
+class SectionReader:
     """The recording that the sections of a file are read into, and what else was read so far.
 
     Attributes:
@@ -206,7 +208,7 @@ class Opened:
         self._waiting: dict[int, Pass] = {}
         self._waiting_bytes = 0
         self._keys: tuple[bytes, tuple[tuple[str, str], ...]] = (b"", ())
-        self._figures: Figures | None = None  # of the pass that follows
+        self._figures: PassStats | None = None  # of the pass that follows
         self._known: Facts | None = None
         self._kept: dict[str, int] = {}  # title of a table, or "" for the facts -> their bytes
         self._kept_bytes = 0
@@ -258,7 +260,7 @@ class Opened:
         firsts = column(columns, "firsts", "uint8", (None, 3))
         if len(firsts) > _MOST_FIRSTS or (firsts >= [2, len(QUANTITIES), len(NONFINITE)]).any():
             raise ValueError("column 'firsts' has too many rows or an unknown number")
-        sites = self._named(column(columns, "sites", "uint32"))
+        sites = self._names_of(column(columns, "sites", "uint32"))
         self._found = Recording(max_steps=max_steps, max_bytes=max_bytes)
         known = {(bool(p), QUANTITIES[q], list(NONFINITE)[kind]) for p, q, kind in firsts.tolist()}
         self._found.begin(appended, thinned_points, sites, known, self._dropped(columns))
@@ -267,7 +269,7 @@ class Opened:
         """What was counted of the points that were thinned out; older files do not say."""
         if "dropped" not in columns:
             return {}
-        names = self._named(column(columns, "dropped", "uint32"))
+        names = self._names_of(column(columns, "dropped", "uint32"))
         rows = column(columns, "tallies", "int64", (len(names), 4))
         counts, steps = rows[:, :3], rows[:, 3]
         whole = (counts >= 0).all() and (counts <= 2**53).all() and (np.abs(steps) <= 2**53).all()
@@ -319,7 +321,7 @@ class Opened:
             raise ValueError(f"flags {flags}, setting {setting} or ticket {ticket} is out of range")
         marks = {"number": number, "step": step_number(step), "setting": setting}
         marks |= {"perturbed": bool(flags & saving.PERTURBED), "news": bool(flags & saving.NEWS)}
-        return ticket, {**marks, "kind": self._named([kind])[0]}
+        return ticket, {**marks, "kind": self._names_of([kind])[0]}
 
     def _measured(self, columns: Columns, marks: Mapping[str, Any]) -> Pass:
         sites, quantities = column(columns, "site", "uint32"), column(columns, "quantity", "uint8")
@@ -333,7 +335,7 @@ class Opened:
         if packed.deflated:
             self._inflated += len(data)
             self._most += _INFLATED * len(data)
-            packed = renewed(packed, self._most - self._taken - _SUMMARY_BYTES * len(ends))
+            packed = renewed(packed, self._most - self._bytes_taken - _SUMMARY_BYTES * len(ends))
         nonfinite, start = set[tuple[str, str]](), 0
         for found in checked(packed):
             nonfinite |= nonfinite_in(keys[start:], found)
@@ -359,7 +361,7 @@ class Opened:
             table[name] = values
         if len({len(values) for values in table.values()}) > 1:
             raise ValueError("the columns of a table have different lengths")
-        self._keep(f"table {title}", taken)
+        self._count_bytes(f"table {title}", taken)
         self.recording.keep_table(title, table)
 
     def _texts(self, data: np.ndarray | None, before: int) -> tuple[list[str], int]:
@@ -368,7 +370,7 @@ class Opened:
         They are decoded one by one: as a whole, JSON may take many times its size.
         """
         texts, taken, at, end = list[str](), 0, 1, b","
-        held = self._taken  # it stays what it is meanwhile, and takes long to add up
+        held = self._bytes_taken  # it stays what it is meanwhile, and takes long to add up
         if data is not None and data.dtype == np.uint8 and data.ndim == 1 and data[:1] == b"["[0]:
             if data.size == 2 and data[1] == b"]"[0]:
                 return texts, taken
@@ -388,7 +390,7 @@ class Opened:
         if not 0 <= event < len(EVENTS) or not 0 <= number <= 2**53 or not math.isfinite(time):
             raise ValueError(f"event {event} of pass {number} at {time} is out of range")
         text = column(columns, "text", "uint8").tobytes().decode("utf-8", "surrogatepass")
-        self._keep(f"mark {len(self.recording.marks)}", 400 + 4 * len(text))
+        self._count_bytes(f"mark {len(self.recording.marks)}", 400 + 4 * len(text))
         self.recording.note(Mark(cast(Event, EVENTS[event]), number, time, text))
 
     def _facts(self, columns: Columns) -> None:
@@ -398,17 +400,17 @@ class Opened:
             self._known = Facts.from_columns(columns)  # each section has all facts
         except InspectorError as error:
             raise ValueError(str(error)) from error
-        self._keep("facts", taken)
+        self._count_bytes("facts", taken)
 
-    def _keep(self, what: str, taken: int) -> None:
+    def _count_bytes(self, what: str, taken: int) -> None:
         """Count what replaces an earlier one of its kind."""
         self._kept_bytes += taken - self._kept.get(what, 0)
         self._kept[what] = taken
         self._require_room(0)
 
     def _take_figures(self, columns: Columns) -> None:
-        self._figures = figures = figures_in(columns, self._named)
-        if flaw := flaw_in(figures):
+        self._figures = figures = stats_of(columns, self._names_of)
+        if flaw := invalid_reason(figures):
             raise ValueError(flaw)
         names = len(figures.sites) + len(figures.parameters) + len(figures.choices)
         self._require_room(figures.nbytes + 8 * names)
@@ -424,7 +426,7 @@ class Opened:
         whole = np.trunc(points[:, :2]) == points[:, :2]  # NaN is not
         if not whole.all() or (np.abs(points[:, :2]) > 2.0**53).any():
             raise ValueError("a metric's name number, or a step, is not a whole number")
-        names = self._named(points[:, 0].astype(np.int64))
+        names = self._names_of(points[:, 0].astype(np.int64))
         for name, (step, value) in zip(names, points[:, 1:].tolist(), strict=True):
             recording.add_metrics(int(step), {name: value})
         self._require_room(0)
@@ -436,7 +438,7 @@ class Opened:
         if self._keys[0] != raw or not raw:  # most passes have the keys of the one before
             if (quantities >= len(QUANTITIES)).any():
                 raise ValueError(f"quantity {quantities.max()} does not exist")
-            names = self._named(sites)
+            names = self._names_of(sites)
             keys = tuple(
                 (s, QUANTITIES[q]) for s, q in zip(names, quantities.tolist(), strict=True)
             )
@@ -445,19 +447,19 @@ class Opened:
             self._keys = raw, keys
         return self._keys[1]
 
-    def _named(self, numbers: object) -> list[str]:
+    def _names_of(self, numbers: object) -> list[str]:
         found = np.asarray(numbers, np.int64)
         if len(found) and not 0 <= found.min() <= found.max() < len(self._names):
             raise ValueError("the number of a name does not exist")
         return [self._names[number] for number in found.tolist()]
 
     @property
-    def _taken(self) -> int:
+    def _bytes_taken(self) -> int:
         recorded = 0 if self._found is None else self._found.nbytes
         return self._name_bytes + self._waiting_bytes + self._kept_bytes + recorded
 
     def _require_room(self, more: int, held: int | None = None) -> None:
-        if (self._taken if held is None else held) + more > self._most:
+        if (self._bytes_taken if held is None else held) + more > self._most:
             raise ValueError("its content would take more memory than twice the file's size")
 
 

@@ -17,8 +17,8 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from nnx_inspector.recordings.facts import Figures
-from nnx_inspector.recordings.layers import BESIDE_SITES, STATE, leaf_of
+from nnx_inspector.recordings.facts import PassStats
+from nnx_inspector.recordings.tree_rows import QUANTITIES_NOT_OF_SITES, STATE, leaf_of
 from nnx_inspector.stats.bins import NAN_BIN, NEGINF_BIN, POSINF_BIN
 from nnx_inspector.stats.encoding import (
     HEAD_BYTES,
@@ -39,7 +39,7 @@ NONFINITE: Final = {"nan": NAN_BIN, "posinf": POSINF_BIN, "neginf": NEGINF_BIN}
 """The bins of non-finite values, by kind, in the order of the kinds' numbers in a file."""
 
 
-def recorded(
+def make_pass(
     summaries: Mapping[str, Mapping[str, Summary | None]], *, step: int, **marks: Any
 ) -> Pass:
     """A pass with the summaries in site -> quantity -> Summary that are not None, each merged. The
@@ -119,7 +119,7 @@ def check_quantity(quantity: str, site: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Layout:
+class PassLayout:
     """Which summaries a pass has, and where; passes with the same summaries share one.
 
     Attributes:
@@ -138,18 +138,18 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=16)
-def layout_of(keys: tuple[tuple[str, str], ...]) -> Layout:
+def layout_of(keys: tuple[tuple[str, str], ...]) -> PassLayout:
     at = {key: i for i, key in enumerate(keys)}
-    return Layout(keys, at, frozenset((leaf_of(key)[0], q) for key, q in keys))
+    return PassLayout(keys, at, frozenset((leaf_of(key)[0], q) for key, q in keys))
 
 
 @functools.lru_cache(maxsize=16)
-def _of_sites(keys: tuple[tuple[str, str], ...]) -> Layout:
-    return layout_of(tuple(key for key in keys if key[1] not in BESIDE_SITES))
+def _layout_of_sites(keys: tuple[tuple[str, str], ...]) -> PassLayout:
+    return layout_of(tuple(key for key in keys if key[1] not in QUANTITIES_NOT_OF_SITES))
 
 
 @functools.lru_cache(maxsize=600)  # the findings read the same ones after each pass
-def _alone(piece: bytes) -> Sparse:
+def _decoded_summary(piece: bytes) -> Sparse:
     return decoded(Packed.of([piece]))
 
 
@@ -177,10 +177,10 @@ class Pass:
     perturbed: bool
     found: frozenset[tuple[str, str]]
     news: bool
-    layout: Layout
+    layout: PassLayout
     packed: Packed
     setting: int = 0
-    figures: Figures | None = None
+    figures: PassStats | None = None
 
     @property
     def nonfinite(self) -> frozenset[str]:
@@ -200,7 +200,7 @@ class Pass:
     def summary(self, site: str, quantity: Quantity = "output") -> Summary | None:
         """The summary of a site's quantity, or None if this pass did not measure it."""
         piece = self.piece(site, quantity)
-        return None if piece is None else _alone(piece).summary(0)
+        return None if piece is None else _decoded_summary(piece).summary(0)
 
     def piece(self, site: str, quantity: str) -> bytes | None:
         """The bytes of a summary."""
@@ -210,14 +210,14 @@ class Pass:
     @property
     def of_sites(self) -> Pass:
         """This pass without what was measured of parameters and optimizers."""
-        layout = _of_sites(self.keys)
+        layout = _layout_of_sites(self.keys)
         if len(layout.keys) == len(self.keys):
             return self
         if self.keys[: len(layout.keys)] == layout.keys:  # as a loop records them
             packed = self.packed.first(len(layout.keys))
         else:
             packed = Packed.of([self.packed.piece(self.layout.at[key]) for key in layout.keys])
-        found = frozenset(one for one in self.found if one[0] not in BESIDE_SITES)
+        found = frozenset(one for one in self.found if one[0] not in QUANTITIES_NOT_OF_SITES)
         return dataclasses.replace(self, layout=layout, packed=packed, found=found)
 
     @property
@@ -308,15 +308,15 @@ class Mark(NamedTuple):
         return self.event in ("begun", "resumed")
 
 
-def mark_now(event: Event, number: int, text: str = "") -> Mark:
+def make_mark(event: Event, number: int, text: str = "") -> Mark:
     return Mark(event, number, time.time(), text)
 
 
-def end_of(error: BaseException | None, number: int) -> Mark:
+def end_mark(error: BaseException | None, number: int) -> Mark:
     """The end of a run that this error has left, or None."""
     if isinstance(error, KeyboardInterrupt):
-        return mark_now("interrupted", number)
+        return make_mark("interrupted", number)
     left = error is None or isinstance(error, GeneratorExit)
     if left or (isinstance(error, SystemExit) and not error.code):
-        return mark_now("ended", number)
-    return mark_now("raised", number, type(error).__name__)
+        return make_mark("ended", number)
+    return make_mark("raised", number, type(error).__name__)

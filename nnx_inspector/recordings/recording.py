@@ -20,34 +20,40 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.background import Subscription
-from nnx_inspector.files import whole_path
-from nnx_inspector.recordings.curves import Curves, Tally, scalar, surplus
-from nnx_inspector.recordings.facts import Facts, Figures, Learnt, Uncalled, joined, read
+from nnx_inspector.files import real_path
+from nnx_inspector.recordings.curves import Curves, Tally, entries_to_drop, scalar
+from nnx_inspector.recordings.facts import (
+    Facts,
+    FactsSource,
+    PassStats,
+    Uncalled,
+    known_so_far,
+    read_pending,
+)
 from nnx_inspector.recordings.format import Columns
 from nnx_inspector.recordings.history import (
     HistoryArrays,
     casts_frame,
     choices_frame,
-    evenly,
+    evenly_spaced,
     history_of,
     metrics_frame,
     passes_frame,
-    table_frame,
 )
-from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES, STATE
 from nnx_inspector.recordings.passes import (
-    Layout,
     Mark,
     Pass,
+    PassLayout,
     Quantity,
     check_quantity,
     check_site,
-    end_of,
-    mark_now,
-    recorded,
+    end_mark,
+    make_mark,
+    make_pass,
     step_number,
 )
 from nnx_inspector.recordings.save import HELD, Journal, Sections, State, save
+from nnx_inspector.recordings.tree_rows import PARAMETER_QUANTITIES, STATE
 from nnx_inspector.stats.choices.rows import EXPERT_FIGURES, HEAD_FIGURES
 from nnx_inspector.stats.encoding import Packed, decoded
 from nnx_inspector.stats.summary import Summary
@@ -103,11 +109,11 @@ class Recording:
         self._bytes = 0
         self._begun = 0  # how many passes a file says that it had
         self._sites, self._parameters = dict[str, None](), dict[str, None]()
-        self._layouts: dict[tuple[tuple[str, str], ...], Layout] = {}
+        self._layouts: dict[tuple[tuple[str, str], ...], PassLayout] = {}
         self._firsts: set[tuple[bool, str, str]] = set()
         self._curves = Curves(_POINTS_PER_PASS * max_steps, max_bytes // 4)
         self._facts: Facts | None = None
-        self._learnt: list[Learnt] = []
+        self._learnt: list[FactsSource] = []
         self._tables: dict[str, Columns] = {}
         self._subscriptions: tuple[tuple[Subscription, Any, Any], ...] = ()
         self.cut_short, self.name = False, ""
@@ -121,7 +127,7 @@ class Recording:
         kind: str = "watch",
         perturbed: bool = False,
         setting: int = 0,
-        figures: Figures | None = None,
+        figures: PassStats | None = None,
         held: int | None = None,
     ) -> None:
         """Add one pass. If an argument is invalid, nothing is added.
@@ -134,7 +140,7 @@ class Recording:
             kind: where the pass came from, shown in the frame.
             perturbed: whether a perturbation was on.
             setting: a number that is equal for passes with equal perturbations; see `Pass`.
-            figures: further figures of this pass, which the rules need; see `Figures`.
+            figures: further figures of this pass, which the rules need; see `PassStats`.
             held: the ticket under which the pass was held; see `hold`.
 
         Raises:
@@ -142,7 +148,7 @@ class Recording:
             TypeError: a summary holds tracers, or a metric or the step is not a number of its kind.
         """
         marks: Any = {"step": step, "kind": kind, "setting": setting, "perturbed": perturbed}
-        item = recorded(summaries, figures=figures, **marks)  # without the lock: it may take long
+        item = make_pass(summaries, figures=figures, **marks)  # without the lock: it may take long
         values = {name: scalar(name, value) for name, value in (metrics or {}).items()}
         with self._lock:
             if values:
@@ -150,15 +156,15 @@ class Recording:
             last = () if self._appended in self.seams else self._passes[-1:]  # of this run
             if held is not None and [(p.step, p.kind) for p in last] == [(item.step, kind)]:
                 return  # an interrupt came between adding it and noting that it was added
-            self._expect()
+            self._announce_change()
             news = not item.firsts <= self._firsts
             item = dataclasses.replace(item, number=self._appended, news=news)
             item = self.take(item)
             before = self._held.pop(ticket := -1 if held is None else held, None)
-            self._saved(lambda to: to.of_pass(item, ticket=ticket, like=before))
+            self._append_to_file(lambda to: to.of_pass(item, ticket=ticket, like=before))
             for one, of_pass, _ in self._subscriptions:
-                one.do(item.step, of_pass, item)
-        self._tell()
+                one.submit(item.step, of_pass, item)
+        self._report_failure()
 
     def hold(
         self,
@@ -178,16 +184,16 @@ class Recording:
         if not self.attached:
             return
         marks: Any = {"step": step, "kind": kind, "setting": setting, "perturbed": perturbed}
-        item = recorded(summaries, **marks)
+        item = make_pass(summaries, **marks)
         with self._lock:
             news = not item.firsts <= self._firsts
             item = dataclasses.replace(item, number=self._appended, news=news)
-            self._expect()
+            self._announce_change()
             if self._held.pop(ticket, None) is not None:  # of a loop whose end was interrupted
-                self._expect()  # and so it goes from the file too
+                self._announce_change()  # and so it goes from the file too
             self._held[ticket] = item
-            self._saved(lambda to: to.of_pass(item, kind=HELD, ticket=ticket))
-        self._tell()
+            self._append_to_file(lambda to: to.of_pass(item, kind=HELD, ticket=ticket))
+        self._report_failure()
 
     def take(self, item: Pass) -> Pass:
         """Add a finished pass, whose number is greater than those of all others, and return it as
@@ -208,7 +214,9 @@ class Recording:
             self._passes.append(item)
             self._bytes += item.nbytes
             while len(self._passes) > self.max_steps or self.nbytes > self.max_bytes:
-                gone = surplus([p.number for p in self._passes], [p.news for p in self._passes])
+                gone = entries_to_drop(
+                    [p.number for p in self._passes], [p.news for p in self._passes]
+                )
                 if not gone:
                     break
                 self._passes = [p for i, p in enumerate(self._passes) if i not in gone]
@@ -237,15 +245,15 @@ class Recording:
         with self._lock:
             if numbers:
                 self._add(at, numbers)
-        self._tell()
+        self._report_failure()
 
     def _add(self, step: int, values: Mapping[str, float]) -> None:
-        self._expect()
+        self._announce_change()
         self._curves.add(step, values)
-        self._saved(lambda sections: sections.of_points(step, values))
+        self._append_to_file(lambda sections: sections.of_points(step, values))
         for one, _, of_metrics in self._subscriptions:
             if of_metrics is not None:
-                one.do(step, of_metrics, step, dict(values))
+                one.submit(step, of_metrics, step, dict(values))
 
     def subscribe(
         self,
@@ -354,20 +362,20 @@ class Recording:
             own = "_lock", "_journal", "_subscriptions", "name"
             vars(self).update({**vars(other), **{name: vars(self)[name] for name in own}})
 
-    def learn(self, facts: Learnt) -> None:
+    def learn(self, facts: FactsSource) -> None:
         """Add facts about the model to those already known. If they are a function, it is called
         when somebody asks, or now if a file is attached: to read a program takes long.
         """
         if self._learnt[-1:] != [facts]:
             self._learnt.append(facts)
         _ = self.attached and self.facts
-        self._tell()
+        self._report_failure()
 
     def miss(self, uncalled: Uncalled | None) -> None:
         """Note that a watched loop never called the model, or with None that it does."""
         with self._lock:
             self.know(dataclasses.replace(self._facts or Facts(), uncalled=uncalled))
-        self._tell()
+        self._report_failure()
 
     def count_where(self, where: str) -> None:
         """Note which positions count from now on, as a clause; "" for all."""
@@ -378,17 +386,17 @@ class Recording:
         """Replace what is known about the model."""
         with self._lock:
             if facts != (self._facts or Facts()):
-                self._expect()
+                self._announce_change()
                 self._facts = facts
-                self._saved(lambda sections: sections.of_facts(facts))
+                self._append_to_file(lambda sections: sections.of_facts(facts))
 
     def keep_table(self, title: str, columns: Columns) -> None:
         """Keep a table of numbers and text, in place of the one with this title."""
         with self._lock:
-            self._expect()
+            self._announce_change()
             self._tables[title] = columns
-            self._saved(lambda sections: sections.of_table(title, columns))
-        self._tell()
+            self._append_to_file(lambda sections: sections.of_table(title, columns))
+        self._report_failure()
 
     def table(self, title: str) -> Columns | None:
         """The columns of the table with this title, or None."""
@@ -397,8 +405,10 @@ class Recording:
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
         """Title -> a table about the model: "modules", or of a search, "examples of conv1"."""
+        import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
         _ = self.facts  # reading them adds the table of modules
-        return {title: table_frame(columns) for title, columns in [*self._tables.items()]}
+        return {title: pd.DataFrame(dict(table)) for title, table in [*self._tables.items()]}
 
     @property
     def marks(self) -> tuple[Mark, ...]:
@@ -413,7 +423,7 @@ class Recording:
     @property
     def facts(self) -> Facts | None:
         """What is known about the model, or None."""
-        for found in read(self._learnt, self._lock):
+        for found in read_pending(self._learnt, self._lock):
             self.know(found if self._facts is None else self._facts.joined(found))
         return self._facts
 
@@ -427,7 +437,7 @@ class Recording:
     @property
     def facts_so_far(self) -> Facts | None:
         """The same without what is yet to be read; see `learn`."""
-        return joined(self._facts, [*self._learnt])
+        return known_so_far(self._facts, [*self._learnt])
 
     @property
     def nbytes(self) -> int:
@@ -558,7 +568,7 @@ class Recording:
             ValueError: `columns` is below 2.
         """
         steps, every = self._series(site, quantity)
-        return history_of(evenly(steps, columns), evenly(every, columns), every)
+        return history_of(evenly_spaced(steps, columns), evenly_spaced(every, columns), every)
 
     def _series(self, site: str, quantity: str) -> tuple[list[int], list[bytes]]:
         self._check(site, quantity)
@@ -687,8 +697,8 @@ class Recording:
             InspectorError: a name is longer than 65,536 bytes.
         """
         with self._lock:
-            if self._journal is not None and self._journal.path == whole_path(path):
-                self._journal.anew()
+            if self._journal is not None and self._journal.path == real_path(path):
+                self._journal.rewrite()
                 return
         save(path, self.state())
 
@@ -704,7 +714,7 @@ class Recording:
         """
         with self._lock:
             going_on = bool(self._marks) and self._marks[-1].event == "resumed"
-            begun = [] if going_on else [mark_now("begun", self._appended)]
+            begun = [] if going_on else [make_mark("begun", self._appended)]
             before, marks = self._journal, self._marks
             self._marks = [*marks, *begun]
             try:
@@ -715,7 +725,7 @@ class Recording:
             _attached.add(self)
             if before is not None:
                 if before.path != self._journal.path:  # else the new file is in its place
-                    before.end(mark_now("saved", self._appended))
+                    before.end(make_mark("saved", self._appended))
                 before.close(retry=False)
 
     def detach(self, error: BaseException | None = None) -> None:
@@ -724,7 +734,7 @@ class Recording:
             before = self._journal
             if before is not None:
                 if self._marks[-1].open:  # an interrupt may have left the rest to a second call
-                    self.note(end_of(error, self._appended))
+                    self.note(end_mark(error, self._appended))
                 self._journal = None
                 before.close()
             self._held = {}
@@ -734,9 +744,9 @@ class Recording:
     def note(self, mark: Mark) -> None:
         """Add an event of the run."""
         with self._lock:
-            self._expect()
+            self._announce_change()
             self._marks = [*self._marks, mark]
-            self._saved(lambda sections: sections.of_mark(mark))
+            self._append_to_file(lambda sections: sections.of_mark(mark))
 
     def catch_up(self) -> None:
         """Write to the attached file what an interrupt has left out."""
@@ -749,16 +759,16 @@ class Recording:
         """Whether passes are appended to a file."""
         return self._journal is not None
 
-    def _expect(self) -> None:
+    def _announce_change(self) -> None:
         """Before each change that is written, so that none is left out by an interrupt."""
         if self._journal is not None:
-            self._journal.expect()
+            self._journal.announce()
 
-    def _saved(self, make: Callable[[Sections], bytes]) -> None:
+    def _append_to_file(self, make: Callable[[Sections], bytes]) -> None:
         if self._journal is not None:
             self._journal.write(make, self.nbytes)
 
-    def _tell(self) -> None:
+    def _report_failure(self) -> None:
         if (journal := self._journal) is not None:
             journal.tell()
 

@@ -18,18 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.files import Heartbeat, is_gone, touch, whole_path, write, write_whole
+from nnx_inspector.files import Heartbeat, is_gone, real_path, replace_file, touch, write_all
 from nnx_inspector.recordings.curves import Tally
-from nnx_inspector.recordings.facts import Facts, Figures
+from nnx_inspector.recordings.facts import Facts, PassStats
 from nnx_inspector.recordings.format import MAGIC, Columns, Writer, text_columns
-from nnx_inspector.recordings.passes import (
-    EVENTS,
-    NONFINITE,
-    QUANTITIES,
-    Mark,
-    Pass,
-    mark_now,
-)
+from nnx_inspector.recordings.passes import EVENTS, NONFINITE, QUANTITIES, Mark, Pass, make_mark
 
 HEAD, NAMES, PASS, HELD, POINTS = b"head", b"name", b"pass", b"held", b"metr"
 FACTS, FIGURES, TABLE, MARK = b"fact", b"figs", b"tabl", b"mark"
@@ -89,7 +82,7 @@ class Sections(Writer):
     def of_state(self, state: State) -> Iterator[bytes]:
         """A whole file, from its first byte on."""
         points = sum(len(curve) for curve in state.curves.values())
-        yield MAGIC + self._named(dict.fromkeys((*state.sites, *state.dropped)))
+        yield MAGIC + self._new_names(dict.fromkeys((*state.sites, *state.dropped)))
         yield self.section(
             HEAD,
             {
@@ -130,7 +123,7 @@ class Sections(Writer):
         self.passes += kind == PASS
         sites = [site for site, _ in item.keys]
         first = b"" if item.figures is None or kind != PASS else self._of_figures(item.figures)
-        names = first + self._named((*dict.fromkeys(sites), item.kind))
+        names = first + self._new_names((*dict.fromkeys(sites), item.kind))
         flags = PERTURBED * item.perturbed | NEWS * item.news
         numbers = [item.number, item.step, item.setting, self._names[item.kind], flags, ticket]
         columns: Columns = {"pass": np.array(numbers, np.int64)}
@@ -172,9 +165,11 @@ class Sections(Writer):
                 columns[f"{name}:texts"] = _text(texts.tolist())
         return self.section(TABLE, columns, optional=True)
 
-    def _of_figures(self, figures: Figures) -> bytes:
+    def _of_figures(self, figures: PassStats) -> bytes:
         """The figures that the rules need of the pass that follows."""
-        names = self._named(dict.fromkeys((*figures.sites, *figures.parameters, *figures.choices)))
+        names = self._new_names(
+            dict.fromkeys((*figures.sites, *figures.parameters, *figures.choices))
+        )
         columns: Columns = {
             "site": self._numbers(figures.sites),
             "rows": np.ascontiguousarray(figures.rows),
@@ -192,12 +187,12 @@ class Sections(Writer):
         return self._of_points(list(values), rows)
 
     def _of_points(self, names: Sequence[str], rows: npt.NDArray[np.float64]) -> bytes:
-        written = self._named(dict.fromkeys(names))
+        written = self._new_names(dict.fromkeys(names))
         numbers = np.array([self._names[name] for name in names], np.float64)
         points = np.column_stack([numbers, rows])
         return written + self.section(POINTS, {"points": np.ascontiguousarray(points)})
 
-    def _named(self, names: Iterable[str]) -> bytes:
+    def _new_names(self, names: Iterable[str]) -> bytes:
         """A section with the names that were not written yet; `b""` if there are none."""
         new = [name for name in names if name not in self._names]
         if not new:
@@ -235,9 +230,9 @@ def save(path: str | bytes | os.PathLike[str], state: State) -> None:
         OSError: the file cannot be written; an existing file is left as it was.
         InspectorError: a name is too long, or a pass too large.
     """
-    marks = (*state.marks, mark_now("saved", state.appended))
+    marks = (*state.marks, make_mark("saved", state.appended))
     alone = dataclasses.replace(state, held={}, marks=marks)
-    file, _ = write_whole(path, Sections().of_state(alone))
+    file, _ = replace_file(path, Sections().of_state(alone))
     os.close(file)
 
 
@@ -246,8 +241,8 @@ class Journal:
 
     A file that has grown to more than twice the size of the recording is rewritten. If writing
     fails, the failure is reported once and the file stays as it is; later passes, at growing
-    intervals, try to rewrite it. A change that was announced by `expect` and never written, because
-    an interrupt came between, is written by rewriting the file too: what its sections said of
+    intervals, try to rewrite it. A change that was announced and never written, because an
+    interrupt came between, is written by rewriting the file too: what its sections said of
     themselves (their names, their chain) may not have reached it.
 
     Args:
@@ -268,25 +263,27 @@ class Journal:
         state: Callable[[], State],
         failed: Callable[[str], object],
     ):
-        self.path = whole_path(path)
+        self.path = real_path(path)
         self.errors = 0
         self._state, self._failed = state, failed
         self._process = os.getpid()
         self._reported = False
-        self._said = ""
+        self._failure = ""
         self._file: int | None = None
         self._size = 0
-        self._due = 0  # how many changes of the state may be missing in the file
+        self._unwritten = 0  # how many changes of the state may be missing in the file
         self._identity = (0, 0)
-        self.anew()
+        self.rewrite()
         self._heartbeat = Heartbeat(self.beat)
 
-    def anew(self) -> None:
+    def rewrite(self) -> None:
         """Write the whole file; one that cannot be written leaves the existing one as it was."""
         sections, before = Sections(), self._file
-        self._due += 2  # until all is noted of the new file, which takes the place of the old one
-        file, size = write_whole(self.path, sections.of_state(self._state()))
-        self._file, self._size, self._sections, self._due = file, size, sections, 0
+        self._unwritten += (
+            2  # until all is noted of the new file, which takes the place of the old one
+        )
+        file, size = replace_file(self.path, sections.of_state(self._state()))
+        self._file, self._size, self._sections, self._unwritten = file, size, sections, 0
         status = os.fstat(file)
         self._identity = status.st_dev, status.st_ino
         self._passes, self._reported = sections.passes, False
@@ -297,12 +294,12 @@ class Journal:
         """Set the file's time; called without the owner's lock."""
         touch(self.path, self._identity)
 
-    def expect(self) -> None:
-        """Say that the state is about to change, and `write` will be called with the change."""
-        self._due += 1
+    def announce(self) -> None:
+        """Say that the state is about to change, and `write_all` will be called with the change."""
+        self._unwritten += 1
 
     def write(self, make: Callable[[Sections], bytes], kept: int) -> None:
-        """Append what `make` returns, as `expect` has said; the recording now takes `kept` bytes.
+        """Append what `make` returns, as `announce` has said; the recording now takes `kept` bytes.
 
         No failure is raised. The data is part of the state already, so a rewritten file has it too.
         """
@@ -312,64 +309,64 @@ class Journal:
             if self._file is None:
                 self.errors += 1
                 if self.errors & (self.errors - 1) == 0:  # 2, 4, 8 ...
-                    self.anew()
-            elif self._due > 1:
-                self.anew()
+                    self.rewrite()
+            elif self._unwritten > 1:
+                self.rewrite()
             elif is_gone(self._file):
                 self._give_up()
             elif self._size > 2 * kept + _SPARE:
-                self.anew()
+                self.rewrite()
             else:
-                self._size += write(self._file, make(self._sections))
-                self._passes, self._due = self._sections.passes, 0
+                self._size += write_all(self._file, make(self._sections))
+                self._passes, self._unwritten = self._sections.passes, 0
         except (OSError, InspectorError) as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         file = self._file
         if file is not None:
-            self._file, self._due, self.errors = None, 0, self.errors + 1
+            self._file, self._unwritten, self.errors = None, 0, self.errors + 1
             with contextlib.suppress(OSError):  # else the incomplete section is read as torn
                 os.ftruncate(file, self._size)
             os.close(file)
         if not self._reported:
-            self._tell(
+            self._note_failure(
                 f"{error}. It has {self._passes} passes of the run, which goes on; saving is "
                 "retried at growing intervals."
             )
 
     def _give_up(self) -> None:
         self.close(retry=False)
-        self._tell(
+        self._note_failure(
             "another file was put in its place, or it was deleted. It had "
             f"{self._passes} passes of the run, which goes on; call save again to keep saving."
         )
 
-    def _tell(self, text: str) -> None:
+    def _note_failure(self, text: str) -> None:
         self._reported = True
-        self._said = f"The recording could not be saved to {self.path!r}: {text}"
+        self._failure = f"The recording could not be saved to {self.path!r}: {text}"
 
     def tell(self) -> None:
         """Report a failure, if there is one. The owner calls this without any lock."""
-        text, self._said = self._said, ""
+        text, self._failure = self._failure, ""
         if text:
             self._failed(text)
 
     def end(self, mark: Mark) -> None:
         """Append a last mark that the owner does not keep, if the file is in order."""
         with contextlib.suppress(OSError):
-            if self._file is not None and not self._due and not is_gone(self._file):
-                write(self._file, self._sections.of_mark(mark))
+            if self._file is not None and not self._unwritten and not is_gone(self._file):
+                write_all(self._file, self._sections.of_mark(mark))
 
     def close(self, *, retry: bool = True) -> None:
         """Stop appending; if the last write failed or never came, rewrite the file once more."""
         self._heartbeat.stop()
         # with more due, a new file of ours may have taken its place
-        file = self._file if retry and self._due < 2 else None
+        file = self._file if retry and self._unwritten < 2 else None
         if file is not None and is_gone(file):
             self._give_up()
         if retry and self._file is None:
-            self._due += 1
+            self._unwritten += 1
         if retry:
             self.catch_up()
         file, self._file, self._process = self._file, None, -1
@@ -378,6 +375,6 @@ class Journal:
 
     def catch_up(self) -> None:
         """Write what an interrupt or a failure has left out, by rewriting the file."""
-        if self._due and self._process == os.getpid():
+        if self._unwritten and self._process == os.getpid():
             with contextlib.suppress(OSError, InspectorError):
-                self.anew()
+                self.rewrite()

@@ -15,7 +15,7 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.program.changes import ChangedVariable
 from nnx_inspector.program.plan import Kept
 from nnx_inspector.program.structure import Structure
-from nnx_inspector.recordings.layers import leaf_key
+from nnx_inspector.recordings.tree_rows import leaf_key
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.typing import PyTree, Value
 

@@ -20,7 +20,7 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import split_escaped
 from nnx_inspector.hooks.sites import closest_keys, split_operation
 from nnx_inspector.program.editing.packed import Small, apart, is_joinable, joined, taken_apart
-from nnx_inspector.recordings.layers import Summaries, layer_key, one_of
+from nnx_inspector.recordings.tree_rows import Summaries, layer_key, merged_summary
 from nnx_inspector.records.call import Call, concrete, named_summaries
 from nnx_inspector.stats.summary import STATISTICS, Summary, merge, row_index
 from nnx_inspector.stats.units import Units, merge_units
@@ -379,7 +379,8 @@ class Record(Mapping[str, Entry]):
     def merged(self) -> dict[str, dict[str, Summary]]:
         """The measured output, gradient and input of each site, over all of its calls.
 
-        Of a call that returns several arrays, each has a key of its own: see `recordings.layers`.
+        Of a call that returns several arrays, each has a key of its own; see
+        `recordings.tree_rows`.
         """
         out: dict[str, dict[str, Summary]] = {}
         for site in self:
@@ -416,7 +417,7 @@ def layers_of(record: Record, stacks: Mapping[str, int]) -> Summaries:
                 if np.any(ran[layer]) and (quantity != "gradient" or np.any(row.bins)):
                     found.setdefault((layer_key(key, layer), quantity), []).append(row)
             for (key, quantity), rows in found.items():
-                out.setdefault(key, {})[quantity] = one_of(rows)
+                out.setdefault(key, {})[quantity] = merged_summary(rows)
     return out
 
 

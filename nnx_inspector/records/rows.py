@@ -17,7 +17,7 @@ from nnx_inspector.hooks.variables import contents, shared_contents
 from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
-from nnx_inspector.recordings.layers import Site, layer_key, leaf_key, leaf_of, with_states
+from nnx_inspector.recordings.tree_rows import Site, layer_key, leaf_key, leaf_of, with_states
 
 VMAPPED = (
     "its layers or members run side by side, in a loop or a program of their own, and are measured "

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nnx_inspector.recordings.compare import Difference, differences, names_alike, pass_of_run
+from nnx_inspector.recordings.compare import Difference, differences, matching_names, pass_of_run
 from nnx_inspector.recordings.passes import Pass, layout_of
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
@@ -45,7 +45,7 @@ def other_pass(of: Recording, step: int | None, *, sites: Collection[str]) -> Pa
         ValueError: there is no such pass.
     """
     one = pass_of_run(of, step, "a")
-    names = names_alike(sites, {site for site, _ in one.keys})
+    names = matching_names(sites, {site for site, _ in one.keys})
     keys = tuple((names.get(site, site), quantity) for site, quantity in one.keys)
     layout = layout_of(keys)
     return dataclasses.replace(one, number=protocol.OTHER, layout=layout)

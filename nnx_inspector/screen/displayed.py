@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from nnx_inspector.files import write_whole
+from nnx_inspector.files import replace_file
 from nnx_inspector.findings.finding import Findings
 from nnx_inspector.recordings.passes import Quantity
 from nnx_inspector.recordings.recording import Recording
@@ -115,7 +115,7 @@ class Displayed:
         recording = self.recording
         title, content = self._page()
         page = page_of(recording, content, title=f"{title} - nnx_inspector", max_bytes=max_bytes)
-        file, size = write_whole(path, [page.encode()])
+        file, size = replace_file(path, [page.encode()])
         os.close(file)
         return size
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.findings.finding import Finding
-from nnx_inspector.recordings.history import choices_over, evenly
-from nnx_inspector.recordings.layers import STATE, holder_of, name_below
+from nnx_inspector.recordings.history import choices_over, evenly_spaced
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.recordings.tree_rows import STATE, name_below, site_of_parameter
 from nnx_inspector.screen import protocol
 from nnx_inspector.stats.choices.rows import ROUTER_ENTROPY, SHOWN, is_expert
 from nnx_inspector.stats.encoding import HEAD_BYTES, Packed, decoded
@@ -67,7 +67,7 @@ def parameters_of(keys: Sequence[str], paths: Iterable[str]) -> dict[int, list[s
     """The parameters that each row itself holds, by its number."""
     rows, found = {key: i for i, key in enumerate(keys)}, dict[int, list[str]]()
     for path in paths:
-        holder = holder_of(path, rows)
+        holder = site_of_parameter(path, rows)
         if holder is not None:
             found.setdefault(rows[holder], []).append(path)
     return found
@@ -239,7 +239,7 @@ def _histories_of_parameters(
                 of = {"layout": layout, "site": at, "quantity": j, "parameter": path}
                 message = protocol.History(steps=len(arrays.steps), **of)
                 yield message, protocol.buffer_of(*arrays)
-    passes = evenly([p for p in recording.passes if p.piece(paths[0], "parameter")], columns)
+    passes = evenly_spaced([p for p in recording.passes if p.piece(paths[0], "parameter")], columns)
     steps = np.array([p.step for p in passes], np.float64)
     ratios, lost = (
         np.array([[figure(p, path) for p in passes] for path in paths])
@@ -294,7 +294,7 @@ def casts_message(
     rows: list[protocol.CastRow] = []
     for key, quantity in (one.keys[i] for i in order.tolist()):
         of_parameter = quantity in protocol.PARAMETER_QUANTITIES
-        site = (holder_of(key, known) or "") if of_parameter else key
+        site = (site_of_parameter(key, known) or "") if of_parameter else key
         name = name_below(key, site) if of_parameter else ""
         rows.append(protocol.CastRow(site=site, name=f"{name}{_WORDS[quantity]}"))
     head: Any = {"id": request.id, "site": request.site, "step": one.step, "total": len(one.keys)}

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from nnx_inspector.background import weakly
+from nnx_inspector.background import weak_method
 from nnx_inspector.recordings.compare import compare
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
@@ -73,7 +73,7 @@ class Presenter:
 
     def __init__(self, snapshot: Callable[[], dict[str, Any]]):
         self.screen = Screen()
-        self.screen.heard_elsewhere = weakly(self.state_changed)
+        self.screen.heard_elsewhere = weak_method(self.state_changed)
         self._owner = weakref.WeakMethod(snapshot)
         self._lock = threading.RLock()
         self.selected = ""
@@ -105,7 +105,7 @@ class Presenter:
             None
         )  # for a saved notebook
         self._saved = SavedOutput(
-            weakly(self._last_state), weakly(self._failed), weakly(self._seen)
+            weak_method(self._last_state), weak_method(self._failed), weak_method(self._seen)
         )
 
     def _snapshot(self) -> dict[str, Any] | None:

@@ -57,7 +57,7 @@ class Requests:
             return
         if type(message) in self.later and not now:
             worker = self._workers[self.later[type(message)]]
-            if not worker.do(lambda: self.answer(message, now=True)):
+            if not worker.submit(lambda: self.answer(message, now=True)):
                 view.screen.reply(message.id, "This inspector was closed.")
             return
         try:

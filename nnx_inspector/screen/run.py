@@ -19,20 +19,20 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from nnx_inspector.background import weakly
-from nnx_inspector.errors import InspectorError, raised
+from nnx_inspector.background import weak_method
+from nnx_inspector.errors import InspectorError, error_text
 from nnx_inspector.findings.finding import Findings
 from nnx_inspector.findings.findings import diagnose
-from nnx_inspector.recordings.follow import Following
-from nnx_inspector.recordings.layers import (
+from nnx_inspector.recordings.follow import Follower
+from nnx_inspector.recordings.load import load
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.recordings.tree_rows import (
     MODULES,
     Site,
     rows_of_columns,
     with_recorded,
     with_states,
 )
-from nnx_inspector.recordings.load import load
-from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comparison import At
 from nnx_inspector.screen.control.answers import CONTROL, Controlled
@@ -134,7 +134,7 @@ class Run(Displayed):
 
     def __init__(self, path: Path):
         self._path = os.path.abspath(os.fsdecode(path))
-        self._following = following = Following(self._path)
+        self._following = following = Follower(self._path)
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -145,7 +145,7 @@ class Run(Displayed):
         self._unsent = self._undiagnosed = False
         self._rests_until = 0.0
         self._view = view = Presenter(self._snapshot)
-        view.page_content = weakly(self._content)
+        view.page_content = weak_method(self._content)
         self._clicks = Clicks(self, view)
         self._closing = contextlib.ExitStack()
         self._closing.callback(view.close)
@@ -359,7 +359,7 @@ class Run(Displayed):
                 self._view.keep(found)
 
     def _fails(self, error: Exception) -> None:
-        self._view.notice(protocol.Notice(level="error", text=raised(error), site=None))
+        self._view.notice(protocol.Notice(level="error", text=error_text(error), site=None))
         self._view.state_changed()
 
     # --------------------------------------------------------------- content
@@ -456,7 +456,7 @@ class Run(Displayed):
         )
 
 
-def _let_go(following: Following, lock: threading.RLock) -> None:
+def _let_go(following: Follower, lock: threading.RLock) -> None:
     """Close a file when no thread reads it."""
     with lock:
         following.close()

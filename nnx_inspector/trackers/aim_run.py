@@ -8,7 +8,7 @@ import importlib
 from typing import Any
 
 from nnx_inspector.trackers.scalars import FINDINGS, METRICS, NUMBERED, Entry
-from nnx_inspector.trackers.tracker import Tracker, joined
+from nnx_inspector.trackers.tracker import Tracker, slash_joined
 
 
 class AimRun(Tracker):
@@ -23,12 +23,12 @@ class AimRun(Tracker):
         track = self._to.track
         for group, site, statistic, value in scalars:
             if group == METRICS:
-                track(value, name=joined(group, site), step=step)
+                track(value, name=slash_joined(group, site), step=step)
             else:
                 context, (key, _, number) = {"site": site}, site.rpartition("/")
                 if group in NUMBERED and number.isdigit():
                     context = {"site": key, NUMBERED[group]: number}
-                track(value, name=joined(group, statistic), step=step, context=context)
+                track(value, name=slash_joined(group, statistic), step=step, context=context)
         if not histograms and text is None:
             return
         aim = importlib.import_module("aim")  # there already: the run is one of its

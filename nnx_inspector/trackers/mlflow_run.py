@@ -11,9 +11,9 @@ import time
 from typing import Any, Final
 
 from nnx_inspector.trackers.scalars import Entry
-from nnx_inspector.trackers.tracker import Names, Tracker, joined
+from nnx_inspector.trackers.tracker import AllowedNames, Tracker, slash_joined
 
-AT_A_TIME: Final = 1000
+MOST_PER_BATCH: Final = 1000
 """The most metrics that MLflow takes at a time."""
 
 
@@ -26,7 +26,7 @@ class MlflowRun(Tracker):
         super().__init__(f"The MLflow run {run_id!r}")
         self.lacks = f"{self.name} takes no histograms, because MLflow has none."
         self._run = run_id
-        self._names = Names(r"[^-/\w. ]")
+        self._names = AllowedNames(r"[^-/\w. ]")
         self._mlflow: Any = importlib.import_module("mlflow")  # there already: a run is one of its
         self._client = self._mlflow.MlflowClient()
 
@@ -34,11 +34,11 @@ class MlflowRun(Tracker):
         step, scalars, _, text = entry
         now, of = int(1000 * time.time()), self._mlflow.entities.Metric
         found = [
-            of(self._names.of(joined(group, site, statistic)), value, now, step)
+            of(self._names.of(slash_joined(group, site, statistic)), value, now, step)
             for group, site, statistic, value in scalars
         ]
-        for start in range(0, len(found), AT_A_TIME):
-            self._client.log_batch(self._run, metrics=found[start : start + AT_A_TIME])
+        for start in range(0, len(found), MOST_PER_BATCH):
+            self._client.log_batch(self._run, metrics=found[start : start + MOST_PER_BATCH])
         if text is not None:
             title, said = text
             self._client.log_text(self._run, said, f"{self._names.of(title)}.txt")

@@ -30,10 +30,10 @@ GROUPS: Final = {
 """Quantity -> the group of its names, which is the first part of them."""
 HEADS, EXPERTS = "heads", "experts"
 """The groups of heads and experts, which have numbers: `"heads/attn@attention/3/first"`."""
-METRICS, FINDINGS, OURS = "metrics", "findings", "nni"
+METRICS, FINDINGS, OWN_GROUP = "metrics", "findings", "nni"
 """The other groups: the user's metrics, findings, and what writing costs."""
 NUMBERED: Final = {HEADS: "head", EXPERTS: "expert"}
-EVERY: Final = (*GROUPS.values(), HEADS, EXPERTS, METRICS, FINDINGS, OURS)
+ALL_GROUPS: Final = (*GROUPS.values(), HEADS, EXPERTS, METRICS, FINDINGS, OWN_GROUP)
 ROOT: Final = "(root)"
 """How the model itself is called."""
 BINS: Final = 64
@@ -92,7 +92,7 @@ class Entry(NamedTuple):
     text: tuple[str, str] | None = None
 
 
-class Reader:
+class PassReader:
     """Reads the passes of one recording."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Reader:
             if quantity == "parameter":
                 seen = {name: x for name, x in item.update_of(site).items() if math.isfinite(x)}
                 found += [Scalar(group, at, name, x) for name, x in seen.items()]
-        return [*found, *_of_choices(item)]
+        return [*found, *_choice_scalars(item)]
 
     def histograms(self, item: Pass) -> list[Histogram]:
         """The histograms of a pass, of what has any finite value."""
@@ -143,7 +143,7 @@ class Reader:
         return found
 
 
-def _of_choices(item: Pass) -> Iterator[Scalar]:
+def _choice_scalars(item: Pass) -> Iterator[Scalar]:
     """The figures of each head and expert, and the entropy of each router."""
     for key, rows in (item.figures.of_choices if item.figures else {}).items():
         group = EXPERTS if is_expert(key) else HEADS

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from nnx_inspector.trackers.scalars import Entry
-from nnx_inspector.trackers.tracker import Names, Tracker, joined
+from nnx_inspector.trackers.tracker import AllowedNames, Tracker, slash_joined
 
 HISTOGRAM = "histogram"
 """The last part of a histogram's name, which no scalar has."""
@@ -20,7 +20,7 @@ class SummaryWriter(Tracker):
 
     def __init__(self, to: Any):
         super().__init__(f"The {type(to).__name__} of {type(to).__module__}")
-        self._to, self._names = to, Names(r"[^-/\w.]")
+        self._to, self._names = to, AllowedNames(r"[^-/\w.]")
         missing = {"add_histogram_raw": "histograms", "add_text": "findings"}
         lacking = [f"{what} ({method})" for method, what in missing.items() if not _has(to, method)]
         self.lacks = f"{self.name} takes no {' and no '.join(lacking)}." if lacking else ""
@@ -31,13 +31,13 @@ class SummaryWriter(Tracker):
         step, scalars, histograms, text = entry
         name = self._names.of
         for group, site, statistic, value in scalars:
-            self._to.add_scalar(name(joined(group, site, statistic)), value, step)
+            self._to.add_scalar(name(slash_joined(group, site, statistic)), value, step)
         for one in histograms:
             limits, counts = one.edges[1:].tolist(), one.counts.tolist()
             if one.low == one.high:  # TensorBoard has its buckets begin at the smallest value
                 limits, counts = [one.high], [sum(counts)]
             self._to.add_histogram_raw(
-                name(joined(one.group, one.site, HISTOGRAM)),
+                name(slash_joined(one.group, one.site, HISTOGRAM)),
                 one.low,
                 one.high,
                 sum(counts),

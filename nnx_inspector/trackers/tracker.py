@@ -9,7 +9,15 @@ import re
 
 from nnx_inspector.findings.finding import Finding
 from nnx_inspector.recordings.passes import Pass
-from nnx_inspector.trackers.scalars import FINDINGS, METRICS, OURS, ROOT, Entry, Reader, Scalar
+from nnx_inspector.trackers.scalars import (
+    FINDINGS,
+    METRICS,
+    OWN_GROUP,
+    ROOT,
+    Entry,
+    PassReader,
+    Scalar,
+)
 
 
 class Tracker:
@@ -28,24 +36,24 @@ class Tracker:
 
     def __init__(self, name: str):
         self.name = name
-        self._reader = Reader()
+        self._reader = PassReader()
 
-    def of_pass(self, item: Pass, cost: float | None) -> None:
+    def write_pass(self, item: Pass, cost: float | None) -> None:
         """Write a pass; `cost` is what writing one has cost so far, in CPU seconds."""
         scalars = self._reader.scalars(item)
         if cost is not None:
-            scalars.append(Scalar(OURS, "tracker", "cpu_seconds", cost))
+            scalars.append(Scalar(OWN_GROUP, "tracker", "cpu_seconds", cost))
         histograms = self._reader.histograms(item) if self.takes_histograms else ()
         self.log(Entry(item.step, scalars, histograms))
 
-    def of_metrics(self, step: int, values: dict[str, float]) -> None:
+    def write_metrics(self, step: int, values: dict[str, float]) -> None:
         """Write metrics of the user."""
         scalars = [Scalar(METRICS, name, "", value) for name, value in values.items()]
         self.log(Entry(step, scalars))
 
-    def of_finding(self, finding: Finding) -> None:
+    def write_finding(self, finding: Finding) -> None:
         """Write a finding, at the step at which it was first seen."""
-        title = joined(FINDINGS, finding.rule, finding.site or ROOT)
+        title = slash_joined(FINDINGS, finding.rule, finding.site or ROOT)
         self.log(Entry(finding.step, text=(title, str(finding))))
 
     def log(self, entry: Entry) -> None:
@@ -56,24 +64,24 @@ class Tracker:
         """Write what is not written yet."""
 
 
-def joined(*parts: str) -> str:
+def slash_joined(*parts: str) -> str:
     """A name whose parts are separated by slashes, by which trackers group.
 
     Example:
-        >>> joined("metrics", "loss", "")
+        >>> slash_joined("metrics", "loss", "")
         'metrics/loss'
     """
     return "/".join(filter(None, parts))
 
 
-class Names:
+class AllowedNames:
     r"""Names in the characters that a tracker accepts; two names stay two.
 
     Args:
         refused: a pattern of what is replaced.
 
     Example:
-        >>> names = Names(r"[^-/\w.]")
+        >>> names = AllowedNames(r"[^-/\w.]")
         >>> names.of("outputs/layers[3]"), names.of("outputs/layers(3)")
         ('outputs/layers_3_', 'outputs/layers_3_.2')
     """

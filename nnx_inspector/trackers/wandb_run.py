@@ -13,11 +13,11 @@ import importlib
 from collections import deque
 from typing import Any, Final
 
-from nnx_inspector.trackers.scalars import EVERY, OURS, Entry
+from nnx_inspector.trackers.scalars import ALL_GROUPS, OWN_GROUP, Entry
 from nnx_inspector.trackers.summary_writer import HISTOGRAM
-from nnx_inspector.trackers.tracker import Tracker, joined
+from nnx_inspector.trackers.tracker import Tracker, slash_joined
 
-STEP: Final = f"{OURS}/step"
+STEP: Final = f"{OWN_GROUP}/step"
 """The name of the step of the loop."""
 
 
@@ -36,19 +36,19 @@ class WandbRun(Tracker):
     def log(self, entry: Entry) -> None:
         step, scalars, histograms, text = entry
         data: dict[str, object] = {
-            joined(group, site, statistic): value for group, site, statistic, value in scalars
+            slash_joined(group, site, statistic): value for group, site, statistic, value in scalars
         }
         if histograms:
             wandb = importlib.import_module("wandb")  # there already: the run is one of its
             for one in histograms:
                 shown = wandb.Histogram(np_histogram=(one.counts, one.edges))
-                data[joined(one.group, one.site, HISTOGRAM)] = shown
+                data[slash_joined(one.group, one.site, HISTOGRAM)] = shown
         if text is not None:
             data[text[0]] = text[1]
         if not self._defined:
             self._defined = True
             self._to.define_metric(STEP, hidden=True)
-            for group in EVERY:
+            for group in ALL_GROUPS:
                 self._to.define_metric(f"{group}/*", step_metric=STEP)
         if self._waiting and self._waiting[-1][0] == step:
             self._waiting[-1][1].update(data)

@@ -34,7 +34,7 @@ from taking import (
 
 from nnx_inspector._compat.launching import compiled, jitted
 from nnx_inspector._compat.launching.launch import Taking
-from nnx_inspector.opening import held
+from nnx_inspector.resources import open_all
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_it_is_compiled_once_and_its_own_program_takes_the_fast_path_of_jax():
 def test_a_program_without_marks_runs_as_it_would_have_run():
     f = jax.jit(lambda x: 3 * x)
     f(X)
-    with held(Taking(watch := Watch())), compiling() as found:
+    with open_all(Taking(watch := Watch())), compiling() as found:
         misses = []
         undo = jitted.swap_jit_misses(lambda *_: misses.append(1))
         f(X)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import marked
 import numpy as np
 import pytest
-from interrupting import Interrupt
+from interrupts import Interrupt
 from marked import Watch, mark
 from taking import (
     BARE,
@@ -33,7 +33,7 @@ from taking import (
 from nnx_inspector._compat import configuration, jaxprs
 from nnx_inspector._compat.launching import jitted
 from nnx_inspector._compat.launching.launch import Taking
-from nnx_inspector.opening import close_all, held
+from nnx_inspector.resources import close_all, open_all
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def test_two_threads_take_their_own_programs_at_the_same_time():
 def test_two_takings_share_a_launch():
     first, second = Watch(lambda name: name == "in"), Watch(lambda name: name != "in", k=3)
     f = jax.jit(twice)
-    with configuration.hooks_key(object()), held(Taking(first), Taking(second)):
+    with configuration.hooks_key(object()), open_all(Taking(first), Taking(second)):
         same(f(X), 6 * X)
         close(second.sums(), ("out", 6 * SUM))
         close(first.sums(), ("in", SUM))
@@ -127,7 +127,7 @@ def test_an_interrupt_at_any_line_leaves_jax_as_it_was():
     f = jax.jit(twice)
 
     def steps() -> None:
-        with configuration.hooks_key(object()), held(Taking(Watch()), Taking(Watch())):
+        with configuration.hooks_key(object()), open_all(Taking(Watch()), Taking(Watch())):
             f(X)
 
     with Interrupt() as whole:

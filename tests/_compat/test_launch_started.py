@@ -10,7 +10,7 @@ from held import Held
 from leftovers import patched_in_jax
 
 from nnx_inspector._compat.launching import started
-from nnx_inspector.opening import held as opened
+from nnx_inspector.resources import open_all as opened
 
 
 @contextlib.contextmanager

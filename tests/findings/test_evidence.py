@@ -15,7 +15,7 @@ from made_up import chain, of
 
 from nnx_inspector.findings.evidence import BEYOND, gain_by_luck, tail
 from nnx_inspector.findings.findings import diagnose
-from nnx_inspector.recordings.facts import Facts, Figures, ParameterFacts, SiteFacts
+from nnx_inspector.recordings.facts import Facts, ParameterFacts, PassStats, SiteFacts
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.gauges import (
     FLAT,
@@ -76,7 +76,7 @@ class Drawn:
             flows=(chain(sites),),
         )  # fmt: skip
         rows, masks = zip(*(_row(z) for z in outputs), strict=True)
-        figures = Figures(
+        figures = PassStats(
             sites=tuple(sites),
             rows=np.array(rows, np.float32),
             masks=np.packbits(np.array(masks), axis=2),

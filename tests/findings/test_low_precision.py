@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from weighed import flat
+from parameter_oracle import flat
 
 import nnx_inspector as nni
 

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from optimized import Net, Plain, batches, carried, loss_of, trained
+from optimizer_models import Net, Plain, batches, carried, loss_of, trained
 
 import nnx_inspector as nni
 

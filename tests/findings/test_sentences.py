@@ -32,7 +32,7 @@ from tiny_faults import FAULTS as TINY
 
 import nnx_inspector as nni
 from nnx_inspector.findings.finding import Finding
-from nnx_inspector.recordings.facts import Figures
+from nnx_inspector.recordings.facts import PassStats
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
 from nnx_inspector.stats.summarize import summarize
@@ -803,7 +803,7 @@ def said_of(kind: str, of_passes: list[dict[str, Any]]) -> dict[str, str]:
         rows = np.full((len(figures["keys"]), len(CHOICE_FIGURES)), np.nan, np.float32)
         for name, values in figures.items():
             rows[:, CHOICE_FIGURES.index(name)] = values
-        each = Figures(choices=(f"moe@{kind}",) * len(rows), choice_rows=rows)
+        each = PassStats(choices=(f"moe@{kind}",) * len(rows), choice_rows=rows)
         recording.append(step, {"moe": {"output": summarize(np.ones(3))}}, figures=each)
     (one,) = nni.diagnose(recording)
     assert one.site == "moe"

@@ -1,6 +1,6 @@
 """What each process of a job says of an inspector in it: passes, and loops that one of them steers.
 
-Run by `trained_apart.main`: a case gets the mesh, and returns what is printed as JSON.
+Run by `multi_process_training.main`: a case gets the mesh, and returns what is printed as JSON.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from compiled import Texts
 from flax import nnx
 from inside import inside
 from jax.sharding import PartitionSpec as P
-from trained_apart import RATE, STEPS, D, Net, X, loss_of, made, placed, whole
+from multi_process_training import RATE, STEPS, D, Net, X, loss_of, made, placed, whole
 
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.live.programs import agreement
+from nnx_inspector.live.programs import process_group
 from nnx_inspector.screen.control.answers import CONTROL, Controlled
 
 SITES = ("", "a", "b")
@@ -273,20 +273,20 @@ def late(mesh: Any) -> dict[str, Any]:
     """The coordinator says nothing in time to a measured step, and nothing any more to another."""
     net, optimizer, x = made(mesh, "data", Net)
     insp, step, losses = nni.Inspector(net, x, display=False), whole(), list[float]()
-    meet = agreement.Coordinator.meet
+    meet = process_group.Coordinator.meet
 
     def is_gone(*_: Any) -> bool:
         raise jax.errors.JaxRuntimeError("UNAVAILABLE: it is gone")
 
     for i in insp.watch(range(LAST + 1), every=3):
         if i == 4:
-            agreement.Coordinator.meet = lambda *_: False
+            process_group.Coordinator.meet = lambda *_: False
         if i == 7:
-            agreement.Coordinator.meet = meet
+            process_group.Coordinator.meet = meet
         if i == 10:
-            agreement.Coordinator.meet = is_gone
+            process_group.Coordinator.meet = is_gone
         losses.append(float(step(net, optimizer, x)))
-    agreement.Coordinator.meet = meet
+    process_group.Coordinator.meet = meet
     insp.close()
     said = {"steps": [one.step for one in inside(insp).core.recording.passes]}
     with tempfile.TemporaryDirectory() as folder:
@@ -294,9 +294,9 @@ def late(mesh: Any) -> dict[str, Any]:
         with nni.watch(net, every=3, **how) as recording:
             for i in range(LAST):
                 if i == 4:  # a steered region meets before its measured steps too
-                    agreement.Coordinator.meet = lambda *_: False
+                    process_group.Coordinator.meet = lambda *_: False
                 losses.append(float(step(net, optimizer, x)))
-    agreement.Coordinator.meet = meet
+    process_group.Coordinator.meet = meet
     return {**said, "losses": losses, "steered": [one.step for one in recording.passes]}
 
 

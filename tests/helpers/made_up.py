@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nnx_inspector.findings.findings import diagnose
-from nnx_inspector.recordings.facts import Facts, Figures, Flow, ParameterFacts, SiteFacts
+from nnx_inspector.recordings.facts import Facts, Flow, ParameterFacts, PassStats, SiteFacts
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES, UNITS
 from nnx_inspector.stats.summary import Summary
@@ -110,7 +110,7 @@ class Model:
             flows=(chain(SITES) if self.edges is None else joined(self.edges),),
         )
 
-    def figures(self) -> Figures:
+    def figures(self) -> PassStats:
         rows = [[self.sites[s][name] for name in SITE_FIGURES] for s in SITES]
         bits = np.zeros((len(SITES), len(MASKS), UNITS), bool)
         for (site, mask), part in self.masks.items():
@@ -122,7 +122,7 @@ class Model:
             state |= {"gradient": np.nan, "graded": np.nan, "change": 1e-3, "same": 0, "decay": 0}
         states = [[{**state, **self.told[s]}[n] for n in PARAMETER_FIGURES] for s in SITES]
         assert np.packbits(bits, axis=2).shape[2] == BYTES
-        return Figures(
+        return PassStats(
             sites=SITES,
             rows=np.array(rows, np.float32),
             masks=np.packbits(bits, axis=2),

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.findings.findings import diagnose
-from nnx_inspector.recordings.facts import Facts, Figures, ParameterFacts, SiteFacts
+from nnx_inspector.recordings.facts import Facts, ParameterFacts, PassStats, SiteFacts
 from nnx_inspector.recordings.passes import Quantity
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.bins import FINITE_BINS, RANKS, bin_edges
@@ -104,7 +104,7 @@ def deflate_summary(one: Summary) -> bytes:
     return header + moments + zlib.compress(bytes(planes), 1)
 
 
-def some_figures(seed: int) -> Figures:
+def some_figures(seed: int) -> PassStats:
     """The figures of a pass, including NaN and Inf."""
     random = np.random.default_rng(seed)
     sites, parameters = ("a", "blocks[3]/attn")[: seed % 3], ("a/kernel", "größe")[: seed % 2 + 1]
@@ -114,7 +114,7 @@ def some_figures(seed: int) -> Figures:
         rows[:, SITE_FIGURES.index(name)] = 64 if name == "units" else random.integers(1, 64)
     states = random.exponential(size=(len(parameters), len(PARAMETER_FIGURES))).astype(np.float32)
     states[:, 1] = np.inf
-    return Figures(
+    return PassStats(
         sites=sites,
         rows=rows,
         masks=random.integers(0, 256, (len(sites), len(MASKS), BYTES), np.uint8),
@@ -154,7 +154,7 @@ def contents(recording: Recording) -> dict[str, Any]:
     }
 
 
-def _bits(figures: Figures) -> tuple[object, ...]:
+def _bits(figures: PassStats) -> tuple[object, ...]:
     arrays = figures.rows, figures.masks, figures.parameter_rows
     names = figures.sites, figures.parameters, figures.varied
     return (*names, *((str(a.dtype), a.shape, a.tobytes()) for a in arrays))

@@ -18,7 +18,7 @@ from marked import Watch, knob, mark
 
 from nnx_inspector._compat import configuration, jit
 from nnx_inspector._compat.launching.launch import Taking
-from nnx_inspector.opening import held
+from nnx_inspector.resources import open_all
 
 X = jnp.arange(1.0, 5.0)
 SUM = 10.0
@@ -27,7 +27,7 @@ SUM = 10.0
 @contextlib.contextmanager
 def taken(watch: Watch) -> Iterator[Watch]:
     """As a session does: under a key of its own in jit's caches."""
-    with configuration.hooks_key(object()), held(Taking(watch)):
+    with configuration.hooks_key(object()), open_all(Taking(watch)):
         yield watch
 
 

@@ -47,6 +47,12 @@ def loss_of(model: Any, x: Any) -> Any:
     return (model(x) ** 2).mean()
 
 
+def update(model, optimizer, x):
+    loss, grads = nnx.value_and_grad(loss_of)(model, x)
+    optimizer.update(model, grads)
+    return loss
+
+
 def back_of_loss(y: np.ndarray) -> np.ndarray:
     """The cotangent of `y` in `loss_of`."""
     return 2 * y / y.size

@@ -173,7 +173,7 @@ def test_while_a_program_is_compiled_there_are_no_figures_of_the_old_one(insp, m
     insp.perturb("a", nni.Zero())
     assert insp.effect is not None
     wanted = []
-    monkeypatch.setattr(inside(insp).arming, "do_instead", wanted.append)
+    monkeypatch.setattr(inside(insp).arming, "submit_instead", wanted.append)
     second = insp.perturb("b", nni.Shift(1.0))
     assert second.compiling
     assert said(insp) == (None, NEW_PROGRAM)
@@ -233,7 +233,7 @@ def test_what_is_compiled_late_is_not_of_another_state_of_the_model(monkeypatch)
     insp = nni.Inspector(model, X, display=False)
     inside(insp).rerun.first()
     arming, jobs = inside(insp).arming, []
-    monkeypatch.setattr(arming, "do_instead", jobs.append)
+    monkeypatch.setattr(arming, "submit_instead", jobs.append)
     insp.perturb("a", nni.Scale(2.0))
     before = insp.effect.output_change
     model.b.bias[...] += 100.0

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from fake_trackers import SummaryWriter
 from flax import nnx
 from inside import inside
-from tracked import Net, X, train_step
-from trackers import SummaryWriter
+from real_trackers import Net, X, train_step
 
 import nnx_inspector as nni
 from nnx_inspector import background
-from nnx_inspector.trackers.scalars import Reader
+from nnx_inspector.trackers.scalars import PassReader
 
 IN_TIME = 120.0
 STEPS = 7
@@ -84,7 +84,7 @@ def test_all_that_is_recorded_is_written_in_order_when_the_loop_has_ended(run: R
     to, threads = SummaryWriter(), set(threading.enumerate())
     recording = run.recorded(to)
     expected: dict[str, list[tuple[int, float]]] = {}
-    reader, passes = Reader(), [one for one in recording.passes if one.kind == "watch"]
+    reader, passes = PassReader(), [one for one in recording.passes if one.kind == "watch"]
     assert [one.step for one in passes] == [0, 2, 4, 6]
     for one in passes:
         for group, site, statistic, value in reader.scalars(one):
@@ -183,7 +183,7 @@ def test_a_writer_that_raises_is_warned_of_once_and_the_recording_keeps_all(
 def test_a_writer_that_blocks_holds_up_no_step_and_is_not_waited_for(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "SILENT", 0.05)
+    monkeypatch.setattr(background, "SILENT_SECONDS", 0.05)
     gate, threads = threading.Event(), []
 
     def blocks(one: Any) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnx_inspector.live.calls import OF_MODEL
 from nnx_inspector.live.inbox import MOST_AWAITING, CurrentPass, Inbox, Message
+from nnx_inspector.live.pass_boundaries import MODEL_CALL
 from nnx_inspector.live.session import Session
 from nnx_inspector.stats.summary import Summary, empty
 
@@ -77,8 +77,8 @@ def test_the_newest_may_be_left_for_later():
     inbox = Inbox()
     for _ in range(5):
         inbox.begin(Setting())
-    assert [one.number for one in inbox.take(besides=2)] == [0, 1, 2]
-    assert [one.number for one in inbox.take(besides=2)] == []
+    assert [one.number for one in inbox.take(leave=2)] == [0, 1, 2]
+    assert [one.number for one in inbox.take(leave=2)] == []
     inbox.receive(3, saying("a", "gradient", 1))
     assert [one.number for one in inbox.take()] == [3, 4]
 
@@ -89,11 +89,11 @@ def test_a_pass_is_kept_until_its_messages_arrive():
     inbox.begin(Setting(), awaits=["output", "gradient"])
     for _ in range(4):
         inbox.begin(Setting())
-    assert [one.number for one in inbox.take(besides=2)] == [0]
+    assert [one.number for one in inbox.take(leave=2)] == [0]
     inbox.receive(1, saying("a", "gradient", 1), "gradient")
-    assert inbox.take(besides=2) == []
+    assert inbox.take(leave=2) == []
     inbox.receive(1, saying("a", "output", 1))
-    assert [one.number for one in inbox.take(besides=2)] == [1, 2, 3]
+    assert [one.number for one in inbox.take(leave=2)] == [1, 2, 3]
     assert inbox.late == 0
 
 
@@ -102,9 +102,9 @@ def test_messages_that_never_arrive_hold_up_a_bounded_number_of_passes():
     inbox.begin(Setting(), awaits=["gradient"])
     for _ in range(MOST_AWAITING - 1):
         inbox.begin(Setting())
-    assert inbox.take(besides=2) == []
+    assert inbox.take(leave=2) == []
     inbox.begin(Setting())
-    assert len(inbox.take(besides=2)) == MOST_AWAITING - 1
+    assert len(inbox.take(leave=2)) == MOST_AWAITING - 1
 
 
 def test_restarting_counts_from_zero_and_forgets():
@@ -139,7 +139,7 @@ def test_calls_of_a_site_are_merged_and_known_sites_come_first():
         inbox.receive(number, saying("sown", "output", count))
         inbox.receive(number, saying("a", "gradient", 10 * count))
         inbox.receive(number, saying("a", "output", 100 * count))
-    found = session.measured_in(inbox.take())
+    found = session.summaries_of(inbox.take())
     session.close()
     assert list(found) == ["a", "sown"]
     sizes = {(k, q): int(np.sum(s.bins)) for k, of in found.items() for q, s in of.items()}
@@ -163,12 +163,12 @@ def test_a_pass_is_complete_once_and_stays_until_it_is_taken():
 def test_passes_that_are_passed_over_are_counted():
     inbox = Inbox()
     inbox.restart(3)
-    assert inbox.is_due([OF_MODEL], SAME)
+    assert inbox.is_due([MODEL_CALL], SAME)
     assert inbox.begin(Setting()).sampled
-    assert not inbox.is_due([OF_MODEL] * 2, SAME)
-    assert inbox.is_due([OF_MODEL] * 3, SAME)
-    inbox.pass_over([OF_MODEL] * 2, SAME)
+    assert not inbox.is_due([MODEL_CALL] * 2, SAME)
+    assert inbox.is_due([MODEL_CALL] * 3, SAME)
+    inbox.pass_over([MODEL_CALL] * 2, SAME)
     assert inbox.count == 3
     assert inbox.begin(Setting()) == CurrentPass(3, True, Setting())
     inbox.every = 0
-    assert not inbox.is_due([OF_MODEL] * 9, SAME)
+    assert not inbox.is_due([MODEL_CALL] * 9, SAME)

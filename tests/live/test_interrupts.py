@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from interrupting import Interrupt
+from interrupts import Interrupt
 from leftovers import patched_in_jax
 
 import nnx_inspector as nni
@@ -186,7 +186,7 @@ def test_an_interrupt_within_a_write_leaves_a_file_with_all_passes(monkeypatch, 
 
     loops = Loops("region", tmp_path / "run.nni")
     loops.run()
-    real, count = save.write, iter(range(10**6))
+    real, count = save.write_all, iter(range(10**6))
 
     def cut(file, data):
         if threading.current_thread() is not threading.main_thread() or next(count) != 1:
@@ -194,7 +194,7 @@ def test_an_interrupt_within_a_write_leaves_a_file_with_all_passes(monkeypatch, 
         real(file, data[: len(data) // 2])  # the chain of checksums has gone on
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(save, "write", cut)
+    monkeypatch.setattr(save, "write_all", cut)
     with pytest.raises(KeyboardInterrupt):
         loops.run()
     assert len(nni.load(loops.path)) == len(loops.insp.recording)
@@ -207,7 +207,7 @@ def test_a_loop_that_nothing_interrupts_writes_its_file_but_once(monkeypatch, tm
 
     loops = Loops("iterator, metrics", tmp_path / "run.nni")
     written = []
-    monkeypatch.setattr(save, "write_whole", lambda *args: written.append(args))
+    monkeypatch.setattr(save, "replace_file", lambda *args: written.append(args))
     _, of_all = loops.run()
     assert written == []
     assert len(nni.load(loops.path)) == of_all
@@ -246,7 +246,7 @@ def test_what_nni_watch_would_warn_of_becomes_a_note_of_the_error_that_leaves_it
 ):
     from nnx_inspector.inspector.script import watch
 
-    monkeypatch.setattr(watch, "dropped_of", lambda session: ["Something is lost."])
+    monkeypatch.setattr(watch, "dropped_warnings", lambda session: ["Something is lost."])
     with pytest.raises(KeyboardInterrupt) as caught, nni.watch(Net(nnx.Rngs(0))):
         raise KeyboardInterrupt
     assert caught.value.__notes__ == ["nnx_inspector: Something is lost."]

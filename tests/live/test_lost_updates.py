@@ -19,7 +19,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from weighed import Flat, flat
+from linear_stack import LinearStack
+from parameter_oracle import Flat, flat
 
 import nnx_inspector as nni
 from nnx_inspector._compat import native
@@ -213,35 +214,19 @@ def test_steps_in_a_scan_have_their_own_shares() -> None:
         assert_lost(one, before, after, added)
 
 
-class Stack(nnx.Module):
-    def __init__(self) -> None:
-        @nnx.vmap
-        def layers(rngs: nnx.Rngs) -> nnx.Linear:
-            return nnx.Linear(8, 8, rngs=rngs, dtype=BF16, param_dtype=BF16)
-
-        self.layers = layers(nnx.Rngs(0).split(3))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
-        def forward(layer: nnx.Linear, x: jax.Array) -> jax.Array:
-            return jnp.tanh(layer(x))
-
-        return forward(self.layers, x.astype(BF16))
-
-
 def test_each_layer_of_a_stack_has_its_own_share() -> None:
-    model, tx = Stack(), optax.adam(1e-3)
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    model, tx = LinearStack(nnx.Rngs(0), width=8, dtype=BF16), optax.adam(1e-3)
+    optimizer, x = nnx.Optimizer(model, tx, wrt=nnx.Param), X[:, :8].astype(BF16)
 
     @nnx.jit
     def step(model: Any, optimizer: Any) -> Any:
-        grads = nnx.grad(loss_fn)(model, X[:, :8])
+        grads = nnx.grad(loss_fn)(model, x)
         pure = map(nnx.as_pure, (grads, optimizer.opt_state, nnx.state(model, nnx.Param)))
         added = tx.update(*pure)[0]
         optimizer.update(model, grads)
         return added
 
-    insp = nni.Inspector(model, X[:, :8], display=False)
+    insp = nni.Inspector(model, x, display=False)
     for _ in insp.watch(range(1), every=1):
         before = flat(nnx.state(model, nnx.Param))
         added = flat(step(model, optimizer))

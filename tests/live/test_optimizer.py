@@ -14,7 +14,7 @@ import optax
 import pytest
 from flax import nnx
 from inside import inside
-from optimized import Plain, batches, carried, loss_of, trained
+from optimizer_models import Plain, batches, carried, loss_of, trained
 
 import nnx_inspector as nni
 from nnx_inspector.screen.frames import table_of

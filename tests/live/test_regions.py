@@ -13,13 +13,13 @@ import pytest
 from compiled import Compiled
 from flax import nnx
 from inside import inside
-from leftovers import nothing_left
 from models import TwoLayers
 from reused import Reused
 
 import nnx_inspector as nni
 from nnx_inspector.live.inbox import Inbox
 
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 SGD = optax.sgd(0.1)
 
@@ -76,12 +76,6 @@ def check_passes(recording, expected, every):
                 np.testing.assert_allclose(found.mean, array.mean(), rtol=1e-3, atol=1e-6)
                 np.testing.assert_allclose(found.norm, np.linalg.norm(array), rtol=1e-3)
                 np.testing.assert_allclose(found.max, array.max(), rtol=1e-3, atol=1e-6)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left_behind():
-    with nothing_left():
-        yield
 
 
 @pytest.fixture(scope="module")

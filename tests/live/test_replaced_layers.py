@@ -8,20 +8,14 @@ import numpy as np
 import pytest
 from flax import nnx
 from inside import inside
-from leftovers import nothing_left
 from models import TwoLayers
 
 import nnx_inspector as nni
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.live.session import Session
 
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left_behind():
-    with nothing_left():
-        yield
 
 
 def adapt(model):

@@ -128,6 +128,9 @@ def test_an_unmeasured_step_exchanges_what_it_does_bare_and_a_measured_one_a_lit
 def test_on_four_devices():
     """Starting such a process takes long, so those of other files run in it too."""
     tests = pathlib.Path(__file__).parents[1]
-    beside = tests / "live" / "test_weighed_models.py", tests / "program" / "test_counting.py"
+    beside = (
+        tests / "live" / "test_parameter_stats_of_models.py",
+        tests / "program" / "test_counting.py",
+    )
     names = "is_that_of_one", "exchanges_what", "as_a_whole", "test_devices_hold_parts"
     on_four_devices(__file__, *names, beside=beside)

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from flax import nnx
 from leftovers import assert_close, nothing_left
+from loop_comparison import EVERY, check_figures
 from training import Call, Net, batches, by, figures, loss_of, numbers_of
-from training_plain import jitted
-from watched_loops import EVERY, check_figures
+from training_single_model import jitted
 
 import nnx_inspector as nni
 

@@ -9,8 +9,8 @@ watches each loop in one way; the long tests watch it in all ways.
 from __future__ import annotations
 
 import pytest
-from training_made import made
-from watched_loops import LOOPS, check
+from loop_comparison import LOOPS, check
+from random_training_loops import made
 
 from nnx_inspector.live.programs.variants import Variants
 

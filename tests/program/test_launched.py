@@ -13,10 +13,10 @@ import pytest
 from jax.core import ShapedArray
 
 from nnx_inspector._compat import jit
-from nnx_inspector.opening import held
 from nnx_inspector.program.launched import Block
 from nnx_inspector.program.marks import OUTPUT, given, mark_tree
 from nnx_inspector.program.plan import Plan
+from nnx_inspector.resources import open_all
 
 X = jnp.arange(6.0)
 NUMBER = ShapedArray((), jnp.dtype("float32"))
@@ -51,7 +51,7 @@ def test_a_given_gets_its_value_and_a_mark_is_seen(jitted: bool) -> None:
     f = jax.jit(scaled, static_argnums=1) if jitted else scaled
     seen: list[Any] = []
     block = Block("us", Plan(), given=lambda place: np.float32(3), seen=means_in(seen))
-    with held(block):
+    with open_all(block):
         np.testing.assert_array_equal(f(X, "us"), 3 * X)
         np.testing.assert_array_equal(f(X, "others"), 0 * X)
     assert seen == [7.5]
@@ -63,6 +63,6 @@ def test_another_value_compiles_nothing() -> None:
     f, compiled = jax.jit(scaled, static_argnums=1), []
     for value in (1.0, 2.0, 3.0):
         block = Block("us", Plan(summarise=False), given=lambda place, v=value: np.float32(v))
-        with held(block), counting(compiled):
+        with open_all(block), counting(compiled):
             np.testing.assert_array_equal(f(X, "us"), value * X)
     assert compiled[1:] == [0, 0]

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from steps_read import Read, read_step, rows_of
+from step_reader import Read, read_step, rows_of
 
 import nnx_inspector as nni
 from nnx_inspector._compat.launching.launch import Taking

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from interrupting import Interrupt
+from interrupts import Interrupt
 
 from nnx_inspector.recordings.curves import Curves, Tally
 from nnx_inspector.recordings.recording import Recording

@@ -13,12 +13,12 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.facts import (
     KINDS,
     Facts,
-    Figures,
     Flow,
     ParameterFacts,
+    PassStats,
     SiteFacts,
     Uncalled,
-    flaw_in,
+    invalid_reason,
 )
 from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.recording import Recording
@@ -45,7 +45,7 @@ def figures(sites=("a", "b[1]"), parameters=("a/kernel",), seed=0, varied=1):
     for name in ("examples", "units", "looked", "positions"):
         rows[:, SITE_FIGURES.index(name)] = 64 if name == "units" else random.integers(1, 64)
     states = random.exponential(size=(len(parameters), len(PARAMETER_FIGURES))).astype(np.float32)
-    return Figures(
+    return PassStats(
         sites=tuple(sites),
         rows=rows,
         masks=random.integers(0, 256, (len(sites), len(MASKS), BYTES), np.uint8),
@@ -247,9 +247,9 @@ def test_what_was_seen_called_once_stays_called():
 )
 def test_figures_that_cannot_be_are_refused(tmp_path, name, value, flaw):
     one = figures()
-    assert flaw_in(one) == ""
+    assert invalid_reason(one) == ""
     one.rows[1, SITE_FIGURES.index(name)] = value
-    assert flaw_in(one).startswith(flaw)
+    assert invalid_reason(one).startswith(flaw)
     with pytest.raises(InspectorError, match=flaw):
         loaded(tmp_path, one)
 
@@ -263,7 +263,7 @@ def test_figures_that_cannot_be_are_refused(tmp_path, name, value, flaw):
     ],
 )
 def test_names_come_once_and_flags_are_flags(changed, flaw):
-    assert flaw_in(figures(**changed)) == flaw
+    assert invalid_reason(figures(**changed)) == flaw
 
 
 def site(name, order):

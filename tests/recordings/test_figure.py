@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnx_inspector.recordings.facts import Figures
+from nnx_inspector.recordings.facts import PassStats
 from nnx_inspector.recordings.figure import _value_ticks, figure  # ticks of extreme ranges
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.protocol import HISTORY_QUANTILES
@@ -64,7 +64,7 @@ def test_the_lines_of_heads_and_experts_are_their_figures() -> None:
     for step in range(4):
         rows = random.random((5, len(CHOICE_FIGURES))).astype(np.float32)
         rows[3:, CHOICE_FIGURES.index("dropped")] = np.nan
-        recording.append(step, {}, figures=Figures(choices=sites, choice_rows=rows))
+        recording.append(step, {}, figures=PassStats(choices=sites, choice_rows=rows))
     heads, experts = recording.heads_frame(), recording.experts_frame()
     lines = figure(recording, "attn@attention").data
     assert len(lines) == 4 * 3

@@ -22,11 +22,11 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.files import HEARTBEAT_SECONDS, Heartbeat, touch
 from nnx_inspector.recordings import follow
 from nnx_inspector.recordings import load as loading
-from nnx_inspector.recordings.follow import Following
+from nnx_inspector.recordings.follow import Follower
 from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.recording import Recording
 
-KEPT = pathlib.Path(__file__).parent / "kept"
+OLD_FILES = pathlib.Path(__file__).parent / "old_files"
 """Files that earlier versions wrote."""
 SUMMARY = summary_of(normal_values(0))
 
@@ -41,7 +41,7 @@ class Clock:
         return self.now
 
 
-_made = list[Following]()
+_made = list[Follower]()
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +73,8 @@ def add(recording: Recording, step: int) -> None:
     recording.append(step, {"a": {"output": SUMMARY}}, metrics={"loss": step})
 
 
-def followed(path: pathlib.Path, clock: Clock, *, read: bool = True) -> Following:
-    follower = Following(path, clock=clock)
+def followed(path: pathlib.Path, clock: Clock, *, read: bool = True) -> Follower:
+    follower = Follower(path, clock=clock)
     _made.append(follower)
     assert not read or follower.poll()
     return follower
@@ -267,7 +267,7 @@ def test_a_run_of_long_ago_is_gone_at_first_sight(path: pathlib.Path, clock: Clo
 
 def test_a_file_of_an_older_version_does_not_say_how_its_run_is(clock: Clock) -> None:
     for name, steps in (("inspected", [0, 0, 0, 1, 2, 3]), ("killed", [0, 1, 2, 3])):
-        follower = followed(KEPT / f"{name}.nni", clock)
+        follower = followed(OLD_FILES / f"{name}.nni", clock)
         assert follower.recording.steps == steps
         clock.now += 20
         follower.poll()
@@ -363,7 +363,7 @@ def test_a_newer_version_in_its_place_says_what_to_do(path: pathlib.Path, clock:
     assert follower.state.name == "gone"
     assert "pip install --upgrade nnx_inspector" in follower.state.text
     with pytest.raises(InspectorError, match="version 2 of the format"):
-        Following(path)
+        Follower(path)
     path.write_bytes(file_of([*parts_of(data), (b"newr", 0, b"")]))
     for _ in range(3):
         clock.now += 20
@@ -373,14 +373,14 @@ def test_a_newer_version_in_its_place_says_what_to_do(path: pathlib.Path, clock:
     assert follower.recording.steps == [0, 1, 2]
     for wrong, error in ((path.parent, InspectorError), (path.parent / "no", FileNotFoundError)):
         with pytest.raises(error):
-            Following(wrong)
+            Follower(wrong)
 
 
 @pytest.mark.parametrize("look", [200, 2**20])
 def test_damage_keeps_what_precedes_it(
     path: pathlib.Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, look: int
 ) -> None:
-    monkeypatch.setattr(follow, "_A_LOOK", look)  # a small bound in place of megabytes
+    monkeypatch.setattr(follow, "_BYTES_PER_POLL", look)  # a small bound in place of megabytes
     recording = begun(path, range(5))
     data = path.read_bytes()
     recording.detach()
@@ -419,7 +419,7 @@ def test_damage_keeps_what_precedes_it(
 def test_a_follower_that_comes_late_catches_up(
     path: pathlib.Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "_A_LOOK", 5000)  # a small bound in place of megabytes
+    monkeypatch.setattr(follow, "_BYTES_PER_POLL", 5000)  # a small bound in place of megabytes
     recording = Recording(max_steps=40)
     recording.attach(path, print)
     for step in range(200):
@@ -521,12 +521,12 @@ for number, line in enumerate(sys.stdin):
 
 
 def test_ten_followers_of_a_process_that_is_killed(path: pathlib.Path, clock: Clock) -> None:
-    command = [sys.executable, "-c", WRITER, str(KEPT / "killed.nni"), str(path)]
+    command = [sys.executable, "-c", WRITER, str(OLD_FILES / "killed.nni"), str(path)]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, bufsize=1, **pipes) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        followers = list[Following]()
+        followers = list[Follower]()
         for step in range(20):
             process.stdin.write("\n")
             assert process.stdout.readline() == f"{step}\n"
@@ -555,7 +555,9 @@ def test_a_process_that_leaves_without_closing_its_file(
     path: pathlib.Path, clock: Clock, code: str
 ) -> None:
     script = WRITER.partition("for number")[0] + code
-    subprocess.run([sys.executable, "-c", script, str(KEPT / "killed.nni"), str(path)], check=False)
+    subprocess.run(
+        [sys.executable, "-c", script, str(OLD_FILES / "killed.nni"), str(path)], check=False
+    )
     follower = followed(path, clock)
     clock.now += 20
     follower.poll()
@@ -590,7 +592,7 @@ def test_deflated_summaries_may_take_the_same_memory_in_several_looks(
             return False
 
     assert next(spare for spare in range(-(10**6), 10**6, 1000) if reads(spare))
-    monkeypatch.setattr(follow, "_A_LOOK", 3000)  # a small bound in place of megabytes
+    monkeypatch.setattr(follow, "_BYTES_PER_POLL", 3000)  # a small bound in place of megabytes
     follower = followed(path, clock)
     for _ in range(200):
         follower.poll()

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import threading
 import tracemalloc
 from typing import Any
 
@@ -15,8 +14,7 @@ import numpy as np
 import pytest
 from summaries import VALUES, normal_values, summary_bytes, summary_of
 
-from nnx_inspector.recordings.facts import Figures
-from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.recordings.facts import PassStats
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.protocol import HISTORY_QUANTILES, STATISTICS
 from nnx_inspector.stats.gauges import PARAMETER_FIGURES
@@ -178,7 +176,7 @@ def test_parameters_are_no_sites_and_have_a_ratio() -> None:
         rows[0, PARAMETER_FIGURES.index("update")] = ratio
         for name, times in (("lost", 2), ("decayed", 4), ("clipped", 8)):
             rows[0, PARAMETER_FIGURES.index(name)] = ratio / times
-        figures = Figures(parameters=("up/kernel",), parameter_rows=rows)
+        figures = PassStats(parameters=("up/kernel",), parameter_rows=rows)
         of_up = {"parameter": weights, "parameter_gradient": weights if step else None}
         recording.append(step, {"up": {"output": weights}, "up/kernel": of_up}, figures=figures)
     assert (recording.sites, recording.parameters) == (("up",), ("up/kernel",))
@@ -254,45 +252,3 @@ def test_lower_precision_has_a_row_for_each_dtype_with_and_without_a_scale() -> 
     ]
     with pytest.raises(KeyError, match=r"No pass of step 3 .* 2 passes, of the steps 0 to 5"):
         recording.casts_frame(step=3)
-
-
-def test_eight_threads_append_while_others_read() -> None:
-    recording, pool = Recording(max_steps=50), [summary_of(normal_values(i)) for i in range(4)]
-    errors: list[BaseException] = []
-    done = threading.Event()
-
-    def guarded(work: Any, *args: Any) -> None:
-        try:
-            work(*args)
-        except Exception as error:
-            errors.append(error)
-
-    def write(thread: int) -> None:
-        for i in range(100):
-            recording.append(i, {f"s{thread}": {"output": pool[i % 4]}}, metrics={f"m{thread}": i})
-
-    def read() -> None:
-        while not done.is_set():
-            for site in recording.sites:
-                history = recording.history(site)
-                assert (np.abs(history.fractions.sum(axis=1) - 1) < 1e-9).all()
-            passes: tuple[Pass, ...] = recording.passes
-            numbers = [p.number for p in passes]
-            assert numbers == sorted(set(numbers))
-            assert len(passes) <= 50
-            assert len(recording.to_frame()) <= 50
-            assert all(curve.shape[1] == 2 for curve in recording.curves().values())
-
-    readers = [threading.Thread(target=guarded, args=(read,)) for _ in range(2)]
-    writers = [threading.Thread(target=guarded, args=(write, i)) for i in range(8)]
-    for thread in readers + writers:
-        thread.start()
-    for thread in writers:
-        thread.join()
-    done.set()
-    for thread in readers:
-        thread.join()
-    assert errors == []
-    assert len(recording) + recording.thinned == 800
-    assert sum(len(curve) for curve in recording.curves().values()) == 800
-    assert all((c[:, 1] == np.arange(100)).all() for c in recording.curves().values())

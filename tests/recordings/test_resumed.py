@@ -12,11 +12,11 @@ from summaries import contents, normal_values, summary_of
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.facts import Facts, ParameterFacts, Uncalled
-from nnx_inspector.recordings.follow import Following
-from nnx_inspector.recordings.load import load, resumed
+from nnx_inspector.recordings.follow import Follower
+from nnx_inspector.recordings.load import load, load_or_create
 from nnx_inspector.recordings.recording import Recording
 
-KEPT = pathlib.Path(__file__).parent / "kept"
+OLD_FILES = pathlib.Path(__file__).parent / "old_files"
 SUMMARY = summary_of(normal_values(0))
 MODEL = Facts(parameters=(ParameterFacts(path="a/kernel", site="a", size=12),))
 
@@ -27,7 +27,7 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def goes_on(path: pathlib.Path, steps: range, facts: Facts = MODEL) -> Recording:
-    recording = resumed(path, facts)
+    recording = load_or_create(path, facts)
     recording.attach(path, print)
     recording.learn(facts)
     for step in steps:
@@ -45,7 +45,7 @@ def test_a_run_goes_on_in_its_file(path: pathlib.Path, ending: str) -> None:
         first.detach()
         path.write_bytes(data[: len(data) - (7 if ending == "torn" else 0)])
     with_steps = [0, 1, 2] if ending == "torn" else [0, 1, 2, 3]
-    follower = Following(path)
+    follower = Follower(path)
     follower.poll()
     assert follower.recording.steps == with_steps
     second = goes_on(path, range(3, 6))
@@ -70,7 +70,7 @@ def test_a_run_goes_on_in_its_file(path: pathlib.Path, ending: str) -> None:
 
 
 def test_a_file_of_an_earlier_version_is_gone_on_in(path: pathlib.Path) -> None:
-    shutil.copy(KEPT / "killed.nni", path)
+    shutil.copy(OLD_FILES / "killed.nni", path)
     facts = load(path).facts
     assert facts is not None
     second = goes_on(path, range(4, 6), facts)
@@ -100,25 +100,25 @@ def test_the_file_of_another_model_is_refused_and_left_alone(
     before = path.read_bytes()
     here = (ParameterFacts(path=name, site="", size=size) for name, size in parameters.items())
     with pytest.raises(InspectorError, match=re.escape(text)):
-        resumed(path, Facts(parameters=tuple(here)))
+        load_or_create(path, Facts(parameters=tuple(here)))
     assert path.read_bytes() == before
 
 
 def test_a_file_that_does_not_say_of_which_model_it_is_is_refused(path: pathlib.Path) -> None:
     goes_on(path, range(2), Facts()).detach()
     with pytest.raises(InspectorError, match="another model"):
-        resumed(path, MODEL)
+        load_or_create(path, MODEL)
     path.write_text("notes")
     with pytest.raises(InspectorError, match="is not a recording: it is a text file"):
-        resumed(path, MODEL)
+        load_or_create(path, MODEL)
     Recording().save(path)  # nothing was recorded: any model may
-    assert resumed(path, MODEL).steps == []
+    assert load_or_create(path, MODEL).steps == []
 
 
 def test_that_an_earlier_run_never_called_the_model_does_not_stay(path: pathlib.Path) -> None:
     first = goes_on(path, range(0))
     first.miss(Uncalled(step=0, steps=3, calls=0, what="it was not called", advice="call it"))
     first.detach()
-    facts = resumed(path, MODEL).facts
+    facts = load_or_create(path, MODEL).facts
     assert facts is not None
     assert facts.uncalled is None

@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ from summaries import (
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.load import load
+from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.summary import Summary, empty
 
@@ -333,34 +336,45 @@ def test_the_file_stays_within_twice_the_recording(tmp_path: pathlib.Path) -> No
     assert_same(load(path), recording)
 
 
-def test_eight_threads_append_while_the_file_is_read(tmp_path: pathlib.Path) -> None:
-    path, recording = tmp_path / "run.nni", Recording(max_steps=60)
+def test_eight_threads_append_while_others_read_the_recording_and_its_file(
+    tmp_path: pathlib.Path,
+) -> None:
+    path, recording = tmp_path / "run.nni", Recording(max_steps=50)
     recording.attach(path, _never)
-    summary, errors = summary_of(normal_values(0)), list[BaseException]()
-    done = threading.Event()
-
-    def read() -> None:
-        try:
-            while not done.is_set():
-                found = load(path)
-                assert [p.number for p in found.passes] == sorted({p.number for p in found.passes})
-        except BaseException as error:
-            errors.append(error)
+    summaries, done = [summary_of(normal_values(i)) for i in range(4)], threading.Event()
 
     def write(thread: int) -> None:
-        for i in range(40):
-            recording.append(i, {f"s{thread}": {"output": summary}}, metrics={f"m{thread}": i})
+        for i in range(60):
+            of_site = {f"s{thread}": {"output": summaries[i % 4]}}
+            recording.append(i, of_site, metrics={f"m{thread}": i})
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    writers = [threading.Thread(target=write, args=(i,)) for i in range(8)]
-    for thread in writers:
-        thread.start()
-    for thread in writers:
-        thread.join()
-    done.set()
-    reader.join()
-    assert errors == []
+    def read() -> None:
+        while not done.is_set():
+            for site in recording.sites:
+                history = recording.history(site)
+                assert (np.abs(history.fractions.sum(axis=1) - 1) < 1e-9).all()
+            assert len(recording.to_frame()) <= 50
+            assert all(curve.shape[1] == 2 for curve in recording.curves().values())
+
+    def read_passes(passes: Callable[[], tuple[Pass, ...]]) -> None:
+        while not done.is_set():
+            numbers = [one.number for one in passes()]
+            assert numbers == sorted(set(numbers))
+            assert len(numbers) <= 50
+
+    with ThreadPoolExecutor(11) as threads:
+        readers = [threads.submit(read), threads.submit(read_passes, lambda: recording.passes)]
+        readers += [threads.submit(read_passes, lambda: load(path).passes)]
+        try:
+            for one in [threads.submit(write, i) for i in range(8)]:
+                one.result()
+        finally:
+            done.set()
+        for one in readers:
+            one.result()
+    assert len(recording) + recording.thinned == 480
+    assert all((c[:, 1] == np.arange(60)).all() for c in recording.curves().values())
+    assert len(recording.curves()) == 8
     assert_same(load(path), recording)
 
 

@@ -96,7 +96,7 @@ def test_what_comes_while_too_much_waits_is_left_out_for_the_function_alone(monk
 
 
 def test_one_that_never_returns_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(background, "SILENT", 0.05)
+    monkeypatch.setattr(background, "SILENT_SECONDS", 0.05)
     recording, gate, began, fails = nni.Recording(), threading.Event(), threading.Event(), []
 
     def blocks(one):
@@ -123,7 +123,7 @@ def test_the_interpreter_ends_while_one_never_returns():
         import nnx_inspector as nni
         from nnx_inspector import background
         from nnx_inspector.stats.summary import empty
-        background.SILENT = 0.05
+        background.SILENT_SECONDS = 0.05
         recording, began = nni.Recording(), threading.Event()
         end = recording.subscribe(lambda one: (began.set(), threading.Event().wait()), failed=print)
         recording.append(2, {"head": {"output": empty()}})

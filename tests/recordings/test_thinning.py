@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from summaries import normal_values, summary_of
 
-from nnx_inspector.recordings.curves import surplus
+from nnx_inspector.recordings.curves import entries_to_drop
 from nnx_inspector.recordings.recording import Recording
 
 
@@ -47,8 +47,8 @@ def test_thinning_keeps_the_first_nan_and_inf() -> None:
 
 def test_what_is_to_be_kept_goes_last() -> None:
     everything = [i % 9 > 0 for i in range(40)]
-    gone = surplus(list(range(40)), everything)
+    gone = entries_to_drop(list(range(40)), everything)
     assert gone
     assert not any(everything[i] for i in gone)
-    assert 1 <= len(surplus([0, 1, 2], [True] * 3)) < 3
-    assert surplus([0, 1], [False] * 2) == set()
+    assert 1 <= len(entries_to_drop([0, 1, 2], [True] * 3)) < 3
+    assert entries_to_drop([0, 1], [False] * 2) == set()

@@ -12,7 +12,7 @@ from flax import nnx
 from inside import inside
 
 import nnx_inspector as nni
-from nnx_inspector.recordings.layers import layer_key, layer_of, leaf_key, leaf_of
+from nnx_inspector.recordings.tree_rows import layer_key, layer_of, leaf_key, leaf_of
 from nnx_inspector.screen.comparison import recording_of
 
 X = jax.random.normal(jax.random.key(0), (8, 4))

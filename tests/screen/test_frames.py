@@ -10,7 +10,7 @@ from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
 from summaries import summary_of
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.recordings.facts import Figures
+from nnx_inspector.recordings.facts import PassStats
 from nnx_inspector.recordings.passes import QUANTITIES
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
@@ -69,7 +69,7 @@ def moved(**ratios: list[float]) -> Recording:
         rows = np.full((len(ratios), len(PARAMETER_FIGURES)), np.nan, np.float32)
         rows[:, PARAMETER_FIGURES.index("update")] = [one[step] for one in ratios.values()]
         rows[:, PARAMETER_FIGURES.index("lost")] = rows[:, PARAMETER_FIGURES.index("update")] / 2
-        figures = Figures(parameters=tuple(ratios), parameter_rows=rows)
+        figures = PassStats(parameters=tuple(ratios), parameter_rows=rows)
         recording.append(step, dict.fromkeys(ratios, value), figures=figures)
     return recording
 
@@ -133,7 +133,7 @@ def test_heads_and_experts_of_a_site_are_those_of_the_frames() -> None:
         rows[:, CHOICE_FIGURES.index("dropped")] = NAN
         rows[heads - 1 : heads + 1, CHOICE_FIGURES.index("logit")] = INF, NAN
         rows[:heads, CHOICE_FIGURES.index("distance")] = NAN if step == 2 else 0.5
-        recording.append(step, {}, figures=Figures(choices=sites, choice_rows=rows))
+        recording.append(step, {}, figures=PassStats(choices=sites, choice_rows=rows))
     found = {
         message.key: (message, np.frombuffer(buffer, "<f8"))
         for message, buffer in histories_of(

@@ -18,14 +18,14 @@ from models import Stacked, TwoLayers
 from summaries import normal_values, summary_of
 
 import nnx_inspector as nni
-from nnx_inspector.recordings.layers import (
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.recordings.tree_rows import (
     MODULES,
     Site,
     columns_of_rows,
     rows_of_columns,
     with_recorded,
 )
-from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import InspectorWidget
 from nnx_inspector.screen.control.clicks import NEEDS_MODEL

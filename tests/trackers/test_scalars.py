@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import nnx_inspector as nni
-from nnx_inspector.recordings.facts import PARAMETER_FIGURES, Figures
+from nnx_inspector.recordings.facts import PARAMETER_FIGURES, PassStats
 from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.trackers.aim_run import AimRun
-from nnx_inspector.trackers.scalars import BINS, Entry, Reader
+from nnx_inspector.trackers.scalars import BINS, Entry, PassReader
 
 RNG = np.random.default_rng(0)
 VALUES: dict[str, np.ndarray[Any, Any]] = {
@@ -58,7 +58,7 @@ def item() -> Any:
     rows[0, PARAMETER_FIGURES.index("update")] = 1e-3
     rows[0, PARAMETER_FIGURES.index("lost")] = 0.25
     rows[0, PARAMETER_FIGURES.index("clipped")] = 0.5
-    figures = Figures(parameters=("relu/kernel",), parameter_rows=rows)
+    figures = PassStats(parameters=("relu/kernel",), parameter_rows=rows)
     recording.append(3, summaries, figures=figures)
     return recording.passes[0]
 
@@ -69,7 +69,7 @@ GROUPS["parameter_gradient"] = "parameter_gradients"
 
 def test_every_scalar_is_that_of_numpy(item: Any) -> None:
     found: dict[tuple[str, str], dict[str, float]] = {}
-    for one in Reader().scalars(item):
+    for one in PassReader().scalars(item):
         found.setdefault((one.group, one.site), {})[one.statistic] = one.value
     for site, quantity in item.keys:
         x = VALUES["relu" if site == "relu/kernel" else site or "normal"]
@@ -82,7 +82,7 @@ def test_every_scalar_is_that_of_numpy(item: Any) -> None:
 
 
 def test_every_histogram_is_that_of_its_summary_and_counts_every_value(item: Any) -> None:
-    found = {(one.group, one.site): one for one in Reader().histograms(item)}
+    found = {(one.group, one.site): one for one in PassReader().histograms(item)}
     for site, quantity in item.keys:
         one = found.pop((GROUPS[quantity], site or "(root)"), None)
         x = VALUES["relu" if site == "relu/kernel" else site or "normal"].astype(np.float64).ravel()
@@ -113,8 +113,8 @@ def test_heads_and_experts_are_those_of_the_frames() -> None:
     rows[3:, CHOICE_FIGURES.index("evenness")] = 0.75
     sites = ("b/0/attn@attention",) * 3 + ("moe@experts",) * 2
     recording = nni.Recording()
-    recording.append(3, {}, figures=Figures(choices=sites, choice_rows=rows))
-    found = {one[:3]: one.value for one in Reader().scalars(recording.passes[0])}
+    recording.append(3, {}, figures=PassStats(choices=sites, choice_rows=rows))
+    found = {one[:3]: one.value for one in PassReader().scalars(recording.passes[0])}
     expected: dict[tuple[str, ...], float] = {("experts", "moe@experts", "router_entropy"): 0.75}
     for head, row in recording.heads_frame().iterrows():
         for name in ("evenness", "distance", "first", "logit"):
@@ -138,13 +138,13 @@ def _aim(item: Any) -> list[tuple[str, dict[str, str]]]:
         def track(self, value: Any, *, name: str, step: int, context: dict[str, str]) -> None:
             found.append((name, context))
 
-    AimRun(Run()).log(Entry(item.step, Reader().scalars(item)))
+    AimRun(Run()).log(Entry(item.step, PassReader().scalars(item)))
     assert ("heads/first", {"site": "b/0/attn@attention", "head": "2"}) in found
     return found
 
 
 def test_counts_of_nan_go_on_once_there_was_one() -> None:
-    recording, reader = nni.Recording(), Reader()
+    recording, reader = nni.Recording(), PassReader()
     for step, value in enumerate([1.0, np.nan, 1.0]):
         x = np.array([value, 2.0], np.float32)
         recording.append(step, {"a": {"output": summarize(x)}, "b": {"output": summarize(x * 0)}})

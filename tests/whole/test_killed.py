@@ -32,7 +32,7 @@ def cases() -> list[object]:
 def test_a_killed_run_loses_at_most_two_steps(kind: str, seed: int, tmp_path: pathlib.Path) -> None:
     done = -1
     source, path = random.Random(seed), tmp_path / "run.nni"
-    command = [sys.executable, str(TESTS / "helpers" / "killed.py"), kind, str(path)]
+    command = [sys.executable, str(TESTS / "helpers" / "killed_run.py"), kind, str(path)]
     modules = os.pathsep.join(map(str, (TESTS / "models", TESTS.parent)))
     where = {**os.environ, "PYTHONPATH": modules}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=where)

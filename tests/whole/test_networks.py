@@ -27,7 +27,7 @@ from networks_of_text import TEXT
 from told import told
 
 import nnx_inspector as nni
-from nnx_inspector.recordings.layers import leaf_of
+from nnx_inspector.recordings.tree_rows import leaf_of
 
 NETWORKS = {
     build.__name__.replace("_", " "): build

@@ -1,7 +1,7 @@
 """Jobs of several processes: all have the record of one, and train what they train bare.
 
-`trained_apart.py` is one of the processes. They exchange values in every program, so a job whose
-processes launch different programs stops.
+`multi_process_training.py` is one of the processes. They exchange values in every program, so a job
+whose processes launch different programs stops.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import tempfile
 from typing import Any
 
 import inspected_apart
+import multi_process_training
 import numpy as np
 import pytest
-import trained_apart
 from devices import UNOPTIMIZED
 from flax import nnx
-from trained_apart import FIGURES, RATE, STEPS, Deep, Net, X, trained
+from multi_process_training import FIGURES, RATE, STEPS, Deep, Net, X, trained
 
 import nnx_inspector as nni
 
-PROGRAM = pathlib.Path(trained_apart.__file__)
+PROGRAM = pathlib.Path(multi_process_training.__file__)
 LONG = ["data", "tensor", "halves"]
-EVERY = {name: case.get("every", (3, 1)) for name, case in trained_apart.CASES.items()}
+EVERY = {name: case.get("every", (3, 1)) for name, case in multi_process_training.CASES.items()}
 
 
 def job(*names: str, count: int = 2, killed: int = -1, **more: str) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def test_both_processes_have_the_record_of_the_whole_batch_and_train_what_they_t
 
 @every_case
 def test_the_other_figures_are_those_of_one_process(name, runs, request):
-    make = trained_apart.CASES[name].get("make", trained_apart.whole)
+    make = multi_process_training.CASES[name].get("make", multi_process_training.whole)
     same_figures(request.getfixturevalue(runs)[name][0], EVERY[name], make(), Net)
 
 
@@ -200,7 +200,7 @@ def test_of_layers_in_a_scan_that_are_computed_again(rest):
     first, second = rest["deep"]
     assert first == second
     assert first["warnings"] == []
-    step = trained_apart.whole()
+    step = multi_process_training.whole()
     alone = trained(None, step, every=0, model=Deep)
     for one in first["loops"]:
         close(one["losses"], alone["losses"], "losses")
@@ -234,8 +234,8 @@ def test_if_one_process_does_not_come_or_watches_otherwise_none_measures(quick):
 
 def bare(steps: int) -> list[float]:
     """The losses of as many steps in one process."""
-    net, optimizer, x = trained_apart.made(None, "data", Net)
-    step = trained_apart.whole()
+    net, optimizer, x = multi_process_training.made(None, "data", Net)
+    step = multi_process_training.whole()
     return [float(step(net, optimizer, x)) for _ in range(steps)]
 
 
@@ -251,7 +251,7 @@ def test_no_pass_is_made_by_one_process_alone(quick):
 
 def test_a_model_of_one_process_is_inspected_as_ever(quick):
     said = quick["local"][1]
-    assert said["output"][0] == 16 * 2 * trained_apart.D
+    assert said["output"][0] == 16 * 2 * multi_process_training.D
     assert (said["change"], said["rows"]) == (pytest.approx(0.5), 3)
     close(said["losses"][:STEPS], by_hand()[1], "losses")
     assert [step for step, _ in said["steps"]][-4:] == [0, 2, 0, 2]

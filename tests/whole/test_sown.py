@@ -236,7 +236,7 @@ def test_a_site_that_only_a_call_reveals_can_be_perturbed_in_a_watched_step():
     model, x = models.Perturbs(rngs()), batch(4, 3)
     step = nnx.jit(lambda m, x: m(x))
     session = Session(model)
-    session.besides = ("hidden",)
+    session.extra_sites = ("hidden",)
     session.refresh()
     session.perturb({"hidden": row_of(Scale(0.0))})
     with session.open():

@@ -30,7 +30,7 @@ from nnx_inspector._compat.launching import jitted
 from nnx_inspector._compat.launching.batched import swap_rules
 from nnx_inspector._compat.launching.rules import swap_rules_of_calls
 from nnx_inspector._compat.redirect import Swapped, Undone, put
-from nnx_inspector.errors import comes_from_a_handler
+from nnx_inspector.errors import is_from_signal_handler
 from nnx_inspector.typing import Array, Function, Jaxpr, Params, PyTree, Value
 
 
@@ -321,7 +321,7 @@ def _run(
             found = start(chosen.program, inputs, chosen.outputs)
     except Exception as error:  # the user's, or ours: their own program tells
         can = functools.partial(compiles, chosen.program, inputs, chosen.outputs)
-        if comes_from_a_handler(error) or _has_begun(error, can):
+        if is_from_signal_handler(error) or _has_begun(error, can):
             raise
         failed.append(error)
     finally:

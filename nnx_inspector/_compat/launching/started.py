@@ -19,7 +19,7 @@ from jax._src import api, config, pjit
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.redirect import Swapped, Undone, put
-from nnx_inspector.errors import comes_from_a_handler
+from nnx_inspector.errors import is_from_signal_handler
 from nnx_inspector.typing import Value
 
 _SMALL = 4096  # bytes that are copied in no time
@@ -206,7 +206,7 @@ def _swap_unraisable(undone: Undone) -> None:
 
     def hook(one: Value) -> None:
         error = one.exc_value
-        theirs = isinstance(error, KeyboardInterrupt) or comes_from_a_handler(error)
+        theirs = isinstance(error, KeyboardInterrupt) or is_from_signal_handler(error)
         if theirs and _thread.here.keeping:
             keep(error)
         else:

@@ -16,7 +16,7 @@ import numpy as np
 
 from nnx_inspector.findings.finding import Finding, and_others, named, quantity_of
 from nnx_inspector.findings.rule_context import FEW, RuleContext
-from nnx_inspector.recordings.facts import Figures
+from nnx_inspector.recordings.facts import PassStats
 from nnx_inspector.recordings.passes import Pass, Quantity
 from nnx_inspector.stats.bins import MANTISSA, bin_edges, bin_of
 from nnx_inspector.stats.summary import Summary
@@ -147,7 +147,7 @@ def _saturated(context: RuleContext) -> Iterator[Finding]:
         return
 
 
-def _end_part(figures: Figures, site: str, summary: Summary) -> float:
+def _end_part(figures: PassStats, site: str, summary: Summary) -> float:
     """The share of the finite values that are a float8 dtype's largest or smallest number."""
     if not _is_float8(figures, site) or not summary.finite:
         return 0.0
@@ -172,16 +172,16 @@ def beyond_float8(dtype: str, counts: Mapping[str, int]) -> str:
     )
 
 
-def _is_float8(figures: Figures, site: str) -> bool:
+def _is_float8(figures: PassStats, site: str) -> bool:
     return figures.figure(site, "limit") < FLOAT16
 
 
-def _largest(figures: Figures, site: str) -> float:
+def _largest(figures: PassStats, site: str) -> float:
     power = figures.figure(site, "limit")
     return math.inf if not power < 1024 else 2.0**power
 
 
-def _limit_of(figures: Figures, site: str) -> float:
+def _limit_of(figures: PassStats, site: str) -> float:
     power = figures.figure(site, "limit")
     if not FLOAT16 <= power < 1025:  # of float8 or no dtype; NaN if it is unknown
         return 0.0

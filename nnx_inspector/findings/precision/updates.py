@@ -19,7 +19,7 @@ from nnx_inspector.findings.precision.lost import lost_updates, rounded_off
 from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.findings.update.dropped import dropped
 from nnx_inspector.findings.update.rate import halted
-from nnx_inspector.recordings.facts import Figures, ParameterFacts
+from nnx_inspector.recordings.facts import ParameterFacts, PassStats
 from nnx_inspector.recordings.passes import Pass
 
 TOO_LARGE: Final = 0.3
@@ -156,7 +156,7 @@ def _moved_part(context: RuleContext) -> float:
     return max((x for x in moved if x > 0), default=0.0) / max(sizes, default=1.0)
 
 
-def _part_changed(figures: Figures, path: str) -> float:
+def _part_changed(figures: PassStats, path: str) -> float:
     """The change by the step, relative to the value, or else in the sample since the last pass."""
     update = figures.parameter(path, "update")
     return figures.parameter(path, "change") if math.isnan(update) else update

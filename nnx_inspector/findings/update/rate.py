@@ -15,7 +15,7 @@ from nnx_inspector.findings.evidence import STILL
 from nnx_inspector.findings.finding import Finding
 from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.findings.update.state import states_in
-from nnx_inspector.recordings.facts import Figures, ParameterFacts
+from nnx_inspector.recordings.facts import ParameterFacts, PassStats
 from nnx_inspector.recordings.passes import Pass
 
 NOTHING: Final = 1e-7
@@ -122,7 +122,7 @@ def _rate(context: RuleContext, still: Sequence[Pass]) -> tuple[str, float] | No
     return None
 
 
-def _size(figures: Figures, one: ParameterFacts) -> float:
+def _size(figures: PassStats, one: ParameterFacts) -> float:
     return figures.parameter(one.path, "norm") * math.sqrt(one.size)
 
 

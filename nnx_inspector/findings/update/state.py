@@ -13,8 +13,8 @@ from typing import Final
 from nnx_inspector.findings.finding import Finding
 from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.recordings.facts import ParameterFacts
-from nnx_inspector.recordings.layers import STATE
 from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.recordings.tree_rows import STATE
 from nnx_inspector.stats.summary import Summary
 
 ROOTED: Final = ("nu", "v", "v_row", "v_col", "nu_max", "sum_of_squares")

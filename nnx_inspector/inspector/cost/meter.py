@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from nnx_inspector.background import Worker, weakly
+from nnx_inspector.background import Worker, weak_method
 from nnx_inspector.inspector.cost.compilations import Compilations
 
 RECENT = 64
@@ -56,7 +56,7 @@ class Clock:
 
     def pass_edge(self, edge: Edge) -> None:
         """Count the steps up to this edge once the device has ended them."""
-        self._worker.do(functools.partial(self._count, edge))
+        self._worker.submit(functools.partial(self._count, edge))
 
     def _count(self, edge: Edge) -> None:
         at = edge.at
@@ -99,7 +99,7 @@ class Meter:
 
     def __init__(self, step: Callable[[], int | None]) -> None:
         self.errors = 0
-        self.clock = Clock(weakly(self._not_taken))
+        self.clock = Clock(weak_method(self._not_taken))
         self._kinds: set[tuple[bool, bool]] = set()
         self._steps = self._compiled_by_edge = 0
         self._recent: deque[float] = deque(maxlen=RECENT)
@@ -111,7 +111,7 @@ class Meter:
 
     def loop_begins(self) -> None:
         """Begin a loop, whose steps may differ from those of the loop before."""
-        self.clock = Clock(weakly(self._not_taken))
+        self.clock = Clock(weak_method(self._not_taken))
         self._begin_span()
         self._recent.clear()
         self._ended_at = None

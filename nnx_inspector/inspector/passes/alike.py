@@ -21,8 +21,8 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle, Handles
 from nnx_inspector.inspector.passes.pass_request import PassRequest
-from nnx_inspector.live.programs.agreement import process_group_of
-from nnx_inspector.live.session import Session, Shares
+from nnx_inspector.live.programs.process_group import form_process_group
+from nnx_inspector.live.session import JobExchange, Session
 from nnx_inspector.perturbations.places import AnyPerturbation, Setting, data_of
 from nnx_inspector.screen.python_text import read
 
@@ -54,7 +54,7 @@ class _One:
     on: bool
 
 
-class Alike(Shares):
+class Alike(JobExchange):
     """Makes the perturbations of one loop alike in all processes.
 
     Args:
@@ -81,7 +81,7 @@ class Alike(Shares):
         self.unsent: set[int] = set()  # the numbers of handles that cannot act
         self._kinds: dict[int, tuple[AnyPerturbation, str]] = {}  # by the number of a handle
 
-    def opens(self) -> str:
+    def initial_wish(self) -> str:
         handles = self._handles.all()
         self._keys = {one.id: key for key, one in enumerate(handles)}
         self._held = {(self._keys[h.id], self._kind(h)): h.perturbation for h in handles}
@@ -111,7 +111,7 @@ class Alike(Shares):
             self._kinds[handle.id] = one, one.python() or _described(one)
         return self._kinds[handle.id][1]
 
-    def granted(self, session: Session, said: Mapping[int, str], /) -> None:
+    def apply_wishes(self, session: Session, said: Mapping[int, str], /) -> None:
         """Take over what process 0 perturbs from the coming step on."""
         text = said[0]
         those = [
@@ -171,13 +171,13 @@ def agree_on(core: Core, request: PassRequest) -> None:
             return
     warns = functools.partial(core.notice, "warning")
     alike = Alike(core.handles, lambda *_: None, lock=core.lock, warns=warns)
-    opening = {"modes": str(call.switches), "perturbations": alike.opens()}
+    opening = {"modes": str(call.switches), "perturbations": alike.initial_wish()}
     asks = f"insp.{request.kind}"
-    group = process_group_of({"call": asks, **opening}, do=f"call {asks}", does="makes a pass")
-    if group.apart:
+    group = form_process_group({"call": asks, **opening}, do=f"call {asks}", does="makes a pass")
+    if group.disagreement:
         raise InspectorError(
-            f"{group.apart}, so none makes it. Call insp.run and insp.step at the same lines in "
-            f"every process of a job, with the same modes and perturbations."
+            f"{group.disagreement}, so none makes it. Call insp.run and insp.step at the same "
+            f"lines in every process of a job, with the same modes and perturbations."
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from nnx_inspector.background import Worker
 from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.inspector.core import Core
-from nnx_inspector.progress import TICK, Report
+from nnx_inspector.progress import MIN_INTERVAL, Report
 
 Show = Callable[..., object]
 """Shows the message of a piece of work in its panel, with these fields of it."""
@@ -64,7 +64,7 @@ class Job:
         def in_turn() -> None:
             taken = False
             while not (taken or self._stop.is_set()):
-                taken = self._place.acquire(timeout=TICK)
+                taken = self._place.acquire(timeout=MIN_INTERVAL)
             if not self._stop.is_set():  # it may be stopped at the moment when the place is free
                 work()
                 return
@@ -73,7 +73,7 @@ class Job:
             show(error="Stopped before it began.")
 
         show(running=True)
-        self._worker.do(in_turn)
+        self._worker.submit(in_turn)
 
     @contextlib.contextmanager
     def held(
@@ -96,7 +96,7 @@ class Job:
         try:
             show(running=True)
         finally:
-            if not self._worker.do(work):
+            if not self._worker.submit(work):
                 self._place.release()
 
     def stop(self) -> None:
@@ -111,7 +111,7 @@ class Job:
         def report(done: int, total: int) -> bool:
             self._core.view.screen.poll()
             now = time.monotonic()
-            if done in (0, total) or now - self._shown_at >= TICK:
+            if done in (0, total) or now - self._shown_at >= MIN_INTERVAL:
                 self._shown_at = now
                 show(running=True, done=done, total=total)
             return bar(done, total) or self._stop.is_set()

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from flax import nnx
 
 from nnx_inspector._compat.configuration import forbids_nan
-from nnx_inspector.background import Worker, weakly
-from nnx_inspector.errors import InspectorError, InspectorWarning, raised, warn
+from nnx_inspector.background import Worker, weak_method
+from nnx_inspector.errors import InspectorError, InspectorWarning, error_text, warn
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.nnx.switches import Switches
@@ -62,10 +62,12 @@ class Reruns:
         self._began: float | None = None  # when a pass was first wanted
         self._measured: Shown | None = None  # the pass with the newest effect
         self._reach: tuple[PassRequest, Switches, PerturbableSites] | None = None
-        self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
-        self._apart = Worker("nnx_inspector.apart", weakly(self._not_apart))
+        self._arming = Worker(
+            "nnx_inspector.arming", weak_method(self._not_armed), weak_method(self._armed)
+        )
+        self._apart = Worker("nnx_inspector.apart", weak_method(self._not_apart))
         core.effect, core.modes.on_change = self.effect, self._modes_changed
-        for close in (self._arming.close, self._apart.close, weakly(self._forget)):
+        for close in (self._arming.close, self._apart.close, weak_method(self._forget)):
             core.closing.callback(close)
 
     def _call_of(self, shown: Shown) -> Call:
@@ -244,7 +246,7 @@ class Reruns:
         try:
             core.take_trace(core.trace_example())
         except Exception as error:  # noqa: BLE001 - shown: another example may well run
-            core.notice("warning", f"The example cannot be run {where}: {raised(error)}")
+            core.notice("warning", f"The example cannot be run {where}: {error_text(error)}")
             return False
         return True
 
@@ -400,11 +402,11 @@ class Reruns:
 
     def _compile(self, missing: Callable[[Callable[[], bool]], None] | None) -> None:
         """Compile a missing program instead of any other that still waits."""
-        arming, first, unwanted = self._arming, self._first is not None, weakly(self._unwanted)
+        arming, first, unwanted = self._arming, self._first is not None, weak_method(self._unwanted)
         if missing is not None:
             what = "the first pass" if first else "the program with the perturbations"
             self._core.wait_for("program", f"compiling {what}")
-            arming.do_instead(lambda: missing(lambda: arming.closed or (first and unwanted())))
+            arming.submit_instead(lambda: missing(lambda: arming.closed or (first and unwanted())))
 
     def _unwanted(self) -> bool:
         """Whether nothing waits for the first pass any more."""
@@ -446,7 +448,7 @@ class Reruns:
         self._core.view.state_changed()
 
     def _not_armed(self, error: Exception) -> None:
-        self._core.handles.give_up(raised(error))
+        self._core.handles.give_up(error_text(error))
         first, self._first = self._first, None
         self._core.wait_for("program")
         self._core.wait_for("pass")
@@ -456,7 +458,7 @@ class Reruns:
 
     def _fail(self, what: str, error: Exception) -> None:
         """Report a failure of a pass that was not requested; a failed first pass also warns."""
-        self.failed, text = True, f"{what}: {raised(error)}"
+        self.failed, text = True, f"{what}: {error_text(error)}"
         self._core.notice("error", text)
         if self._core.shown is None and not self._asked:
             with contextlib.suppress(InspectorWarning):  # a filter may make it an error
@@ -465,8 +467,8 @@ class Reruns:
     def _want_each_alone(self, shown: Shown) -> None:
         """If there are several perturbations, measure the effect of each by itself."""
         if len([h for h in self._core.handles.all() if h.enabled]) > 1 and not self._core.spread:
-            measure = weakly(self._measure_each)
-            self._apart.do(lambda: measure(shown))
+            measure = weak_method(self._measure_each)
+            self._apart.submit(lambda: measure(shown))
 
     def _measure_each(self, shown: Shown) -> None:
         setting, apart = self._core.handles.each_alone()
@@ -487,7 +489,7 @@ class Reruns:
     def _not_apart(self, error: Exception) -> None:
         if not isinstance(error, InspectorError):  # else a step was given the model's arrays
             what = "The effect of each perturbation alone could not be measured"
-            self._core.notice("warning", f"{what}: {raised(error)}")
+            self._core.notice("warning", f"{what}: {error_text(error)}")
 
     def _still(self, shown: Shown) -> bool:
         """Whether a pass is still on screen, perhaps with more of its effect measured."""

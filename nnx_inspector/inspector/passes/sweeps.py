@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nnx_inspector.errors import raised
+from nnx_inspector.errors import error_text
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.call import Call
@@ -18,7 +18,7 @@ from nnx_inspector.inspector.passes.job import Job, Show
 from nnx_inspector.perturbations.activations import Perturbation
 from nnx_inspector.perturbations.effects import Logits
 from nnx_inspector.perturbations.sweep import sweep_call
-from nnx_inspector.progress import Progress, Report, shown
+from nnx_inspector.progress import Progress, Report, show_progress
 from nnx_inspector.records.donated import retry_if_donated
 from nnx_inspector.screen import protocol
 from nnx_inspector.typing import Kwargs, Value
@@ -95,9 +95,9 @@ class Sweeps:
 
     def _run(self, asked: SweepRequest, progress: Progress) -> pd.DataFrame:
         show = self._showing(asked)
-        with self._job.held(show, raised):
+        with self._job.held(show, error_text):
             call = retry_if_donated(lambda: asked.call().copied(), "The model", self._core.model)
-            with shown(progress, "sweep") as bar, call.configuration.held():
+            with show_progress(progress, "sweep") as bar, call.configuration.held():
                 frame = _swept(call, asked, self._job.reporting(show, bar))
             self._show(_result(asked, frame))
             return frame

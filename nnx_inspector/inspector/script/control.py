@@ -15,7 +15,7 @@ from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.inspector.commands import perturbation_of
 from nnx_inspector.inspector.script.steering import Steering
 from nnx_inspector.inspector.script.values import ValueRequests
-from nnx_inspector.live.inbox import Taken
+from nnx_inspector.live.inbox import WatchedPass
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import check_every
 from nnx_inspector.recordings.recording import Recording
@@ -54,7 +54,7 @@ class Control:
         steering: Steering,
         start: int,
         failed: Callable[[str], object],
-        learn: Callable[[Taken], object],
+        learn: Callable[[WatchedPass], object],
     ):
         self._failed, self._steering = failed, steering
         self._session, self._recording = session, recording
@@ -79,7 +79,7 @@ class Control:
         self._closed.set()
         with self._lock:
             if self._run:
-                self._run, self._session.asked = "", None
+                self._run, self._session.value_request = "", None
                 unmade(self._folder)
                 self._say()
 
@@ -118,7 +118,7 @@ class Control:
     def _say(self) -> None:
         steering = self._steering
         with steering.lock:
-            apart, handles = self._session.apart, steering.handles.all()
+            apart, handles = self._session.disagreement, steering.handles.all()
             waits = bool(steering.waiting) and not apart
             steering.handles.tell_idle({one.id: apart for one in handles} if apart else {})
             said = Controlled(
@@ -135,8 +135,10 @@ class Control:
     def _carry_out(self, message: object) -> str | None:
         """Do what is asked; returns it as Python, None if it is answered later."""
         steering, session, handles = self._steering, self._session, self._steering.handles
-        if session.apart:
-            raise InspectorError(f"{session.apart}: no process measures or perturbs it any more.")
+        if session.disagreement:
+            raise InspectorError(
+                f"{session.disagreement}: no process measures or perturbs it any more."
+            )
         one = perturbation_of(message, handles)
         text = text_of(message, handles.all(), one)
         match message:

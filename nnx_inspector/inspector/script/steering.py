@@ -1,7 +1,7 @@
 """What a run is steered by: its perturbations, and which of its passes are measured.
 
 In a job of several processes each has one of these, and all do what that of process 0 holds, from
-the next measured step on: there they meet (see `live.programs.agreement`). Invariant: in a job
+the next measured step on: there they meet (see `live.programs.process_group`). Invariant: in a job
 nothing changes but at a meeting. Does not read requests.
 """
 
@@ -18,7 +18,7 @@ import jax
 from nnx_inspector.hooks.sites import Only, Selection, no_match_text
 from nnx_inspector.inspector.handles import Handles
 from nnx_inspector.inspector.passes.alike import Alike
-from nnx_inspector.live.session import Session, Shares
+from nnx_inspector.live.session import JobExchange, Session
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import chosen_layer
 from nnx_inspector.perturbations.places import AnyPerturbation, has_room, require_perturbation
@@ -32,7 +32,7 @@ NO_ROOM: Final = (
 )
 
 
-class Steering(Shares):
+class Steering(JobExchange):
     """The perturbations of a run, and which passes are measured.
 
     Args:
@@ -68,10 +68,10 @@ class Steering(Shares):
         self.done, self.waiting = deque[tuple[int, str]](maxlen=MOST_DONE), list[str]()
         self._wished = 0  # how much of what waits is in the last wish
         self._alike = Alike(self.handles, Session.perturb, lock=self.lock, warns=warns)
-        self._opens, self._perturbed = self._text(self._alike.opens()), ""
+        self._opens, self._perturbed = self._text(self._alike.initial_wish()), ""
         session.steering = self
         session.perturb(self.handles.setting())
-        session.make_room()
+        session.take_places()
 
     # ---------------------------------------------------------------- changing
 
@@ -132,7 +132,7 @@ class Steering(Shares):
 
     # ---------------------------------------------------------------- in a job
 
-    def opens(self) -> str:
+    def initial_wish(self) -> str:
         return self._opens
 
     def wish(self) -> str:
@@ -143,7 +143,7 @@ class Steering(Shares):
     def _text(self, perturbations: str) -> str:
         return json.dumps([self.every, self._asked, perturbations])
 
-    def granted(self, session: Session, said: Mapping[int, str], /) -> None:
+    def apply_wishes(self, session: Session, said: Mapping[int, str], /) -> None:
         """Do what process 0 wants. The pass that begins now is measured in any case."""
         every, asked, perturbations = json.loads(said[0])
         with self.lock:
@@ -151,7 +151,7 @@ class Steering(Shares):
             self.waiting, self._wished = self.waiting[self._wished :], 0
             if perturbations != self._perturbed:
                 self._perturbed = perturbations
-                self._alike.granted(session, {0: perturbations})
+                self._alike.apply_wishes(session, {0: perturbations})
             self._sample(every, asked, session.inbox.every)
             if jax.process_index():
                 self.every, self._asked = every, asked

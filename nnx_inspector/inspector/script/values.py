@@ -27,8 +27,8 @@ from nnx_inspector.hooks.sites import (
 from nnx_inspector.inspector.values.axes import Around, names_of_value
 from nnx_inspector.inspector.values.cache import Held
 from nnx_inspector.inspector.values.opening import array_messages, convolves, skipped_notes
-from nnx_inspector.live.inbox import Taken
-from nnx_inspector.live.programs.asked import SOUGHT_FOR, Asked, KeptCall
+from nnx_inspector.live.inbox import WatchedPass
+from nnx_inspector.live.programs.value_request import MOST_MISSES, CallValues, ValueRequest
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.function import WatchedCall
@@ -70,7 +70,7 @@ class ValueRequests:
         recording: Recording,
         *,
         start: int,
-        learn: Callable[[Taken], object],
+        learn: Callable[[WatchedPass], object],
     ):
         self._session, self._recording, self._start = session, recording, start
         self._learn = learn
@@ -103,7 +103,7 @@ class ValueRequests:
 
     def look(self, folder: str, run: str) -> Answered | None:
         """Do what can be done by now; returns what became of a request."""
-        asked, now = self._session.asked, self._now
+        asked, now = self._session.value_request, self._now
         if self._session.group is not None:  # known with the first program, perhaps
             given = [*([] if now is None else [now]), *self._waiting]
             self._now, self._waiting = None, deque(given[1:])
@@ -112,15 +112,15 @@ class ValueRequests:
             self._begin()
             return None
         begun, found = self._session.inbox.count, asked.found
-        if asked.looks and asked.since is not None and asked.is_missed(begun):
+        if asked.is_searching and asked.since is not None and asked.is_missed(begun):
             first = self._start + asked.since
-            steps = f"{first} to {first + SOUGHT_FOR - 1}"
+            steps = f"{first} to {first + MOST_MISSES - 1}"
             asked.problem = f"{asked.site!r} was not called in steps {steps}."
         if found is not None and begun <= found.number + 1:
             return None  # more of that pass may come
         if not asked.problem and (found is None or not all(m.is_here for m in found.messages)):
             return None
-        self._now = self._session.asked = None
+        self._now = self._session.value_request = None
         step, why = self._start + (0 if found is None else found.number), asked.problem
         if found is not None:
             try:
@@ -134,11 +134,11 @@ class ValueRequests:
         if self._waiting:
             self._now = now = self._waiting.popleft()
             site, _ = without_layers(now.site)
-            self._session.asked = Asked(site, now.example, most=MOST_BYTES)
+            self._session.value_request = ValueRequest(site, now.example, most=MOST_BYTES)
 
     # ---------------------------------------------------------------- in the file
 
-    def _packed(self, now: protocol.ReadSite, one: Taken, run: str, step: int) -> bytes:
+    def _packed(self, now: protocol.ReadSite, one: WatchedPass, run: str, step: int) -> bytes:
         site, layers = without_layers(now.site)
         calls = [call for call in one.sent.values if np.any(_layer_of(call.ran, layers))]
         if not one.sent.values:
@@ -170,7 +170,7 @@ class ValueRequests:
         return packed(run, step, shown, [np.asarray(one.value) for one in held])
 
     def _axes(
-        self, site: str, call: KeptCall, value: Value, mapped: int, batch: int | None
+        self, site: str, call: CallValues, value: Value, mapped: int, batch: int | None
     ) -> tuple[str, ...]:
         around = Around(
             module=self._modules.get(site_key(parse_key(split_operation(site)[0])[0])),
@@ -207,7 +207,7 @@ def _layer_of(ran: np.ndarray, layers: tuple[int, ...]) -> np.ndarray:
     return np.asarray(ran)[layers] if inside else ran
 
 
-def _require_layers(call: KeptCall, layers: tuple[int, ...], site: str) -> None:
+def _require_layers(call: CallValues, layers: tuple[int, ...], site: str) -> None:
     rows = call.values[0].shape[: call.loops + call.members]
     if len(layers) > len(rows) or any(i >= n for i, n in zip(layers, rows, strict=False)):
         raise InspectorError(f"{site!r} is not a layer: the site has {list(rows)} of them here.")

@@ -16,19 +16,19 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 import jax
 from flax import nnx
 
-from nnx_inspector.errors import warn, warn_beside
+from nnx_inspector.errors import warn, warn_or_note
 from nnx_inspector.findings.facts import Shapes, facts_of_modules, reader_of, shapes_of
 from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.hooks.sites import Only, require_module
 from nnx_inspector.inspector.script.control import Control
 from nnx_inspector.inspector.script.steering import Steering
-from nnx_inspector.live.beginning import ended
-from nnx_inspector.live.diagnostics import Diagnostics, dropped_of, others_of
-from nnx_inspector.live.inbox import Sent, Taken
+from nnx_inspector.live.diagnostics import Diagnostics, dropped_warnings, failure_warnings
+from nnx_inspector.live.inbox import PassData, WatchedPass
 from nnx_inspector.live.optimizer import measure_states
+from nnx_inspector.live.parameter_samples import nonfinite_parameters
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import (
-    Owner,
+    LoopCallbacks,
     Region,
     check_every,
     check_replica,
@@ -41,12 +41,12 @@ from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.program.editing.counting import where_of
 from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.recordings.facts import Facts
-from nnx_inspector.recordings.layers import MODULES, Site, Stack, columns_of_rows, leaf_of
-from nnx_inspector.recordings.load import resumed
+from nnx_inspector.recordings.load import load_or_create
 from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.recordings.tree_rows import MODULES, Site, Stack, columns_of_rows, leaf_of
 from nnx_inspector.records.rows import rows_of
-from nnx_inspector.trackers.kinds import tracker_of
-from nnx_inspector.trackers.writing import Writing
+from nnx_inspector.trackers.detection import tracker_of
+from nnx_inspector.trackers.writer import TrackerWriter
 
 
 @contextlib.contextmanager
@@ -144,9 +144,9 @@ def watch(
     measure_states(session, optimizer)
     saves = save if jax.process_index() == 0 else None  # of a job, the first process
     known, failed = facts_of_modules(model), list[str]()
-    recording = resumed(saves, known) if saves is not None and start else Recording()
+    recording = load_or_create(saves, known) if saves is not None and start else Recording()
     diagnostics, uncalled = Diagnostics(session, every, start, in_region=True), None
-    writing: Writing | None = None
+    writing: TrackerWriter | None = None
     try:
         try:
             if saves is not None:
@@ -155,7 +155,7 @@ def watch(
             recording.count_where("" if counted is None else counted.words)
             if tracker is not None and jax.process_index() == 0:
                 find = functools.partial(diagnose, recording)
-                writing = Writing(tracker, recording, find, failed.append)
+                writing = TrackerWriter(tracker, recording, find, failed.append)
             recorder = _Recorder(recording, start)
             with contextlib.ExitStack() as steering:
                 if control is not False:
@@ -187,7 +187,7 @@ def watch(
             diagnostics.note(count)
             if count:
                 last = start + count - 1
-                recording.learn(ended(model, recording.facts_so_far, last))
+                recording.learn(nonfinite_parameters(model, recording.facts_so_far, last))
             uncalled = diagnostics.uncalled(over=True)
             if uncalled is not None:
                 recording.miss(uncalled)
@@ -202,13 +202,13 @@ def watch(
                 writing.end()
             recording.detach()
     except BaseException as error:
-        for text in (*failed, *dropped_of(session), *others_of(session)):
-            warn_beside(error, text)
+        for text in (*failed, *dropped_warnings(session), *failure_warnings(session)):
+            warn_or_note(error, text)
         raise
     finally:  # again: an interrupt may come at any line
         session.close()
         recording.detach()
-    lost = [*dropped_of(session), *others_of(session)]
+    lost = [*dropped_warnings(session), *failure_warnings(session)]
     for text in (*failed, *(lost if uncalled is None else ())):
         warn(text)
 
@@ -234,7 +234,7 @@ def _learn(call: WatchedCall, readers: Sequence[Callable[[], tuple[Facts, Trace]
     return _learnt.get(call, (Facts(), {}, ()))
 
 
-class _Recorder(Owner):
+class _Recorder(LoopCallbacks):
     """The owner of a region that is recorded without a screen."""
 
     control: Control | None = None
@@ -255,20 +255,20 @@ class _Recorder(Owner):
             self.control.start()
         return False
 
-    def pass_ends(self, session: Session, step: int, one: Taken, *, newest: bool) -> None:
+    def pass_ends(self, session: Session, step: int, one: WatchedPass, *, newest: bool) -> None:
         self.learn(session, one)
-        found = session.measured_in([one])
+        found = session.summaries_of([one])
         if found:
             self._recording.append(
                 step,
                 found,
                 kind="watch",
                 perturbed=one.perturbed,
-                figures=session.figures_in([one], found),
+                figures=session.stats_of([one], found),
                 held=one.number,
             )
 
-    def learn(self, session: Session, one: Taken) -> None:
+    def learn(self, session: Session, one: WatchedPass) -> None:
         """Learn what the calls of a pass say of the model: of each kind of call the facts that the
         rules need, when somebody asks for them, and its stacks as soon as something has rows.
         """
@@ -309,7 +309,7 @@ class _Recorder(Owner):
             self._recording.keep_table(MODULES, columns_of_rows(rows))
         return facts
 
-    def _tell_apart(self, session: Session, sent: Sent) -> None:
+    def _tell_apart(self, session: Session, sent: PassData) -> None:
         """Give rows to the members of an ensemble, whose calls the model's trace does not show."""
         apart = {
             leaf_of(key)[0]: sent.members
@@ -323,7 +323,7 @@ class _Recorder(Owner):
         rows = {site: Stack(count, stacks[site]) for site, count in shown_of(stacks).items()}
         session.stacks = {**session.stacks, **rows}
 
-    def pass_held(self, session: Session, step: int, one: Taken) -> None:
+    def pass_held(self, session: Session, step: int, one: WatchedPass) -> None:
         if self._recording.attached and one.sent.arrived:
-            found = session.measured_in([one], ended=False)
+            found = session.summaries_of([one], ended=False)
             self._recording.hold(one.number, step, found, kind="watch", perturbed=one.perturbed)

@@ -33,7 +33,7 @@ from nnx_inspector.lenses.examples import TopExamples, examples_of
 from nnx_inspector.lenses.lens import Lens, lens
 from nnx_inspector.lenses.logits import logit_attribution
 from nnx_inspector.program.function import is_input
-from nnx_inspector.progress import Progress, Report, shown
+from nnx_inspector.progress import Progress, Report, show_progress
 from nnx_inspector.records.donated import retry_if_donated
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.inputs import Argument
@@ -211,7 +211,7 @@ class Studies:
             switches = core.modes.switches()
             read_call = lambda: request.call(core.model, switches).copied()  # noqa: E731
             call = retry_if_donated(read_call, "The model", core.model)
-            with shown(progress, asked.what) as bar, call.configuration.held():
+            with show_progress(progress, asked.what) as bar, call.configuration.held():
                 result = make(call, self._job.reporting(show, bar))
             if isinstance(result, TopExamples):
                 core.recording.keep_table(f"examples of {result.site}", result.columns())

@@ -22,24 +22,24 @@ import numpy as np
 
 from nnx_inspector._compat.launching import started
 from nnx_inspector.hooks.hook import Hook, change_hooks, open_hooks, restore_hooks
-from nnx_inspector.live.calls import Call
-from nnx_inspector.live.hook import Watch
-from nnx_inspector.live.messages import Reached
+from nnx_inspector.live.hook import WatchHook
+from nnx_inspector.live.pass_boundaries import TopLevelCall
+from nnx_inspector.live.pass_start import Reached
 
-LARGEST = 2**14
+MOST_BYTES = 2**14
 """The most bytes of perturbations that are kept with a program: jax's caches may keep thousands."""
 
-Known = tuple[tuple[Call, ...], Reached]
+KnownCalls = tuple[tuple[TopLevelCall, ...], Reached]
 """The calls of a program, and what they reach."""
 
-_known: dict[int, weakref.WeakKeyDictionary[object, Known]] = {}
+_known: dict[int, weakref.WeakKeyDictionary[object, KnownCalls]] = {}
 """Session number -> jitted function -> what each of its programs does. Sessions of one number share
 their programs."""
 _irregular: set[int] = set()
 """The numbers of the sessions that have a function whose programs differ in that."""
 _keys: dict[bytes, int] = {}
 _counter = itertools.count(1)
-MOST_SPOILT = 128
+MOST_SPOILT_KEYS = 128
 """After this many spoilt keys a session's programs are always chosen in Python."""
 
 
@@ -47,7 +47,7 @@ def key_of(numbers: Sequence[np.ndarray] = ()) -> int:
     """The key of the programs that get these numbers, the user's own if there are none; 0 if they
     are too large to be kept.
     """
-    if sum(x.nbytes for x in numbers) > LARGEST:
+    if sum(x.nbytes for x in numbers) > MOST_BYTES:
         return 0
     content = hashlib.blake2b(digest_size=16)
     for x in numbers:
@@ -70,7 +70,7 @@ class FastPath:
         number: the number of the session.
     """
 
-    def __init__(self, is_mine: Callable[[Hook], bool], passed: Callable[[Known], bool]):
+    def __init__(self, is_mine: Callable[[Hook], bool], passed: Callable[[KnownCalls], bool]):
         self._is_mine, self._passed = is_mine, passed
         self._thread: int | None = None
         self._key = self._spoilt = 0
@@ -78,12 +78,12 @@ class FastPath:
         self.number = 0
 
     @property
-    def known(self) -> set[tuple[Call, ...]]:
+    def known(self) -> set[tuple[TopLevelCall, ...]]:
         """The calls of the program of each known function."""
         return {calls for calls, _ in _known.get(self.number, {}).values()}
 
     def learn(
-        self, function: object, calls: tuple[Call, ...], reached: Reached = frozenset()
+        self, function: object, calls: tuple[TopLevelCall, ...], reached: Reached = frozenset()
     ) -> None:
         """Note what a program of a function does."""
         known = _known.setdefault(self.number, weakref.WeakKeyDictionary())
@@ -95,6 +95,11 @@ class FastPath:
 
     def start(self, key: int) -> None:
         """Let jax start the next programs of this thread under a key, if it can."""
+        # jit finds a compiled program in C++ by a key that holds the user contexts, and our hooks
+        # are one of them. `salt` makes that key another one: at the first call under it jax asks
+        # us, and the program that it gets then it starts from C++ ever after. Without this, each
+        # step that is not measured would be chosen in Python. A user's own context in the key would
+        # do too; this can go once jax tells of a launch where it dispatches in C++.
         hooks = open_hooks()
         regular = key and self.number not in _irregular
         if regular and hooks and all(map(self._is_mine, hooks)):
@@ -102,7 +107,7 @@ class FastPath:
             change_hooks(lambda hook: _with_key(hook, key), self._stopped)
             started.call_after(self._after)
 
-    def fits(self, key: int) -> bool:
+    def is_for(self, key: int) -> bool:
         """Whether jax has missed the present call under this key, not 0, so that it may keep the
         program. Under another key it will never take its fast path for the call: that key is used
         no more.
@@ -110,14 +115,14 @@ class FastPath:
         if key and key == self.missed:
             return True
         if self.missed:
-            self._spoil()
+            self._retire_key()
         return False
 
-    def _spoil(self) -> None:
+    def _retire_key(self) -> None:
         for content in [content for content, key in _keys.items() if key == self.missed]:
             del _keys[content]
         self._spoilt += 1
-        if self._spoilt > MOST_SPOILT:  # a variant cannot be compiled, or each call is another
+        if self._spoilt > MOST_SPOILT_KEYS:  # a variant cannot be compiled, or each call is another
             _irregular.add(self.number)
 
     def stop(self) -> None:
@@ -144,5 +149,5 @@ class FastPath:
 
 
 def _with_key(hook: Hook, key: int) -> Hook:
-    wrap = dataclasses.replace(cast(Watch, hook.wrap), salt=key)
+    wrap = dataclasses.replace(cast(WatchHook, hook.wrap), salt=key)
     return dataclasses.replace(hook, wrap=wrap)

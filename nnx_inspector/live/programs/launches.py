@@ -18,25 +18,25 @@ import jax
 from flax import nnx
 
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector.errors import comes_from_a_handler
+from nnx_inspector.errors import is_from_signal_handler
 from nnx_inspector.hooks.hook import Hook
-from nnx_inspector.live.hook import run_here
-from nnx_inspector.live.inbox import CurrentPass, Message, Sent, Taken
-from nnx_inspector.live.messages import GRADIENT, Listener
-from nnx_inspector.live.programs.agreement import ProcessGroup
-from nnx_inspector.live.programs.asked import Asked
+from nnx_inspector.live.hook import current_call
+from nnx_inspector.live.inbox import CurrentPass, Message, PassData, WatchedPass
+from nnx_inspector.live.pass_start import GRADIENT, OpenSession
 from nnx_inspector.live.programs.fast_path import key_of
-from nnx_inspector.live.programs.finished import Edited, Finished, Pass
-from nnx_inspector.live.programs.mark_places import (
+from nnx_inspector.live.programs.ownership import Ownership
+from nnx_inspector.live.programs.process_group import ProcessGroup
+from nnx_inspector.live.programs.program_marks import (
     Index,
-    MarkPlace,
+    ProgramMark,
     differentiated,
     put_beginning,
     put_choice,
     put_gradient,
     put_values,
 )
-from nnx_inspector.live.programs.whose import Whose
+from nnx_inspector.live.programs.traced_program import EditedProgram, ProgramPass, TracedProgram
+from nnx_inspector.live.programs.value_request import ValueRequest
 from nnx_inspector.perturbations.places import CLEAN, Place, Setting, rows_of
 from nnx_inspector.program.editing.counting import known_mask
 from nnx_inspector.program.editing.editor import WHERE
@@ -44,32 +44,34 @@ from nnx_inspector.program.editing.slots import read
 from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT
 from nnx_inspector.typing import Array, Params, Value
 
-_Which = Callable[[MarkPlace], Index | None]
+_Matcher = Callable[[ProgramMark], Index | None]
 """The iteration of a mark that belongs to a pass; None if none does."""
 
 NOTHING_COUNTS = (
     "where= selects no position of a measured pass, so the figures of its sites are empty."
 )
-UNKNOWN = (
+UNKNOWN_POSITIONS = (
     "Which positions count is not known in a backward pass that is a program of its own and "
     "computes values again (nnx.remat): the gradients there are measured at all positions. Jit the "
     "whole step."
 )
-LATER = 64
+CHOOSING = "choosing a program: "
+"""How an error begins that comes before a program is launched."""
+MOST_AWAITED = 64
 """How many passes wait for a gradient that another program computes."""
 
 
-class Watched(Listener, Protocol):
+class WatchedSession(OpenSession, Protocol):
     """What a session is to the choice of its programs."""
 
     number: int
     executables: int
     model: nnx.Module
-    whose: Whose
+    ownership: Ownership
     group: ProcessGroup | None
 
     @property
-    def asked(self) -> Asked | None: ...
+    def value_request(self) -> ValueRequest | None: ...
 
     @property
     def is_steered(self) -> bool: ...
@@ -84,7 +86,7 @@ class Watched(Listener, Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Started:
+class _StartedPass:
     """A pass that a program has begun, and its iteration there."""
 
     now: CurrentPass
@@ -92,7 +94,7 @@ class _Started:
 
 
 @dataclasses.dataclass(eq=False)
-class _Later:
+class _AwaitedGradients:
     """Passes of one launch, or of several in one call, whose gradients another program computes.
 
     Attributes:
@@ -100,53 +102,58 @@ class _Later:
         done: how often each program has had their gradients.
     """
 
-    passes: list[_Started]
+    passes: list[_StartedPass]
     launches: int = 1
     done: Counter[int] = dataclasses.field(default_factory=lambda: Counter[int]())
 
 
-class Passes:
+class StartedPasses:
     """The passes that a session's programs have begun."""
 
     def __init__(self) -> None:
         self._now: CurrentPass | None = None  # the pass of the call that this thread is in
         self._number: int | None = None  # by which the marks of that call know it
         self._is_others = False
-        self._later: dict[int, deque[_Later]] = {}
+        self._later: dict[int, deque[_AwaitedGradients]] = {}
 
-    def is_others(self) -> None:
+    def enter_foreign_call(self) -> None:
         """The call that this thread is in is not the model's."""
         self._now, self._number, self._is_others = None, None, True
 
-    def are_due(self, found: Finished, session: Watched, alone: Params | None) -> bool:
+    def are_due(self, found: TracedProgram, session: WatchedSession, alone: Params | None) -> bool:
         """Whether something that a program sees belongs to a pass that is measured."""
         inbox = session.inbox
         if found.begins:
             if not found.is_known:
                 return inbox.every > 0
             return inbox.is_due(found.known_calls, session.setting)
-        if found.joins and self._now is not None and self._is_here(session, found, alone):
-            return self._now.sampled
+        now = self._now
+        if found.joins and now is not None and self._joins_current(session, found, alone):
+            return now.sampled
         awaits = found.awaits
         if awaits and alone is not None:
             awaits = (alone["of"][0][0],)
         those = (x for n in awaits for x in self._later.get(n, ()))
         return any(one.now.sampled for x in those for one in x.passes)
 
-    def _is_here(self, session: Watched, found: Finished, alone: Params | None) -> bool:
+    def _joins_current(
+        self, session: WatchedSession, found: TracedProgram, alone: Params | None
+    ) -> bool:
         """Whether calls belong to the pass under way. jax evaluates the forward half of a remat on
         arrays after the call has returned, so that only the number of the call says it there.
         """
         numbers = found.numbers if alone is None else (alone["call"][0],)
-        return run_here(session.number) is not None or self._number in numbers
+        return current_call(session.number) is not None or self._number in numbers
 
-    def setting_of(self, found: Finished, session: Watched, alone: Params | None) -> Setting:
+    def setting_of(
+        self, found: TracedProgram, session: WatchedSession, alone: Params | None
+    ) -> Setting:
         """The perturbations of the pass that a program belongs to: a backward pass computes again
         what the forward pass has computed.
         """
         if found.begins:
             return session.setting
-        if run_here(session.number) is not None and not self._is_others:
+        if current_call(session.number) is not None and not self._is_others:
             return session.setting if self._now is None else self._now.setting
         takes: Sequence[Value] = found.takes if alone is None else [alone.get("call")]
         known = (self._later[n][-1] for n in takes if self._later.get(n))
@@ -155,28 +162,28 @@ class Passes:
 
     def begun(
         self,
-        session: Watched,
-        found: Finished,
-        order: Sequence[Pass],
+        session: WatchedSession,
+        found: TracedProgram,
+        order: Sequence[ProgramPass],
         setting: Setting,
         alone: Params | None,
-    ) -> list[_Started]:
+    ) -> list[_StartedPass]:
         """Begin the passes of a program that was started."""
-        out: list[_Started] = []
-        later: dict[int, list[_Started]] = {}
+        out: list[_StartedPass] = []
+        later: dict[int, list[_StartedPass]] = {}
         for one, call in zip(order, found.calls(order), strict=True):
             mark = found.begins[one.number].mark
             if alone is not None:
                 how = {"begun": alone["begun"], "of": alone["call"]}
                 mark = dataclasses.replace(mark, **how, moved=alone.get("moved", ()))
-            session.unseen.update(mark.begun.apart)
+            session.unseen.update(mark.begun.unseen)
             graded = one.number in found.graded
             awaits = [OUTPUT]
             if differentiated(mark) and not graded:
                 awaits.append(GRADIENT)
             now = session.inbox.begin(setting, call=call, awaits=awaits)
             self._now, self._number, self._is_others = now, mark.of, False
-            started = _Started(now, one.index)
+            started = _StartedPass(now, one.index)
             out.append(started)
             if not graded:
                 later.setdefault(mark.of, []).append(started)
@@ -187,17 +194,19 @@ class Passes:
             session.ran[id(reached)] = reached
         return out
 
-    def joined(self, session: Watched, found: Finished, alone: Params | None) -> CurrentPass | None:
+    def join(
+        self, session: WatchedSession, found: TracedProgram, alone: Params | None
+    ) -> CurrentPass | None:
         """The pass under way, to which a program without one of its own belongs."""
         if self._now is not None:
             if self._now.setting.active:
                 session.ran[id(found.reached)] = found.reached
             numbers = found.numbers if alone is None else (alone["call"][0],)
             for number in numbers:
-                self._remember(number, [_Started(self._now, ())])
+                self._remember(number, [_StartedPass(self._now, ())])
         return self._now
 
-    def graded(self, number: int, found: Finished) -> list[_Started]:
+    def graded(self, number: int, found: TracedProgram) -> list[_StartedPass]:
         """The passes whose gradients a program has computed: those that it has begun last."""
         for one in reversed(self._later.get(number, ())):
             # of single equations, each has one of many gradients of the same call
@@ -206,13 +215,13 @@ class Passes:
                 return one.passes
         return []
 
-    def _remember(self, number: int, those: list[_Started]) -> None:
-        known = self._later.setdefault(number, deque(maxlen=LATER))
+    def _remember(self, number: int, those: list[_StartedPass]) -> None:
+        known = self._later.setdefault(number, deque(maxlen=MOST_AWAITED))
         if known and known[-1].passes[0].now is those[0].now:
             known[-1].launches += 1
         else:
-            known.append(_Later(those))
-        if len(self._later) > LATER:
+            known.append(_AwaitedGradients(those))
+        if len(self._later) > MOST_AWAITED:
             self._later.pop(next(iter(self._later)))
 
 
@@ -220,27 +229,27 @@ class Passes:
 class Launch:
     """An edited program that runs in place of the user's; see `launch.Launch`."""
 
-    passes: Passes
-    session: Watched
-    found: Finished
-    edited: Edited
+    passes: StartedPasses
+    session: WatchedSession
+    found: TracedProgram
+    edited: EditedProgram
     setting: Setting
-    pass_on: Callable[[Watched, int], None]
+    pass_on: Callable[[WatchedSession, int], None]
     alone: Params | None = None
     is_doubted: bool = False
-    asked: Asked | None = None  # what its program keeps besides
-    started: list[tuple[Pass, _Started]] = dataclasses.field(default_factory=lambda: [])
+    value_request: ValueRequest | None = None  # what its program keeps besides
+    started: list[tuple[ProgramPass, _StartedPass]] = dataclasses.field(default_factory=lambda: [])
 
     def numbers(self) -> list[Value]:
         """The values of its additional inputs, on the host."""
         out: list[Value] = []
         for (kind, *rest), value in zip(self.edited.keys, self.edited.values, strict=True):
             if kind == "given":
-                value = _number(self.setting, *rest[0])
+                value = _input_value(self.setting, *rest[0])
             elif kind == WHERE and (mask := known_mask(*rest)) is not None:
                 value = mask
-            elif kind == WHERE and UNKNOWN not in self.session.notes:
-                self.session.notes.append(UNKNOWN)
+            elif kind == WHERE and UNKNOWN_POSITIONS not in self.session.notes:
+                self.session.notes.append(UNKNOWN_POSITIONS)
             out.append(value)
         return out
 
@@ -251,20 +260,20 @@ class Launch:
         active = self.setting.active
         return key_of([x for (kind, *_), x in given if kind == "given"] if active else ())
 
-    def _begin(self, order: Sequence[Pass]) -> None:
+    def _begin(self, order: Sequence[ProgramPass]) -> None:
         begun = self.passes.begun(self.session, self.found, order, self.setting, self.alone)
         self.started.extend(zip(order, begun, strict=True))
         if self.is_doubted:
-            self.session.whose.doubted += [one.now.number for one in begun]
+            self.session.ownership.doubted += [one.now.number for one in begun]
 
     def inputs(self) -> list[Value]:
-        with noting(self.session):
+        with log_errors(self.session):
             if self.found.is_known:
                 self._begin(self.found.known_passes)
-        return put(self.numbers())
+        return on_device(self.numbers())
 
     def take(self, arrays: list[Array], /) -> None:
-        with noting(self.session, programs=False):
+        with log_errors(self.session, programs=False):
             seen = functools.cache(functools.partial(self.edited.read, arrays))
             if not self.found.is_known:
                 self._begin(self.found.passes(read(self.edited.seen, jax.device_get(arrays))))
@@ -272,37 +281,37 @@ class Launch:
                 message = Message(functools.partial(self._read, seen, which), arrays)
                 if now.sampled:
                     self.session.inbox.receive(now.number, message, what)
-                if self.asked is not None and what != GRADIENT:
-                    self.asked.take(Taken(now.number, now.setting, (message,)))
+                if self.value_request is not None and what != GRADIENT:
+                    self.value_request.take(WatchedPass(now.number, now.setting, (message,)))
         if self.setting is self.session.setting:
             self.pass_on(self.session, self.key)
 
-    def _parts(self) -> Iterator[tuple[CurrentPass, str, _Which]]:
+    def _parts(self) -> Iterator[tuple[CurrentPass, str, _Matcher]]:
         """The passes that something of the program belongs to, if they are sampled or kept for
         somebody: of each what it awaits, and which marks are its own.
         """
         found = self.found
         for one, begun in self.started:
-            if begun.now.sampled or (self.asked is not None and one.kept):
-                yield begun.now, OUTPUT, functools.partial(_of_pass, one)
+            if begun.now.sampled or (self.value_request is not None and one.kept):
+                yield begun.now, OUTPUT, functools.partial(_match_pass, one)
         if not found.begins and found.joins:
-            now = self.passes.joined(self.session, found, self.alone)
-            if now is not None and (now.sampled or self.asked is not None):
-                yield now, "", _joining
+            now = self.passes.join(self.session, found, self.alone)
+            if now is not None and (now.sampled or self.value_request is not None):
+                yield now, "", _match_joining
         for number in found.awaits:
             mine = number if self.alone is None else self.alone["of"][0][0]
             for begun in self.passes.graded(mine, found):
                 if begun.now.sampled:
-                    which = functools.partial(_of_earlier, number, begun.index)
+                    which = functools.partial(_match_gradient, number, begun.index)
                     yield begun.now, GRADIENT, which
 
-    def _read(self, seen: Callable[[], list[MarkPlace]], which: _Which, sent: Sent) -> None:
+    def _read(self, seen: Callable[[], list[ProgramMark]], which: _Matcher, sent: PassData) -> None:
         """Put what was seen of a pass into `sent`."""
         if not self.edited.measures:
             return
         begun = None if self.alone is None else self.alone.get("begun")
-        gradients: list[tuple[MarkPlace, Index]] = []
-        with noting(self.session, programs=False):
+        gradients: list[tuple[ProgramMark, Index]] = []
+        with log_errors(self.session, programs=False):
             for one in seen():
                 index = which(one)
                 if index is None or one.seen is None:
@@ -326,7 +335,7 @@ class Launch:
             notes.append(self.found.misfit)
 
 
-def _number(setting: Setting, owner: Value, key: Value, those: Value) -> Value:
+def _input_value(setting: Setting, owner: Value, key: Value, those: Value) -> Value:
     if key == "rows":
         return rows_of(those, setting.rows)
     number, part = key
@@ -335,14 +344,16 @@ def _number(setting: Setting, owner: Value, key: Value, those: Value) -> Value:
 
 
 @contextlib.contextmanager
-def noting(session: Watched, doing: str = "", *, programs: bool = True) -> Iterator[None]:
+def log_errors(
+    session: WatchedSession, doing: str = "", *, programs: bool = True
+) -> Iterator[None]:
     """Note an error, which may not reach the user's training step: with `programs`, also one of a
     program, which its caller gets otherwise.
     """
     try:
         yield
     except Exception as error:
-        if comes_from_a_handler(error):
+        if is_from_signal_handler(error):
             raise  # as a KeyboardInterrupt, which is no Exception
         text = f"{doing}{type(error).__name__}: {error}"
         is_theirs = isinstance(error, jax.errors.JaxRuntimeError) and not programs
@@ -350,20 +361,20 @@ def noting(session: Watched, doing: str = "", *, programs: bool = True) -> Itera
             session.errors.append(text)
 
 
-def _of_pass(one: Pass, place: MarkPlace) -> Index | None:
+def _match_pass(one: ProgramPass, place: ProgramMark) -> Index | None:
     return one.index if place.begins == one.number and one.kept else None
 
 
-def _joining(place: MarkPlace) -> Index | None:
+def _match_joining(place: ProgramMark) -> Index | None:
     return () if place.begins is None and place.mark.part != GRADIENT else None
 
 
-def _of_earlier(number: int, index: Index, place: MarkPlace) -> Index | None:
+def _match_gradient(number: int, index: Index, place: ProgramMark) -> Index | None:
     later, mark = place.begins is None, place.mark
     return index if later and mark.part == GRADIENT and mark.of[0][0] == number else None
 
 
 @internal_config()
-def put(answers: list[Value]) -> list[jax.Array]:
+def on_device(answers: list[Value]) -> list[jax.Array]:
     """The answers on the device; the user may forbid that jit puts them there."""
     return jax.device_put(answers)

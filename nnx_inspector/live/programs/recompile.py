@@ -24,21 +24,21 @@ from nnx_inspector.hooks.hook import (
     open_hooks,
     replace_hooks,
 )
-from nnx_inspector.opening import held
+from nnx_inspector.resources import open_all
 
-CALLS = 64
+MOST_CALLS = 64
 """How many different calls are kept; the oldest are dropped."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Noted:
+class LoggedCall:
     """A jitted call, and what was open around it."""
 
     call: jitted.JitCall
     hooks: tuple[Hook, ...]
     configuration: Configuration
 
-    def same(self, other: Noted) -> bool:
+    def same(self, other: LoggedCall) -> bool:
         """Whether another call would be compiled to the same program."""
         return self.call.same(other.call) and self.configuration == other.configuration
 
@@ -54,11 +54,11 @@ class Noted:
         """
         hooks = (*inside, *map(instead, self.hooks))
         installs = [installation()] if hooks else []
-        with self.configuration.held(), held(*installs), replace_hooks(hooks):
+        with self.configuration.held(), open_all(*installs), replace_hooks(hooks):
             self.call.compile(change)
 
 
-class JitCalls:
+class CallLog:
     """The different calls made under one session's hook. Any thread may use it.
 
     Args:
@@ -66,83 +66,88 @@ class JitCalls:
     """
 
     def __init__(self, mine: Callable[[Hook], bool] | None):
-        self._mine = mine
+        self._is_mine = mine
         self._thread: int | None = None
-        self._noted: list[Noted] = []
+        self._logged: list[LoggedCall] = []
         self._known: weakref.WeakKeyDictionary[object, set[Hashable]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def here(self) -> None:
+    def use_this_thread(self) -> None:
         """Note the calls of this thread."""
         self._thread = threading.get_ident()
 
-    def hear(self, program: object, variant: Hashable, made: Callable[[], jitted.JitCall]) -> None:
+    def log(self, program: object, variant: Hashable, made: Callable[[], jitted.JitCall]) -> None:
         """Note a call, if it is made under the session's hook; see `jitted.JitListener`."""
-        hooks, mine = open_hooks(), self._mine
+        hooks, mine = open_hooks(), self._is_mine
         under = bool(mine) and hooks_key.value is not None and any(map(mine, hooks))
         if not (under if mine else self._thread == threading.get_ident()):
             return  # under no hook: a program of our own
         with self._lock:
             if variant in self._known.get(program, ()):
                 return  # a step repeats the same call, which must cost next to nothing
-        new = Noted(made(), hooks, Configuration.here())
+        new = LoggedCall(made(), hooks, Configuration.here())
         with self._lock:
-            kept = [one for one in self._noted if not one.same(new)]
-            if len(kept) >= CALLS:
+            kept = [one for one in self._logged if not one.same(new)]
+            if len(kept) >= MOST_CALLS:
                 self._known.clear()  # a dropped call may be made again
-            self._noted = [*kept, new][-CALLS:]
+            self._logged = [*kept, new][-MOST_CALLS:]
             self._known.setdefault(program, set()).add(variant)
 
-    def all(self) -> list[Noted]:
+    def logged(self) -> list[LoggedCall]:
         """The noted calls, oldest first."""
         with self._lock:
-            return list(self._noted)
+            return list(self._logged)
 
 
-class Listening:
+class CallLogging:
     """While it is open, the calls that are made are noted."""
 
-    def __init__(self, calls: JitCalls):
+    def __init__(self, calls: CallLog):
         self.calls = calls
 
     def open(self) -> None:
-        global _listening
-        self.calls.here()
+        global _logging
+        self.calls.use_this_thread()
         with _lock:
-            _listening = (*_listening, self)
+            _logging = (*_logging, self)
+            # jit does not say what it compiles, so jax's functions for a call that has no program
+            # yet are exchanged while a log is open, in the whole process: a thread may not
+            # have them while another has not. They stay until every thread knows that its hooks are
+            # closed; see `_restore_jax`. Without this, the user's step would wait while the program
+            # that measures it is compiled.
             if not _undo:
-                jitted.swap_jit_misses(_hear, prepare=_prepare, undone=_undo.append)
+                jitted.swap_jit_misses(_log, prepare=_prepare, undone=_undo.append)
 
     def close(self) -> None:
-        global _listening
+        global _logging
         with _lock:
-            _listening = tuple(one for one in _listening if one is not self)
-        _let_go()
+            _logging = tuple(one for one in _logging if one is not self)
+        _restore_jax()
 
 
-_listening: tuple[Listening, ...] = ()
+_logging: tuple[CallLogging, ...] = ()
 _undo: list[Callable[[], None]] = []
 _lock = threading.RLock()
 
 
-def _let_go() -> None:
+def _restore_jax() -> None:
     """Give jax its own functions back, unless somebody listens, or a thread must be told that
     another one has closed its hooks: it is, before it runs a program that it has not run under
     them.
     """
     with _lock:
-        while _undo and not _listening and not any_closed_elsewhere():
+        while _undo and not _logging and not any_closed_elsewhere():
             _undo[-1]()
             _undo.pop()
 
 
-def _hear(program: object, variant: Hashable, made: Callable[[], jitted.JitCall], /) -> None:
-    for one in _listening:
-        one.calls.hear(program, variant, made)
+def _log(program: object, variant: Hashable, made: Callable[[], jitted.JitCall], /) -> None:
+    for one in _logging:
+        one.calls.log(program, variant, made)
 
 
 def _prepare() -> None:
     started.raise_kept()
     drop_closed_hooks()
-    if not _listening:
-        _let_go()
+    if not _logging:
+        _restore_jax()

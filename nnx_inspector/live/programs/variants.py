@@ -17,47 +17,56 @@ import jax
 
 from nnx_inspector._compat.configuration import Configuration, hooks_key
 from nnx_inspector._compat.launching import jitted, launch
-from nnx_inspector.background import Worker, weakly
+from nnx_inspector.background import Worker, weak_method
 from nnx_inspector.hooks.hook import open_hooks, replace_hooks, without_hooks
-from nnx_inspector.live.calls import Call
-from nnx_inspector.live.hook import Watch
-from nnx_inspector.live.messages import listeners
-from nnx_inspector.live.programs.asked import Asked
-from nnx_inspector.live.programs.fast_path import FastPath, Known, key_of
-from nnx_inspector.live.programs.finished import Edited, Finished
-from nnx_inspector.live.programs.launches import Launch, Passes, Watched, noting, put
-from nnx_inspector.live.programs.recompile import Noted
-from nnx_inspector.live.programs.whose import OTHER, Calls
+from nnx_inspector.live.hook import WatchHook
+from nnx_inspector.live.pass_boundaries import TopLevelCall
+from nnx_inspector.live.pass_start import open_sessions
+from nnx_inspector.live.programs.fast_path import FastPath, KnownCalls, key_of
+from nnx_inspector.live.programs.launches import (
+    CHOOSING,
+    Launch,
+    StartedPasses,
+    WatchedSession,
+    log_errors,
+    on_device,
+)
+from nnx_inspector.live.programs.ownership import FOREIGN, ForeignCalls
+from nnx_inspector.live.programs.recompile import LoggedCall
+from nnx_inspector.live.programs.traced_program import EditedProgram, TracedProgram
+from nnx_inspector.live.programs.value_request import ValueRequest
 from nnx_inspector.perturbations.places import CLEAN, Setting
 from nnx_inspector.program.rewrite import with_presence
 from nnx_inspector.program.survey import holds_marks
 from nnx_inspector.typing import Function, Jaxpr, Params, PyTree, Value
 
-_finished: weakref.WeakKeyDictionary[object, dict[Hashable, Finished]] = weakref.WeakKeyDictionary()
+_traced_programs: weakref.WeakKeyDictionary[object, dict[Hashable, TracedProgram]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class Variants:
     """Chooses what a session's programs run; see `launch.Chooser`."""
 
-    def __init__(self, session: Watched):
+    def __init__(self, session: WatchedSession):
         self._session = weakref.ref(session)
         self._bare: weakref.WeakKeyDictionary[Jaxpr, Value] = weakref.WeakKeyDictionary()
-        self._quiet: weakref.WeakKeyDictionary[Jaxpr, Value] = weakref.WeakKeyDictionary()
-        self._worker = Worker("nnx_inspector.variants", weakly(self._not_compiled))
-        self._passing = FastPath(weakly(session.is_mine), weakly(self._passed))
+        self._perturbing: weakref.WeakKeyDictionary[Jaxpr, Value] = weakref.WeakKeyDictionary()
+        self._worker = Worker("nnx_inspector.variants", weak_method(self._not_compiled))
+        self._fast_path = FastPath(weak_method(session.is_mine), weak_method(self._passed_over))
         self._setting, self._key = CLEAN, 0  # of the passes that jax starts itself
-        self._passes = Passes()
+        self._passes = StartedPasses()
 
     # ------------------------------------------------ passes that jax starts itself
 
-    def stop_passing(self) -> None:
+    def leave_fast_path(self) -> None:
         """Choose the program of each call again, from this thread's next one on."""
-        self._passing.stop()
+        self._fast_path.stop()
 
     def prepare(self) -> None:
-        self._passing.prepare()
+        self._fast_path.prepare()
 
-    def _passed(self, known: Known) -> bool:
+    def _passed_over(self, known: KnownCalls) -> bool:
         session = self._session()
         if session is None:
             return False
@@ -65,39 +74,39 @@ class Variants:
         if session.setting.active:
             session.ran[id(reached)] = reached
         session.inbox.pass_over(calls, session.setting)
-        return session.setting is self._setting and self._may_pass(session)
+        return session.setting is self._setting and self._none_is_due(session)
 
-    def _may_pass(self, session: Watched) -> bool:
-        if session.asked is not None and session.asked.looks:
+    def _none_is_due(self, session: WatchedSession) -> bool:
+        if session.value_request is not None and session.value_request.is_searching:
             return False
-        return not any(session.inbox.is_due(x, session.setting) for x in self._passing.known)
+        return not any(session.inbox.is_due(x, session.setting) for x in self._fast_path.known)
 
-    def _pass(self, session: Watched, key: int) -> None:
+    def _start_fast(self, session: WatchedSession, key: int) -> None:
         """Let jax start the next programs itself, if none of them is measured."""
-        if any(self._passing.known) and not self._worker.busy and self._may_pass(session):
+        if any(self._fast_path.known) and not self._worker.busy and self._none_is_due(session):
             self._setting, self._key = session.setting, key
-            self._passing.start(key)
+            self._fast_path.start(key)
 
     def _launch(
         self,
-        session: Watched,
-        found: Finished,
-        edited: Edited,
+        session: WatchedSession,
+        found: TracedProgram,
+        edited: EditedProgram,
         setting: Setting,
         alone: Params | None = None,
         *,
         is_doubted: bool = False,
-        asked: Asked | None = None,
+        request: ValueRequest | None = None,
     ) -> Launch:
-        given = self._passes, session, found, edited, setting, self._pass
-        return Launch(*given, alone, is_doubted, asked)
+        given = self._passes, session, found, edited, setting, self._start_fast
+        return Launch(*given, alone, is_doubted, request)
 
     def resume(self) -> None:
         """Let jax start the next programs as before, if nothing has changed since."""
         session = self._session()
         if session is not None and session.setting is self._setting:
-            self._passing.number = session.number
-            self._pass(session, self._key)
+            self._fast_path.number = session.number
+            self._start_fast(session, self._key)
 
     # -------------------------------------------------------------------- choosing
 
@@ -129,11 +138,11 @@ class Variants:
         session = self._session()
         if session is None:
             return None
-        with noting(session, "choosing a program: "):
+        with log_errors(session, CHOOSING):
             if not session.takes_part(arrays):
                 return None
-            if session.asked is not None:
-                session.asked.look(session.inbox.count)
+            if session.value_request is not None:
+                session.value_request.count_program(session.inbox.count)
             read = self._read(program, arrays, session, alone)
             if read is not None and not self._meets(session, read[0], alone):
                 return None
@@ -143,7 +152,7 @@ class Variants:
             return self._measured(program, session, *read, alone)
         return None
 
-    def _meets(self, session: Watched, found: Finished, alone: Params | None) -> bool:
+    def _meets(self, session: WatchedSession, found: TracedProgram, alone: Params | None) -> bool:
         """Wait for the other processes of a job before a pass is measured, if they steer it.
 
         Returns:
@@ -157,23 +166,23 @@ class Variants:
         self,
         program: Jaxpr,
         arrays: Sequence[object] | None,
-        session: Watched,
+        session: WatchedSession,
         alone: Params | None = None,
-    ) -> tuple[Finished, Calls] | None:
+    ) -> tuple[TracedProgram, ForeignCalls] | None:
         """What a program says of the session's model, if anything, and whose calls it makes on
         these arrays, None if they are not known.
         """
         hook = next(filter(session.is_mine, open_hooks()), None)
-        unmeasured = () if hook is None else cast(Watch, hook.wrap).unmeasured
-        known, key = _finished.setdefault(program, {}), (session.number, unmeasured)
+        unmeasured = () if hook is None else cast(WatchHook, hook.wrap).unmeasured
+        known, key = _traced_programs.setdefault(program, {}), (session.number, unmeasured)
         if key not in known:
-            known[key] = Finished(program, Watch.owner_of(session.number), unmeasured)
+            known[key] = TracedProgram(program, WatchHook.owner_of(session.number), unmeasured)
         found = known[key]
         session.unseen.update(found.unseen)
         if found.is_empty:
             return None
-        calls = session.whose.of(found.trees, arrays)
-        self._note(session, found, calls, alone)
+        calls = session.ownership.of(found.trees, arrays)
+        self._report_foreign(session, found, calls, alone)
         if calls.why:
             without = (*key, frozenset(calls.why))
             if without not in known:
@@ -184,93 +193,108 @@ class Variants:
     def _measured(
         self,
         program: Jaxpr,
-        session: Watched,
-        found: Finished,
-        calls: Calls,
+        session: WatchedSession,
+        found: TracedProgram,
+        calls: ForeignCalls,
         alone: Params | None,
     ) -> Launch | None:
         if alone is not None and calls.why:
-            self._passes.is_others()
-        asked = session.asked if self._is_asked(None, session, found, program) else None
+            self._passes.enter_foreign_call()
+        request = (
+            session.value_request if self._keeps_values(None, session, found, program) else None
+        )
         measures = self._passes.are_due(found, session, alone)
-        if alone and not (measures or asked or found.begins or found.takes):
+        if alone and not (measures or request or found.begins or found.takes):
             return None
-        if alone is None and found.knows(True) and not self._quiet.get(program):
+        if alone is None and found.has_variant(True) and not self._perturbing.get(program):
             measures = True  # it is compiled already
-        edited = None if asked is None else self._keeping(found, program, asked)
-        kept = edited and asked
+        edited = None if request is None else self._keeping_program(found, program, request)
+        kept = edited and request
         edited = edited or found.edited(program, measures=measures)
         setting = self._passes.setting_of(found, session, alone)
         doubted = calls.is_doubted
-        return self._launch(session, found, edited, setting, alone, is_doubted=doubted, asked=kept)
+        return self._launch(
+            session, found, edited, setting, alone, is_doubted=doubted, request=kept
+        )
 
-    def _note(self, session: Watched, found: Finished, calls: Calls, alone: Params | None) -> None:
+    def _report_foreign(
+        self,
+        session: WatchedSession,
+        found: TracedProgram,
+        calls: ForeignCalls,
+        alone: Params | None,
+    ) -> None:
         """Say which calls are not the model's, and let go of passes that were taken for it."""
         for i, why in calls.why.items():
-            if why != OTHER:
+            if why != FOREIGN:
                 session.unseen[""] = why
-            elif session.whose.is_first(found.trees, i):
+            elif session.ownership.is_new_call(found.trees, i):
                 begun = found.begins[i].mark.begun if alone is None else alone["begun"]
                 session.count_other(begun.type_name)
-        for number in session.whose.disowned():
+        for number in session.ownership.pop_foreign_passes():
             if session.inbox.drop(number):
                 session.count_other(type(session.model).__name__)
 
     def _unmeasured(
-        self, call: jitted.JitStart, session: Watched, read: tuple[Finished, Calls] | None
+        self,
+        call: jitted.JitStart,
+        session: WatchedSession,
+        read: tuple[TracedProgram, ForeignCalls] | None,
     ) -> launch.Instead | None:
         """What runs in place of a jitted call of which nothing is measured."""
-        self._passing.number = session.number
+        self._fast_path.number = session.number
         if read is None:
             if any(map(session.is_mine, open_hooks())):  # else it is the user's own
-                self._passing.learn(call.function, ())
+                self._fast_path.learn(call.function, ())
             return None
         found, whose = read
-        if self._is_asked(call, session, found, call.program):
+        if self._keeps_values(call, session, found, call.program):
             return None
         if not (found.begins or whose.why) or not found.is_known:
             return None
         calls = tuple(found.known_calls)
-        self._passing.learn(call.function, calls, found.reached)
+        self._fast_path.learn(call.function, calls, found.reached)
         if session.inbox.is_due(calls, session.setting):
-            self._passing.fits(0)
+            self._fast_path.is_for(0)
             return None
         if session.setting.active:
             return self._perturbed(call, session, found)
-        bare = self._own(call, session)
+        bare = self._users_program(call, session)
         if bare is None:
-            self._passing.fits(0)
+            self._fast_path.is_for(0)
             return None
         return lambda: self._run_bare(bare, call, session, calls)
 
-    def _keeping(self, found: Finished, program: Jaxpr, asked: Asked) -> Edited | None:
+    def _keeping_program(
+        self, found: TracedProgram, program: Jaxpr, request: ValueRequest
+    ) -> EditedProgram | None:
         """The program that keeps what was asked, None if there is none."""
         try:
-            return found.edited(program, measures=True, asked=asked)
+            return found.edited(program, measures=True, request=request)
         except Exception as error:  # noqa: BLE001 - it is the answer; the step goes on
-            asked.fail(error)
+            request.fail(error)
             return None
 
-    def _is_asked(
+    def _keeps_values(
         self,
         call: jitted.JitStart | None,
-        session: Watched,
-        found: Finished,
+        session: WatchedSession,
+        found: TracedProgram,
         program: Jaxpr,
     ) -> bool:
         """Whether a program is to keep what was asked for. The first that can is compiled in a
         thread before.
         """
-        asked = session.asked
-        if asked is None or asked.problem or not found.has_site(asked.site):
+        request = session.value_request
+        if request is None or request.problem or not found.has_site(request.site):
             return False
-        if not asked.take_up():
-            return asked.keeps(bool(found.begins), session.inbox.count)
-        edited = self._keeping(found, program, asked)
+        if not request.claim():
+            return request.keeps(bool(found.begins), session.inbox.count)
+        edited = self._keeping_program(found, program, request)
         if edited is None:
             return False
         if call is None or found.is_single:
-            asked.be_ready()
+            request.set_ready()
             return False
         compile_it, hooks, configuration = call.compiler(), open_hooks(), Configuration.here()
 
@@ -278,26 +302,26 @@ class Variants:
             try:
                 with configuration.held(), replace_hooks(hooks):
                     one = self._launch(session, found, edited, session.setting)
-                    compile_it(edited.program, put(one.numbers()), edited.outputs)
+                    compile_it(edited.program, on_device(one.numbers()), edited.outputs)
             except Exception as error:  # noqa: BLE001 - it is the answer
-                asked.fail(error)
+                request.fail(error)
             else:
-                asked.be_ready()
+                request.set_ready()
 
-        self._worker.do(work)
+        self._worker.submit(work)
         return False
 
     def _perturbed(
-        self, call: jitted.JitStart, session: Watched, found: Finished
+        self, call: jitted.JitStart, session: WatchedSession, found: TracedProgram
     ) -> launch.Instead | None:
-        if not self._compiled_quiet(call, session, found):
-            self._passing.fits(0)
+        if not self._has_perturbing(call, session, found):
+            self._fast_path.is_for(0)
             return None
         edited, setting = found.edited(call.program, measures=False), session.setting
         one = self._launch(session, found, edited, setting)
 
         def run() -> PyTree:
-            if self._passing.fits(one.key):
+            if self._fast_path.is_for(one.key):
                 out = call.directly(edited.program, one.inputs())
             else:
                 out, _ = call.run(edited.program, one.inputs())
@@ -317,7 +341,7 @@ class Variants:
         found, _ = read
         edited = found.edited(program, measures=True)
         one = self._launch(session, found, edited, session.setting)
-        return edited.program, put(one.numbers()), edited.outputs
+        return edited.program, on_device(one.numbers()), edited.outputs
 
     def wait(self) -> None:
         """Return when all variants that are wanted are compiled."""
@@ -326,30 +350,30 @@ class Variants:
     def close(self) -> None:
         self._worker.close()
         self._bare.clear()
-        self._quiet.clear()
+        self._perturbing.clear()
 
     def _run_bare(
         self,
         bare: Function,
         call: jitted.JitStart,
-        session: Watched,
-        calls: Sequence[Call],
+        session: WatchedSession,
+        calls: Sequence[TopLevelCall],
     ) -> PyTree:
         with without_hooks(session.is_mine):
-            if self._passing.fits(key_of()):
+            if self._fast_path.is_for(key_of()):
                 out = call.own()
             else:
                 out = call.like_mine(bare(*call.args, **call.kwargs))
         session.inbox.pass_over(calls, session.setting)
         if not session.setting.active:
-            self._pass(session, key_of())
+            self._start_fast(session, key_of())
         return out
 
-    def _own(self, call: jitted.JitStart, session: Watched) -> Function | None:
+    def _users_program(self, call: jitted.JitStart, session: WatchedSession) -> Function | None:
         """The user's own function, once a thread has compiled it."""
         if call.program not in self._bare:
             hooks = tuple(hook for hook in open_hooks() if not session.is_mine(hook))
-            noted = Noted(call.made(), hooks, Configuration.here())
+            noted = LoggedCall(call.made(), hooks, Configuration.here())
 
             def compiled() -> Function:
                 noted.compile()
@@ -358,9 +382,11 @@ class Variants:
             self._compile_ahead(self._bare, call.program, compiled, session)
         return self._bare[call.program]
 
-    def _compiled_quiet(self, call: jitted.JitStart, session: Watched, found: Finished) -> bool:
+    def _has_perturbing(
+        self, call: jitted.JitStart, session: WatchedSession, found: TracedProgram
+    ) -> bool:
         """Whether a thread has compiled the program that is perturbed and measures nothing."""
-        if call.program not in self._quiet:
+        if call.program not in self._perturbing:
             compile_it, program = call.compiler(), call.program
             hooks, configuration = open_hooks(), Configuration.here()
 
@@ -368,23 +394,23 @@ class Variants:
                 with configuration.held(), replace_hooks(hooks):
                     edited = found.edited(program, measures=False)
                     one = self._launch(session, found, edited, session.setting)
-                    compile_it(edited.program, put(one.numbers()))
+                    compile_it(edited.program, on_device(one.numbers()))
                 return True
 
-            self._compile_ahead(self._quiet, call.program, compiled, session)
-        return bool(self._quiet[call.program])
+            self._compile_ahead(self._perturbing, call.program, compiled, session)
+        return bool(self._perturbing[call.program])
 
     def _compile_ahead(
         self,
         those: weakref.WeakKeyDictionary[Jaxpr, Value],
         program: Jaxpr,
         compiled: Callable[[], object],
-        session: Watched,
+        session: WatchedSession,
     ) -> None:
         those[program] = None
 
         def work() -> None:
-            if session.number in listeners:
+            if session.number in open_sessions:
                 those[program] = compiled()
             else:  # the loop has ended; the next one may want it
                 those.pop(program, None)
@@ -392,7 +418,7 @@ class Variants:
         if session.group is not None:  # all processes run the same program at each step
             work()
         else:
-            self._worker.do(work)
+            self._worker.submit(work)
 
     def _not_compiled(self, error: Exception) -> None:
         session = self._session()
@@ -400,7 +426,7 @@ class Variants:
             session.errors.append(f"compiling ahead: {type(error).__name__}: {error}")
 
 
-class Chosen(launch.Taking):
+class VariantChooser(launch.Taking):
     """While it is open, a session chooses the variants of this thread's programs."""
 
     def __init__(self, variants: Variants):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.trace import Trace
-from nnx_inspector.recordings.layers import MOST_LAYER_ROWS, MOST_LAYERS
+from nnx_inspector.recordings.tree_rows import MOST_LAYER_ROWS, MOST_LAYERS
 
 
 def stacks_of(trace: Trace) -> dict[str, int]:

@@ -21,7 +21,7 @@ from nnx_inspector.hooks.sites import Only, require_module, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.program.editing.counting import Where, where_of
 from nnx_inspector.program.function import is_input
-from nnx_inspector.recordings.layers import holder_of
+from nnx_inspector.recordings.tree_rows import site_of_parameter
 from nnx_inspector.records.capture import value_and_grad
 from nnx_inspector.records.propagation.result import Propagation
 from nnx_inspector.records.record import Entry, Record
@@ -225,7 +225,7 @@ def _measure_model(
     found = _record(loss, only, where, graphdef, treedef, others, state, arrays)
     record = jax.device_get(found)
     paths = [site_key(path) for path, v, _ in contents(model) if isinstance(v, nnx.Param)]
-    holders = {holder_of(path, record) for path in paths} if only is None else set(record)
+    holders = {site_of_parameter(path, record) for path in paths} if only is None else set(record)
     return {
         entry.key: (_deviation(entry.output), _deviation(entry.gradient))
         for site in record

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.files import whole_path, write
+from nnx_inspector.files import real_path, write_all
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.control.values import MOST_BYTES, SiteValues, unpacked
 
@@ -41,7 +41,7 @@ _WRITE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 def folder_of(recording: Path) -> str:
     """The folder of the requests to the run that writes this recording."""
-    return whole_path(recording) + ".control"
+    return real_path(recording) + ".control"
 
 
 def why_refused(folder: str) -> str:
@@ -134,7 +134,7 @@ def _put(folder: str, name: str, data: bytes) -> None:
     new = os.path.join(folder, f".{secrets.token_hex(8)}")
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        write(file, data)
+        write_all(file, data)
     finally:
         os.close(file)
     os.rename(new, os.path.join(folder, name))

@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 from nnx_inspector.findings.finding import Finding, Findings, cell, listed
-from nnx_inspector.recordings.layers import Site, layer_of, leaf_of
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.recordings.tree_rows import Site, layer_of, leaf_of
 from nnx_inspector.stats.encoding import decoded
 from nnx_inspector.stats.summary import STATISTICS
 from nnx_inspector.stats.table import figures_of

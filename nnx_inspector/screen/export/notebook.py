@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from nnx_inspector.background import weakly
+from nnx_inspector.background import weak_method
 from nnx_inspector.screen.export.last_state import LastState
 
 RESTS = 1.5
@@ -50,7 +50,7 @@ class SavedOutput:
         self._moved = False  # whether something changed since it was sent
         self._page = ""
         self._lost = False  # whether the page can no longer update it
-        self._at_end = weakly(self._cell_ended)
+        self._at_end = weak_method(self._cell_ended)
 
     def show(self, shell: Any) -> None:
         """Put it into the running cell, once."""
@@ -87,7 +87,7 @@ class SavedOutput:
         with self._lock:
             if self._shell is None or self._timer is not None:
                 return
-            self._timer = threading.Timer(seconds, weakly(self._rested))
+            self._timer = threading.Timer(seconds, weak_method(self._rested))
             self._timer.daemon = True
             self._timer.start()
 

@@ -18,9 +18,9 @@ from typing import Final
 
 import numpy as np
 
-from nnx_inspector.recordings.layers import name_below
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.recordings.tree_rows import name_below
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.frames import (
     Weights,

@@ -14,9 +14,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from nnx_inspector.recordings.layers import STATE
 from nnx_inspector.recordings.passes import Pass, Quantity
 from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.recordings.tree_rows import STATE
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export.text import printable
 from nnx_inspector.screen.frames import metrics_at, table_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from nnx_inspector.recordings.layers import Site
+from nnx_inspector.recordings.tree_rows import Site
 
 ROWS: Final = 40
 """The most rows of the tree."""

@@ -94,7 +94,7 @@ class Tap(_Listening):
 
     def _take(self, frames: object) -> bool:
         one = self._ours(frames)
-        return one is not None and self._worker.do(functools.partial(self._handle, one))
+        return one is not None and self._worker.submit(functools.partial(self._handle, one))
 
 
 class Pump(_Listening):
@@ -130,7 +130,7 @@ class Pump(_Listening):
         self._seen = queued.number
         one = None if queued.frames is None else self._ours(queued.frames)
         if one is not None:
-            self._worker.do(functools.partial(self._take, queued, one))
+            self._worker.submit(functools.partial(self._take, queued, one))
 
     def _take(self, queued: Queued, one: CommMessage) -> None:
         if ipykernel.take_from_queue(self._kernel, queued):

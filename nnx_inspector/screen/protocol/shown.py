@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nnx_inspector.recordings.layers import Site as Site
+from nnx_inspector.recordings.tree_rows import Site as Site
 from nnx_inspector.screen.protocol.headers import Message, Shown, Struct
 
 

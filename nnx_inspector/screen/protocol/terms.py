@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from nnx_inspector.recordings.history import HISTORY_BINS as HISTORY_BINS
 from nnx_inspector.recordings.history import HISTORY_QUANTILES as HISTORY_QUANTILES
-from nnx_inspector.recordings.layers import PARAMETER_QUANTITIES as PARAMETER_QUANTITIES
+from nnx_inspector.recordings.tree_rows import PARAMETER_QUANTITIES as PARAMETER_QUANTITIES
 from nnx_inspector.stats import table
 from nnx_inspector.stats.summary import STATISTICS as STATISTICS
 

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from parameter_oracle import Net, flat, loss_fn, ratio
 from said import close
-from weighed import Net, flat, loss_fn, ratio
 
 import nnx_inspector as nni
 

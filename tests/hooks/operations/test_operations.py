@@ -17,7 +17,7 @@ from jax.interpreters import mlir
 
 import nnx_inspector as nni
 from nnx_inspector.hooks.sites import Selection, parse_key, site_key
-from nnx_inspector.recordings.layers import layer_key, layer_of
+from nnx_inspector.recordings.tree_rows import layer_key, layer_of
 from tests.models.explicit import Attention, D, Gated, Stacked
 
 X = jax.random.normal(jax.random.key(0), (3, D))

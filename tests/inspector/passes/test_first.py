@@ -35,7 +35,7 @@ class Begun:
     def __init__(self, model):
         self.gate, held = threading.Event(), threading.Event()
         self.model, self.insp = model, nni.Inspector(model, X, display=False)
-        inside(self.insp).arming.do(lambda: (held.set(), self.gate.wait()))
+        inside(self.insp).arming.submit(lambda: (held.set(), self.gate.wait()))
         held.wait()
         inside(self.insp).rerun.begin()
 

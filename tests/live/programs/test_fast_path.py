@@ -12,41 +12,13 @@ import pytest
 from flax import nnx
 from inside import inside
 from jax._src import pjit
+from watched_region import Net, WatchedRegion, batch, mean_of, once, twice
 
 import nnx_inspector as nni
 from nnx_inspector.hooks.hook import open_hooks
-from nnx_inspector.inspector.script.watch import _Recorder  # what a loop without an inspector has
 from nnx_inspector.live.programs import fast_path
-from nnx_inspector.live.session import Session
-from nnx_inspector.live.steps import Region
-from nnx_inspector.recordings.recording import Recording
 
 STEP = "JitFn"
-
-
-class Net(nnx.Module):
-    def __init__(self) -> None:
-        self.linear = nnx.Linear(3, 3, use_bias=False, rngs=nnx.Rngs(0))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.linear(x)
-
-
-def batch(number: int, rows: int = 2) -> jax.Array:
-    return jnp.full((rows, 3), float(number))
-
-
-def mean_of(model: Net, x: jax.Array) -> float:
-    kernel = np.asarray(model.linear.kernel[...], np.float64)
-    return float((np.asarray(x, np.float64) @ kernel).mean())
-
-
-def forward(model: Net, x: jax.Array) -> jax.Array:
-    return model(x)
-
-
-def twice(model: Net, x: jax.Array) -> jax.Array:
-    return model(x) + model(x + 0.5)
 
 
 @pytest.fixture(name="misses")
@@ -69,42 +41,9 @@ def is_aside() -> bool:
     return any(getattr(layer.wrap, "salt", 0) for layer in open_hooks())
 
 
-class Watched:
-    """A region that waits for the variants, as a test of what happens then must."""
-
-    def __init__(self, model: nnx.Module, every: int):
-        self.recording, self.session = Recording(), Session(model)
-        self._region = Region(_Recorder(self.recording), self.session, every)
-
-    def __enter__(self) -> Watched:
-        self._region.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._region.__exit__(*error)
-        self.session.close()
-
-    def run(self, step: Any, *args: Any) -> Any:
-        out = jax.block_until_ready(step(*args))
-        self.session.variants.wait()
-        return out
-
-    def means(self) -> dict[int, float]:
-        found = enumerate(self.recording.passes)
-        summaries = ((one.step, self.recording.summary("", index=i)) for i, one in found)
-        return {step: summary.mean for step, summary in summaries if summary is not None}
-
-
-def check(watched: Watched, wanted: dict[int, float]) -> None:
-    found = watched.means()
-    assert list(found) == list(wanted)
-    np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-5)
-    assert not watched.session.errors
-
-
 def test_a_pass_that_is_not_measured_is_started_by_jax_itself(misses: list[str]):
-    model, step = Net(), nnx.jit(forward)
-    with Watched(model, 6) as watched:
+    model, step = Net(), nnx.jit(once)
+    with WatchedRegion(model, 6) as watched:
         wanted = {}
         for number in range(26):
             x = batch(number)
@@ -116,15 +55,15 @@ def test_a_pass_that_is_not_measured_is_started_by_jax_itself(misses: list[str])
             if number > 12:  # once all are known, one call is missed: the measured one
                 assert misses == [STEP] * (number % 6 == 0), number
                 assert is_aside() == (number % 6 != 5), number
-    check(watched, wanted)
+    watched.check(wanted)
     assert watched.session.inbox.count == 26
     assert not open_hooks()
 
 
 def test_functions_of_several_passes_and_helpers_of_none():
-    model, one, two = Net(), nnx.jit(forward), nnx.jit(twice)
+    model, one, two = Net(), nnx.jit(once), nnx.jit(twice)
     split = jax.jit(lambda x: x + 1)
-    with Watched(model, 7) as watched:
+    with WatchedRegion(model, 7) as watched:
         begun, wanted = 0, {}
         for number in range(24):
             x, (step, passes) = batch(number), [(one, 1), (two, 2)][number % 2]
@@ -135,7 +74,7 @@ def test_functions_of_several_passes_and_helpers_of_none():
             watched.run(step, model, x)
             split(x)
             assert watched.session.inbox.count == begun
-    check(watched, wanted)
+    watched.check(wanted)
 
 
 def test_a_function_whose_programs_begin_different_numbers_of_passes():
@@ -147,7 +86,7 @@ def test_a_function_whose_programs_begin_different_numbers_of_passes():
             x = model(x)
         return x
 
-    with Watched(model, 5) as watched:
+    with WatchedRegion(model, 5) as watched:
         begun = 0
         for number in range(24):
             deep = [1, 1, 1, 2, 0][number % 5] if number > 8 else 1
@@ -159,8 +98,8 @@ def test_a_function_whose_programs_begin_different_numbers_of_passes():
 
 
 def test_other_shapes_and_calls_without_jit_between():
-    model, step = Net(), nnx.jit(forward)
-    with Watched(model, 4) as watched:
+    model, step = Net(), nnx.jit(once)
+    with WatchedRegion(model, 4) as watched:
         wanted = {}
         for number in range(21):
             x = batch(number, rows=3 if number % 5 == 2 else 2)
@@ -168,17 +107,17 @@ def test_other_shapes_and_calls_without_jit_between():
                 wanted[number] = mean_of(model, x)
             watched.run(*([model] if number % 7 == 6 else [step, model]), x)
             assert watched.session.inbox.count == number + 1
-    check(watched, wanted)
+    watched.check(wanted)
 
 
 def test_layers_that_are_opened_inside_close_as_they_were():
-    model, step, seen = Net(), nnx.jit(forward), list[str]()
+    model, step, seen = Net(), nnx.jit(once), list[str]()
 
     def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
         seen.append(context.path)
         return next_fun(*args, **kwargs)
 
-    with Watched(model, 4) as watched:
+    with WatchedRegion(model, 4) as watched:
         wanted = {}
         for number in range(22):
             x = batch(number)
@@ -191,20 +130,20 @@ def test_layers_that_are_opened_inside_close_as_they_were():
                 watched.run(step, model, x)
             assert watched.session.inbox.count == number + 1
             assert len(open_hooks()) == 1
-    check(watched, wanted)
+    watched.check(wanted)
     assert seen
 
 
 def test_a_second_loop_counts_what_the_first_has_compiled(misses: list[str]):
-    model, step = Net(), nnx.jit(forward)
+    model, step = Net(), nnx.jit(once)
     for _ in range(2):
-        with Watched(model, 4) as watched:
+        with WatchedRegion(model, 4) as watched:
             wanted = {}
             for number in range(11):
                 if number % 4 == 0:
                     wanted[number] = mean_of(model, batch(number))
                 watched.run(step, model, batch(number))
-        check(watched, wanted)
+        watched.check(wanted)
         assert watched.session.inbox.count == 11
     misses.clear()
     for number in range(3):
@@ -215,7 +154,7 @@ def test_a_second_loop_counts_what_the_first_has_compiled(misses: list[str]):
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_perturbation_acts_from_the_next_pass_on(elsewhere: bool):
     """From another thread it may act from the one after: jax has it in its fast path already."""
-    model, step = Net(), nnx.jit(forward)
+    model, step = Net(), nnx.jit(once)
     insp = nni.Inspector(model, batch(1), display=False)
     half = insp.perturb("linear", nni.Scale(0.5))
     half.enabled = False
@@ -246,7 +185,7 @@ def test_a_perturbation_acts_from_the_next_pass_on(elsewhere: bool):
 
 
 def test_a_perturbation_that_stays_is_started_by_jax_itself(misses: list[str]):
-    model, step, scales = Net(), nnx.jit(forward), [0.5, 3.0, 0.25]
+    model, step, scales = Net(), nnx.jit(once), [0.5, 3.0, 0.25]
     insp = nni.Inspector(model, batch(1), display=False)
     half = insp.perturb("linear", nni.Scale(0.5))
     factors, wanted, missed = list[float](), list[float](), list[int]()
@@ -281,10 +220,10 @@ def test_many_values_of_a_slider_are_not_kept():
 
 
 def test_an_error_in_a_step_and_the_end_of_a_loop_leave_nothing_open(misses: list[str]):
-    model, step = Net(), nnx.jit(forward)
+    model, step = Net(), nnx.jit(once)
 
     def fail() -> None:
-        with Watched(model, 10) as watched:
+        with WatchedRegion(model, 10) as watched:
             for number in range(6):
                 watched.run(step, model, batch(number))
             assert is_aside()

@@ -15,8 +15,8 @@ from leftovers import patched_in_jax
 from nnx_inspector.hooks.dispatch import add_hooks
 from nnx_inspector.hooks.hook import INTERCEPTOR, Hook
 from nnx_inspector.live.programs import recompile as jitcalls
-from nnx_inspector.live.programs.recompile import JitCalls, Listening
-from nnx_inspector.opening import held
+from nnx_inspector.live.programs.recompile import CallLog, CallLogging
+from nnx_inspector.resources import open_all
 
 X = jnp.ones((4, 3))
 
@@ -36,8 +36,8 @@ BEFORE, AFTER = Hook(pass_through, INTERCEPTOR), Hook(double_output, INTERCEPTOR
 
 @pytest.fixture
 def calls():
-    calls = JitCalls(lambda layer: layer == BEFORE)
-    with held(Listening(calls)):
+    calls = CallLog(lambda layer: layer == BEFORE)
+    with open_all(CallLogging(calls)):
         yield calls
 
 
@@ -94,7 +94,7 @@ def test_the_next_call_under_the_other_layers_finds_it(name, calls):
     with add_hooks(BEFORE):
         run(model)
         run(model)  # the first call has placed its state
-    every = calls.all()
+    every = calls.logged()
     kept = [x for one in every for x in jax.tree.leaves(one.call.args)]
     assert not any(isinstance(x, jax.Array) for x in kept)
 
@@ -118,7 +118,7 @@ def test_what_is_made_under_other_layers_is_not_noted(calls):
     of_nnx(model, X)
     with add_hooks(AFTER):
         of_nnx(model, X)
-    assert calls.all() == []
+    assert calls.logged() == []
 
 
 def test_a_call_is_kept_once_however_often_it_is_made(calls):
@@ -127,22 +127,22 @@ def test_a_call_is_kept_once_however_often_it_is_made(calls):
         jax.clear_caches()
         with add_hooks(BEFORE):
             of_nnx(model, X)
-    first = [one for one in calls.all() if one.call.nnx is of_nnx]
+    first = [one for one in calls.logged() if one.call.nnx is of_nnx]
     assert len(first) == 1
     x = jnp.ones((2, 3))
     with add_hooks(BEFORE):
         of_nnx(model, x)
-    assert len([one for one in calls.all() if one.call.nnx is of_nnx]) == 2
+    assert len([one for one in calls.logged() if one.call.nnx is of_nnx]) == 2
 
 
 def test_the_oldest_calls_go(calls, monkeypatch):
-    monkeypatch.setattr(jitcalls, "CALLS", 3)
+    monkeypatch.setattr(jitcalls, "MOST_CALLS", 3)
     forward = jax.jit(lambda x: x + 1)
     every = [np.ones(n, np.float32) for n in range(1, 6)]
     with add_hooks(BEFORE):
         for x in every:
             forward(x)
-    assert [one.call.args[0].shape for one in calls.all()] == [(3,), (4,), (5,)]
+    assert [one.call.args[0].shape for one in calls.logged()] == [(3,), (4,), (5,)]
 
 
 def test_what_is_within_a_trace_is_not_noted(calls):
@@ -152,12 +152,12 @@ def test_what_is_within_a_trace_is_not_noted(calls):
     with add_hooks(BEFORE):
         jax.grad(forward)(x)
     # jax keeps the function that it traces under this name
-    assert not any(one.call.function is forward._fun for one in calls.all())
+    assert not any(one.call.function is forward._fun for one in calls.logged())
 
 
 def test_nothing_is_left_where_nobody_listens():
     before = patched_in_jax()
-    one, other = JitCalls(lambda layer: True), JitCalls(lambda layer: True)
-    with held(Listening(one), Listening(other)):
+    one, other = CallLog(lambda layer: True), CallLog(lambda layer: True)
+    with open_all(CallLogging(one), CallLogging(other)):
         assert patched_in_jax() != before
     assert patched_in_jax() == before

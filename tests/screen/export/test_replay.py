@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pages import PROGRESS, Unpacked, told
 from summaries import VALUES, counts_in, normal_values, summary_of
 
-from nnx_inspector.recordings.facts import Figures
+from nnx_inspector.recordings.facts import PassStats
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
@@ -57,7 +57,7 @@ def recorded() -> Recording:
         metrics = {"loss": np.nan if step == 2 else 1 / (step + 1)}
         rows = np.full((1, len(PARAMETER_FIGURES)), np.nan, np.float32)
         rows[0, PARAMETER_FIGURES.index("update")] = [0.25, np.nan, 0.0, np.inf][step % 4]
-        figures = Figures(parameters=("b/c/kernel",), parameter_rows=rows)
+        figures = PassStats(parameters=("b/c/kernel",), parameter_rows=rows)
         more = {"perturbed": step > 8, "setting": int(step > 8), "figures": figures}
         recording.append(step, sites, metrics=metrics, **more)
     return recording
