@@ -62,9 +62,9 @@ def cache_key(value: object) -> Hashable:
     Values that Python considers equal have different keys: 1, 1.0 and True; 0.0 and -0.0.
 
     Example:
-        >>> key_of([1, {"a": 2}]) == key_of([1, {"a": 2}])
+        >>> cache_key([1, {"a": 2}]) == cache_key([1, {"a": 2}])
         True
-        >>> key_of([1]) == key_of([True])
+        >>> cache_key([1]) == cache_key([True])
         False
     """
     found = _KeyBuilder()

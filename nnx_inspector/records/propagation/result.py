@@ -178,7 +178,7 @@ def verdict(factor: float) -> str:
     """What a change by this factor over all layers is called.
 
     Example:
-        >>> [in_words(x) for x in (1.3, 0.07, 1e-9, 15.0, float("inf"))]
+        >>> [verdict(x) for x in (1.3, 0.07, 1e-9, 15.0, float("inf"))]
         ['steady', 'falls', 'vanishes', 'grows', 'explodes']
     """
     if math.isnan(factor):
