@@ -26,16 +26,16 @@ from nnx_inspector.perturbations.places import AnyPerturbation
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export.assets import asset
 from nnx_inspector.screen.flow import flow_of
-from nnx_inspector.screen.python_text import made, masked, text_of
-from nnx_inspector.screen.requests import Answer, Requests
+from nnx_inspector.screen.python_text import mask_of_bits, perturbation_of_click, text_of
+from nnx_inspector.screen.requests import Answer, RequestHandler
 from nnx_inspector.typing import Value
 
 
-class Commands(Requests):
+class Commands(RequestHandler):
     """Carries out the requests to an inspector of a model."""
 
     refusal: ClassVar[str] = "this can be asked of a run that nni.open shows."
-    later: ClassVar[Mapping[type, str]] = {
+    threads: ClassVar[Mapping[type, str]] = {
         protocol.ShowOperations: "looks",
         protocol.ChooseBatch: "looks",
         protocol.Look: "looks",
@@ -62,8 +62,8 @@ class Commands(Requests):
         core.closing.callback(weak_method(pages.forget))
         core.closing.callback(core.opening.cache.clear)
 
-    def meant(self, message: object) -> tuple[AnyPerturbation | None, str]:
-        """See `Requests`."""
+    def interpret(self, message: object) -> tuple[AnyPerturbation | None, str]:
+        """See `RequestHandler`."""
         handles = self._core.handles
         one = perturbation_of(message, handles)
         return one, text_of(message, handles.all(), one)
@@ -95,7 +95,7 @@ class Commands(Requests):
         return protocol.LayoutLibrary(), asset("layout.js").encode()
 
     def compare(self, message: protocol.Compare, _: object) -> Answer | None:
-        """See `Requests`; a saved page answers with the same."""
+        """See `RequestHandler`; a saved page answers with the same."""
         answer = super().compare(message, _)
         if answer is not None:
             self._core.compared[f"{message.number} {message.pinned}"] = answer
@@ -109,7 +109,7 @@ class Commands(Requests):
 
 Commands.table = {
     protocol.Select: lambda c, m, _: c._core.select(m.site),
-    protocol.ChooseExample: lambda c, m, _: c._core.view.begin_with(m.example),
+    protocol.ChooseExample: lambda c, m, _: c._core.view.set_first_example(m.example),
     protocol.ChooseBatch: lambda c, m, _: c._rerun.choose(m.which),
     protocol.Perturb: Commands._perturb,
     protocol.SetMask: Commands._set_mask,
@@ -138,13 +138,17 @@ def perturbation_of(message: object, handles: Handles) -> Value:
     """The perturbation that a message adds, sets or sweeps with, or None."""
     match message:
         case protocol.Perturb():
-            one = made(message.kind, message.strength, message.at)
+            one = perturbation_of_click(message.kind, message.strength, message.at)
             return one.only([*message.units], axis=message.axis) if message.units else one
         case protocol.StartSweep():
-            return made(message.kind, message.strength, message.at) if message.kind else None
+            return (
+                perturbation_of_click(message.kind, message.strength, message.at)
+                if message.kind
+                else None
+            )
         case protocol.SetMask():
             mask, number = (
-                masked(message.mask, message.units, message.columns),
+                mask_of_bits(message.mask, message.units, message.columns),
                 message.perturbation,
             )
             old = None if number is None else handles.get(number).perturbation

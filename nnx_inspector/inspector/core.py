@@ -60,7 +60,7 @@ from nnx_inspector.records.donated import require_not_deleted, several_processes
 from nnx_inspector.records.record import Record, layers_of
 from nnx_inspector.records.rows import rows_of
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.inputs import Inputs
+from nnx_inspector.screen.batch_reader import BatchReader
 from nnx_inspector.screen.presenter import Presenter
 from nnx_inspector.screen.requests import Answer
 from nnx_inspector.typing import Kwargs
@@ -121,11 +121,11 @@ class Core:
         model: nnx.Module,
         selection: Selection,
         example: PassRequest,
-        inputs: Inputs | None = None,
+        inputs: BatchReader | None = None,
     ):
         began = time.monotonic()
         self.watched = self.model = model
-        self.inputs = inputs or Inputs()
+        self.inputs = inputs or BatchReader()
         self.entry, self.example, self.request = example.entry, example, example
         self.stepped: PassRequest | None = None
         self._passes: dict[Selection, OwnedPasses] = {}
@@ -357,18 +357,18 @@ class Core:
 
     def show_modes(self, switches: Switches) -> None:
         """Show which modes are switched, and whether passes are traced."""
-        standing: list[str] = []
+        lasting_notices: list[str] = []
         if switches:
             words = switches.in_words()
             text = f"Modes for inspected passes: {words}. A watched loop uses the model's own."
-            standing.append(text)
+            lasting_notices.append(text)
         if self.eager:
-            standing.append(
+            lasting_notices.append(
                 f"The pass ran eagerly, line by line: {self.eager}. FLOPs and dataflow are "
                 f"unknown, and findings that need the program are missing."
             )
-        self.view.standing = tuple(
-            protocol.Notice(level="info", text=text, site=None) for text in standing
+        self.view.lasting_notices = tuple(
+            protocol.Notice(level="info", text=text, site=None) for text in lasting_notices
         )
 
     def known(self, site: str, *, layers: bool = True, arrays: bool = False) -> str:
@@ -408,7 +408,7 @@ class Core:
         def failed(error: Exception) -> None:
             self.notice("error", f"The background loop stopped: {error_text(error)}")
             self.view.state_changed()
-            if not self.view.on_screen:  # else there is no one to raise it for
+            if not self.view.is_visible:  # else there is no one to raise it for
                 raise error
 
         return run_loop("nnx_inspector.background", loop, failed)
@@ -476,7 +476,7 @@ class Core:
             summaries = read(record)
             self.record_pass(self.step, summaries, kind=kind, setting=setting, figures=figures)
             before = None if clean is None else functools.partial(read, clean)
-            self.view.show_behind(before, self.recording.passes[-1])
+            self.view.set_clean_pass(before, self.recording.passes[-1])
             if metrics:
                 self.metrics.add(self.step, metrics)
             self.metrics.settle()

@@ -52,7 +52,7 @@ class Diagnosing:
         self._operations: dict[tuple[float, str], tuple[str, str]] = {}
         self._worker = Worker("nnx_inspector.diagnosing", weak_method(self._failed))
         self.wait = self._worker.wait
-        core.view.presented, core.found = weak_method(self._presented), weak_method(self._seen)
+        core.view.on_presented, core.found = weak_method(self._presented), weak_method(self._seen)
         core.metrics.flawed = weak_method(self._flawed)
         core.closing.callback(self._worker.close)
 
@@ -133,7 +133,7 @@ class Diagnosing:
         self.look(now=forced)
 
     def _flawed(self) -> None:
-        if self._core.view.shown or self._core.view.on_screen:
+        if self._core.view.display_requested or self._core.view.is_visible:
             self.look()
 
     def _failed(self, error: Exception) -> None:
@@ -156,7 +156,7 @@ class Diagnosing:
         self._rests_until = began + took + min(RESTS * took, LONGEST)
         if message != self._sent:
             self._sent = message
-            self._core.view.keep(message)
+            self._core.view.publish(message)
 
 
 def _candidates(

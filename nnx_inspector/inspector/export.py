@@ -18,7 +18,7 @@ from nnx_inspector.inspector.values.kept import MOST_BYTES
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export.assets import asset
 from nnx_inspector.screen.export.last_state import MOST_SITES
-from nnx_inspector.screen.export.replay import Answer, Content, detailed_of
+from nnx_inspector.screen.export.replay import PageContent, SavedAnswer, detailed_sites
 from nnx_inspector.screen.flow import flow_of
 
 KEPT = ("sweep", "inputs", "lens", "logits", "attribution", "examples", "weights")
@@ -26,12 +26,12 @@ KEPT = ("sweep", "inputs", "lens", "logits", "attribution", "examples", "weights
 _NOT_SHOWN = "The words had no figures of this module when the page was saved."
 
 
-def content_of(core: Core, kept: Sequence[protocol.Message | None]) -> Content:
+def content_of(core: Core, kept: Sequence[protocol.Message | None]) -> PageContent:
     """Everything on a page except the recording. `core` is at rest; `kept` are its messages."""
     layout, state = core.view.layout, core.view.state_at_rest()
     assert layout is not None  # both exist from the beginning
     assert state is not None
-    detailed = detailed_of(layout, state.selected)
+    detailed = detailed_sites(layout, state.selected)
     pages, whole = Pages(core), Whole(core)  # not the screen's: those remember what was shown
     answers = {
         "flow": _each(detailed, lambda site: (flow_of(core.trace, layout, site, number=0), None)),
@@ -61,12 +61,12 @@ def _content(
     layout: protocol.Layout,
     state: protocol.State,
     kept: Sequence[protocol.Message],
-    answers: dict[str, dict[str, Answer]],
+    answers: dict[str, dict[str, SavedAnswer]],
     detailed: tuple[str, ...],
     missing: tuple[str, ...] = (),
     more: str = "",
-) -> Content:
-    return Content(
+) -> PageContent:
+    return PageContent(
         layout=layout,
         state=state,
         kept=tuple(kept),
@@ -88,17 +88,17 @@ class Brief:
         self._core = core
         core.view.page_content = weak_method(self.content)
         self._layout: protocol.Layout | None = None
-        self._made: dict[str, dict[str, Answer]] = {}
+        self._made: dict[str, dict[str, SavedAnswer]] = {}
 
     def content(
         self, layout: protocol.Layout, state: protocol.State, kept: Sequence[protocol.Message]
-    ) -> Content:
+    ) -> PageContent:
         """Like `content_of`, with the details of at most MOST_SITES sites."""
         core = self._core
         if layout is not self._layout:
             self._layout, self._made = layout, {"flow": {}, "code": {}}
-        detailed = detailed_of(layout, state.selected)[:MOST_SITES]
-        made: dict[str, Callable[[str], Answer]] = {
+        detailed = detailed_sites(layout, state.selected)[:MOST_SITES]
+        made: dict[str, Callable[[str], SavedAnswer]] = {
             "flow": lambda site: (flow_of(core.trace, layout, site, number=0), None),
             "code": lambda site: look(core, protocol.Look(id=0, what="code", site=site)),
         }
@@ -110,12 +110,12 @@ class Brief:
         return _content(layout, state, kept, answers, detailed)
 
 
-def _casts(core: Core) -> dict[str, Answer]:
+def _casts(core: Core) -> dict[str, SavedAnswer]:
     return _each([""], lambda _: look(core, protocol.Look(id=0, what="casts", site="")))
 
 
-def _each(sites: Sequence[str], made: Callable[[str], Answer]) -> dict[str, Answer]:
-    found: dict[str, Answer] = {}
+def _each(sites: Sequence[str], made: Callable[[str], SavedAnswer]) -> dict[str, SavedAnswer]:
+    found: dict[str, SavedAnswer] = {}
     for site in sites:
         try:
             found[site] = made(site)

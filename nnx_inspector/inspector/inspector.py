@@ -55,12 +55,12 @@ from nnx_inspector.program.editing.counting import where_of
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.comparison import At
-from nnx_inspector.screen.displayed import Displayed
-from nnx_inspector.screen.export.replay import Content
+from nnx_inspector.screen.batch_reader import Decode, Names, noting_passed_on, reader_of
+from nnx_inspector.screen.comparison import StepPair
+from nnx_inspector.screen.export.replay import PageContent
 from nnx_inspector.screen.frames import findings_message
-from nnx_inspector.screen.inputs import Decode, Names, inputs_of, passing_on
-from nnx_inspector.screen.presenter import runs_by_itself
+from nnx_inspector.screen.presenter import is_unattended
+from nnx_inspector.screen.recording_view import RecordingView
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.typing import PyTree
 
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Inspector(Displayed):
+class Inspector(RecordingView):
     """A live view of one model. In a notebook it displays itself.
 
     The constructor traces the example; the model is not changed. Its first forward pass is compiled
@@ -155,9 +155,9 @@ class Inspector(Displayed):
     ):
         if not isinstance(parameters, bool):
             kwargs["parameters"], parameters = parameters, True
-        inputs, others = inputs_of(f, decode=decode, tokens=tokens, images=images, labels=labels)
+        inputs, others = reader_of(f, decode=decode, tokens=tokens, images=images, labels=labels)
         kwargs |= others
-        with passing_on(others):
+        with noting_passed_on(others):
             entry, model, args, kwargs = entry_of(f, args, kwargs)
             entry = dataclasses.replace(entry, where=where_of(where))
             selection = Selection(entry.selecting(only))
@@ -186,7 +186,7 @@ class Inspector(Displayed):
             if (core.trace.eager or forbids_nan()) and not core.spread:
                 self.run()
             if display and core.view.display_in_notebook(repr(self)):
-                self._rerun.begin(wait=runs_by_itself())
+                self._rerun.begin(wait=is_unattended())
         except BaseException:
             self.close()
             raise
@@ -271,7 +271,7 @@ class Inspector(Displayed):
         self,
         other: Recording | Record | nnx.Pytree | Mapping[Any, Any] | None,
         *,
-        at: At = None,
+        at: StepPair = None,
         name: str = "",
     ) -> pd.DataFrame | None:
         """Compare this run with another one, or the weights of the model, and show both on screen.
@@ -770,12 +770,12 @@ class Inspector(Displayed):
     def _select(self, site: str) -> None:
         self._core.select(site)
 
-    def _page(self) -> tuple[str, Content]:
+    def _page(self) -> tuple[str, PageContent]:
         self._rerun.wait_unless_looping()  # for the effect
-        kept = [findings_message(self.findings), *map(self._view.kept, KEPT)]
+        kept = [findings_message(self.findings), *map(self._view.last_message, KEPT)]
         return type(self.model).__name__, content_of(self._core, kept)
 
-    def _reported(self) -> dict[str, Any]:
+    def _report_fields(self) -> dict[str, Any]:
         each = [f"{one.perturbation} at {one.site!r}" for one in self.perturbations if one.enabled]
         return {
             "title": f"Report of {type(self.model).__name__}",

@@ -250,7 +250,7 @@ class Loops(LoopCallbacks):
             core.step = self._start = start = goes_on if self._given is None else self._given
             core.meter.loop_begins()
             every = self._every
-            spares = total and every > 1 and core.view.on_screen and not core.recording.attached
+            spares = total and every > 1 and core.view.is_visible and not core.recording.attached
             spares = spares and jax.process_count() == 1  # all run the same program at each step
             self._spare = total // every // SPARED if total and spares else 0
             self._progress(start, None if total is None else start + total)

@@ -37,7 +37,7 @@ from nnx_inspector.records.donated import require_one_process, retry_if_donated
 from nnx_inspector.records.record import Record, layers_of
 from nnx_inspector.records.weights import frame_of, weight_differences
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.comparison import At, recording_of, weights_message
+from nnx_inspector.screen.comparison import StepPair, recording_of, weights_message
 from nnx_inspector.screen.frames import casts_message
 from nnx_inspector.screen.requests import Answer
 from nnx_inspector.screen.source import documentation_of, excerpts_of
@@ -293,21 +293,21 @@ def sown_at(trace: Trace, site: str) -> tuple[str, ...]:
 
 
 def compare_with(
-    core: Core, other: Recording | Record | nnx.Pytree | PyTree, at: At, name: str
+    core: Core, other: Recording | Record | nnx.Pytree | PyTree, at: StepPair, name: str
 ) -> pd.DataFrame | None:
     """Offer another run or other weights for comparison on screen; see `Inspector.compare`."""
     if other is None:
-        core.view.show_other(None, "", step=None)
-        core.view.keep(weights_message("", []))
+        core.view.set_other_pass(None, "", step=None)
+        core.view.publish(weights_message("", []))
         return None
     if isinstance(other, (nnx.Pytree, Mapping)) and not isinstance(other, Record):
         require_one_process((other, nnx.state(core.model)), "The weights")
         rows = weight_differences(other, core.model)
-        core.view.keep(weights_message(name or "the other weights", rows))
+        core.view.publish(weights_message(name or "the other weights", rows))
         return frame_of(rows)
     if isinstance(other, Record):
         record = jax.device_get(other)
         layers = layers_of(record, shown_of(stacks_of(core.trace)))
         other = recording_of({**record.merged(), **layers})
         at = None, at[1] if isinstance(at, tuple) else at
-    return core.view.show_beside(core.recording, other, at=at, name=name)
+    return core.view.compare_with(core.recording, other, at=at, name=name)

@@ -22,8 +22,14 @@ import numpy.typing as npt
 
 from nnx_inspector._compat.sharding import auto_sharded, entry, keeping_sharding
 from nnx_inspector.hooks.sites import closest_keys, parse_key
-from nnx_inspector.lenses.lens import place_names, token_at
-from nnx_inspector.lenses.observed import Observed, and_operations, arrays_in, logits_in, observed
+from nnx_inspector.lenses.lens import axis_names, token_at
+from nnx_inspector.lenses.traced_pass import (
+    TracedPass,
+    arrays_in,
+    logits_in,
+    trace_pass,
+    with_operations,
+)
 from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Plan
@@ -77,7 +83,7 @@ class Attribution:
 
         shape = self.scores.shape
         pixels = {3: ("row", "column"), 4: ("row", "column", "channel")}
-        names = place_names(len(shape))
+        names = axis_names(len(shape))
         names = ("example", *pixels[len(shape)]) if len(shape) in pixels else names
         index = np.indices(shape).reshape(len(shape), -1)
         return pd.DataFrame({**dict(zip(names, index, strict=True)), "score": self.scores.ravel()})
@@ -141,18 +147,20 @@ def attribute(
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps must be a number of gradients, 1 or more, got {steps!r}.")
-    with observed(f, args, kwargs, what="attribute", only=and_operations(site)) as one:
-        number, chosen, call = (None, site, None) if site is not None else _input_of(one)
-        run, x = _passes(one, number, chosen, call)
-        out = jax.jit(run)(x, one.stage.inputs)
-        pick, classes = (output, None) if callable(output) else _logit(out, output, position)
-        start = _start(baseline, x)
+    with trace_pass(f, args, kwargs, what="attribute", only=with_operations(site)) as traced:
+        number, chosen, call = (None, site, None) if site is not None else _input_of(traced)
+        run, x = _pass_as_function(traced, number, chosen, call)
+        out = jax.jit(run)(x, traced.stage.inputs)
+        pick, classes = (
+            (output, None) if callable(output) else _logit_selector(out, output, position)
+        )
+        start = _baseline_array(baseline, x)
 
-        def program(apart: bool) -> PyTree:
+        def program(one_by_one: bool) -> PyTree:
             def make(x: object, start: object, inputs: Sequence[Value]) -> PyTree:
-                return _program(x, start, inputs, run, pick, method, steps, apart)
+                return _attribution(x, start, inputs, run, pick, method, steps, one_by_one)
 
-            return jax.device_get(jax.jit(make)(x, start, one.stage.inputs))
+            return jax.device_get(jax.jit(make)(x, start, traced.stage.inputs))
 
         found = program(False)
         (values, output_of, of_baseline), _ = program(True) if found[1] else found
@@ -174,7 +182,7 @@ def attribute(
     )
 
 
-def _start(baseline: object, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def _baseline_array(baseline: object, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """The baseline in the form of what is attributed to."""
     try:
         given = jnp.asarray(baseline, x.dtype)
@@ -187,19 +195,19 @@ def _start(baseline: object, x: Float[Array, "*shape"]) -> Float[Array, "*shape"
         ) from error
 
 
-Run = Callable[[Value, Sequence[Value]], PyTree]
+PassFunction = Callable[[Value, Sequence[Value]], PyTree]
 """`(x, inputs) -> output`: the pass with another value of what is attributed to."""
 
 
-def _program(
+def _attribution(
     x: Value,
     start: object,
     inputs: Sequence[Value],
-    run: Run,
+    run: PassFunction,
     pick: Value,
     method: Method,
     steps: int,
-    apart: bool,
+    one_by_one: bool,
 ) -> PyTree:
     """The attribution, the outputs for input and baseline, and whether examples interact."""
 
@@ -219,16 +227,16 @@ def _program(
             whole = keeping_sharding(lambda x, row, i: x.at[i].set(row), x, row, i)
             return entry(picked(whole), i)
 
-        return _along(with_row, entry(x, i), entry(start, i), method, steps)
+        return _gradient_attribution(with_row, entry(x, i), entry(start, i), method, steps)
 
-    if apart:
+    if one_by_one:
         return jax.lax.map(alone, jnp.arange(len(x))), False
     value, pull = jax.vjp(picked, x)
-    mixed = _meet(pull, value, x) if value.ndim and len(value) > 1 else False
-    return _along(picked, x, start, method, steps), mixed
+    mixed = _examples_interact(pull, value, x) if value.ndim and len(value) > 1 else False
+    return _gradient_attribution(picked, x, start, method, steps), mixed
 
 
-def _meet(pull: Callable[[Value], PyTree], value: Value, x: Value) -> PyTree:
+def _examples_interact(pull: Callable[[Value], PyTree], value: Value, x: Value) -> PyTree:
     """Whether the outputs of some examples depend on other examples.
 
     The outputs are weighted by powers of 2, which scale, exactly, the gradient of an example that
@@ -250,7 +258,9 @@ def _meet(pull: Callable[[Value], PyTree], value: Value, x: Value) -> PyTree:
     return auto_sharded(differ, of_all, weighted, powers)
 
 
-def _along(picked: Value, x: Value, start: Value, method: Method, steps: int) -> PyTree:
+def _gradient_attribution(
+    picked: Value, x: Value, start: Value, method: Method, steps: int
+) -> PyTree:
     """The attribution of the outputs to x, the outputs, and those of the baseline."""
 
     def total(x: object) -> PyTree:
@@ -270,26 +280,26 @@ def _along(picked: Value, x: Value, start: Value, method: Method, steps: int) ->
     return (slope if method == "gradient" else slope * x), value, None
 
 
-def _passes(
-    one: Observed, number: int | None, site: str | None, call: int | None
-) -> tuple[Run, jax.Array]:
+def _pass_as_function(
+    traced: TracedPass, number: int | None, site: str | None, call: int | None
+) -> tuple[PassFunction, jax.Array]:
     """The pass as a function of one of its inputs, or of what a site returns; and its present
     value.
     """
-    stage = one.stage
+    stage = traced.stage
     if number is not None:
         place = len(stage.inputs) - len(stage.arrays) + number
 
         def of_argument(x: object, inputs: Sequence[Value]) -> PyTree:
             given = [x if i == place else value for i, value in enumerate(inputs)]
             out, _ = evaluate(stage.survey.only(lambda mark: False), given, plan=Plan())
-            return one.result(out)
+            return traced.result(out)
 
         return of_argument, jnp.asarray(stage.inputs[place])
-    one.require_calls()
-    calls = one.calls.get(site or "")
+    traced.require_calls()
+    calls = traced.calls.get(site or "")
     if calls is None:
-        near = ", ".join(map(repr, closest_keys(site or "", list(one.calls))))
+        near = ", ".join(map(repr, closest_keys(site or "", list(traced.calls))))
         raise ValueError(f"{site!r} is not a site of this call. The closest are {near}.")
     if (calls.count > 1 and call is None) or calls.rows:
         times = f"{calls.count} times" if calls.count > 1 else f"in a scan of {calls.rows[0]}"
@@ -298,67 +308,66 @@ def _passes(
     if not arrays:
         raise TypeError(f"{site!r} returns no floating-point numbers to attribute to.")
 
-    mark = one.marks_of(site or "", OUTPUT)[call or 0]
+    mark = traced.marks_of(site or "", OUTPUT)[call or 0]
 
     def of_site(x: object, inputs: Sequence[Value]) -> PyTree:
         replaced = lambda values: [x if i == arrays[0] else v for i, v in enumerate(values)]  # noqa: E731
-        return one.with_changed(mark, replaced, inputs)
+        return traced.output_with(mark, replaced, inputs)
 
-    _, values = one.run({(site or "", OUTPUT)})
+    _, values = traced.run({(site or "", OUTPUT)})
     return of_site, values[site or "", OUTPUT][call or 0][arrays[0]]
 
 
-def _input_of(one: Observed) -> tuple[int | None, str | None, int | None]:
+def _input_of(traced: TracedPass) -> tuple[int | None, str | None, int | None]:
     """The number of the arguments' first array; or the site that embeds it, and its call."""
-    stage = one.stage
+    stage = traced.stage
     if not stage.arrays:
         raise TypeError("The call has no array among its arguments. Pass site= to attribute to.")
     first = stage.arrays[0]
     if jnp.issubdtype(first.dtype, jnp.floating):
         return 0, None, None
-    one.require_calls()
-    embeds = [site for site in one.calls if _embeds(one, site)]
+    traced.require_calls()
+    embeds = [site for site in traced.calls if _embeds(traced, site)]
     held = len(stage.inputs) - len(stage.arrays)
     for number, found in sorted(inputs_received(stage.survey.jaxpr, stage.owner, embeds).items()):
         if number >= held:
             site = next(site for site in embeds if site in found)
-            several = one.calls[site].count > 1
-            return None, site, _call_with(one, site, stage.inputs[number]) if several else None
+            several = traced.calls[site].count > 1
+            return None, site, _call_with(traced, site, stage.inputs[number]) if several else None
     raise ValueError(
         f"The first array of the arguments is {in_words(first.dtype, first.shape)}, and no "
         f"module returns floating-point numbers for it, as an nnx.Embed does. Pass site=, the "
-        f"site whose output to attribute to: {', '.join(map(repr, list(one.calls)[:6]))}."
+        f"site whose output to attribute to: {', '.join(map(repr, list(traced.calls)[:6]))}."
     )
 
 
-def _embeds(one: Observed, site: str) -> bool:
+def _embeds(traced: TracedPass, site: str) -> bool:
     """Whether a site returns features for each of the whole numbers that it receives."""
-    calls = one.calls[site]
+    calls = traced.calls[site]
     if len(calls.received) != 1 or len(calls.returned) != 1:
         return False
     ids, features = calls.received[0], calls.returned[0]
+    path = parse_key(site)[0]
+    others = (parse_key(other)[0] for other in traced.calls)
     return (
         jnp.issubdtype(ids.dtype, jnp.integer)
         and jnp.issubdtype(features.dtype, jnp.floating)
         and features.shape[:-1] == ids.shape
-        and not any(_within(other, site) for other in one.calls)
+        and not any(other != path and other[: len(path)] == path for other in others)
     )
 
 
-def _call_with(one: Observed, site: str, tokens: Value) -> int | None:
+def _call_with(traced: TracedPass, site: str, tokens: Value) -> int | None:
     """The only call of a site that receives these tokens; None if none or several do."""
-    _, values = one.run({(site, INPUT)})
+    _, values = traced.run({(site, INPUT)})
     received = [arrays[0] for arrays in values[site, INPUT]]
     same = [i for i, x in enumerate(received) if np.array_equal(x, tokens)]
     return same[0] if len(same) == 1 else None
 
 
-def _within(inner: str, outer: str) -> bool:
-    paths = parse_key(inner)[0], parse_key(outer)[0]
-    return len(paths[0]) > len(paths[1]) and paths[0][: len(paths[1])] == paths[1]
-
-
-def _logit(out: object, chosen: object, position: int) -> tuple[Callable[[Any], jax.Array], Any]:
+def _logit_selector(
+    out: object, chosen: object, position: int
+) -> tuple[Callable[[Any], jax.Array], Any]:
     """The function that reads the chosen logit of each example from an output, and its number."""
     logits = logits_in(out)
     if logits is None or logits.ndim > 3:

@@ -26,8 +26,8 @@ from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.cache_key import cache_key
 from nnx_inspector.hooks.pytrees import dict_orders
-from nnx_inspector.lenses.extremes import NOBODY, Extremes
-from nnx_inspector.lenses.observed import Observed, observed, require_whole
+from nnx_inspector.lenses.extremes import NO_EXAMPLE, Extremes
+from nnx_inspector.lenses.traced_pass import TracedPass, require_whole, trace_pass
 from nnx_inspector.perturbations.effects import value_and_positions
 from nnx_inspector.perturbations.perturbed import check_layers, without_layers
 from nnx_inspector.program.analysis.cost import peak_bytes
@@ -40,16 +40,16 @@ from nnx_inspector.program.stage import Staged
 from nnx_inspector.stats.summarize import in_words
 from nnx_inspector.typing import Kwargs, Params, PyTree, Value
 
-Enter = Callable[[tuple[Any, ...]], tuple[Function, tuple[Any, ...], Params]]
+MakeCall = Callable[[tuple[Any, ...]], tuple[Function, tuple[Any, ...], Params]]
 """The call of a model with a batch's arguments."""
 
 
-MOST_TOGETHER, TOUCHED = 16, 4 << 20
+MOST_BATCHES, MOST_BYTES = 16, 4 << 20
 """The most batches that go through one program, and the most bytes that they touch."""
 
-MOST_KEPT = 16
+MOST_PROGRAMS = 16
 """The most programs that are kept for later passes over data."""
-_kept: dict[Any, tuple[Value, Value]] = {}
+_program_cache: dict[Any, tuple[Value, Value]] = {}
 """By all that it depends on: a tracing and its compiled program, those used last at the end."""
 
 
@@ -58,17 +58,17 @@ class _Program:
     """The compiled pass for batches of one form.
 
     Attributes:
-        held: the arrays of the model.
-        run: `(held, batches, found, numbers, salt) -> found`, for `many` batches.
+        model_arrays: the arrays of the model.
+        run: `(model_arrays, batches, found, numbers, salt) -> found`, for `many` batches.
     """
 
-    held: list[Value]
+    model_arrays: list[Value]
     run: Callable[..., Extremes]
     many: int
 
 
 @dataclasses.dataclass
-class Stream:
+class ExampleSearch:
     """The pass over the data.
 
     Attributes:
@@ -76,14 +76,14 @@ class Stream:
         count: the number of examples so far.
         starts: the number of the first example of each batch.
         where: which positions of a batch count.
-        unfit: why a form of batch is searched at all places nevertheless; "" if it is not.
+        where_mismatch: why a form of batch is searched at all places nevertheless; "" if it is not.
         places, shape: the number of the axes of places, and their lengths.
         waiting, numbers: the arrays and the example numbers of batches that will go through
             `program` together.
         forms: by the shapes of batches that are only arrays, their program.
     """
 
-    enter: Enter
+    make_call: MakeCall
     site: str
     k: int
     axis: int
@@ -93,7 +93,7 @@ class Stream:
     before: Extremes | None = None
     count: int = 0
     starts: list[int] = dataclasses.field(default_factory=list[int])
-    unfit: str = ""
+    where_mismatch: str = ""
     places: int = 0
     shape: tuple[int, ...] = ()
     size: int = 0
@@ -111,7 +111,7 @@ class Stream:
             return
         self.size = self.size or count
         if count < self.size:
-            args = _filled(args, count, self.size)
+            args = _padded_batch(args, count, self.size)
             self.padded += 1
         arrays, tree = jax.tree.flatten(args)
         form = tree, tuple(jax.typeof(x) if is_array(x) else None for x in arrays)
@@ -125,7 +125,7 @@ class Stream:
             self.merge()
             self.program = program
         numbers = np.arange(self.count, self.count + max(count, self.size), dtype=np.int32)
-        numbers[count:] = NOBODY
+        numbers[count:] = NO_EXAMPLE
         if program.many > 1:  # the next batch may come in the same memory
             arrays = [x.copy() if isinstance(x, np.ndarray) else x for x in arrays]
         self.waiting.append(arrays)
@@ -141,11 +141,11 @@ class Stream:
             return
         missing = self.program.many - len(self.waiting)
         batches = self.waiting + self.waiting[:1] * missing
-        numbers = np.stack(self.numbers + [np.full_like(self.numbers[0], NOBODY)] * missing)
+        numbers = np.stack(self.numbers + [np.full_like(self.numbers[0], NO_EXAMPLE)] * missing)
         self.waiting, self.numbers = [], []
         now, before = self.found, self.before
         salt = np.uint32(self.seed * 0x27D4EB2F % 2**32)
-        self.found = self.program.run(self.program.held, batches, now, numbers, salt)
+        self.found = self.program.run(self.program.model_arrays, batches, now, numbers, salt)
         self.before = now
         jax.block_until_ready(before)  # at most two on the device: one waits for the other
 
@@ -157,11 +157,11 @@ class Stream:
             found.append(f"{batches} smaller than the first, and filled up to {self.size} examples")
         if len(self.programs) > 1:
             found.append(f"{len(self.programs)} programs ran, one for each form of batch")
-        return (*found, self.unfit) if self.unfit else tuple(found)
+        return (*found, self.where_mismatch) if self.where_mismatch else tuple(found)
 
     def _program_of(self, args: Value, size: int) -> tuple[_Program, list[Value]]:
         """The program for a batch, and the arrays of the batch that it takes."""
-        function, args, kwargs = self.enter(args)
+        function, args, kwargs = self.make_call(args)
         arguments = Arguments.of((function.owner, tuple(args), kwargs))
         arrays = arguments.take(arguments.arrays)
         dynamic = {*arguments.arrays, *arguments.nodes}
@@ -169,7 +169,7 @@ class Stream:
         shapes, order = tuple(map(jax.typeof, arrays)), dict_orders(arguments.numbered)
         key = (shapes, arguments.treedef, order, others)
         if key not in self.programs:
-            code = _code_of(function, arguments.take(arguments.nodes))
+            code = _code_key(function, arguments.take(arguments.nodes))
             self.programs[key] = self._program((key, code), function, args, kwargs, size)
         return self.programs[key], list(arrays)
 
@@ -179,14 +179,14 @@ class Stream:
         whole, rows = without_layers(self.site)
         _require_fits(function, args, kwargs)
         key = (key, self.site, self.k, self.axis, size, self.where)
-        tracing, known = _kept.pop(key, (None, None))
+        tracing, known = _program_cache.pop(key, (None, None))
         how: Params = {"only": whole, "known": tracing, "where": self.where}
-        with observed(function, args, kwargs, what="top_examples", **how) as one:
+        with trace_pass(function, args, kwargs, what="top_examples", **how) as traced:
             pass
-        stage = one.stage
+        stage = traced.stage
         survey = stage.survey.only(lambda mark: mark.site == whole and mark.part == OUTPUT)
         require_whole(survey)
-        call = _the_call(one, whole, rows, size)
+        call = _site_array(traced, whole, rows, size)
         ndim, axes = len(call.shape), self.axis
         if not -ndim <= axes < ndim or axes % ndim == 0:
             words = in_words(call.dtype, call.shape)
@@ -207,13 +207,13 @@ class Stream:
         (mark,) = survey.marks
         if mark.where and not mark.counted[call.array]:
             mask, value = in_words(np.dtype(bool), mark.where), in_words(call.dtype, call.shape)
-            self.unfit = (
+            self.where_mismatch = (
                 f"where= gave {mask}, which does not fit what {self.site!r} returns, {value}, so "
                 f"all its places count"
             )
 
-        def values(held: Value, arrays: Sequence[Value]) -> PyTree:
-            _, seen = evaluate(survey, [*held, *arrays], plan=plan)
+        def values(model_arrays: Value, arrays: Sequence[Value]) -> PyTree:
+            _, seen = evaluate(survey, [*model_arrays, *arrays], plan=plan)
             (kept,) = [each.kept for _, _, each in survey.walk(seen) if each is not None]
             x, where = kept[call.array].value
             x, where = (x[rows], where if where is None else where[rows]) if rows else (x, where)
@@ -226,23 +226,23 @@ class Stream:
 
         @jax.jit
         def run(
-            held: object, batches: Value, found: object, numbers: object, salt: object
+            model_arrays: object, batches: Value, found: object, numbers: object, salt: object
         ) -> PyTree:
             if len(batches) == 1:
-                of = values(held, batches[0])
+                of = values(model_arrays, batches[0])
             else:
                 together = [jnp.stack(each) for each in zip(*batches, strict=True)]
-                of = lax.map(lambda arrays: values(held, arrays), together)
+                of = lax.map(lambda arrays: values(model_arrays, arrays), together)
             return auto_sharded(merged, found, of, numbers, salt)
 
-        held = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
-        _kept[key] = stage.tracing, known or run
-        for old in [*_kept][:-MOST_KEPT]:
-            _kept.pop(old, None)
-        return _Program(held, known or run, _together(stage))
+        model_arrays = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
+        _program_cache[key] = stage.tracing, known or run
+        for old in [*_program_cache][:-MOST_PROGRAMS]:
+            _program_cache.pop(old, None)
+        return _Program(model_arrays, known or run, _batches_per_run(stage))
 
 
-def _code_of(function: Function, nodes: tuple[object, ...]) -> PyTree:
+def _code_key(function: Function, nodes: tuple[object, ...]) -> PyTree:
     """A key of everything that a trace depends on besides the arguments of the batch."""
     graphdef, state = nnx.split(nodes, graph=True)
     leaves, treedef = jax.tree.flatten(state)
@@ -251,15 +251,15 @@ def _code_of(function: Function, nodes: tuple[object, ...]) -> PyTree:
     return cache_key((called, graphdef)), treedef, forms, jit.trace_context()
 
 
-def _together(stage: Staged) -> int:
+def _batches_per_run(stage: Staged) -> int:
     """How many batches go through one program: many if a pass is shorter than its start."""
     jaxpr = stage.survey.jaxpr
     touched = peak_bytes(jaxpr) + sum(x.nbytes for x in stage.inputs)
-    return 1 if jaxpr.effects else max(1, min(MOST_TOGETHER, TOUCHED // max(1, touched)))
+    return 1 if jaxpr.effects else max(1, min(MOST_BATCHES, MOST_BYTES // max(1, touched)))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Call:
+class _SiteArray:
     """The array that is examined: its number among those of the site, and its form."""
 
     array: int
@@ -267,11 +267,11 @@ class _Call:
     dtype: Value
 
 
-def _the_call(one: Observed, site: str, rows: tuple[int, ...], size: int) -> _Call:
+def _site_array(traced: TracedPass, site: str, rows: tuple[int, ...], size: int) -> _SiteArray:
     """The array of the only call of a site, without the axes of scans."""
-    calls = one.calls.get(site)
+    calls = traced.calls.get(site)
     if calls is None:
-        why = one.stage.survey.unseen.get(site, "the call does not reach it")
+        why = traced.stage.survey.unseen.get(site, "the call does not reach it")
         raise ValueError(f"{site!r} has no examples: {why}.")
     if calls.count > 1:
         raise InspectorError(
@@ -301,7 +301,7 @@ def _the_call(one: Observed, site: str, rows: tuple[int, ...], size: int) -> _Ca
             f"{site!r} returns {in_words(x.dtype, x.shape)} for a batch of {size} examples. Its "
             f"first axis must be that of the examples, and another that of the units."
         )
-    return _Call(number, tuple(x.shape), x.dtype)
+    return _SiteArray(number, tuple(x.shape), x.dtype)
 
 
 def _size_of(args: tuple[object, ...]) -> int:
@@ -314,7 +314,7 @@ def _size_of(args: tuple[object, ...]) -> int:
     )
 
 
-def _filled(args: tuple[object, ...], count: int, size: int) -> tuple[Value, ...]:
+def _padded_batch(args: tuple[object, ...], count: int, size: int) -> tuple[Value, ...]:
     """A smaller batch, filled up with copies of its first example."""
 
     def filled(x: Value) -> PyTree:

@@ -1,7 +1,7 @@
 """`top_examples`: which inputs excite each unit of a site most, least, and a random few.
 
-The data goes through a `Stream`; memory does not grow with it. Invariant: the result does not
-depend on how the data is divided into batches, as far as the model does not. Changes no model.
+The data goes through an `ExampleSearch`; memory does not grow with it. Invariant: the result does
+not depend on how the data is divided into batches, as far as the model does not. Changes no model.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy.typing as npt
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import add_note, warn
 from nnx_inspector.hooks.sites import Selection
-from nnx_inspector.lenses.example_search import Enter, Stream
-from nnx_inspector.lenses.extremes import LEAST, MOST, NOBODY, RANDOM, Extremes
-from nnx_inspector.lenses.observed import model_of
+from nnx_inspector.lenses.example_search import ExampleSearch, MakeCall
+from nnx_inspector.lenses.extremes import LEAST, MOST, NO_EXAMPLE, RANDOM, Extremes
+from nnx_inspector.lenses.traced_pass import model_of
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.editing.counting import Where, where_of
 from nnx_inspector.program.function import as_function
@@ -107,14 +107,14 @@ class TopExamples:
 
     def columns(self, unit: int | None = None) -> dict[str, np.ndarray]:
         """The columns of `to_frame`, as arrays."""
-        chosen = np.arange(self.units) if unit is None else np.array([self._known(unit)])
+        chosen = np.arange(self.units) if unit is None else np.array([self._unit_index(unit)])
         kinds = {"most": self.most, "least": self.least, "random": self.random}
         example, value = (
             np.stack([getattr(of, name)[chosen] for of in kinds.values()], 1)
             for name in ("examples", "values")
         )
         places = np.stack([of.places[chosen] for of in kinds.values()], 1)
-        axes, there = places.shape[-1], example != NOBODY
+        axes, there = places.shape[-1], example != NO_EXAMPLE
         known = {1: ["position"], 2: ["row", "column"]}
         names = known.get(axes, [f"place_{i}" for i in range(axes)])
         unit_at, which, rank = np.nonzero(there)
@@ -127,7 +127,7 @@ class TopExamples:
             "value": value[there].astype(np.float64),
         }
 
-    def _known(self, unit: int) -> int:
+    def _unit_index(self, unit: int) -> int:
         if not -self.units <= unit < self.units:
             raise IndexError(f"{self.site!r} has {self.units} units; there is no unit {unit}.")
         return unit % self.units
@@ -198,7 +198,7 @@ def top_examples(
     function = as_function(f, "top_examples")
     model = model_of(function, (), {}, "top_examples")
     Selection(without_layers(site)[0]).require_match(model)
-    found = examples_of(
+    found = search_examples(
         lambda args: (function, args, {}),
         *(data, site, k, axis, inputs, seed, progress),
         where=where_of(where),
@@ -209,8 +209,8 @@ def top_examples(
     return found
 
 
-def examples_of(
-    enter: Enter,
+def search_examples(
+    make_call: MakeCall,
     data: Iterable[object],
     site: str,
     k: int,
@@ -225,13 +225,13 @@ def examples_of(
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k must be a number of examples, 1 or more, got {k!r}.")
     total = len(data) if isinstance(data, Sized) else None
-    stream = Stream(enter, site, k, axis, seed, where)
+    search = ExampleSearch(make_call, site, k, axis, seed, where)
     with show_progress(progress, "examples") as report:
-        stopped = _through(stream, data, inputs, total, report)
-        stream.merge()
-    if stream.found is None:
+        stopped = _search_batches(search, data, inputs, total, report)
+        search.merge()
+    if search.found is None:
         raise ValueError("data has no batch with an example in it.")
-    found: Extremes = jax.device_get(stream.found)
+    found: Extremes = jax.device_get(search.found)
     kept = found.kept
     places = np.stack(kept.place, -1) if kept.place else np.empty((*kept.example.shape, 0), int)
     most, least, random = (
@@ -241,20 +241,20 @@ def examples_of(
     return TopExamples(
         site=site,
         axis=axis,
-        count=stream.count,
+        count=search.count,
         most=most,
         least=least,
         random=random,
         nan=found.nan,
         stopped=stopped,
-        notes=stream.notes(),
-        shape=stream.shape,
-        starts=tuple(stream.starts),
+        notes=search.notes(),
+        shape=search.shape,
+        starts=tuple(search.starts),
     )
 
 
-def _through(
-    stream: Stream,
+def _search_batches(
+    search: ExampleSearch,
     data: Iterable[object],
     inputs: Callable[[Any], Any] | None,
     total: int | None,
@@ -266,7 +266,7 @@ def _through(
         for batch in data:
             given = batch if inputs is None else inputs(batch)
             try:
-                stream.take(given if isinstance(given, tuple) else (given,))
+                search.take(given if isinstance(given, tuple) else (given,))
             except (TypeError, ValueError, IndexError) as error:
                 array: Any = data
                 if is_array(array):
@@ -281,7 +281,7 @@ def _through(
             if report(done, done + 1 if total is None else total) and done != total:
                 return True
     except KeyboardInterrupt:
-        if stream.found is None:
+        if search.found is None:
             raise
         return True
     return False

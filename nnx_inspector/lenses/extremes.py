@@ -21,7 +21,7 @@ from jax import lax
 
 from nnx_inspector.typing import DTypeLike, PyTree, Value
 
-NOBODY = -1
+NO_EXAMPLE = -1
 """The number that means no example."""
 
 
@@ -31,13 +31,13 @@ MOST, LEAST, RANDOM = range(3)
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class TopK:
     """The examples kept of each unit, the best first. The first axis is `MOST`, `LEAST`, `RANDOM`.
 
     Attributes:
         score: integers in the order of what they are ranked by, [3, k, units].
         value: the values; NaN in an empty place.
-        example: the numbers of their examples, or `NOBODY`.
+        example: the numbers of their examples, or `NO_EXAMPLE`.
         place: where in the example the value is: an array for each axis of places.
     """
 
@@ -46,7 +46,7 @@ class Kept:
     example: Value
     place: tuple[Any, ...]
 
-    def with_one(self, new: Kept) -> Kept:
+    def insert(self, new: TopK) -> TopK:
         """With one more for each unit, [3, units], if there is one, placed after its equals."""
         k = self.score.shape[1]
         at = (self.score >= new.score[:, None]).sum(1)[:, None]
@@ -68,16 +68,16 @@ class Extremes:
         nan: how many examples have a NaN, for each unit.
     """
 
-    kept: Kept
+    kept: TopK
     nan: Value
 
     @staticmethod
     def empty(k: int, units: int, axes: int, dtype: DTypeLike) -> Extremes:
         """For `k` examples of each unit, at places with this many axes."""
-        nobody = np.full((3, k, units), NOBODY, np.int32)
-        value = np.full(nobody.shape, np.nan, dtype)
-        score = np.full(nobody.shape, *_nothing(dtype))
-        kept = Kept(score, value, nobody, (nobody,) * axes)
+        empty = np.full((3, k, units), NO_EXAMPLE, np.int32)
+        value = np.full(empty.shape, np.nan, dtype)
+        score = np.full(empty.shape, *_lowest_score(dtype))
+        kept = TopK(score, value, empty, (empty,) * axes)
         return Extremes(kept, np.zeros(units, np.int32))
 
     def merged(self, x: Value, numbers: Value, salt: Value, where: Value = None) -> Extremes:
@@ -85,14 +85,14 @@ class Extremes:
 
         Args:
             x: their values, [examples, *places, units].
-            numbers: their numbers, [examples], ascending; `NOBODY` for padding.
+            numbers: their numbers, [examples], ascending; `NO_EXAMPLE` for padding.
             salt: an unsigned number that determines the random ones.
             where: which of the values count, in the shape of `x`; None for all. An example without
                 any is left out.
         """
         size, *places, units = x.shape
         x = x.reshape(size, math.prod(places), units).astype(self.kept.value.dtype)
-        known = (numbers != NOBODY)[:, None]
+        known = (numbers != NO_EXAMPLE)[:, None]
         if where is None:
             largest, smallest, nan = _largest_and_smallest(x)
         else:
@@ -100,23 +100,23 @@ class Extremes:
             nan = (jnp.isnan(x) & where).any(1)
             x = jnp.where(where, x, jnp.nan)  # which is no value, and so at no place
             largest, smallest, _ = _largest_and_smallest(x)
-        nothing, integer = _nothing(x.dtype)
-        lot = jnp.broadcast_to(_lots(numbers, salt).astype(integer)[:, None], largest.shape)
-        score = jnp.stack([_ordered(largest), ~_ordered(smallest), lot])
-        score = jnp.where(known & (largest >= smallest), score, nothing)
+        lowest, integer = _lowest_score(x.dtype)
+        lot = jnp.broadcast_to(_random_keys(numbers, salt).astype(integer)[:, None], largest.shape)
+        score = jnp.stack([_sort_keys(largest), ~_sort_keys(smallest), lot])
+        score = jnp.where(known & (largest >= smallest), score, lowest)
         # the best of each block is kept, so that a rank costs the reading of one block
         block = math.isqrt(size - 1) + 1
         blocks = -(-size // block)
         padding = ((0, 0), (0, blocks * block - size), (0, 0))
-        score = jnp.pad(score, padding, constant_values=nothing)
+        score = jnp.pad(score, padding, constant_values=lowest)
         score = score.reshape(3, blocks, block, units)
         numbered = np.arange(size, dtype=np.int32)[:, None]
 
-        def better(state: tuple[Kept, Any, Any]) -> PyTree:
+        def better(state: tuple[TopK, Any, Any]) -> PyTree:
             kept, best, _ = state
             return (best.max(1) > kept.score[:, -1]).any()
 
-        def insert(state: tuple[Kept, Any, Any]) -> tuple[Kept, Any, Any]:
+        def insert_best(state: tuple[TopK, Any, Any]) -> tuple[TopK, Any, Any]:
             kept, best, last = state
             most = best.max(1)
             at = jnp.where(best == most[:, None], numbered[:blocks], blocks).min(1)
@@ -126,30 +126,31 @@ class Extremes:
             equal = inside == most[:, None]
             row = jnp.where(equal & (rows > taken[:, None]), rows, size).min(1)
             rest = (inside < most[:, None]) | (equal & (rows > row[:, None]))
-            rest = jnp.where(rest, inside, nothing).max(1)
+            rest = jnp.where(rest, inside, lowest).max(1)
             best = jnp.where(numbered[:blocks] == at[:, None], rest[:, None], best)
             of = zip((largest, smallest, largest), row, strict=True)
             value = jnp.stack([jnp.take_along_axis(x, r[None], 0, mode="clip")[0] for x, r in of])
-            place = _place(x.at[row, :, np.arange(units)].get(mode="clip"), value, places)
-            new = Kept(most, value, numbers.at[row].get(mode="clip"), place)
-            return kept.with_one(new), best, (most, row)
+            place = _first_place(x.at[row, :, np.arange(units)].get(mode="clip"), value, places)
+            new = TopK(most, value, numbers.at[row].get(mode="clip"), place)
+            return kept.insert(new), best, (most, row)
 
         none_yet = jnp.full((3, units), np.iinfo(integer).max), jnp.full((3, units), -1, jnp.int32)
-        kept, *_ = lax.while_loop(better, insert, (self.kept, score.max(2), none_yet))
+        kept, *_ = lax.while_loop(better, insert_best, (self.kept, score.max(2), none_yet))
         return Extremes(kept, self.nan + (nan & known).sum(0, dtype=jnp.int32))
 
 
-def _nothing(dtype: DTypeLike) -> tuple[int, Any]:
+def _lowest_score(dtype: DTypeLike) -> tuple[int, Any]:
     """The score that is below all others of such values, and its type."""
     integer = np.dtype(f"int{8 * jnp.dtype(dtype).itemsize}")
     return np.iinfo(integer).min, integer
 
 
-def _ordered(x: Value) -> PyTree:
+def _sort_keys(x: Value) -> PyTree:
     """Integers in the order of floats, without NaN; those of both zeros are equal."""
-    nothing, integer = _nothing(x.dtype)
+    # as integers, the bits of positive floats have their order, those of negative ones the reverse
+    lowest, integer = _lowest_score(x.dtype)
     bits = lax.bitcast_convert_type(jnp.where(x == 0, 0, x), integer)
-    return jnp.where(bits < 0, bits ^ ~integer.type(nothing), bits)
+    return jnp.where(bits < 0, bits ^ ~integer.type(lowest), bits)
 
 
 def _largest_and_smallest(x: Value) -> tuple[Value, Value, Value]:
@@ -164,7 +165,7 @@ def _largest_and_smallest(x: Value) -> tuple[Value, Value, Value]:
     return *lax.cond(nan.any(), without, lambda: (largest, smallest)), nan
 
 
-def _place(x: Value, value: Value, lengths: Sequence[int]) -> tuple[Value, ...]:
+def _first_place(x: Value, value: Value, lengths: Sequence[int]) -> tuple[Value, ...]:
     """The first place, along the last axis, with a value: XLA has no fast argmax on a CPU."""
     numbers = jnp.arange(x.shape[-1], dtype=jnp.int32)
     place = jnp.where(x == value[..., None], numbers, x.shape[-1] - 1).min(-1)
@@ -175,7 +176,7 @@ def _place(x: Value, value: Value, lengths: Sequence[int]) -> tuple[Value, ...]:
     return tuple(reversed(found))
 
 
-def _lots(numbers: Value, salt: object) -> PyTree:
+def _random_keys(numbers: Value, salt: object) -> PyTree:
     """Numbers that draw examples (MurmurHash3's mixing), however the data is divided."""
     x = numbers.astype(jnp.uint32) * np.uint32(0x9E3779B9) ^ salt
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):

@@ -22,21 +22,25 @@ import numpy.typing as npt
 
 from nnx_inspector._compat.sharding import auto_sharded, keeping_sharding
 from nnx_inspector.hooks.sites import Only
-from nnx_inspector.lenses.downstream import LINEAR, Downstream, Held, Place
-from nnx_inspector.lenses.observed import Observed, and_operations, logits_in, observed, rows_of
+from nnx_inspector.lenses.downstream import LINEAR, Downstream, LinearEvaluation, Place
+from nnx_inspector.lenses.residual_stream import ResidualStream, last_stream, streams_of
+from nnx_inspector.lenses.traced_pass import (
+    TracedPass,
+    logits_in,
+    rows_of,
+    trace_pass,
+    with_operations,
+)
 from nnx_inspector.lenses.unembedding import (
     Norm,
-    Stream,
     Unembed,
     Unembedding,
-    last_stream,
-    no_matrix,
-    reading_of,
-    streams_of,
+    no_matrix_text,
+    unembedding_of,
 )
 from nnx_inspector.program.marks import INPUT
 from nnx_inspector.stats.summarize import in_words
-from nnx_inspector.typing import Array, Float, PyTree, Value
+from nnx_inspector.typing import Array, Float, Int, PyTree, Value
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -96,12 +100,12 @@ class Lens:
 
         shape = self.answer_rank.shape
         index = np.indices(shape).reshape(len(shape), -1)
-        text = texts_by(decode)
+        text = text_function(decode)
         answers = np.broadcast_to(self.answer, shape)
         columns = {
             "layer": index[0],
             "site": np.asarray(self.sites)[index[0]],
-            **dict(zip(place_names(len(shape) - 1), index[1:], strict=True)),
+            **dict(zip(axis_names(len(shape) - 1), index[1:], strict=True)),
             "token": text(self.tokens[..., 0].ravel()),
             "probability": self.probabilities[..., 0].ravel(),
             "answer": text(answers.ravel()),
@@ -112,11 +116,11 @@ class Lens:
 
     def __repr__(self) -> str:
         gap = "" if self.gap is None else f", gap {self.gap:.2g}"
-        how, shape = read_by(self.unembed, self.norm), self.answer.shape
+        how, shape = readout_name(self.unembed, self.norm), self.answer.shape
         return f"Lens({len(self.sites)} layers, {how}, positions {shape}{gap})"
 
 
-def texts_by(decode: Decode | None) -> Callable[[_Ints], Any]:
+def text_function(decode: Decode | None) -> Callable[[_Ints], Any]:
     """A function that turns an array of tokens into texts; without `decode` they stay numbers."""
     if decode is None:
         return lambda tokens: tokens
@@ -124,7 +128,7 @@ def texts_by(decode: Decode | None) -> Callable[[_Ints], Any]:
     return np.vectorize(text, otypes=[object])
 
 
-def place_names(count: int) -> tuple[str, ...]:
+def axis_names(count: int) -> tuple[str, ...]:
     """Names for the axes of an array over places."""
     known = {1: ("example",), 2: ("example", "position")}
     return known.get(count, tuple(f"axis_{i}" for i in range(count)))
@@ -199,40 +203,44 @@ def lens(
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k must be a number of tokens, 1 or more, got {k!r}.")
-    with observed(f, args, kwargs, what="lens", only=and_operations(sites)) as one:
-        reading = reading_of(one, unembed, norm)
-        streams = streams_of(one, reading, sites)
-        end = streams[-1] if sites is None else last_stream(one, reading) or streams[-1]
-        names, stack, last, out = stacked(one, streams, end)
+    with trace_pass(f, args, kwargs, what="lens", only=with_operations(sites)) as traced:
+        unembedding = unembedding_of(traced, unembed, norm)
+        streams = streams_of(traced, unembedding, sites)
+        end = streams[-1] if sites is None else last_stream(traced, unembedding) or streams[-1]
+        names, stack, last, out = stack_streams(traced, streams, end)
         own, distribution = as_logits(logits_in(out))
-        reads = readings(one, reading, end.place, last, distribution)
+        readouts = readout_candidates(traced, unembedding, end.place, last, distribution)
         if last.shape != stack.shape[1:]:  # the layers were chosen, and are of another form
-            reads = [each for each in reads if each is reading] or reads
-        read, gap = explaining(one, reads, last, own, required=reading.proposed and sites is None)
-        shape = jax.eval_shape(read, last).shape
+            readouts = [each for each in readouts if each is unembedding] or readouts
+        readout, gap = choose_readout(
+            traced, readouts, last, own, required=unembedding.proposed and sites is None
+        )
+        shape = jax.eval_shape(readout, last).shape
         wanted = token_at(answer, shape)
-        found: Any = jax.device_get(_read(read, min(k, shape[-1]))(stack, last, wanted))
-    return Lens(names, read.unembed, read.norm, *found, gap=gap)
+        found: Any = jax.device_get(
+            _compile_ranking(readout, min(k, shape[-1]))(stack, last, wanted)
+        )
+    return Lens(names, readout.unembed, readout.norm, *found, gap=gap)
 
 
-def readings(
-    one: Observed, reading: Unembedding, place: Place, last: jax.Array, distribution: bool
+def readout_candidates(
+    traced: TracedPass, unembedding: Unembedding, place: Place, last: jax.Array, distribution: bool
 ) -> list[Readout]:
     """The ways in which logits may be read from the stream at a place, the preferred one first."""
-    takes_it = reading.stream[-1:] in ((), last.shape[-1:])
-    found: list[Readout] = [reading] if reading.unembed and takes_it else []
-    rest = Downstream(one, *place, distribution)
-    return [*found, rest] if reading.proposed and rest.possible else found
+    takes_it = unembedding.stream[-1:] in ((), last.shape[-1:])
+    found: list[Readout] = [unembedding] if unembedding.unembed and takes_it else []
+    downstream = Downstream(traced, *place, distribution)
+    return [*found, downstream] if unembedding.proposed and downstream.is_replaceable else found
 
 
-def read_by(unembed: str, norm: str) -> str:
+def readout_name(unembed: str, norm: str) -> str:
     """What reads logits, in words: `"head after norm"`."""
     return " after ".join(filter(None, (unembed, norm)))
 
 
-def explaining(
-    one: Observed,
-    reads: Sequence[Readout],
+def choose_readout(
+    traced: TracedPass,
+    readouts: Sequence[Readout],
     last: Float[Array, "*batch d"],
     own: Value,
     *,
@@ -245,43 +253,45 @@ def explaining(
         ValueError: none does, and one is required; or nothing makes logits.
     """
     found: list[tuple[Readout, float | None]] = []
-    for read in reads:
-        if isinstance(read, Downstream) and not makes_logits(read, last, own):
+    for readout in readouts:
+        if isinstance(readout, Downstream) and not makes_logits(readout, last, own):
             continue
-        gap = gap_between(jax.jit(read)(last), own)
-        found.append((read, gap))
-        if fits(gap, own):
+        gap = logit_gap(jax.jit(readout)(last), own)
+        found.append((readout, gap))
+        if is_rounding(gap, own):
             return found[-1]
     if not found:
-        raise ValueError(no_matrix(one))
+        raise ValueError(no_matrix_text(traced))
     if required:
-        place = next((read for read in reads if isinstance(read, Downstream)), None)
-        raise ValueError(_unexplained(one, place, found[0], own))
+        place = next((readout for readout in readouts if isinstance(readout, Downstream)), None)
+        raise ValueError(_mismatch_text(traced, place, found[0], own))
     return found[0]
 
 
-def makes_logits(rest: Downstream, last: jax.Array, own: Value) -> bool:
+def makes_logits(downstream: Downstream, last: jax.Array, own: Value) -> bool:
     """Whether a matrix makes logits from what enters at a place."""
-    held = Held(own.shape[-1])
+    evaluation = LinearEvaluation(own.shape[-1])
 
     def run(x: object) -> PyTree:
-        traced: Value = jax.make_jaxpr(rest)(x)
-        return held.run(traced.jaxpr, traced.consts, [x], [LINEAR])[0]
+        closed: Value = jax.make_jaxpr(downstream)(x)
+        return evaluation.run(closed.jaxpr, closed.consts, [x], [LINEAR])[0]
 
     jax.eval_shape(run, last)
-    return held.product or (held.window and own.ndim == 2)  # one answer, by a pooling after it
+    return evaluation.product or (
+        evaluation.window and own.ndim == 2
+    )  # one answer, by a pooling after it
 
 
-def _unexplained(
-    one: Observed,
-    rest: Downstream | None,
+def _mismatch_text(
+    traced: TracedPass,
+    downstream: Downstream | None,
     best: tuple[Readout, float | None],
     own: Value,
 ) -> str:
-    how = read_by(best[0].unembed, best[0].norm)
+    how = readout_name(best[0].unembed, best[0].norm)
     differ = "are of another shape" if best[1] is None else f"differ by up to {best[1]:.2g}"
-    site = rest.site if rest is not None else ""
-    rows = one.calls[site].rows if site in one.calls else ()
+    site = downstream.site if downstream is not None else ""
+    rows = traced.calls[site].rows if site in traced.calls else ()
     times = f" {site!r} runs in a scan of {rows[0]}: time steps are not layers." if rows else ""
     return (
         f"The logits that {how!r} reads from the last layer are not the model's: they "
@@ -290,19 +300,16 @@ def _unexplained(
     )
 
 
-def _read(reading: Readout, k: int) -> PyTree:
+def _compile_ranking(readout: Readout, k: int) -> PyTree:
     @jax.jit
-    def read(stack: object, last: Value, wanted: object) -> PyTree:
-        chosen = auto_sharded(largest, reading(last)) if wanted is None else wanted
+    def ranking(stack: object, last: Value, wanted: object) -> PyTree:
+        chosen = likeliest(readout(last)) if wanted is None else wanted
 
-        def one(x: Value) -> PyTree:
-            return auto_sharded(ranked, reading(x), chosen)
+        def ranked_at(x: Value) -> PyTree:
+            return auto_sharded(ranked, readout(x), chosen)
 
-        tokens, top, probability, rank = jax.lax.map(one, stack)
+        tokens, top, probability, rank = jax.lax.map(ranked_at, stack)
         return tokens, top, chosen, probability, rank
-
-    def largest(logits: Value) -> Array:
-        return jnp.argmax(logits, -1)
 
     def ranked(logits: Value, chosen: Value) -> PyTree:
         logits = logits.astype(jnp.float32)
@@ -312,11 +319,15 @@ def _read(reading: Readout, k: int) -> PyTree:
         rank = 1 + (logits > own).sum(-1)
         return tokens, jnp.exp(top - total), jnp.exp(own - total)[..., 0], rank
 
-    return read
+    return ranking
 
 
-def stacked(
-    one: Observed, streams: Sequence[Stream], end: Stream
+def likeliest(logits: Float[Array, "*batch vocabulary"]) -> Int[Array, "*batch"]:
+    return auto_sharded(lambda x: jnp.argmax(x, -1), logits)
+
+
+def stack_streams(
+    traced: TracedPass, streams: Sequence[ResidualStream], end: ResidualStream
 ) -> tuple[tuple[str, ...], jax.Array, jax.Array, Any]:
     """The layers' names, their residual streams as one array, the stream at the end, the pass's
     result.
@@ -324,13 +335,20 @@ def stacked(
     The first layer is what the first block receives, if that is a stream too.
     """
     first = streams[0].calls
-    received = [i for i, x in enumerate(first.received) if _alike(x, streams[0])]
-    if streams[0].part == INPUT or one.is_norm(first.site):  # a norm may receive an unfinished sum
+    shape = streams[0].form.shape
+    received = [
+        i
+        for i, x in enumerate(first.received)
+        if x.shape == shape and jnp.issubdtype(x.dtype, jnp.floating)
+    ]
+    if streams[0].part == INPUT or traced.is_norm(
+        first.site
+    ):  # a norm may receive an unfinished sum
         received = []
     wanted = {stream.place[:2] for stream in (*streams, end)}
     if received:
         wanted.add((first.site, INPUT))
-    out, values = one.run(wanted)
+    out, values = traced.run(wanted)
     names: list[str] = []
     found: list[Value] = []
     if received:
@@ -351,18 +369,9 @@ def stacked(
             f"{sorted(shapes)}. Choose sites of one shape with sites=."
         )
     last = values[end.place[:2]][-1][end.array][(-1,) * len(end.calls.rows)]
-    return tuple(names), _together(found), last, out
-
-
-def _together(
-    found: list[Float[Array, "*batch d"]],
-) -> Float[Array, "layers *batch d"]:
-    """Arrays stacked along a new first axis, each where the last one lies."""
-    return jnp.stack([keeping_sharding(lambda _, x: x, found[-1], x) for x in found])
-
-
-def _alike(x: jax.ShapeDtypeStruct, stream: Stream) -> bool:
-    return x.shape == stream.form.shape and jnp.issubdtype(x.dtype, jnp.floating)
+    # stacked along a new first axis, each where the last one lies
+    stack = jnp.stack([keeping_sharding(lambda _, x: x, found[-1], x) for x in found])
+    return tuple(names), stack, last, out
 
 
 def token_at(token: object, shape: Sequence[int], *, what: str = "A token") -> jax.Array | None:
@@ -395,7 +404,7 @@ def as_logits(own: jax.Array | None) -> tuple[jax.Array | None, bool]:
     return (jnp.log(own), True) if distribution else (own, False)
 
 
-def gap_between(
+def logit_gap(
     last: Float[Array, "*batch vocabulary"], own: Float[Array, "*batch vocabulary"] | None
 ) -> float | None:
     """The largest difference of logits.
@@ -421,7 +430,7 @@ def gap_between(
     return float(auto_sharded(largest, last, own))
 
 
-def fits(gap: float | None, own: jax.Array | None) -> bool:
+def is_rounding(gap: float | None, own: jax.Array | None) -> bool:
     """Whether a gap is only rounding."""
     if gap is None or own is None:
         return False

@@ -21,28 +21,34 @@ import numpy.typing as npt
 
 from nnx_inspector._compat.sharding import auto_sharded, keeping_sharding
 from nnx_inspector.hooks.sites import Only, Selection, no_match_text
-from nnx_inspector.lenses.downstream import LINEAR, Held
+from nnx_inspector.lenses.downstream import LINEAR, LinearEvaluation
 from nnx_inspector.lenses.lens import (
     Decode,
     Readout,
     as_logits,
-    explaining,
-    place_names,
-    read_by,
-    readings,
-    texts_by,
+    axis_names,
+    choose_readout,
+    likeliest,
+    readout_candidates,
+    readout_name,
+    text_function,
     token_at,
 )
-from nnx_inspector.lenses.observed import Observed, and_operations, logits_in, observed, rows_of
+from nnx_inspector.lenses.residual_stream import last_stream, selects
 from nnx_inspector.lenses.residual_terms import ResidualTerm
+from nnx_inspector.lenses.traced_pass import (
+    TracedPass,
+    logits_in,
+    rows_of,
+    trace_pass,
+    with_operations,
+)
 from nnx_inspector.lenses.unembedding import (
     Norm,
     Unembed,
     Unembedding,
-    last_stream,
-    no_matrix,
-    reading_of,
-    selects,
+    no_matrix_text,
+    unembedding_of,
 )
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.typing import Array, Float, Int, PyTree, Value
@@ -50,7 +56,7 @@ from nnx_inspector.typing import Array, Float, Int, PyTree, Value
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
-REST, BIAS, BEYOND = "(rest of the stream)", "(biases)", "(not additive)"
+REST, BIAS, NOT_ADDITIVE = "(rest of the stream)", "(biases)", "(not additive)"
 _Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -97,15 +103,15 @@ class LogitAttribution:
         tokens = np.broadcast_to(self.token, shape).ravel()
         columns = {
             "site": np.asarray(self.sites)[index[0]],
-            **dict(zip(place_names(len(shape) - 1), index[1:], strict=True)),
-            "token": texts_by(decode)(tokens),
+            **dict(zip(axis_names(len(shape) - 1), index[1:], strict=True)),
+            "token": text_function(decode)(tokens),
             "contribution": self.contributions.ravel(),
             "logit": np.broadcast_to(self.logit, shape).ravel(),
         }
         return pd.DataFrame(columns)
 
     def __repr__(self) -> str:
-        how, shape = read_by(self.unembed, self.norm), self.token.shape
+        how, shape = readout_name(self.unembed, self.norm), self.token.shape
         return f"LogitAttribution({len(self.sites)} rows, {how}, positions {shape})"
 
 
@@ -161,69 +167,73 @@ def logit_attribution(
         >>> bool(jnp.allclose(found.contributions.sum(0), found.logit, atol=1e-5))
         True
     """
-    with observed(f, args, kwargs, what="logit_attribution", only=and_operations(sites)) as one:
-        reading = reading_of(one, unembed, norm)
-        end, named = _addends(one, reading)
+    with trace_pass(
+        f, args, kwargs, what="logit_attribution", only=with_operations(sites)
+    ) as traced:
+        unembedding = unembedding_of(traced, unembed, norm)
+        end, named = _residual_terms(traced, unembedding)
         if sites is not None:
             chosen = Selection(sites)
-            named = tuple(each for each in named if selects(chosen, one, each[0]))
+            named = tuple(each for each in named if selects(chosen, traced, each[0]))
             if not named:
-                raise ValueError(_adds_nothing(chosen, one))
-        out, values = one.run({*((site, OUTPUT) for site, _ in named), end[:2]})
+                raise ValueError(_no_terms_text(chosen, traced))
+        out, values = traced.run({*((site, OUTPUT) for site, _ in named), end[:2]})
         stream = values[end[:2]][-1][end[2]]
         stream = stream[(-1,) * (stream.ndim - len(end[3]))]
         names: list[str] = []
         terms: list[Value] = []
         for site, array in named:
             for arrays in values[site, OUTPUT]:
-                for name, at in rows_of(site, one.calls[site].rows):
+                for name, at in rows_of(site, traced.calls[site].rows):
                     names.append(name)
                     terms.append(arrays[array][at])
         own, distribution = as_logits(logits_in(out))
-        reads = readings(one, reading, end[:3], stream, distribution)
-        read, gap = explaining(one, reads, stream, own, required=False)
-        shape = jax.eval_shape(read, stream).shape
-        divided = _divide(read, distribution)
+        readouts = readout_candidates(traced, unembedding, end[:3], stream, distribution)
+        readout, gap = choose_readout(traced, readouts, stream, own, required=False)
+        shape = jax.eval_shape(readout, stream).shape
+        divided = _compile_contributions(readout, distribution)
         found = divided(stream, terms, token_at(token, shape), token_at(minus, shape))
     contributions, chosen_token, logit, beyond = jax.device_get(found)
-    also = (BEYOND,) if beyond is not None else ()
+    also = (NOT_ADDITIVE,) if beyond is not None else ()
     return LogitAttribution(
         sites=(*names, REST, BIAS, *also),
         contributions=contributions if beyond is None else np.stack([*contributions, beyond]),
         token=chosen_token,
         logit=logit,
-        unembed=read.unembed,
-        norm=read.norm,
+        unembed=readout.unembed,
+        norm=readout.norm,
         gap=gap,
     )
 
 
-_End = tuple[str, str, int, tuple[int, ...]]
+_FinalStream = tuple[str, str, int, tuple[int, ...]]
 """The site, the part, the number of the array, and its shape, of the final stream."""
 
 
-def _addends(one: Observed, reading: Unembedding) -> tuple[_End, tuple[ResidualTerm, ...]]:
+def _residual_terms(
+    traced: TracedPass, unembedding: Unembedding
+) -> tuple[_FinalStream, tuple[ResidualTerm, ...]]:
     """Where the final stream is, and its addends."""
-    ends: list[_End] = []
-    first = reading.norm or reading.unembed
-    if first and first in one.calls:
-        ends.append((first, INPUT, 0, reading.stream))
-    last = last_stream(one, reading)
+    ends: list[_FinalStream] = []
+    first = unembedding.norm or unembedding.unembed
+    if first and first in traced.calls:
+        ends.append((first, INPUT, 0, unembedding.stream))
+    last = last_stream(traced, unembedding)
     if last is not None:  # where only some positions reach the norm
         ends.append((*last.place, tuple(last.form.shape)))
     if not ends:
-        raise ValueError(no_matrix(one))
+        raise ValueError(no_matrix_text(traced))
     for end in ends:
-        counts = Counter(one.walk.of_mark(*end[:3]))
-        named = [each for each, count in counts.items() if count == one.calls[each[0]].count]
+        counts = Counter(traced.residual_sums.terms_of(*end[:3]))
+        named = [each for each, count in counts.items() if count == traced.calls[each[0]].count]
         if named:
-            return end, tuple(sorted(named, key=lambda each: one.calls[each[0]].last))
+            return end, tuple(sorted(named, key=lambda each: traced.last_call(each[0])))
     return ends[0], ()
 
 
-def _adds_nothing(chosen: Selection, one: Observed) -> str:
-    known = list(one.calls)
-    if not any(selects(chosen, one, site) for site in known):
+def _no_terms_text(chosen: Selection, traced: TracedPass) -> str:
+    known = list(traced.calls)
+    if not any(selects(chosen, traced, site) for site in known):
         return no_match_text(chosen, known)
     return (
         "None of the chosen sites adds to the residual stream directly: something else is computed "
@@ -231,26 +241,30 @@ def _adds_nothing(chosen: Selection, one: Observed) -> str:
     )
 
 
-def _divide(read: Readout, distribution: bool) -> PyTree:
+def _compile_contributions(readout: Readout, distribution: bool) -> PyTree:
     @jax.jit
     def divide(stream: Value, terms: Sequence[Value], wanted: object, other: object) -> PyTree:
         stream = stream.astype(jnp.float32)
-        traced: Value = jax.make_jaxpr(read)(stream)
-        own: Value = traced.out_avals[0]
+        closed: Value = jax.make_jaxpr(readout)(stream)
+        own: Value = closed.out_avals[0]
 
         def linear(x: object) -> tuple[Value, Value]:
-            held = Held(own.shape[-1])
-            (out,), (kind,) = held.run(traced.jaxpr, traced.consts, [x], [LINEAR])
-            logits = out if kind == LINEAR else held.logits
+            evaluation = LinearEvaluation(own.shape[-1])
+            (out,), (kind,) = evaluation.run(closed.jaxpr, closed.consts, [x], [LINEAR])
+            logits = out if kind == LINEAR else evaluation.logits
             if logits is None:
-                raise ValueError(_not_linear(read))
+                raise ValueError(
+                    f"What {readout_name(readout.unembed, readout.norm)!r} does to the residual "
+                    f"stream is not linear, so its logits are not a sum over sites. Pass unembed= "
+                    f"the last matrix, or a linear function; nni.attribute serves any model."
+                )
             return logits.astype(jnp.float32), None if kind == LINEAR else out
 
         logits, pull, out = jax.vjp(linear, stream, has_aux=True)
         last = logits if out is None or distribution else out.astype(jnp.float32)
         if last.shape != logits.shape:  # what comes after it is of another form
             last = logits
-        token = auto_sharded(_largest, last) if wanted is None else wanted
+        token = likeliest(last) if wanted is None else wanted
         onehot = keeping_sharding(_onehot, logits, token, other)
         direction = pull(onehot)[0]
         summed = (*range(logits.ndim - 1, stream.ndim - 1), -1)  # of a pooling, the positions too
@@ -274,10 +288,6 @@ def _divide(read: Readout, distribution: bool) -> PyTree:
     return divide
 
 
-def _largest(logits: Float[Array, "*batch vocabulary"]) -> Int[Array, "*batch"]:
-    return jnp.argmax(logits, -1)
-
-
 def _onehot(
     logits: Float[Array, "*batch vocabulary"],
     token: Int[Array, "*batch"],
@@ -287,11 +297,3 @@ def _onehot(
     tokens = (token,) if other is None else (token, other)
     found = [jax.nn.one_hot(t, logits.shape[-1], dtype=jnp.float32) for t in tokens]
     return found[0] - sum(found[1:], jnp.zeros_like(found[0]))
-
-
-def _not_linear(read: Readout) -> str:
-    return (
-        f"What {read_by(read.unembed, read.norm)!r} does to the residual stream is "
-        f"not linear, so its logits are not a sum over sites. Pass unembed= the last matrix, or "
-        f"a linear function; nni.attribute serves any model."
-    )

@@ -18,7 +18,7 @@ from nnx_inspector.program.choices.frames import Frame
 from nnx_inspector.program.marks import INPUT, OUTPUT, mark
 from nnx_inspector.typing import Atom, Equation, Jaxpr, Owner
 
-_SAME = jaxprs.SAME | {"convert_element_type", "broadcast_in_dim"}
+_IDENTITIES = jaxprs.SAME | {"convert_element_type", "broadcast_in_dim"}
 """Primitives whose result is their operand; a broadcast, for an embedding of the positions."""
 
 
@@ -47,13 +47,13 @@ class _Sum:
 
 
 @dataclasses.dataclass
-class Walk:
+class ResidualSums:
     """A walk through one marked program."""
 
     jaxpr: Jaxpr
     owner: Owner
 
-    def of_mark(self, site: str, part: str, array: int) -> tuple[ResidualTerm, ...]:
+    def terms_of(self, site: str, part: str, array: int) -> tuple[ResidualTerm, ...]:
         """The addends of an array that a site's last call receives or returns."""
         return self._sum_of(site, part, array).addends
 
@@ -63,58 +63,58 @@ class Walk:
         return bool(found.addends or found.carries)
 
     def _sum_of(self, site: str, part: str, array: int) -> _Sum:
-        found = self._find(Frame(self.jaxpr), site, part)
-        return _Sum() if found is None else self._walk(found[0], found[1].invars[array])
+        found = self._find_mark(Frame(self.jaxpr), site, part)
+        return _Sum() if found is None else self._sum_at(found[0], found[1].invars[array])
 
-    def _find(self, frame: Frame, site: str, part: str) -> tuple[Frame, Any] | None:
+    def _find_mark(self, frame: Frame, site: str, part: str) -> tuple[Frame, Any] | None:
         for equation in reversed(frame.bare.eqns):
-            if self._is(equation, part) and equation.params["site"] == site:
+            if self._is_mark(equation, part) and equation.params["site"] == site:
                 return frame, equation
             for body in bodies_of(equation):
                 inner = Frame(body.jaxpr, outer=frame, equation=equation, body=body)
-                found = self._find(inner, site, part)
+                found = self._find_mark(inner, site, part)
                 if found is not None:
                     return found
         return None
 
-    def _is(self, equation: Equation, part: str) -> bool:
+    def _is_mark(self, equation: Equation, part: str) -> bool:
         if equation.primitive is not mark or equation.params["owner"] != self.owner:
             return False
         return equation.params["part"] == part
 
-    def _walk(self, frame: Frame, atom: Atom) -> _Sum:
+    def _sum_at(self, frame: Frame, atom: Atom) -> _Sum:
         while True:
             if jaxprs.is_literal(atom):
                 return _Sum()
             if atom not in frame.made:
-                entered = self._entered(frame, atom)
-                if not isinstance(entered, tuple):
-                    return entered
-                frame, atom = entered
+                origin = self._origin(frame, atom)
+                if not isinstance(origin, tuple):
+                    return origin
+                frame, atom = origin
                 continue
             _, equation = frame.made[atom]
             position = equation.outvars.index(atom)
             name = equation.primitive.name
             if name in ("add", "add_any"):
                 first, second = equation.invars
-                return self._walk(frame, first) + self._walk(frame, second)
+                return self._sum_at(frame, first) + self._sum_at(frame, second)
             if name == "sub":  # what is subtracted is not added
                 atom = equation.invars[0]
                 continue
-            if self._is(equation, INPUT):
-                inner = self._walk(frame, equation.invars[position])
+            if self._is_mark(equation, INPUT):
+                inner = self._sum_at(frame, equation.invars[position])
                 return inner + _Sum(received=frozenset([equation.params["site"]]))
-            if self._is(equation, OUTPUT):
-                return self._of_site(frame, equation, position)
-            if name in _SAME or equation.primitive is mark:
+            if self._is_mark(equation, OUTPUT):
+                return self._sum_at_site(frame, equation, position)
+            if name in _IDENTITIES or equation.primitive is mark:
                 atom = equation.invars[position if equation.primitive is mark else 0]
                 continue
-            return self._of_body(frame, equation, position)
+            return self._sum_of_body(frame, equation, position)
 
-    def _of_site(self, frame: Frame, equation: Equation, position: int) -> _Sum:
+    def _sum_at_site(self, frame: Frame, equation: Equation, position: int) -> _Sum:
         site = equation.params["site"]
         path, _ = parse_key(site)
-        inner = self._walk(frame, equation.invars[position])
+        inner = self._sum_at(frame, equation.invars[position])
         if split_operation(site)[1]:  # it is a sum, or it is an addend
             a_sum = any(not s.startswith(f"{site}.") for s, _ in inner.addends)
             return inner if a_sum or inner.carries else _Sum(((site, position),))
@@ -123,7 +123,7 @@ class Walk:
             return dataclasses.replace(inner, residual=True)
         return _Sum(((site, position),))
 
-    def _entered(self, frame: Frame, atom: Atom) -> _Sum | tuple[Frame, Any]:
+    def _origin(self, frame: Frame, atom: Atom) -> _Sum | tuple[Frame, Any]:
         """Where an input of an inner jaxpr comes from."""
         if frame.outer is None or frame.body is None or frame.body.operands is None:
             return _Sum()
@@ -139,7 +139,7 @@ class Walk:
             return _Sum()
         return frame.outer, frame.equation.invars[frame.body.operands[number]]
 
-    def _of_body(self, frame: Frame, equation: Equation, position: int) -> _Sum:
+    def _sum_of_body(self, frame: Frame, equation: Equation, position: int) -> _Sum:
         """The sum that an equation with one jaxpr returns."""
         bodies = bodies_of(equation)
         if len(bodies) != 1 or bodies[0].results is None or position not in bodies[0].results:
@@ -150,13 +150,13 @@ class Walk:
         inner = Frame(body.jaxpr, outer=frame, equation=equation, body=body)
         atom = inner.bare.outvars[number]
         if not body.carry:
-            return _Sum() if body.given[number] is not None else self._walk(inner, atom)
+            return _Sum() if body.given[number] is not None else self._sum_at(inner, atom)
         if number >= body.carry or body.times is None or body.operands is None:
             return _Sum()
-        found = self._walk(inner, atom)
+        found = self._sum_at(inner, atom)
         if [c for c in found.carries if c[0] == id(equation)] != [(id(equation), number)]:
             return _Sum()  # it is not the old value plus something
         around = tuple(c for c in found.carries if c[0] != id(equation))
         start = equation.invars[body.operands[body.consts + number]]
         rest = dataclasses.replace(found, carries=around)
-        return self._walk(frame, start) + rest
+        return self._sum_at(frame, start) + rest

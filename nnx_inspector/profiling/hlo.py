@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-_HEAD: Final = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
-_LINE: Final = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_COMPUTATION: Final = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+_INSTRUCTION: Final = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _ARRAY: Final = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
 _CALLED: Final = re.compile(
     r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
@@ -94,7 +94,7 @@ def parse(text: str) -> Module:
     computations: dict[str, tuple[Instruction, ...]] = {}
     entry, here, inside = "", "", list[Instruction]()
     for line in text.splitlines():
-        if head := _HEAD.match(line):
+        if head := _COMPUTATION.match(line):
             here, inside = head[2], []
             entry = here if head[1] else entry
         elif line.startswith("}") and here:
@@ -115,7 +115,7 @@ def parse(text: str) -> Module:
 
 
 def _instruction(line: str) -> Instruction | None:
-    found = _LINE.match(line)
+    found = _INSTRUCTION.match(line)
     if found is None:
         return None
     root, name, rest = found.groups()

@@ -27,15 +27,15 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.scope import scope_of
 from nnx_inspector.hooks.sites import iter_modules, require_module, site_key
 from nnx_inspector.profiling import hlo, traces
-from nnx_inspector.profiling.accounting import Account, Of, account_of
-from nnx_inspector.profiling.attribution import PHASES, Owner, Parts, has_derivative, owners_of
-from nnx_inspector.profiling.memory import Peak, note_memory, peak_of
+from nnx_inspector.profiling.memory import PeakMemory, note_memory, peak_of
+from nnx_inspector.profiling.owners import PHASES, Owner, Parts, has_derivative, owners_of
+from nnx_inspector.profiling.program_cost import ModulePath, ProgramCost, cost_of_program
 from nnx_inspector.profiling.result import IDLE, OUTSIDE, ModuleCost, Profile
-from nnx_inspector.profiling.scopes import naming
+from nnx_inspector.profiling.scopes import open_named_scopes
 from nnx_inspector.program.function import Arguments
 from nnx_inspector.typing import Args, Array, Function, Jaxpr, Kwargs, PyTree, Value
 
-RUNS: Final = 3
+DEFAULT_RUNS: Final = 3
 
 
 def profile(
@@ -43,7 +43,7 @@ def profile(
     step: Callable[..., Any],
     /,
     *args: object,
-    runs: int = RUNS,
+    runs: int = DEFAULT_RUNS,
     folder: str | os.PathLike[str] | None = None,
     **kwargs: object,
 ) -> Profile:
@@ -89,15 +89,16 @@ def profile(
         raise TypeError(f"profile takes a function as the step, got {type(step).__name__}.")
     if runs < 1:
         raise ValueError(f"runs must be at least 1, got {runs}.")
-    given, kept = _Given(model, step, args, kwargs), None if folder is None else os.fspath(folder)
-    with given.failing("compiled and run for the first time"):
-        given.run()
-    untraced = [given.run() for _ in range(runs)]
-    with given.failing("traced"):
-        data = traces.record(given.run_marked, times=runs, folder=kept)
+    copied_step = _CopiedStep(model, step, args, kwargs)
+    kept = None if folder is None else os.fspath(folder)
+    with copied_step.noting_errors("compiled and run for the first time"):
+        copied_step.run()
+    untraced = [copied_step.run() for _ in range(runs)]
+    with copied_step.noting_errors("traced"):
+        data = traces.record_trace(copied_step.run_annotated, times=runs, folder=kept)
     every = traces.runs_in(data)
     run = min(every, key=lambda run: run.end - run.start)  # least disturbed by others
-    programs = _programs_of(run)
+    programs = _programs_in(run)
     if not any(one.named for one in programs.values()):
         raise InspectorError(
             f"The step calls no module of the {type(model).__name__}, so nothing can be divided "
@@ -105,7 +106,7 @@ def profile(
             f"step's own arguments after it. A function that was compiled ahead of time, or a tree "
             f"of another structure, has no names of modules: pass the jitted function itself."
         )
-    times, idle = _times(run, programs)
+    times, idle = _time_by_owner(run, programs)
     return _profile_of(
         model,
         times,
@@ -118,7 +119,7 @@ def profile(
     )
 
 
-class _Given:
+class _CopiedStep:
     """A step and its arguments, which are copied for each run."""
 
     def __init__(self, model: nnx.Module, step: Function, args: Args, kwargs: Kwargs):
@@ -129,18 +130,18 @@ class _Given:
 
     def run(self) -> float:
         """Run the step on copies; returns its seconds."""
-        with self._copied() as call:
+        with self._call_on_copies() as call:
             begin = time.perf_counter()
             call()
             return time.perf_counter() - begin
 
-    def run_marked(self) -> None:
+    def run_annotated(self) -> None:
         """Run the step on copies, within an event of the trace."""
-        with self._copied() as call, jax.profiler.TraceAnnotation(traces.RUN):
+        with self._call_on_copies() as call, jax.profiler.TraceAnnotation(traces.RUN_EVENT):
             call()
 
     @contextlib.contextmanager
-    def _copied(self) -> Iterator[Callable[[], None]]:
+    def _call_on_copies(self) -> Iterator[Callable[[], None]]:
         nodes = nnx.merge(self._graphdef, jax.tree.map(_copy, self._state))
         arrays = [_copy(x) for x in self._arguments.take(self._arguments.arrays)]
         args, kwargs = self._arguments.rebuild(nodes, arrays)
@@ -152,11 +153,11 @@ class _Given:
             out = self._step(*args, **kwargs)
             jax.block_until_ready((_arrays(out), _arrays(nnx.state(nodes))))
 
-        with naming(scope), numbered():
+        with open_named_scopes(scope), numbered():
             yield call
 
     @contextlib.contextmanager
-    def failing(self, when: str) -> Iterator[None]:
+    def noting_errors(self, when: str) -> Iterator[None]:
         """Say of an error when it was raised, and of exhausted memory who needs most."""
         try:
             yield
@@ -191,34 +192,34 @@ class _Program:
 
     Attributes:
         parts: by operation, to whom it belongs; empty if its text is not known.
-        account: what it computes and keeps; None if its jaxpr is not known.
+        cost: what it computes and keeps; None if its jaxpr is not known.
         named: whether it has a module's operations.
-        derives: whether it has a module's operations, or those of a derivative.
+        has_derivatives: whether it has a module's operations, or those of a derivative.
         times: how often it ran.
     """
 
     parts: Mapping[str, Parts]
-    account: Account | None
+    cost: ProgramCost | None
     executable: Executable | None
     module: hlo.Module | None
     named: bool
-    derives: bool
+    has_derivatives: bool
     times: int
 
 
-def _programs_of(run: traces.Run) -> dict[traces.Started, _Program]:
+def _programs_in(run: traces.Run) -> dict[traces.ProgramKey, _Program]:
     """The programs of a run: each the one with its number or, without a number that is known, the
     one of its name whose operations the trace has.
     """
-    counts: dict[traces.Started, dict[str, int]] = {}
+    counts: dict[traces.ProgramKey, dict[str, int]] = {}
     for event in run.events:
-        started, operation = event.key
-        of = counts.setdefault(started, {})
+        key, operation = event.key
+        of = counts.setdefault(key, {})
         of[operation] = of.get(operation, 0) + 1
-    found: dict[traces.Started, _Program] = {}
-    for started, seen in counts.items():
-        named = [(jaxpr, one) for jaxpr, one in known.items() if one.name == started.name]
-        same = [(jaxpr, one) for jaxpr, one in named if one.number == started.number]
+    found: dict[traces.ProgramKey, _Program] = {}
+    for key, seen in counts.items():
+        named = [(jaxpr, one) for jaxpr, one in known.items() if one.name == key.name]
+        same = [(jaxpr, one) for jaxpr, one in named if one.number == key.number]
         best: tuple[int, Jaxpr, Executable, hlo.Module] | None = None
         for jaxpr, executable in same or named:
             module = hlo.parse(executable.text())
@@ -227,39 +228,44 @@ def _programs_of(run: traces.Run) -> dict[traces.Started, _Program]:
             if best is None or fits >= best[0]:  # of several that fit, the newest
                 best = fits, jaxpr, executable, module
         unknown = _Program({}, None, None, None, False, False, times=min(seen.values()))
-        found[started] = _program(seen, *best[1:]) if best else unknown
+        found[key] = _analyse_program(seen, *best[1:]) if best else unknown
     return found
 
 
-def _program(
+def _analyse_program(
     seen: Mapping[str, int], jaxpr: Jaxpr, executable: Executable, module: hlo.Module
 ) -> _Program:
     parts = owners_of(module)
     outermost = [one.name for one in module.computations[module.entry] if one.name in seen]
     return _Program(
         parts,
-        account_of(jaxpr),
+        cost_of_program(jaxpr),
         executable,
         module,
         named=any(path is not None for of in parts.values() for path, _ in of),
-        derives=has_derivative(module),
+        has_derivatives=has_derivative(module),
         times=min((seen[name] for name in outermost), default=1),
     )
 
 
-def _times(
-    run: traces.Run, programs: Mapping[traces.Started, _Program]
+def _time_by_owner(
+    run: traces.Run, programs: Mapping[traces.ProgramKey, _Program]
 ) -> tuple[dict[Owner, float], float]:
     """The milliseconds of each owner in a run, and those in which nothing ran.
 
     A program without a module or a derivative that starts after the backward pass has begun is an
     update, as of an optimizer outside jit.
     """
-    backward = [e.start for e in run.events if _is_backward(programs[e.key[0]], e.key[1])]
+    backward = [
+        event.start
+        for event in run.events
+        for _, phase in programs[event.key[0]].parts.get(event.key[1], ())
+        if phase == "backward"
+    ]
     begun = min(backward, default=math.inf)
-    late = {name for name, one in programs.items() if not (one.named or one.derives)}
+    late = {name for name, one in programs.items() if not (one.named or one.has_derivatives)}
     late -= {event.key[0] for event in run.events if event.start < begun}
-    divided, idle = traces.shares(run.events, run.start, run.end)
+    divided, idle = traces.time_shares(run.events, run.start, run.end)
     found: dict[Owner, float] = {}
     for (name, operation), time_ns in divided.items():
         otherwise = (None, "update") if name in late else (None, "forward")
@@ -271,10 +277,6 @@ def _times(
     return found, idle / 1e6
 
 
-def _is_backward(program: _Program, operation: str) -> bool:
-    return any(phase == "backward" for _, phase in program.parts.get(operation, ()))
-
-
 # ------------------------------------------------------------------- the result
 
 
@@ -282,16 +284,16 @@ def _profile_of(
     model: nnx.Module,
     times: Mapping[Owner, float],
     idle: float,
-    programs: Mapping[traces.Started, _Program],
+    programs: Mapping[traces.ProgramKey, _Program],
     **of_the_run: Any,
 ) -> Profile:
-    flops, kept, notes = _accounts(programs)
+    flops, kept, notes = _costs_by_module(programs)
     dtype = _main_dtype(programs)
     own_ms = {site: _forward_and_backward(times, site) for site, _ in times}
     rates = {site: _rate(flops.get(site), own) for site, own in own_ms.items()}
     # other work on the machine, or products of a friendlier shape, make the large product the
     # slower one: then the fastest module says what is possible. Shorter times say too little
-    short = SHORT * math.fsum(times.values())
+    short = MIN_SHARE * math.fsum(times.values())
     long = [rate for site, rate in rates.items() if own_ms[site] >= short]
     fastest = [rate for rate in long if not math.isnan(rate)]
     possible = max([matmul_rate(dtype), *fastest]) if dtype else math.nan
@@ -300,15 +302,15 @@ def _profile_of(
         key=lambda one: sum(len(of) for of in one.parts.values()),
         default=None,
     )
-    peak = Peak()
+    peak = PeakMemory()
     if largest is not None and largest.executable is not None and largest.module is not None:
         peak = peak_of(largest.executable, largest.module, largest.parts)
     notes += peak.notes
     types = {site_key(path): type(module).__name__ for path, module in iter_modules(model)}
-    met = {path for path, _ in times} | flops.keys() | kept.keys() | peak.by_module.keys()
-    within = {"", *(above for path in met if path for above in _around(path))}
-    sites = [site for site in types if site in met | within]
-    sites += sorted(path for path in met if path is not None and path not in types)
+    known_paths = {path for path, _ in times} | flops.keys() | kept.keys() | peak.by_module.keys()
+    within = {"", *(above for path in known_paths if path for above in _ancestors(path))}
+    sites = [site for site in types if site in known_paths | within]
+    sites += sorted(path for path in known_paths if path is not None and path not in types)
     rows: list[ModuleCost] = []
     for site in (*sites, None):
         own = {phase: times.get((site, phase), 0.0) for phase in PHASES}
@@ -321,7 +323,7 @@ def _profile_of(
                 forward_ms=own["forward"],
                 backward_ms=own["backward"],
                 update_ms=own["update"],
-                total_ms=_total(times, site),
+                total_ms=_inclusive_time(times, site),
                 kept_bytes=kept.get(site, 0.0),
                 peak_bytes=peak.by_module.get(site, 0.0 if peak.by_module else math.nan),
                 flops=math.nan if mine is None else mine,
@@ -341,45 +343,45 @@ def _profile_of(
     )
 
 
-def _accounts(
-    programs: Mapping[traces.Started, _Program],
-) -> tuple[dict[Of, float | None], dict[Of, float], tuple[str, ...]]:
+def _costs_by_module(
+    programs: Mapping[traces.ProgramKey, _Program],
+) -> tuple[dict[ModulePath, float | None], dict[ModulePath, float], tuple[str, ...]]:
     """The FLOPs of each module, and the bytes that it keeps; and what is not known of them."""
-    flops: dict[Of, float | None] = {}
-    kept: dict[Of, float] = {}
+    flops: dict[ModulePath, float | None] = {}
+    kept: dict[ModulePath, float] = {}
     notes: list[str] = []
     for (name, _), one in programs.items():
-        account = one.account
-        if account is None:
-            if one.derives:
+        cost = one.cost
+        if cost is None:
+            if one.has_derivatives:
                 notes.append(f"What {name!r} computes and keeps is not known: it was not noted.")
             continue
-        for of, count in account.flops.items():
+        for of, count in cost.flops.items():
             known = flops.get(of, 0.0)
             flops[of] = None if known is None or count is None else known + count * one.times
-        for of, size in account.kept.items():
+        for of, size in cost.kept.items():
             kept[of] = kept.get(of, 0.0) + size
-        if account.backward and not account.forward:
+        if cost.backward and not cost.forward:
             notes.append(
                 f"kept: {name!r} has the backward pass alone, so what it keeps for that is not "
                 f"known. Put the loss and its gradient into one jitted function."
             )
-            kept = dict.fromkeys((*kept, *account.flops), math.nan)
+            kept = dict.fromkeys((*kept, *cost.flops), math.nan)
     return flops, kept, tuple(notes)
 
 
-def _main_dtype(programs: Mapping[traces.Started, _Program]) -> str:
+def _main_dtype(programs: Mapping[traces.ProgramKey, _Program]) -> str:
     """The dtype of the operands of most matrix products, by their FLOPs; "" without any."""
     found: dict[str, float] = {}
     for one in programs.values():
-        for dtype, flops in one.account.products.items() if one.account else ():
+        for dtype, flops in one.cost.products.items() if one.cost else ():
             found[dtype] = found.get(dtype, 0.0) + flops * one.times
     return max(found, key=lambda dtype: found[dtype], default="")
 
 
-LONG_ENOUGH, LARGEST = 0.01, 8192
+MIN_SECONDS, MAX_ROWS = 0.01, 8192
 """A product of matrices is large enough if it takes so many seconds, or has so many rows."""
-SHORT = 0.01
+MIN_SHARE = 0.01
 """Of the time of a step: a module that takes less says nothing of what the device can do."""
 
 
@@ -402,7 +404,7 @@ def matmul_rate(dtype: str) -> float:
                 product(x, x).block_until_ready()
                 seconds.append(time.perf_counter() - begin)
             most = max(most, 2 * rows**3 / min(seconds))
-            if min(seconds) >= LONG_ENOUGH or rows >= LARGEST:
+            if min(seconds) >= MIN_SECONDS or rows >= MAX_ROWS:
                 return most
             rows *= 2
 
@@ -416,13 +418,13 @@ def _rate(flops: float | None, own_ms: float) -> float:
     return flops / own_ms * 1e3 if flops and own_ms else math.nan
 
 
-def _around(path: str) -> list[str]:
+def _ancestors(path: str) -> list[str]:
     """The paths of the modules around one, without the model's."""
     segments = path.split("/")
     return ["/".join(segments[:n]) for n in range(1, len(segments))]
 
 
-def _total(times: Mapping[Owner, float], site: str | None) -> float:
+def _inclusive_time(times: Mapping[Owner, float], site: str | None) -> float:
     """The time of a module and all modules in it."""
     inside = f"{site}/" if site else ""
     return math.fsum(

@@ -23,7 +23,7 @@ OUTSIDE, IDLE = "(outside modules)", "(idle)"
 MOST_ROWS: Final = 40
 """The most rows of the table that is printed."""
 _TIMES: Final = ("total", "forward", "backward", "update")
-_HEAD: Final = ("module", "type", *_TIMES, "kept", "at the peak", "FLOPs", "of possible")
+_HEADINGS: Final = ("module", "type", *_TIMES, "kept", "at the peak", "FLOPs", "of possible")
 _COLOURS: Final = ("rgb(31, 130, 196)", "rgb(205, 100, 20)", "rgb(118, 131, 143)")
 
 
@@ -158,7 +158,7 @@ class Profile:
             values.append(row.total_ms)
             most = (row.forward_ms, row.backward_ms, row.update_ms + (row.site == IDLE))
             colours.append(_COLOURS[most.index(max(most))])
-            texts.append("<br>".join(f"{a} {b}" for a, b in _said(row) if b))
+            texts.append("<br>".join(f"{a} {b}" for a, b in _cells_of(row) if b))
         values[0] = math.fsum(row.total_ms for row in tops)
         colours[0] = _COLOURS[2]
         texts[0] = f"{_ms(self.step_ms)} ms"
@@ -184,24 +184,24 @@ class Profile:
         return figure
 
     def __repr__(self) -> str:
-        rows = [_HEAD, *self._cells()]
+        rows = [_HEADINGS, *self._table_rows()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
-        return printable("\n".join([*lines, *self._below()]))
+        return printable("\n".join([*lines, *self._footer()]))
 
     def _repr_html_(self) -> str:
         def line(cells: Sequence[str], tag: str) -> str:
             style = ' style="text-align:left;white-space:pre"'
             return "".join(f"<{tag}{style}>{html.escape(x)}</{tag}>" for x in cells)
 
-        rows = [line(_HEAD, "th"), *(line(cells, "td") for cells in self._cells())]
+        rows = [line(_HEADINGS, "th"), *(line(cells, "td") for cells in self._table_rows())]
         table = "".join(f"<tr>{row}</tr>" for row in rows)
-        below = "<br>".join(map(html.escape, self._below()))
+        below = "<br>".join(map(html.escape, self._footer()))
         return f"<table>{table}</table><p>{printable(below)}</p>"
 
-    def _cells(self) -> list[list[str]]:
+    def _table_rows(self) -> list[list[str]]:
         shown = [row for row in self.rows if row.total_ms or row.site.startswith("(")]
         if len(shown) > MOST_ROWS:  # the most expensive ones, in the order of the model
             least = sorted((row.total_ms for row in shown), reverse=True)[MOST_ROWS - 1]
@@ -211,20 +211,20 @@ class Profile:
             module = not row.site.startswith("(")
             depth = row.site.count("/") + 1 if row.site and module else 0
             name = row.site.rpartition("/")[2] if module else row.site
-            said = [text for _, text in _said(row)]
+            said = [text for _, text in _cells_of(row)]
             cells.append(["  " * depth + (name or "(model)"), row.type, *said])
         return cells
 
-    def _below(self) -> list[str]:
-        hidden = len(self.rows) - len(self._cells())
+    def _footer(self) -> list[str]:
+        hidden = len(self.rows) - len(self._table_rows())
         lines = [
             f"one step: {_ms(self.step_ms)} ms traced (the fastest of {self.runs}), "
             f"{_ms(self.untraced_ms)} ms without a trace, on {self.device}"
         ]
         if not math.isnan(self.peak_bytes):
             lines.append(
-                f"peak memory: {size(self.peak_bytes)}, of which {size(self.argument_bytes)} are "
-                f"parameters and other arguments"
+                f"peak memory: {bytes_in_words(self.peak_bytes)}, of which "
+                f"{bytes_in_words(self.argument_bytes)} are parameters and other arguments"
             )
         if not math.isnan(self.possible_flops):
             rate = f"{self.possible_flops / 1e9:.3g} GFLOP/s"
@@ -241,12 +241,15 @@ def _is_within(site: str, other: str) -> bool:
     return site.startswith(f"{other}/" if other else "") and site != other and site[:1] != "("
 
 
-def _said(row: ModuleCost) -> list[tuple[str, str]]:
+def _cells_of(row: ModuleCost) -> list[tuple[str, str]]:
     """The figures of a row in words, each after its name; "" if it is not known."""
     phases = [0.0] * 3 if row.site == IDLE else [row.forward_ms, row.backward_ms, row.update_ms]
     times = [row.total_ms, *phases]
     found = [(name, f"{_ms(x)} ms" if x else "") for name, x in zip(_TIMES, times, strict=True)]
-    found += [("kept", size(row.kept_bytes)), ("at the peak", size(row.peak_bytes))]
+    found += [
+        ("kept", bytes_in_words(row.kept_bytes)),
+        ("at the peak", bytes_in_words(row.peak_bytes)),
+    ]
     found.append(("FLOPs", "" if math.isnan(row.flops) else f"{row.flops:.3g}"))
     share = row.flops_of_possible
     return [*found, ("of what is possible", "" if math.isnan(share) else f"{100 * share:.0f} %")]
@@ -256,11 +259,11 @@ def _ms(x: float) -> str:
     return f"{x:.2f}" if x < 10 else f"{x:.1f}" if x < 1000 else f"{x:.0f}"
 
 
-def size(number: float) -> str:
+def bytes_in_words(number: float) -> str:
     """A number of bytes in words, `"1.5 MB"`; `""` for NaN and 0.
 
     Example:
-        >>> size(1_500_000)
+        >>> bytes_in_words(1_500_000)
         '1.5 MB'
     """
     if math.isnan(number) or not number:

@@ -24,11 +24,11 @@ from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.typing import Args, Function, Kwargs, PyTree
 
 _ROOT: Final = "."
-_ESCAPED: Final = str.maketrans({c: f"%{ord(c):02X}" for c in "%./()[]\"'\\"})
+_ESCAPED: Final = str.maketrans({c: f"%{ord(c):02X}" for c in "%./;()[]\"'\\"})
 _NAME: Final = re.compile(r"(?:^|(?<=[/(]))\[([^\[\]]+)\](?=[/)]|$)")
 
 
-def name_of(path: str) -> str:
+def scope_name(path: str) -> str:
     """The name of a module in a program: `"[blocks.0.attn]"`, of the model itself `"[.]"`.
 
     XProf divides names at `/`, so segments are joined by dots, and each name has the whole path.
@@ -53,18 +53,18 @@ def path_in(name: str) -> str | None:
     return "/".join(re.sub("%(..)", lambda hit: chr(int(hit[1], 16)), one) for one in segments)
 
 
-def _named(next_fun: Function, args: Args, kwargs: Kwargs, context: Context) -> PyTree:
+def _call_in_scope(next_fun: Function, args: Args, kwargs: Kwargs, context: Context) -> PyTree:
     """Name what a call computes after its module."""
     if context.path is None or context.kind not in ("method", "linen"):
         return next_fun(*args, **kwargs)
-    with jax.named_scope(name_of(context.path)):
+    with jax.named_scope(scope_name(context.path)):
         return next_fun(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def naming(scope: Scope) -> Iterator[None]:
+def open_named_scopes(scope: Scope) -> Iterator[None]:
     """Name the calls of a scope's modules in what this thread traces and compiles."""
-    with named_programs(), noting(), add_hooks(Hook(_named, TAP_OUTPUT, None, scope)):
+    with named_programs(), noting(), add_hooks(Hook(_call_in_scope, TAP_OUTPUT, None, scope)):
         yield
 
 
@@ -93,5 +93,5 @@ def named_scopes(model: nnx.Module) -> Iterator[None]:
         >>> "[layers.0]/dot_general" in text
         True
     """
-    with naming(scope_of(model, candidates=True)):
+    with open_named_scopes(scope_of(model, candidates=True)):
         yield

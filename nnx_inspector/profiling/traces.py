@@ -21,18 +21,18 @@ from typing import Any, Final, NamedTuple
 import jax
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.profiling.attribution import WAITING
+from nnx_inspector.profiling.owners import WAITING_OPCODES
 
-RUN: Final = "nnx_inspector run"
+RUN_EVENT: Final = "nnx_inspector run"
 """The name of the event around each run."""
 _END: Final = "end: "
 """Begins the name of the event when a CPU's operation ends that other threads have gone on with.
 Its statistic `_c` is the `_p` of the operation's own event."""
-_DERIVED: Final = ("Steps", "XLA Modules", "XLA TraceMe", "Framework")
+_SUMMARY_LINES: Final = ("Steps", "XLA Modules", "XLA TraceMe", "Framework")
 """The beginnings of the names of lines that only sum up others."""
 
 
-class Started(NamedTuple):
+class ProgramKey(NamedTuple):
     """A program as the events of its operations name it: by its name, and by XLA's number for it
     where the trace has one.
     """
@@ -41,7 +41,7 @@ class Started(NamedTuple):
     number: int | None
 
 
-Operation = tuple[Started, str]
+Operation = tuple[ProgramKey, str]
 """A program, and the name of an operation in it."""
 
 
@@ -69,7 +69,7 @@ class Run:
     events: tuple[Event, ...]
 
 
-def record(run: Callable[[], None], *, times: int, folder: str | None) -> Any:
+def record_trace(run: Callable[[], None], *, times: int, folder: str | None) -> Any:
     """Run something so many times under jax's profiler; returns jax's `ProfileData`.
 
     Args:
@@ -84,7 +84,7 @@ def record(run: Callable[[], None], *, times: int, folder: str | None) -> Any:
         if folder is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nnx-inspector-"))
         before = set(_files(folder))
-        with _traced(folder, options):
+        with _tracing(folder, options):
             for _ in range(times):
                 run()
         new = [path for path in _files(folder) if path not in before]
@@ -98,7 +98,7 @@ def _files(folder: str) -> list[pathlib.Path]:
 
 
 @contextlib.contextmanager
-def _traced(folder: str, options: Any) -> Iterator[None]:
+def _tracing(folder: str, options: Any) -> Iterator[None]:
     try:
         jax.profiler.start_trace(folder, profiler_options=options)
     except RuntimeError as error:
@@ -127,16 +127,18 @@ def runs_in(data: Any) -> list[Run]:
     for plane in data.planes:
         is_device = plane.name.startswith("/device:")
         for line in plane.lines:
-            if is_device and line.name.startswith(_DERIVED):
+            if is_device and line.name.startswith(_SUMMARY_LINES):
                 continue
             for event in line.events:
                 start, end = event.start_ns, event.start_ns + event.duration_ns
-                if event.name == RUN:
+                if event.name == RUN_EVENT:
                     spans.append((start, end))
                     continue
                 of = _stats_of(event)
                 if "hlo_op" in of and "hlo_module" in of:
-                    program = Started(str(of["hlo_module"]).partition("(")[0], of.get("program_id"))
+                    program = ProgramKey(
+                        str(of["hlo_module"]).partition("(")[0], of.get("program_id")
+                    )
                     found[is_device].append(
                         (start, end, (program, str(of["hlo_op"])), of.get("_p"))
                     )
@@ -145,7 +147,12 @@ def runs_in(data: Any) -> list[Run]:
     ends.pop(None, None)
     those = found[True] or found[False]  # beside a device's own the host has what it starts there
     events = [
-        Event(start, max(end, ends.get(number, end)), key, waits=_waits(key[1]))
+        Event(
+            start,
+            max(end, ends.get(number, end)),
+            key,
+            waits=re.sub(r"[.\d]+$", "", key[1]) in WAITING_OPCODES,
+        )
         for start, end, key, number in those
     ]
     runs = [
@@ -170,14 +177,10 @@ def _stats_of(event: Any) -> dict[str, Any]:
         return dict(event.stats)
 
 
-def _waits(operation: str) -> bool:
-    return re.sub(r"[.\d]+$", "", operation) in WAITING
-
-
 # ---------------------------------------------------------- whose the time was
 
 
-def shares(
+def time_shares(
     events: Iterable[Event], start: float, end: float
 ) -> tuple[dict[Operation, float], float]:
     """By operation, its share of the time from `start` to `end`, and how long nothing ran."""

@@ -27,11 +27,11 @@ from nnx_inspector.screen.listener.listener import listener
 CREDITS = 8
 """The most frames that are sent but not yet drawn; the browser acknowledges every second one. At 30
 a second an answer may take 0.2 seconds."""
-SHORTEST = 1 / 40
+MIN_INTERVAL = 1 / 40
 """The shortest mean interval between frames, in seconds."""
 LONGEST_REPLY = 4000
 """The most characters of an error in a reply."""
-UNACKNOWLEDGED = 1 / 4
+UNACKNOWLEDGED_INTERVAL = 1 / 4
 """Seconds between two frames while the browser does not answer."""
 
 
@@ -84,11 +84,11 @@ def _other_version(content: object) -> int | None:
     return version if type(version) is int and version != protocol.VERSION else None
 
 
-_beside: dict[str, Any] = {}
+_side_panes: dict[str, Any] = {}
 """Title -> the pane beside a notebook, of the package sidecar, where the inspectors of that title
 are shown. It stays where the user has put it."""
 
-TWO_STEPS: Final = (
+DOCKING_STEPS: Final = (
     "Two steps dock this view: right-click it and choose Create New View for Output, then drag the "
     "new tab to the right edge. With the package sidecar (pip install sidecar, and JupyterLab "
     "loaded again) this button does both."
@@ -104,21 +104,21 @@ def open_beside(widget: InspectorWidget, title: str) -> None:
     try:
         from sidecar import Sidecar
     except ImportError as error:
-        raise InspectorError(TWO_STEPS) from error
-    if (before := _beside.pop(title, None)) is not None:
+        raise InspectorError(DOCKING_STEPS) from error
+    if (before := _side_panes.pop(title, None)) is not None:
         before.close()  # nothing tells whether its tab is still there
     pane: Any = Sidecar(title=title, anchor="split-right")
-    _beside[title] = pane
-    _fill(pane, widget)
+    _side_panes[title] = pane
+    _fill_pane(pane, widget)
 
 
-def show_beside_again(widget: InspectorWidget, title: str) -> None:
+def refresh_side_pane(widget: InspectorWidget, title: str) -> None:
     """Show a widget in the pane of its title, if there is one: its cell ran again."""
-    if title in _beside:
-        _fill(_beside[title], widget)
+    if title in _side_panes:
+        _fill_pane(_side_panes[title], widget)
 
 
-def _fill(pane: Any, widget: InspectorWidget) -> None:
+def _fill_pane(pane: Any, widget: InspectorWidget) -> None:
     bundle: Any = widget._repr_mimebundle_()
     data, metadata = bundle
     pane.outputs = ({"output_type": "display_data", "data": data, "metadata": metadata},)
@@ -128,30 +128,32 @@ class Screen:
     """Sends messages to the views of one inspector and hands on their requests.
 
     Attributes:
-        asked: returns what is called with each message from the browser (on any thread), which must
-            not raise; or None once that is gone.
+        handler: returns what is called with each message from the browser (on any thread), which
+            must not raise; or None once that is gone.
     """
 
     def __init__(self) -> None:
         self.id = uuid.uuid4().hex
-        self.asked: Callable[[], Callable[[protocol.ToKernel], object] | None] = lambda: None
+        self.handler: Callable[[], Callable[[protocol.ToKernel], object] | None] = lambda: None
         self._lock = threading.RLock()
         self.control = ControlWidget("control", self.id)
         self.stream = StreamWidget("stream", self.id)
-        self.control.on_msg(self._received)
+        self.control.on_msg(self._on_message)
         self._listener, self._comm = listener(), self.control.model_id or ""
-        self._listener.listen(self._comm, functools.partial(self._received, None))
-        self.greeted = False
+        self._listener.listen(self._comm, functools.partial(self._on_message, None))
+        self.has_view = False
         self.page = ""  # the page of the view that said hello last
-        self._said = 0
-        self.heard_elsewhere: Callable[[], object] = lambda: None  # called when `listening` changes
-        self._streams = True
-        self._cells = threading.get_ident()
-        self._heard: int | None = None
+        self._hello_number = 0
+        self.on_listening_changed: Callable[[], object] = lambda: (
+            None
+        )  # called when `listening` changes
+        self._page_has_stream = True
+        self._cell_thread = threading.get_ident()
+        self._message_thread: int | None = None
         self._seq = 0
         self._acknowledged = 0
         self._sent_at = 0.0
-        self._due = 0.0
+        self._due_at = 0.0
         self.bytes_sent = 0
         self.dropped = self.failures = 0
         self.closed = False
@@ -164,9 +166,9 @@ class Screen:
         runs. ipykernel 7 does so if the front end asks for it (kernel subshells). Otherwise see
         `listener`.
         """
-        if loop not in (None, self._cells):
+        if loop not in (None, self._cell_thread):
             return "thread"
-        elsewhere = self._heard not in (None, self._cells)
+        elsewhere = self._message_thread not in (None, self._cell_thread)
         return (
             "during" if self._listener.listens == "after" and elsewhere else self._listener.listens
         )
@@ -175,7 +177,7 @@ class Screen:
         """Look for messages from the browser, where a kernel does not do so while a cell runs."""
         self._listener.poll()
 
-    def _received(self, _widget: object, content: object, _buffers: object) -> None:
+    def _on_message(self, _widget: object, content: object, _buffers: object) -> None:
         if (version := _other_version(content)) is not None:
             self._answer_another_version(version)
             return
@@ -188,20 +190,20 @@ class Screen:
             if type(number) is int and abs(number) <= protocol.LARGEST_INTEGER:
                 self.reply(number, str(error))
             return
-        if isinstance(message, protocol.Hello) and not self._is_news(message):
+        if isinstance(message, protocol.Hello) and not self._is_newest_hello(message):
             return
-        before, self._heard = self.listening(None), threading.get_ident()
+        before, self._message_thread = self.listening(None), threading.get_ident()
         if self.listening(None) != before and not isinstance(message, protocol.Hello):
-            self.heard_elsewhere()
+            self.on_listening_changed()
         if isinstance(message, protocol.Ack):
             with self._lock:
                 self._acknowledged = max(self._acknowledged, min(message.seq, self._seq))
             return
         if isinstance(message, protocol.Hello):
-            self.greeted, self.page, self._said = True, message.page, message.said
-            self._streams = message.streams
+            self.has_view, self.page, self._hello_number = True, message.page, message.said
+            self._page_has_stream = message.streams
             self.reply(0)  # tells the browser which comm works
-        if (answer := self.asked()) is not None:
+        if (answer := self.handler()) is not None:
             answer(message)
 
     def _answer_another_version(self, version: int) -> None:
@@ -210,17 +212,17 @@ class Screen:
         A page that was loaded before an upgrade asks so. For the views of this version it changes
         nothing.
         """
-        streams, page, said = self._streams, self.page, self._said
-        if (answer := self.asked()) is not None:
+        streams, page, said = self._page_has_stream, self.page, self._hello_number
+        if (answer := self.handler()) is not None:
             answer(protocol.Hello(version=version, streams=streams, page=page, said=said))
 
-    def _is_news(self, hello: protocol.Hello) -> bool:
+    def _is_newest_hello(self, hello: protocol.Hello) -> bool:
         """Whether no later hello of the same page has arrived.
 
         A hello may have waited behind cells. Answering it would route later messages to the shell
         where it waited.
         """
-        return hello.page != self.page or hello.said > self._said
+        return hello.page != self.page or hello.said > self._hello_number
 
     def reply(self, number: int, error: str = "") -> None:
         """Answer a request: with success, or with the text of an error."""
@@ -240,7 +242,7 @@ class Screen:
             try:
                 header = protocol.to_header(message)
                 self.bytes_sent += len(buffer or b"") + len(json.dumps(header, ensure_ascii=False))
-                widget = self.stream if self._streams else self.control
+                widget = self.stream if self._page_has_stream else self.control
                 widget.send(header, [buffer] if buffer is not None else None)
             except Exception:  # noqa: BLE001 - a broken comm must not stop a training loop
                 self.failures += 1
@@ -250,7 +252,7 @@ class Screen:
         with self._lock:
             now = time.monotonic()
             busy = self._seq - self._acknowledged >= CREDITS
-            due = self._sent_at + UNACKNOWLEDGED if busy else self._due
+            due = self._sent_at + UNACKNOWLEDGED_INTERVAL if busy else self._due_at
             ready = now >= due and not self.closed
             self.dropped += not ready
             return ready
@@ -261,7 +263,7 @@ class Screen:
             self._seq += 1
             self._sent_at = time.monotonic()
             # counted from when it was due, not sent: otherwise steps of 15 ms would give 33 Hz
-            self._due = max(self._due + SHORTEST, self._sent_at)
+            self._due_at = max(self._due_at + MIN_INTERVAL, self._sent_at)
             return self._seq
 
     def close(self) -> None:
@@ -270,6 +272,6 @@ class Screen:
             if not self.closed:
                 self.closed = True
                 self._listener.forget(self._comm)
-                self.control.on_msg(self._received, remove=True)
+                self.control.on_msg(self._on_message, remove=True)
                 self.control.close()
                 self.stream.close()

@@ -26,7 +26,7 @@ _WHERE = {"both": "both", "a": "pinned", "b": "here"}
 A_RECORD = "a record"
 """The name of a recording of one pass, which has no step."""
 _Summaries = Mapping[tuple[str, str], Summary]
-At = int | tuple[int | None, int | None] | None
+StepPair = int | tuple[int | None, int | None] | None
 """A step of both runs, or one of each; None is the newest."""
 
 
@@ -51,13 +51,13 @@ def other_pass(of: Recording, step: int | None, *, sites: Collection[str]) -> Pa
     return dataclasses.replace(one, number=protocol.OTHER, layout=layout)
 
 
-def clean_of(one: Pass, summaries: Mapping[str, Mapping[str, Summary | None]]) -> Pass:
+def clean_pass(one: Pass, summaries: Mapping[str, Mapping[str, Summary | None]]) -> Pass:
     """The pass of these summaries, as `one` without its perturbations."""
     found = recording_of(summaries).passes[-1]
     return dataclasses.replace(found, number=protocol.CLEAN - one.number, step=one.step)
 
 
-def compared(request: protocol.Compare, shown: Pass, pinned: Pass) -> protocol.Compared:
+def comparison_message(request: protocol.Compare, shown: Pass, pinned: Pass) -> protocol.Compared:
     """The comparison of two passes by site, the largest difference first."""
     before, here = _summaries(pinned), _summaries(shown)
     rows = differences(before, here)
@@ -81,14 +81,14 @@ def weights_message(
             distance=protocol.finite(row["distance"]),
             relative_change=protocol.finite(row["relative_change"]),
             total_variation=protocol.finite(row["total_variation"]),
-            change="" if change is None else _heights(change),
+            change="" if change is None else _sparkline_hex(change),
         )
         for row, change in rows[: protocol.MOST_RANKED]
     )
     return protocol.Weights(name=name, rows=shown, total=len(rows))
 
 
-def _heights(change: Summary) -> str:
+def _sparkline_hex(change: Summary) -> str:
     """The linear histogram of a change, on which a bell curve looks like one."""
     _, counts = change.histogram(protocol.SPARK, scale="linear")
     return bytes(math.ceil(n * 255 / max(counts.max(), 1)) for n in counts.tolist()).hex()
@@ -100,7 +100,7 @@ def _summaries(one: Pass) -> _Summaries:
     return {(site, q): summary for site, q, summary in one.items() if q in shown}
 
 
-def _shapes(here: Summary, before: Summary) -> str:
+def _histogram_shapes(here: Summary, before: Summary) -> str:
     """The linear histograms of two summaries, on an axis that holds both."""
     fine = 8 * protocol.SPARK
     both = [one.histogram(fine, scale="linear") for one in (here, before) if one.finite]
@@ -132,5 +132,5 @@ def _row(row: Difference, before: _Summaries, here: _Summaries) -> ComparedRow:
         rms_difference=protocol.finite(row.rms_difference),
         nan=row.nan_b,
         nan_pinned=row.nan_a,
-        shapes=_shapes(here[key], before[key]) if both else "",
+        shapes=_histogram_shapes(here[key], before[key]) if both else "",
     )

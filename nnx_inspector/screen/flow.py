@@ -26,7 +26,7 @@ _ARRAY = re.compile(r"\w+\[[^\[\]]*\]")
 
 
 @dataclasses.dataclass(frozen=True)
-class _Key:
+class _NodeKey:
     """The identity of a node.
 
     For a join, `text` is its shape, `value` its number and `parts` the nodes that it joins; for a
@@ -37,7 +37,7 @@ class _Key:
     site: str = ""
     text: str = ""
     value: int = -1
-    parts: tuple[_Key, ...] = ()
+    parts: tuple[_NodeKey, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,38 +54,40 @@ class _Level:
     frames: tuple[_Stack, ...]
     members: frozenset[str] | None
 
-    def origin(self, frame: _Stack, origin: Origin) -> _Key:
+    def origin(self, frame: _Stack, origin: Origin) -> _NodeKey:
         if origin.stack == frame:
-            return self._border("input" if origin.received else "outside", frame)
-        return self._called(frame, origin.stack)
+            return self._border_node("input" if origin.received else "outside", frame)
+        return self._called_node(frame, origin.stack)
 
-    def arrival(self, frame: _Stack, arrival: Arrival) -> _Key:
+    def arrival(self, frame: _Stack, arrival: Arrival) -> _NodeKey:
         if arrival.stack == frame:
-            return self._border("outside" if arrival.received else "output", frame)
-        return self._called(frame, arrival.stack)
+            return self._border_node("outside" if arrival.received else "output", frame)
+        return self._called_node(frame, arrival.stack)
 
-    def _border(self, role: Literal["input", "output", "outside"], frame: _Stack) -> _Key:
+    def _border_node(self, role: Literal["input", "output", "outside"], frame: _Stack) -> _NodeKey:
         # for the modules of a list, the call around them is outside
         if self.members is None:
-            return _Key(role, frame[-1])
-        return _Key("outside", frame[-1], f"{role} of " * (role != "outside"))
+            return _NodeKey(role, frame[-1])
+        return _NodeKey("outside", frame[-1], f"{role} of " * (role != "outside"))
 
-    def _called(self, frame: _Stack, stack: _Stack) -> _Key:
+    def _called_node(self, frame: _Stack, stack: _Stack) -> _NodeKey:
         if stack[: len(frame)] != frame:
-            return _Key("outside", stack[-1])
+            return _NodeKey("outside", stack[-1])
         site = stack[len(frame)]
         inside = self.members is None or site in self.members
-        return _Key("module" if inside else "outside", site)
+        return _NodeKey("module" if inside else "outside", site)
 
 
 class _Graph:
     """The nodes and edges found so far, in order."""
 
     def __init__(self) -> None:
-        self.edges: dict[tuple[_Key, _Key, bool], dict[str, None]] = {}
-        self.nodes: dict[_Key, None] = {}
+        self.edges: dict[tuple[_NodeKey, _NodeKey, bool], dict[str, None]] = {}
+        self.nodes: dict[_NodeKey, None] = {}
 
-    def add(self, producer: _Key, consumer: _Key, shape: str, *, loop: bool = False) -> None:
+    def add(
+        self, producer: _NodeKey, consumer: _NodeKey, shape: str, *, loop: bool = False
+    ) -> None:
         shapes = self.edges.setdefault((producer, consumer, loop), {})
         if shape:
             shapes[shape] = None
@@ -103,25 +105,25 @@ def flow_of(trace: Trace, layout: protocol.Layout, site: str, *, number: int) ->
         raise ValueError(f"There is no site {site!r} in this model.")
     stacks = _stacks(trace.calls)
     level = _level(site, layout, stacks)
-    called = _called(trace.calls, stacks, level)
+    called = _call_counts(trace.calls, stacks, level)
     graph = _Graph()
     for key in called:
-        graph.nodes[_Key("module", key)] = None
-    gives = {call.site: call.output for call in trace.calls}
+        graph.nodes[_NodeKey("module", key)] = None
+    outputs = {call.site: call.output for call in trace.calls}
     own = next((call for call in trace.calls if call.site == site), None)
     if own is not None:
-        graph.nodes |= {_Key("input", site): None, _Key("output", site): None}
-    takes = "" if own is None else own.inputs
+        graph.nodes |= {_NodeKey("input", site): None, _NodeKey("output", site): None}
+    inputs = "" if own is None else own.inputs
     for arrival in trace.arrivals:
         for frame in level.frames:
-            _arrive(graph, level, frame, arrival, gives, takes)
+            _add_edges(graph, level, frame, arrival, outputs, inputs)
     keys = sorted(graph.nodes, key=lambda key: _ORDER[key.role])  # stable
     places = {key: i for i, key in enumerate(keys)}
     return protocol.Flow(
         layout=layout.layout,
         site=site,
         id=number,
-        nodes=tuple(_node(key, site, rows, called, own, gives) for key in keys),
+        nodes=tuple(_node(key, site, rows, called, own, outputs) for key in keys),
         edges=tuple(
             protocol.FlowEdge(
                 producer=places[producer],
@@ -150,13 +152,13 @@ def _level(site: str, layout: protocol.Layout, stacks: Sequence[_Stack]) -> _Lev
     own = dict.fromkeys(stack for stack in stacks if stack[-1] == site)
     if own:
         return _Level(site, tuple(own), None)
-    below = _below(site, layout)
+    below = _keys_below(site, layout)
     outermost = [s for s in stacks if s[-1] in below and not below.intersection(s[:-1])]
     frames = dict.fromkeys(stack[:-1] for stack in outermost)
     return _Level(site, tuple(frames), frozenset(stack[-1] for stack in outermost))
 
 
-def _below(site: str, layout: protocol.Layout) -> frozenset[str]:
+def _keys_below(site: str, layout: protocol.Layout) -> frozenset[str]:
     """The keys of a row and of all rows below it."""
     inside = {i for i, row in enumerate(layout.sites) if row.key == site}
     for i, row in enumerate(layout.sites):  # parents come first
@@ -166,7 +168,7 @@ def _below(site: str, layout: protocol.Layout) -> frozenset[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Calls:
+class _CallCount:
     """How often one call of the site calls a module: calls in the code, and times with loops."""
 
     calls: int
@@ -174,23 +176,23 @@ class _Calls:
     conditional: bool
 
 
-def _called(
+def _call_counts(
     calls: Sequence[TracedCall], stacks: Sequence[_Stack], level: _Level
-) -> dict[str, _Calls]:
+) -> dict[str, _CallCount]:
     """The modules called at a level, in order. If calls of the site differ, the most counts."""
     frames = set(level.frames)
     groups: dict[str, dict[int | None, list[TracedCall]]] = {}
     for call, stack in zip(calls, stacks, strict=True):
         if stack[:-1] in frames and (level.members is None or call.site in level.members):
             groups.setdefault(call.site, {}).setdefault(call.parent, []).append(call)
-    found: dict[str, _Calls] = {}
+    found: dict[str, _CallCount] = {}
     for site, by_parent in groups.items():
         totals = [
             _total([_times(call, None if parent is None else calls[parent]) for call in group])
             for parent, group in by_parent.items()
         ]
         known = [total for total in totals if total is not None]
-        found[site] = _Calls(
+        found[site] = _CallCount(
             calls=max(len(group) for group in by_parent.values()),
             times=max(known) if len(known) == len(totals) else None,
             conditional=all(c.conditional for group in by_parent.values() for c in group),
@@ -209,21 +211,26 @@ def _total(times: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(times) else None
 
 
-def _arrive(
-    graph: _Graph, level: _Level, frame: _Stack, arrival: Arrival, gives: dict[str, str], takes: str
+def _add_edges(
+    graph: _Graph,
+    level: _Level,
+    frame: _Stack,
+    arrival: Arrival,
+    outputs: dict[str, str],
+    inputs: str,
 ) -> None:
     """Draw the edges of an arriving value that concern a level."""
     consumer = level.arrival(frame, arrival)
-    now: dict[_Key, None] = {}
-    later: dict[_Key, None] = {}
+    now: dict[_NodeKey, None] = {}
+    later: dict[_NodeKey, None] = {}
     for origin in arrival.origins:
         producer = level.origin(frame, origin)
-        if _concerns(producer, consumer) and not _inside(frame, origin, producer, consumer):
+        if _is_drawn(producer, consumer) and not _stays_in_call(frame, origin, producer, consumer):
             (later if origin.loop else now)[producer] = None
     if len(now) > 1:
-        join = _Key("join", "", arrival.shape, arrival.value, tuple(now))
+        join = _NodeKey("join", "", arrival.shape, arrival.value, tuple(now))
         for producer in now:
-            text = takes if producer.role == "input" else gives.get(producer.site, "")
+            text = inputs if producer.role == "input" else outputs.get(producer.site, "")
             shape = text if producer.role != "outside" and _ARRAY.fullmatch(text) else ""
             graph.add(producer, join, shape)
         now = {join: None}
@@ -233,26 +240,26 @@ def _arrive(
         graph.add(producer, consumer, arrival.shape, loop=True)
 
 
-def _concerns(producer: _Key, consumer: _Key) -> bool:
+def _is_drawn(producer: _NodeKey, consumer: _NodeKey) -> bool:
     roles = {producer.role, consumer.role}
     return "module" in roles or roles == {"input", "output"} or roles == {"outside", "output"}
 
 
-def _inside(frame: _Stack, origin: Origin, producer: _Key, consumer: _Key) -> bool:
+def _stays_in_call(frame: _Stack, origin: Origin, producer: _NodeKey, consumer: _NodeKey) -> bool:
     """Whether a value stays within one call of a level and is therefore not drawn."""
     returned = not origin.received and len(origin.stack) == len(frame) + 1
     return producer == consumer and not returned
 
 
 def _node(
-    key: _Key,
+    key: _NodeKey,
     site: str,
     rows: dict[str, protocol.Site],
-    called: dict[str, _Calls],
+    called: dict[str, _CallCount],
     own: TracedCall | None,
-    gives: dict[str, str],
+    outputs: dict[str, str],
 ) -> protocol.FlowNode:
-    calls = called[key.site] if key.role == "module" else _Calls(1, 1, False)
+    calls = called[key.site] if key.role == "module" else _CallCount(1, 1, False)
     if key.role == "join":
         name, kind, output = "", f"made of {len(key.parts)} values", key.text
     elif key.role in ("input", "output"):
@@ -263,7 +270,7 @@ def _node(
         name = (
             _name(key.site, site) if key.role == "module" else f"{key.text}{key.site or '(model)'}"
         )
-        kind, output = ("", "") if row is None else (row.kind, gives.get(key.site, ""))
+        kind, output = ("", "") if row is None else (row.kind, outputs.get(key.site, ""))
     return protocol.FlowNode(
         role=key.role,
         site=key.site,
@@ -284,7 +291,7 @@ def _name(key: str, site: str) -> str:
 
 
 def _absent(
-    site: str, layout: protocol.Layout, called: dict[str, _Calls], calls: Sequence[TracedCall]
+    site: str, layout: protocol.Layout, called: dict[str, _CallCount], calls: Sequence[TracedCall]
 ) -> Iterable[protocol.FlowAbsent]:
     """The modules right below a site that are not called in it, with the reason."""
     sites = layout.sites

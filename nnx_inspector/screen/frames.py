@@ -24,13 +24,13 @@ from nnx_inspector.stats.choices.rows import ROUTER_ENTROPY, SHOWN, is_expert
 from nnx_inspector.stats.encoding import HEAD_BYTES, Packed, decoded
 from nnx_inspector.stats.table import CASTS, casts_of, figures_of, sparklines_of
 
-OverSteps = protocol.History | protocol.Updates | protocol.Choices
+StepsMessage = protocol.History | protocol.Updates | protocol.Choices
 """A message with what a site did over the steps."""
 MOST_MOVED = 5
 """How many of the parameters within a module are shown over the steps: there are as many dashes."""
 CHOICE_COLUMNS, CHOICE_TABLES = 60, 16
 """In how many columns, and of how many attentions or routers of one site."""
-NEWEST = 20
+MOST_SEARCHED = 20
 """In how many of the newest passes an update is looked for."""
 
 
@@ -55,7 +55,7 @@ def table_of(keys: Sequence[str], one: Pass | None) -> tuple[np.ndarray, np.ndar
     return table, sparks
 
 
-def place_of(one: Pass, site: str, quantity: str) -> int | None:
+def summary_index(one: Pass, site: str, quantity: str) -> int | None:
     """Where a pass has what a row shows as a quantity: an optimizer's state in place of an output;
     None if it was not measured.
     """
@@ -74,38 +74,43 @@ def parameters_of(keys: Sequence[str], paths: Iterable[str]) -> dict[int, list[s
 
 
 @dataclasses.dataclass(frozen=True)
-class Weights:
+class ParameterTable:
     """What a pass has of the parameters of some rows.
 
     Attributes:
-        of: the parameters that each row itself holds, by its number.
+        measured: the pass.
+        by_row: the parameters that each row itself holds, by its number.
         rows: `ROW_FIGURES` of each row, float64; NaN where there is nothing.
     """
 
-    one: Pass
-    of: Mapping[int, Sequence[str]]
+    measured: Pass
+    by_row: Mapping[int, Sequence[str]]
     rows: np.ndarray
 
     @staticmethod
-    def among(keys: Sequence[str], one: Pass) -> Weights:
-        paths = [key for key, quantity in one.keys if quantity == "parameter"]
-        of = parameters_of(keys, paths)
+    def of_pass(keys: Sequence[str], measured: Pass) -> ParameterTable:
+        paths = [key for key, quantity in measured.keys if quantity == "parameter"]
+        by_row = parameters_of(keys, paths)
         rows = np.full((len(keys), len(protocol.ROW_FIGURES)), np.nan)
-        sizes = [one.norms(quantity) for quantity in protocol.PARAMETER_QUANTITIES] if of else []
-        seen = one.updates("update"), one.updates("lost")
-        for row, mine in of.items():
-            of_updates = (_largest(known.get(path, math.nan) for path in mine) for known in seen)
-            norms = ([of_all[path] for path in mine if path in of_all] for of_all in sizes)
-            rows[row] = *of_updates, *(_norm(some) for some in norms)
-        return Weights(one, of, rows)
+        quantities = protocol.PARAMETER_QUANTITIES if by_row else ()
+        sizes = [measured.norms(quantity) for quantity in quantities]
+        updates = measured.updates("update"), measured.updates("lost")
+        for row, mine in by_row.items():
+            ratios = ([known[path] for path in mine if path in known] for known in updates)
+            norms = ([known[path] for path in mine if path in known] for known in sizes)
+            rows[row] = (
+                *(max((x for x in some if not math.isnan(x)), default=math.nan) for some in ratios),
+                *(math.hypot(*some) if some else math.nan for some in norms),
+            )
+        return ParameterTable(measured, by_row, rows)
 
     def figures(self, row: int) -> np.ndarray:
         """The statistics of the parameters of a row, float64 [parameter, quantity, statistic]."""
-        paths = self.of.get(row, ())[: protocol.MOST_PARAMETERS]
-        found = np.full((len(paths), *_OF_PARAMETER), np.nan)
+        paths = self.by_row.get(row, ())[: protocol.MOST_PARAMETERS]
+        found = np.full((len(paths), *_PARAMETER_SHAPE), np.nan)
         for i, path in enumerate(paths):
             for j, quantity in enumerate(protocol.PARAMETER_QUANTITIES):
-                piece = self.one.piece(path, quantity)
+                piece = self.measured.piece(path, quantity)
                 if piece is not None:
                     found[i, j] = figures_of(decoded(Packed.of([piece])))[0]
         return found
@@ -116,32 +121,24 @@ class Weights:
         """The headers of these parameters, the bytes of their histograms, and how many were left
         out.
         """
-        paths = self.of.get(row, ())
+        paths = self.by_row.get(row, ())
         found: list[protocol.FrameParameter] = []
         counts: list[bytes] = []
         for path in paths[: protocol.MOST_PARAMETERS]:
-            pieces = [self.one.piece(path, q) for q in protocol.PARAMETER_QUANTITIES]
+            pieces = [self.measured.piece(path, q) for q in protocol.PARAMETER_QUANTITIES]
             counts += [piece[HEAD_BYTES:] for piece in pieces if piece is not None]
             found.append(
                 protocol.FrameParameter(
                     path=path,
                     name=name_below(path, site),
-                    update_ratio=protocol.finite(self.one.update_ratio(path)),
+                    update_ratio=protocol.finite(self.measured.update_ratio(path)),
                     bytes=tuple(-1 if x is None else len(x) - HEAD_BYTES for x in pieces),
                 )
             )
         return tuple(found), counts, len(paths) - len(found)
 
 
-_OF_PARAMETER = len(protocol.PARAMETER_QUANTITIES), len(protocol.STATISTICS)
-
-
-def _largest(figures: Iterable[float]) -> float:
-    return max((x for x in figures if not math.isnan(x)), default=math.nan)
-
-
-def _norm(norms: Sequence[float]) -> float:
-    return math.hypot(*norms) if norms else math.nan
+_PARAMETER_SHAPE = len(protocol.PARAMETER_QUANTITIES), len(protocol.STATISTICS)
 
 
 def frame_of(
@@ -152,12 +149,12 @@ def frame_of(
     `header` are the other fields of the frame's header.
     """
     table, sparks = table_of(keys, one)
-    weights = Weights.among(keys, one)
+    weights = ParameterTable.of_pass(keys, one)
     headers: list[protocol.Histogram] = []
     counts: list[bytes] = []
     at = keys.index(selected) if selected in keys else -1
     for j, quantity in enumerate(protocol.QUANTITIES):
-        place = place_of(one, selected, quantity) if at >= 0 else None
+        place = summary_index(one, selected, quantity) if at >= 0 else None
         if place is not None and not np.isnan(table[at, j, protocol.STATISTICS.index("size")]):
             counts.append(one.packed.piece(place)[HEAD_BYTES:])
             headers.append(protocol.Histogram(site=at, quantity=j, bytes=len(counts[-1])))
@@ -178,11 +175,11 @@ def frame_of(
 
 def histories_of(
     recording: Recording, *, keys: Sequence[str], selected: str, layout: int, columns: int = 300
-) -> list[tuple[OverSteps, bytes]]:
+) -> list[tuple[StepsMessage, bytes]]:
     """The selected site over the steps, in at most `columns` columns, for each quantity of it and
     of its parameters, and for its heads or experts.
     """
-    out: list[tuple[OverSteps, bytes]] = []
+    out: list[tuple[StepsMessage, bytes]] = []
     if selected not in keys:
         return out
     quantities = protocol.QUANTITIES if selected in recording.sites else ()
@@ -229,7 +226,7 @@ def _histories_of_parameters(
     """The parameters of a site over the steps, and how far the steps moved them."""
     at = list(keys).index(selected)
     own = parameters_of(keys, recording.parameters).get(at, [])[: protocol.MOST_PARAMETERS]
-    paths = own or _moved_most(recording, selected)
+    paths = own or _most_updated(recording, selected)
     if not paths:
         return
     for path in own:
@@ -253,9 +250,9 @@ def _histories_of_parameters(
     yield updates, protocol.buffer_of(steps, np.where(np.isfinite(ratios), ratios, np.nan), lost)
 
 
-def _moved_most(recording: Recording, site: str) -> list[str]:
+def _most_updated(recording: Recording, site: str) -> list[str]:
     """The parameters within a site that the newest pass with updates moved most, in that order."""
-    for one in reversed(recording.passes[-NEWEST:]):
+    for one in reversed(recording.passes[-MOST_SEARCHED:]):
         inside = {
             path: ratio
             for path, ratio in one.updates("update").items()
@@ -266,7 +263,7 @@ def _moved_most(recording: Recording, site: str) -> list[str]:
     return []
 
 
-_WORDS = {
+_QUANTITY_WORDS = {
     "output": "activations", "gradient": "gradient", "input": "input", "parameter": "",
     "parameter_gradient": " gradient", STATE: "state",
 }  # fmt: skip
@@ -296,7 +293,7 @@ def casts_message(
         of_parameter = quantity in protocol.PARAMETER_QUANTITIES
         site = (site_of_parameter(key, known) or "") if of_parameter else key
         name = name_below(key, site) if of_parameter else ""
-        rows.append(protocol.CastRow(site=site, name=f"{name}{_WORDS[quantity]}"))
+        rows.append(protocol.CastRow(site=site, name=f"{name}{_QUANTITY_WORDS[quantity]}"))
     head: Any = {"id": request.id, "site": request.site, "step": one.step, "total": len(one.keys)}
     return protocol.Casts(rows=tuple(rows), **head), protocol.buffer_of(shares[order])
 

@@ -25,9 +25,9 @@ MOST_BYTES: Final = 1 << 18
 """The most bytes of all thumbnails of a message."""
 LEAST_SIDE: Final = 8
 """Fewer rows or columns are probably features or heads, unless the user says otherwise."""
-LARGEST: Final = 256.0
+LARGEST_PIXEL: Final = 256.0
 """A larger number is probably a mask of infinities, not a pixel, unless the user says otherwise."""
-LARGE: Final = 32 << 20
+DEVICE_BYTES: Final = 32 << 20
 """More bytes are reduced on the device."""
 NOT_FINITE: Final = (214, 39, 150)
 """The colour of a pixel that is NaN or Inf, as for all values on screen."""
@@ -59,9 +59,13 @@ def pictures_in(
     `named` is what the user said, in words, "" to find pictures; `arguments` are then those named.
     """
     able = [
-        (one, last) for one in arguments if (last := _layout(one.value, bool(named))) is not None
+        (one, last)
+        for one in arguments
+        if (last := _channels_last(one.value, bool(named))) is not None
     ]
-    able = [(one, last) for one, last in able if named or _has_pixels(_some(one.value, 8))]
+    able = [
+        (one, last) for one, last in able if named or _has_pixels(_first_examples(one.value, 8))
+    ]
     if not able:
         if not named:
             return None, ""
@@ -78,12 +82,12 @@ def pictures_in(
     return _thumbnails(one, channels_last=last, most=most, more=more), ""
 
 
-def could_be(x: object) -> bool:
+def may_be_pictures(x: object) -> bool:
     """Whether the shape of an array is that of pictures; reads no number."""
-    return _layout(x, named=False) is not None
+    return _channels_last(x, named=False) is not None
 
 
-def _layout(x: Value, named: bool) -> bool | None:
+def _channels_last(x: Value, named: bool) -> bool | None:
     """Whether channels are last in an array of pictures, or absent; None for another shape."""
     shape, dtype = tuple(x.shape), x.dtype  # a key's dtype is none of NumPy's
     is_number = getattr(dtype, "kind", "O") in "biuf" or "float" in dtype.name
@@ -115,16 +119,16 @@ def _has_pixels(x: np.ndarray) -> bool:
         return False
     low, high = float(finite.min()), float(finite.max())
     if x.dtype.kind in "iu":
-        return low >= 0 and high < LARGEST and high > 1
+        return low >= 0 and high < LARGEST_PIXEL and high > 1
     if x.ndim == 3:
-        return low >= 0 and (high <= 1 or (high < LARGEST and bool((finite % 1 == 0).all())))
-    return max(-low, high) <= LARGEST
+        return low >= 0 and (high <= 1 or (high < LARGEST_PIXEL and bool((finite % 1 == 0).all())))
+    return max(-low, high) <= LARGEST_PIXEL
 
 
-def _some(x: Value, most: int) -> np.ndarray:
+def _first_examples(x: Value, most: int) -> np.ndarray:
     """The first examples, on the host, as numbers that NumPy computes with."""
     # a slice of an array on a device is a program of its own, so a small array comes whole
-    if x.nbytes > LARGE and not isinstance(x, np.ndarray):
+    if x.nbytes > DEVICE_BYTES and not isinstance(x, np.ndarray):
         from nnx_inspector._compat.sharding import entry  # only an array of jax's needs jax
 
         x = entry(x, slice(most))
@@ -133,13 +137,13 @@ def _some(x: Value, most: int) -> np.ndarray:
 
 
 def _thumbnails(one: Argument, *, channels_last: bool, most: int, more: str) -> protocol.Pictures:
-    x = _some(one.value, most)
+    x = _first_examples(one.value, most)
     x = x[..., None] if x.ndim == 3 else x if channels_last else np.moveaxis(x, 1, -1)
     rows, columns, channels = x.shape[1:]
     shown = 3 if channels in (3, 4) else 1
     words = "" if channels in (1, 3) else f"channels 0 to 2 of {channels}"
     words = f"channel 0 of {channels}" if shown == 1 < channels else words
-    numbers, of_range = _stretched(x[..., :shown])
+    numbers, of_range = _as_bytes(x[..., :shown])
     bad: npt.NDArray[np.bool_] = ~np.all(np.isfinite(x[..., :shown]), axis=-1)
     if bad.any():
         numbers = np.broadcast_to(numbers, (*numbers.shape[:-1], 3)).copy()
@@ -148,7 +152,7 @@ def _thumbnails(one: Argument, *, channels_last: bool, most: int, more: str) -> 
         of_range += f"; {many:,} pixel{' is' if many == 1 else 's are'} NaN or Inf"
     count = min(len(x), MOST_BYTES // max(1, 24 * 24 * numbers.shape[-1]))
     room = math.isqrt(MOST_BYTES // (count * numbers.shape[-1]))
-    small = _reduced(numbers[:count], min(MOST_SIDE, room), bad[:count])
+    small = _downsampled(numbers[:count], min(MOST_SIDE, room), bad[:count])
     return protocol.Pictures(
         path=one.path,
         count=count,
@@ -162,7 +166,7 @@ def _thumbnails(one: Argument, *, channels_last: bool, most: int, more: str) -> 
     )
 
 
-def _stretched(x: np.ndarray) -> tuple[npt.NDArray[np.uint8], str]:
+def _as_bytes(x: np.ndarray) -> tuple[npt.NDArray[np.uint8], str]:
     """Pixels as bytes, and the range of numbers that became 0 to 255, in words."""
     finite = np.isfinite(x)
     numbers = np.where(finite, x, 0).astype(np.float64)
@@ -188,7 +192,7 @@ def _stretched(x: np.ndarray) -> tuple[npt.NDArray[np.uint8], str]:
     return np.rint((numbers - lows) / span * 255).clip(0, 255).astype(np.uint8), words
 
 
-def _reduced(
+def _downsampled(
     x: npt.NDArray[np.uint8], most: int, bad: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.uint8]:
     """Pictures of at most `most` pixels a side, each the mean of an equal block."""

@@ -20,12 +20,18 @@ from nnx_inspector.recordings.compare import compare
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.comm import Screen, open_beside, show_beside_again
-from nnx_inspector.screen.comparison import A_RECORD, At, clean_of, compared, other_pass
+from nnx_inspector.screen.comm import Screen, open_beside, refresh_side_pane
+from nnx_inspector.screen.comparison import (
+    A_RECORD,
+    StepPair,
+    clean_pass,
+    comparison_message,
+    other_pass,
+)
 from nnx_inspector.screen.export.last_state import LastState
 from nnx_inspector.screen.export.notebook import SavedOutput
-from nnx_inspector.screen.export.replay import Content
-from nnx_inspector.screen.export.text import WHY_NO_VIEW, in_text
+from nnx_inspector.screen.export.replay import PageContent
+from nnx_inspector.screen.export.text import WHY_NO_VIEW, tree_text
 from nnx_inspector.screen.frames import (
     curves_of,
     frame_of,
@@ -34,25 +40,25 @@ from nnx_inspector.screen.frames import (
     pass_of,
     passes_message,
 )
-from nnx_inspector.screen.python_text import Showing
+from nnx_inspector.screen.python_text import PerturbationMessages
 from nnx_inspector.stats.summary import Summary
 
 if TYPE_CHECKING:
     import pandas as pd
 
-NOTICES = 20
+MOST_NOTICES = 20
 """How many notices are kept, the newest ones."""
-SLOW = 0.5
+HISTORY_INTERVAL = 0.5
 """The shortest time between two histories (or curves) while a loop runs, in seconds."""
-LONG = 0.05
+LONG_FRAME = 0.05
 """Seconds of a processor that making a frame may take before a pause follows it."""
-RESTS = 3
+PAUSE_FACTOR = 3
 """The length of that pause, in multiples of the time that the frame took."""
-HELD = 4
+MOST_HELD = 4
 """How many passes chosen in a view are kept, though the recording may thin them out."""
-STATED = 0.1
+STATE_INTERVAL = 0.1
 """The shortest time between states that accompany frames, in seconds; no frame needs them."""
-TICK = 0.25
+TICK_INTERVAL = 0.25
 """The shortest time between two progress messages, in seconds."""
 NOT_MEASURED = "The effect was not measured."
 
@@ -65,15 +71,15 @@ class Presenter:
             cost, and of a recorded run what the screen lacks; its owner is held weakly.
 
     Attributes:
-        shown: whether a host has asked for the view. Before that nothing is drawn or diagnosed: the
-            first view that says hello receives everything.
+        display_requested: whether a host has asked for the view. Before that nothing is drawn or
+            diagnosed: the first view that says hello receives everything.
     """
 
-    shown = False
+    display_requested = False
 
     def __init__(self, snapshot: Callable[[], dict[str, Any]]):
         self.screen = Screen()
-        self.screen.heard_elsewhere = weak_method(self.state_changed)
+        self.screen.on_listening_changed = weak_method(self.state_changed)
         self._owner = weakref.WeakMethod(snapshot)
         self._lock = threading.RLock()
         self.selected = ""
@@ -81,31 +87,33 @@ class Presenter:
         self.layouts = 0
         self._layout: protocol.Layout | None = None
         self._notices: list[protocol.Notice] = []
-        self.standing: tuple[protocol.Notice, ...] = ()  # shown first, as long as they hold
-        self._showing = Showing()
+        self.lasting_notices: tuple[protocol.Notice, ...] = ()  # shown first, as long as they hold
+        self._perturbation_messages = PerturbationMessages()
         self._state_seq = 0
-        self._slow_at = 0.0
+        self._histories_sent_at = 0.0
         self._tick_at = 0.0
-        self._stated_at = 0.0
+        self._state_sent_at = 0.0
         self.training_perturbed = False
         self.loop_thread: int | None = None  # the thread of the watched loop that runs, if any
         self.progress = protocol.Progress(kind="", running=False, step=0, total=None, rate=None)
         self.python = ""  # the Python equivalent of the last request from the screen
         self._kept: dict[str, protocol.Message] = {}
-        self.presented: Callable[[bool], object] = lambda forced: None  # called after each pass
-        self._shown_in: int | None = None
+        self.on_presented: Callable[[bool], object] = lambda forced: None  # called after each pass
+        self._displayed_in: int | None = None
         self._held: dict[int, Pass] = {}
         self._other: Pass | None = None
-        self._behind: Callable[[], Pass] | None = None
-        self._behind_of = -1
-        self._others = 0
-        self._listed_to = -1
-        self._rests_until = 0.0
-        self.page_content: Callable[..., Content | None] = lambda *shown: (
+        self._clean: Callable[[], Pass] | None = None
+        self._clean_number = -1
+        self._other_number = 0
+        self._newest_listed = -1
+        self._paused_until = 0.0
+        self.page_content: Callable[..., PageContent | None] = lambda *shown: (
             None
         )  # for a saved notebook
         self._saved = SavedOutput(
-            weak_method(self._last_state), weak_method(self._failed), weak_method(self._seen)
+            weak_method(self._last_state),
+            weak_method(self._count_failure),
+            weak_method(self._has_view),
         )
 
     def _snapshot(self) -> dict[str, Any] | None:
@@ -129,7 +137,7 @@ class Presenter:
         """Add a notice, or move it to the end if it is there already."""
         with self._lock:
             kept = [n for n in self._notices if n != notice]
-            self._notices = [*kept, notice][-NOTICES:]
+            self._notices = [*kept, notice][-MOST_NOTICES:]
 
     def select(self, site: str) -> None:
         self.selected = site
@@ -157,15 +165,15 @@ class Presenter:
             recorded=None,
         )
 
-    def kept(self, type_: str) -> Any:
-        """The last message of this type that was passed to `keep`, or None."""
+    def last_message(self, type_: str) -> Any:
+        """The last message of this type that was passed to `publish`, or None."""
         return self._kept.get(type_)
 
     # --------------------------------------------------------------- sending
 
     def welcome(self) -> None:
         """A view has said hello: send everything."""
-        self._saved.greeted(self.screen.page)
+        self._saved.view_opened(self.screen.page)
         if self._layout is not None:
             self.screen.send(self._layout)
         for message in list(self._kept.values()):
@@ -173,12 +181,12 @@ class Presenter:
         self.state_changed()
         self.present(force=True)
 
-    def keep(self, message: protocol.Message) -> None:
+    def publish(self, message: protocol.Message) -> None:
         """Send a message now and to each later view, until the next message of its type."""
         self._kept[message.type] = message
         self.screen.send(message)
 
-    def begin_with(self, example: int) -> None:
+    def set_first_example(self, example: int) -> None:
         """Let later views begin with an example; those on screen have chosen it."""
         if "inputs" in self._kept:
             self._kept["inputs"] = dataclasses.replace(self._kept["inputs"], example=example)
@@ -189,23 +197,23 @@ class Presenter:
             if state is not None:
                 self.screen.send(state)
         if state is not None:
-            self._saved.moved()
+            self._saved.changed()
 
     def tick(self) -> None:
         """Send the progress between measured steps, a few times a second."""
         now = time.monotonic()
-        if self._may_be_seen and now - self._tick_at >= TICK:
+        if self._may_be_visible and now - self._tick_at >= TICK_INTERVAL:
             self._tick_at = now
             self.state_changed()
             snapshot = self._snapshot()
             if snapshot is not None:
-                self._slow(snapshot["recording"], force=False)
+                self._send_histories(snapshot["recording"], force=False)
 
     def present(self, *, force: bool = False) -> None:
         """Send the newest pass if the browser keeps up, or always with `force`."""
-        if not self._may_be_seen or not (self.screen.ready_for_frame() or force):
+        if not self._may_be_visible or not (self.screen.ready_for_frame() or force):
             return
-        if not force and time.monotonic() < self._rests_until:
+        if not force and time.monotonic() < self._paused_until:
             self.screen.dropped += 1
             return
         snapshot = self._snapshot()
@@ -214,21 +222,21 @@ class Presenter:
         recording = snapshot["recording"]
         passes = recording.passes
         if not passes:
-            self._slow(recording, force=force)  # metrics may come before the first pass
+            self._send_histories(recording, force=force)  # metrics may come before the first pass
             return
-        if not self.screen.greeted and self._layout is not None:
+        if not self.screen.has_view and self._layout is not None:
             self.screen.send(self._layout)  # again: a view that is still loading has missed it
         began = time.thread_time()  # not by the clock: on a busy machine a thread waits its turn
-        if self._behind is not None and self._behind_of == passes[-1].number:
-            self._send_pass(self._behind(), self.selected, {}, held=True)
+        if self._clean is not None and self._clean_number == passes[-1].number:
+            self._send_pass(self._clean(), self.selected, {}, held=True)
         self._send_pass(passes[-1], self.selected, snapshot["metrics"], held=False)
         now, took = time.monotonic(), time.thread_time() - began
-        if took > LONG:  # thousands of rows: let the loop, which waits for this, go on
-            self._rests_until = now + RESTS * took
-        self._slow(recording, force=force)
-        if force or now - self._stated_at >= STATED:
+        if took > LONG_FRAME:  # thousands of rows: let the loop, which waits for this, go on
+            self._paused_until = now + PAUSE_FACTOR * took
+        self._send_histories(recording, force=force)
+        if force or now - self._state_sent_at >= STATE_INTERVAL:
             self.state_changed()
-        self.presented(force)
+        self.on_presented(force)
 
     def show_pass(self, number: int, site: str) -> None:
         """Send an older pass, with the histograms of a site.
@@ -252,33 +260,33 @@ class Presenter:
         one = self._held.get(number) or pass_of(recording, number)
         # the pass on screen and the pinned pass stay when the recording thins them out
         self._held = {**{n: p for n, p in self._held.items() if n != number}, number: one}
-        for gone in list(self._held)[:-HELD]:
+        for gone in list(self._held)[:-MOST_HELD]:
             del self._held[gone]
         return one
 
-    def show_other(self, other: Pass | None, name: str, *, step: int | None) -> None:
+    def set_other_pass(self, other: Pass | None, name: str, *, step: int | None) -> None:
         """Offer the pass of another run for comparison, or withdraw it."""
         self._other = other
-        self._others += 1
+        self._other_number += 1
         message = protocol.Other(
-            name=name if other is not None else "", step=step, number=self._others
+            name=name if other is not None else "", step=step, number=self._other_number
         )
-        self.keep(message)
+        self.publish(message)
 
-    def show_behind(
+    def set_clean_pass(
         self, summaries: Callable[[], Mapping[str, Mapping[str, Summary | None]]] | None, one: Pass
     ) -> None:
         """Behind a pass show what it is without its perturbations, as long as it is the newest.
 
         The summaries are only asked for once the pass is sent; None if nothing is perturbed.
         """
-        self._behind = (
-            None if summaries is None else functools.cache(lambda: clean_of(one, summaries()))
+        self._clean = (
+            None if summaries is None else functools.cache(lambda: clean_pass(one, summaries()))
         )
-        self._behind_of = one.number
+        self._clean_number = one.number
 
-    def show_beside(
-        self, recording: Recording, other: Recording, *, at: At = None, name: str = ""
+    def compare_with(
+        self, recording: Recording, other: Recording, *, at: StepPair = None, name: str = ""
     ) -> pd.DataFrame:
         """Compare a recording with another one, and offer a pass of the other for comparison.
 
@@ -292,7 +300,7 @@ class Presenter:
         frame = compare(other, recording, at=(theirs, ours))
         shown = other_pass(other, theirs, sites=recording.sites)
         step = None if other.name == A_RECORD else shown.step
-        self.show_other(shown, name or other.name or "another run", step=step)
+        self.set_other_pass(shown, name or other.name or "another run", step=step)
         return frame
 
     def compared(self, request: protocol.Compare) -> protocol.Compared | None:
@@ -305,7 +313,7 @@ class Presenter:
         if snapshot is None:
             return None
         recording = snapshot["recording"]
-        return compared(
+        return comparison_message(
             request, self._pass(recording, request.number), self._pass(recording, request.pinned)
         )
 
@@ -325,19 +333,19 @@ class Presenter:
             )
             self.screen.send(frame, buffer)
 
-    def _slow(self, recording: Recording, *, force: bool) -> None:
+    def _send_histories(self, recording: Recording, *, force: bool) -> None:
         now = time.monotonic()
-        if now - self._slow_at < SLOW and not force:
+        if now - self._histories_sent_at < HISTORY_INTERVAL and not force:
             return
-        self._slow_at = now
+        self._histories_sent_at = now
         for message, buffer in histories_of(
             recording, keys=self.keys, selected=self.selected, layout=self.layouts
         ):
             self.screen.send(message, buffer)
         self.screen.send(*curves_of(recording))
         newest = recording.passes[-1].number if len(recording) else -1
-        if force or newest != self._listed_to:
-            self._listed_to = newest
+        if force or newest != self._newest_listed:
+            self._newest_listed = newest
             self.screen.send(*passes_message(recording.passes, recording.thinned))
 
     def _state(self) -> protocol.State | None:
@@ -347,11 +355,13 @@ class Presenter:
         effect, no_effect = snapshot["effect"]()
         with self._lock:
             self._state_seq += 1
-            self._stated_at = time.monotonic()
+            self._state_sent_at = time.monotonic()
             cost: dict[str, Any] | None = snapshot["cost"]
             perturbations = snapshot.get("perturbations")
             if perturbations is None:
-                perturbations = self._showing.of(snapshot["handles"], pending=snapshot["pending"])
+                perturbations = self._perturbation_messages.of(
+                    snapshot["handles"], pending=snapshot["pending"]
+                )
             return protocol.State(
                 seq=self._state_seq,
                 selected=self.selected,
@@ -371,7 +381,7 @@ class Presenter:
                     **cost,
                 ),
                 waiting=snapshot["waiting"],
-                notices=(*self.standing, *self._notices),
+                notices=(*self.lasting_notices, *self._notices),
                 python=self.python,
                 closed=self.screen.closed,
                 recorded=snapshot.get("recorded"),
@@ -388,10 +398,10 @@ class Presenter:
         if count is not None:
             from IPython.display import display
 
-            data, metadata = self._bundle(text, WHY_NO_VIEW)
+            data, metadata = self._mimebundle(text, WHY_NO_VIEW)
             display(data, metadata=metadata, raw=True)
-            show_beside_again(self.screen.control, self._title)
-            self._shown_in = count
+            refresh_side_pane(self.screen.control, self._title)
+            self._displayed_in = count
             self._save_last_state()
         return count is not None
 
@@ -404,14 +414,14 @@ class Presenter:
         return self._layout.model if self._layout is not None else ""
 
     @property
-    def _may_be_seen(self) -> bool:
-        seen = self.shown or self._shown_in is not None or self.screen.greeted
+    def _may_be_visible(self) -> bool:
+        seen = self.display_requested or self._displayed_in is not None or self.screen.has_view
         return seen and not self.screen.closed
 
     @property
-    def on_screen(self) -> bool:
+    def is_visible(self) -> bool:
         """Whether the widget is already visible while a cell runs."""
-        return self._shown_in is not None and not runs_by_itself()
+        return self._displayed_in is not None and not is_unattended()
 
     def _save_last_state(self) -> None:
         """Put the last state beside the widget, so that a saved notebook shows it."""
@@ -429,15 +439,15 @@ class Presenter:
             inspector=self.screen.id,
             layout=layout,
             state=state,
-            kept=tuple(x for x in map(self.kept, ("findings", "sweep")) if x is not None),
+            kept=tuple(x for x in map(self.last_message, ("findings", "sweep")) if x is not None),
             recording=snapshot["recording"],
             content_of=self.page_content,
         )
 
-    def _seen(self) -> bool:
-        return self.screen.greeted
+    def _has_view(self) -> bool:
+        return self.screen.has_view
 
-    def _failed(self, error: Exception) -> None:
+    def _count_failure(self, error: Exception) -> None:
         self.screen.failures += 1
 
     def mimebundle(self, text: str, **kwargs: object) -> Any:
@@ -446,18 +456,18 @@ class Presenter:
         Where no widget can be shown, a line of text and the tree stand in its place.
         """
         count = _execution_count()
-        if self.screen.closed or (count is not None and count == self._shown_in):
+        if self.screen.closed or (count is not None and count == self._displayed_in):
             return {"text/plain": text}
-        self.shown = True
+        self.display_requested = True
         if count is not None:
             self._save_last_state()
-        return self._bundle(text, *[WHY_NO_VIEW] * (count is not None), **kwargs)
+        return self._mimebundle(text, *[WHY_NO_VIEW] * (count is not None), **kwargs)
 
-    def _bundle(self, text: str, *below: str, **kwargs: Any) -> Any:
+    def _mimebundle(self, text: str, *below: str, **kwargs: Any) -> Any:
         bundle: Any = self.screen.control._repr_mimebundle_(**kwargs)
         data, metadata = bundle
         rows = () if self._layout is None else self._layout.sites
-        return {**data, "text/plain": "\n".join([in_text(text, rows), *below])}, metadata
+        return {**data, "text/plain": "\n".join([tree_text(text, rows), *below])}, metadata
 
     def close(self) -> None:
         """Tell the views and close the comms."""
@@ -472,7 +482,7 @@ class Presenter:
             self.screen.close()
 
 
-def runs_by_itself() -> bool:
+def is_unattended() -> bool:
     """Whether a program such as nbconvert runs the notebook, so nobody can click."""
     from IPython.core.getipython import get_ipython
 

@@ -40,7 +40,7 @@ def offers() -> dict[protocol.Offer, type[Perturbation]]:
     return found
 
 
-def made(kind: str, strength: float | None, at: At) -> Perturbation:
+def perturbation_of_click(kind: str, strength: float | None, at: At) -> Perturbation:
     """The perturbation that a click asks for; a `strength` of None means the offer's default.
 
     Raises:
@@ -57,7 +57,7 @@ def made(kind: str, strength: float | None, at: At) -> Perturbation:
     return classes[kind].clicked(strength, at)
 
 
-def read(text: str) -> AnyPerturbation:
+def parse_perturbation(text: str) -> AnyPerturbation:
     """The perturbation that a text of `Kind.python` makes. It runs no other Python than that.
 
     Raises:
@@ -88,7 +88,7 @@ def read(text: str) -> AnyPerturbation:
     return made_by(ast.parse(text, mode="eval").body)
 
 
-def masked(bits: str, units: int, columns: int = 0) -> npt.NDArray[np.bool_]:
+def mask_of_bits(bits: str, units: int, columns: int = 0) -> npt.NDArray[np.bool_]:
     """The boolean mask of a click, from its bits as in `protocol.Perturbation.mask`.
 
     Raises:
@@ -103,7 +103,7 @@ def masked(bits: str, units: int, columns: int = 0) -> npt.NDArray[np.bool_]:
     return on.reshape(-1, columns) if columns else on
 
 
-class Shown(Protocol):
+class HandleLike(Protocol):
     """The properties that are read of a handle."""
 
     @property
@@ -118,33 +118,35 @@ class Shown(Protocol):
     def enabled(self) -> bool: ...
 
 
-class Showing:
+class PerturbationMessages:
     """Turns handles into messages. Reads each perturbation once, as it may be on a device."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[AnyPerturbation, protocol.Perturbation]] = {}
 
-    def of(self, handles: Iterable[Shown], *, pending: bool) -> tuple[protocol.Perturbation, ...]:
+    def of(
+        self, handles: Iterable[HandleLike], *, pending: bool
+    ) -> tuple[protocol.Perturbation, ...]:
         """The handles in their order, all with the same `pending`."""
         now: dict[int, tuple[AnyPerturbation, protocol.Perturbation]] = {}
         for handle in handles:
             perturbation = handle.perturbation
-            seen, looks = self._seen.get(handle.id, (None, None))
-            if looks is None or seen is not perturbation:
-                looks = _looks(handle, perturbation)
-            looks = dataclasses.replace(
-                looks,
+            seen, message = self._seen.get(handle.id, (None, None))
+            if message is None or seen is not perturbation:
+                message = _message_of(handle, perturbation)
+            message = dataclasses.replace(
+                message,
                 enabled=handle.enabled,
                 pending=pending,
                 compiling=getattr(handle, "compiling", False),
                 not_acting=getattr(handle, "not_acting", ""),
             )
-            now[handle.id] = (perturbation, looks)
+            now[handle.id] = (perturbation, message)
         self._seen = now
-        return tuple(looks for _, looks in now.values())
+        return tuple(message for _, message in now.values())
 
 
-def _looks(handle: Shown, perturbation: AnyPerturbation) -> protocol.Perturbation:
+def _message_of(handle: HandleLike, perturbation: AnyPerturbation) -> protocol.Perturbation:
     strength, form = perturbation.tuned_to, perturbation.form
     layer = "".join(f"[{i}]" for i in getattr(handle, "rows", ()))
     sites = tuple(f"{site}{layer}" for site in handle.sites)
@@ -164,8 +166,8 @@ def _looks(handle: Shown, perturbation: AnyPerturbation) -> protocol.Perturbatio
         high=0.0 if strength is None else form.high,
         units=0 if on is None else on.size,
         units_off=0 if on is None else int((~on).sum()),
-        mask="" if on is None else _bits(on),
-        python=addition(handle.site, sites, perturbation),
+        mask="" if on is None or on.size > protocol.MOST_UNITS else np.packbits(on).tobytes().hex(),
+        python=perturb_text(handle.site, sites, perturbation),
         enabled=False,
         pending=False,
         compiling=False,
@@ -175,17 +177,12 @@ def _looks(handle: Shown, perturbation: AnyPerturbation) -> protocol.Perturbatio
     )
 
 
-def _bits(on: npt.NDArray[np.bool_]) -> str:
-    """The bits of a mask that the browser can edit; "" if it cannot edit them."""
-    return np.packbits(on).tobytes().hex() if on.size <= protocol.MOST_UNITS else ""
-
-
 def quoted(text: str) -> str:
     """A text as a Python literal, in double quotes."""
     return json.dumps(text, ensure_ascii=False) if text.isprintable() else repr(text)
 
 
-def addition(site: str, sites: Sequence[str], perturbation: AnyPerturbation) -> str:
+def perturb_text(site: str, sites: Sequence[str], perturbation: AnyPerturbation) -> str:
     """The text that adds a perturbation, or ""; `site` is the selection that it was made with, in
     words.
     """
@@ -207,7 +204,7 @@ def text_of(message: Any, handles: Sequence[Any], made: Any = None) -> str:
     if isinstance(message, protocol.Select):
         return f"insp.selected = {quoted(message.site)}"
     if isinstance(message, protocol.Perturb):
-        return addition(message.site, (message.site,), made)
+        return perturb_text(message.site, (message.site,), made)
     if isinstance(message, protocol.SwitchAll):
         return f"insp.switch_all({message.enabled})"
     if isinstance(message, protocol.SwitchMode):
@@ -221,19 +218,19 @@ def text_of(message: Any, handles: Sequence[Any], made: Any = None) -> str:
         what = "" if made is None else f", {made.python()}"
         return f"insp.sweep({quoted(message.sites)}{what})"
     if isinstance(message, protocol.Study):
-        return _study(message)
+        return _study_text(message)
     if isinstance(message, protocol.SetMask) and message.perturbation is None:
-        return addition(message.site, (message.site,), made)
+        return perturb_text(message.site, (message.site,), made)
     if isinstance(message, (protocol.Adjust, protocol.Remove, protocol.SetMask)):
         numbers = [handle.id for handle in handles]
         if message.perturbation not in numbers:
             return ""
         handle = f"insp.perturbations[{numbers.index(message.perturbation)}]"
-        return _of_handle(handle, handles[numbers.index(message.perturbation)], message, made)
+        return _handle_text(handle, handles[numbers.index(message.perturbation)], message, made)
     return ""
 
 
-def _study(asked: protocol.Study) -> str:
+def _study_text(asked: protocol.Study) -> str:
     """The text that makes a study; a position is read off its result."""
     of_example = f'.to_frame().query("example == {asked.example}")' if asked.example else ""
     if asked.what == "examples":
@@ -258,7 +255,7 @@ def _is_keyword(name: str) -> bool:
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and name != "only"
 
 
-def _of_handle(name: str, handle: Any, message: Any, made: Any) -> str:
+def _handle_text(name: str, handle: Any, message: Any, made: Any) -> str:
     if isinstance(message, protocol.Remove):
         return f"{name}.remove()"
     if isinstance(message, protocol.SetMask):

@@ -23,27 +23,27 @@ Answer = tuple[protocol.Message, bytes | None]
 """A message and its buffer."""
 
 
-class Requests:
+class RequestHandler:
     """Carries out the browser's requests, on any thread, and replies.
 
     Attributes:
         table: request -> what carries it out, `(self, message, perturbation)`, and returns a
             message to send before the reply, or None.
-        later: slow request -> the thread that answers it.
+        threads: slow request -> the thread that answers it.
         refusal: the reply to a request that is not in the table.
     """
 
     table: ClassVar[Mapping[type, Callable[[Any, Any, Any], Answer | None]]] = {}
-    later: ClassVar[Mapping[type, str]] = {}
+    threads: ClassVar[Mapping[type, str]] = {}
     refusal: ClassVar[str] = ""
 
     def __init__(self, view: Presenter):
         self._view = view
-        names = dict.fromkeys(self.later.values())
+        names = dict.fromkeys(self.threads.values())
         self._workers = {n: Worker(f"nnx_inspector.{n}", lambda error: None) for n in names}
-        view.screen.asked = weakref.WeakMethod(self.answer)
+        view.screen.handler = weakref.WeakMethod(self.answer)
 
-    def meant(self, message: object) -> tuple[Kind | None, str]:
+    def interpret(self, message: object) -> tuple[Kind | None, str]:
         """The perturbation that a request adds or sets, if any, and the Python that does the same
         as the request, if any.
         """
@@ -55,8 +55,8 @@ class Requests:
         if isinstance(message, protocol.Hello):
             view.welcome()
             return
-        if type(message) in self.later and not now:
-            worker = self._workers[self.later[type(message)]]
+        if type(message) in self.threads and not now:
+            worker = self._workers[self.threads[type(message)]]
             if not worker.submit(lambda: self.answer(message, now=True)):
                 view.screen.reply(message.id, "This inspector was closed.")
             return
@@ -67,7 +67,7 @@ class Requests:
                 return
             if type(message) not in self.table:
                 raise InspectorError(self.refusal)
-            one, text = self.meant(message)
+            one, text = self.interpret(message)
             found = self.table[type(message)](self, message, one)
             if found is not None:
                 view.screen.send(*found)

@@ -34,17 +34,17 @@ from nnx_inspector.recordings.tree_rows import (
     with_states,
 )
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.comparison import At
-from nnx_inspector.screen.control.answers import CONTROL, Controlled
-from nnx_inspector.screen.control.clicks import Clicks
-from nnx_inspector.screen.control.folder import send, values_of
+from nnx_inspector.screen.comparison import StepPair
+from nnx_inspector.screen.control.folder import read_values, send_request
+from nnx_inspector.screen.control.run_requests import RunRequests
+from nnx_inspector.screen.control.state import CONTROL, ControlState
 from nnx_inspector.screen.control.steered import Steered
 from nnx_inspector.screen.control.values import SiteValues
-from nnx_inspector.screen.displayed import Displayed
-from nnx_inspector.screen.export.replay import Content, detailed_of
+from nnx_inspector.screen.export.replay import PageContent, detailed_sites
 from nnx_inspector.screen.frames import casts_message, findings_message, metrics_at
 from nnx_inspector.screen.presenter import Presenter
-from nnx_inspector.screen.python_text import made
+from nnx_inspector.screen.python_text import perturbation_of_click
+from nnx_inspector.screen.recording_view import RecordingView
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,21 +52,21 @@ if TYPE_CHECKING:
     from nnx_inspector.perturbations.base import Kind
 
 Path = str | bytes | os.PathLike[str]
-PAUSE: Final = 0.5
+LOOK_INTERVAL: Final = 0.5
 """Seconds between two looks at the file."""
-PATIENCE: Final = 10.0
+STALL_TIMEOUT: Final = 10.0
 """Seconds for which a run that seems to stall may still answer a request for values."""
-LOOKS: Final = 64
+MOST_READS: Final = 64
 """How many looks read any file whole; one reads about 16 MB."""
-STRANGE: Final = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+TABLE_ERRORS: Final = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 """What reading a table raises that another program has written."""
-RESTS, LONGEST = 9, 5.0
+PAUSE_FACTOR, LONGEST_PAUSE = 9, 5.0
 """The pause after a diagnosis, in multiples of its time, and its most seconds."""
-MISSING: Final = (
+MODEL_PANELS: Final = (
     "values", "words", "units", "examples", "lens", "attribution", "flow", "code", "nnx", "sweep",
 )  # fmt: skip
 """The panels that need the model; a run that takes requests has the first one."""
-STEERED: Final = ("Zero", "Scale")
+STEERABLE_KINDS: Final = ("Zero", "Scale")
 """The kinds for which every program of a run has room."""
 NO_CONTROL: Final = (
     "this run takes no requests. Start it with nni.watch(model, save=path, control=True)."
@@ -129,7 +129,7 @@ def open(path: Path | Sequence[Path], *, display: bool = True) -> Run:
     return run
 
 
-class Run(Displayed):
+class Run(RecordingView):
     """A recorded run; see `nni.open`. In a notebook it displays itself."""
 
     def __init__(self, path: Path):
@@ -138,23 +138,23 @@ class Run(Displayed):
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self._shown: tuple[object, int, int] = (None, -1, -1)
-        self._said = ""
-        self._table: object = None
-        self._controlled = Controlled(run="", every=0)
+        self._shown_rows: tuple[object, int, int] = (None, -1, -1)
+        self._state_text = ""
+        self._control_table: object = None
+        self._control = ControlState(run="", every=0)
         self._unsent = self._undiagnosed = False
-        self._rests_until = 0.0
+        self._paused_until = 0.0
         self._view = view = Presenter(self._snapshot)
         view.page_content = weak_method(self._content)
-        self._clicks = Clicks(self, view)
+        self._requests = RunRequests(self, view)
         self._closing = contextlib.ExitStack()
         self._closing.callback(view.close)
-        self._closing.callback(_let_go, following, self._lock)
-        for worker in self._clicks.workers:
+        self._closing.callback(_close_file, following, self._lock)
+        for worker in self._requests.workers:
             self._closing.callback(worker.close)
         self._closing.callback(self._closed.set)
         weakref.finalize(self, self._closing.close).atexit = False
-        self._read(LOOKS)
+        self._read(MOST_READS)
         self._show_rows()
         self._show_control()
 
@@ -163,7 +163,7 @@ class Run(Displayed):
     @property
     def recording(self) -> Recording:
         """Everything that the file holds by now."""
-        self._read(LOOKS)
+        self._read(MOST_READS)
         return self._following.recording
 
     @property
@@ -174,7 +174,7 @@ class Run(Displayed):
     @property
     def state(self) -> str:
         """How the run is: "running", "stalled", "ended" or "gone" (its process died)."""
-        self._read(LOOKS)
+        self._read(MOST_READS)
         return self._following.state.name
 
     def _select(self, site: str) -> None:
@@ -185,32 +185,32 @@ class Run(Displayed):
         self._view.select(site)
 
     def compare(
-        self, other: Path | Recording | None, *, at: At = None, name: str = ""
+        self, other: Path | Recording | None, *, at: StepPair = None, name: str = ""
     ) -> pd.DataFrame | None:
         """Compare this run with another one, and show both on screen; None ends the comparison.
 
         The arguments and the result are those of `Inspector.compare`; `other` may be a file too.
         """
         if other is None:
-            self._view.show_other(None, "", step=None)
+            self._view.set_other_pass(None, "", step=None)
             return None
         if not isinstance(other, Recording):
             other = load(other)
-        return self._view.show_beside(self.recording, other, at=at, name=name)
+        return self._view.compare_with(self.recording, other, at=at, name=name)
 
     # -------------------------------------------------------------- steering
 
     @property
     def perturbations(self) -> list[Steered]:
         """The perturbations of a run that takes requests, in the order in which they were made."""
-        self._read(LOOKS)
-        run = self._controlled.run
+        self._read(MOST_READS)
+        run = self._control.run
 
         def now(number: int) -> protocol.Perturbation | None:
-            another = self._controlled.run not in (run, "")  # which has numbers of its own
-            return None if another else self._shown_now(number)
+            another = self._control.run not in (run, "")  # which has numbers of its own
+            return None if another else self._current_perturbation(number)
 
-        return [Steered(one, now, self.ask) for one in self._controlled.perturbations]
+        return [Steered(one, now, self.ask) for one in self._control.perturbations]
 
     def perturb(self, site: str, perturbation: Kind) -> Steered:
         """Add a perturbation to the run, switched on: a `Zero` or a `Scale` of outputs.
@@ -220,10 +220,12 @@ class Run(Displayed):
                 refuses this one; the text says why.
         """
         kind, strength = type(perturbation).__name__, getattr(perturbation, "tuned_to", None)
-        if kind not in STEERED or perturbation != made(kind, strength, "output"):
+        if kind not in STEERABLE_KINDS or perturbation != perturbation_of_click(
+            kind, strength, "output"
+        ):
             raise InspectorError(
-                f"{perturbation!r} cannot be sent to a run: only {' and '.join(STEERED)} on "
-                f"outputs can. Declare it in the script: nni.watch(model, save=path, "
+                f"{perturbation!r} cannot be sent to a run: only {' and '.join(STEERABLE_KINDS)} "
+                f"on outputs can. Declare it in the script: nni.watch(model, save=path, "
                 f"control={{{site!r}: perturbation}})."
             )
         self.ask(protocol.Perturb(id=0, site=site, kind=kind, strength=strength, at="output"))
@@ -232,8 +234,8 @@ class Run(Displayed):
     @property
     def every(self) -> int:
         """Every so many steps are measured; can be set. 0 if the run takes no requests."""
-        self._read(LOOKS)
-        return self._controlled.every
+        self._read(MOST_READS)
+        return self._control.every
 
     @every.setter
     def every(self, every: int) -> None:
@@ -259,7 +261,7 @@ class Run(Displayed):
                 too large.
         """
         number = self.ask(protocol.ReadSite(id=0, site=site, example=example))
-        return values_of(self._path, self._controlled.run, number)
+        return read_values(self._path, self._control.run, number)
 
     def ask(self, request: protocol.Request) -> int:
         """Ask the run for something, and return the number of the request when it is done.
@@ -267,37 +269,37 @@ class Run(Displayed):
         Raises:
             InspectorError: the run takes no requests, is over or stalled, or refuses this one.
         """
-        self._read(LOOKS)
-        number, run = secrets.randbits(48), self._controlled.run
-        if not run and self._table is not None:
+        self._read(MOST_READS)
+        number, run = secrets.randbits(48), self._control.run
+        if not run and self._control_table is not None:
             text = self._following.state.text
             raise InspectorError(f"the run takes no requests any more. {text}")
         if not run:
             raise InspectorError(NO_CONTROL)
-        send(self._path, run, dataclasses.replace(request, id=number))
+        send_request(self._path, run, dataclasses.replace(request, id=number))
         asked = time.monotonic()
-        while number not in self._controlled.answers:
+        while number not in self._control.answers:
             life = self._following.state
-            if self._controlled.run != run or life.name in ("ended", "gone"):
+            if self._control.run != run or life.name in ("ended", "gone"):
                 raise InspectorError(f"the run has not answered. {life.text}")
             needs_step = isinstance(request, protocol.ReadSite) and life.name == "stalled"
-            if needs_step and time.monotonic() - asked >= PATIENCE:
+            if needs_step and time.monotonic() - asked >= STALL_TIMEOUT:
                 raise InspectorError(f"the run has made no step since it was asked. {life.text}")
-            if self._closed.wait(PAUSE / 2):
+            if self._closed.wait(LOOK_INTERVAL / 2):
                 raise InspectorError("it was closed here before the run has answered.")
             self._read()
-        if why := self._controlled.answers[number]:
+        if why := self._control.answers[number]:
             raise InspectorError(why)
         return number
 
-    def _page(self) -> tuple[str, Content]:
+    def _page(self) -> tuple[str, PageContent]:
         layout, state = self._view.layout, self._view.state_at_rest()
         assert layout is not None  # both exist from the beginning
         assert state is not None
         found = findings_message(diagnose(self._following.recording))
         return self._following.recording.name, self._content(layout, state, [found])
 
-    def _reported(self) -> dict[str, Any]:
+    def _report_fields(self) -> dict[str, Any]:
         return {"title": f"Report of {os.path.basename(self._path)}"}
 
     def close(self) -> None:
@@ -307,10 +309,10 @@ class Run(Displayed):
     def display(self) -> None:
         """Show the run now, if this is a notebook."""
         if self._view.display_in_notebook(repr(self)):
-            self._follow()
+            self._start_following()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        self._follow()
+        self._start_following()
         return self._view.mimebundle(repr(self), **kwargs)
 
     def __repr__(self) -> str:
@@ -331,34 +333,34 @@ class Run(Displayed):
                 self._show_control()
         return some
 
-    def _follow(self) -> None:
+    def _start_following(self) -> None:
         with self._lock:
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(
-                    target=_keep_up, args=(weakref.ref(self), self._closed), daemon=True,
+                    target=_follow_run, args=(weakref.ref(self), self._closed), daemon=True,
                     name="nnx_inspector.following",
                 )  # fmt: skip
                 self._thread.start()
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         """Show what is new. What a busy browser leaves out is sent once the file rests."""
         changed = self._read()
         if self._unsent:
             self._view.present(force=not changed)
             self._unsent = changed
-        if (said := self._following.state.text) != self._said:
-            self._said = said
+        if (said := self._following.state.text) != self._state_text:
+            self._state_text = said
             self._view.state_changed()
-        if self._undiagnosed and time.monotonic() >= self._rests_until:
+        if self._undiagnosed and time.monotonic() >= self._paused_until:
             self._undiagnosed = False
             began = time.monotonic()
             found = findings_message(diagnose(self._following.recording))
             took = time.monotonic() - began
-            self._rests_until = began + took + min(RESTS * took, LONGEST)
-            if found != self._view.kept(found.type):
-                self._view.keep(found)
+            self._paused_until = began + took + min(PAUSE_FACTOR * took, LONGEST_PAUSE)
+            if found != self._view.last_message(found.type):
+                self._view.publish(found)
 
-    def _fails(self, error: Exception) -> None:
+    def _show_error(self, error: Exception) -> None:
         self._view.notice(protocol.Notice(level="error", text=error_text(error), site=None))
         self._view.state_changed()
 
@@ -370,14 +372,14 @@ class Run(Displayed):
         table, sites, facts = recording.table(MODULES), recording.sites, recording.facts
         states = dict.fromkeys(recording.states, "")
         now = table, len(sites) + len(states), self._following.replaced
-        if now[0] is self._shown[0] and now[1:] == self._shown[1:]:
+        if now[0] is self._shown_rows[0] and now[1:] == self._shown_rows[1:]:
             return
-        self._shown = now
+        self._shown_rows = now
         known: tuple[Site, ...] = ()
         if table is not None:
             try:
                 known = rows_of_columns(table)
-            except STRANGE as error:  # the file is another's, or was changed
+            except TABLE_ERRORS as error:  # the file is another's, or was changed
                 text = f"The modules of the file cannot be shown: {error}"
                 self._view.notice(protocol.Notice(level="warning", text=text, site=None))
         types = {} if facts is None else {one.site: one.type for one in facts.sites}
@@ -390,26 +392,26 @@ class Run(Displayed):
     @property
     def steers(self) -> bool:
         """Whether the run takes requests now."""
-        return self._controlled.run != "" and self._goes_on
+        return self._control.run != "" and self._is_alive
 
     @property
-    def _goes_on(self) -> bool:
+    def _is_alive(self) -> bool:
         return self._following.state.name in ("running", "stalled")
 
-    def _shown_now(self, number: int) -> protocol.Perturbation | None:
+    def _current_perturbation(self, number: int) -> protocol.Perturbation | None:
         """A perturbation of the run as it is now, None if it was removed."""
-        return next((one for one in self._controlled.perturbations if one.id == number), None)
+        return next((one for one in self._control.perturbations if one.id == number), None)
 
     def _show_control(self) -> None:
         """Show what a steered run says of its perturbations, if it is another than before."""
         table = self._following.recording.table(CONTROL)
-        if table is self._table:
+        if table is self._control_table:
             return
-        self._table = table
-        with contextlib.suppress(*STRANGE):  # of another form: not steered
-            self._controlled = Controlled.from_columns(table or {})
-        on = any(one.enabled for one in self._controlled.perturbations)
-        self._view.training_perturbed = on and self._goes_on
+        self._control_table = table
+        with contextlib.suppress(*TABLE_ERRORS):  # of another form: not steered
+            self._control = ControlState.from_columns(table or {})
+        on = any(one.enabled for one in self._control.perturbations)
+        self._view.training_perturbed = on and self._is_alive
         self._view.state_changed()
 
     def _snapshot(self) -> dict[str, Any]:
@@ -418,14 +420,14 @@ class Run(Displayed):
         newest = recording.passes[-1].step if len(recording) else 0
         self._view.progress = protocol.Progress(
             kind="recorded",
-            running=self._goes_on,
+            running=self._is_alive,
             step=newest,
             total=None,
             rate=None,
         )
         return {
             "recording": recording,
-            "perturbations": self._controlled.perturbations,
+            "perturbations": self._control.perturbations,
             "metrics": metrics_at(recording, newest),
             "cost": None,
             "effect": lambda: (None, NO_EFFECT),
@@ -434,42 +436,42 @@ class Run(Displayed):
             "recorded": protocol.Recorded(
                 run=following.state.name,
                 text=f"{recording.name}: {following.state.text}",
-                missing=MISSING[self.steers :],
+                missing=MODEL_PANELS[self.steers :],
                 steers=self.steers,
-                every=self._controlled.every,
+                every=self._control.every,
             ),
         }
 
     def _content(
         self, layout: protocol.Layout, state: protocol.State, kept: Sequence[protocol.Message]
-    ) -> Content:
+    ) -> PageContent:
         saved, recording = time.strftime("%Y-%m-%d %H:%M"), self._following.recording
         casts = protocol.Look(id=0, what="casts", site="")
-        return Content(
+        return PageContent(
             layout=layout,
             state=state,
             kept=tuple(kept),
             answers={"casts": {"": casts_message(recording, self._view.keys, casts)}},
-            detailed=detailed_of(layout, state.selected),
-            missing=(*MISSING, "compare"),
+            detailed=detailed_sites(layout, state.selected),
+            missing=(*MODEL_PANELS, "compare"),
             note=f"{recording.name}, saved {saved}, with {{passes}}.",
         )
 
 
-def _let_go(following: Follower, lock: threading.RLock) -> None:
+def _close_file(following: Follower, lock: threading.RLock) -> None:
     """Close a file when no thread reads it."""
     with lock:
         following.close()
 
 
-def _keep_up(reference: weakref.ref[Run], closed: threading.Event) -> None:
+def _follow_run(reference: weakref.ref[Run], closed: threading.Event) -> None:
     """Follow a run as long as it is there."""
-    while not closed.wait(PAUSE):
+    while not closed.wait(LOOK_INTERVAL):
         run = reference()
         if run is None:
             return
         try:
-            run._look()
+            run._update()
         except Exception as error:  # noqa: BLE001 - shown, and the file is looked at again
-            run._fails(error)
+            run._show_error(error)
         del run

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from nnx_inspector.files import short_name
 from nnx_inspector.screen import protocol
 
-AROUND = 5
+CONTEXT_LINES = 5
 """Lines shown before and after the line of the call."""
 MOST_EXCERPTS = 4
 LONGEST_LINE = 300
@@ -39,8 +39,8 @@ def excerpt_of(source: str) -> protocol.Excerpt | None:
     lines, line = linecache.getlines(file), int(number)
     if not 0 < line <= len(lines):
         return None
-    first = max(1, line - AROUND)
-    shown = [_cut(text.rstrip("\n")) for text in lines[first - 1 : line + AROUND]]
+    first = max(1, line - CONTEXT_LINES)
+    shown = [_cut(text.rstrip("\n")) for text in lines[first - 1 : line + CONTEXT_LINES]]
     while shown and not shown[-1].strip() and first + len(shown) - 1 > line:
         shown.pop()
     return protocol.Excerpt(
@@ -77,13 +77,13 @@ def _function_around(text: str, line: int) -> str:
         return ""
     names: list[str] = []
     body: Sequence[ast.AST] = tree.body
-    while (inside := next((node for node in body if _holds(node, line)), None)) is not None:
+    while (inside := next((node for node in body if _contains_line(node, line)), None)) is not None:
         if isinstance(inside, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.append(inside.name)
         body = list(ast.iter_child_nodes(inside))
     return ".".join(names)
 
 
-def _holds(node: ast.AST, line: int) -> bool:
+def _contains_line(node: ast.AST, line: int) -> bool:
     first, last = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
     return first is not None and last is not None and first <= line <= last

@@ -51,7 +51,7 @@ def source_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}
 
 
-class Opened(abc.ABC):
+class Openable(abc.ABC):
     """What is open from `with` on, and closed again where opening it fails half-way."""
 
     @abc.abstractmethod
@@ -67,7 +67,7 @@ class Opened(abc.ABC):
         self._opened.close()
 
 
-class Server(Opened):
+class Server(Openable):
     """A JupyterLab server, from `with` on; it ends with its kernels.
 
     Args:
@@ -160,7 +160,7 @@ class Server(Opened):
             time.sleep(0.1)  # a server that is still starting cannot say when it is ready
 
 
-class Lab(Opened):
+class Lab(Openable):
     """A folder of a server, and a browser, from `with` on; its kernels end with it.
 
     Args:

@@ -27,14 +27,14 @@ WAIT = 60.0
 """The time limit in seconds; runs share two cores with others."""
 expect.set_options(timeout=WAIT * 1000)
 
-ARMED = "(insp._rerun._arming.wait(), insp._core.meter.compilations.count)[1]"
+COMPILATIONS = "(insp._rerun._arming.wait(), insp._core.meter.compilations.count)[1]"
 """For `Notebook.ask`: the compilations so far, those for insp.run and insp.step included."""
 
-LEAVE = """
+RESET_KERNEL = """
 import gc
 from nnx_inspector import Inspector
 for one in [one for one in gc.get_objects() if type(one) is Inspector]:
-    one._rerun._arming.wait()  # what is being compiled, as ARMED does
+    one._rerun._arming.wait()  # what is being compiled, as COMPILATIONS does
     one.close()
 get_ipython().reset(new_session=False)
 """
@@ -63,14 +63,14 @@ class Notebook:
         self._url = url
         self._address = ""
         self._asking: int | None = None
-        page.on("console", self._said)
+        page.on("console", self._on_console)
         page.on("pageerror", lambda error: self.console.append(f"pageerror: {error}"))
-        page.on("websocket", self._connected)
+        page.on("websocket", self._on_websocket)
 
-    def _said(self, message: ConsoleMessage) -> None:
+    def _on_console(self, message: ConsoleMessage) -> None:
         self.console.append(f"{message.type}: {message.text} ({message.location.get('url', '')})")
 
-    def _connected(self, socket: WebSocket) -> None:
+    def _on_websocket(self, socket: WebSocket) -> None:
         self._is_ours(socket.url)
 
     def _is_ours(self, url: str) -> bool:
@@ -177,7 +177,7 @@ class Notebook:
         """Close what the kernel shows, empty its namespace, and put these cells into the page."""
         try:
             self.wait("kernel.status === 'idle'")
-            self.run(self.append(LEAVE))
+            self.run(self.append(RESET_KERNEL))
         except TimeoutError:
             self.restart_kernel()  # what a test has left behind does not end
         self.evaluate(

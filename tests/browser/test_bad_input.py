@@ -12,7 +12,7 @@ import pytest
 from browser.axe import violations
 from browser.lab import Sheet
 from browser.notebook import Notebook
-from browser.test_screen import look
+from browser.test_screen import measure_layout
 from browser.view import MENUS, SIZE, View
 from playwright.sync_api import expect
 
@@ -121,7 +121,7 @@ def test_odd_names_stay_in_their_places_and_are_no_markup(notebook: Notebook):
     for width in (300, 420, 1000):
         view.root.evaluate(SIZE, [width, 850])
         for panel in view.every_panel():
-            found = look(view)
+            found = measure_layout(view)
             where = f"{panel}, {width} px"
             assert found["wide"] == [], where
             # ◆ Perturb does what the button in a row does
@@ -147,7 +147,7 @@ def test_a_model_without_modules_and_with_3000_parameters(notebook: Notebook):
     expect(view.root.get_by_test_id("nni-hist-weight-gradient")).to_have_count(0)
     view.part("nni-hist-weight").wait_for()
     for panel in view.every_panel():
-        assert look(view)["wide"] == [], panel
+        assert measure_layout(view)["wide"] == [], panel
 
 
 def test_an_optimizer_of_ones_own(notebook: Notebook):
@@ -182,7 +182,7 @@ def test_another_font_of_the_host(notebook: Notebook, family: str):
         for width in (420, 1000):
             view.root.evaluate(SIZE, [width, 850])
             for panel in view.every_panel():
-                found = look(view)
+                found = measure_layout(view)
                 where = f"{panel}, {width} px"
                 assert (found["wide"], found["cut"]) == ([], []), where
     finally:
@@ -212,5 +212,5 @@ def test_colours_of_the_system_leave_everything_to_be_seen(notebook: Notebook):
     notebook.page.emulate_media(forced_colors="none")
     notebook.page.evaluate("document.body.style.zoom = '2'")
     for panel in view.every_panel():
-        assert look(view)["wide"] == [], panel
+        assert measure_layout(view)["wide"] == [], panel
     notebook.page.evaluate("document.body.style.zoom = '1'")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from browser.lab import Lab, Sheet
-from browser.notebook import ARMED, Notebook
+from browser.notebook import COMPILATIONS, Notebook
 from browser.view import View
 from playwright.sync_api import expect
 
@@ -180,7 +180,7 @@ def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(sheet: Sheet):
         view.perturb("Zero")
         view.part("nni-output-change").wait_for()  # the measuring program is compiled once
         view.part("nni-switch").click()
-        zeroed, compiled = notebook.ask(f"[zeroed, {ARMED}]")
+        zeroed, compiled = notebook.ask(f"[zeroed, {COMPILATIONS}]")
         with training(sheet, notebook, view, IN_A_CELL) as cell:
             view.root.evaluate(WATCH_SCREEN)
             toggle(view, 1)

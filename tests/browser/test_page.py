@@ -101,7 +101,7 @@ def path(inspector: nni.Inspector, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @dataclasses.dataclass
-class Opened:
+class OpenPage:
     page: Page
     view: View
     said: list[str]
@@ -111,7 +111,7 @@ class Opened:
 @pytest.fixture(params=[(1400, "light"), (600, "dark")], ids=["wide-light", "narrow-dark"])
 def opened(
     request: pytest.FixtureRequest, browser: Browser, path: pathlib.Path
-) -> Iterator[Opened]:
+) -> Iterator[OpenPage]:
     """The page, from disk, offline; what it wrote to its console, and what it asked for."""
     width, scheme = request.param
     context = browser.new_context(
@@ -127,14 +127,14 @@ def opened(
     page.goto(path.as_uri())
     view = View(page.locator("body"))
     view.wait("nni-stat-output-size", "value > 0")
-    yield Opened(page, view, said, asked)
+    yield OpenPage(page, view, said, asked)
     foreign = [url for url in asked if not url.startswith((path.as_uri(), "blob:", "data:"))]
     context.close()
     assert foreign == []
     assert said == []
 
 
-def test_tree_flow_detail_and_time(opened: Opened, inspector: nni.Inspector):
+def test_tree_flow_detail_and_time(opened: OpenPage, inspector: nni.Inspector):
     view, recording = opened.view, inspector.recording
     view.wait_selected("blocks/0/up")
     dark = opened.page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
@@ -183,7 +183,7 @@ def test_tree_flow_detail_and_time(opened: Opened, inspector: nni.Inspector):
     view.root.locator(node.format("blocks/0/norm")).wait_for()
 
 
-def test_parameters_units_code_and_state(opened: Opened, inspector: nni.Inspector):
+def test_parameters_units_code_and_state(opened: OpenPage, inspector: nni.Inspector):
     view = opened.view
     view.row("head").click()
     view.wait_selected("head")
@@ -200,7 +200,7 @@ def test_parameters_units_code_and_state(opened: Opened, inspector: nni.Inspecto
     assert view.root.locator("[data-testid='nni-nnx-variable']").count() == 4
 
 
-def test_values_and_comparisons_that_were_opened(opened: Opened, inspector: nni.Inspector):
+def test_values_and_comparisons_that_were_opened(opened: OpenPage, inspector: nni.Inspector):
     view = opened.view
     view.tab("compare")
     rows = view.root.get_by_test_id("nni-weight-row")
@@ -219,7 +219,7 @@ def test_values_and_comparisons_that_were_opened(opened: Opened, inspector: nni.
     expect(view.part("nni-values-problem")).to_contain_text("only the values that were open")
 
 
-def test_of_many_columns_the_tree_shows_those_that_fit(opened: Opened):
+def test_of_many_columns_the_tree_shows_those_that_fit(opened: OpenPage):
     view, tree = opened.view, opened.view.root.locator(".nni-tree")
     tree.locator(".nni-find .nni-more > button").click()
     for box in tree.locator("[data-testid^='nni-column-']").all():
@@ -238,7 +238,7 @@ def test_of_many_columns_the_tree_shows_those_that_fit(opened: Opened):
     assert here["x"] <= name["x"] < here["x"] + 100  # it does not scroll away
 
 
-def test_what_needs_the_model_is_switched_off_and_said(opened: Opened):
+def test_what_needs_the_model_is_switched_off_and_said(opened: OpenPage):
     view = opened.view
     expect(view.part("nni-banner")).to_contain_text(f"with all {STEPS + 1} passes")
     expect(view.part("nni-perturbation")).to_have_attribute("data-site", "blocks/1")
@@ -258,7 +258,7 @@ def test_what_needs_the_model_is_switched_off_and_said(opened: Opened):
     expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(1)
 
 
-def test_it_is_accessible(opened: Opened):
+def test_it_is_accessible(opened: OpenPage):
     # axe comes by a script of the test's, which the page's own policy refuses
     session = opened.page.context.new_cdp_session(opened.page)
     session.send("Page.setBypassCSP", {"enabled": True})
@@ -267,7 +267,7 @@ def test_it_is_accessible(opened: Opened):
     assert violations(opened.page, opened.view.root) == []
 
 
-def test_its_policy_lets_nothing_out(opened: Opened):
+def test_its_policy_lets_nothing_out(opened: OpenPage):
     tried = """async () => {
         const image = new Promise(done => {
             const one = new Image();

@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from browser.axe import violations
 from browser.lab import Lab
-from browser.notebook import ARMED, Notebook
+from browser.notebook import COMPILATIONS, Notebook
 from browser.view import View
 from package.test_notebooks import FINDINGS, check_and_keep
 from playwright.sync_api import Locator, expect
@@ -101,7 +101,7 @@ def story(lab: Lab) -> Iterator[Story]:
                 total = progress.get_by_role("progressbar").get_attribute("aria-valuemax")
                 story.trained = {"steps": view.value("nni-progress"), "total": total}
             if index in (STEP, PERTURB):
-                story.compilations.append(notebook.ask(ARMED))
+                story.compilations.append(notebook.ask(COMPILATIONS))
         story.findings = notebook.ask(FINDINGS)
         story.executed = nbformat.read(NOTEBOOK, as_version=4)
         for index, cell in enumerate(story.executed.cells):
@@ -160,10 +160,10 @@ def test_the_run_is_shown_to_its_end(story: Story, notebook: Notebook, view: Vie
 def test_a_switch_compiles_nothing(story: Story, notebook: Notebook):
     before, after = story.compilations
     assert after - before <= 1, "the comparison of two passes, in a thread; no pass"
-    compiled = notebook.ask(ARMED)
+    compiled = notebook.ask(COMPILATIONS)
     notebook.run(PERTURB)
     notebook.run(RESTORE)
-    assert notebook.ask(ARMED) == compiled
+    assert notebook.ask(COMPILATIONS) == compiled
 
 
 @pytest.mark.parametrize("site", SITES)

@@ -99,7 +99,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
 
 
 @dataclasses.dataclass
-class Opened:
+class OpenPage:
     page: Page
     view: View
     width: int
@@ -115,7 +115,7 @@ def context(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Page]:
     context.close()
 
 
-LOOK = """
+MEASURE_LAYOUT = """
 root => {
   const $ = selector => [...root.querySelectorAll(selector)];
   const id = name => root.querySelector(`[data-testid='${name}']`);
@@ -170,8 +170,8 @@ root => {
 """Whether a long name leaves room for how the run is, in a narrow place."""
 
 
-def look(view: View) -> dict[str, Any]:
-    return view.root.evaluate(LOOK)
+def measure_layout(view: View) -> dict[str, Any]:
+    return view.root.evaluate(MEASURE_LAYOUT)
 
 
 def open_at(page: Page, path: pathlib.Path, width: int) -> View:
@@ -190,7 +190,7 @@ def test_what_must_be_in_sight(
 ):
     view = open_at(context, pages[state], width)
     expect(view.root.locator("[aria-busy=true]")).to_have_count(0)
-    found = look(view)
+    found = measure_layout(view)
     assert found["rows"] >= 6
     assert found["selected"]
     assert found["tree"]
@@ -217,7 +217,7 @@ def test_the_tree_stays_whatever_is_shown(
     view = open_at(context, pages["perturbed"], width)
     before = view.part("nni-tree").bounding_box()
     for panel in view.every_panel():
-        found = look(view)
+        found = measure_layout(view)
         assert found["rows"] >= 6, panel
         assert found["selected"], panel
         assert found["wide"] == [], panel
@@ -237,7 +237,7 @@ def test_a_finding_pushes_the_page(context: Page, pages: dict[str, pathlib.Path]
     assert band["y"] + band["height"] <= SIZES[width]
     assert band["height"] <= 0.4 * SIZES[width] + 1
     assert moved["y"] >= tree["y"] + band["height"] - 1 or width >= 800
-    assert look(view)["wide"] == []
+    assert measure_layout(view)["wide"] == []
     finding = view.part("nni-finding")
     expect(finding).to_have_attribute("data-rule", "nonfinite")
     finding.get_by_role("button", name="Go to step").click()
@@ -298,10 +298,10 @@ def test_at_300_pixels_all_can_be_reached(context: Page, pages: dict[str, pathli
     context.goto(pages["perturbed"].as_uri())
     view = View(context.locator("body"))
     view.row("head").wait_for()
-    found = look(view)
+    found = measure_layout(view)
     assert found["wide"] == []
     assert found["rows"] >= 3
     for testid in ("nni-menu", "nni-tree-menu", "nni-time-menu", "nni-site-menu"):
         view.open(testid)
-        assert look(view)["wide"] == [], testid
+        assert measure_layout(view)["wide"] == [], testid
         context.keyboard.press("Escape")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from browser.lab import Lab
 from browser.notebook import Notebook
-from browser.test_screen import look
+from browser.test_screen import measure_layout
 from browser.view import GROUPS, MENUS, SIZE, View
 from playwright.sync_api import expect
 
@@ -99,14 +99,14 @@ def test_all_of_it_is_reached_by_taps(notebook: Notebook, width: int):
             expect(view.part(f"nni-tab-{panel}")).to_have_attribute("aria-selected", "true")
             expect(view.root.locator("[aria-busy=true]")).to_have_count(0)
             assert view.root.evaluate(SMALL) == [], panel
-            assert look(view)["wide"] == [], panel
+            assert measure_layout(view)["wide"] == [], panel
             seen.append(panel)
     assert {"overview", "values", "attention", "units", "sweep", "attribution", "flow"} <= set(seen)
     for menu in MENUS:
         view.part(menu).tap()
         expect(view.part(menu)).to_have_attribute("aria-expanded", "true")
         assert view.root.evaluate(SMALL) == [], menu
-        assert look(view)["wide"] == [], menu
+        assert measure_layout(view)["wide"] == [], menu
         view.part(menu).tap()
         expect(view.part(menu)).to_have_attribute("aria-expanded", "false")
 

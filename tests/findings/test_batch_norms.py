@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from finding_oracle import Oracle, batch_norm_offsets, close
 from flax import nnx
-from said import Oracle, close, off_by
 from strange import Stranger, mse
 
 import nnx_inspector as nni
@@ -73,7 +73,7 @@ def test_statistics_that_are_learnt_fit_an_upsampled_output(size, kernel, stride
     for number in range(3):
         site = f"norms/{number}"
         whole = [x.reshape(len(x), -1, 8) for x in oracle.outputs[site]]
-        off = off_by(whole, oracle.parameters(), site)
+        off = batch_norm_offsets(whole, oracle.parameters(), site)
         assert off["shifted"] < 0.2  # so nothing is wrong
         assert 0.5 < off["scaled"] < 2
     assert of_modes(one) == []
@@ -87,7 +87,7 @@ def test_statistics_that_were_never_learnt_are_off_by_what_is_said(size, kernel,
     calls = oracle.examined(found.site)
     assert calls is not None
     assert f" {calls[0].shape[0] * calls[0].shape[1]} values examined " in found.what
-    off = off_by(calls, oracle.parameters(), found.site)
+    off = batch_norm_offsets(calls, oracle.parameters(), found.site)
     for name, before in {"shifted": "was off by ", "scaled": "by a factor of "}.items():
         said = found.what.partition(before)[2].split()[0].rstrip(")")
         assert close(said, off[name]), found.what

@@ -24,9 +24,9 @@ import strange_miswired  # noqa: F401 - it adds to the tables of faults
 from attentions import heads_in_numpy
 from borderline import FAULTY as BORDERLINE
 from faulty import FAULTY
+from finding_oracle import NUMBER, Oracle, batch_norm_offsets, close, parse_sentence
 from flax import nnx
 from judging import looped, stepped
-from said import NUMBER, Oracle, close, off_by, parsed
 from strange_faults import FAULTS as STRANGE
 from tiny_faults import FAULTS as TINY
 
@@ -400,7 +400,7 @@ def sentence_of(one: Finding) -> tuple[Sentence, dict[str, str]]:
     for sentence in SENTENCES:
         if sentence.rule == one.rule:
             try:
-                return sentence, parsed(sentence.regex, one.what)
+                return sentence, parse_sentence(sentence.regex, one.what)
             except AssertionError:
                 continue
     raise AssertionError(f"no sentence of {one.rule} is {one.what!r}")
@@ -570,7 +570,7 @@ def check(one: Finding, subject: Any, oracle: Oracle) -> None:
     if "shifted" in parts and (calls := oracle.examined(site)):
         expected |= {"last": 0, "values": calls[0].shape[0] * calls[0].shape[1]}
         assert parts["units"] == units_said(oracle, site), one.what
-        expected |= off_by(calls, oracle.parameters(), site)
+        expected |= batch_norm_offsets(calls, oracle.parameters(), site)
     if one.rule in ("vanishing-gradient", "exploding-gradient"):
         norms = oracle.gradient_norms()
         first, last = unquoted(parts["first"]), unquoted(parts["last"])

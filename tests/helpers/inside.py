@@ -82,7 +82,7 @@ class inside:
 def receive(screen: Screen, message: Any) -> None:
     """A message, or whatever else a page may send as a header, comes from the browser."""
     header = protocol.to_header(message) if dataclasses.is_dataclass(message) else message
-    screen._received(None, header, [])
+    screen._on_message(None, header, [])
 
 
 def last_sent(screen: Screen) -> int:
@@ -102,7 +102,7 @@ def shown_of(run: Run) -> Presenter:
 
 def clicks_of(run: Run) -> Any:
     """What answers a click on it."""
-    return run._clicks
+    return run._requests
 
 
 def snapshot_of(run: Run) -> dict[str, Any]:

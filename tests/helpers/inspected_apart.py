@@ -28,7 +28,7 @@ from multi_process_training import RATE, STEPS, D, Net, X, loss_of, made, placed
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.live.programs import process_group
-from nnx_inspector.screen.control.answers import CONTROL, Controlled
+from nnx_inspector.screen.control.state import CONTROL, ControlState
 
 SITES = ("", "a", "b")
 MOMENTS = ("size", "mean", "std", "min", "max", "zeros")
@@ -338,7 +338,7 @@ def controlled(mesh: Any) -> dict[str, Any]:
                 losses.append(float(step(net, optimizer, x)))
         said = {"steps": [[one.step, one.perturbed] for one in recording.passes]}
         if me == 0:
-            table = Controlled.from_columns(nni.load(path).table(CONTROL))
+            table = ControlState.from_columns(nni.load(path).table(CONTROL))
             said |= {"done": table.done, "refusals": refusals}
             run.close()
         with nni.watch(net, every=3, **how) as recording, contextlib.suppress(StopIteration):
@@ -350,7 +350,7 @@ def controlled(mesh: Any) -> dict[str, Any]:
                     raise StopIteration
                 if me == 0 and several > 1 and i == 7:
                     refusals["left"] = refused(run.measure_next)
-                    now = Controlled.from_columns(run.recording.table(CONTROL))
+                    now = ControlState.from_columns(run.recording.table(CONTROL))
                     refusals["off"] = now.perturbations[-1].not_acting
                 losses.append(float(step(net, optimizer, x)))
         if several > 1 and me == 1:  # on with the training, unwatched

@@ -327,7 +327,7 @@ def test_a_look_does_not_wait_for_values_that_are_being_compiled(fake, monkeypat
 def test_every_request_has_its_handler():
     without_reply = {protocol.Hello, protocol.Ack}
     of_runs = {protocol.SetEvery, protocol.MeasureNext, protocol.ReadSite}
-    of_all = {protocol.OpenBeside}  # answered by `Requests`
+    of_all = {protocol.OpenBeside}  # answered by `RequestHandler`
     assert set(Commands.table) == set(protocol.TO_KERNEL) - without_reply - of_runs - of_all
 
 
@@ -426,7 +426,7 @@ def elsewhere(work):
 def test_how_changes_reach_a_loop(silent, kind):
     screen = Screen()
     told, said = [], itertools.count(1)
-    screen.heard_elsewhere = lambda: told.append(screen.listening(None))
+    screen.on_listening_changed = lambda: told.append(screen.listening(None))
 
     def come():
         hello = {
@@ -454,7 +454,7 @@ def test_how_changes_reach_a_loop(silent, kind):
 def test_a_hello_that_waited_behind_cells_is_not_answered_any_more(silent):
     heard = []
     screen = Screen()
-    screen.asked = lambda: heard.append
+    screen.handler = lambda: heard.append
 
     def come(page, said):
         hello = {

@@ -30,10 +30,10 @@ def finding(site="a", rule="nonfinite", severity="error"):
     )
 
 
-def diagnosing(monkeypatch, diagnose, keep=lambda message: None, notice=print):
+def diagnosing(monkeypatch, diagnose, publish=lambda message: None, notice=print):
     """A `Diagnosing` that calls `diagnose` in place of the rules."""
     monkeypatch.setattr("nnx_inspector.inspector.diagnosing.diagnose", lambda recording: diagnose())
-    view = types.SimpleNamespace(keep=keep)
+    view = types.SimpleNamespace(publish=publish)
     closing = contextlib.ExitStack()
     meter = types.SimpleNamespace(compilations=types.SimpleNamespace(all=list))
     core = types.SimpleNamespace(
@@ -143,7 +143,7 @@ def test_more_than_the_screen_shows_are_counted():
 @pytest.fixture
 def insp():
     one = nni.Inspector(TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3)), display=False)
-    inside(one).view.shown = True
+    inside(one).view.display_requested = True
     yield one
     one.close()
 
@@ -151,7 +151,7 @@ def insp():
 def test_an_inspector_tells_what_it_finds_in_its_own_passes(insp):
     insp.run(jnp.ones((4, 3)).at[0, 0].set(jnp.nan))
     inside(insp).diagnosing.wait()
-    message = inside(insp).view.kept("findings")
+    message = inside(insp).view.last_message("findings")
     assert (message.findings[0].rule, message.findings[0].site) == ("nonfinite", "a")
     assert [row.what for row in message.findings] == [one.what for one in insp.findings]
 
@@ -161,7 +161,7 @@ def test_and_in_a_watched_loop(insp):
     for x in insp.watch([jnp.ones((4, 3)), jnp.full((4, 3), jnp.nan)], every=1):
         step(insp.model, x)
     inside(insp).diagnosing.wait()
-    assert inside(insp).view.kept("findings").findings[0].rule == "nonfinite"
+    assert inside(insp).view.last_message("findings").findings[0].rule == "nonfinite"
 
 
 def test_a_metric_that_is_not_finite_is_told_before_the_next_measured_step(insp):
@@ -172,7 +172,7 @@ def test_a_metric_that_is_not_finite_is_told_before_the_next_measured_step(insp)
         insp.metrics(loss=float("nan") if i == 2 else 1.0)
         if i == 3:  # the metrics of a step are taken when it ends
             inside(insp).diagnosing.wait()
-            told += inside(insp).view.kept("findings").findings
+            told += inside(insp).view.last_message("findings").findings
     (row,) = [row for row in told if row.rule == "metrics"]
     assert row.step == 2
     assert "'loss' was NaN in 1 of 3 values, first at step 2" in row.what

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from browsing import Browser
+from fake_browser import FakeBrowser
 from flax import nnx
 from inside import inside
 from reused import Reused
@@ -246,8 +246,8 @@ def test_what_is_compiled_late_is_not_of_another_state_of_the_model(monkeypatch)
 
 
 def test_the_browser_never_gets_an_effect_of_something_else(insp, train, monkeypatch):
-    browser = Browser(monkeypatch)
-    monkeypatch.setattr("nnx_inspector.screen.presenter.STATED", 0.0)
+    browser = FakeBrowser(monkeypatch)
+    monkeypatch.setattr("nnx_inspector.screen.presenter.STATE_INTERVAL", 0.0)
     monkeypatch.setattr(inside(insp).view.screen, "ready_for_frame", lambda: True)
     insp.step(loss_fn, X)
     handle = insp.perturb("a", nni.Scale(2.0))
@@ -260,7 +260,7 @@ def test_the_browser_never_gets_an_effect_of_something_else(insp, train, monkeyp
         train()
     insp.run()
     of = {}
-    for header, _ in browser.of("state"):
+    for header, _ in browser.messages("state"):
         state = protocol.from_header(header)
         on = tuple(p.strength for p in state.perturbations if p.enabled)
         if state.effect is not None and state.effect.perturbed:
@@ -292,15 +292,15 @@ def test_how_far_each_site_moved_is_known_of_all_sites(insp, model):
 
 def test_behind_a_perturbed_pass_comes_the_same_without_it(insp, train, monkeypatch):
     def frames():
-        return [header for header, _ in browser.of("frame")]
+        return [header for header, _ in browser.messages("frame")]
 
-    browser = Browser(monkeypatch)
+    browser = FakeBrowser(monkeypatch)
     insp.step(loss_fn, X)
-    clean = browser.of("frame")[-1][1]
+    clean = browser.messages("frame")[-1][1]
     assert [header["held"] for header in frames()] == [False]
     browser.sent.clear()
     handle = insp.perturb("a", nni.Zero())
-    (behind, buffer), (shown, perturbed) = browser.of("frame")[:2]
+    (behind, buffer), (shown, perturbed) = browser.messages("frame")[:2]
     assert behind["number"] == protocol.CLEAN - shown["number"]
     assert (behind["held"], behind["perturbed"], shown["perturbed"]) == (True, False, True)
     assert behind["step"] == shown["step"]

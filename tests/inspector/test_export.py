@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from inside import inside
 from models import TwoLayers
-from pages import store
+from saved_pages import read_page
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.export import content_of
@@ -38,7 +38,7 @@ def insp():
 def unpacked(insp, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "run.html"
     assert insp.to_html(path) == path.stat().st_size
-    return store(path.read_text())
+    return read_page(path.read_text())
 
 
 def answers(unpacked, what):
@@ -105,7 +105,7 @@ def test_of_large_models_the_selected_and_the_topmost_are_detailed(
 ):
     monkeypatch.setattr(replay, "MOST_DETAILED", 2)
     insp.to_html(tmp_path / "run.html")
-    index = store((tmp_path / "run.html").read_text()).index
+    index = read_page((tmp_path / "run.html").read_text()).index
     keys = [site["key"] for site in index["layout"]["sites"]]
     assert [keys[row] for row in index["detailed"]] == ["b", ""]
     assert "The details of 2 of 3 modules are kept." in index["note"]
@@ -115,7 +115,7 @@ def test_what_cannot_be_told_is_told_in_words(tmp_path: pathlib.Path):
     model = nnx.Sequential(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), lambda x: x.sum())
     insp = nni.Inspector(model, X, display=False)
     insp.to_html(tmp_path / "run.html")
-    units = dict(store((tmp_path / "run.html").read_text()).index["answers"]["units"])
+    units = dict(read_page((tmp_path / "run.html").read_text()).index["answers"]["units"])
     assert "no array of numbers with an axis" in units[""]["error"]
     assert units["layers/0"]["header"]["units"] == 2
     insp.close()
@@ -126,7 +126,7 @@ def test_a_closed_inspector_still_has_its_page(tmp_path: pathlib.Path):
     insp.run()
     insp.close()
     insp.to_html(tmp_path / "run.html")
-    index = store((tmp_path / "run.html").read_text()).index
+    index = read_page((tmp_path / "run.html").read_text()).index
     assert len(index["frames"]) == 1
     assert not index["state"]["closed"]
 
@@ -136,7 +136,7 @@ def test_the_pictures_of_the_batch_are_on_the_page(tmp_path):
     conv = nnx.Conv(1, 2, (3, 3), rngs=nnx.Rngs(0))
     insp = nni.Inspector(conv, images, display=False)
     insp.to_html(tmp_path / "run.html")
-    index = store((tmp_path / "run.html").read_text()).index
+    index = read_page((tmp_path / "run.html").read_text()).index
     (kept,) = (one for one in index["kept"] if one["type"] == "inputs")
     pictures = protocol.from_header(kept).pictures
     pixels = np.frombuffer(base64.b64decode(pictures.pixels), np.uint8).reshape(3, 9, 8, 1)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from browsing import Browser
+from fake_browser import FakeBrowser
 from flax import nnx
 from inside import inside, receive
 from reused import Reused
@@ -46,7 +46,7 @@ def loss_fn(model, x):
 
 @pytest.fixture
 def browser(monkeypatch):
-    return Browser(monkeypatch)
+    return FakeBrowser(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def arrays(model):
 
 
 def table(browser, insp):
-    header, buffer = browser.of("frame")[-1]
+    header, buffer = browser.messages("frame")[-1]
     shape = len(inside(insp).view.keys), len(protocol.QUANTITIES), len(protocol.STATISTICS)
     flat = np.frombuffer(buffer, "<f8", int(np.prod(shape)))
     return header, dict(zip(inside(insp).view.keys, flat.reshape(shape), strict=True))
@@ -273,7 +273,7 @@ def test_leaving_a_loop_early_leaves_no_hook(insp, model, leave):
 def test_a_nan_loss_is_kept_and_sent_as_not_a_number(insp, browser):
     insp.metrics(loss=float("nan"))
     assert np.isnan(insp.recording.curves()["loss"][0, 1])
-    assert browser.of("frame")[-1][0]["metrics"] == {"loss": None}
+    assert browser.messages("frame")[-1][0]["metrics"] == {"loss": None}
 
 
 def test_closing_the_widget_does_not_stop_the_loop(insp, model):
@@ -349,26 +349,30 @@ def test_what_is_on_screen_is_what_the_summaries_say(insp, browser):
 
 
 def test_nothing_is_drawn_or_diagnosed_until_a_view_may_be_there(browser, model, monkeypatch):
-    monkeypatch.setattr(Presenter, "shown", False)
+    monkeypatch.setattr(Presenter, "display_requested", False)
     insp = nni.Inspector(model, X, display=False)
     train = nnx.jit(lambda model, x: loss_fn(model, x)[0])
     for x in insp.watch([X] * 3, every=1):
         train(model, x)
     inside(insp).diagnosing.wait()
-    assert not browser.of("frame")
-    assert inside(insp).view.kept("findings") is None
-    browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=1))
-    ((frame, _),) = browser.of("frame")
+    assert not browser.messages("frame")
+    assert inside(insp).view.last_message("findings") is None
+    browser.replies_to(
+        insp, protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=1)
+    )
+    ((frame, _),) = browser.messages("frame")
     assert frame["step"] == 2
     insp._repr_mimebundle_()
     insp.run(X)
-    assert len(browser.of("frame")) == 2
+    assert len(browser.messages("frame")) == 2
 
 
 def test_hello_is_answered_with_everything(insp, browser):
     insp.metrics(loss=1.0)
     browser.sent.clear()
-    browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=1))
+    browser.replies_to(
+        insp, protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=1)
+    )
     kinds = [(role, header["type"]) for role, header, _ in browser.sent]
     assert kinds[:2] == [("control", "reply"), ("stream", "layout")]
     assert {kind for role, kind in kinds if role == "stream"} == {
@@ -379,13 +383,17 @@ def test_hello_is_answered_with_everything(insp, browser):
 
 def test_a_page_without_the_stream_is_told_everything_over_control(insp, browser):
     browser.sent.clear()
-    browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=False, page="a", said=2))
+    browser.replies_to(
+        insp, protocol.Hello(version=protocol.VERSION, streams=False, page="a", said=2)
+    )
     insp.run()
     assert {role for role, _, _ in browser.sent} == {"control"}
     assert {"reply", "layout", "state", "frame"} <= {
         header["type"] for _, header, _ in browser.sent
     }
-    browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=3))
+    browser.replies_to(
+        insp, protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=3)
+    )
     browser.sent.clear()
     insp.run()
     assert {role for role, _, _ in browser.sent} == {"stream"}
@@ -399,26 +407,28 @@ def test_every_header_fits_its_type(insp, browser):
 
 
 def test_a_click_selects_and_sends_that_sites_histogram(insp, browser):
-    assert browser.says(insp, protocol.Select(id=1, site="a")) == [
+    assert browser.replies_to(insp, protocol.Select(id=1, site="a")) == [
         {"type": "reply", "id": 1, "ok": True, "error": ""}
     ]
     assert insp.selected == "a"
-    header, _ = browser.of("frame")[-1]
+    header, _ = browser.messages("frame")[-1]
     index = inside(insp).view.keys.index("a")
     assert [(h["site"], h["quantity"]) for h in header["histograms"]] == [(index, 0)]
 
 
 def test_the_switch_in_the_browser_is_the_handle_in_python(insp, browser):
     insp.step(loss_fn, X)
-    browser.says(insp, protocol.Perturb(id=1, site="b", kind="Zero", strength=None, at="output"))
+    browser.replies_to(
+        insp, protocol.Perturb(id=1, site="b", kind="Zero", strength=None, at="output")
+    )
     handle = insp.perturbations[0]
     assert (handle.site, handle.enabled) == ("b", True)
-    state = browser.of("state")[-1][0]
+    state = browser.messages("state")[-1][0]
     assert state["effect"]["perturbed"]["loss"] == 0.0
     adjust = protocol.Adjust(id=2, perturbation=handle.id, enabled=False, strength=None)
-    assert browser.says(insp, adjust)[0]["ok"]
+    assert browser.replies_to(insp, adjust)[0]["ok"]
     assert not handle.enabled
-    assert browser.says(insp, protocol.Remove(id=3, perturbation=handle.id))[0]["ok"]
+    assert browser.replies_to(insp, protocol.Remove(id=3, perturbation=handle.id))[0]["ok"]
     assert insp.perturbations == []
 
 
@@ -447,7 +457,7 @@ def test_the_switch_in_the_browser_is_the_handle_in_python(insp, browser):
 )
 def test_a_bad_command_gets_one_readable_reply_and_changes_nothing(insp, browser, message, text):
     before = insp.selected, insp.perturbations
-    replies = browser.says(insp, message)
+    replies = browser.replies_to(insp, message)
     assert len(replies) == 1
     assert replies[0]["id"] == 9
     assert not replies[0]["ok"]
@@ -461,9 +471,9 @@ def test_junk_is_ignored(insp, browser, junk):
 
 
 def test_a_browser_that_does_not_draw_gets_few_frames_and_the_rest_is_counted(insp, model, browser):
-    frames = len(browser.of("frame"))
+    frames = len(browser.messages("frame"))
     train(insp, model, n=40, every=1)
-    sent = len(browser.of("frame")) - frames
+    sent = len(browser.messages("frame")) - frames
     assert inside(insp).view.screen.dropped > 0
     assert sent + inside(insp).view.screen.dropped >= 40
 
@@ -627,11 +637,11 @@ def test_commands_may_arrive_on_any_thread_while_a_loop_runs(insp, model, browse
         while not stop.is_set():
             if insp.perturbations:
                 for handle in insp.perturbations:
-                    browser.says(insp, protocol.Remove(id=i, perturbation=handle.id))
+                    browser.replies_to(insp, protocol.Remove(id=i, perturbation=handle.id))
             else:
                 message = protocol.Perturb(id=i, site="a", kind="Scale", strength=0.5, at="output")
-                browser.says(insp, message)
-            browser.says(insp, protocol.Select(id=i, site="b"))
+                browser.replies_to(insp, message)
+            browser.replies_to(insp, protocol.Select(id=i, site="b"))
             i += 1
 
     thread = threading.Thread(target=click)
@@ -643,7 +653,7 @@ def test_commands_may_arrive_on_any_thread_while_a_loop_runs(insp, model, browse
         thread.join()
     assert np.isfinite(losses).all()
     assert traces == 2
-    assert all(header["ok"] for header, _ in browser.of("reply"))
+    assert all(header["ok"] for header, _ in browser.messages("reply"))
 
 
 # -------------------------------------------------------------------- modes

@@ -14,7 +14,7 @@ assert [len(insp.recording) for insp in inspectors] == [1, 1]
 """
 MOVE = """
 from nnx_inspector.screen.export import notebook
-notebook.RESTS = 1000
+notebook.REST_SECONDS = 1000
 for insp in inspectors:
     insp.run(jnp.zeros((4, 2)))
 """

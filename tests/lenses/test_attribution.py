@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from language import LENGTH, TOKENS, VOCABULARY, D, Language, language
+from language_models import LENGTH, TOKENS, VOCABULARY, D, Language, language
 
 import nnx_inspector as nni
 
@@ -137,7 +137,7 @@ def test_the_model_does_not_change():
     assert all(a is b for a, b in zip(before, jax.tree.leaves(nnx.state(model)), strict=True))
 
 
-class Together(nnx.Module):
+class BatchCoupled(nnx.Module):
     """Its BatchNorm in training makes each output depend on all examples."""
 
     def __init__(self):
@@ -151,8 +151,8 @@ class Together(nnx.Module):
 @pytest.mark.parametrize("method", ["gradient", "integrated_gradients"])
 def test_each_example_is_attributed_with_the_others_as_they_are(method: Any):
     x = X.reshape(-1, 3)[:4]
-    found = nni.attribute(Together(), x, output=1, method=method, steps=200)
-    output = lambda x: Together()(x)[:, 1]  # noqa: E731
+    found = nni.attribute(BatchCoupled(), x, output=1, method=method, steps=200)
+    output = lambda x: BatchCoupled()(x)[:, 1]  # noqa: E731
     np.testing.assert_allclose(found.output, output(x), rtol=1e-5)
     if method == "gradient":
         own = jax.jit(jax.jacobian(output))(jnp.asarray(x))[np.arange(4), np.arange(4)]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from compiled import Compiled
 from flax import nnx
-from language import VOCABULARY, language
+from language_models import VOCABULARY, language
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.inspector import Inspector
@@ -22,7 +22,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(23, 5, 4)).astype(np.float32)
 
 
-class Same(nnx.Module):
+class Identity(nnx.Module):
     """Returns what it receives, so that the test decides on every value."""
 
     def __call__(self, x: Any) -> Any:
@@ -31,7 +31,7 @@ class Same(nnx.Module):
 
 class Model(nnx.Module):
     def __init__(self):
-        self.same, self.head = Same(), nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+        self.same, self.head = Identity(), nnx.Linear(4, 2, rngs=nnx.Rngs(0))
         self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
 
     def __call__(self, x: Any) -> Any:
@@ -107,7 +107,7 @@ class Own(nnx.Module):
     """Its structure does not say how long its array is."""
 
     def __init__(self, units: int):
-        self.w, self.same = nnx.Param(jnp.arange(1.0, units + 1)), Same()
+        self.w, self.same = nnx.Param(jnp.arange(1.0, units + 1)), Identity()
 
     def __call__(self, x: Any) -> Any:
         return self.same(x[..., :1] * self.w)
@@ -178,7 +178,7 @@ def test_an_axis_may_be_that_of_heads():
 
     class Heads(nnx.Module):
         def __init__(self):
-            self.same = Same()
+            self.same = Identity()
 
         def __call__(self, x: Any) -> Any:
             return self.same(x).sum()
@@ -252,7 +252,7 @@ def test_the_model_does_not_change():
 
 class Twice(nnx.Module):
     def __init__(self):
-        self.same, self.wave, self.mean = Same(), Same(), Same()
+        self.same, self.wave, self.mean = Identity(), Identity(), Identity()
 
     def __call__(self, x: Any) -> Any:
         self.mean(x.mean(0))

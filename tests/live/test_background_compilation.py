@@ -67,7 +67,7 @@ class Loop:
         self.model = TwoLayers(nnx.Rngs(0))
         self.optimizer = nnx.Optimizer(self.model, optax.sgd(0.1), wrt=nnx.Param)
         self.insp = nni.Inspector(self.model, X, display=False)
-        inside(self.insp).view._shown_in = 1  # as a cell of a notebook that displayed it
+        inside(self.insp).view._displayed_in = 1  # as a cell of a notebook that displayed it
         self.step = make(self.model, self.optimizer)
         self.gate, self.texts, self.compiled = threading.Event(), [], []
 
@@ -152,7 +152,7 @@ def test_who_can_spare_no_step_has_the_first_one(batches, every):
 def test_it_compiles_before_the_loop(what, tmp_path):
     one = Loop()
     if what == "off screen":
-        inside(one.insp).view._shown_in = None  # not displayed
+        inside(one.insp).view._displayed_in = None  # not displayed
     elif what == "saved":
         one.insp.save(tmp_path / "run.nni")
     else:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from language import TOKENS, D, Language
+from language_models import TOKENS, D, Language
 
 import nnx_inspector as nni
 from nnx_inspector.perturbations.base import Part, is_random

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from language import LAYERS, TOKENS, D, Language
+from language_models import LAYERS, TOKENS, D, Language
 
 import nnx_inspector as nni
 

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import pytest
 
 from nnx_inspector.profiling import hlo
-from nnx_inspector.profiling.memory import held_at_peak
+from nnx_inspector.profiling.memory import live_at_peak
 
 
 def held(*lines: str, head: str = "", more: str = "") -> dict[str, int]:
     top = f"HloModule m, is_scheduled=true{head}"
     entry = "ENTRY %main (p: f32[4]) -> f32[4] {"
-    return held_at_peak(hlo.parse("\n".join([top, more, entry, *(f"  {x}" for x in lines), "}"])))
+    return live_at_peak(hlo.parse("\n".join([top, more, entry, *(f"  {x}" for x in lines), "}"])))
 
 
 def test_the_holders_are_those_of_the_moment_when_most_is_there():
@@ -108,5 +108,5 @@ def test_what_is_held_is_about_what_xla_says_that_it_needs(f: Any):
     compiled = jax.jit(f).lower(jnp.ones((128, 128))).compile()
     plan: Any = compiled.memory_analysis()
     needed = plan.temp_size_in_bytes + plan.output_size_in_bytes
-    found = sum(held_at_peak(hlo.parse(compiled.as_text() or "")).values())
+    found = sum(live_at_peak(hlo.parse(compiled.as_text() or "")).values())
     assert 0.6 * needed <= found <= 1.2 * needed  # between buffers XLA loses some

@@ -3,7 +3,7 @@
 import pytest
 
 from nnx_inspector.profiling import hlo
-from nnx_inspector.profiling.attribution import has_derivative, owners_of, phase_in
+from nnx_inspector.profiling.owners import has_derivative, owners_of, phase_in
 
 
 def op(text: str, name: str = "") -> str:

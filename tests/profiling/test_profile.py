@@ -1,5 +1,5 @@
 """`nni.profile` of real steps. Times depend on the machine: of these only sums and signs are
-compared; `test_owners` and `test_shares` have constructed ones.
+compared; `test_owners` and `test_traces` have constructed ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def train_step(model: Unequal, optimizer: nnx.Optimizer[Unequal], x: jax.Array) 
     return loss
 
 
-def made() -> tuple[Unequal, nnx.Optimizer[Unequal]]:
+def model_and_optimizer() -> tuple[Unequal, nnx.Optimizer[Unequal]]:
     model = Unequal()
     return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
 
@@ -68,7 +68,7 @@ def check(found: Any) -> None:
 
 
 def test_a_step_of_nnx_is_divided_among_its_modules_and_changes_nothing():
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     before = values(model, optimizer)
     found = nni.profile(model, train_step, model, optimizer, X)
     check(found)
@@ -90,7 +90,7 @@ def test_a_step_of_nnx_is_divided_among_its_modules_and_changes_nothing():
 
 
 def test_a_functional_step_with_donated_state_runs_on_copies():
-    model, _ = made()
+    model, _ = model_and_optimizer()
     graphdef, params = nnx.split(model, nnx.Param)
     optimizer = optax.sgd(0.1, momentum=0.9)
 
@@ -108,7 +108,7 @@ def test_a_functional_step_with_donated_state_runs_on_copies():
 
 
 def test_an_optimizer_outside_jit_is_the_update():
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     gradients = nnx.jit(nnx.grad(lambda m, x: (m(x) ** 2).mean()))
 
     def step(model: Any, optimizer: Any, x: Any) -> None:
@@ -164,7 +164,7 @@ def test_two_programs_of_one_name_stand_at_the_modules_of_each():
 
 
 def test_a_step_without_a_gradient_is_forward_alone():
-    model, _ = made()
+    model, _ = model_and_optimizer()
     found = nni.profile(model, nnx.jit(lambda m, x: m(x)), model, X)
     check(found)
     assert found.to_frame()[["backward_ms", "update_ms"]].to_numpy().sum() == 0
@@ -172,7 +172,7 @@ def test_a_step_without_a_gradient_is_forward_alone():
 
 
 def test_profiling_again_traces_nothing_again():
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     traces = 0
 
     @nnx.jit
@@ -190,14 +190,14 @@ def test_profiling_again_traces_nothing_again():
 
 
 def test_the_step_may_take_its_model_from_around_it():
-    model, _ = made()
+    model, _ = model_and_optimizer()
     found = nni.profile(model, jax.jit(lambda x: model(x).sum()), X)
     check(found)
     assert found["large"].forward_ms > 0
 
 
 def test_table_frame_and_figure_say_the_same(tmp_path: pathlib.Path):
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     found = nni.profile(model, train_step, model, optimizer, X, runs=1, folder=tmp_path)
     text = repr(found)
     assert "(outside modules)" in text
@@ -217,7 +217,7 @@ def test_table_frame_and_figure_say_the_same(tmp_path: pathlib.Path):
 
 
 def test_an_inspector_profiles_its_model_between_loops():
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     insp = nni.Inspector(model, X, display=False)
     found = insp.profile(train_step, model, optimizer, X, runs=1)
     check(found)
@@ -248,7 +248,7 @@ def test_an_error_of_the_step_is_raised_as_it_is_and_leaves_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    model, _ = made()
+    model, _ = model_and_optimizer()
     before, calls = hookable_state(), 0
 
     def step(model: Any) -> None:
@@ -268,7 +268,7 @@ def test_an_error_of_the_step_is_raised_as_it_is_and_leaves_nothing(
 
 
 def test_a_step_that_never_calls_the_model_says_so():
-    model, other = made()[0], Unequal()
+    model, other = model_and_optimizer()[0], Unequal()
     with pytest.raises(nni.InspectorError, match="calls no module of the Unequal"):
         nni.profile(model, nnx.jit(lambda m, x: m(x)), other, X)
     with pytest.raises(nni.InspectorError, match="no events of operations"):
@@ -276,7 +276,7 @@ def test_a_step_that_never_calls_the_model_says_so():
 
 
 def test_another_trace_goes_on(tmp_path: pathlib.Path):
-    model, _ = made()
+    model, _ = model_and_optimizer()
     with jax.profiler.trace(str(tmp_path)):
         with pytest.raises(nni.InspectorError, match="End the other trace"):
             nni.profile(model, nnx.jit(lambda m, x: m(x)), model, X)
@@ -284,7 +284,7 @@ def test_another_trace_goes_on(tmp_path: pathlib.Path):
 
 
 def test_arguments_are_checked():
-    model, _ = made()
+    model, _ = model_and_optimizer()
     with pytest.raises(TypeError, match="function as the step"):
         nni.profile(model, 3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Module"):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from crafted import file_of, fill, parts_of
+from crafted_files import file_of, fill, parts_of
 from summaries import contents, deflate_summary, normal_values, summary_of
 
 from nnx_inspector.errors import InspectorError

@@ -16,11 +16,11 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-import crafted
+import crafted_files
 import numpy as np
 import pytest
 import safetensors.numpy
-from crafted import MAGIC, blob_of, file_of, parts_of, small
+from crafted_files import MAGIC, blob_of, file_of, parts_of, small_file
 from summaries import (
     all_summaries,
     assert_readable,
@@ -65,14 +65,14 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_the_small_file_is_whole(path: pathlib.Path) -> None:
-    found = tried(path, small())
+    found = tried(path, small_file())
     assert found is not None
     expected = Recording(max_steps=3)
-    crafted.fill(expected, range(7))
+    crafted_files.fill(expected, range(7))
     assert_same(found, expected)
     assert found.thinned == 7 - len(found) >= 4
     assert not found.cut_short
-    assert file_of(parts_of(small())) == small()
+    assert file_of(parts_of(small_file())) == small_file()
 
 
 @pytest.mark.parametrize("apart", [7, pytest.param(1, marks=pytest.mark.long)])
@@ -80,13 +80,13 @@ def test_every_truncation_is_refused_or_gives_the_passes_before(
     path: pathlib.Path, apart: int
 ) -> None:
     every = Recording()
-    crafted.fill(every, range(7))
+    crafted_files.fill(every, range(7))
     exact = {p[1]: (p[1:5], p[6:]) for p in contents(every)["passes"]}  # news apart
     starts, newest = [len(MAGIC)], -1
-    for _, _, body in parts_of(small()):
+    for _, _, body in parts_of(small_file()):
         starts.append(starts[-1] + 24 + len(body))
-    for length in range(0, len(small()), apart):
-        found = tried(path, small()[:length])
+    for length in range(0, len(small_file()), apart):
+        found = tried(path, small_file()[:length])
         if found is None:
             assert length < starts[2]  # names, head
             continue
@@ -106,7 +106,7 @@ PARTS = 9  # no power of two, so that each part has bytes of every place in a nu
     "part", [0, *(pytest.param(i, marks=pytest.mark.long) for i in range(1, PARTS))]
 )
 def test_every_changed_byte_is_refused(path: pathlib.Path, part: int) -> None:
-    data = small()
+    data = small_file()
     for at in range(part, len(data), PARTS):
         changed = bytes([data[at] ^ (1 + at % 255)])
         assert tried(path, data[:at] + changed + data[at + 1 :]) is None, at
@@ -117,11 +117,11 @@ def packed(texts: list[bytes]) -> dict[str, Any]:
     return {"text": np.frombuffer(b"".join(texts), np.uint8), "ends": ends}
 
 
-def part(kind: bytes, **columns: Any) -> crafted.Part:
+def part(kind: bytes, **columns: Any) -> crafted_files.Part:
     return kind, 0, safetensors.numpy.save(columns)
 
 
-def head(**other: Any) -> crafted.Part:
+def head(**other: Any) -> crafted_files.Part:
     columns: dict[str, Any] = {
         "bounds": np.array([100, 2**20]),
         "counts": np.array([0, 0]),
@@ -132,7 +132,7 @@ def head(**other: Any) -> crafted.Part:
     return part(b"head", **columns | other)
 
 
-def one_pass(blobs: list[bytes], **other: Any) -> crafted.Part:
+def one_pass(blobs: list[bytes], **other: Any) -> crafted_files.Part:
     columns: dict[str, Any] = {
         "pass": np.array([0, 7, 0, 0, 0, -1]),
         "site": np.arange(len(blobs), dtype=np.uint32),
@@ -214,7 +214,7 @@ def test_kinds_of_sections_that_may_be_skipped_are(path: pathlib.Path) -> None:
 
 
 @functools.cache
-def bombs() -> dict[str, list[crafted.Part]]:
+def bombs() -> dict[str, list[crafted_files.Part]]:
     """Well-formed files with false content."""
     kind, width, used, low, high = struct.unpack("<BBHdd", OLD[:20])
     inner = zlib.decompress(OLD[20 + 48 :])
@@ -224,7 +224,7 @@ def bombs() -> dict[str, list[crafted.Part]]:
         figures = OLD[20 : 20 + 48]
         return struct.pack("<BBHdd", *values.values()) + figures + zlib.compress(body, 9)
 
-    def passed(*blobs: bytes, **other: Any) -> list[crafted.Part]:
+    def passed(*blobs: bytes, **other: Any) -> list[crafted_files.Part]:
         return [NAMES, head(), one_pass(list(blobs), **other)]
 
     deep = b'{"a":' * 800 + b"1" + b"}" * 800
@@ -368,7 +368,7 @@ def test_what_is_no_file_is_refused_at_once(path: pathlib.Path, tmp_path: pathli
         with pytest.raises(OSError, match=str(name)):
             load(name)
     assert tried(path, b"") is None
-    path.write_bytes(small())
+    path.write_bytes(small_file())
     (tmp_path / "link").symlink_to(path)
     assert_same(load(tmp_path / "link"), load(path))
     path.unlink()
@@ -418,7 +418,7 @@ def check_mutated(path: pathlib.Path, source: random.Random, count: int) -> None
     tracemalloc.start()
     try:
         for _ in range(count):
-            path.write_bytes(crafted.mutated(source))
+            path.write_bytes(crafted_files.mutated(source))
             found = measured(path, path.stat().st_size)
             if found is None:
                 assert tried(path, path.read_bytes()) is None
@@ -461,7 +461,7 @@ def test_memory_stays_below_twice_the_file(
     assert len(found) == passes
 
 
-def table(title: str, **texts: bytes) -> crafted.Part:
+def table(title: str, **texts: bytes) -> crafted_files.Part:
     names = json.dumps([title, *texts]).encode()
     columns = {":names": np.frombuffer(names, np.uint8)}
     for name, data in texts.items():
@@ -549,7 +549,7 @@ def test_held_passes_are_added_without_copying_the_others(
 def test_many_sections_of_facts_are_not_joined_one_by_one(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def section(*sites: str) -> crafted.Part:
+    def section(*sites: str) -> crafted_files.Part:
         facts = Facts(sites=tuple(SiteFacts(site=site) for site in sites))
         return b"fact", 1, safetensors.numpy.save(facts.to_columns())
 
@@ -595,7 +595,7 @@ def test_what_precedes_the_damage_is_offered_and_read(path: pathlib.Path, change
     assert load(path).steps == [0, 1, 2, 9]
 
 
-@pytest.mark.parametrize("data", [MAGIC, b"text", small()[:40], MAGIC + b"\0" * 100])
+@pytest.mark.parametrize("data", [MAGIC, b"text", small_file()[:40], MAGIC + b"\0" * 100])
 def test_a_file_without_a_pass_is_refused_with_damaged_too(path: pathlib.Path, data: bytes) -> None:
     path.write_bytes(data)
     with pytest.raises(InspectorError) as error:
@@ -604,7 +604,7 @@ def test_a_file_without_a_pass_is_refused_with_damaged_too(path: pathlib.Path, d
 
 
 def test_a_whole_file_is_read_in_silence_with_damaged_too(path: pathlib.Path) -> None:
-    path.write_bytes(small())
+    path.write_bytes(small_file())
     found = load(path, damaged=True)
     assert_same(found, load(path))
     assert not found.cut_short

@@ -7,7 +7,7 @@ import re
 import shutil
 
 import pytest
-from crafted import parts_of
+from crafted_files import parts_of
 from summaries import contents, normal_values, summary_of
 
 from nnx_inspector.errors import InspectorError

@@ -10,11 +10,17 @@ from inside import inside, receive
 import nnx_inspector as nni
 import nnx_inspector.screen.comm as screens
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.screen.comm import CREDITS, SHORTEST, UNACKNOWLEDGED, InspectorWidget, Screen
+from nnx_inspector.screen.comm import (
+    CREDITS,
+    MIN_INTERVAL,
+    UNACKNOWLEDGED_INTERVAL,
+    InspectorWidget,
+    Screen,
+)
 from nnx_inspector.screen.protocol import VERSION
 
 
-class Drawn:
+class FakePage:
     """A screen whose page has drawn what it was sent at the time, or nothing at all."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, draws: bool):
@@ -38,19 +44,19 @@ class Drawn:
 
 @pytest.mark.parametrize("every", [0.001, 0.0083, 0.015, 0.024])
 def test_fast_passes_come_at_one_rate_whatever_their_own(monkeypatch, every):
-    sent = Drawn(monkeypatch, draws=True).sent_at(every, 5.0)
-    assert len(sent) == pytest.approx(5.0 / SHORTEST, rel=0.02)
+    sent = FakePage(monkeypatch, draws=True).sent_at(every, 5.0)
+    assert len(sent) == pytest.approx(5.0 / MIN_INTERVAL, rel=0.02)
 
 
 @pytest.mark.parametrize("every", [0.026, 0.1, 1.0])
 def test_slow_passes_are_all_sent(monkeypatch, every):
-    page = Drawn(monkeypatch, draws=True)
+    page = FakePage(monkeypatch, draws=True)
     assert len(page.sent_at(every, 10.0)) == round(10.0 / every)
     assert page.screen.dropped == 0
 
 
 def test_at_30_a_second_an_answer_may_take_a_fifth_of_a_second(monkeypatch):
-    page, answers = Drawn(monkeypatch, draws=False), list[tuple[float, int]]()
+    page, answers = FakePage(monkeypatch, draws=False), list[tuple[float, int]]()
     for i in range(300):
         page.now = 100.0 + i / 30
         while answers and answers[0][0] <= page.now:
@@ -62,7 +68,7 @@ def test_at_30_a_second_an_answer_may_take_a_fifth_of_a_second(monkeypatch):
 
 
 def test_after_a_pause_no_more_come_than_before(monkeypatch):
-    page = Drawn(monkeypatch, draws=True)
+    page = FakePage(monkeypatch, draws=True)
     page.screen.next_seq()
     receive(page.screen, {"type": "ack", "seq": 1})
     page.now += 60.0
@@ -75,14 +81,14 @@ def test_after_a_pause_no_more_come_than_before(monkeypatch):
 
 
 def test_a_page_that_draws_nothing_gets_few(monkeypatch):
-    sent = Drawn(monkeypatch, draws=False).sent_at(0.005, 5.0)
-    assert len(sent) == pytest.approx(CREDITS + 5.0 / UNACKNOWLEDGED, abs=2)
+    sent = FakePage(monkeypatch, draws=False).sent_at(0.005, 5.0)
+    assert len(sent) == pytest.approx(CREDITS + 5.0 / UNACKNOWLEDGED_INTERVAL, abs=2)
 
 
 @pytest.fixture
 def panes(monkeypatch):
-    monkeypatch.setattr(screens, "_beside", {})  # kept for the whole process
-    return screens._beside
+    monkeypatch.setattr(screens, "_side_panes", {})  # kept for the whole process
+    return screens._side_panes
 
 
 def shown_in(pane):
@@ -92,7 +98,7 @@ def shown_in(pane):
 
 def test_a_view_opens_beside_and_a_cell_that_runs_again_shows_the_new_one_there(panes):
     first, second, other = Screen(), Screen(), Screen()
-    screens.show_beside_again(first.control, "Net")
+    screens.refresh_side_pane(first.control, "Net")
     assert panes == {}  # nothing opens by itself
     screens.open_beside(first.control, "Net")
     pane = panes["Net"]
@@ -101,9 +107,9 @@ def test_a_view_opens_beside_and_a_cell_that_runs_again_shows_the_new_one_there(
         "split-right",
         first.control.model_id,
     )
-    screens.show_beside_again(other.control, "Other")
+    screens.refresh_side_pane(other.control, "Other")
     assert list(panes) == ["Net"]
-    screens.show_beside_again(second.control, "Net")
+    screens.refresh_side_pane(second.control, "Net")
     assert panes["Net"] is pane  # where the user has put it
     assert shown_in(pane) == second.control.model_id
     screens.open_beside(second.control, "Net")
@@ -136,5 +142,5 @@ def test_a_page_of_another_version_is_sent_what_names_this_one(apart, more, monk
     assert {one["type"] for one in sent} == as_ever - {"reply"}
     assert {one["version"] for one in sent if "version" in one} == {VERSION}
     # which greeting counts has no sign of its own
-    assert (screen.page, screen._said, screen.greeted) == ("this", 3, True)
+    assert (screen.page, screen._hello_number, screen.has_view) == ("this", 3, True)
     insp.close()

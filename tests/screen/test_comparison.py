@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from browsing import Browser
 from flax import nnx
 from inside import inside
 from models import Stacked, TwoLayers
@@ -18,14 +17,9 @@ from summaries import normal_values, summary_of
 import nnx_inspector as nni
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.comparison import compared, other_pass
+from nnx_inspector.screen.comparison import comparison_message, other_pass
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
-
-
-@pytest.fixture
-def browser(monkeypatch):
-    return Browser(monkeypatch)
 
 
 @pytest.fixture
@@ -76,7 +70,7 @@ def test_the_frame_is_returned_and_the_other_pass_can_be_asked_for(browser, insp
     browser.sent.clear()
     frame = insp.compare(nni.load(tmp_path / "before.nni"))
     assert frame.equals(nni.compare(other, insp.recording))
-    ((header, _),) = browser.of("other")
+    ((header, _),) = browser.messages("other")
     assert (header["name"], header["step"]) == ("before.nni", 0)
     shown = browser.ask(insp, protocol.ShowPass(id=7, number=protocol.OTHER, site="b"))
     assert [h["type"] for h, _ in shown] == ["frame", "reply"]
@@ -132,11 +126,11 @@ def test_a_new_view_is_told_again_and_none_takes_it_away(browser, insp, other):
         return protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=said)
 
     browser.ask(insp, hello(1))
-    ((told, _),) = browser.of("other")
+    ((told, _),) = browser.messages("other")
     assert told["name"] == "seed 7"
     assert insp.compare(None) is None
     browser.ask(insp, hello(2))
-    ((gone, _),) = browser.of("other")
+    ((gone, _),) = browser.messages("other")
     assert gone["name"] == ""
     assert gone["number"] > told["number"]
     assert not browser.ask(insp, ask(0))[0][0]["ok"]
@@ -148,7 +142,7 @@ def test_a_record_of_another_model_with_layers(browser):
     _, record = nni.capture(Stacked(nnx.Rngs(1)))(x)
     frame = insp.compare(record)
     assert set(frame[frame["in"] == "a"]["quantity"]) == {"input"}, "nothing else is missing here"
-    ((header, _),) = browser.of("other")[-1:]
+    ((header, _),) = browser.messages("other")[-1:]
     assert (header["name"], header["step"]) == ("a record", None)
     sent = browser.ask(insp, ask(0))[0][0]
     assert without_shapes(sent) == figures(frame[frame["quantity"] != "input"])
@@ -174,7 +168,7 @@ def shapes_of(a, b):
     one, other = Recording(), Recording()
     one.append(0, {"c": {"output": summary_of(np.asarray(a, np.float32))}})
     other.append(0, {"c": {"output": summary_of(np.asarray(b, np.float32))}})
-    (row,) = compared(ask(0), other.passes[0], other_pass(one, None, sites=("c",))).rows
+    (row,) = comparison_message(ask(0), other.passes[0], other_pass(one, None, sites=("c",))).rows
     if not row.shapes:
         return None
     heights = np.frombuffer(bytes.fromhex(row.shapes), np.uint8).astype(int)
@@ -209,7 +203,7 @@ def test_what_has_no_figure_travels_as_json():
     b.append(
         0, {"c": {"output": summary_of(2 * x)}, "new": {"gradient": summary_of(normal_values(0))}}
     )
-    message = compared(ask(0), b.passes[0], other_pass(a, None, sites=b.sites))
+    message = comparison_message(ask(0), b.passes[0], other_pass(a, None, sites=b.sites))
     assert protocol.from_header(json.loads(protocol.to_json(message))) == message
     rows = {row.site: row for row in message.rows}
     assert (rows["c"].constant, rows["c"].quantile_distance, rows["c"].total_variation) == (
@@ -228,7 +222,7 @@ def test_the_farthest_travel_of_many():
     a.append(0, {f"s{i}": {"output": summary} for i in range(many)})
     far = {"output": summary_of(normal_values(0) + 9)}
     b.append(0, {f"s{i}": far if i == many - 1 else {"output": summary} for i in range(many)})
-    message = compared(ask(0), b.passes[0], other_pass(a, None, sites=b.sites))
+    message = comparison_message(ask(0), b.passes[0], other_pass(a, None, sites=b.sites))
     assert (len(message.rows), message.total) == (protocol.MOST_RANKED, many)
     assert message.rows[0].site == f"s{many - 1}"
 
@@ -241,7 +235,7 @@ def test_layers_of_another_run_are_called_as_here():
     for here, there in ((unrolled, stacked), (stacked, unrolled)):
         other = other_pass(there, None, sites=here.sites)
         assert set(other.keys) == set(here.passes[0].keys)
-        rows = compared(ask(0), here.passes[0], other).rows
+        rows = comparison_message(ask(0), here.passes[0], other).rows
         assert {(row.where, row.total_variation) for row in rows} == {("both", 0.0)}
 
 
@@ -253,7 +247,7 @@ def test_weights_are_compared_on_screen(browser):
     frame = insp.compare(before, name="before")
     assert frame is not None
     assert frame.equals(nni.compare_weights(before, model))
-    message = inside(insp).view.kept("weights")
+    message = inside(insp).view.last_message("weights")
     assert (message.name, message.total) == ("before", 2)
     moved, still = message.rows
     assert (moved.parameter, still.parameter) == ("kernel", "bias")
@@ -261,5 +255,5 @@ def test_weights_are_compared_on_screen(browser):
     assert (moved.distance, still.distance) == (frame.distance[0], 0.0)
     assert len(bytes.fromhex(moved.change)) == protocol.SPARK
     assert insp.compare(None) is None
-    assert inside(insp).view.kept("weights").name == ""
+    assert inside(insp).view.last_message("weights").name == ""
     insp.close()

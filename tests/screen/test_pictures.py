@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnx_inspector.screen.inputs import Argument, Inputs, inputs_of
+from nnx_inspector.screen.batch_reader import Argument, BatchReader, reader_of
 from nnx_inspector.screen.pictures import MOST_BYTES, NOT_FINITE, pictures_in
 
 RANDOM = np.random.default_rng(0)
@@ -110,10 +110,10 @@ def test_what_only_looks_like_a_picture_is_none(value):
 
 
 def test_what_was_told_to_be_a_picture_and_is_none_is_said():
-    message = Inputs(images="x").message([argument(np.zeros((4, 50, 3), np.float32))])
+    message = BatchReader(images="x").message([argument(np.zeros((4, 50, 3), np.float32))])
     assert message.pictures is None
     assert message.problem.startswith("images='x' is float32[4, 50, 3], which holds no pictures")
-    message = Inputs(images=3).message([argument(BYTES)])
+    message = BatchReader(images=3).message([argument(BYTES)])
     assert message.problem == "This pass has no argument images=3."
 
 
@@ -123,18 +123,18 @@ def test_the_argument_is_told_or_the_first_and_its_batch_counts():
         argument(BYTES, "a", 1),
         argument(BYTES[:3], "b", 2),
     ]
-    message = Inputs().message(both)
+    message = BatchReader().message(both)
     assert (message.batch, message.pictures.path) == (5, "a")
     assert message.pictures.shown.endswith("the first of 2 arguments with pictures")
-    assert Inputs(images="b").message(both).pictures.path == "b"
-    assert Inputs(images=2).message(both).batch == 3
-    assert Inputs(images=False).message(both).pictures is None
-    assert not Inputs(images=False).has_any([BYTES])
-    assert Inputs().has_any([BYTES])
+    assert BatchReader(images="b").message(both).pictures.path == "b"
+    assert BatchReader(images=2).message(both).batch == 3
+    assert BatchReader(images=False).message(both).pictures is None
+    assert not BatchReader(images=False).has_any([BYTES])
+    assert BatchReader().has_any([BYTES])
 
 
 def test_images_of_another_kind_are_an_argument_of_the_model():
-    inputs, others = inputs_of(lambda x, images: x, images=BYTES)
+    inputs, others = reader_of(lambda x, images: x, images=BYTES)
     assert inputs.images is None
     assert others["images"] is BYTES
-    assert inputs_of(len, images="none")[0].images is False
+    assert reader_of(len, images="none")[0].images is False

@@ -13,7 +13,7 @@ from summaries import summary_of
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import comm, presenter
 from nnx_inspector.screen.comm import InspectorWidget
-from nnx_inspector.screen.presenter import LONG, RESTS, Presenter
+from nnx_inspector.screen.presenter import LONG_FRAME, PAUSE_FACTOR, Presenter
 
 
 class Owner:
@@ -39,8 +39,8 @@ def test_a_pause_follows_what_took_the_processor_long_not_what_waited_for_it(
     monkeypatch.setattr(Presenter, "state_changed", lambda _: None)
     owner = Owner()
     view = Presenter(owner.snapshot)
-    view.shown = True
-    took = 2 * LONG
+    view.display_requested = True
+    took = 2 * LONG_FRAME
 
     def send(*_: Any, **__: Any) -> None:
         view.screen.next_seq()
@@ -58,7 +58,7 @@ def test_a_pause_follows_what_took_the_processor_long_not_what_waited_for_it(
         now["monotonic"] += 0.026
     pauses = np.diff(sent) - took
     if busy:
-        assert pauses.min() >= RESTS * took - 1e-9
+        assert pauses.min() >= PAUSE_FACTOR * took - 1e-9
         assert view.screen.dropped == 40 - len(sent)
     else:
         assert pauses.max() == pytest.approx(0.026)

@@ -92,7 +92,7 @@ def test_what_the_browser_sends_gets_at_most_one_reply_and_raises_nothing(header
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InspectorWidget, "send", lambda self, content, *_: sent.append(content))
         screen = Screen()
-        screen.asked = lambda: handled.append
+        screen.handler = lambda: handled.append
         for header in headers:
             sent.clear()
             handled.clear()

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from flax import nnx
 from inside import inside
+from saved_pages import content_for
 
 import nnx_inspector as nni
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.python_text import (
-    Showing,
-    addition,
-    made,
-    masked,
+    PerturbationMessages,
+    mask_of_bits,
     offers,
+    perturb_text,
+    perturbation_of_click,
     quoted,
     text_of,
 )
@@ -48,8 +49,8 @@ def handle(perturbation, *, number=1, site="a", sites=("a",), enabled=True, **mo
 
 
 def shown(perturbation, **more):
-    (looks,) = Showing().of([handle(perturbation, **more)], pending=False)
-    return looks
+    (message,) = PerturbationMessages().of([handle(perturbation, **more)], pending=False)
+    return message
 
 
 # ---------------------------------------------------------------------- making
@@ -57,17 +58,17 @@ def shown(perturbation, **more):
 
 @pytest.mark.parametrize(("kind", "strength", "expected"), OFFERED, ids=lambda v: str(v)[:16])
 def test_what_a_click_adds_does_what_its_name_says(kind, strength, expected):
-    perturbation = made(kind, strength, "input")
+    perturbation = perturbation_of_click(kind, strength, "input")
     assert (type(perturbation).__name__, perturbation.at) == (kind, "input")
     np.testing.assert_allclose(perturbation.apply(jnp.asarray(X)), expected, rtol=1e-6)
 
 
 def test_every_offer_can_be_made_and_is_shown_as_offered():
     for offer in OFFERS:
-        looks = shown(made(offer.kind, None, "output"))
-        assert (looks.kind, looks.acts_on, looks.at) == (offer.kind, offer.group, "output")
-        assert (looks.strength, looks.strength_name) == (offer.strength, offer.strength_name)
-        assert (looks.low, looks.high) == (offer.low, offer.high)
+        message = shown(perturbation_of_click(offer.kind, None, "output"))
+        assert (message.kind, message.acts_on, message.at) == (offer.kind, offer.group, "output")
+        assert (message.strength, message.strength_name) == (offer.strength, offer.strength_name)
+        assert (message.low, message.high) == (offer.low, offer.high)
         if offer.strength is not None:
             assert offer.low <= offer.strength <= offer.high
             assert offer.least is None or offer.least >= offer.low
@@ -75,7 +76,9 @@ def test_every_offer_can_be_made_and_is_shown_as_offered():
 
 def test_the_noise_of_a_click_has_the_strength_as_its_deviation():
     x = jnp.zeros((200, 100))
-    assert float(jnp.std(made("Noise", 0.25, "output").apply(x))) == pytest.approx(0.25, rel=0.05)
+    assert float(jnp.std(perturbation_of_click("Noise", 0.25, "output").apply(x))) == pytest.approx(
+        0.25, rel=0.05
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ def test_the_noise_of_a_click_has_the_strength_as_its_deviation():
 )
 def test_what_cannot_be_added_is_refused_in_words(kind, strength, text):
     with pytest.raises(ValueError, match=text):
-        made(kind, strength, "output")
+        perturbation_of_click(kind, strength, "output")
 
 
 # ---------------------------------------------------------------------- tuning
@@ -101,7 +104,7 @@ def test_what_cannot_be_added_is_refused_in_words(kind, strength, text):
 
 @pytest.mark.parametrize("offer", [o for o in OFFERS if o.strength is not None])
 def test_tuning_sets_the_strength_that_is_shown_and_nothing_else(offer):
-    before = made(offer.kind, None, "input")
+    before = perturbation_of_click(offer.kind, None, "input")
     after = before.tuned(0.375)
     assert shown(after).strength == 0.375
     back = after.tuned(offer.strength)
@@ -127,8 +130,13 @@ def test_tuning_keeps_a_direction_and_a_seed():
     ids=lambda one: one.python(short=True),
 )
 def test_what_has_no_single_strength_shows_none_and_cannot_be_tuned(perturbation):
-    looks = shown(perturbation)
-    assert (looks.strength, looks.strength_name, looks.low, looks.high) == (None, "", 0.0, 0.0)
+    message = shown(perturbation)
+    assert (message.strength, message.strength_name, message.low, message.high) == (
+        None,
+        "",
+        0.0,
+        0.0,
+    )
     with pytest.raises(ValueError, match="has no strength that is one number"):
         perturbation.tuned(1.0)
 
@@ -184,9 +192,10 @@ def test_the_python_text(perturbation, text):
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_where_it_acts_and_on_what(perturbation, at, acts_on):
-    looks = shown(perturbation)
-    assert (looks.at, looks.acts_on) == (at, acts_on)
-    assert protocol.from_header(protocol.to_header(state([looks]))).perturbations == (looks,)
+    message = shown(perturbation)
+    assert (message.at, message.acts_on) == (at, acts_on)
+    state = dataclasses.replace(content_for(("",)).state, perturbations=(message,))
+    assert protocol.from_header(protocol.to_header(state)) == state
 
 
 @pytest.mark.parametrize(
@@ -200,19 +209,22 @@ def test_where_it_acts_and_on_what(perturbation, at, acts_on):
     ],
 )
 def test_a_boolean_mask_of_units_says_how_many_are_off(mask, units):
-    looks = shown(nni.Mask(mask))
-    assert (looks.units, looks.units_off) == units
-    bits = "".join(f"{int(byte, 16):04b}" for byte in looks.mask)
+    message = shown(nni.Mask(mask))
+    assert (message.units, message.units_off) == units
+    bits = "".join(f"{int(byte, 16):04b}" for byte in message.mask)
     assert bits.count("1") == units[0] - units[1]
-    if looks.mask:
-        assert masked(looks.mask, units[0], looks.columns).tolist() == np.asarray(mask).tolist()
+    if message.mask:
+        assert (
+            mask_of_bits(message.mask, units[0], message.columns).tolist()
+            == np.asarray(mask).tolist()
+        )
 
 
 def test_a_pattern_names_its_sites_up_to_a_limit():
     sites = tuple(f"blocks/{i}" for i in range(250))
-    looks = shown(nni.Zero(), site="blocks/*", sites=sites)
-    assert (looks.site, looks.reach) == ("blocks/*", 250)
-    assert looks.sites == sites[: protocol.MOST_SITES]
+    message = shown(nni.Zero(), site="blocks/*", sites=sites)
+    assert (message.site, message.reach) == ("blocks/*", 250)
+    assert message.sites == sites[: protocol.MOST_SITES]
 
 
 def test_what_changes_is_shown_and_the_rest_is_looked_at_once():
@@ -227,7 +239,7 @@ def test_what_changes_is_shown_and_the_rest_is_looked_at_once():
 
     mask = nni.Mask(np.array([True, False]))
     object.__setattr__(mask, "mask", Looked())
-    showing, one = Showing(), handle(mask, compiling=True)
+    showing, one = PerturbationMessages(), handle(mask, compiling=True)
     (first,) = showing.of([one], pending=True)
     times, Looked.times = Looked.times, 0
     one.enabled, one.compiling = False, False
@@ -240,27 +252,14 @@ def test_what_changes_is_shown_and_the_rest_is_looked_at_once():
     assert showing.of([one], pending=False)[0].strength == 0.5
 
 
-def state(perturbations):
-    progress = protocol.Progress(kind="", running=False, step=0, total=None, rate=None)
-    cost = protocol.Cost(
-        plain_seconds=None, inspected_seconds=None, compilations=0, bytes_sent=0,
-        frames_dropped=0, errors=0,
-    )  # fmt: skip
-    return protocol.State(
-        version=protocol.VERSION, seq=1, selected="", perturbations=tuple(perturbations),
-        training_perturbed=False, listening="after", compiling=0, effect=None, no_effect="",
-        progress=progress, cost=cost, notices=(), python="", closed=False,
-    )  # fmt: skip
-
-
 # ----------------------------------------------------------- as Python text
 
 
 @pytest.mark.parametrize(
     "one",
     [
-        *(made(offer.kind, None, "output") for offer in OFFERS),
-        *(made(offer.kind, None, "input") for offer in OFFERS),
+        *(perturbation_of_click(offer.kind, None, "output") for offer in OFFERS),
+        *(perturbation_of_click(offer.kind, None, "input") for offer in OFFERS),
         nni.Scale(0.1 + 0.2),
         nni.Scale(jnp.float32(0.3)),
         nni.Noise(1e-30, seed=7),
@@ -286,7 +285,7 @@ def test_the_text_makes_an_equal_perturbation(one):
 )
 def test_what_holds_the_users_own_has_no_text(one):
     assert one.python() == ""
-    assert addition("a", ("a",), one) == ""
+    assert perturb_text("a", ("a",), one) == ""
 
 
 @pytest.mark.parametrize(
@@ -298,9 +297,9 @@ def test_a_name_is_a_python_literal(text):
 
 
 def test_a_selection_that_was_no_glob_is_told_by_its_sites():
-    text = addition("a, b[1]", ("a", "b"), nni.Zero())
+    text = perturb_text("a, b[1]", ("a", "b"), nni.Zero())
     assert text == 'insp.perturb(["a", "b"], nni.Zero())'
-    assert addition("a*", ("a1", "a2"), nni.Zero()) == 'insp.perturb("a*", nni.Zero())'
+    assert perturb_text("a*", ("a1", "a2"), nni.Zero()) == 'insp.perturb("a*", nni.Zero())'
 
 
 # ------------------------------------------------------------- clicks, on a twin

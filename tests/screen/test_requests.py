@@ -12,7 +12,7 @@ import pytest
 from nnx_inspector.errors import add_note
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.presenter import Presenter
-from nnx_inspector.screen.requests import Answer, Requests
+from nnx_inspector.screen.requests import Answer, RequestHandler
 
 
 class View:
@@ -34,31 +34,31 @@ class View:
         self.said.append(self.python)
 
 
-def _fails(_: Requests, message: protocol.Select, __: object) -> Answer | None:
+def _fails(_: RequestHandler, message: protocol.Select, __: object) -> Answer | None:
     error = KeyError(f"No site {message.site!r}.")
     add_note(error, "choose another.")
     raise error
 
 
-def _answers_nothing(_: Requests, __: protocol.SwitchAll, ___: object) -> Answer | None:
+def _answers_nothing(_: RequestHandler, __: protocol.SwitchAll, ___: object) -> Answer | None:
     return None
 
 
-def _answers(_: Requests, message: protocol.Remove, __: object) -> Answer | None:
+def _answers(_: RequestHandler, message: protocol.Remove, __: object) -> Answer | None:
     other = protocol.Other(name="a", step=None, number=message.perturbation)
     return other, threading.current_thread().name.encode()
 
 
-class Answers(Requests):
+class FakeHandler(RequestHandler):
     table: ClassVar[Mapping[type, Callable[[Any, Any, Any], Answer | None]]] = {
         protocol.Select: _fails,
         protocol.Remove: _answers,
         protocol.SwitchAll: _answers_nothing,
     }
-    later: ClassVar[Mapping[type, str]] = {protocol.Remove: "slow"}
+    threads: ClassVar[Mapping[type, str]] = {protocol.Remove: "slow"}
     refusal: ClassVar[str] = "A recorded run has no model."
 
-    def meant(self, message: object) -> tuple[None, str]:
+    def interpret(self, message: object) -> tuple[None, str]:
         return None, "insp.off()" if isinstance(message, protocol.SwitchAll) else ""
 
 
@@ -68,32 +68,32 @@ def view() -> View:
 
 
 @pytest.fixture
-def answers(view: View) -> Answers:
-    return Answers(cast(Presenter, view))
+def answers(view: View) -> FakeHandler:
+    return FakeHandler(cast(Presenter, view))
 
 
-def test_a_hello_is_welcomed_and_not_replied_to(view: View, answers: Answers):
+def test_a_hello_is_welcomed_and_not_replied_to(view: View, answers: FakeHandler):
     answers.answer(protocol.Hello(version=1, streams=True, page="p", said=1))
     assert view.said == ["welcome"]
 
 
-def test_an_error_becomes_the_one_reply_with_its_notes(view: View, answers: Answers):
+def test_an_error_becomes_the_one_reply_with_its_notes(view: View, answers: FakeHandler):
     answers.answer(protocol.Select(id=3, site="b"))
     assert view.said == [(3, "No site 'b'.\nChoose another.")]
 
 
-def test_what_is_not_in_the_table_is_refused(view: View, answers: Answers):
+def test_what_is_not_in_the_table_is_refused(view: View, answers: FakeHandler):
     answers.answer(protocol.SetEvery(id=4, every=2))
     assert view.said == [(4, "A recorded run has no model.")]
 
 
-def test_the_python_of_a_request_is_shown_before_its_reply(view: View, answers: Answers):
+def test_the_python_of_a_request_is_shown_before_its_reply(view: View, answers: FakeHandler):
     answers.answer(protocol.SwitchAll(id=5, enabled=False))
     assert view.said == ["insp.off()", (5, "")]
 
 
 def test_slow_requests_are_answered_in_order_in_a_thread_and_refused_once_it_is_closed(
-    view: View, answers: Answers
+    view: View, answers: FakeHandler
 ):
     for number in range(20):
         answers.answer(protocol.Remove(id=number, perturbation=7))
@@ -107,7 +107,7 @@ def test_slow_requests_are_answered_in_order_in_a_thread_and_refused_once_it_is_
 
 
 def test_a_message_after_the_requests_are_gone_reaches_nobody(view: View):
-    asked = Answers(cast(Presenter, view))
-    assert view.screen.asked() is not None
+    asked = FakeHandler(cast(Presenter, view))
+    assert view.screen.handler() is not None
     del asked
-    assert view.screen.asked() is None
+    assert view.screen.handler() is None

@@ -11,7 +11,6 @@ import threading
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from browsing import Browser
 from flax import nnx
 from inside import clicks_of, inside, shown_of
 from models import Stacked, TwoLayers
@@ -28,8 +27,8 @@ from nnx_inspector.recordings.tree_rows import (
 )
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import InspectorWidget
-from nnx_inspector.screen.control.clicks import NEEDS_MODEL
-from nnx_inspector.screen.run import MISSING
+from nnx_inspector.screen.control.run_requests import NEEDS_MODEL
+from nnx_inspector.screen.run import MODEL_PANELS
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 
@@ -52,11 +51,6 @@ MODELS = {
     "stacked": lambda: Stacked(nnx.Rngs(0)),
     "shared": lambda: Shared(nnx.Rngs(0)),
 }
-
-
-@pytest.fixture
-def browser(monkeypatch):
-    return Browser(monkeypatch)
 
 
 def ask(browser, run, message):
@@ -127,12 +121,12 @@ def test_a_site_is_selected(run, browser):
 
 def test_the_screen_says_that_the_model_is_not_here(run, browser):
     ask(browser, run, protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=1))
-    state = browser.of("state")[-1][0]
-    assert state["recorded"]["missing"] == list(MISSING)
+    state = browser.messages("state")[-1][0]
+    assert state["recorded"]["missing"] == list(MODEL_PANELS)
     assert "run.nni" in state["recorded"]["text"]
     assert state["cost"] is None
-    assert browser.of("layout")
-    assert browser.of("frame")
+    assert browser.messages("layout")
+    assert browser.messages("frame")
 
 
 def test_figures_and_findings_are_those_of_the_recording(recorded, run):
@@ -240,7 +234,7 @@ def test_a_table_that_is_no_tree_is_left_aside(tmp_path, table, browser):
     run = nni.open(file_of(tmp_path, table), display=False)
     assert [row.key for row in shown_of(run).layout.sites] == ["", "a"]
     ask(browser, run, protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=1))
-    (notice,) = browser.of("state")[-1][0]["notices"]
+    (notice,) = browser.messages("state")[-1][0]["notices"]
     assert "cannot be shown" in notice["text"]
     run.close()
 
@@ -256,7 +250,7 @@ def test_a_site_that_is_not_in_the_table_has_a_row(tmp_path):
 
 
 def test_new_passes_come_to_the_screen_by_themselves(tmp_path, monkeypatch):
-    monkeypatch.setattr("nnx_inspector.screen.run.PAUSE", 0.01)
+    monkeypatch.setattr("nnx_inspector.screen.run.LOOK_INTERVAL", 0.01)
     recording, came = Recording(), threading.Event()
     recording.attach(tmp_path / "run.nni", print)
     recording.append(0, {"a": {"output": summary_of(normal_values(0))}})

@@ -5,7 +5,6 @@ frames continue meanwhile.
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from browsing import Browser
 from flax import nnx
 from inside import inside
 from models import TwoLayers
@@ -17,11 +16,6 @@ from nnx_inspector.screen import protocol
 from nnx_inspector.screen.frames import metrics_at, pass_of, passes_message
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
-
-
-@pytest.fixture
-def browser(monkeypatch):
-    return Browser(monkeypatch)
 
 
 def table(insp, frame, buffer):
@@ -57,7 +51,7 @@ def test_a_pass_comes_whole_before_the_reply_and_beside_the_live_frames(browser)
     # live frames are of the newest pass, and go on beside the one that is held
     browser.sent.clear()
     insp.run(X)
-    frames = [header for header, _ in browser.of("frame")]
+    frames = [header for header, _ in browser.messages("frame")]
     assert [(f["number"], f["held"]) for f in frames] == [(3, False)]
     insp.close()
 
@@ -83,7 +77,7 @@ def test_the_passes_are_told_when_there_are_new_ones(browser):
     handle.perturbation = nni.Scale(0.25)
     assert insp.effect
     handle.enabled = False
-    header, buffer = browser.of("passes")[-1]
+    header, buffer = browser.messages("passes")[-1]
     rows = np.frombuffer(buffer, "<f8").reshape(header["passes"], 5)
     assert header["kinds"] == ["run"]
     assert rows[:, 0].tolist() == [0, 1, 2, 3]

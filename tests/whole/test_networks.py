@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from callback_oracle import reported_outputs
 from flax import nnx
 from leftovers import assert_close, nothing_left
 from network import gauss, is_node
@@ -24,7 +25,6 @@ from networks_of_images import IMAGES
 from networks_of_loops import LOOPS
 from networks_of_science import SCIENCE, Merged
 from networks_of_text import TEXT
-from told import told
 
 import nnx_inspector as nni
 from nnx_inspector.recordings.tree_rows import leaf_of
@@ -154,9 +154,9 @@ def summaries(tree: Any) -> list[Any]:
     return [x for x in leaves if is_summary(x) and not x.opaque]
 
 
-def assert_seen(record: Any, heard: Any, part: str) -> None:
+def assert_seen(record: Any, reported: Any, part: str) -> None:
     """Check that the oracle's values are in the record, figure by figure, or reported as unseen."""
-    for site, leaves in heard.items():
+    for site, leaves in reported.items():
         if site not in record:
             assert site in record.unseen, f"{site!r} ran and is not reported"
             continue
@@ -185,13 +185,13 @@ def is_of(summary: Any, arrays: list[np.ndarray]) -> bool:
 
 def heard_in(build, *, gradients: bool):
     network = build()
-    with told(network.model, gradients=gradients) as heard:
+    with reported_outputs(network.model, gradients=gradients) as reported:
         if gradients:
             grad = nnx.grad(loss_of(network), argnums=differentiated(network))
             grad(network.model, network.args, network.kwargs)
         else:
             network.call()
-    return heard
+    return reported
 
 
 def shapes_of(network, f):
@@ -208,12 +208,12 @@ def test_every_call_is_traced_what_is_measured_changes_no_shape_and_nothing_else
     network, before, other = build(), build(), build()
     graphdef = nnx.graphdef(network.model)
     found = nni.trace(network.model, *network.args, **network.kwargs)
-    with told(other.model, gradients=False) as heard:
+    with reported_outputs(other.model, gradients=False) as reported:
         shapes_of(other, lambda m, args, kwargs: jax.tree.leaves(m(*args, **kwargs))[:0])
     bridged = [site for site, module in modules_of(network) if isinstance(module, nnx.bridge.ToNNX)]
     sites = {call.site for call in found.calls}
-    assert sites >= set(heard)
-    assert all(any(s.startswith(one) for one in bridged) for s in sites - set(heard))
+    assert sites >= set(reported)
+    assert all(any(s.startswith(one) for one in bridged) for s in sites - set(reported))
     assert_same(state_of(network), state_of(before), 0)
     assert nnx.graphdef(network.model) == graphdef
 
@@ -228,7 +228,7 @@ def test_every_call_is_traced_what_is_measured_changes_no_shape_and_nothing_else
     assert len(record)
 
 
-def test_a_layer_that_is_put_together_in_the_call_is_told():
+def test_a_layer_that_is_put_together_in_the_call_is_reported():
     model, x = Merged(rngs=nnx.Rngs(0)), gauss(2, 2)
     with pytest.warns(nni.InspectorWarning, match="1 of Linear"):
         y, record = nni.capture(model)(x)
@@ -243,20 +243,20 @@ def test_a_layer_that_is_put_together_in_the_call_is_told():
 @run
 def test_one_pass(build):
     expected, network = build(), build()
-    heard = heard_in(build, gradients=False)
+    reported = heard_in(build, gradients=False)
     out, before = expected.call(), nnx.graphdef(network.model)
     got, record = nni.capture(network.model)(*network.args, **network.kwargs)
     assert_same(got, out)
     assert_same(state_of(network), state_of(expected))
     # two equal builds of some networks have different graphdefs: compare with the earlier one
     assert nnx.graphdef(network.model) in (nnx.graphdef(expected.model), before)
-    assert_seen(record, heard, "output")
+    assert_seen(record, reported, "output")
 
 
 @run
 def test_backward(build):
     expected, network = build(), build()
-    heard = heard_in(build, gradients=True)
+    reported = heard_in(build, gradients=True)
     f = nnx.value_and_grad(loss_of(expected), argnums=differentiated(expected))
     value, grads = f(expected.model, expected.args, expected.kwargs)
     f = nni.value_and_grad(loss_of(network), argnums=differentiated(network))
@@ -264,8 +264,8 @@ def test_backward(build):
     assert_same((found, got), (value, grads), 1e-3)
     assert_same(state_of(network), state_of(expected))
     if any(f"{site}/".startswith("m/") for site in record):  # the caches are modules too
-        heard = {f"m/{site}".rstrip("/"): leaves for site, leaves in heard.items()}
-    assert_seen(record, heard, "gradient")
+        reported = {f"m/{site}".rstrip("/"): leaves for site, leaves in reported.items()}
+    assert_seen(record, reported, "gradient")
 
 
 def passing(next_fun, args, kwargs, context):
@@ -289,11 +289,11 @@ def test_intercepted_and_perturbed(build):
 @run
 def test_inspected(build, tmp_path):
     expected, network, before = build(), build(), build()
-    heard = heard_in(build, gradients=False)
+    reported = heard_in(build, gradients=False)
     out = expected.call()
     insp = nni.Inspector(network.model, *network.args, display=False, **network.kwargs)
     try:
-        for site, leaves in heard.items():
+        for site, leaves in reported.items():
             keys = [key for key in insp.recording.sites if leaf_of(key)[0] == site]
             found = [insp.recording.summary(key) for key in keys]  # of each array, by itself
             for arrays in leaves.values():
@@ -306,7 +306,7 @@ def test_inspected(build, tmp_path):
         assert_same(value, loss(expected.model, expected.args, expected.kwargs))
         assert_same(state_of(network), state_of(before), 0)
 
-        site = next(s for s, leaves in heard.items() if leaves)
+        site = next(s for s, leaves in reported.items() if leaves)
         assert insp.parameters("") or not jax.tree.leaves(nnx.state(network.model, nnx.Param))
         assert insp.values(site, call=0) is not None
         with insp.perturb(site, nni.Scale(0.5)):

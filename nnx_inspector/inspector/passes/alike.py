@@ -24,7 +24,7 @@ from nnx_inspector.inspector.passes.pass_request import PassRequest
 from nnx_inspector.live.programs.process_group import form_process_group
 from nnx_inspector.live.session import JobExchange, Session
 from nnx_inspector.perturbations.places import AnyPerturbation, Setting, data_of
-from nnx_inspector.screen.python_text import read
+from nnx_inspector.screen.python_text import parse_perturbation
 
 NOT_SENT = (
     "the other processes of this job do not have its array or function, which cannot be sent to "
@@ -134,7 +134,13 @@ class Alike(JobExchange):
     def _perturbation(self, one: _One) -> AnyPerturbation:
         at = one.key, one.kind
         here = self._wished if not jax.process_index() else self._held
-        return here[at] if at in here else self._held[at] if at in self._held else read(one.kind)
+        return (
+            here[at]
+            if at in here
+            else self._held[at]
+            if at in self._held
+            else parse_perturbation(one.kind)
+        )
 
     def _show(self, those: list[_One]) -> None:
         """Replace this process's own perturbations by those of process 0."""

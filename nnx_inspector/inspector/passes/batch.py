@@ -26,7 +26,7 @@ from nnx_inspector.program.function import argument_name, is_input
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.stage import Tracing
 from nnx_inspector.records.donated import require_one_process
-from nnx_inspector.screen.inputs import Argument
+from nnx_inspector.screen.batch_reader import Argument
 
 MOST_TRACED = 12
 """The most programs that are traced to find out whose axes are whose."""
@@ -39,7 +39,7 @@ def show_inputs(core: Core, value: object = None) -> None:
         core: the core of the inspector.
         value: what the pass returned; None before it.
     """
-    before, request = core.view.kept("inputs"), core.request
+    before, request = core.view.last_message("inputs"), core.request
     arrays = [x for x in jax.tree.leaves((request.args, request.kwargs)) if is_input(x)]
     if before is None and not core.inputs.has_any(arrays):
         return
@@ -55,7 +55,7 @@ def show_inputs(core: Core, value: object = None) -> None:
             )
             core.batch = known = request, batch
         outputs = [x for x in jax.tree.leaves(value) if isinstance(x, jax.Array)]
-        message = core.inputs.predicting(known[1], outputs)
+        message = core.inputs.with_predictions(known[1], outputs)
     except Exception as error:  # noqa: BLE001 - the pass went well, and the screen says so
         why = f"The batch could not be read: {reply_text(error)}"
         message = dataclasses.replace(core.inputs.message([]), problem=why)
@@ -70,7 +70,7 @@ def show_inputs(core: Core, value: object = None) -> None:
         core.notice("warning", message.problem)
     if message != before:
         core.positions.clear()
-        core.view.keep(message)
+        core.view.publish(message)
 
 
 def _is_there(request: PassRequest) -> bool:

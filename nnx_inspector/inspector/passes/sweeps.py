@@ -56,7 +56,7 @@ class Sweeps:
     """Runs sweeps, one at a time."""
 
     def __init__(self, core: Core):
-        self._core, self._show = core, core.view.keep
+        self._core, self._show = core, core.view.publish
         self._job = Job(core, "nnx_inspector.sweep")
         self.wait, self.stop = self._job.wait, self._job.stop
 

@@ -20,9 +20,9 @@ from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import check_every
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.control.answers import CONTROL, Controlled
-from nnx_inspector.screen.control.folder import Path, made, taken, unmade
-from nnx_inspector.screen.python_text import Showing, text_of
+from nnx_inspector.screen.control.folder import Path, create_folder, remove_folder, take_requests
+from nnx_inspector.screen.control.state import CONTROL, ControlState
+from nnx_inspector.screen.python_text import PerturbationMessages, text_of
 
 PAUSE = 0.5
 """Seconds between two looks for requests."""
@@ -58,12 +58,12 @@ class Control:
     ):
         self._failed, self._steering = failed, steering
         self._session, self._recording = session, recording
-        self._showing = Showing()
-        self._said: Controlled | None = None
+        self._showing = PerturbationMessages()
+        self._said: ControlState | None = None
         self._values = ValueRequests(session, recording, start=start, learn=learn)
         self._answers: dict[int, str] = {}
         self._run = secrets.token_hex(8)
-        self._folder = made(path)
+        self._folder = create_folder(path)
         self._say()
         self._closed, self._lock = threading.Event(), threading.RLock()
 
@@ -80,7 +80,7 @@ class Control:
         with self._lock:
             if self._run:
                 self._run, self._session.value_request = "", None
-                unmade(self._folder)
+                remove_folder(self._folder)
                 self._say()
 
     def _look(self) -> None:
@@ -90,7 +90,7 @@ class Control:
                 return
             answers: dict[int, str] = {}
             steering = self._steering
-            for message in taken(self._folder, self._run):
+            for message in take_requests(self._folder, self._run):
                 try:
                     with steering.lock:
                         text = self._carry_out(message)
@@ -121,7 +121,7 @@ class Control:
             apart, handles = self._session.disagreement, steering.handles.all()
             waits = bool(steering.waiting) and not apart
             steering.handles.tell_idle({one.id: apart for one in handles} if apart else {})
-            said = Controlled(
+            said = ControlState(
                 run=self._run,
                 every=steering.every,
                 perturbations=self._showing.of(handles, pending=waits),

@@ -34,8 +34,8 @@ from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.control.folder import put_values
-from nnx_inspector.screen.control.values import MOST_BYTES, packed
+from nnx_inspector.screen.control.folder import write_values
+from nnx_inspector.screen.control.values import MOST_BYTES, pack_values
 from nnx_inspector.typing import Value
 
 MOST_WAITING: Final = 16
@@ -124,7 +124,7 @@ class ValueRequests:
         step, why = self._start + (0 if found is None else found.number), asked.problem
         if found is not None:
             try:
-                put_values(folder, now.id, self._packed(now, found, run, step))
+                write_values(folder, now.id, self._packed(now, found, run, step))
             except Exception as error:  # noqa: BLE001 - it is the answer
                 why = reply_text(error)
         example = "" if now.example is None else f", example={now.example}"
@@ -167,7 +167,7 @@ class ValueRequests:
             source=f"Step {step} of the run{alone}.",
             notes=notes,
         )
-        return packed(run, step, shown, [np.asarray(one.value) for one in held])
+        return pack_values(run, step, shown, [np.asarray(one.value) for one in held])
 
     def _axes(
         self, site: str, call: CallValues, value: Value, mapped: int, batch: int | None

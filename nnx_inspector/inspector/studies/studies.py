@@ -29,14 +29,14 @@ from nnx_inspector.inspector.studies.messages import (
 )
 from nnx_inspector.inspector.values.positions import is_apart
 from nnx_inspector.lenses.attribution import Attribution, attribute
-from nnx_inspector.lenses.examples import TopExamples, examples_of
+from nnx_inspector.lenses.examples import TopExamples, search_examples
 from nnx_inspector.lenses.lens import Lens, lens
 from nnx_inspector.lenses.logits import logit_attribution
 from nnx_inspector.program.function import is_input
 from nnx_inspector.progress import Progress, Report, show_progress
 from nnx_inspector.records.donated import retry_if_donated
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.inputs import Argument
+from nnx_inspector.screen.batch_reader import Argument
 from nnx_inspector.typing import Array, Function, Kwargs, Value
 
 
@@ -90,7 +90,7 @@ class Studies:
     """Makes studies, one at a time, and keeps the last result of each kind."""
 
     def __init__(self, core: Core):
-        self._core, self._show = core, core.view.keep
+        self._core, self._show = core, core.view.publish
         self._found: dict[str, _Found] = {}
         self._job = Job(core, "nnx_inspector.study")
         self.wait, self.stop = self._job.wait, self._job.stop
@@ -174,7 +174,7 @@ class Studies:
     ) -> Make:
         def make(call: Call, report: Report) -> TopExamples:
             kwargs = call.kwargs if data is None else {}
-            return examples_of(
+            return search_examples(
                 lambda args: dataclasses.replace(call, args=args, kwargs=kwargs).function(),
                 [call.args] if data is None else data,
                 asked.site, k, asked.axis, inputs, 0, report, where=call.entry.where,

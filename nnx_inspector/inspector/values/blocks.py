@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from nnx_inspector._compat.sharding import automatic
-from nnx_inspector.screen.values.blocks import TILE, Component, Tile, arranged
+from nnx_inspector.screen.values.blocks import TILE, Component, Tile, to_tile_axes
 from nnx_inspector.stats.arithmetic import real_values
 from nnx_inspector.typing import Array, Float, Function, Num, Value
 
@@ -31,7 +31,7 @@ class OnDevice:
     def figures(self, x: jax.Array, starts: Value, *, tile: Tile) -> dict[str, jax.Array]:
         return _tile(x, starts, tile=tile)
 
-    def fetched(self, figures: object) -> dict[str, np.ndarray]:
+    def fetch(self, figures: object) -> dict[str, np.ndarray]:
         return jax.device_get(figures)
 
     def part(self, x: jax.Array, starts: object, sizes: tuple[int, ...]) -> np.ndarray:
@@ -48,7 +48,7 @@ ON_DEVICE = OnDevice()
 @automatic
 def _tile(x: jax.Array, starts: Value, *, tile: Tile) -> dict[str, jax.Array]:
     """The figures of the fine blocks of one tile, or the values of the tile."""
-    part = arranged(lax.dynamic_slice(x, list(starts), tile.sizes), tile.axes)
+    part = to_tile_axes(lax.dynamic_slice(x, list(starts), tile.sizes), tile.axes)
     value = _reals(part, tile.component)
     if tile.fine is None:
         return {"value": value}

@@ -10,7 +10,7 @@ import json
 from typing import Final
 
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.export.replay import Answer
+from nnx_inspector.screen.export.replay import SavedAnswer
 from nnx_inspector.typing import Value
 
 MOST_BYTES: Final = 2_000_000
@@ -49,10 +49,10 @@ class KeptValues:
                 oldest = next(iter(self._windows))
                 self._made_room[oldest] = self._windows.pop(oldest)[0].array
 
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, SavedAnswer]:
         """The answers by key, without windows of arrays that were opened again since."""
         opened, windows, held = dict(self._arrays), dict(self._windows), self._held()
-        kept: dict[str, Answer] = {**opened}
+        kept: dict[str, SavedAnswer] = {**opened}
         kept |= {key: one for key, one in windows.items() if one[0].array in held}
         return kept
 

@@ -22,14 +22,16 @@ from nnx_inspector.inspector.values.positions import Positions, figures_of
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.requests import Answer
-from nnx_inspector.screen.values.reading import window_of
+from nnx_inspector.screen.values.message import values_message
 from nnx_inspector.typing import PyTree
 
 
 def read_values(core: Core, request: protocol.ShowValues | protocol.ReadValues) -> Answer:
     if isinstance(request, protocol.ShowValues):
         return _arrays(request, core), None
-    return window_of(request, core.opening.cache.get(request.array, request.norm_over), ON_DEVICE)
+    return values_message(
+        request, core.opening.cache.get(request.array, request.norm_over), ON_DEVICE
+    )
 
 
 def _arrays(request: protocol.ShowValues, core: Core) -> protocol.Arrays:
@@ -56,7 +58,7 @@ def positions_of(
     Raises:
         InspectorError: the words of the batch are not known, or as in `figures_of`.
     """
-    inputs = core.view.kept("inputs")
+    inputs = core.view.last_message("inputs")
     if inputs is None or not inputs.tokens:
         why = inputs and inputs.problem
         how = "Make the inspector with decode=, such as nni.Inspector(..., decode=str)."
@@ -109,7 +111,7 @@ def readable_pass(core: Core) -> ReadablePass:
     setting = core.handles.setting()
     if shown is not None and not core.looping and shown.request is request:
         switches, setting = shown.switches, shown.setting
-    inputs = core.view.kept("inputs")
+    inputs = core.view.last_message("inputs")
     of = f"{request.name}, with the parameters that the model had when this was read"
     return ReadablePass(
         call=request.call(core.model, switches),

@@ -22,10 +22,10 @@ import numpy as np
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.files import real_path, write_all
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.control.values import MOST_BYTES, SiteValues, unpacked
+from nnx_inspector.screen.control.values import MOST_BYTES, SiteValues, unpack_values
 
 Path = str | bytes | os.PathLike[str]
-LARGEST: Final = 65_536
+LARGEST_REQUEST: Final = 65_536
 """The largest file that is read as a request, in bytes."""
 REQUESTS: Final = (
     protocol.Perturb, protocol.Adjust, protocol.Remove, protocol.SwitchAll, protocol.SetEvery,
@@ -64,7 +64,7 @@ def _is_mine(status: os.stat_result) -> bool:
     return status.st_uid == os.getuid() and not status.st_mode & _WRITE_BY_OTHERS
 
 
-def made(recording: Path) -> str:
+def create_folder(recording: Path) -> str:
     """Make the folder for a run, or empty the one that is there.
 
     Raises:
@@ -86,7 +86,7 @@ def made(recording: Path) -> str:
     return folder
 
 
-def send(recording: Path, run: str, message: protocol.Request) -> None:
+def send_request(recording: Path, run: str, message: protocol.Request) -> None:
     """Ask a run for something; `message` is one of REQUESTS.
 
     Raises:
@@ -103,7 +103,7 @@ def send(recording: Path, run: str, message: protocol.Request) -> None:
         )
     if why := why_refused(folder):
         raise InspectorError(f"the request was not sent, because {why}.")
-    _put(folder, f"{time.time_ns():020d}-{secrets.token_hex(4)}.json", text)
+    _write_whole(folder, f"{time.time_ns():020d}-{secrets.token_hex(4)}.json", text)
 
 
 def _text(message: protocol.Request, run: str) -> bytes:
@@ -112,8 +112,8 @@ def _text(message: protocol.Request, run: str) -> bytes:
         if not isinstance(message, REQUESTS):
             raise TypeError(f"a run takes no {type(message).__name__}")
         text = json.dumps({"run": run, "message": protocol.to_header(message)}, default=_plain)
-        if len(text) > LARGEST:
-            raise ValueError(f"it has {len(text)} bytes, of which a run reads {LARGEST}")
+        if len(text) > LARGEST_REQUEST:
+            raise ValueError(f"it has {len(text)} bytes, of which a run reads {LARGEST_REQUEST}")
         read = protocol.from_header(json.loads(text)["message"])
         if lost := [name for name, one in vars(message).items() if vars(read)[name] != one]:
             raise ValueError(f"its {lost[0]} cannot be {vars(message)[lost[0]]!r}")
@@ -129,7 +129,7 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is no number")
 
 
-def _put(folder: str, name: str, data: bytes) -> None:
+def _write_whole(folder: str, name: str, data: bytes) -> None:
     """Put a file into a folder: whole, or not at all."""
     new = os.path.join(folder, f".{secrets.token_hex(8)}")
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -140,7 +140,7 @@ def _put(folder: str, name: str, data: bytes) -> None:
     os.rename(new, os.path.join(folder, name))
 
 
-def put_values(folder: str, number: int, data: bytes) -> None:
+def write_values(folder: str, number: int, data: bytes) -> None:
     """Put the values there that a request has asked for. Those of earlier ones go, except the last
     few: perhaps nobody is left to read them.
     """
@@ -148,35 +148,35 @@ def put_values(folder: str, number: int, data: bytes) -> None:
     paths = sorted((os.path.join(folder, name) for name in before), key=os.path.getmtime)
     for path in paths[: 1 - MOST_VALUES]:
         os.unlink(path)
-    _put(folder, f"{number}{VALUES}", data)
+    _write_whole(folder, f"{number}{VALUES}", data)
 
 
-def values_of(recording: Path, run: str, number: int) -> SiteValues:
+def read_values(recording: Path, run: str, number: int) -> SiteValues:
     """The values that a request has asked for; their file is deleted.
 
     Raises:
         InspectorError: they are not there, or in a file of another form.
     """
     path = os.path.join(folder_of(recording), f"{number}{VALUES}")
-    data = _content_of(path, MOST_BYTES + LARGEST)
+    data = _read_own_file(path, MOST_BYTES + LARGEST_REQUEST)
     if data is None:
         raise InspectorError("the values that the run has sent are not there, or cannot be read.")
     with contextlib.suppress(OSError):
         os.unlink(path)
     try:
-        return unpacked(data, run)
+        return unpack_values(data, run)
     except ValueError as error:
         raise InspectorError(f"the values that the run has sent cannot be read: {error}.") from None
 
 
-def taken(folder: str, run: str) -> Iterator[protocol.Request]:
+def take_requests(folder: str, run: str) -> Iterator[protocol.Request]:
     """The requests to a run, oldest first. Each is deleted, and so is what is no request; one to
     another run is left to it: two runs may write the same file, of which the later one stays.
     """
     for name in sorted(name for name in os.listdir(folder) if name.endswith(".json")):
         path = os.path.join(folder, name)
-        text = _content_of(path)
-        if text is not None and _is_to_another(text, run):
+        text = _read_own_file(path)
+        if text is not None and _is_for_another_run(text, run):
             continue
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
             os.unlink(path)
@@ -184,7 +184,7 @@ def taken(folder: str, run: str) -> Iterator[protocol.Request]:
             yield message
 
 
-def unmade(folder: str) -> None:
+def remove_folder(folder: str) -> None:
     """Remove a folder and the requests in it, as far as that is possible."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -192,7 +192,7 @@ def unmade(folder: str) -> None:
         os.rmdir(folder)
 
 
-def _content_of(path: str, most: int = LARGEST) -> bytes | None:
+def _read_own_file(path: str, most: int = LARGEST_REQUEST) -> bytes | None:
     """What a file holds; None if it is a link, large, or not this user's."""
     try:
         file = os.open(path, os.O_RDONLY | _NO_LINK_NO_WAIT)
@@ -208,7 +208,7 @@ def _content_of(path: str, most: int = LARGEST) -> bytes | None:
         os.close(file)
 
 
-def _is_to_another(text: bytes, run: str) -> bool:
+def _is_for_another_run(text: bytes, run: str) -> bool:
     try:
         to = json.loads(text)["run"]
     except (ValueError, RecursionError, TypeError, KeyError):

@@ -29,7 +29,7 @@ class Steered:
         self.site, self.expression = shown.site, shown.expression
 
     @property
-    def _shown(self) -> protocol.Perturbation:
+    def _current(self) -> protocol.Perturbation:
         if (shown := self._now(self._id)) is None:
             raise InspectorError(f"{self.expression} on {self.site!r} was removed.")
         return shown
@@ -37,7 +37,7 @@ class Steered:
     @property
     def enabled(self) -> bool:
         """Whether it is on; can be set."""
-        return self._shown.enabled
+        return self._current.enabled
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
@@ -46,7 +46,7 @@ class Steered:
     @property
     def strength(self) -> float | None:
         """The number that a slider tunes, or None; can be set."""
-        return self._shown.strength
+        return self._current.strength
 
     @strength.setter
     def strength(self, value: float) -> None:
@@ -54,10 +54,10 @@ class Steered:
 
     def remove(self) -> None:
         """Remove it from the run."""
-        self._ask(protocol.Remove(id=0, perturbation=self._shown.id))
+        self._ask(protocol.Remove(id=0, perturbation=self._current.id))
 
     def _adjust(self, enabled: bool, strength: float | None) -> None:
-        number = self._shown.id
+        number = self._current.id
         self._ask(protocol.Adjust(id=0, perturbation=number, enabled=enabled, strength=strength))
 
     def __repr__(self) -> str:

@@ -78,17 +78,17 @@ class SiteValues:
         return f"SiteValues({self.shown.site!r}, step {self.step}, {', '.join(kinds)})"
 
 
-def packed(run: str, step: int, shown: protocol.Arrays, arrays: Sequence[np.ndarray]) -> bytes:
+def pack_values(run: str, step: int, shown: protocol.Arrays, arrays: Sequence[np.ndarray]) -> bytes:
     """The file of some values; `shown` has a `HeldArray` for each array."""
     about = {"run": run, "step": step, "message": protocol.to_header(shown)}
     plain = (
-        np.ascontiguousarray(x, _stored(one.dtype))
+        np.ascontiguousarray(x, _stored_dtype(one.dtype))
         for one, x in zip(shown.arrays, arrays, strict=True)
     )
     return b"".join([json.dumps(about).encode(), b"\n", *(x.tobytes() for x in plain)])
 
 
-def unpacked(data: bytes, run: str) -> SiteValues:
+def unpack_values(data: bytes, run: str) -> SiteValues:
     """The values in a file.
 
     Raises:
@@ -106,7 +106,7 @@ def unpacked(data: bytes, run: str) -> SiteValues:
         raise ValueError("it holds no arrays")
     arrays, at = [], 0
     for one in shown.arrays:
-        dtype, count = np.dtype(_stored(one.dtype)), math.prod(one.shape)
+        dtype, count = np.dtype(_stored_dtype(one.dtype)), math.prod(one.shape)
         if min(one.shape, default=0) < 0 or len(rest) - at < count * dtype.itemsize:
             raise ValueError("it is cut off")
         arrays.append(np.frombuffer(rest, dtype, count, at).reshape(one.shape))
@@ -116,7 +116,7 @@ def unpacked(data: bytes, run: str) -> SiteValues:
     return SiteValues(shown, step, tuple(arrays))
 
 
-def _stored(dtype: str) -> str:
+def _stored_dtype(dtype: str) -> str:
     """The dtype of the numbers in the file, little-endian."""
     held = next((held for name, held in _NO_DTYPE if name.fullmatch(dtype)), "")
     if not held:

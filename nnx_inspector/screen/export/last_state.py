@@ -19,8 +19,8 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export.assets import asset
-from nnx_inspector.screen.export.page import shell_of
-from nnx_inspector.screen.export.replay import Content, as_text, packed_passes
+from nnx_inspector.screen.export.page import page_shell
+from nnx_inspector.screen.export.replay import PageContent, deflated_text, pack_passes
 from nnx_inspector.screen.export.snapshot import MOST_BYTES as MOST_PLAIN
 from nnx_inspector.screen.export.snapshot import snapshot
 from nnx_inspector.screen.frames import metrics_at
@@ -40,7 +40,7 @@ MOST_SITES: Final = 60
 """The most modules whose histograms, histories, flow and code are kept."""
 LEFT_OUT: Final = ("units", "nnx", "values", "compare")
 """Answers that need a pass or every array, which is too slow after each change."""
-_SAID_OF_THEM: Final = "Units, state and values are left out (insp.to_html keeps more)."
+_LEFT_OUT_TEXT: Final = "Units, state and values are left out (insp.to_html keeps more)."
 _TRIES: Final = 4
 
 Stop = Callable[[], bool]
@@ -64,7 +64,7 @@ class LastState:
     kept: tuple[protocol.Message, ...]
     recording: Recording
     content_of: Callable[
-        [protocol.Layout, protocol.State, tuple[protocol.Message, ...]], Content | None
+        [protocol.Layout, protocol.State, tuple[protocol.Message, ...]], PageContent | None
     ]
 
     def key(self) -> object:
@@ -92,18 +92,20 @@ class LastState:
         )
         packed = None
         if not stop() and self.recording.passes and len(self.layout.sites) * 2 <= MOST_CELLS:
-            content = self.content_of(self.layout, self.state, tuple(map(_small, self.kept)))
+            content = self.content_of(
+                self.layout, self.state, tuple(map(_without_pictures, self.kept))
+            )
             if content is not None:
-                note = f"Saved {saved}, with {{passes}}. {_SAID_OF_THEM}"
+                note = f"Saved {saved}, with {{passes}}. {_LEFT_OUT_TEXT}"
                 missing = tuple(dict.fromkeys((*content.missing, *LEFT_OUT)))
                 content = dataclasses.replace(content, note=note, missing=missing)
-                packed = fitted(self.recording, content, stop=stop)
+                packed = fit_recording(self.recording, content, stop=stop)
         if stop():
             return None
         return _output(self.inspector, plain, packed)
 
 
-def _small(message: protocol.Message) -> protocol.Message:
+def _without_pictures(message: protocol.Message) -> protocol.Message:
     """A message without pictures, which would leave no room for passes."""
     pictures = message.pictures if isinstance(message, protocol.Inputs) else None
     if pictures is not None and len(pictures.pixels) > MOST_RECORDED // 8:
@@ -111,9 +113,9 @@ def _small(message: protocol.Message) -> protocol.Message:
     return message
 
 
-def fitted(
+def fit_recording(
     recording: Recording,
-    content: Content,
+    content: PageContent,
     *,
     max_bytes: int = MOST_RECORDED,
     stop: Stop = lambda: False,
@@ -123,12 +125,12 @@ def fitted(
     None if not even two passes with the details of one module fit, or once `stop` returns true. The
     details of the first sites of `content` are kept first.
     """
-    most, details = _at_first(len(content.layout.sites), len(content.detailed), max_bytes)
+    most, details = _first_guess(len(content.layout.sites), len(content.detailed), max_bytes)
     for _ in range(_TRIES):
         if stop():
             return None
         kept = with_details(content, details)
-        text, _, shown = packed_passes(recording, kept, most, columns=COLUMNS, points=POINTS)
+        text, _, shown = pack_passes(recording, kept, most, columns=COLUMNS, points=POINTS)
         over = len(text) / max_bytes
         if over <= 1:
             return text
@@ -140,7 +142,7 @@ def fitted(
     return None
 
 
-def _at_first(rows: int, detailed: int, max_bytes: int) -> tuple[int, int]:
+def _first_guess(rows: int, detailed: int, max_bytes: int) -> tuple[int, int]:
     """A first guess at how many passes fit, and the details of how many modules."""
     room = max(0, max_bytes - _FIXED - _ROW * rows) / 2  # for activations and gradients
     passes = min(MOST_PASSES, max(2, MOST_CELLS // max(1, rows)))
@@ -153,7 +155,7 @@ _FIXED, _ROW, _COLUMN, _PASS = 25_000, 250, 80, 200
 """Measured bytes: fixed, per row, per step of a history, per pass with its histogram."""
 
 
-def with_details(content: Content, most: int) -> Content:
+def with_details(content: PageContent, most: int) -> PageContent:
     """A copy with the details of the first `most` sites only."""
     detailed = content.detailed[:most]
     answers = {
@@ -181,12 +183,12 @@ class _FrontEnd:
 
 @functools.cache
 def _front_end() -> _FrontEnd:
-    loader, shell = asset("saved.js"), "\0".join(shell_of(_TITLE))
+    loader, shell = asset("saved.js"), "\0".join(page_shell(_TITLE))
     if shell.count("\0") != 1 or any(breaker in loader.lower() for breaker in _BREAKERS):
         raise InspectorError("The built front end cannot be put into a notebook. Build it again.")
     return _FrontEnd(
         name=hashlib.sha256(shell.encode()).hexdigest()[:16],
-        markup=_PACKED.format(name="page", text=as_text(shell.encode(), level=9)),
+        markup=_PACKED.format(name="page", text=deflated_text(shell.encode(), level=9)),
         loader=f"<script>{loader}</script>",
     )
 

@@ -17,7 +17,7 @@ from typing import Any
 from nnx_inspector.background import weak_method
 from nnx_inspector.screen.export.last_state import LastState
 
-RESTS = 1.5
+REST_SECONDS = 1.5
 """Seconds from a change until the output is replaced; later changes do not extend them."""
 SHARE = 20
 """The pause before a replacement is at least this many times the CPU time of the last one."""
@@ -29,7 +29,7 @@ class SavedOutput:
     Args:
         last: returns the last state, or None if the output should stay as it is.
         failed: called with the error of making or sending the output.
-        seen: whether a browser has ever sent anything. Without one (a notebook that runs by
+        has_view: whether a browser has ever sent anything. Without one (a notebook that runs by
             itself), an output that is not sent before the cell ends is lost.
     """
 
@@ -37,9 +37,9 @@ class SavedOutput:
         self,
         last: Callable[[], LastState | None],
         failed: Callable[[Exception], object],
-        seen: Callable[[], bool],
+        has_view: Callable[[], bool],
     ):
-        self._last, self._failed, self._seen = last, failed, seen
+        self._last, self._failed, self._has_view = last, failed, has_view
         self._lock = threading.Lock()
         self._making = threading.Lock()
         self._id = uuid.uuid4().hex
@@ -47,7 +47,7 @@ class SavedOutput:
         self._timer: threading.Timer | None = None
         self._sent: object = None
         self._took = 0.0
-        self._moved = False  # whether something changed since it was sent
+        self._has_changed = False  # whether something changed since it was sent
         self._page = ""
         self._lost = False  # whether the page can no longer update it
         self._at_end = weak_method(self._cell_ended)
@@ -60,12 +60,12 @@ class SavedOutput:
         self._send(update=False)
         shell.events.register("post_run_cell", self._at_end)
 
-    def moved(self) -> None:
+    def changed(self) -> None:
         """Replace the output soon, because something has changed."""
-        self._moved = True
-        self._soon(max(RESTS, SHARE * self._took))
+        self._has_changed = True
+        self._soon(max(REST_SECONDS, SHARE * self._took))
 
-    def greeted(self, page: str) -> None:
+    def view_opened(self, page: str) -> None:
         """A view has opened on a page with this name; another name means that the notebook was
         reloaded.
         """
@@ -78,7 +78,7 @@ class SavedOutput:
         if self._shell is None:
             return
         self._stop_timer()
-        if self._moved:
+        if self._has_changed:
             self._send(update=not self._lost)
         shell, self._shell = self._shell, None
         shell.events.unregister("post_run_cell", self._at_end)
@@ -87,7 +87,7 @@ class SavedOutput:
         with self._lock:
             if self._shell is None or self._timer is not None:
                 return
-            self._timer = threading.Timer(seconds, weak_method(self._rested))
+            self._timer = threading.Timer(seconds, weak_method(self._on_timer))
             self._timer.daemon = True
             self._timer.start()
 
@@ -97,7 +97,7 @@ class SavedOutput:
         if timer is not None:
             timer.cancel()
 
-    def _rested(self) -> None:
+    def _on_timer(self) -> None:
         with self._lock:
             self._timer = None
         if not self._lost:
@@ -105,9 +105,9 @@ class SavedOutput:
 
     def _cell_ended(self, _result: object = None) -> None:
         self._stop_timer()
-        if not self._moved:
+        if not self._has_changed:
             return
-        if self._lost or not self._seen():
+        if self._lost or not self._has_view():
             self._send(update=not self._lost)
         else:
             self._soon(0)
@@ -118,7 +118,7 @@ class SavedOutput:
         try:
             with self._making:
                 began = time.thread_time()
-                self._moved = False
+                self._has_changed = False
                 last = self._last()
                 if last is None:
                     return

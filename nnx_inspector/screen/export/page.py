@@ -15,8 +15,8 @@ from typing import Final
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.export.assets import asset
-from nnx_inspector.screen.export.replay import Content, packed_passes
-from nnx_inspector.screen.export.text import printable
+from nnx_inspector.screen.export.replay import PageContent, pack_passes
+from nnx_inspector.screen.export.text import one_line
 
 MAX_BYTES: Final = 16 * 2**20
 MOST_UNPACKED: Final = 256 * 2**20
@@ -51,7 +51,7 @@ _PAGE: Final = """<!doctype html>
 
 
 def page_of(
-    recording: Recording, content: Content, *, title: str, max_bytes: int = MAX_BYTES
+    recording: Recording, content: PageContent, *, title: str, max_bytes: int = MAX_BYTES
 ) -> str:
     """The text of a page that shows a recording.
 
@@ -63,12 +63,12 @@ def page_of(
     """
     if not max_bytes > 0:
         raise ValueError(f"max_bytes must be a positive number of bytes, got {max_bytes!r}.")
-    before, after = shell_of(title)
+    before, after = page_shell(title)
     shell = len((before + after).encode())
     room = max_bytes - shell
-    most = min(len(recording.passes), _at_first(recording, room))
+    most = min(len(recording.passes), _first_guess(recording, room))
     while True:
-        packed, size, shown = packed_passes(recording, content, most)
+        packed, size, shown = pack_passes(recording, content, most)
         over = max(len(packed) / max(room, 1), size / MOST_UNPACKED)
         if over <= 1:
             return before + packed + after
@@ -80,7 +80,7 @@ def page_of(
         most = max(2, min(shown - 1, math.floor(shown / over * 0.95)))
 
 
-def shell_of(title: str) -> tuple[str, str]:
+def page_shell(title: str) -> tuple[str, str]:
     """The page's text before and after the recording, which is base64."""
     style, script = asset("widget.css") + _STYLE, asset("page.js")
     if any(breaker in script.lower() for breaker in _SCRIPT_BREAKERS) or "</style" in style:
@@ -92,7 +92,7 @@ def shell_of(title: str) -> tuple[str, str]:
     )
     head, _, foot = _PAGE.partition("{recording}")
     before = head.format(
-        policy=html.escape(policy), title=html.escape(printable(title)[:200]), style=style
+        policy=html.escape(policy), title=html.escape(one_line(title)[:200]), style=style
     )
     return before, foot.format(script=script)
 
@@ -101,7 +101,7 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _at_first(recording: Recording, room: int) -> int:
+def _first_guess(recording: Recording, room: int) -> int:
     """A first guess at how many passes fit, from their size in memory."""
     each = max(1.0, recording.nbytes / max(1, len(recording)))
     return max(2, math.ceil(2 * max(room, 0) / each))

@@ -23,13 +23,13 @@ from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.recordings.tree_rows import name_below
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.frames import (
-    Weights,
+    ParameterTable,
     curves_of,
     histories_of,
     metrics_at,
     parameters_of,
     passes_message,
-    place_of,
+    summary_index,
     table_of,
 )
 from nnx_inspector.stats.encoding import HEAD_BYTES
@@ -44,14 +44,14 @@ POINTS: Final = 600
 MOST_DETAILED: Final = 300
 """The most sites whose histograms, histories, flows, units, code and state are kept."""
 
-Answer = tuple[protocol.Message, bytes | None] | str
+SavedAnswer = tuple[protocol.Message, bytes | None] | str
 """A message and its buffer, or why there is none."""
-Place = dict[str, int | str]
+ArraySlot = dict[str, int | str]
 """Where an array lies, and its kind of numbers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Content:
+class PageContent:
     """The content of a page besides the passes.
 
     Attributes:
@@ -69,21 +69,21 @@ class Content:
     layout: protocol.Layout
     state: protocol.State
     kept: tuple[protocol.Message, ...] = ()
-    answers: Mapping[str, Mapping[str, Answer]] = dataclasses.field(default_factory=dict)
+    answers: Mapping[str, Mapping[str, SavedAnswer]] = dataclasses.field(default_factory=dict)
     detailed: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     library: bytes = b""
     note: str = ""
 
 
-def detailed_of(layout: protocol.Layout, selected: str) -> tuple[str, ...]:
+def detailed_sites(layout: protocol.Layout, selected: str) -> tuple[str, ...]:
     """The sites that are kept in detail: the selected one, then those nearest to the root."""
     keys = [site.key for site in sorted(layout.sites, key=lambda site: site.depth)]
     first = [selected] if selected in keys else []
     return tuple(dict.fromkeys([*first, *keys]))[:MOST_DETAILED]
 
 
-class Packing:
+class ArrayPacker:
     """Arrays of numbers one after another, each at a place that JSON can name.
 
     Bytes of equal significance lie side by side, which halves their deflated size.
@@ -93,7 +93,7 @@ class Packing:
         self._parts: list[bytes] = []
         self._at = 0
 
-    def add(self, array: object, kind: str) -> Place:
+    def add(self, array: object, kind: str) -> ArraySlot:
         """Add an array as "u1", "u2", "f4" or "f8" and return its place."""
         numbers = np.ascontiguousarray(array, f"<{kind}").reshape(-1)
         part = numbers.view(np.uint8).reshape(-1, numbers.itemsize).T.tobytes()
@@ -114,7 +114,7 @@ class Packing:
             exact = len(numbers) - shades
             places.append(self.add(numbers[:exact], "f8"))
             if shades:
-                places.append(self.add(shade(numbers[exact:]), "f4"))
+                places.append(self.add(round_shades(numbers[exact:]), "f4"))
             if rest:
                 places.append(self.add(np.frombuffer(buffer[-rest:], "u1"), "u1"))
         return {"header": protocol.to_header(message), "buffer": places}
@@ -125,10 +125,10 @@ class Packing:
         return b"".join([struct.pack("<I", len(text)), text, *self._parts])
 
 
-def replayed(
+def pack_replay(
     recording: Recording,
     passes: Sequence[Pass],
-    content: Content,
+    content: PageContent,
     *,
     left_out: int = 0,
     columns: int = COLUMNS,
@@ -139,7 +139,7 @@ def replayed(
     `recording` gives the curves and histories, `passes` the passes shown; `left_out` counts the
     others.
     """
-    packing = Packing()
+    packing = ArrayPacker()
     keys = tuple(site.key for site in content.layout.sites)
     index = {
         "version": protocol.VERSION,
@@ -152,7 +152,10 @@ def replayed(
         "library": packing.add(np.frombuffer(content.library, "u1"), "u1"),
         "histories": list(_histories(recording, keys, content, packing, columns)),
         "answers": {
-            what: [[site, _answer(one, packing)] for site, one in by_site.items()]
+            what: [
+                [site, {"error": one} if isinstance(one, str) else packing.message(*one)]
+                for site, one in by_site.items()
+            ]
             for what, by_site in content.answers.items()
         },
         "missing": list(content.missing),
@@ -161,9 +164,9 @@ def replayed(
     return packing.packed(index)
 
 
-def packed_passes(
+def pack_passes(
     recording: Recording,
-    content: Content,
+    content: PageContent,
     most: int,
     *,
     columns: int = COLUMNS,
@@ -174,29 +177,29 @@ def packed_passes(
     Returns:
         The text, the number of its bytes once unpacked, and the number of passes.
     """
-    chosen = thinned_to(recording.passes, most)
+    chosen = thin_passes(recording.passes, most)
     left_out = len(recording.passes) - len(chosen)
-    raw = replayed(recording, chosen, content, left_out=left_out, columns=columns, points=points)
-    return as_text(raw), len(raw), len(chosen)
+    raw = pack_replay(recording, chosen, content, left_out=left_out, columns=columns, points=points)
+    return deflated_text(raw), len(raw), len(chosen)
 
 
-def as_text(data: bytes, *, level: int = 6) -> str:
+def deflated_text(data: bytes, *, level: int = 6) -> str:
     """Bytes as text for a page: deflated, in base64."""
     return base64.b64encode(gzip.compress(data, level, mtime=0)).decode()
 
 
-def shade(fractions: np.ndarray) -> np.ndarray:
+def round_shades(fractions: np.ndarray) -> np.ndarray:
     """Round numbers to 9 significant bits, as float32: off by less than 1 part in 500.
 
     Example:
-        >>> shade(np.array([1 / 3, 0.0, np.nan])).tolist()
+        >>> round_shades(np.array([1 / 3, 0.0, np.nan])).tolist()
         [0.3330078125, 0.0, nan]
     """
     mantissa, exponent = np.frexp(fractions)
     return np.ldexp(np.rint(mantissa * 2**9) / 2**9, exponent).astype(np.float32)
 
 
-def thinned_to(passes: Sequence[Pass], most: int) -> list[Pass]:
+def thin_passes(passes: Sequence[Pass], most: int) -> list[Pass]:
     """At most `most` passes, evenly spaced. The first, the newest and those with news stay."""
     if len(passes) <= most:
         return list(passes)
@@ -216,18 +219,18 @@ def _passes_in_words(shown: int, left_out: int) -> str:
     return f"{shown} of {shown + left_out} passes, spaced evenly"
 
 
-def _note(content: Content, passes: str) -> str:
+def _note(content: PageContent, passes: str) -> str:
     sites, kept = len(content.layout.sites), len(content.detailed)
     details = f" The details of {kept} of {sites} modules are kept." if kept < sites else ""
     return content.note.replace("{passes}", passes) + details
 
 
-def _answer(one: Answer, packing: Packing) -> dict[str, object]:
-    return {"error": one} if isinstance(one, str) else packing.message(*one)
-
-
 def _histories(
-    recording: Recording, keys: Sequence[str], content: Content, packing: Packing, columns: int
+    recording: Recording,
+    keys: Sequence[str],
+    content: PageContent,
+    packing: ArrayPacker,
+    columns: int,
 ) -> Iterable[dict[str, object]]:
     for site in content.detailed:
         for message, buffer in histories_of(
@@ -243,7 +246,7 @@ def _frames(
     passes: Sequence[Pass],
     keys: Sequence[str],
     detailed: Sequence[str],
-    packing: Packing,
+    packing: ArrayPacker,
 ) -> dict[str, object]:
     shape = (len(keys), len(protocol.QUANTITIES))
     tables = np.empty((len(passes), *shape, len(protocol.STATISTICS)))
@@ -265,15 +268,15 @@ def _frames(
     counts: list[list[bytes]] = [[] for _ in pairs]
     for at, one in enumerate(passes):
         tables[at], sparks[at] = table_of(keys, one)
-        held = Weights.among(keys, one)
+        held = ParameterTable.of_pass(keys, one)
         weights[at] = held.rows
         for row in of:
-            here = [places[path] for path in held.of.get(row, ()) if path in places]
+            here = [places[path] for path in held.by_row.get(row, ()) if path in places]
             figures[at, here] = held.figures(row)[: len(here)]
         for path, i in places.items():
             ratios[at, i] = one.update_ratio(path)
         for i, (site, quantity) in enumerate(pairs):
-            place, known = place_of(one, site, quantity), True
+            place, known = summary_index(one, site, quantity), True
             if quantity in protocol.QUANTITIES:
                 column = protocol.QUANTITIES.index(quantity)
                 known = not np.isnan(tables[at, rows[site], column, size])

@@ -18,7 +18,7 @@ from nnx_inspector.recordings.passes import Pass, Quantity
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.recordings.tree_rows import STATE
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.export.text import printable
+from nnx_inspector.screen.export.text import one_line
 from nnx_inspector.screen.frames import metrics_at, table_of
 from nnx_inspector.stats.bins import WITHIN
 
@@ -59,7 +59,7 @@ def snapshot(
     while True:
         parts = [
             _heading(layout, state, newest, len(passes), saved),
-            *_said(state, findings, recording, newest),
+            *_summary_lines(state, findings, recording, newest),
             _tree(layout, state.selected, newest, rows),
             *_detail(layout, state.selected, newest),
         ]
@@ -89,7 +89,7 @@ def _heading(
     )
 
 
-def _said(
+def _summary_lines(
     state: protocol.State,
     findings: Sequence[protocol.FindingRow],
     recording: Recording,
@@ -102,7 +102,11 @@ def _said(
             yield _element("p", f"Metrics: {said}")
     for one in state.perturbations[:20]:
         on = "on" if one.enabled else "off"
-        yield _element("p", f"Perturbed ({on}): {one.site or '(root)'}: ", _code(one.expression))
+        yield _element(
+            "p",
+            f"Perturbed ({on}): {one.site or '(root)'}: ",
+            _element("code", _cut(one.expression)),
+        )
     effect = state.effect
     if effect is not None and any(one.enabled for one in state.perturbations):
         changes = [
@@ -123,7 +127,7 @@ def _said(
 def _tree(layout: protocol.Layout, selected: str, newest: Pass | None, most: int) -> Element:
     keys = [site.key for site in layout.sites]
     table, sparks = table_of(keys, newest)
-    shown = _shown(layout.sites, selected, most)
+    shown = _shown_rows(layout.sites, selected, most)
     names = ("mean", "std", "min", "max")
     heads = ("module", "type", "output", "activations", *names, "\N{DOUBLE VERTICAL LINE}gradient"
              "\N{DOUBLE VERTICAL LINE}", "NaN, Inf")  # fmt: skip
@@ -192,7 +196,7 @@ def _detail(layout: protocol.Layout, selected: str, newest: Pass | None) -> Iter
 _COUNTS: Final = ("size", "zeros", "nan", "posinf", "neginf", "seen")
 
 
-def _shown(sites: Sequence[protocol.Site], selected: str, most: int) -> list[int]:
+def _shown_rows(sites: Sequence[protocol.Site], selected: str, most: int) -> list[int]:
     """At most `most` rows in order: the selected row, its parents, then the topmost."""
     at = next((i for i, site in enumerate(sites) if site.key == selected), -1)
     kept: list[int] = []
@@ -231,7 +235,7 @@ def _count(value: float) -> str:
 
 def _cut(text: str) -> str:
     """One line of text that HTML and UTF-8 can hold, shortened if it is long."""
-    text = printable(text, besides="\N{NO-BREAK SPACE}")
+    text = one_line(text, besides="\N{NO-BREAK SPACE}")
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 2]} \N{HORIZONTAL ELLIPSIS}"
 
 
@@ -250,11 +254,7 @@ def _element(name: str, *children: Child, css: str = "") -> Element:
 
 
 def _sentence(text: str) -> str:
-    return printable(text, besides="\N{NO-BREAK SPACE}")[:600]
-
-
-def _code(text: str) -> Element:
-    return _element("code", _cut(text))
+    return one_line(text, besides="\N{NO-BREAK SPACE}")[:600]
 
 
 def _row(cells: Sequence[Child], kind: str = "td", *, left: int = 1) -> Element:

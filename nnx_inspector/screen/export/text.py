@@ -21,10 +21,10 @@ WHY_NO_VIEW: Final = (
 )
 
 
-def in_text(title: str, sites: Sequence[Site]) -> str:
+def tree_text(title: str, sites: Sequence[Site]) -> str:
     """A title, and the rows of a tree below it, indented by their depth."""
     rows = [("site", "type", "inputs", "output", "params"), *map(_row, sites[:ROWS])]
-    lines = [printable(title)]
+    lines = [one_line(title)]
     if sites:
         columns = [one for one in zip(*rows, strict=True) if any(one[1:])]
         widths = [max(map(len, column)) for column in columns]
@@ -43,11 +43,11 @@ def _row(site: Site) -> tuple[str, ...]:
 
 
 def _cut(text: str) -> str:
-    text = printable(text)
+    text = one_line(text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
-def printable(text: str, *, besides: str = "") -> str:
+def one_line(text: str, *, besides: str = "") -> str:
     """Text in one line of valid UTF-8, without control characters but those `besides`."""
     text = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(x if x.isprintable() or x in besides else " " for x in text)

@@ -20,12 +20,12 @@ from nnx_inspector._compat import ipykernel
 from nnx_inspector._compat.ipykernel import CommMessage, Queued
 from nnx_inspector.background import Worker
 
-PAUSE: Final = 0.1
+LOOK_INTERVAL: Final = 0.1
 """The shortest time between two looks at the socket, in seconds."""
-LONGEST: Final = 0.005
+LONGEST_LOOK: Final = 0.005
 """The most seconds of a look. What it has not seen, the next one sees, at the next step."""
 
-Handle = Callable[[Any, list[Any]], object]
+MessageHandler = Callable[[Any, list[Any]], object]
 """Called with the content and the buffers of a custom message of a widget."""
 
 
@@ -39,7 +39,7 @@ class Listener:
 
     listens: ClassVar[Literal["during", "steps", "after"]] = "after"
 
-    def listen(self, comm: str, handle: Handle) -> None:
+    def listen(self, comm: str, handle: MessageHandler) -> None:
         """Hand the custom messages on a comm to `handle`, in a thread, while a cell runs."""
 
     def forget(self, comm: str) -> None:
@@ -49,19 +49,19 @@ class Listener:
         """Look whether messages have arrived. To be called between two steps, in any thread."""
 
 
-class _Listening(Listener):
+class _KernelListener(Listener):
     def __init__(self, kernel: Any):
         self._kernel, self._pid = kernel, os.getpid()
-        self._handles: dict[str, Handle] = {}
+        self._handles: dict[str, MessageHandler] = {}
         self._worker = Worker("nnx_inspector.listener", self._failed)
 
-    def listen(self, comm: str, handle: Handle) -> None:
+    def listen(self, comm: str, handle: MessageHandler) -> None:
         self._handles[comm] = handle
 
     def forget(self, comm: str) -> None:
         self._handles.pop(comm, None)
 
-    def _ours(self, frames: object) -> CommMessage | None:
+    def _own_message(self, frames: object) -> CommMessage | None:
         """The message, if a handler of ours wants it and no subshell is to handle it."""
         one = ipykernel.comm_message(self._kernel, frames)
         if one is None or one.subshell is not None or one.comm not in self._handles:
@@ -83,7 +83,7 @@ class _Listening(Listener):
         self._kernel.log.error("nnx_inspector could not handle a message", exc_info=error)
 
 
-class Tap(_Listening):
+class ThreadListener(_KernelListener):
     """Takes messages out in the thread that reads the kernel's shell socket."""
 
     listens = "during"
@@ -93,11 +93,11 @@ class Tap(_Listening):
         ipykernel.take_before(kernel, self._take)
 
     def _take(self, frames: object) -> bool:
-        one = self._ours(frames)
+        one = self._own_message(frames)
         return one is not None and self._worker.submit(functools.partial(self._handle, one))
 
 
-class Pump(_Listening):
+class QueueListener(_KernelListener):
     """Looks at the kernel's shell socket and queue, in the thread that runs the cells."""
 
     listens = "steps"
@@ -115,20 +115,20 @@ class Pump(_Listening):
             return
         if os.getpid() != self._pid:  # a fork: the socket is its parent's
             return
-        self._due = now + PAUSE
+        self._due = now + LOOK_INTERVAL
         if self._said_idle and ipykernel.runs_a_cell():
             self._said_idle = False
             ipykernel.say_status(self._kernel, "busy", ipykernel.cell_of(self._kernel))
         ipykernel.queue_arrived(self._kernel)
         for queued in ipykernel.queued_after(self._kernel, self._seen):
             self._look_at(queued)
-            if time.monotonic() - now > LONGEST:
+            if time.monotonic() - now > LONGEST_LOOK:
                 self._due = 0.0
                 return
 
     def _look_at(self, queued: Queued) -> None:
         self._seen = queued.number
-        one = None if queued.frames is None else self._ours(queued.frames)
+        one = None if queued.frames is None else self._own_message(queued.frames)
         if one is not None:
             self._worker.submit(functools.partial(self._take, queued, one))
 
@@ -149,6 +149,6 @@ def listener() -> Listener:
     with _lock:
         if id(kernel) not in _listeners:
             way = "other" if kernel is None else ipykernel.reads_shell_by(kernel)
-            made = {"thread": Tap, "queue": Pump}.get(way)
+            made = {"thread": ThreadListener, "queue": QueueListener}.get(way)
             _listeners[id(kernel)] = kernel, Listener() if made is None else made(kernel)
         return _listeners[id(kernel)][1]

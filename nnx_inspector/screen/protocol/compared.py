@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nnx_inspector.screen.protocol.headers import Shown, Struct
+from nnx_inspector.screen.protocol.headers import Struct, ToBrowser
 
 
-class Other(Shown, type="other"):
+class Other(ToBrowser, type="other"):
     """The pass of another run that `insp.compare` offers; a ShowPass of OTHER sends it. Buffer:
     none. `name` is that run's name, "" if there is no other run. `step` is None if the pass belongs
     to no step. `number` counts the passes offered, so that the browser pins each one once.
@@ -38,7 +38,7 @@ class ComparedRow(Struct):
     shapes: str
 
 
-class Compared(Shown, type="compared"):
+class Compared(ToBrowser, type="compared"):
     """Two passes, site by site, in answer to the Compare with this id. Buffer: none.
 
     `number` is the pass on screen and `pinned` the pass that it is compared with, by their numbers
@@ -68,7 +68,7 @@ class WeightRow(Struct):
     change: str
 
 
-class Weights(Shown, type="weights"):
+class Weights(ToBrowser, type="weights"):
     """The weights of the model against those of `name`, when they were compared. Buffer: none.
 
     `name` is "" if there is no comparison. `rows` are the first MOST_RANKED of `total`, largest

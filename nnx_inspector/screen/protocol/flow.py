@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nnx_inspector.screen.protocol.headers import Shown, Struct
+from nnx_inspector.screen.protocol.headers import Struct, ToBrowser
 
 
 class FlowNode(Struct):
@@ -44,7 +44,7 @@ class FlowAbsent(Struct):
     why: str
 
 
-class Flow(Shown, type="flow"):
+class Flow(ToBrowser, type="flow"):
     """The flow between the modules that a site calls. `id` is the request's. Buffer: none."""
 
     layout: int
@@ -55,5 +55,5 @@ class Flow(Shown, type="flow"):
     absent: tuple[FlowAbsent, ...]
 
 
-class LayoutLibrary(Shown, type="layout_library"):
+class LayoutLibrary(ToBrowser, type="layout_library"):
     """The script that lays out a flow. Buffer: a JavaScript module in UTF-8, `static/layout.js`."""

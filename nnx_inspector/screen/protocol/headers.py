@@ -53,13 +53,13 @@ class Message(Struct):
             cls.type, MESSAGES[type] = type, cls
 
 
-class Shown(Message):
+class ToBrowser(Message):
     """Kernel to browser."""
 
     version: int = terms.VERSION
 
 
-class Studied(Shown):
+class StudyMessage(ToBrowser):
     """What a study found last. `source` names the pass or the data; `error` says why it found
     nothing. `batch` is the number of the batch, as in `Inputs`; -1 for other data.
     """
@@ -134,7 +134,7 @@ def from_header(header: object) -> Message:
     kind = header.get("type")
     cls = MESSAGES.get(kind) if isinstance(kind, str) else None
     if cls is None:
-        raise ProtocolError(f"Unknown message type {_shown(kind)}.")
+        raise ProtocolError(f"Unknown message type {_repr(kind)}.")
     return struct_of(cls, {k: v for k, v in header.items() if k != "type"}, cls.type)
 
 
@@ -162,7 +162,7 @@ def _checked(hint: Any, value: object, where: str) -> Any:
         words = typing.get_args(hint)
         if not isinstance(value, str) or value not in words:
             listed = " or ".join(map(repr, words))
-            raise ProtocolError(f"{where} must be {listed}, got {_shown(value)}.")
+            raise ProtocolError(f"{where} must be {listed}, got {_repr(value)}.")
         return value
     if origin in (typing.Union, types.UnionType):
         inner = [h for h in typing.get_args(hint) if h is not type(None)]
@@ -194,7 +194,7 @@ def _checked(hint: Any, value: object, where: str) -> Any:
     return value
 
 
-def _shown(value: object) -> str:
+def _repr(value: object) -> str:
     try:
         return repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or very deep lists

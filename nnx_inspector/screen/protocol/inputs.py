@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nnx_inspector.screen.protocol.headers import Shown, Struct
+from nnx_inspector.screen.protocol.headers import Struct, ToBrowser
 
 
 class Example(Struct):
@@ -35,7 +35,7 @@ class Pictures(Struct):
     pixels: str
 
 
-class Inputs(Shown, type="inputs"):
+class Inputs(ToBrowser, type="inputs"):
     """The batch of the pass on screen. Buffer: none. `batch` counts its examples, of which
     `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there
     is none, and `positions` the number of ids of each example. `pictures` are None if the batch has
@@ -59,7 +59,7 @@ class Inputs(Shown, type="inputs"):
     other: Literal["run", "step", ""] = ""
 
 
-class Positions(Shown, type="positions"):
+class Positions(ToBrowser, type="positions"):
     """The figures of a site at each position of an example, in answer to `ShowPositions`. Buffer:
     float64 [len(figures), positions]. `figures` are those of POSITION_FIGURES that there are;
     `units` is the number of units at each position. `along` is the number of the axis of the

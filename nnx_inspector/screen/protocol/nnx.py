@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nnx_inspector.screen.protocol.headers import Shown, Struct
+from nnx_inspector.screen.protocol.headers import Struct, ToBrowser
 
 
 class NnxAttribute(Struct):
@@ -100,7 +100,7 @@ class NnxMode(Struct):
     documentation: str
 
 
-class Nnx(Shown, type="nnx"):
+class Nnx(ToBrowser, type="nnx"):
     """The module at a site as NNX sees it, in answer to the ShowNnx with this id. Buffer: none.
 
     `nodes` have parents first; `variables` are in the order of their paths. `since` is the step of

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nnx_inspector.screen.protocol.headers import Shown, Struct, Studied
+from nnx_inspector.screen.protocol.headers import Struct, StudyMessage, ToBrowser
 from nnx_inspector.screen.protocol.inputs import Pictures
 
 
-class UnitFigures(Shown, type="units"):
+class UnitFigures(ToBrowser, type="units"):
     """Figures for each unit along `axis` of a site's output, for a `Look`. Buffer: float64
     [UNIT_FIGURES, units], NaN if no finite value was seen. `each` is the number of values per unit
     in that pass, `source` names the pass, `more` counts the units left out, and `why` says why
@@ -46,7 +46,7 @@ class CompilationRow(Struct):
     why: str
 
 
-class Compilations(Shown, type="compilations"):
+class Compilations(ToBrowser, type="compilations"):
     """What was compiled since the inspector was made, for a `Look`. Buffer: none. The rows are of
     functions of the user, newest first, `more` were left out. `operations` are those outside a
     jitted function, and `inspector` those that the inspector made for itself: how many, and their
@@ -72,7 +72,7 @@ class CastRow(Struct):
     name: str
 
 
-class Casts(Shown, type="casts"):
+class Casts(ToBrowser, type="casts"):
     """What lower precision would make of all that the newest pass measured, for a `Look`. Buffer:
     float64 [rows, CASTS, CAST_FIGURES], NaN if it is unknown. The rows are the first MOST_CASTS of
     `total`, those first that would lose most in any dtype.
@@ -95,7 +95,7 @@ class Excerpt(Struct):
     text: str
 
 
-class Code(Shown, type="code"):
+class Code(ToBrowser, type="code"):
     """The calls of a module and the docstring of its type, for a `Look`. Buffer: none. `sown`
     lists the sites of the values that the module passes to `sow` or `perturb`.
     """
@@ -122,7 +122,7 @@ class SweepRow(Struct):
     why_not: str
 
 
-class Sweep(Shown, type="sweep"):
+class Sweep(ToBrowser, type="sweep"):
     """The sweep that runs or ran last. Buffer: none.
 
     `sites` is the selection and `perturbation` the Python text of the perturbation; `source` names
@@ -161,7 +161,7 @@ class LensRow(Struct):
     cells: tuple[LensCell, ...]
 
 
-class Lens(Studied, type="lens"):
+class Lens(StudyMessage, type="lens"):
     """The logit lens over one example. Buffer: none. `words` are those of the positions, or empty;
     `answers` are the words that are followed. `gap` is as in `nni.Lens`; `more` counts the
     positions left out.
@@ -185,7 +185,7 @@ class LogitBar(Struct):
     value: float | None
 
 
-class Logits(Studied, type="logits"):
+class Logits(StudyMessage, type="logits"):
     """What each site adds to the logit of a word at one position. Buffer: none."""
 
     example: int
@@ -196,7 +196,7 @@ class Logits(Studied, type="logits"):
     bars: tuple[LogitBar, ...]
 
 
-class Attributed(Studied, type="attribution"):
+class Attributed(StudyMessage, type="attribution"):
     """The attribution of an output to one example's input. Buffer: none. `scores` has the `shape`
     of the tokens or of the picture; `of` is the site or "" for an argument. `word` names the class
     or token; `difference` is output minus baseline, for integrated gradients.
@@ -228,7 +228,7 @@ class ExciteRow(Struct):
     at: int
 
 
-class UnitExamples(Studied, type="examples"):
+class UnitExamples(StudyMessage, type="examples"):
     """The examples that excite one unit of a site. Buffer: none. `total` is 0 while it is unknown;
     `count` is the number of examples seen; `extent` holds the lengths of the axes of `place`;
     `constant` says that all have one value. `pictures` has one for each of the rows, if they are of

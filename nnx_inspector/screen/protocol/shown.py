@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from nnx_inspector.recordings.tree_rows import Site as Site
-from nnx_inspector.screen.protocol.headers import Message, Shown, Struct
+from nnx_inspector.screen.protocol.headers import Message, Struct, ToBrowser
 
 
-class Layout(Shown, type="layout"):
+class Layout(ToBrowser, type="layout"):
     """The sites that later frames refer to by index. Buffer: none. `attending` are the keys of
     those whose call computes an attention. `sequences` is whether the model reads sequences, which
     is where a lens can work. `where` says which positions the sites that are `counted` count, as a
@@ -60,7 +60,7 @@ class FrameParameter(Struct):
     bytes: tuple[int, ...]
 
 
-class Frame(Shown, type="frame"):
+class Frame(ToBrowser, type="frame"):
     """One pass. Buffer: float64 table [site, quantity, statistic], float64 [site, ROW_FIGURES] (NaN
     for a row without parameters), float64 [parameter, PARAMETER_QUANTITIES, statistic], then uint8
     sparklines [site, quantity, SPARK], then the bytes of each of `histograms`, and of the
@@ -84,7 +84,7 @@ class Frame(Shown, type="frame"):
     held: bool
 
 
-class History(Shown, type="history"):
+class History(ToBrowser, type="history"):
     """One site's quantity over the steps so far. Buffer, all float64: steps [steps]; quantiles
     [steps, len(HISTORY_QUANTILES)]; edges [HISTORY_BINS + 1]; fractions [steps, HISTORY_BINS].
     Edges are spaced on a symmetric-log axis; the fractions of one step add up to 1. A step without
@@ -99,7 +99,7 @@ class History(Shown, type="history"):
     parameter: str = ""
 
 
-class Updates(Shown, type="updates"):
+class Updates(ToBrowser, type="updates"):
     """The update ratios of the parameters of one site over the steps; see `FrameParameter`. Buffer,
     float64: steps [steps], then ratios [parameters, steps], then the shares of updates that round
     to nothing, alike; NaN where it is unknown. `inside`: the site holds none itself, and these are
@@ -113,7 +113,7 @@ class Updates(Shown, type="updates"):
     inside: bool = False
 
 
-class Choices(Shown, type="choices"):
+class Choices(ToBrowser, type="choices"):
     """What each head of an attention, or each expert of a router, of one site did over the steps;
     `key` is as in `Recording.heads_frame` or `experts_frame`, and so are `figures`, but for
     "router_entropy", the "evenness" that all experts share. Buffer, float64: steps [steps], then
@@ -130,7 +130,7 @@ class Choices(Shown, type="choices"):
     more: int
 
 
-class Curves(Shown, type="curves"):
+class Curves(ToBrowser, type="curves"):
     """The metrics over the steps so far. Buffer: for each of `names`, float64 [points, 2]: step
     and value (NaN if it was not finite), with `points[i]` rows for `names[i]`. The recording has
     `recorded[i]` values of it, and `not_finite[i]` of these are NaN or Inf.
@@ -142,7 +142,7 @@ class Curves(Shown, type="curves"):
     not_finite: tuple[int, ...]
 
 
-class Passes(Shown, type="passes"):
+class Passes(ToBrowser, type="passes"):
     """The passes that the recording still has, oldest first. Buffer: float64 [passes, 5]: number,
     step, whether something was perturbed (0 or 1), index into `kinds`, and the setting's number.
     That number differs from the one before if the perturbations changed; 0 means that nothing was
@@ -294,7 +294,7 @@ class Recorded(Struct):
     every: int = 0
 
 
-class State(Shown, type="state"):
+class State(ToBrowser, type="state"):
     """Everything small that the screen shows; each message has all of it. Buffer: none.
 
     `training_perturbed` is True while a watched loop runs with a perturbation on. `no_effect` says
@@ -338,7 +338,7 @@ class FindingRow(Struct):
     gone: int | None = None
 
 
-class Findings(Shown, type="findings"):
+class Findings(ToBrowser, type="findings"):
     """The findings of the rules, worst first. Buffer: none. `more` counts those left out."""
 
     findings: tuple[FindingRow, ...]

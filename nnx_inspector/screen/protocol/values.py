@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nnx_inspector.screen.protocol.headers import Shown, Struct
+from nnx_inspector.screen.protocol.headers import Struct, ToBrowser
 from nnx_inspector.screen.protocol.terms import Component, ValuePart
 
 
@@ -22,7 +22,7 @@ class HeldArray(Struct):
     bytes: int
 
 
-class Arrays(Shown, type="arrays"):
+class Arrays(ToBrowser, type="arrays"):
     """The arrays of a part of a site, which `ShowValues` opened. `parts` are the parts that the
     site has; `perturbed`: a perturbation is on in this pass; `source` names the pass and the
     parameters in words; `notes` are further notes for the user.
@@ -39,7 +39,7 @@ class Arrays(Shown, type="arrays"):
     notes: tuple[str, ...]
 
 
-class Values(Shown, type="values"):
+class Values(ToBrowser, type="values"):
     """A window of an array in blocks, in answer to `ReadValues`. Buffer: for each of `planes` an
     array [tiles, rows, columns] of `encoding`, each padded to a multiple of 8 bytes.
 

@@ -69,13 +69,13 @@ class Window:
                     f"{shape[axis]}."
                 )
         spans = [
-            (0, 1) if axis is None else _cut(span, shape[axis])
+            (0, 1) if axis is None else _clipped(span, shape[axis])
             for axis, span in zip(self.axes, self.spans, strict=True)
         ]
         return dataclasses.replace(self, spans=tuple(spans))
 
 
-def _cut(span: Span, length: int) -> Span:
+def _clipped(span: Span, length: int) -> Span:
     start = min(max(0, span[0]), max(0, length - 1))
     return start, max(start, min(span[1], length))
 
@@ -129,7 +129,7 @@ class Tile(NamedTuple):
     careful: bool
 
 
-def arranged(part: Value, axes: Sequence[int | None]) -> Value:
+def to_tile_axes(part: Value, axes: Sequence[int | None]) -> Value:
     """A part of an array, of one element along all axes but these, as [tiles, rows, columns]."""
     shown = [axis for axis in axes if axis is not None]
     others = [axis for axis in range(part.ndim) if axis not in shown]
@@ -138,28 +138,28 @@ def arranged(part: Value, axes: Sequence[int | None]) -> Value:
 
 
 class Tiles(Protocol):
-    """Reduces tiles of arrays. `figures` may return before it has: `fetched` waits for it."""
+    """Reduces tiles of arrays. `figures` may return before it has: `fetch` waits for it."""
 
     def figures(
         self, x: Value, starts: Int[np.ndarray, " axis"], *, tile: Tile
     ) -> dict[str, Value]: ...
 
-    def fetched(self, figures: dict[str, Value]) -> dict[str, np.ndarray]: ...
+    def fetch(self, figures: dict[str, Value]) -> dict[str, np.ndarray]: ...
 
     def part(
         self, x: Value, starts: Int[np.ndarray, " axis"], sizes: tuple[int, ...]
     ) -> np.ndarray: ...
 
 
-class Here:
+class NumpyTiles:
     """Reduces tiles of NumPy arrays, in float64."""
 
     def figures(
         self, x: np.ndarray, starts: Int[np.ndarray, " axis"], *, tile: Tile
     ) -> dict[str, Value]:
-        part, fine = arranged(self.part(x, starts, tile.sizes), tile.axes), tile.fine
+        part, fine = to_tile_axes(self.part(x, starts, tile.sizes), tile.axes), tile.fine
         if part.dtype.kind == "c":
-            part = {"real": np.real, "imag": np.imag}.get(tile.component, _sizes_of)(part)
+            part = {"real": np.real, "imag": np.imag}.get(tile.component, _magnitudes)(part)
         value = part.astype(np.float64)
         if fine is None:
             return {"value": value}
@@ -182,7 +182,7 @@ class Here:
             "neginf": over(np.add, (value == -np.inf).astype(np.int64)),
         }
 
-    def fetched(self, figures: dict[str, Value]) -> dict[str, np.ndarray]:
+    def fetch(self, figures: dict[str, Value]) -> dict[str, np.ndarray]:
         return figures
 
     def part(
@@ -191,10 +191,10 @@ class Here:
         return x[tuple(slice(a, a + n) for a, n in zip(starts.tolist(), sizes, strict=True))]
 
 
-HERE = Here()
+NUMPY_TILES = NumpyTiles()
 
 
-def _sizes_of(x: np.ndarray) -> np.ndarray:
+def _magnitudes(x: np.ndarray) -> np.ndarray:
     """Magnitudes; one beyond the dtype of the parts is not an Inf."""
     size = np.abs(x.astype(np.complex128))
     return np.where(np.isfinite(x), np.minimum(size, np.finfo(x.dtype).max), size)
@@ -205,7 +205,7 @@ def reduce_blocks(
     window: Window,
     most: tuple[int, int, int],
     component: Component = "value",
-    tiles: Tiles = HERE,
+    tiles: Tiles = NUMPY_TILES,
 ) -> Blocks:
     """Reduce the content of a window to at most `most` blocks.
 
@@ -278,14 +278,14 @@ class _Grid:
         fine = self._fine()
         tiles = [(at, sizes) for at, sizes in self._tiles(fine) if math.prod(sizes)]
         # all tiles start before the first result is fetched; the waiting results are small
-        under_way = [self._start(at, sizes, fine) for at, sizes in tiles]
+        under_way = [self._start_tile(at, sizes, fine) for at, sizes in tiles]
         found: dict[str, np.ndarray] = {}
         fetched = 0
         for (at, sizes), figures in zip(tiles, under_way, strict=True):
-            host = self.of_tiles.fetched(figures)
+            host = self.of_tiles.fetch(figures)
             fetched += _bytes(host)
             if "sum" in host and not np.isfinite(host["sum"]).all():
-                host = self.of_tiles.fetched(self._start(at, sizes, fine, careful=True))
+                host = self.of_tiles.fetch(self._start_tile(at, sizes, fine, careful=True))
                 fetched += _bytes(host)
             self._add(found, host, at, sizes)
         return self._blocks(found, fetched)
@@ -306,7 +306,7 @@ class _Grid:
         for at in itertools.product(*ranges):
             yield at, tuple(min(s, b - a) for a, b, s in zip(at, self.ends, steps, strict=True))
 
-    def _start(
+    def _start_tile(
         self,
         at: Sequence[int],
         sizes: Sequence[int],
@@ -339,27 +339,27 @@ class _Grid:
         ]
         where = np.ix_(*place)
         if "value" in host:
-            self._of(found, "value", np.nan)[where] = host["value"]
+            self._accumulator(found, "value", np.nan)[where] = host["value"]
             return
         count = np.ones(self.counts)
-        for i, of_axis in enumerate(self._sizes()):
+        for i, of_axis in enumerate(self._block_sizes()):
             count *= np.expand_dims(of_axis, tuple(n for n in range(3) if n != i))
         # divided before adding up: sums of huge values overflow, their mean does not
         share = host["sum"].astype(np.float64) / count[where] / np.float64(host.get("factor", 1))
-        np.add.at(self._of(found, "sum", 0.0), where, share)
+        np.add.at(self._accumulator(found, "sum", 0.0), where, share)
         for name, at_end, worst in (("low", np.minimum, np.inf), ("high", np.maximum, -np.inf)):
-            at_end.at(self._of(found, name, worst), where, host[name].astype(np.float64))
+            at_end.at(self._accumulator(found, name, worst), where, host[name].astype(np.float64))
         for name in ("nan", "posinf", "neginf"):
             if name in host:
-                np.add.at(self._of(found, name, 0), where, host[name].astype(np.int64))
+                np.add.at(self._accumulator(found, name, 0), where, host[name].astype(np.int64))
 
-    def _of(self, found: dict[str, np.ndarray], name: str, start: float) -> np.ndarray:
+    def _accumulator(self, found: dict[str, np.ndarray], name: str, start: float) -> np.ndarray:
         if name not in found:
             dtype = np.float64 if isinstance(start, float) else np.int64
             found[name] = np.full(self.counts, start, dtype)
         return found[name]
 
-    def _sizes(self) -> list[np.ndarray]:
+    def _block_sizes(self) -> list[np.ndarray]:
         """The number of elements of each block along each axis."""
         return [
             np.minimum(block, end - start - np.arange(count) * block)
@@ -374,8 +374,8 @@ class _Grid:
         )
         none = dict.fromkeys(("low", "high", "nan", "posinf", "neginf"))
         if "sum" not in found:
-            return of(mean=self._of(found, "value", np.nan), **none)
-        tiles, rows, columns = self._sizes()
+            return of(mean=self._accumulator(found, "value", np.nan), **none)
+        tiles, rows, columns = self._block_sizes()
         size = tiles[:, None, None] * rows[:, None] * columns
         bad = {name: found[name] for name in ("nan", "posinf", "neginf") if name in found}
         finite = size - sum(bad.values(), np.zeros(self.counts, np.int64))
@@ -405,7 +405,7 @@ def _tile_size(span: int, block: int, room: int) -> int:
 # --------------------------------------------------------------- exact values
 
 
-def exact_values(x: Value, window: Window, tiles: Tiles = HERE) -> np.ndarray:
+def exact_values(x: Value, window: Window, tiles: Tiles = NUMPY_TILES) -> np.ndarray:
     """The exact values of a small window, `[tiles, rows, columns]`.
 
     Returns:
@@ -426,7 +426,7 @@ def exact_values(x: Value, window: Window, tiles: Tiles = HERE) -> np.ndarray:
         host = np.zeros([b - a for a, b in window.spans], x.dtype)
     else:
         part = tiles.part(x, np.asarray(starts, np.int32), tuple(sizes))
-        host = np.ascontiguousarray(arranged(part, window.axes))
+        host = np.ascontiguousarray(to_tile_axes(part, window.axes))
     if host.dtype.kind == "c":
         return host.astype(np.complex128)
     if host.dtype.kind in "iu":

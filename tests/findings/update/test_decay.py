@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from finding_oracle import close
 from flax import nnx
-from said import close
 from side_by_side import Rows
 
 import nnx_inspector as nni

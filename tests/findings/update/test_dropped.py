@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import optax
 import pytest
+from finding_oracle import close
 from flax import nnx
 from parameter_oracle import Net, flat, loss_fn, ratio
-from said import close
 
 import nnx_inspector as nni
 

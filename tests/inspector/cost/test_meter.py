@@ -17,8 +17,8 @@ from nnx_inspector.inspector.cost.meter import Meter
 from nnx_inspector.inspector.loops import PATIENCE
 from nnx_inspector.live.session import Session, StepEnd
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.comm import CREDITS, SHORTEST, InspectorWidget
-from nnx_inspector.screen.presenter import STATED, Presenter
+from nnx_inspector.screen.comm import CREDITS, MIN_INTERVAL, InspectorWidget
+from nnx_inspector.screen.presenter import STATE_INTERVAL, Presenter
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def sent(monkeypatch):
         sent.append((self.role, content, b"".join(buffers or [])))
 
     monkeypatch.setattr(InspectorWidget, "send", send)
-    monkeypatch.setattr(Presenter, "shown", True)
+    monkeypatch.setattr(Presenter, "display_requested", True)
     return sent
 
 
@@ -94,10 +94,10 @@ def test_states_are_fewer_than_frames_unless_something_is_done(sent, monkeypatch
 
     assert sent_now() == (1, 1)
     for _ in range(3):
-        now[0] += 1.01 * SHORTEST
+        now[0] += 1.01 * MIN_INTERVAL
         assert sent_now() == (1, 0)
     assert sent_now(force=True) == (1, 1)
-    now[0] += 1.01 * STATED
+    now[0] += 1.01 * STATE_INTERVAL
     assert sent_now() == (1, 1)
     insp.close()
 

@@ -30,7 +30,7 @@ class Words(nnx.Module):
 
 
 def words(insp):
-    message = inside(insp).view.kept("inputs")
+    message = inside(insp).view.last_message("inputs")
     return message.tokens, [list(example.words) for example in message.examples]
 
 
@@ -85,10 +85,10 @@ def test_what_several_embeddings_receive_is_not_guessed(model):
         return model(a).mean() + model(b[:, 1:]).mean()
 
     insp = nni.Inspector(model, IDS, decode=str, tokens="b", display=False)
-    assert "no argument tokens='b'" in inside(insp).view.kept("inputs").problem
+    assert "no argument tokens='b'" in inside(insp).view.last_message("inputs").problem
     insp.step(both, IDS, IDS + 1)
     assert words(insp) == ("", [])
-    assert "'embed' receives several arrays" in inside(insp).view.kept("inputs").problem
+    assert "'embed' receives several arrays" in inside(insp).view.last_message("inputs").problem
     insp.step(lambda model, a, b: both(model, b, a), IDS[:, :2], IDS)
     assert words(insp) == ("b", [["0", "1", "2"], ["3", "4", "5"]])
     insp.close()
@@ -107,7 +107,7 @@ def test_a_decode_that_fails_is_a_notice_and_the_pass_goes_on(model):
 def test_a_keyword_of_the_model_stays_one(model):
     insp = nni.Inspector(model, IDS, decode=True, display=False)
     assert inside(insp).core.request.kwargs == {"decode": True}
-    assert inside(insp).view.kept("inputs") is None
+    assert inside(insp).view.last_message("inputs") is None
     insp.close()
 
 
@@ -116,16 +116,16 @@ def test_predictions_are_of_the_shown_pass():
     model.kernel[...], model.bias[...] = jnp.eye(2), jnp.zeros(2)
     x = jnp.array([[0.0, 1], [2, 1]])
     insp = nni.Inspector(model, x, labels=["cat", "dog"], display=False)
-    assert inside(insp).view.kept("inputs").examples == ()  # before the pass
+    assert inside(insp).view.last_message("inputs").examples == ()  # before the pass
     insp.run(x)
-    examples = inside(insp).view.kept("inputs").examples
+    examples = inside(insp).view.last_message("inputs").examples
     assert [example.prediction for example in examples] == ["dog", "cat"]
     insp.close()
 
 
 def test_studies_look_at_the_batch_of_the_last_pass(model):
     insp = nni.Inspector(model, IDS, decode=lambda i: f"w{i}", display=False)
-    kept = inside(insp).view.kept
+    kept = inside(insp).view.last_message
     insp.attribute()
     assert kept("attribution").batch == kept("inputs").number
     assert (kept("inputs").kind, kept("inputs").other) == ("run", "")
@@ -155,7 +155,7 @@ def test_a_step_that_calls_the_model_twice_is_studied_with_the_example(model):
     insp.step(lambda model, x: (model(x) - model(x + 1)).sum(), IDS + 6)
     found = insp.attribute()
     assert np.allclose(found.scores, nni.attribute(model, IDS).scores, rtol=1e-5, atol=1e-7)
-    shown = inside(insp).view.kept("attribution")
+    shown = inside(insp).view.last_message("attribution")
     assert "not one call" in shown.source
     assert shown.batch == -1
     assert list(shown.words) == [f"w{i}" for i in IDS[0]]
@@ -196,7 +196,7 @@ def test_words_stand_only_where_they_are_those_of_the_chosen_text(tokens):
     insp = nni.Inspector(
         Translator(nnx.Rngs(0)), IDS, IDS + 6, mask, decode=str, tokens=tokens, display=False
     )
-    apart = set(inside(insp).view.kept("inputs").apart)
+    apart = set(inside(insp).view.last_message("inputs").apart)
     of_src, of_tgt = {"embed", "encode"}, {"embed_2", "head", "norm"}
     with_words, without = (of_src, of_tgt) if tokens == "src" else (of_tgt, of_src)
     assert not with_words & apart
@@ -207,11 +207,11 @@ def test_words_stand_only_where_they_are_those_of_the_chosen_text(tokens):
     with pytest.raises(nni.InspectorError, match="may be those of another argument than"):
         insp.words("cross", 1)
     insp.lens(unembed="head", norm="norm", sites=["encode", "cross"])
-    assert inside(insp).view.kept("lens").words == ()
+    assert inside(insp).view.last_message("lens").words == ()
     for site in ("encode", "head"):
         inside(insp).studies.ask(study("examples", site=site))
         inside(insp).studies.wait()
-        rows = inside(insp).view.kept("examples").rows
+        rows = inside(insp).view.last_message("examples").rows
         assert all((row.at >= 0) == (site in with_words) for row in rows)
         assert {len(row.words) for row in rows} == {3}
     insp.close()
@@ -221,7 +221,7 @@ def test_ids_that_belong_together_leave_the_words():
     insp = nni.Inspector(
         Segments(nnx.Rngs(0)), IDS, IDS % 2, decode=str, tokens="tokens", display=False
     )
-    assert inside(insp).view.kept("inputs").apart == ()
+    assert inside(insp).view.last_message("inputs").apart == ()
     assert insp.words("head", 1).word.tolist() == ["3", "4", "5"]
     insp.close()
 
@@ -231,7 +231,7 @@ def test_words_of_another_length_mark_no_place():
         Translator(nnx.Rngs(0)), IDS, IDS[:, :2] + 6, decode=str, tokens="src", display=False
     )
     insp.examples([(IDS, IDS[:, :2])], "head", k=1, progress=False)
-    assert {row.at for row in inside(insp).view.kept("examples").rows} == {-1}
+    assert {row.at for row in inside(insp).view.last_message("examples").rows} == {-1}
     insp.attribute(site="embed_2", method="gradient")
-    assert inside(insp).view.kept("attribution").words == ()
+    assert inside(insp).view.last_message("attribution").words == ()
     insp.close()

@@ -321,7 +321,7 @@ def test_a_notebook_that_a_program_runs_has_it_in_the_cell(answers, monkeypatch)
     """Such a program keeps what was sent before the cell has ended."""
     shell = type("Shell", (), {"parent_header": {"content": {"allow_stdin": answers}}})
     monkeypatch.setattr("IPython.core.getipython.get_ipython", shell)
-    assert presenter.runs_by_itself() is not answers
+    assert presenter.is_unattended() is not answers
 
 
 def test_it_waits_where_nobody_will_see_it_later():

@@ -169,7 +169,7 @@ def test_no_change_is_relative_to_an_output_of_zeros():
     net = nnx.Sequential(nnx.Linear(X.shape[-1], 2, rngs=nnx.Rngs(0)), lambda x: 0 * x)
     insp = nni.Inspector(net, X, display=False)
     insp.sweep(progress=False)
-    message = inside(insp).view.kept("sweep")
+    message = inside(insp).view.last_message("sweep")
     assert message.measures == ("output_change",)
     assert {row.output_change for row in message.rows} == {None}
     assert all("output is all zeros" in row.why_not for row in message.rows)
@@ -181,7 +181,7 @@ def test_what_is_not_finite_is_none_first_and_what_cannot_be_measured_says_why()
     insp = nni.Inspector(Inf(nnx.Rngs(0)), X, display=False)
     insp.step(lambda m, x: m(x).sum(), X)
     frame = insp.sweep(progress=False)
-    message = inside(insp).view.kept("sweep")
+    message = inside(insp).view.last_message("sweep")
     assert message.rows[0].site == "child"
     assert (message.rows[0].loss_change, message.rows[0].why_not) == (None, "")
     assert not np.isfinite(frame["loss_change"][0])

@@ -21,7 +21,7 @@ from nnx_inspector.errors import InspectorError, InspectorWarning
 from nnx_inspector.inspector.script import control
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.control import folder
-from nnx_inspector.screen.control.answers import CONTROL, Controlled
+from nnx_inspector.screen.control.state import CONTROL, ControlState
 
 NOISE = protocol.Perturb(id=0, site="b", kind="Noise", strength=0.1, at="output")
 
@@ -77,7 +77,7 @@ def test_what_was_done_is_in_the_recording(script, run):
     run.measure_next()
     assert run.every == 3
     assert script.end() == []
-    said = Controlled.from_columns(nni.load(script.path).table(CONTROL))
+    said = ControlState.from_columns(nni.load(script.path).table(CONTROL))
     assert [text for _, text in said.done] == [
         'run.perturb("b", nni.Scale(factor=2.0))',
         "run.every = 3",
@@ -95,7 +95,7 @@ def test_what_was_done_is_in_the_recording(script, run):
 def test_measuring_less_and_once_more(script, run):
     run.every = 1_000_000
     run.measure_next()  # or it would measure none for a long while
-    step, text = Controlled.from_columns(run.recording.table(CONTROL)).done[-1]
+    step, text = ControlState.from_columns(run.recording.table(CONTROL)).done[-1]
     assert text == "run.measure_next()"
     script.wait(lambda: run.recording.steps[-1] >= step)
     assert run.every == 1_000_000
@@ -195,14 +195,14 @@ def valid(run, **more):
 
 @pytest.fixture
 def made(tmp_path):
-    return folder.made(tmp_path / "run.nni")
+    return folder.create_folder(tmp_path / "run.nni")
 
 
 def test_a_valid_request_is_taken_once(made):
     put(made.removesuffix(".control"), "r", "1.json", valid("r"))
-    (message,) = folder.taken(made, "r")
+    (message,) = folder.take_requests(made, "r")
     assert message == ZERO
-    assert list(folder.taken(made, "r")) == []
+    assert list(folder.take_requests(made, "r")) == []
 
 
 @pytest.mark.parametrize(
@@ -225,14 +225,14 @@ def test_a_valid_request_is_taken_once(made):
 )
 def test_what_is_no_request_is_deleted_and_never_done(made, text):
     put(made.removesuffix(".control"), "r", "1.json", text)
-    assert list(folder.taken(made, "r")) == []
+    assert list(folder.take_requests(made, "r")) == []
     assert os.listdir(made) == []
 
 
 def test_a_request_to_another_run_is_left_to_it(made):
     put(made.removesuffix(".control"), "r", "1.json", valid("another run"))
-    assert list(folder.taken(made, "r")) == []
-    assert list(folder.taken(made, "another run")) == [ZERO]
+    assert list(folder.take_requests(made, "r")) == []
+    assert list(folder.take_requests(made, "another run")) == [ZERO]
     assert os.listdir(made) == []
 
 
@@ -242,18 +242,18 @@ def test_a_link_and_a_file_of_others_are_not_read(made, tmp_path):
     os.chmod(put(made.removesuffix(".control"), "r", "2.json", valid("r")), 0o666)
     os.mkfifo(os.path.join(made, "3.json"))
     os.mkdir(os.path.join(made, "4.json"))
-    assert list(folder.taken(made, "r")) == []
+    assert list(folder.take_requests(made, "r")) == []
     assert (tmp_path / "real.json").exists()
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o722])
 def test_a_folder_that_others_may_write_is_refused(tmp_path, mode):
-    made = folder.made(tmp_path / "run.nni")
+    made = folder.create_folder(tmp_path / "run.nni")
     os.chmod(made, mode)
     with pytest.raises(InspectorError, match="others may write"):
-        folder.made(tmp_path / "run.nni")
+        folder.create_folder(tmp_path / "run.nni")
     with pytest.raises(InspectorError, match="others may write"):
-        folder.send(tmp_path / "run.nni", "r", protocol.MeasureNext(id=1))
+        folder.send_request(tmp_path / "run.nni", "r", protocol.MeasureNext(id=1))
     assert stat.S_IMODE(os.stat(made).st_mode) == mode
 
 
@@ -261,13 +261,13 @@ def test_a_file_or_a_link_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     os.symlink(tmp_path / "elsewhere", tmp_path / "run.nni.control")
     with pytest.raises(InspectorError, match="is not a folder"):
-        folder.made(tmp_path / "run.nni")
+        folder.create_folder(tmp_path / "run.nni")
 
 
 def test_a_folder_that_vanishes_ends_the_requests_alone(tmp_path, monkeypatch):
     monkeypatch.setattr("nnx_inspector.inspector.script.control.PAUSE", 0.01)
     closed = threading.Event()
-    monkeypatch.setattr(control, "unmade", lambda folder: closed.set())
+    monkeypatch.setattr(control, "remove_folder", lambda folder: closed.set())
 
     def loop():
         model = TwoLayers(nnx.Rngs(0))
@@ -284,10 +284,10 @@ def test_a_folder_that_vanishes_ends_the_requests_alone(tmp_path, monkeypatch):
 
 
 def test_requests_of_an_earlier_run_are_gone(tmp_path):
-    folder.made(tmp_path / "run.nni")
-    folder.send(tmp_path / "run.nni", "old", protocol.MeasureNext(id=1))
+    folder.create_folder(tmp_path / "run.nni")
+    folder.send_request(tmp_path / "run.nni", "old", protocol.MeasureNext(id=1))
     (tmp_path / "run.nni.control" / "a folder").mkdir()
-    made = folder.made(tmp_path / "run.nni")
+    made = folder.create_folder(tmp_path / "run.nni")
     assert os.listdir(made) == ["a folder"]
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from browsing import Browser
+from fake_browser import FakeBrowser
 from flax import nnx
 from inside import clicks_of, shown_of, snapshot_of
 from models import Cond, Ensemble, Stacked, TwoLayers, While
@@ -75,7 +75,7 @@ def test_values_are_those_of_their_step(tmp_path, program):
             assert found.value.dtype == np.float32
             assert found.shown.source == f"Step {found.step} of the run."
         # the page shows these one after another
-        done = [text for _, text in asked.run._controlled.done]
+        done = [text for _, text in asked.run._control.done]
         assert done == ["run.values('a')", "run.values('b')", "run.values('')"]
         assert asked.run.recording.steps == [0]  # what is measured stays as it was
 
@@ -315,7 +315,7 @@ class Gate:
 
 
 def test_a_run_that_makes_no_step_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "PATIENCE", 0.0)
+    monkeypatch.setattr(runs, "STALL_TIMEOUT", 0.0)
     gate = Gate()
     with Asked(tmp_path / "run.nni", step=gate.step) as asked:
         asked.run._following._stalled_after = 0.0  # no wait for the real limit
@@ -385,7 +385,7 @@ def test_programs_are_the_same_as_without_control(tmp_path, monkeypatch):
 
 
 def test_the_panel_shows_them(tmp_path, monkeypatch):
-    browser = Browser(monkeypatch)
+    browser = FakeBrowser(monkeypatch)
     with Asked(tmp_path / "run.nni") as asked:
         run = asked.run
         assert "values" not in snapshot_of(run)["recorded"].missing
@@ -394,14 +394,14 @@ def test_the_panel_shows_them(tmp_path, monkeypatch):
             return browser.ask_screen(shown_of(run).screen, clicks_of(run), message)
 
         ask(protocol.ShowValues(id=1, site="a", part="output", clean=False))
-        ((shown, _),) = browser.of("arrays")
+        ((shown, _),) = browser.messages("arrays")
         (held,) = shown["arrays"]
         wanted = linear(asked.model.a, double(X))
         window = {"index": (0, 0), "axes": (-1, 0, 1), "starts": (0, 0, 0), "ends": (1, 5, 4)}
         how = {"most": (1, 8, 8), "norm_over": -1, "component": "value", "exact": False}
         request = protocol.ReadValues(id=2, array=held["number"], **window, **how)
         ask(request)
-        ((values, buffer),) = browser.of("values")
+        ((values, buffer),) = browser.messages("values")
         found = np.frombuffer(buffer, "<f4", 20).reshape(values["counts"])
         np.testing.assert_allclose(found[0], wanted, atol=2e-6)
         for refused, why in (
@@ -423,7 +423,7 @@ def test_a_run_without_control_needs_the_model(tmp_path):
 
 
 def test_files_that_nobody_reads_do_not_pile_up(tmp_path):
-    made = folder.made(tmp_path / "run.nni")
+    made = folder.create_folder(tmp_path / "run.nni")
     for number in range(20):
-        folder.put_values(made, number, b"x")
+        folder.write_values(made, number, b"x")
     assert len(list((tmp_path / "run.nni.control").iterdir())) == folder.MOST_VALUES

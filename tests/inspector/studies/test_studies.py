@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from compiled import Compiled
 from flax import nnx
-from helpers.language import LAYERS, LENGTH, TOKENS, VOCABULARY, Language
+from helpers.language_models import LAYERS, LENGTH, TOKENS, VOCABULARY, Language
 from inside import inside
 
 import nnx_inspector as nni
@@ -32,7 +32,7 @@ def insp():
 def ask(insp, what, **wish):
     inside(insp).commands.answer(study(what, **wish))
     inside(insp).studies.wait()
-    shown = inside(insp).view.kept(what)
+    shown = inside(insp).view.last_message(what)
     assert protocol.from_header(protocol.to_header(shown)) == shown, "what the browser refuses"
     return shown
 
@@ -79,7 +79,7 @@ def test_the_bars_of_a_logit_add_up_to_it(insp):
     assert another.position == LENGTH - 1
     np.testing.assert_allclose(another.logit, found.logit[0, -1], rtol=1e-6)
     ask(insp, "lens", example=1, again=False)
-    assert inside(insp).view.kept("logits").bars == (), "those of another example"
+    assert inside(insp).view.last_message("logits").bars == (), "those of another example"
 
 
 @pytest.mark.parametrize("method", ["gradient", "gradient_times_input", "integrated_gradients"])
@@ -212,11 +212,11 @@ def test_data_of_python_is_searched_shown_and_stopped(insp):
     asked = []
 
     def stop(done, total):
-        asked.append((done, total, inside(insp).view.kept("examples").running))
+        asked.append((done, total, inside(insp).view.last_message("examples").running))
         return done == 2
 
     frame = insp.examples([TOKENS] * 4, "head", 1, k=3, progress=stop)
-    shown = inside(insp).view.kept("examples")
+    shown = inside(insp).view.last_message("examples")
     assert (shown.stopped, shown.count, shown.running) == (True, 2 * len(TOKENS), False)
     assert shown.source.startswith("the data given")
     assert [row.value for row in shown.rows] == pytest.approx(frame.value.tolist())
@@ -227,7 +227,7 @@ def test_batches_of_different_lengths_are_searched_and_their_words_found(insp):
     short = TOKENS[:, : LENGTH - 2]
     batches = [(TOKENS,), (short,), (TOKENS[:1],)]
     frame = insp.examples(batches, "head", 1, k=2, progress=False)
-    shown = inside(insp).view.kept("examples")
+    shown = inside(insp).view.last_message("examples")
     rows = np.concatenate([TOKENS, np.pad(short, ((0, 0), (0, 2))), TOKENS[:1]])
     assert [row.example for row in shown.rows] == frame.example.tolist()
     for row in shown.rows:
@@ -241,11 +241,13 @@ def test_batches_that_raise_in_the_middle_say_so_and_free_the_panel(insp):
 
     with pytest.raises(OSError, match="gone"):
         insp.examples(data(), "head", progress=False)
-    assert inside(insp).view.kept("examples").error == "the file is gone"
+    assert inside(insp).view.last_message("examples").error == "the file is gone"
     with pytest.raises(IndexError):  # of the model, which wants two axes
         insp.examples(TOKENS, "head", progress=False)
     assert (
-        inside(insp).view.kept("examples").error.endswith("To pass it as one batch, write [data].")
+        inside(insp)
+        .view.last_message("examples")
+        .error.endswith("To pass it as one batch, write [data].")
     )
     assert insp.examples([TOKENS, TOKENS[:1]], "head", progress=False).notes
 
@@ -254,7 +256,7 @@ def test_examples_of_other_data_have_their_pictures_and_words(insp, picture):
     data = [TOKENS[::-1], (TOKENS + 1) % len(WORDS)]
     insp.examples(data, "head", 1, k=3, progress=False)
     every = np.concatenate(data)
-    for row in inside(insp).view.kept("examples").rows:
+    for row in inside(insp).view.last_message("examples").rows:
         assert row.words[row.at] == WORDS[every[row.example, row.place[0]]]
 
     photos = np.random.default_rng(0).integers(0, 256, (5, 2, 9, 9, 1)).astype(np.uint8)
@@ -265,7 +267,7 @@ def test_examples_of_other_data_have_their_pictures_and_words(insp, picture):
         return np.repeat(batch / 255, 3, -1)
 
     picture.examples(photos, "conv", 0, k=2, inputs=inputs, progress=False)
-    rows = inside(picture).view.kept("examples").rows
+    rows = inside(picture).view.last_message("examples").rows
     assert len(read) == len(photos) + 2 * len(rows)  # the search, then words and pictures of rows
     for unit in (0, 3):
         shown = ask(picture, "examples", site="conv", unit=unit, again=False)
@@ -273,7 +275,9 @@ def test_examples_of_other_data_have_their_pictures_and_words(insp, picture):
         expected = photos.reshape(10, 9, 9)[[row.example for row in shown.rows]]
         np.testing.assert_array_equal(found.reshape(-1, 9, 9, 3)[..., 0], expected)
     picture.examples(iter(list(photos / 255)), "conv", inputs=lambda x: np.repeat(x, 3, -1))
-    assert inside(picture).view.kept("examples").pictures is None, "a generator is read once"
+    assert inside(picture).view.last_message("examples").pictures is None, (
+        "a generator is read once"
+    )
 
 
 def test_a_sweep_and_a_study_do_not_run_at_once(insp):
@@ -297,24 +301,24 @@ def test_what_is_asked_on_screen_meanwhile_waits_its_turn_or_is_stopped(insp):
         inside(insp).commands.answer(study("attribution"))
         sweep = protocol.StartSweep(id=2, sites="head", kind="", strength=None, at="output")
         inside(insp).commands.answer(sweep)
-        assert inside(insp).view.kept("attribution").running
-        assert inside(insp).view.kept("sweep").running
+        assert inside(insp).view.last_message("attribution").running
+        assert inside(insp).view.last_message("sweep").running
         inside(insp).commands.answer(protocol.StopSweep(id=3))
 
     insp.examples(data(), "head", progress=False)
     inside(insp).studies.wait()
     inside(insp).sweeps.wait()
-    found = inside(insp).view.kept("attribution")
+    found = inside(insp).view.last_message("attribution")
     assert (found.running, found.error) == (False, "")
     assert found.scores
-    assert inside(insp).view.kept("sweep").error == "Stopped before it began."
+    assert inside(insp).view.last_message("sweep").error == "Stopped before it began."
 
 
 def test_an_attribution_says_whose_logit_it_is(insp):
     found = insp.attribute()
     best = np.asarray(insp.model(TOKENS))[:, -1].argmax(-1)
     assert found.classes.tolist() == best.tolist()
-    assert inside(insp).view.kept("attribution").word != ""
+    assert inside(insp).view.last_message("attribution").word != ""
     how = {"method": "gradient"}
     assert insp.attribute(output=3, **how).classes.tolist() == [3] * len(TOKENS)
     assert insp.attribute(output=lambda out: out[:, -1].sum(-1), **how).classes is None
@@ -327,7 +331,7 @@ def test_a_page_keeps_what_was_computed(insp, tmp_path, monkeypatch):
     assert set(export.KEPT) >= {"lens", "logits", "attribution", "examples"}
     assert insp.to_html(tmp_path / "page.html") > 0
     for what in ("lens", "attribution"):
-        assert protocol.from_header(protocol.to_header(inside(insp).view.kept(what)))
+        assert protocol.from_header(protocol.to_header(inside(insp).view.last_message(what)))
 
 
 def test_the_recording_keeps_the_examples(insp, tmp_path):
@@ -350,7 +354,7 @@ def test_a_second_search_compiles_nothing_and_sees_the_new_weights():
     with Compiled() as compiled:
         second = search()
     assert not compiled.kinds
-    example_search._kept.clear()  # as in another process
+    example_search._program_cache.clear()  # as in another process
     expected = nni.top_examples(model, [TOKENS] * 3, "head", k=2, progress=False)
     np.testing.assert_allclose(second.most.values, expected.most.values, rtol=1e-5)
     assert not np.allclose(second.most.values, first.most.values)

@@ -15,7 +15,7 @@ from summary_oracle import TINY, values
 from nnx_inspector.inspector.values import blocks as on_device
 from nnx_inspector.inspector.values.blocks import ON_DEVICE, norms
 from nnx_inspector.screen.values import blocks
-from nnx_inspector.screen.values.blocks import HERE, Window, exact_values, reduce_blocks
+from nnx_inspector.screen.values.blocks import NUMPY_TILES, Window, exact_values, reduce_blocks
 
 DTYPES = [
     np.float16, ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,
@@ -52,7 +52,7 @@ def shown(x: np.ndarray, window: Window) -> np.ndarray:
 def check(x: np.ndarray, window: Window, most, component="value") -> blocks.Blocks:
     """The blocks of an array on the device, and of the same array of NumPy's, are right."""
     if x.dtype.kind in "biufc":
-        checked(reduce_blocks(x, window, most, component, HERE), x, window, most, component)
+        checked(reduce_blocks(x, window, most, component, NUMPY_TILES), x, window, most, component)
     found = reduce_blocks(jnp.asarray(x), window, most, component, ON_DEVICE)
     return checked(found, x, window, most, component)
 
@@ -170,14 +170,14 @@ def test_a_sum_that_overflows_is_a_mean_that_does_not():
 
 
 def test_nothing_of_an_empty_array():
-    for x, tiles in ((jnp.zeros((4, 0)), ON_DEVICE), (np.zeros((4, 0)), HERE)):
+    for x, tiles in ((jnp.zeros((4, 0)), ON_DEVICE), (np.zeros((4, 0)), NUMPY_TILES)):
         found = reduce_blocks(x, whole(x.shape, (None, 0, 1)), (1, 8, 8), tiles=tiles)
         assert found.mean.shape == (1, 4, 0)
         assert exact_values(x, whole(x.shape, (None, 0, 1)), tiles).shape == (1, 4, 0)
 
 
 def test_a_scalar_is_one_block():
-    for x, tiles in ((jnp.float32(3), ON_DEVICE), (np.float32(3), HERE)):
+    for x, tiles in ((jnp.float32(3), ON_DEVICE), (np.float32(3), NUMPY_TILES)):
         found = reduce_blocks(x, whole((), (None, None, None)), (1, 1, 1), tiles=tiles)
         assert found.mean.tolist() == [[[3.0]]]
         assert found.exact

@@ -105,5 +105,5 @@ def test_a_page_keeps_comparisons(insp, tmp_path: pathlib.Path):
     assert told.missing == ("values",)
     insp.compare(before)
     insp.to_html(tmp_path / "page.html")
-    weights = inside(insp).view.kept("weights")
+    weights = inside(insp).view.last_message("weights")
     assert content_of(inside(insp).core, [weights]).kept == (weights,)

@@ -208,7 +208,7 @@ def test_a_page_keeps_the_figures_that_were_shown(insp, monkeypatch):
     asked = protocol.ShowPositions(id=1, site="embed", example=1, unit=0, axis=None)
     inside(insp).commands.answer(asked)
     inside(insp).commands.wait()
-    told = export.content_of(inside(insp).core, [inside(insp).view.kept("inputs")])
+    told = export.content_of(inside(insp).core, [inside(insp).view.last_message("inputs")])
     assert told.kept[0].examples[1].words == ("d", "d", "a")
     message, buffer = told.answers["positions"]["embed"]
     assert (message.example, len(buffer)) == (1, 2 * 3 * 8)

@@ -14,7 +14,7 @@ import nnx_inspector as nni
 from nnx_inspector.inspector.values.blocks import ON_DEVICE
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.protocol import ReadValues, ShowValues
-from nnx_inspector.screen.values import reading
+from nnx_inspector.screen.values import message as values_messages
 
 
 class Screen:
@@ -150,8 +150,8 @@ def test_what_cannot_be_answered_is_a_readable_reply(asked):
 
 @pytest.mark.parametrize("most", [(1 << 30,) * 3, (0, -5, 1), (1, 1 << 20, 1)])
 def test_a_message_has_at_most_so_many_blocks(most):
-    bounded = reading._bounded(most)  # the same with a small bound
-    assert 1 <= np.prod(bounded) <= reading.MOST_BLOCKS
+    bounded = values_messages._bounded_counts(most)  # the same with a small bound
+    assert 1 <= np.prod(bounded) <= values_messages.MOST_BLOCKS
     assert min(bounded) >= 1
 
 
@@ -159,8 +159,10 @@ def test_wide_dtypes_travel_as_float64():
     request = read(1, 1, index=(0, 0), axes=(-1, 0, 1), ends=(1, 2, 3))
     kinds = {"bfloat16": "float32", "int8": "float32", "bool": "float32", "int32": "float64"}
     for dtype, encoding in kinds.items():
-        message, buffer = reading.window_of(request, jnp.ones((2, 3), dtype), ON_DEVICE)
+        message, buffer = values_messages.values_message(
+            request, jnp.ones((2, 3), dtype), ON_DEVICE
+        )
         assert message.encoding == encoding
         np.testing.assert_array_equal(planes(message, buffer)["value"], np.ones((1, 2, 3)))
     with jax.enable_x64(True):
-        assert reading.window_of(request, np.ones((2, 3)))[0].encoding == "float64"
+        assert values_messages.values_message(request, np.ones((2, 3)))[0].encoding == "float64"

@@ -11,7 +11,7 @@ import pytest
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.control import folder
-from nnx_inspector.screen.control.values import packed, unpacked
+from nnx_inspector.screen.control.values import pack_values, unpack_values
 
 DTYPES = [
     np.float16, np.float32, np.float64, np.int8, np.uint16, np.int32, np.int64, np.uint64, np.bool_,
@@ -42,7 +42,7 @@ def test_numbers_of_every_dtype_come_back(dtype):
         .clip(0 if np.dtype(dtype).name[0] == "u" else -6)
         .astype(dtype)
     )
-    found = unpacked(packed("r", 3, shown(x, x[:0], x[0, 0]), [x, x[:0], x[0, 0]]), "r")
+    found = unpack_values(pack_values("r", 3, shown(x, x[:0], x[0, 0]), [x, x[:0], x[0, 0]]), "r")
     assert found.step == 3
     assert [one.shape for one in found.arrays] == [(3, 4), (0, 4), ()]
     if x.dtype.kind in "biufc":
@@ -52,12 +52,12 @@ def test_numbers_of_every_dtype_come_back(dtype):
 
 def test_numbers_that_are_not_finite_come_back():
     x = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45], np.float32)
-    found = unpacked(packed("r", 3, shown(x), [x]), "r")
+    found = unpack_values(pack_values("r", 3, shown(x), [x]), "r")
     np.testing.assert_array_equal(found.value.view(np.uint32), x.view(np.uint32))
 
 
 X = np.ones((2, 3), np.float32)
-WHOLE = packed("r", 3, shown(X), [X])
+WHOLE = pack_values("r", 3, shown(X), [X])
 
 
 def with_header(**changes):
@@ -81,7 +81,7 @@ def with_header(**changes):
             ).encode(),
             "no arrays",
         ),
-        (packed("another", 3, shown(X), [X]), "another run"),
+        (pack_values("another", 3, shown(X), [X]), "another run"),
         (WHOLE[:-1], "cut off"),
         (WHOLE + b"x", "too long"),
         (with_header(shape=[2, 1 << 40]), "cut off"),
@@ -94,13 +94,13 @@ def with_header(**changes):
 )
 def test_what_has_another_form_is_refused(data, why):
     with pytest.raises(ValueError, match=why):
-        unpacked(data, "r")
+        unpack_values(data, "r")
 
 
 def test_a_file_of_another_form_is_an_error_and_goes(tmp_path):
-    made = folder.made(tmp_path / "run.nni")
-    folder.put_values(made, 7, b"nothing")
+    made = folder.create_folder(tmp_path / "run.nni")
+    folder.write_values(made, 7, b"nothing")
     with pytest.raises(InspectorError, match="cannot be read"):
-        folder.values_of(tmp_path / "run.nni", "r", 7)
+        folder.read_values(tmp_path / "run.nni", "r", 7)
     with pytest.raises(InspectorError, match="not there"):
-        folder.values_of(tmp_path / "run.nni", "r", 7)
+        folder.read_values(tmp_path / "run.nni", "r", 7)

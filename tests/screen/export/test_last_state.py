@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import gzip
-import html.parser
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from pages import ELEMENTS, HOSTILE, Unpacked, told
+from saved_pages import ELEMENTS, HOSTILE, Html, Unpacked, content_for, read_page
 from summaries import normal_values, summary_of
 
 from nnx_inspector.recordings.recording import Recording
@@ -24,9 +21,9 @@ from nnx_inspector.screen.export.last_state import (
     MOST_PASSES,
     MOST_RECORDED,
     LastState,
-    fitted,
+    fit_recording,
 )
-from nnx_inspector.screen.export.replay import Content
+from nnx_inspector.screen.export.replay import PageContent
 from nnx_inspector.stats.summary import Summary
 
 
@@ -48,9 +45,9 @@ def recorded(keys: Sequence[str], passes: int, summaries: Sequence[Summary]) -> 
 
 
 def saved(recording: Recording, keys: Sequence[str], **state: Any) -> LastState:
-    page = told(keys)
+    page = content_for(keys)
 
-    def tell(layout: protocol.Layout, state: protocol.State, kept: tuple[Any, ...]) -> Content:
+    def tell(layout: protocol.Layout, state: protocol.State, kept: tuple[Any, ...]) -> PageContent:
         answers = {"code": {key: (code(key), None) for key in page.detailed}}
         return dataclasses.replace(page, state=state, kept=kept, answers=answers)
 
@@ -64,11 +61,8 @@ def saved(recording: Recording, keys: Sequence[str], **state: Any) -> LastState:
     )
 
 
-def store(html: str) -> Unpacked:
-    found = re.search(r'class="nni-saved-recording">([^<]*)</script>', html)
-    assert found
-    assert len(found[1]) <= MOST_RECORDED
-    return Unpacked(gzip.decompress(base64.b64decode(found[1])))
+def replayed(html: str) -> Unpacked:
+    return read_page(html, attribute='class="nni-saved-recording"', most=MOST_RECORDED)
 
 
 NORMAL = [summary_of(normal_values(seed, 4000)) for seed in range(7)]
@@ -78,29 +72,16 @@ def test_the_screen_and_the_plain_html_are_of_the_same_state():
     made = recorded(("a", "b/c"), 9, NORMAL)
     html = saved(made, ("a", "b/c"), selected="b/c").html()
     assert html is not None
-    index = store(html).index
+    index = replayed(html).index
     assert [one["step"] for one in index["frames"]] == made.steps
     assert index["state"]["selected"] == "b/c"
     assert index["missing"] == ["units", "nnx", "values", "compare"]
     said = re.search(r"The state at ([\d: -]+)\.", html)
     assert said
     assert index["note"].startswith(f"Saved {said[1]}, with all 9 passes.")
-    table, _ = store(html).frame(8, 2)
+    table, _ = replayed(html).frame(8, 2)
     statistic = protocol.STATISTICS.index("mean")
     assert table[1, 0, statistic] == made.summary("b/c", index=-1).mean  # type: ignore[union-attr]
-
-
-class Read(html.parser.HTMLParser):
-    """The elements, with their classes, and the text of scripts."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.elements: list[tuple[str, str]] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs).get("class") or ""))
 
 
 SCRIPTS = [("script", "nni-saved-page"), ("script", "nni-saved-recording"), ("script", "")]
@@ -114,11 +95,11 @@ def test_no_text_is_markup(text: str):
         )
     html = saved(recorded((text,), 2, NORMAL), (text,)).html()
     assert html is not None
-    read = Read(html)
-    assert [one for one in read.elements if one[0] == "script"] == SCRIPTS
-    assert read.elements[0] == ("div", "nni-saved nni-of-0123")
-    assert {tag for tag, _ in read.elements} <= ELEMENTS | {"script"}
-    found = dict(store(html).index["answers"]["code"])[text]["header"]
+    elements = [(tag, more.get("class") or "") for tag, more in Html(html).elements]
+    assert [one for one in elements if one[0] == "script"] == SCRIPTS
+    assert elements[0] == ("div", "nni-saved nni-of-0123")
+    assert {tag for tag, _ in elements} <= ELEMENTS | {"script"}
+    found = dict(replayed(html).index["answers"]["code"])[text]["header"]
     assert found["documentation"] == text
 
 
@@ -128,7 +109,7 @@ def test_it_is_bounded_whatever_the_model(rows: int, passes: int):
     html = saved(recorded(keys, passes, NORMAL), keys, selected=keys[-1]).html()
     assert html is not None
     assert len(html.encode()) <= MOST_BYTES
-    index = store(html).index
+    index = replayed(html).index
     steps = [one["step"] for one in index["frames"]]
     assert (steps[0], steps[-1]) == (0, passes - 1)
     assert len(steps) <= MOST_PASSES
@@ -151,7 +132,7 @@ def test_of_a_model_that_is_too_large_there_is_the_plain_html():
 
 def test_what_does_not_fit_at_all_is_none():
     recording = recorded(("a",), 4, NORMAL)
-    assert fitted(recording, told(("a",)), max_bytes=100) is None
+    assert fit_recording(recording, content_for(("a",)), max_bytes=100) is None
 
 
 def test_before_the_first_pass_there_is_the_plain_html():
@@ -163,7 +144,7 @@ def test_before_the_first_pass_there_is_the_plain_html():
 def test_it_stops_when_it_is_told_to():
     recording = recorded(("a",), 4, NORMAL)
     assert saved(recording, ("a",)).html(lambda: True) is None
-    assert fitted(recording, told(("a",)), stop=lambda: True) is None
+    assert fit_recording(recording, content_for(("a",)), stop=lambda: True) is None
 
 
 def test_its_key_changes_with_what_is_shown_alone():

@@ -82,14 +82,14 @@ def sent(monkeypatch: pytest.MonkeyPatch):
 def test_it_is_replaced_at_the_end_of_a_cell_where_something_moved(sent):
     found, _ = sent
     shell, owner = Shell(), Owner()
-    owner.output.moved()  # before there is one
+    owner.output.changed()  # before there is one
     owner.output.show(shell)
     owner.output.show(shell)
     shell.end_cell()
     assert [one[:2] for one in found] == [(False, "first")]
     owner.html = "second"
-    owner.output.moved()
-    owner.output.moved()
+    owner.output.changed()
+    owner.output.changed()
     shell.end_cell()
     shell.end_cell()
     assert [one[:2] for one in found] == [(False, "first"), (True, "second")]
@@ -98,12 +98,12 @@ def test_it_is_replaced_at_the_end_of_a_cell_where_something_moved(sent):
 
 def test_it_is_replaced_some_moments_after_the_last_change(sent, monkeypatch):
     found, told = sent
-    monkeypatch.setattr(saved, "RESTS", 0.01)
+    monkeypatch.setattr(saved, "REST_SECONDS", 0.01)
     owner = Owner()
     owner.output.show(Shell())
     told.clear()
     owner.html = "second"
-    owner.output.moved()
+    owner.output.changed()
     assert told.wait(30)
     assert found[-1][:2] == (True, "second")
 
@@ -114,7 +114,7 @@ def test_what_has_not_changed_or_is_not_known_is_not_sent(sent):
     owner.output.show(shell)
     for html in ("first", None):
         owner.html = html
-        owner.output.moved()
+        owner.output.changed()
         shell.end_cell()
     assert len(found) == 1
 
@@ -124,10 +124,10 @@ def test_the_last_word_is_sent_on_closing_and_none_after_it(sent):
     shell, owner = Shell(), Owner()
     owner.output.show(shell)
     owner.html = "last"
-    owner.output.moved()
+    owner.output.changed()
     owner.output.close()
     owner.html = "later"
-    owner.output.moved()
+    owner.output.changed()
     shell.end_cell()
     assert [one[1] for one in found] == ["first", "last"]
     assert shell.heard == []
@@ -161,7 +161,7 @@ def test_where_there_is_a_browser_a_cell_does_not_wait_for_it(sent, monkeypatch)
     # a state that takes long to make
     monkeypatch.setattr(owner.output, "_last", lambda: Slow("second"))
     told.clear()
-    owner.output.moved()
+    owner.output.changed()
     shell.end_cell()
     assert len(found) == 1
     go.set()
@@ -176,15 +176,15 @@ def test_a_page_that_was_loaded_anew_gets_another_output_at_the_end_of_a_cell(se
     owner.seen = True
     owner.output.show(shell)
     for page in ("one", "one"):
-        owner.output.greeted(page)
+        owner.output.view_opened(page)
     owner.html = "second"
-    owner.output.moved()
-    owner.output.greeted("two")
-    owner.output._rested()  # no cell runs: the output has no place
+    owner.output.changed()
+    owner.output.view_opened("two")
+    owner.output._on_timer()  # no cell runs: the output has no place
     assert len(found) == 1
     shell.end_cell()
     owner.html = "third"
-    owner.output.moved()
+    owner.output.changed()
     owner.output.close()
     assert [one[:2] for one in found] == [(False, "first"), (False, "second"), (True, "third")]
     assert len({display_id for *_, display_id in found}) == 1
@@ -202,7 +202,7 @@ def test_what_cost_much_is_made_seldom(sent, monkeypatch):
     owner = Owner()
     owner.output.show(Shell())
     owner.output._took = 0.5  # as if it had taken that long
-    owner.output.moved()
+    owner.output.changed()
     assert waits == [0.5 * saved.SHARE]
     owner.output.close()
 
@@ -220,10 +220,10 @@ def test_what_begins_meanwhile_stops_it(sent):
     states = [Begun("second")]
     # the states one after another
     owner.output._last = lambda: states.pop() if states else owner.last()
-    owner.output.moved()
+    owner.output.changed()
     shell.end_cell()
     assert len(found) == 1
     owner.html = "third"
-    owner.output.moved()
+    owner.output.changed()
     shell.end_cell()
     assert found[-1][:2] == (True, "third")

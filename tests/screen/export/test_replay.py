@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import PROGRESS, Unpacked, told
+from saved_pages import PROGRESS, Unpacked, content_for
 from summaries import VALUES, counts_in, normal_values, summary_of
 
 from nnx_inspector.recordings.facts import PassStats
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.export.replay import COLUMNS, replayed, shade, thinned_to
+from nnx_inspector.screen.export.replay import COLUMNS, pack_replay, round_shades, thin_passes
 from nnx_inspector.screen.frames import (
     curves_of,
     frame_of,
@@ -65,8 +65,8 @@ def recorded() -> Recording:
 
 def test_every_message_is_the_kernels_own():
     recording, keys = recorded(), ("a", "b/c", "never")
-    page = told(keys)
-    unpacked = Unpacked(replayed(recording, recording.passes, page))
+    page = content_for(keys)
+    unpacked = Unpacked(pack_replay(recording, recording.passes, page))
     index = unpacked.index
     for at, one in enumerate(recording.passes):
         shown = index["frames"][at]
@@ -100,7 +100,7 @@ def test_every_message_is_the_kernels_own():
 
 def test_histories_are_whole_and_their_shades_within_a_five_hundredth():
     recording = recorded()
-    unpacked = Unpacked(replayed(recording, recording.passes[:2], told(("a", "b/c"))))
+    unpacked = Unpacked(pack_replay(recording, recording.passes[:2], content_for(("a", "b/c"))))
     exact = [
         one
         for site in ("a", "b/c")
@@ -123,7 +123,7 @@ def test_histories_are_whole_and_their_shades_within_a_five_hundredth():
 
 @given(st.floats(1e-30, 1.0))
 def test_a_shade_is_within_a_five_hundredth(fraction: float):
-    assert shade(np.array([fraction]))[0] == pytest.approx(fraction, rel=1 / 500)
+    assert round_shades(np.array([fraction]))[0] == pytest.approx(fraction, rel=1 / 500)
 
 
 def passes(news: Sequence[bool]) -> list[Pass]:
@@ -138,7 +138,7 @@ def passes(news: Sequence[bool]) -> list[Pass]:
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 70))
 def test_thinning_keeps_the_ends_and_what_is_new(news: list[bool], most: int):
     all_ = passes(news)
-    chosen = thinned_to(all_, most)
+    chosen = thin_passes(all_, most)
     numbers = [one.number for one in chosen]
     assert len(chosen) == min(len(all_), max(most, 2))
     assert numbers == sorted(set(numbers))
@@ -149,19 +149,21 @@ def test_thinning_keeps_the_ends_and_what_is_new(news: list[bool], most: int):
 
 def test_what_is_left_out_is_counted_and_said():
     recording = recorded()
-    chosen = thinned_to(recording.passes, 4)
-    page = told(("a",), note="With {passes}.")
-    index = Unpacked(replayed(recording, chosen, page, left_out=len(recording) - 4)).index
+    chosen = thin_passes(recording.passes, 4)
+    page = content_for(("a",), note="With {passes}.")
+    index = Unpacked(pack_replay(recording, chosen, page, left_out=len(recording) - 4)).index
     assert index["passes"]["header"]["passes"] == 4
     assert index["passes"]["header"]["thinned"] == len(recording) - 4
     assert index["note"] == f"With 4 of {len(recording)} passes, spaced evenly."
-    whole = Unpacked(replayed(recording, recording.passes, page)).index
+    whole = Unpacked(pack_replay(recording, recording.passes, page)).index
     assert whole["note"] == f"With all {len(recording)} passes."
 
 
 def test_only_the_sites_asked_for_have_histograms_and_all_have_figures():
     recording = recorded()
-    unpacked = Unpacked(replayed(recording, recording.passes, told(("a", "b/c"), detailed=["b/c"])))
+    unpacked = Unpacked(
+        pack_replay(recording, recording.passes, content_for(("a", "b/c"), detailed=["b/c"]))
+    )
     assert unpacked.index["detailed"] == [1]
     assert {one["header"]["site"] for one in unpacked.index["histories"]} == {1}
     table, _ = unpacked.frame(1, 2)
@@ -172,7 +174,7 @@ def test_counts_beyond_32_bits_stay_exact():
     one = summary_of(np.ones(3, np.float32))
     recording = Recording()
     recording.append(0, {"a": {"output": dataclasses.replace(one, bins=one.bins * (2**33 + 1))}})
-    unpacked = Unpacked(replayed(recording, recording.passes, told(("a",))))
+    unpacked = Unpacked(pack_replay(recording, recording.passes, content_for(("a",))))
     counts = unpacked.histogram(0, 0)
     assert counts is not None
     assert counts_in(counts) == {0x3F8: 3 * (2**33 + 1)}
@@ -191,7 +193,7 @@ def test_answers_are_kept_under_any_name():
         for key in keys
     }  # fmt: skip
     answers = {"code": {**code, "broken": "It <b>failed</b>."}}
-    index = Unpacked(replayed(Recording(), (), told(keys, answers=answers))).index
+    index = Unpacked(pack_replay(Recording(), (), content_for(keys, answers=answers))).index
     found = {site: one for site, one in index["answers"]["code"]}
     assert found.pop("broken") == {"error": "It <b>failed</b>."}
     assert {site: protocol.from_header(one["header"]) for site, one in found.items()} == {
@@ -203,9 +205,9 @@ def test_answers_are_kept_under_any_name():
 def test_a_buffer_of_any_length_is_kept_bit_by_bit(size: int):
     buffer = np.random.default_rng(0).bytes(size)
     look = protocol.UnitFigures(id=0, site="a", each=0, source="", units=0, more=0, why="")
-    page = told(("a",))
+    page = content_for(("a",))
     page = dataclasses.replace(page, answers={"units": {"a": (look, buffer)}})
     recording = recorded()
-    unpacked = Unpacked(replayed(recording, recording.passes[:1], page))
+    unpacked = Unpacked(pack_replay(recording, recording.passes[:1], page))
     ((_, packed),) = unpacked.index["answers"]["units"]
     assert unpacked.buffer(packed) == buffer

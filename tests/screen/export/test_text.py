@@ -12,7 +12,7 @@ from inside import inside
 from IPython.core.formatters import DisplayFormatter
 
 import nnx_inspector as nni
-from nnx_inspector.screen.export.text import LONGEST, ROWS, in_text
+from nnx_inspector.screen.export.text import LONGEST, ROWS, tree_text
 
 
 class Net(nnx.Module):
@@ -81,7 +81,7 @@ def test_a_closed_inspector_prints_one_line(insp):
 def test_it_stays_short(insp, many: int):
     _, row, *_ = inside(insp).view.layout.sites
     long = dataclasses.replace(row, name="n" * 500, inputs="float32[1], " * 500, depth=300)
-    lines = in_text("title\x1b[31m", [row, long] * (many // 2) + [row] * (many % 2)).splitlines()
+    lines = tree_text("title\x1b[31m", [row, long] * (many // 2) + [row] * (many % 2)).splitlines()
     more = many - ROWS
     assert len(lines) == 2 + ROWS + (more > 0)
     assert lines[0] == "title [31m"
@@ -93,10 +93,10 @@ def test_it_stays_short(insp, many: int):
 
 def test_no_name_moves_the_terminal(insp):
     row = dataclasses.replace(inside(insp).view.layout.sites[1], name="a\x1b[2J\nb\r")
-    text = in_text("title", [row])
+    text = tree_text("title", [row])
     assert len(text.splitlines()) == 3
     assert all(letter.isprintable() for letter in text.replace("\n", ""))
 
 
 def test_nothing_is_known_yet():
-    assert in_text("Inspector(Net)", ()) == "Inspector(Net)"
+    assert tree_text("Inspector(Net)", ()) == "Inspector(Net)"

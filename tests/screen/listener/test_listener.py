@@ -14,7 +14,7 @@ from kernels import PACKAGES, kernel
 
 import nnx_inspector.screen.listener.listener as listeners
 from nnx_inspector._compat.ipykernel import Queued
-from nnx_inspector.screen.listener.listener import Pump
+from nnx_inspector.screen.listener.listener import QueueListener
 
 VERSIONS = [*PACKAGES]
 """The first, which is Colab's, and the last are in the run that everybody waits for."""
@@ -350,7 +350,7 @@ def test_a_click_between_two_cells_is_handled_as_ever(kernel_of):
     assert kernel_of.ask("insp.selected") == "first"
 
 
-class Looked:
+class QueuedKernel:
     """A pump of a kernel that has queued some messages, of which each takes a while to look at."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, messages: int, seconds: float):
@@ -363,7 +363,7 @@ class Looked:
             "comm_message": self.read,
         }.items():
             monkeypatch.setattr(listeners.ipykernel, name, does)
-        self.pump = Pump(None)
+        self.pump = QueueListener(None)
 
     def look(self, kernel: object) -> None:
         self.looks += 1
@@ -374,7 +374,7 @@ class Looked:
 
 
 def test_the_socket_is_looked_at_ten_times_a_second_in_the_thread_of_the_cells(monkeypatch):
-    kernel = Looked(monkeypatch, messages=0, seconds=0.0)
+    kernel = QueuedKernel(monkeypatch, messages=0, seconds=0.0)
     for _ in range(10_000):  # steps of a millisecond
         kernel.pump.poll()
         kernel.now += 0.001
@@ -388,7 +388,7 @@ def test_the_socket_is_looked_at_ten_times_a_second_in_the_thread_of_the_cells(m
 
 
 def test_a_step_waits_for_five_milliseconds_and_the_next_one_goes_on(monkeypatch):
-    kernel = Looked(monkeypatch, messages=7, seconds=0.002)
+    kernel = QueuedKernel(monkeypatch, messages=7, seconds=0.002)
     for _ in range(5):
         kernel.pump.poll()
     assert kernel.seen == [1, 1, 1, 2, 2, 2, 3]

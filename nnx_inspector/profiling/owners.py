@@ -24,10 +24,10 @@ Parts = Mapping[Owner, float]
 """The parts of one operation by their owners; they sum to 1."""
 
 OUTSIDE: Final[Owner] = (None, "forward")
-WAITING: Final = frozenset({"while", "call", "conditional", "async-done", "async-start"})
+WAITING_OPCODES: Final = frozenset({"while", "call", "conditional", "async-done", "async-start"})
 """Operations that may only wait for others."""
-_NOTHING_RUNS: Final = frozenset(["parameter", "constant", "tuple", "get-tuple-element", "bitcast"])
-_FREE: Final = _NOTHING_RUNS | {"broadcast", "reshape", "iota", "copy"}
+_NO_OPS: Final = frozenset(["parameter", "constant", "tuple", "get-tuple-element", "bitcast"])
+_CHEAP: Final = _NO_OPS | {"broadcast", "reshape", "iota", "copy"}
 """What costs next to nothing within a fusion."""
 _COSTLY: Final = frozenset(
     """
@@ -35,25 +35,25 @@ _COSTLY: Final = frozenset(
     sine cosine tan erf atan2
     """.split()  # noqa: SIM905
 )
-_ENTERED: Final = frozenset(["fusion", "call", "while", "conditional", "async-start"])
+_WITH_BODIES: Final = frozenset(["fusion", "call", "while", "conditional", "async-start"])
 
 
 @dataclasses.dataclass(frozen=True)
-class _Flow:
+class _Provenance:
     """What a value is computed from.
 
     Attributes:
-        after: whether the backward pass is before it.
+        after_backward: whether the backward pass is before it.
         sources: the modules whose gradients it is computed from, as far as its own array goes.
         parts: of a tuple, the same for each of its arrays.
     """
 
-    after: bool = False
+    after_backward: bool = False
     sources: frozenset[str | None] = frozenset()
-    parts: tuple[_Flow, ...] = ()
+    parts: tuple[_Provenance, ...] = ()
 
 
-_NOTHING: Final = _Flow()
+_NO_PROVENANCE: Final = _Provenance()
 
 
 def phase_in(op_name: str) -> Phase | None:
@@ -66,9 +66,9 @@ def phase_in(op_name: str) -> Phase | None:
 
 def owners_of(module: hlo.Module) -> dict[str, Parts]:
     """By the name of each instruction of a program, to whom its time belongs."""
-    walk = _Walk(module)
-    walk.enter(module.entry, ())
-    return walk.parts
+    analysis = _OwnerAnalysis(module)
+    analysis.visit(module.entry, ())
+    return analysis.parts
 
 
 def has_derivative(module: hlo.Module) -> bool:
@@ -77,30 +77,32 @@ def has_derivative(module: hlo.Module) -> bool:
     return any(phase_in(name) is not None for name in every)
 
 
-class _Walk:
+class _OwnerAnalysis:
     def __init__(self, module: hlo.Module):
         self.module = module
         self.parts: dict[str, Parts] = {}
-        self._entered: dict[str, _Flow] = {}
+        self._visited: dict[str, _Provenance] = {}
         self._weights: dict[str, dict[Owner, float]] = {}
         self._sizes: dict[str, int] = {}
 
-    def enter(self, name: str, given: Sequence[_Flow]) -> _Flow:
+    def visit(self, name: str, given: Sequence[_Provenance]) -> _Provenance:
         """Follow the values of a computation; returns what its result is computed from."""
-        if name in self._entered or name not in self.module.computations:
-            return self._entered.get(name, _joined(given))
-        self._entered[name] = _NOTHING
-        flows: dict[str, _Flow] = {}
+        if name in self._visited or name not in self.module.computations:
+            return self._visited.get(name, _merged(given))
+        self._visited[name] = _NO_PROVENANCE
+        flows: dict[str, _Provenance] = {}
         owners: dict[str, Owner | None] = {}
         inside = self.module.computations[name]
-        result = _NOTHING
+        result = _NO_PROVENANCE
         self._sizes.update((one.name, one.elements) for one in inside)
         for one in inside:
-            operands = [flows.get(operand, _NOTHING) for operand in one.operands]
-            flows[one.name], owners[one.name] = self._step(one, operands, given, owners)
+            operands = [flows.get(operand, _NO_PROVENANCE) for operand in one.operands]
+            flows[one.name], owners[one.name] = self._visit_instruction(
+                one, operands, given, owners
+            )
             if one.root:
                 result = flows[one.name]
-        self._settle(inside, owners)
+        self._assign_unnamed(inside, owners)
         weights: dict[Owner, float] = {}
         for one in inside:
             parts = self._parts_of(one, owners[one.name] or OUTSIDE)
@@ -109,55 +111,57 @@ class _Walk:
             for owner, part in parts.items() if weight else ():
                 weights[owner] = weights.get(owner, 0.0) + weight * part
         self._weights[name] = weights
-        self._entered[name] = result
+        self._visited[name] = result
         return result
 
-    def _step(
+    def _visit_instruction(
         self,
         one: hlo.Instruction,
-        operands: Sequence[_Flow],
-        given: Sequence[_Flow],
+        operands: Sequence[_Provenance],
+        given: Sequence[_Provenance],
         owners: Mapping[str, Owner | None],
-    ) -> tuple[_Flow, Owner | None]:
+    ) -> tuple[_Provenance, Owner | None]:
         """What an instruction's result is computed from, and to whom it belongs; None if that is
         not known yet.
         """
         if one.opcode == "parameter":
-            return (given[one.index] if one.index < len(given) else _NOTHING), None
+            return (given[one.index] if one.index < len(given) else _NO_PROVENANCE), None
         if one.opcode == "tuple":
-            return dataclasses.replace(_joined(operands), parts=tuple(operands)), None
+            return dataclasses.replace(_merged(operands), parts=tuple(operands)), None
         if one.opcode == "get-tuple-element" and operands:
             parts = operands[0].parts
             return (parts[one.index] if one.index < len(parts) else operands[0]), None
         inner = None
-        if one.opcode in _ENTERED:
+        if one.opcode in _WITH_BODIES:
             for called in one.called:
-                inner = self.enter(called, operands)
+                inner = self.visit(called, operands)
         path, phase = path_in(one.op_name), phase_in(one.op_name)
-        flow = _joined(operands, one)
+        flow = _merged(operands, one)
         if phase == "backward":
             sources = frozenset({path}) if path is not None else flow.sources
-            return _Flow(True, sources, inner.parts if inner else ()), (path, phase)
+            return _Provenance(True, sources, inner.parts if inner else ()), (path, phase)
         if phase == "forward":
-            return _Flow(False, frozenset(), inner.parts if inner else ()), (path, phase)
-        if inner is not None and inner.after:
-            flow = dataclasses.replace(inner, after=True)
+            return _Provenance(False, frozenset(), inner.parts if inner else ()), (path, phase)
+        if inner is not None and inner.after_backward:
+            flow = dataclasses.replace(inner, after_backward=True)
         if not one.op_name:
             known = (owners.get(operand) for operand in one.operands)
             return flow, next((owner for owner in known if owner is not None), None)
-        if not flow.after:
+        if not flow.after_backward:
             return flow, OUTSIDE
         (source, *others) = flow.sources or {None}
         return flow, (None if others else source, "update")
 
-    def _settle(self, inside: Sequence[hlo.Instruction], owners: dict[str, Owner | None]) -> None:
+    def _assign_unnamed(
+        self, inside: Sequence[hlo.Instruction], owners: dict[str, Owner | None]
+    ) -> None:
         """Give what XLA has made at the beginning to the first that reads it, and to the update
         what it alone reads, such as a moment that decays.
         """
         readers: dict[str, list[Owner | None]] = {}
         for one in reversed(inside):
             reading = readers.get(one.name, [])
-            if owners[one.name] is None and reading and one.opcode not in _NOTHING_RUNS:
+            if owners[one.name] is None and reading and one.opcode not in _NO_OPS:
                 owners[one.name] = reading[-1]
             elif owners[one.name] == OUTSIDE and phase_in(one.op_name) is None and reading:
                 phases = {"" if owner is None else owner[1] for owner in reading}
@@ -184,7 +188,7 @@ class _Walk:
 
     def _weight(self, one: hlo.Instruction) -> float:
         """The arithmetic of one instruction within a fusion, roughly."""
-        if one.opcode in _FREE:
+        if one.opcode in _CHEAP:
             return 0.0
         sizes = [one.elements, *(self._sizes.get(operand, 0) for operand in one.operands)]
         if one.opcode in ("dot", "convolution"):
@@ -194,15 +198,15 @@ class _Walk:
         return sizes[0] * (8.0 if one.opcode in _COSTLY else 1.0)
 
 
-def _joined(flows: Iterable[_Flow], one: hlo.Instruction | None = None) -> _Flow:
+def _merged(flows: Iterable[_Provenance], one: hlo.Instruction | None = None) -> _Provenance:
     """What a value is computed from that is computed from these.
 
     A number that scales all gradients, such as that of a clipped norm, joins no sources.
     """
     flows = list(flows)
-    after = any(flow.after for flow in flows)
+    after_backward = any(flow.after_backward for flow in flows)
     found = [flow.sources for flow in flows if flow.sources]
     if one is not None and len(found) > 1 and one.elements > 1:
         fewest = min(map(len, found))
         found = [sources for sources in found if len(sources) == fewest]
-    return _Flow(after, frozenset().union(*found) if found else frozenset())
+    return _Provenance(after_backward, frozenset().union(*found) if found else frozenset())

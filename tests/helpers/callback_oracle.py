@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-NAME = "told_under_this_name"
-DEAF = (nnx.List, nnx.Dict, nnx.bridge.ToNNX)
+SITE_ATTRIBUTE = "reported_as_this_site"
+UNREPORTED = (nnx.List, nnx.Dict, nnx.bridge.ToNNX)
 """Classes that take no attribute; calls inside a bridge are not reported."""
-Told = dict[str, dict[int, list[np.ndarray]]]
+Reports = dict[str, dict[int, list[np.ndarray]]]
 """For each site, and each leaf of its output, the values that passed."""
 
 
@@ -31,31 +31,31 @@ def _is_number(x: Any) -> bool:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _listen(tell: Any, x: Any) -> Any:
+def _report_gradient(callback: Any, x: Any) -> Any:
     return x
 
 
-def _forward(tell: Any, x: Any) -> Any:
+def _forward(callback: Any, x: Any) -> Any:
     return x, None
 
 
-def _backward(tell: Any, _: Any, cotangent: Any) -> Any:
-    jax.debug.callback(tell, cotangent)
+def _backward(callback: Any, _: Any, cotangent: Any) -> Any:
+    jax.debug.callback(callback, cotangent)
     return (cotangent,)
 
 
-_listen.defvjp(_forward, _backward)
+_report_gradient.defvjp(_forward, _backward)
 
 
 @contextlib.contextmanager
-def told(model: nnx.Module, *, gradients: bool) -> Iterator[Told]:
+def reported_outputs(model: nnx.Module, *, gradients: bool) -> Iterator[Reports]:
     """A context in which each module of `model` reports its outputs, or their gradients."""
-    found: Told = defaultdict(lambda: defaultdict(list))
+    found: Reports = defaultdict(lambda: defaultdict(list))
     inside: list[tuple[int, str]] = []
     before: dict[type, Any] = {}
     for path, module in nnx.iter_modules(model, graph=True):
-        if not isinstance(module, DEAF):
-            setattr(module, NAME, "/".join(map(str, path)))
+        if not isinstance(module, UNREPORTED):
+            setattr(module, SITE_ATTRIBUTE, "/".join(map(str, path)))
             if callable(module):
                 before.setdefault(type(module), type(module).__dict__.get("__call__"))
 
@@ -63,7 +63,7 @@ def told(model: nnx.Module, *, gradients: bool) -> Iterator[Told]:
         for i in at:
             found[site][i].append(np.asarray(x))
 
-    def heard(site: str, tree: Any) -> Any:
+    def report_tree(site: str, tree: Any) -> Any:
         found[site]  # the call counts, whatever it returns
         leaves, treedef = jax.tree.flatten(
             tree, is_leaf=lambda x: isinstance(x, (nnx.Pytree, nnx.Variable))
@@ -73,20 +73,20 @@ def told(model: nnx.Module, *, gradients: bool) -> Iterator[Told]:
             if _is_number(leaf):
                 places.setdefault(id(leaf), []).append(i)
         for at in places.values():
-            leaf, tell = leaves[at[0]], functools.partial(report, site, at)
+            leaf, callback = leaves[at[0]], functools.partial(report, site, at)
             if not gradients:
-                jax.debug.callback(tell, leaf)
+                jax.debug.callback(callback, leaf)
             elif jnp.issubdtype(leaf.dtype, jnp.inexact) and isinstance(leaf, jax.Array):
-                listened = _listen(tell, leaf)
+                reporting = _report_gradient(callback, leaf)
                 for i in at:
-                    leaves[i] = listened
+                    leaves[i] = reporting
         return jax.tree.unflatten(treedef, leaves) if gradients else tree
 
     def replacement(cls: type) -> Any:
         original = cls.__call__
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-            site = getattr(self, NAME, None)
+            site = getattr(self, SITE_ATTRIBUTE, None)
             bound = original.__get__(self, type(self))
             if site is None or (id(self), site) in inside:  # another model, or a base class
                 return bound(*args, **kwargs)
@@ -95,7 +95,7 @@ def told(model: nnx.Module, *, gradients: bool) -> Iterator[Told]:
                 out = bound(*args, **kwargs)
             finally:
                 inside.pop()
-            return heard(site, out)
+            return report_tree(site, out)
 
         return __call__
 

@@ -40,18 +40,18 @@ class Oracle:
         found: dict[str, list[Any]] = {}
         self.inputs: dict[str, list[np.ndarray]] = {}
 
-        def seen(site: str, out: Any) -> Any:
+        def on_output(site: str, out: Any) -> Any:
             found.setdefault(site, []).append(out)
             return out
 
-        self.loss = float(self._run(seen))
+        self.loss = float(self._run(on_output))
         self._raw = {site: outs for site, outs in found.items() if all(map(_is_known, outs))}
         self.outputs = {
             site: [np.asarray(out.astype(jnp.float32), np.float64) for out in outs]
             for site, outs in self._raw.items()
         }
 
-    def _run(self, seen: Callable[[str, Any], Any]) -> Any:
+    def _run(self, on_output: Callable[[str, Any], Any]) -> Any:
         """The loss of a copy; `seen(site, out)` gives what each module returns."""
         copy = nnx.clone(self.model)  # with variables of its own, made where the loss runs
         sites = {id(m): key_of(path) for path, m in nnx.iter_modules(copy)}
@@ -65,7 +65,7 @@ class Oracle:
                 if known and args and _is_known(args[0], kind=jnp.number):
                     values = np.asarray(args[0]).astype(np.float64)
                     self.inputs.setdefault(sites[id(module)], []).append(values)
-                return seen(sites[id(module)], out) if known else out
+                return on_output(sites[id(module)], out) if known else out
 
             return call
 
@@ -115,12 +115,12 @@ class Oracle:
         def of(added: Any) -> Any:
             calls: dict[str, int] = {}
 
-            def seen(site: str, out: Any) -> Any:
+            def on_output(site: str, out: Any) -> Any:
                 number = calls[site] = calls.get(site, -1) + 1
                 more = added.get(f"{site} {number}")
                 return out if more is None else out + more
 
-            return self._run(seen)
+            return self._run(on_output)
 
         squares: dict[str, float] = {}
         for key, found in jax.grad(of)(added).items():
@@ -146,7 +146,9 @@ class Oracle:
         }
 
 
-def off_by(calls: list[np.ndarray], held: dict[str, np.ndarray], site: str) -> dict[str, float]:
+def batch_norm_offsets(
+    calls: list[np.ndarray], held: dict[str, np.ndarray], site: str
+) -> dict[str, float]:
     """How far the outputs of a BatchNorm are from its bias, and their deviation from its scale."""
     step = -(-held[f"{site}/scale"].size // 64) if f"{site}/scale" in held else 1
     scale = held.get(f"{site}/scale", np.ones(1))[::step]
@@ -213,7 +215,7 @@ def _is_known(out: Any, *, kind: Any = jnp.floating) -> bool:
     return floats and not isinstance(out, jax.core.Tracer)
 
 
-def parsed(pattern: str, text: str) -> dict[str, str]:
+def parse_sentence(pattern: str, text: str) -> dict[str, str]:
     """The named parts of a sentence; `#name#` in the pattern stands for a number.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -78,3 +79,9 @@ class Language(nnx.Module):
 
 language = functools.cache(Language)
 """A model of a form for tests that only read it: the same one each time."""
+
+
+def gap_of(found: Any) -> float:
+    """How far the logits of a lens are from the model's own, which must be known."""
+    assert found.gap is not None
+    return found.gap

@@ -56,7 +56,7 @@ def fill(recording: Recording, steps: range, *, hold: bool = False) -> None:
 
 
 @functools.cache
-def small() -> bytes:
+def small_file() -> bytes:
     """A file that was saved and then appended to; older passes were dropped before and after."""
     recording = Recording(max_steps=3)
     fill(recording, range(4))
@@ -68,7 +68,7 @@ def small() -> bytes:
         return path.read_bytes()
 
 
-def json_of(body: bytes) -> tuple[bytes, bytes]:
+def header_and_data(body: bytes) -> tuple[bytes, bytes]:
     """Header and data of a safetensors blob."""
     length = int.from_bytes(body[:8], "little")
     return body[8 : 8 + length], body[8 + length :]
@@ -81,12 +81,12 @@ def blob_of(header: object, data: bytes) -> bytes:
 
 def mutated(random: random.Random) -> bytes:
     """The small file, changed in one of many ways, mostly with correct checksums."""
-    data, parts = small(), parts_of(small())
+    data, parts = small_file(), parts_of(small_file())
     at = random.randrange(len(parts))
     kind, flags, body = parts[at]
     match random.randrange(10):
         case 0:
-            return _garbled(random, data)
+            return _corrupted_bytes(random, data)
         case 1:
             return data[: random.randrange(len(data))]
         case 2:
@@ -99,13 +99,13 @@ def mutated(random: random.Random) -> bytes:
             other = random.choice(parts)[0]
             parts[at] = random.choice([other, b"????"]), random.randrange(2), body
         case 6:
-            parts[at] = kind, flags, _garbled(random, body)
+            parts[at] = kind, flags, _corrupted_bytes(random, body)
         case 7:
-            header, rest = json_of(body)
-            parts[at] = kind, flags, blob_of(_garbled(random, header), rest)
+            header, rest = header_and_data(body)
+            parts[at] = kind, flags, blob_of(_corrupted_bytes(random, header), rest)
         case 8:
-            header, rest = json_of(body)
-            parts[at] = kind, flags, blob_of(_lying(random, json.loads(header)), rest)
+            header, rest = header_and_data(body)
+            parts[at] = kind, flags, blob_of(_wrong_header(random, json.loads(header)), rest)
         case _:
             columns = {n: c.copy() for n, c in safetensors.numpy.load(body).items()}
             column = columns[random.choice(list(columns))]
@@ -117,7 +117,7 @@ def mutated(random: random.Random) -> bytes:
     return file_of(parts)
 
 
-def _garbled(random: random.Random, data: bytes) -> bytes:
+def _corrupted_bytes(random: random.Random, data: bytes) -> bytes:
     """Some bytes changed, removed, doubled, inserted or zeroed."""
     out = bytearray(data)
     for _ in range(random.randint(1, 3)):
@@ -137,7 +137,7 @@ def _garbled(random: random.Random, data: bytes) -> bytes:
     return bytes(out)
 
 
-def _lying(random: random.Random, header: dict[str, dict[str, object]]) -> object:
+def _wrong_header(random: random.Random, header: dict[str, dict[str, object]]) -> object:
     """Shapes, offsets and types that do not match the data."""
     name = random.choice(list(header))
     numbers = [0, -1, 1, 2**31, 2**32, 2**63, 2**64 - 1, 10**30, 1.5, None, "1", [], True]

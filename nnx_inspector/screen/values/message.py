@@ -10,17 +10,23 @@ from typing import Literal
 import numpy as np
 
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.values.blocks import HERE, Tiles, Window, exact_values, reduce_blocks
+from nnx_inspector.screen.values.blocks import (
+    NUMPY_TILES,
+    Tiles,
+    Window,
+    exact_values,
+    reduce_blocks,
+)
 from nnx_inspector.typing import Value
 
 MOST_BLOCKS = 1 << 17
 """The most blocks in one message; three planes of float32 are 1.5 MB."""
-WIDE = (np.float64, np.complex128)
+FLOAT64_DTYPES = (np.float64, np.complex128)
 """The dtypes whose values float32 cannot hold; integers of 32 bits and more come on top."""
 
 
-def window_of(
-    request: protocol.ReadValues, array: Value, tiles: Tiles = HERE
+def values_message(
+    request: protocol.ReadValues, array: Value, tiles: Tiles = NUMPY_TILES
 ) -> tuple[protocol.Values, bytes]:
     """The answer to a request for an array that `tiles` reads."""
     window = _window(request)
@@ -33,7 +39,9 @@ def window_of(
             planes = {"real": np.real(values), "imag": np.imag(values)}
         encoding = next(iter(planes.values())).dtype.name  # pyright: ignore[reportAssignmentType]
     else:
-        found = reduce_blocks(array, window, _bounded(request.most), request.component, tiles)
+        found = reduce_blocks(
+            array, window, _bounded_counts(request.most), request.component, tiles
+        )
         starts, ends, block = found.starts, found.ends, found.block
         figures = {
             "value" if found.exact else "mean": found.mean,
@@ -41,7 +49,9 @@ def window_of(
             "nan": found.nan, "posinf": found.posinf, "neginf": found.neginf,
         }  # fmt: skip
         planes = {name: of for name, of in figures.items() if of is not None}
-        wide = array.dtype.itemsize >= 4 if array.dtype.kind in "iu" else array.dtype in WIDE
+        wide = (
+            array.dtype.itemsize >= 4 if array.dtype.kind in "iu" else array.dtype in FLOAT64_DTYPES
+        )
         encoding = "float64" if wide else "float32"
     message = protocol.Values(
         request=request.id,
@@ -74,7 +84,7 @@ def _window(request: protocol.ReadValues) -> Window:
     )
 
 
-def _bounded(most: tuple[int, ...]) -> tuple[int, int, int]:
+def _bounded_counts(most: tuple[int, ...]) -> tuple[int, int, int]:
     """The requested numbers of blocks, limited to MOST_BLOCKS in all."""
     tiles, rows, columns = (min(max(1, n), MOST_BLOCKS) for n in most)
     columns = min(columns, 4096)

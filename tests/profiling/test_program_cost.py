@@ -14,7 +14,7 @@ from flax import nnx
 from jax.ad_checkpoint import print_saved_residuals
 
 import nnx_inspector as nni
-from nnx_inspector.profiling.accounting import Account, account_of
+from nnx_inspector.profiling.program_cost import ProgramCost, cost_of_program
 
 B, D, H = 8, 4, 16
 
@@ -28,7 +28,7 @@ class Mlp(nnx.Module):
         return self.down(jnp.sin(self.up(x)))
 
 
-def account(model: Any, loss: Any, *args: Any) -> Account:
+def cost(model: Any, loss: Any, *args: Any) -> ProgramCost:
     graphdef, state = nnx.split(model)
 
     def step(state: Any, *args: Any) -> Any:
@@ -36,7 +36,7 @@ def account(model: Any, loss: Any, *args: Any) -> Account:
 
     with nni.named_scopes(model):
         graphdef, state = nnx.split(model)
-        return account_of(jax.make_jaxpr(step)(state, *args))
+        return cost_of_program(jax.make_jaxpr(step)(state, *args))
 
 
 def saved(f: Any, *args: Any) -> int:
@@ -58,7 +58,7 @@ def saved(f: Any, *args: Any) -> int:
 
 def test_an_mlp_keeps_the_hidden_values_and_the_output():
     model, x = Mlp(nnx.Rngs(0)), jnp.ones((B, D))
-    found = account(model, lambda m, x: (m(x) ** 2).sum(), x)
+    found = cost(model, lambda m, x: (m(x) ** 2).sum(), x)
     # of the model's own sine its derivative, the cosine; and the sine, for the product after it
     assert found.kept[""] == 2 * B * H * 4
     assert found.kept.get("up", 0) == 0  # a product keeps its operands: the input and the kernel
@@ -69,7 +69,7 @@ def test_an_mlp_keeps_the_hidden_values_and_the_output():
 
 def test_the_products_of_an_mlp_are_counted_forward_and_backward():
     model, x = Mlp(nnx.Rngs(0)), jnp.ones((B, D))
-    found = account(model, lambda m, x: (m(x) ** 2).sum(), x)
+    found = cost(model, lambda m, x: (m(x) ** 2).sum(), x)
     product = 2 * B * D * H
     # forward, the kernel's gradient, and (not of the first layer) the input's; then the bias
     assert found.flops["up"] == 2 * product + B * H + B * H
@@ -91,7 +91,7 @@ def test_the_products_of_an_mlp_are_counted_forward_and_backward():
 def test_all_that_is_kept_is_what_jax_says_it_saves(make: Any):
     model, x = make(), jnp.linspace(-1, 1, B * D).reshape(2, B // 2, D)
     graphdef, state = nnx.split(model)
-    found = account(model, lambda m, x: (m(x) ** 2).sum(), x)
+    found = cost(model, lambda m, x: (m(x) ** 2).sum(), x)
     expected = saved(lambda s: (nnx.merge(graphdef, s)(x) ** 2).sum(), state)
     assert sum(found.kept.values()) == expected
 
@@ -125,7 +125,7 @@ class Stacked(nnx.Module):
 
 def test_a_scan_over_layers_keeps_what_each_of_them_keeps():
     model, x = Stacked(False, nnx.Rngs(0)), jnp.ones((B, D))
-    found = account(model, lambda m, x: m(x).sum(), x)
+    found = cost(model, lambda m, x: m(x).sum(), x)
     # of each of three layers two cosines, and the sine that goes into the product
     assert found.kept == {"layers": 3 * 3 * B * D * 4}
     # forward and two products backward, three times
@@ -134,7 +134,7 @@ def test_a_scan_over_layers_keeps_what_each_of_them_keeps():
 
 def test_remat_keeps_the_inputs_of_the_layers_alone():
     model, x = Stacked(True, nnx.Rngs(0)), jnp.ones((B, D))
-    found = account(model, lambda m, x: m(x).sum(), x)
+    found = cost(model, lambda m, x: m(x).sum(), x)
     assert sum(found.kept.values()) == 3 * B * D * 4
     # computed once more
     assert found.flops["layers/linear"] == 3 * (4 * 2 * B * D * D + 3 * B * D)
@@ -149,7 +149,7 @@ def test_a_shared_module_counts_at_its_own_path_in_each_call():
         def __call__(self, x: jax.Array) -> jax.Array:
             return self.again(jnp.sin(self.first(x)))
 
-    found = account(Twice(), lambda m, x: m(x).sum(), jnp.ones((B, D)))
+    found = cost(Twice(), lambda m, x: m(x).sum(), jnp.ones((B, D)))
     # NNX calls it by the first of its names; the first call needs no gradient of its input, and
     # the gradients of the two calls are added
     assert found.flops["again"] == 5 * 2 * B * D * D + D * D
@@ -166,7 +166,7 @@ def test_a_jitted_part_and_a_vmap_keep_their_modules():
             x = nnx.jit(lambda m, x: m(x))(self.a, x)
             return nnx.vmap(lambda m, x: m(x), in_axes=(None, 0))(self.b, x)
 
-    found = account(Parts(), lambda m, x: m(x).sum(), jnp.ones((B, D)))
+    found = cost(Parts(), lambda m, x: m(x).sum(), jnp.ones((B, D)))
     assert found.flops["a"] == 2 * 2 * B * D * D
     assert found.flops["b"] == 3 * 2 * B * D * D
 
@@ -183,7 +183,7 @@ def test_of_two_branches_the_longer_one_counts():
     with nni.named_scopes(model):
         graphdef, state = nnx.split(model)
         jaxpr = jax.make_jaxpr(lambda s, x: nnx.merge(graphdef, s)(x))(state, jnp.ones((B, D)))
-    assert account_of(jaxpr).flops["a"] == 2 * 2 * B * D * D
+    assert cost_of_program(jaxpr).flops["a"] == 2 * 2 * B * D * D
 
 
 def test_a_while_loop_has_no_known_flops():
@@ -197,4 +197,4 @@ def test_a_while_loop_has_no_known_flops():
     model = Loop()
     with nni.named_scopes(model):
         jaxpr = jax.make_jaxpr(model)(jnp.ones((B, D)))
-    assert account_of(jaxpr).flops["a"] is None
+    assert cost_of_program(jaxpr).flops["a"] is None

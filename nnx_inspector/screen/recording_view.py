@@ -14,7 +14,7 @@ from nnx_inspector.recordings.passes import Quantity
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.export.markdown import ROWS, report
 from nnx_inspector.screen.export.page import MAX_BYTES, page_of
-from nnx_inspector.screen.export.replay import Content
+from nnx_inspector.screen.export.replay import PageContent
 from nnx_inspector.screen.presenter import Presenter
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nnx_inspector.stats.bins import Scale
 
 
-class Displayed:
+class RecordingView:
     """A recording on screen. Where a widget is asked for it can be passed, as to
     `mo.ui.anywidget(insp)` in marimo, which reads these names.
     """
@@ -119,7 +119,7 @@ class Displayed:
         os.close(file)
         return size
 
-    def _page(self) -> tuple[str, Content]:
+    def _page(self) -> tuple[str, PageContent]:
         """The title of a page, and all that it shows beside the recording."""
         raise NotImplementedError
 
@@ -145,8 +145,10 @@ class Displayed:
         """
         layout = self._view.layout
         sites = () if layout is None else layout.sites
-        return report(self.recording, self.findings, sites=sites, rows=rows, **self._reported())
+        return report(
+            self.recording, self.findings, sites=sites, rows=rows, **self._report_fields()
+        )
 
-    def _reported(self) -> dict[str, Any]:
+    def _report_fields(self) -> dict[str, Any]:
         """The title of a report, and what only this run has to say."""
         raise NotImplementedError

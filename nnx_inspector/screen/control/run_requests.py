@@ -20,9 +20,9 @@ from nnx_inspector.screen.control.folder import REQUESTS
 from nnx_inspector.screen.control.values import SiteValues
 from nnx_inspector.screen.frames import casts_message
 from nnx_inspector.screen.presenter import Presenter
-from nnx_inspector.screen.requests import Answer, Requests
+from nnx_inspector.screen.requests import Answer, RequestHandler
 from nnx_inspector.screen.values.blocks import norms
-from nnx_inspector.screen.values.reading import window_of
+from nnx_inspector.screen.values.message import values_message
 
 NEEDS_MODEL: Final = (
     "this is a recorded run, and the model is not here. Make an nni.Inspector of the model."
@@ -33,7 +33,7 @@ OUTPUT_ONLY: Final = (
 )
 
 
-class Elsewhere(Protocol):
+class FollowedRun(Protocol):
     """A recorded run."""
 
     @property
@@ -48,11 +48,11 @@ class Elsewhere(Protocol):
     def values(self, site: str) -> SiteValues: ...
 
 
-class Clicks(Requests):
+class RunRequests(RequestHandler):
     """Carries out the requests to a recorded run."""
 
     refusal: ClassVar[str] = NEEDS_MODEL
-    later: ClassVar[Mapping[type, str]] = {
+    threads: ClassVar[Mapping[type, str]] = {
         protocol.Compare: "comparing",
         protocol.Look: "comparing",
         protocol.ShowValues: "values",
@@ -60,7 +60,7 @@ class Clicks(Requests):
         **dict.fromkeys(REQUESTS, "steering"),
     }
 
-    def __init__(self, run: Elsewhere, view: Presenter):
+    def __init__(self, run: FollowedRun, view: Presenter):
         super().__init__(view)
         self._run = run
         self._numbers = itertools.count(1)
@@ -88,15 +88,15 @@ class Clicks(Requests):
         if array is None:
             raise InspectorError("these values are no longer here. Read them again.")
         over = message.norm_over
-        return window_of(message, array if over == -1 else norms(array, over))
+        return values_message(message, array if over == -1 else norms(array, over))
 
 
-Clicks.table = {
+RunRequests.table = {
     protocol.Select: lambda c, m, _: setattr(c._run, "selected", m.site),
     protocol.ShowPass: lambda c, m, _: c._view.show_pass(m.number, m.site),
-    protocol.Compare: Clicks.compare,
-    protocol.Look: Clicks._look,
-    protocol.ShowValues: Clicks._show_values,
-    protocol.ReadValues: Clicks._read_values,
+    protocol.Compare: RunRequests.compare,
+    protocol.Look: RunRequests._look,
+    protocol.ShowValues: RunRequests._show_values,
+    protocol.ReadValues: RunRequests._read_values,
     **dict.fromkeys(REQUESTS, lambda c, m, _: (c._run.ask(m), None)[1]),
 }

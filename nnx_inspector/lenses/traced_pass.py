@@ -31,7 +31,7 @@ from nnx_inspector.hooks.sites import (
     site_key,
     split_operation,
 )
-from nnx_inspector.lenses.residual_terms import Walk
+from nnx_inspector.lenses.residual_terms import ResidualSums
 from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
 from nnx_inspector.program.eager import requiring_a_trace
 from nnx_inspector.program.editing.counting import Where
@@ -45,12 +45,12 @@ from nnx_inspector.program.survey import Marked, Survey, why_divided
 from nnx_inspector.records.donated import require_staged
 from nnx_inspector.typing import Kwargs, PyTree, Value
 
-ALL: tuple[Any, ...] = (None, "**:*")
+ALL_CALLS: tuple[Any, ...] = (None, "**:*")
 """The calls of all modules and their other methods, such as `attend` of an `nnx.Embed`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Calls:
+class SiteCalls:
     """A site that a pass calls: how often, and what it receives and returns.
 
     Attributes:
@@ -69,7 +69,7 @@ class Calls:
 
 
 @dataclasses.dataclass(frozen=True)
-class Observed:
+class TracedPass:
     """A traced pass over one model.
 
     Attributes:
@@ -79,10 +79,10 @@ class Observed:
 
     model: nnx.Module
     stage: Staged
-    calls: Mapping[str, Calls]
+    calls: Mapping[str, SiteCalls]
 
     @property
-    def shapes(self) -> PyTree:
+    def output_shapes(self) -> PyTree:
         """What the pass returns, with shapes in place of arrays."""
         atoms = self.stage.survey.jaxpr.outvars
         return self.result([jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms])
@@ -92,11 +92,11 @@ class Observed:
         returned = self.stage.returned
         return returned.rebuild([None] * len(returned.nodes), out[: self.stage.outputs])
 
-    def with_changed(
+    def output_with(
         self, mark: Marked, change: Callable[[list[Value]], list[Value]], inputs: Sequence[Value]
     ) -> PyTree:
         """What the pass returns for some inputs if the values of one mark are changed."""
-        found = self.stage.survey.only(lambda one: one is mark)
+        found = self.stage.survey.only(lambda other: other is mark)
         plan = Plan(summarise=False, perturb=lambda mark, values, rows: change(values))
         return self.result(evaluate(found, inputs, plan=plan)[0])
 
@@ -110,9 +110,9 @@ class Observed:
         return dataflow(self.stage.survey.jaxpr, self.stage.owner)
 
     @functools.cached_property
-    def walk(self) -> Walk:
-        """What the sums of the pass are made of; see `Walk`."""
-        return Walk(self.stage.survey.jaxpr, self.stage.owner)
+    def residual_sums(self) -> ResidualSums:
+        """What the sums of the pass are made of; see `ResidualSums`."""
+        return ResidualSums(self.stage.survey.jaxpr, self.stage.owner)
 
     def require_calls(self) -> None:
         """Raise a ValueError if the pass calls no module."""
@@ -140,7 +140,16 @@ class Observed:
         held = next(filter(None, parts), {})
         return "scale" in held and all(np.ndim(x) < 2 for x in jax.tree.leaves(held))
 
-    def members(self, *sites: str) -> int:
+    def has_no_params(self, site: str) -> bool:
+        """Whether a module has no parameters, as a dropout and a soft cap."""
+        module = module_at(self.model, parse_key(site)[0])
+        return module is not None and not jax.tree.leaves(nnx.state(module, nnx.Param))
+
+    def last_call(self, site: str) -> int:
+        """The number of a site's last call, by which sites are sorted in the order of the pass."""
+        return self.calls[site].last
+
+    def ensemble_size(self, *sites: str) -> int:
         """How many models of an ensemble call one of the sites together; 0 for a single model."""
         marks = (mark for mark, _ in self.stage.survey.walk() if mark.site in sites)
         return max((mark.members for mark in marks), default=0)
@@ -153,14 +162,16 @@ class Observed:
         found = self.stage.survey.only(lambda mark: (mark.site, mark.part) in wanted)
         require_whole(found)
 
+        # the consts are arguments: jax would copy those of a closure into the program, and a model
+        # that a function closes over is among them
         @jax.jit
         def program(inputs: Sequence[Value], consts: Sequence[Value]) -> PyTree:
             survey = dataclasses.replace(found, consts=tuple(consts))
             out, seen = evaluate(survey, inputs, plan=Plan(summarise=False, keep=keep))
             values: dict[tuple[str, str], list[Value]] = {}
-            for mark, _, one in found.walk(seen):
-                if one is not None:
-                    arrays = [kept.value for kept in one.kept]
+            for mark, _, result in found.walk(seen):
+                if result is not None:
+                    arrays = [kept.value for kept in result.kept]
                     values.setdefault((mark.site, mark.part), []).append(arrays)
             return out[: self.stage.outputs], values
 
@@ -178,23 +189,26 @@ def require_whole(found: Survey) -> None:
             )
 
 
-def and_operations(sites: object) -> tuple[Value, ...]:
-    """`ALL`, and the operations within calls that a selection names: `"blocks/*@add"`."""
+def with_operations(sites: object) -> tuple[Value, ...]:
+    """`ALL_CALLS`, and the operations within calls that a selection names: `"blocks/*@add"`."""
     terms = sites if isinstance(sites, (list, tuple, set, frozenset)) else (sites,)
-    return (*ALL, *(term for term in terms if isinstance(term, str) and split_operation(term)[1]))
+    return (
+        *ALL_CALLS,
+        *(term for term in terms if isinstance(term, str) and split_operation(term)[1]),
+    )
 
 
 @contextlib.contextmanager
-def observed(
+def trace_pass(
     f: object,
     args: Sequence[object],
     kwargs: Kwargs,
     *,
     what: str,
-    only: object = ALL,
+    only: object = ALL_CALLS,
     known: Tracing | None = None,
     where: Where | None = None,
-) -> Iterator[Observed]:
+) -> Iterator[TracedPass]:
     """Trace `f(*args, **kwargs)` with the calls of all sites marked, unless an equal call was
     traced.
 
@@ -218,8 +232,8 @@ def observed(
         ):
             require_staged(stage)
             require_examples(stage.arrays, what)
-            one = Observed(model, stage, _calls(stage))
-        yield one
+            traced = TracedPass(model, stage, _calls_by_site(stage))
+        yield traced
 
 
 def model_of(function: Function, args: Sequence[object], kwargs: Kwargs, what: str) -> nnx.Module:
@@ -242,7 +256,7 @@ def module_at(model: nnx.Module, path: Sequence[str]) -> nnx.Module | None:
     return found.get(tuple(path))
 
 
-def _calls(stage: Staged) -> dict[str, Calls]:
+def _calls_by_site(stage: Staged) -> dict[str, SiteCalls]:
     found: dict[str, list[tuple[int, Marked, tuple[int, ...]]]] = {}
     received: dict[str, Marked] = {}
     for number, (mark, around) in enumerate(stage.survey.walk()):
@@ -252,7 +266,7 @@ def _calls(stage: Staged) -> dict[str, Calls]:
             rows = tuple(map(abs, mark.rows(around)))
             found.setdefault(mark.site, []).append((number, mark, rows))
     return {
-        site: Calls(
+        site: SiteCalls(
             site,
             arrays_of(received[site]) if site in received else (),
             arrays_of(calls[-1][1]),

@@ -18,7 +18,7 @@ import numpy as np
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import add_note
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.pictures import Argument, could_be, pictures_in
+from nnx_inspector.screen.pictures import Argument, may_be_pictures, pictures_in
 from nnx_inspector.typing import Int, Value
 
 Decode = Callable[[Any], object] | Sequence[str] | Mapping[int, str]
@@ -28,14 +28,14 @@ MOST_EXAMPLES = 64
 """The most examples of a batch in a message."""
 MOST_WORDS = 1 << 14
 """The most words of all examples in a message; the first example has at most as many."""
-MOST_REMEMBERED = 1 << 20
+MOST_CACHED = 1 << 20
 """The most ids whose texts are kept."""
 _FORMS: Sequence[Callable[[int], object]] = (lambda i: i, lambda i: [i], lambda i: np.array([i]))
 """What a function may take: an id, a list of ids, or an array of them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Inputs:
+class BatchReader:
     """What the user said about how to read a batch; see `Inspector`.
 
     Attributes:
@@ -58,14 +58,14 @@ class Inputs:
     @property
     def given(self) -> bool:
         """Whether the user said anything."""
-        return self.decode is not None or self.labels is not None or self._names_pictures
+        return self.decode is not None or self.labels is not None or self._has_images_option
 
     def has_any(self, arrays: Sequence[object]) -> bool:
         """Whether a batch may have anything to show: the user said so, or there may be pictures."""
-        return self.given or (self.images is None and any(map(could_be, arrays)))
+        return self.given or (self.images is None and any(map(may_be_pictures, arrays)))
 
     @property
-    def _names_pictures(self) -> bool:
+    def _has_images_option(self) -> bool:
         """Whether the user said which argument has the pictures."""
         return self.images is not None and self.images is not False
 
@@ -79,29 +79,29 @@ class Inputs:
 
     def name(self, number: int) -> str:
         """The name of a class; its number if it has none."""
-        found = None if self.labels is None else _entry(self.labels, number)
+        found = None if self.labels is None else _table_entry(self.labels, number)
         return str(number) if found is None else _short(str(found))
 
     def _text(self, number: int) -> str:
         if self.decode is None:
             return str(number)
         if number not in self._texts:
-            if len(self._texts) >= MOST_REMEMBERED:
+            if len(self._texts) >= MOST_CACHED:
                 self._texts.clear()
             self._texts[number] = _short(self._decoded(number))
         return self._texts[number]
 
     def _decoded(self, number: int) -> str:
         if number < 0:  # an index from the end would be the text of another id
-            self._fail("negative", f"the id {number} is negative")
+            self._note_failure("negative", f"the id {number} is negative")
             return str(number)
         if not callable(self.decode):
-            found = None if self.decode is None else _entry(self.decode, number)
+            found = None if self.decode is None else _table_entry(self.decode, number)
             if isinstance(found, str):
                 return found
             size = 0 if self.decode is None else len(self.decode)
             what = "no text" if found is None else f"{type(found).__name__}, not text,"
-            self._fail("table", f"decode has {what} for the id {number} ({size:,} entries)")
+            self._note_failure("table", f"decode has {what} for the id {number} ({size:,} entries)")
             return str(number)
         why = ""
         for form in self._form or _FORMS:
@@ -117,10 +117,10 @@ class Inputs:
             why = f"returned {text.__class__.__name__}, not text,"
             if isinstance(text, (list, tuple)):
                 why = f"returned {len(text)} texts"
-        self._fail("function", f"decode {why} for the id {number}")
+        self._note_failure("function", f"decode {why} for the id {number}")
         return str(number)
 
-    def _fail(self, what: str, why: str) -> None:
+    def _note_failure(self, what: str, why: str) -> None:
         self._failed.setdefault(what, f"{why}, so ids without a text are shown as numbers.")
 
     # ---------------------------------------------------------------- a batch
@@ -128,10 +128,11 @@ class Inputs:
     def message(self, arguments: Sequence[Argument]) -> protocol.Inputs:
         """The message for a batch: the arrays among the arguments of a pass."""
         found, problem = self.tokens_in(arguments) if self.decode is not None else (None, "")
-        ids = np.zeros((0, 0), np.int32) if found is None else _rows(found)
+        ids = np.zeros((0, 0), np.int32) if found is None else _id_rows(found)
         pictures, no_picture = self.pictures_in(arguments)
         first = [one for one in arguments if pictures and one.path == pictures.path] or arguments
-        batch = len(ids) if found is not None else _batch_of(first)
+        lengths = (int(one.value.shape[0]) for one in first if len(one.value.shape))
+        batch = len(ids) if found is not None else next(lengths, 0)
         positions = ids.shape[1]
         most = min(batch, MOST_EXAMPLES, max(1, MOST_WORDS // max(1, positions)))
         words = [tuple(self.text(row[:MOST_WORDS])) for row in ids[:most]] or [()] * most
@@ -154,9 +155,9 @@ class Inputs:
             pictures=pictures,
         )
 
-    def predicting(self, batch: protocol.Inputs, outputs: Sequence[Value]) -> protocol.Inputs:
+    def with_predictions(self, batch: protocol.Inputs, outputs: Sequence[Value]) -> protocol.Inputs:
         """The message with what a pass predicts, from the arrays that it returned."""
-        said = self._predicted(outputs, batch.batch)
+        said = self._predicted_classes(outputs, batch.batch)
         if said is None:
             return batch
         blank = protocol.Example(words=(), label="", prediction="")
@@ -171,7 +172,7 @@ class Inputs:
     def words(self, arguments: Sequence[Argument], example: int) -> list[str]:
         """The words of one example; [] if no argument holds ids."""
         found, _ = self.tokens_in(arguments)
-        return [] if found is None else self.text(_rows(found)[example])
+        return [] if found is None else self.text(_id_rows(found)[example])
 
     def pictures_in(self, arguments: Sequence[Argument]) -> tuple[protocol.Pictures | None, str]:
         """The pictures of a batch, or None, and a sentence if the user named an argument without
@@ -179,7 +180,7 @@ class Inputs:
         """
         if self.images is False:
             return None, ""
-        named = f"images={self.images!r}" if self._names_pictures else ""
+        named = f"images={self.images!r}" if self._has_images_option else ""
         able = [one for one in arguments if self.images is None or _is_named(one, self.images)]
         return pictures_in(able, named=named, most=MOST_EXAMPLES)
 
@@ -201,7 +202,7 @@ class Inputs:
         able = [one for one in able if one.embedded] or able
         if isinstance(self.decode, Sequence):
             most = len(self.decode)
-            able = [one for one in able if _fits(one.value, most)] or able
+            able = [one for one in able if _are_below(one.value, most)] or able
         if len(able) == 1:
             return able[0], ""
         if able:
@@ -220,11 +221,13 @@ class Inputs:
             if one is not tokens
             and tuple(one.value.shape) == (batch,)
             and _is_whole(one.value)
-            and _fits(one.value, len(self.labels))
+            and _are_below(one.value, len(self.labels))
         ]
         return np.asarray(able[0]) if len(able) == 1 else None
 
-    def _predicted(self, outputs: Sequence[Value], batch: int) -> Int[np.ndarray, " batch"] | None:
+    def _predicted_classes(
+        self, outputs: Sequence[Value], batch: int
+    ) -> Int[np.ndarray, " batch"] | None:
         """The class with the largest logit of each example, -1 where one is NaN."""
         if self.labels is None:
             return None
@@ -236,13 +239,13 @@ class Inputs:
         return np.where(np.isnan(logits).any(-1), -1, np.nan_to_num(logits).argmax(-1))
 
 
-def inputs_of(f: object, /, **given: object) -> tuple[Inputs, dict[str, Any]]:
+def reader_of(f: object, /, **given: object) -> tuple[BatchReader, dict[str, Any]]:
     """The inputs that keywords of an Inspector name, and the keywords that go to the call of `f`.
 
     Raises:
         TypeError: a keyword names nothing, and `f` does not take it either.
     """
-    given, said = {k: _plain(x) for k, x in given.items() if x is not None}, dict[str, Any]()
+    given, said = {k: _as_list(x) for k, x in given.items() if x is not None}, dict[str, Any]()
     decode, labels, tokens, images = map(given.get, ("decode", "labels", "tokens", "images"))
     if callable(decode) or _is_table(decode):
         said["decode"] = decode
@@ -254,16 +257,16 @@ def inputs_of(f: object, /, **given: object) -> tuple[Inputs, dict[str, Any]]:
         said["images"] = False if images == "none" else images
     others = {k: x for k, x in given.items() if k not in said}
     for name, value in others.items():
-        if not _takes(f, name):
+        if not _accepts_keyword(f, name):
             raise TypeError(
-                f"{_why(name, value)} The call that is inspected has no argument of this name "
-                f"either: leave it out, or pass {_SUCH[name]}."
+                f"{_why_no_option(name, value)} The call that is inspected has no argument of "
+                f"this name either: leave it out, or pass {_USAGE[name]}."
             )
-    return Inputs(**said), others
+    return BatchReader(**said), others
 
 
 @contextlib.contextmanager
-def passing_on(others: Mapping[str, object]) -> Iterator[None]:
+def noting_passed_on(others: Mapping[str, object]) -> Iterator[None]:
     """Inside, an error of a call that names one of these keywords says that it was passed on."""
     try:
         yield
@@ -272,23 +275,25 @@ def passing_on(others: Mapping[str, object]) -> Iterator[None]:
             if repr(name) in str(error):
                 add_note(
                     error,
-                    f"{_why(name, value)} So it went to the model. If it is not meant "
-                    f"for the model, pass {_SUCH[name]}.",
+                    f"{_why_no_option(name, value)} So it went to the model. If it is not meant "
+                    f"for the model, pass {_USAGE[name]}.",
                 )
         raise
 
 
-def _why(name: str, value: object) -> str:
-    return f"{name}= takes {_TAKEN[name]}; it is {_what(value)}."
+def _why_no_option(name: str, value: Value) -> str:
+    found = f"{type(value).__name__} {_short(repr(value))}"
+    found = f"{value.dtype}{list(value.shape)}" if is_array(value) else found
+    return f"{name}= takes {_ACCEPTED[name]}; it is {found}."
 
 
-_TAKEN = {
+_ACCEPTED = {
     "decode": "a function of ids, or the texts of all ids",
     "tokens": "the position, name or path of the argument that holds the ids, and needs decode=",
     "images": "the position, name or path of the argument that holds the pictures, or False",
     "labels": "a sequence of the names of the classes, or a mapping from their numbers",
 }
-_SUCH = {
+_USAGE = {
     "decode": "decode=tokenizer.decode",
     "tokens": "decode=tokenizer.decode too, and tokens=0 for the first argument",
     "images": "images=0 for the first argument",
@@ -296,7 +301,7 @@ _SUCH = {
 }
 
 
-def _takes(f: Any, name: str) -> bool:
+def _accepts_keyword(f: Any, name: str) -> bool:
     """Whether a call takes a keyword, as far as it tells."""
     try:
         parameters = inspect.signature(f).parameters
@@ -308,24 +313,18 @@ def _takes(f: Any, name: str) -> bool:
     )
 
 
-def _plain(given: object) -> object:
+def _as_list(given: object) -> object:
     """An array of texts as a list; anything else as it is."""
     if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "UT":
         return given.tolist()
     return given
 
 
-def _what(value: Value) -> str:
-    if is_array(value):
-        return f"{value.dtype}{list(value.shape)}"
-    return f"{type(value).__name__} {_short(repr(value))}"
-
-
 def _is_table(given: object) -> bool:
     return isinstance(given, (Sequence, Mapping)) and not isinstance(given, bytes)
 
 
-def _entry(table: Names, number: int) -> str | None:
+def _table_entry(table: Names, number: int) -> str | None:
     """The entry of a number; None if there is none. A negative number is no id."""
     if isinstance(table, Mapping):
         return table.get(number)
@@ -346,7 +345,7 @@ def _short(text: str) -> str:
     return text if len(text) <= protocol.LONGEST_TEXT else text[: protocol.LONGEST_TEXT] + "…"
 
 
-def _rows(ids: Argument) -> Int[np.ndarray, "batch position"]:
+def _id_rows(ids: Argument) -> Int[np.ndarray, "batch position"]:
     """Ids with an axis of examples: a single row is one example."""
     return np.atleast_2d(np.asarray(ids.value))
 
@@ -369,10 +368,6 @@ def _holds_ids(x: Value) -> bool:
     return _is_whole(x) and len(x.shape) in (1, 2) and 0 not in x.shape
 
 
-def _fits(x: object, most: int) -> bool:
+def _are_below(x: object, most: int) -> bool:
     values = np.asarray(x)
     return bool(values.size) and int(values.min()) >= 0 and int(values.max()) < most
-
-
-def _batch_of(arguments: Sequence[Argument]) -> int:
-    return next((int(one.value.shape[0]) for one in arguments if len(one.value.shape)), 0)

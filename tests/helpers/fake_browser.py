@@ -6,7 +6,7 @@ from nnx_inspector.screen.comm import InspectorWidget
 from nnx_inspector.screen.presenter import Presenter
 
 
-class Browser:
+class FakeBrowser:
     """Collects the messages for the browser, in order, and sends requests."""
 
     def __init__(self, monkeypatch):
@@ -16,7 +16,7 @@ class Browser:
             self.sent.append((widget.role, content, bytes(buffers[0]) if buffers else None))
 
         monkeypatch.setattr(InspectorWidget, "send", send)
-        monkeypatch.setattr(Presenter, "shown", True)
+        monkeypatch.setattr(Presenter, "display_requested", True)
 
     def ask(self, insp, message):
         return self.ask_screen(inside(insp).view.screen, inside(insp).commands, message)
@@ -27,11 +27,11 @@ class Browser:
         requests.wait()  # a thread answers some requests
         return [one[1:] for one in self.sent]
 
-    def of(self, kind):
+    def messages(self, kind):
         return [(header, buffer) for _, header, buffer in self.sent if header["type"] == kind]
 
-    def says(self, insp, message):
+    def replies_to(self, insp, message):
         """Send a message (a dataclass or a raw header); returns the replies that came at once."""
-        before = len(self.of("reply"))
+        before = len(self.messages("reply"))
         receive(inside(insp).view.screen, message)
-        return [header for header, _ in self.of("reply")[before:]]
+        return [header for header, _ in self.messages("reply")[before:]]

@@ -14,7 +14,7 @@ from typing import Final
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.sources import names_of
-from nnx_inspector.profiling.attribution import phase_in
+from nnx_inspector.profiling.owners import phase_in
 from nnx_inspector.profiling.scopes import path_in
 from nnx_inspector.program.analysis.cost import bytes_of, equation_flops, is_arithmetic
 from nnx_inspector.program.analysis.equations import ROW, Body, bodies_of, is_call, kind_of
@@ -24,14 +24,14 @@ from nnx_inspector.typing import Atom, Equation, Value
 _VIEWS: Final = frozenset(["reshape", "squeeze", "expand_dims", "copy_p", "name", mark.name])
 """Operations whose result has the memory of their operand."""
 
-Of = str | None
+ModulePath = str | None
 """A module's path; None outside the model."""
-_Made = dict[Value, tuple[Equation, int]]
+_Producers = dict[Value, tuple[Equation, int]]
 """A variable -> the equation that computes it, and the number of the result."""
 
 
 @dataclasses.dataclass
-class Account:
+class ProgramCost:
     """What one run of a program does, by module.
 
     Attributes:
@@ -42,32 +42,32 @@ class Account:
         forward: whether the forward pass of its backward pass is in it too.
     """
 
-    flops: dict[Of, float | None] = dataclasses.field(default_factory=lambda: {})
-    kept: dict[Of, int] = dataclasses.field(default_factory=lambda: {})
+    flops: dict[ModulePath, float | None] = dataclasses.field(default_factory=lambda: {})
+    kept: dict[ModulePath, int] = dataclasses.field(default_factory=lambda: {})
     products: dict[str, float] = dataclasses.field(default_factory=lambda: {})
     backward: bool = False
     forward: bool = False
 
 
-def account_of(program: object) -> Account:
+def cost_of_program(program: object) -> ProgramCost:
     """Read a jaxpr."""
-    found = Account()
-    _count(program, "", 1, found)
-    for of, size in _kept(program, ""):
+    found = ProgramCost()
+    _add_flops(program, "", 1, found)
+    for of, size in _kept_values(program, ""):
         found.kept[of] = found.kept.get(of, 0) + size
     return found
 
 
-def _count(jaxpr: object, around: str, times: int | None, found: Account) -> None:
+def _add_flops(jaxpr: object, around: str, times: int | None, found: ProgramCost) -> None:
     for equation in jaxprs.open_jaxpr(jaxpr)[0].eqns:
         names = f"{around}/{names_of(equation)}"
         found.backward |= "transpose(" in names
         found.forward |= "jvp(" in names and "transpose(" not in names
         bodies = () if is_arithmetic(equation) else bodies_of(equation)
         if bodies:
-            for body in _that_run(bodies, names):
+            for body in _executed_bodies(bodies, names):
                 within = None if times is None or body.times is None else times * body.times
-                _count(body.jaxpr, names, within, found)
+                _add_flops(body.jaxpr, names, within, found)
             continue
         flops, of = equation_flops(equation), path_in(names)
         if (
@@ -84,86 +84,86 @@ def _count(jaxpr: object, around: str, times: int | None, found: Account) -> Non
             found.products[kind] = found.products.get(kind, 0.0) + flops * times
 
 
-def _that_run(bodies: tuple[Body, ...], names: str) -> list[Body]:
+def _executed_bodies(bodies: tuple[Body, ...], names: str) -> list[Body]:
     """The bodies of an equation; of those of which one runs, the one with most arithmetic."""
     every = [body for body in bodies if not body.conditional]
     branches: list[tuple[float, Body]] = []
     for body in bodies:
         if body.conditional:
-            alone = Account()
-            _count(body.jaxpr, names, 1, alone)
+            alone = ProgramCost()
+            _add_flops(body.jaxpr, names, 1, alone)
             branches.append((sum(f or 0.0 for f in alone.flops.values()), body))
     return [*every, max(branches, key=lambda one: one[0])[1]] if branches else every
 
 
-def _kept(jaxpr: object, around: str) -> Iterator[tuple[Of, int]]:
+def _kept_values(jaxpr: object, around: str) -> Iterator[tuple[ModulePath, int]]:
     """The values of a jaxpr, and of those inside it, that its backward pass reads: the module that
     computes each, and its bytes.
     """
     bare, _ = jaxprs.open_jaxpr(jaxpr)
-    made: _Made = {}
+    producers: _Producers = {}
     counted: set[Value] = set()
     for equation in bare.eqns:
         names = f"{around}/{names_of(equation)}"
         if phase_in(names) != "backward":
-            made.update((v, (equation, i)) for i, v in enumerate(equation.outvars))
+            producers.update((v, (equation, i)) for i, v in enumerate(equation.outvars))
             if not is_arithmetic(equation):
                 for body in bodies_of(equation):
-                    yield from _kept(body.jaxpr, names)
+                    yield from _kept_values(body.jaxpr, names)
             continue
         for atom in equation.invars:
             if jaxprs.is_literal(atom):
                 continue
-            value = _resolved(atom, made)
-            if value not in made or value in counted:
+            value = _aliased_value(atom, producers)
+            if value not in producers or value in counted:
                 continue
             counted.add(value)
-            maker, number = made[value]
-            of, _, inside = _maker(maker, number, f"{around}/{names_of(maker)}")
+            producer, number = producers[value]
+            of, _, inside = _producer(producer, number, f"{around}/{names_of(producer)}")
             if phase_in(inside) == "forward":
                 yield of, bytes_of(value.aval)
 
 
 @dataclasses.dataclass(frozen=True)
-class Largest:
+class LargestArray:
     """The largest array that a program computes, with its shape in words."""
 
-    of: Of
+    of: ModulePath
     primitive: str
     shape: str
     size: int
 
 
-def largest_in(jaxpr: object, around: str = "") -> Largest | None:
+def largest_array(jaxpr: object, around: str = "") -> LargestArray | None:
     """The largest array that a jaxpr computes; of several the first."""
-    found: list[Largest] = []
+    found: list[LargestArray] = []
     for equation in jaxprs.open_jaxpr(jaxpr)[0].eqns:
         names = f"{around}/{names_of(equation)}"
         if not is_arithmetic(equation):
-            inner = [largest_in(body.jaxpr, names) for body in bodies_of(equation)]
+            inner = [largest_array(body.jaxpr, names) for body in bodies_of(equation)]
             found += [one for one in inner if one is not None]
         for number, out in enumerate(equation.outvars):
             if size := bytes_of(out.aval):
-                of, primitive, _ = _maker(equation, number, names)
-                found.append(Largest(of, primitive, out.aval.str_short(), size))
+                of, primitive, _ = _producer(equation, number, names)
+                found.append(LargestArray(of, primitive, out.aval.str_short(), size))
     return max(found, key=lambda one: one.size, default=None)
 
 
-def _resolved(value: Value, made: _Made) -> Value:
+def _aliased_value(value: Value, producers: _Producers) -> Value:
     """The value that has the memory of this one."""
-    while value in made:
-        equation, number = made[value]
+    while value in producers:
+        equation, number = producers[value]
         if equation.primitive.name in _VIEWS and not jaxprs.is_literal(equation.invars[number]):
             value = equation.invars[number]
             continue
-        handed = _handed_on(equation, number)
-        if handed is None or jaxprs.is_literal(handed):
+        forwarded = _forwarded_operand(equation, number)
+        if forwarded is None or jaxprs.is_literal(forwarded):
             return value
-        value = handed
+        value = forwarded
     return value
 
 
-def _handed_on(equation: Equation, number: int) -> Atom | None:
+def _forwarded_operand(equation: Equation, number: int) -> Atom | None:
     """The operand that a function hands on as this result, or None."""
     if is_arithmetic(equation) or not (is_call(equation) or kind_of(equation) == "jit"):
         return None
@@ -175,7 +175,7 @@ def _handed_on(equation: Equation, number: int) -> Atom | None:
     return None
 
 
-def _maker(equation: Equation, number: int, names: str) -> tuple[Of, str, str]:
+def _producer(equation: Equation, number: int, names: str) -> tuple[ModulePath, str, str]:
     """The module and the primitive that compute a result of an equation, within it if it holds
     jaxprs; and all names around that.
     """
@@ -191,5 +191,5 @@ def _maker(equation: Equation, number: int, names: str) -> tuple[Of, str, str]:
         inside = {v: (one, i) for one in bare.eqns for i, v in enumerate(one.outvars)}
         if not jaxprs.is_literal(out) and out in inside:
             one, i = inside[out]
-            return _maker(one, i, f"{names}/{names_of(one)}")
+            return _producer(one, i, f"{names}/{names_of(one)}")
     return path_in(names), equation.primitive.name, names

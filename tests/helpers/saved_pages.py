@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import html.parser
 import json
 import re
 import struct
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.export.replay import NO_HISTOGRAM, Content
+from nnx_inspector.screen.export.replay import NO_HISTOGRAM, PageContent
 
 PROGRESS = protocol.Progress(kind="watch", running=False, step=3, total=None, rate=None)
 
@@ -24,7 +25,7 @@ COST = protocol.Cost(
 )  # fmt: skip
 
 
-def told(keys: Sequence[str], **more: Any) -> Content:
+def content_for(keys: Sequence[str], **more: Any) -> PageContent:
     sites = tuple(
         protocol.Site(
             key=key, name=key, kind="Linear", parent=-1, depth=0, inputs="", output="",
@@ -39,7 +40,9 @@ def told(keys: Sequence[str], **more: Any) -> Content:
         progress=PROGRESS, cost=COST, notices=(), python="", closed=False,
     )  # fmt: skip
     layout = protocol.Layout(version=protocol.VERSION, layout=1, model="Net", sites=sites)
-    return Content(layout=layout, state=state, detailed=tuple(more.pop("detailed", keys)), **more)
+    return PageContent(
+        layout=layout, state=state, detailed=tuple(more.pop("detailed", keys)), **more
+    )
 
 
 class Unpacked:
@@ -107,7 +110,49 @@ HOSTILE = (
 ELEMENTS = {"div", "p", "b", "i", "code", "table", "caption", "tbody", "tr", "th", "td"}
 
 
-def store(text: str) -> Unpacked:
-    found = re.search(r'id="nni-recording">([^<]*)</script>', text)
+def read_page(text: str, *, attribute: str = 'id="nni-recording"', most: int = 1 << 30) -> Unpacked:
+    """What the page replays, in at most so many characters of base64."""
+    found = re.search(f"{attribute}>([^<]*)</script>", text)
     assert found
+    assert len(found[1]) <= most
     return Unpacked(gzip.decompress(base64.b64decode(found[1])))
+
+
+class Html(html.parser.HTMLParser):
+    """The elements of a page with their attributes, the texts in each, and the cells of tables.
+
+    Attributes:
+        texts: by the name of an element, the texts in it that are not blank.
+        tables: the text of each cell, by table and row.
+    """
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.tables: list[list[list[str]]] = []
+        self.text = ""
+        self._inside, self._in_cell = "", False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self._in_cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_cell &= tag not in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if data.strip():
+            self.texts.setdefault(self._inside, []).append(data)
+        if self._in_cell:
+            self.tables[-1][-1][-1] += data

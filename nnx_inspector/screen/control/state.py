@@ -20,7 +20,7 @@ CONTROL: Final = "control"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Controlled:
+class ControlState:
     """A steered run.
 
     Attributes:
@@ -53,7 +53,7 @@ class Controlled:
         }
 
     @staticmethod
-    def from_columns(columns: Mapping[str, Any]) -> Controlled:
+    def from_columns(columns: Mapping[str, Any]) -> ControlState:
         """Read a table, which may come from anybody.
 
         Raises:
@@ -63,7 +63,7 @@ class Controlled:
         for what, text in zip(columns["what"].tolist(), columns["text"].tolist(), strict=True):
             said.setdefault(what, []).append(text)
         read = protocol.struct_of
-        return Controlled(
+        return ControlState(
             run=said["run"][0],
             every=int(said["every"][0]),
             perturbations=tuple(
