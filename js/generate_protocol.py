@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
-FILES = ("shown", "flow", "nnx", "panels", "compared", "values", "inputs", "requests")
+FILES = ("state", "flow", "nnx", "panels", "comparison", "values", "inputs", "requests")
 """Those with messages, in the order in which they are written."""
 SCALARS = {str: "string", int: "number", float: "number", bool: "boolean"}
 

@@ -272,6 +272,7 @@ def test_new_passes_come_to_the_screen_by_themselves(tmp_path, monkeypatch):
     assert "closed" in repr(run)
 
 
+@pytest.mark.parametrize("recorded", ["stacked"], indirect=True)
 def test_it_needs_no_jax(recorded):
     _, path = recorded
     code = f"""

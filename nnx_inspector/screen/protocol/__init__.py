@@ -9,15 +9,15 @@ model.
 
 from typing import Final
 
-from nnx_inspector.screen.protocol.compared import *
+from nnx_inspector.screen.protocol.comparison import *
+from nnx_inspector.screen.protocol.constants import *
 from nnx_inspector.screen.protocol.flow import *
 from nnx_inspector.screen.protocol.headers import *
 from nnx_inspector.screen.protocol.inputs import *
 from nnx_inspector.screen.protocol.nnx import *
 from nnx_inspector.screen.protocol.panels import *
 from nnx_inspector.screen.protocol.requests import *
-from nnx_inspector.screen.protocol.shown import *
-from nnx_inspector.screen.protocol.terms import *
+from nnx_inspector.screen.protocol.state import *
 from nnx_inspector.screen.protocol.values import *
 
 TO_KERNEL: Final = tuple(cls for cls in MESSAGES.values() if issubclass(cls, ToKernel))

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from nnx_inspector.screen.protocol import terms
+from nnx_inspector.screen.protocol import constants
 
 MESSAGES: Final[dict[str, type[Message]]] = {}
 """The class of each message, by its `type`."""
@@ -30,7 +30,7 @@ class ProtocolError(ValueError):
 
     def __init__(self, text: str):
         super().__init__(
-            text if len(text) <= terms.LONGEST_ERROR else f"{text[: terms.LONGEST_ERROR]} …"
+            text if len(text) <= constants.LONGEST_ERROR else f"{text[: constants.LONGEST_ERROR]} …"
         )
 
 
@@ -56,7 +56,7 @@ class Message(Struct):
 class ToBrowser(Message):
     """Kernel to browser."""
 
-    version: int = terms.VERSION
+    version: int = constants.VERSION
 
 
 class StudyMessage(ToBrowser):
@@ -181,15 +181,15 @@ def _checked(hint: Any, value: object, where: str) -> Any:
         return struct_of(typing.cast(type, hint), value, where)
     if hint is float and type(value) is int:  # JavaScript writes 1e20 so
         value = float(value) if abs(value) < 10**308 else math.inf
-    if type(value) is int and abs(value) > terms.LARGEST_INTEGER:
+    if type(value) is int and abs(value) > constants.LARGEST_INTEGER:
         raise ProtocolError(f"{where} must lie within 2**53 of 0.")
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ProtocolError(f"{where} must be {hint.__name__}, got {type(value).__name__}.")
     if isinstance(value, float) and not math.isfinite(value):
         raise ProtocolError(f"{where} must be finite.")
-    if isinstance(value, str) and len(value) > terms.LONGEST_INPUT:
+    if isinstance(value, str) and len(value) > constants.LONGEST_INPUT:
         raise ProtocolError(
-            f"{where} has {len(value)} characters, more than {terms.LONGEST_INPUT}."
+            f"{where} has {len(value)} characters, more than {constants.LONGEST_INPUT}."
         )
     return value
 

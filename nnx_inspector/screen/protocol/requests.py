@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from nnx_inspector.screen.protocol.constants import Component, Part, ValuePart
 from nnx_inspector.screen.protocol.headers import Request, Struct, ToKernel
-from nnx_inspector.screen.protocol.terms import Component, Part, ValuePart
 
 
 class Hello(ToKernel, type="hello"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from nnx_inspector.screen.protocol.constants import Component, ValuePart
 from nnx_inspector.screen.protocol.headers import Struct, ToBrowser
-from nnx_inspector.screen.protocol.terms import Component, ValuePart
 
 
 class HeldArray(Struct):

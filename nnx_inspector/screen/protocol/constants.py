@@ -1,4 +1,4 @@
-"""The terms of the messages: versions, axes, bounds and words."""
+"""Constants of the messages: versions, axes, bounds and words."""
 
 from __future__ import annotations
 
