@@ -156,45 +156,43 @@ def test_a_shared_module_counts_at_its_own_path_in_each_call():
     assert "first" not in found.flops
 
 
+class Calling(nnx.Module):
+    """Two matrices, which a test's function calls."""
+
+    def __init__(self, call: Any):
+        self.a, self.b = (
+            nnx.Linear(D, D, use_bias=False, rngs=nnx.Rngs(seed)) for seed in range(2)
+        )
+        self.call = call
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.call(self, x)
+
+
 def test_a_jitted_part_and_a_vmap_keep_their_modules():
-    class Parts(nnx.Module):
-        def __init__(self) -> None:
-            self.a = nnx.Linear(D, D, use_bias=False, rngs=nnx.Rngs(0))
-            self.b = nnx.Linear(D, D, use_bias=False, rngs=nnx.Rngs(1))
+    def call(m: Calling, x: jax.Array) -> jax.Array:
+        x = nnx.jit(lambda m, x: m(x))(m.a, x)
+        return nnx.vmap(lambda m, x: m(x), in_axes=(None, 0))(m.b, x)
 
-        def __call__(self, x: jax.Array) -> jax.Array:
-            x = nnx.jit(lambda m, x: m(x))(self.a, x)
-            return nnx.vmap(lambda m, x: m(x), in_axes=(None, 0))(self.b, x)
-
-    found = cost(Parts(), lambda m, x: m(x).sum(), jnp.ones((B, D)))
+    found = cost(Calling(call), lambda m, x: m(x).sum(), jnp.ones((B, D)))
     assert found.flops["a"] == 2 * 2 * B * D * D
     assert found.flops["b"] == 3 * 2 * B * D * D
 
 
-def test_of_two_branches_the_longer_one_counts():
-    class Branch(nnx.Module):
-        def __init__(self) -> None:
-            self.a = nnx.Linear(D, D, use_bias=False, rngs=nnx.Rngs(0))
+def branch(m: Calling, x: jax.Array) -> jax.Array:
+    return nnx.cond(x.sum() > 0, lambda m, x: m(m(x)), lambda m, x: m(x), m.a, x)
 
-        def __call__(self, x: jax.Array) -> jax.Array:
-            return nnx.cond(x.sum() > 0, lambda m, x: m(m(x)), lambda m, x: m(x), self.a, x)
 
-    model = Branch()
+def loop(m: Calling, x: jax.Array) -> jax.Array:
+    return jax.lax.while_loop(lambda x: x.sum() < 9, m.a, x)
+
+
+@pytest.mark.parametrize(("call", "flops"), [(branch, 2 * 2 * B * D * D), (loop, None)])
+def test_of_two_branches_the_longer_one_counts_and_a_while_loop_is_not_known(
+    call: Any, flops: float | None
+):
+    model = Calling(call)
     with nni.named_scopes(model):
         graphdef, state = nnx.split(model)
         jaxpr = jax.make_jaxpr(lambda s, x: nnx.merge(graphdef, s)(x))(state, jnp.ones((B, D)))
-    assert cost_of_program(jaxpr).flops["a"] == 2 * 2 * B * D * D
-
-
-def test_a_while_loop_has_no_known_flops():
-    class Loop(nnx.Module):
-        def __init__(self) -> None:
-            self.a = nnx.Linear(D, D, use_bias=False, rngs=nnx.Rngs(0))
-
-        def __call__(self, x: jax.Array) -> jax.Array:
-            return jax.lax.while_loop(lambda x: x.sum() < 9, self.a, x)
-
-    model = Loop()
-    with nni.named_scopes(model):
-        jaxpr = jax.make_jaxpr(model)(jnp.ones((B, D)))
-    assert cost_of_program(jaxpr).flops["a"] is None
+    assert cost_of_program(jaxpr).flops["a"] == flops
