@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 
 @pytest.fixture(scope="session")
-def started() -> Iterator[tuple[Browser, asyncio.AbstractEventLoop]]:
+def chromium_and_loop() -> Iterator[tuple[Browser, asyncio.AbstractEventLoop]]:
     """One Chromium for all files of this process, and the loop of Playwright."""
     with sync_playwright() as playwright:
         loop = asyncio.get_running_loop()
@@ -23,11 +23,11 @@ def started() -> Iterator[tuple[Browser, asyncio.AbstractEventLoop]]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def browser(started: tuple[Browser, asyncio.AbstractEventLoop]) -> Iterator[Browser]:
+def browser(chromium_and_loop: tuple[Browser, asyncio.AbstractEventLoop]) -> Iterator[Browser]:
     """Playwright leaves its loop marked as running, and other files would find none of their own:
     `asyncio.run` refuses. So it is marked for as long as a file of this folder lasts.
     """
-    one, loop = started
+    one, loop = chromium_and_loop
     asyncio._set_running_loop(loop)
     yield one
     asyncio._set_running_loop(None)
@@ -52,11 +52,11 @@ def lab(
 @pytest.fixture(scope="session")
 def sheet(
     server: Server,
-    started: tuple[Browser, asyncio.AbstractEventLoop],
+    chromium_and_loop: tuple[Browser, asyncio.AbstractEventLoop],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Sheet]:
     """One page and one kernel, whose cells each test replaces by its own."""
-    browser, loop = started
+    browser, loop = chromium_and_loop
     asyncio._set_running_loop(loop)  # the first file that needs it may not be the first file
     with Lab(tmp_path_factory.mktemp("sheet"), server, browser=browser) as lab:
         with lab.notebook(Sheet.NAME, [""]) as notebook:

@@ -36,7 +36,7 @@ insp.compare(untrained, name="untrained").shape
 """
 
 
-def prepared(notebook: Notebook) -> View:
+def run_quickstart(notebook: Notebook) -> View:
     """The view, with all that it can show."""
     notebook.evaluate("app.shell.collapseLeft()")
     for index in range(STEP + 1):
@@ -75,7 +75,7 @@ def show(view: View, tab: str) -> None:
     expect(view.root.locator("[aria-busy=true]")).to_have_count(0)
 
 
-def filled(view: View) -> FloatRect:
+def detail_box(view: View) -> FloatRect:
     """Where the detail is, without the room below its panel."""
     view.root.scroll_into_view_if_needed()
     box = view.part("nni-detail").bounding_box()
@@ -91,7 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         shutil.copyfile(NOTEBOOK, pathlib.Path(root) / NOTEBOOK.name)
         with Lab(pathlib.Path(root)) as lab, lab.notebook(NOTEBOOK.name, width=1400) as notebook:
-            view = prepared(notebook)
+            view = run_quickstart(notebook)
             notebook.page.set_viewport_size({"width": 1400, "height": 1120})
             show(view, "overview")
             view.root.screenshot(path=IMAGES / "widget.png")
@@ -99,7 +99,7 @@ def main() -> None:
             view.part("nni-compare-row").wait_for()
             for tab in TABS[1:]:
                 show(view, tab)
-                notebook.page.screenshot(path=IMAGES / f"{tab}.png", clip=filled(view))
+                notebook.page.screenshot(path=IMAGES / f"{tab}.png", clip=detail_box(view))
             for width in (1400, 600) if folder else ():
                 notebook.page.set_viewport_size({"width": width, "height": 1120})
                 for dark in (False, True):

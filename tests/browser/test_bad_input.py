@@ -97,7 +97,7 @@ CONTROL = re.compile(
 """A line of Playwright's picture of what a screen reader is given: the role, and the name."""
 
 
-def nameless(view: View) -> list[str]:
+def unnamed_controls(view: View) -> list[str]:
     """The controls and pictures without a name that can be read out."""
     lines = view.root.aria_snapshot().splitlines()
     found = [(line, CONTROL.match(line)) for line in lines]
@@ -163,10 +163,10 @@ def test_an_optimizer_of_ones_own(notebook: Notebook):
         for name, ratio in ratios.items():
             assert float(told[name]) == pytest.approx(ratio, rel=5e-3)
         for panel in view.every_panel():
-            assert nameless(view) == [], panel
+            assert unnamed_controls(view) == [], panel
         for menu in MENUS:
             view.open(menu)
-            assert nameless(view) == [], menu
+            assert unnamed_controls(view) == [], menu
             notebook.page.keyboard.press("Escape")
 
 

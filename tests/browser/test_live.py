@@ -338,10 +338,10 @@ def test_a_switch_and_a_new_step_move_nothing(sheet: Sheet, width: int):
 def test_without_subshells_a_cell_that_trains_is_switched_while_it_runs(lab: Lab):
     with lab.notebook("plain.ipynb", [""], settings=NO_SUBSHELLS) as one:
         assert one.evaluate("return kernel.commsOverSubshells") == "disabled"
-        switched(Sheet(lab, one))
+        switch_while_training(Sheet(lab, one))
 
 
-def switched(sheet: Sheet) -> None:
+def switch_while_training(sheet: Sheet) -> None:
     with opened(sheet) as (notebook, view):
         view.open("nni-menu")
         expect(view.part("nni-listening")).to_have_attribute("data-value", "during")

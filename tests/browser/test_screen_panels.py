@@ -112,7 +112,7 @@ NUMBERS = """root => [...root.querySelectorAll("[data-testid=nni-choice]")].map(
 """The figures of each head or expert on screen."""
 
 
-def sized(view: View, width: int) -> None:
+def resize(view: View, width: int) -> None:
     """Give a view the size of a docked one, and wait until its pictures are drawn for it."""
     view.root.evaluate(
         "(root, [w, h]) => { root.style.width = `${w}px`; const view = root.querySelector("
@@ -122,7 +122,7 @@ def sized(view: View, width: int) -> None:
     )
 
 
-def found(view: View, *selectors: str) -> list[Any]:
+def boxes_in_panel(view: View, *selectors: str) -> list[Any]:
     return view.root.evaluate(WHOLE, list(selectors))
 
 
@@ -135,9 +135,9 @@ def test_the_matrix_the_text_and_three_keys_are_in_sight(sheet: Sheet):
         view.tab("attention")
         expect(view.root.get_by_test_id("nni-attention-key")).to_have_count(6)
         for width, least in MATRIX.items():
-            sized(view, width)
+            resize(view, width)
             expect(view.part("nni-attention-head-3")).to_be_visible()
-            (matrix,), (text,), keys = found(
+            (matrix,), (text,), keys = boxes_in_panel(
                 view, ".nni-matrix canvas", ".nni-looks-text", ".nni-key-word"
             )
             words = 78  # at the left of the matrix
@@ -175,8 +175,8 @@ def test_heads_and_experts_over_the_steps_are_those_of_the_frames(sheet: Sheet):
             assert len(figures) == 4
             assert view.root.evaluate(NUMBERS) == figures
         for width in SIZES:
-            sized(view, width)
-            (rows,) = found(view, "[data-testid=nni-choice]")
+            resize(view, width)
+            (rows,) = boxes_in_panel(view, "[data-testid=nni-choice]")
             assert all(row[0] for row in rows), width
 
 
@@ -189,8 +189,8 @@ def test_the_picture_all_maps_and_all_bars_are_in_sight(sheet: Sheet):
         view.tab("values")
         view.part("nni-values-thumbnail").wait_for()
         for width in SIZES:
-            sized(view, width)
-            (maps,), (picture,) = found(
+            resize(view, width)
+            (maps,), (picture,) = boxes_in_panel(
                 view, ".nni-values > .nni-picture", "[data-testid=nni-values-thumbnail]"
             )
             assert maps[0], width
@@ -207,6 +207,6 @@ def test_the_picture_all_maps_and_all_bars_are_in_sight(sheet: Sheet):
         rows = view.root.get_by_test_id("nni-sweep-row")
         expect(rows).to_have_count(10)  # without the whole model
         for width in SIZES:
-            sized(view, width)
-            (bars,) = found(view, "[data-testid=nni-sweep-row]")
+            resize(view, width)
+            (bars,) = boxes_in_panel(view, "[data-testid=nni-sweep-row]")
             assert all(bar[0] for bar in bars), width
